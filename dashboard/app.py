@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import identity
 from benchd.dashboard import metrics
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
-from benchd.dashboard.collector import checked
 from benchd.dashboard.guard import Guard, is_loopback
 from benchd.dashboard.layout import laid_out, notice
 from benchd.dashboard.notices import Settings
@@ -58,7 +58,7 @@ def serve(
         os.kill(os.getpid(), signal.SIGTERM)
 
     store = Store(database)
-    upkeep = Upkeep(broker, database, checked(name), give_up, notify) if collect else None
+    upkeep = Upkeep(broker, database, identity.checked(name, "collector name"), give_up, notify) if collect else None
     try:
         _add_pages(store, broker)
         _add_errors()

@@ -25,6 +25,7 @@ from benchd.daemon.delivery.outbox import body_digest
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import identity
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import READER, TEXT_LIMIT, Row, delivery_key, quarantined, rows
@@ -52,22 +53,13 @@ def default_name() -> str:
     return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().lower()).strip("-") or "collector"
 
 
-def checked(name: str) -> str:
-    """Return a collector's name; raise UsageError if it is not a single plain topic level."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        raise UsageError(
-            f"collector name {name!r}: use lower-case letters, digits, '-' and '_', starting with a letter"
-        )
-    return name
-
-
 def run(broker: Broker, database: str, name: str, notify: Settings | None = None) -> None:
     """Collect until SIGTERM or SIGINT, or until the process that started this one has ended.
 
     With `notify` people are told what is wrong with a device. A database that cannot be reached is tried again, as a
     broker is.
     """
-    checked(name)
+    identity.checked(name, "collector name")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -5,7 +5,7 @@ Text from a device is shown as text of bounded length, never as HTML.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -170,8 +170,13 @@ def result_path(key: str) -> str:
 
 def changes_path(**chosen: object) -> str:
     """Return the path of the changes, with what is chosen there."""
-    words = urlencode({name: value for name, value in chosen.items() if value})
-    return f"/changes?{words}" if words else "/changes"
+    return f"/changes{query(chosen)}"
+
+
+def query(words: Mapping[str, object]) -> str:
+    """Return the query of a URL with the words that have a value, "" if none has."""
+    known = urlencode({name: value for name, value in words.items() if value})
+    return f"?{known}" if known else ""
 
 
 def history_path(device_id: str, case_id: str) -> str:

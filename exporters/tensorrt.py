@@ -120,7 +120,6 @@ class Built(NamedTuple):
 
     typing: Typing
     seconds: float
-    plan_bytes: int
     workspace_bytes: int
     version: str
     note: str
@@ -225,7 +224,6 @@ def build(
     return Built(
         typing=recipe.typing,
         seconds=time.monotonic() - start,
-        plan_bytes=plan.stat().st_size,
         workspace_bytes=recipe.workspace_bytes,
         version=trt.__version__,
         note=note,

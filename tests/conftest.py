@@ -13,7 +13,7 @@ import torch
 from broker import RunningBroker, running_broker
 from hypothesis import HealthCheck, settings
 
-from benchd.daemon.machine import lock
+from benchd.daemon.machine import folders, lock
 
 # torch and thousands of tests stay to the end: looking for garbage among them takes nearly a third of the collection
 gc.disable()
@@ -39,7 +39,8 @@ OURS = (
 )
 
 
-COMPILED = ("native", "inductor")
+# its names are digests of everything that it was made from: tests share it with each other and with the next run
+COMPILED = {name: folders.cache() / name for name in ("native", "inductor")}
 # the files that take longest begin first
 FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/", "tests/test_")
 
@@ -102,26 +103,18 @@ def _own_machine_lock(_locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(lock.FOLDER_VARIABLE, tempfile.mkdtemp(dir=_locks))
 
 
-@pytest.fixture(scope="session")
-def _caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.getbasetemp()
-    caches = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "caches"  # one for all of xdist's workers
-    for name in COMPILED:
-        (caches / name).mkdir(parents=True, exist_ok=True)
-    return caches
-
-
 @pytest.fixture
-def child_environment(tmp_path: Path, _caches: Path) -> dict[str, str]:
+def child_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a started command: state, caches and lock of the test's own, no setting of the caller's.
 
-    Only what compilers made is shared between tests: its names are digests of everything that it was made from.
+    Only what compilers made is shared.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
-    cache = Path(tempfile.mkdtemp(dir=_caches))
+    cache = tmp_path_factory.mktemp("cache")
     (cache / "benchd").mkdir()
-    for name in COMPILED:
-        (cache / "benchd" / name).symlink_to(_caches / name)
+    for name, made in COMPILED.items():
+        made.mkdir(parents=True, exist_ok=True)
+        (cache / "benchd" / name).symlink_to(made)
     folders = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(cache)}
     return {**kept, **folders, lock.FOLDER_VARIABLE: os.environ[lock.FOLDER_VARIABLE]}
 

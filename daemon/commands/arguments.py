@@ -5,7 +5,7 @@ Each error names the invalid text and what was expected.
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -104,20 +104,22 @@ def names(option: str, text: str | None) -> list[str]:
     return found
 
 
-def whole_numbers(option: str, texts: Sequence[str]) -> list[int]:
-    """Return whole numbers; raise UsageError that names the option."""
-    try:
-        return [int(text) for text in texts]
-    except ValueError:
-        raise UsageError(f"{option} {','.join(texts)}: expected whole numbers separated by commas") from None
+def whole_numbers(option: str, text: str | None) -> list[int]:
+    """Return the whole numbers between the commas; raise UsageError that names the option."""
+    return _numbers(option, text, int, "whole numbers")
 
 
-def numbers(option: str, texts: Sequence[str]) -> list[float]:
-    """Return numbers; raise UsageError that names the option."""
+def numbers(option: str, text: str | None) -> list[float]:
+    """Return the numbers between the commas; raise UsageError that names the option."""
+    return _numbers(option, text, float, "numbers")
+
+
+def _numbers(option: str, text: str | None, read: Callable[[str], T], expected: str) -> list[T]:
+    texts = names(option, text)
     try:
-        return [float(text) for text in texts]
+        return [read(one) for one in texts]
     except ValueError:
-        raise UsageError(f"{option} {','.join(texts)}: expected numbers separated by commas") from None
+        raise UsageError(f"{option} {','.join(texts)}: expected {expected} separated by commas") from None
 
 
 def options(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -144,7 +146,7 @@ def byte_count(option: str, text: str) -> int:
 
 def batches(option: str, texts: Sequence[str]) -> list[int | None]:
     """Return batch sizes, None for `dynamic`."""
-    sizes = [None if text == "dynamic" else whole_numbers(option, [text])[0] for text in texts]
+    sizes = [None if text == "dynamic" else whole_numbers(option, text)[0] for text in texts]
     if any(size is not None and size < 1 for size in sizes):
         raise UsageError(f"{option} {','.join(texts)}: at least 1")
     return sizes

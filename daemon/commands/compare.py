@@ -83,7 +83,7 @@ def compare(
     fails = choices("--fail-on", names("--fail-on", fail_on or None), list(FAIL_ON))
     chosen = [
         [Variant.parse(name).name for name in names("--variants", variants)],
-        [f"b{size}" for size in whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes))],
+        [f"b{size}" for size in whole_numbers("--batch-sizes", batch_sizes)],
     ]
     request = Request(
         cases=sides or [],

@@ -31,6 +31,7 @@ from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import CALIBRATION_IMAGES, ExportRequest
+from benchd.daemon.measuring.session import writable
 from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.tables import figures, print_rows
@@ -102,6 +103,8 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
     """Export in a child, show the files and return its exit code; raise UsageError first if the request is invalid."""
     _refuse(request)
     require_measure()
+    if request.out:  # before minutes of exporting
+        writable(Path(request.out).parent if request.single else Path(request.out), f"--output {request.out}")
     child = subprocess.run(
         [sys.executable, "-m", "benchd.daemon.worker.exporting"],
         input=msgspec.json.encode(request),

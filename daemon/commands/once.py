@@ -41,7 +41,7 @@ from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.machine import gpu, identity
+from benchd.daemon.machine import identity
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.session import Session, made_output
@@ -143,13 +143,13 @@ def once(
     given = {
         "models": names("--models", models),
         "variants": names("--variants", variants),
-        "batch_sizes": whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes)),
+        "batch_sizes": whole_numbers("--batch-sizes", batch_sizes),
         "options": options(option or []),
-        "threads": whole_numbers("--threads", names("--threads", threads)),
+        "threads": whole_numbers("--threads", threads),
         "directions": choices("direction", names("--direction", direction), DIRECTIONS),
         "scenarios": choices("scenario", names("--scenario", scenario), SCENARIOS),
-        "streams": whole_numbers("--streams", names("--streams", streams)),
-        "rates_hz": numbers("--rate", names("--rate", rate)),
+        "streams": whole_numbers("--streams", streams),
+        "rates_hz": numbers("--rate", rate),
         "find_rate": find_rate or None,
         "deadline_ms": limit("--deadline", deadline, LATENCY_UNITS),
         "percentile": percentile,
@@ -174,8 +174,6 @@ def once(
     own = user_model(
         module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts}, reference=reference
     )
-    if device not in ("auto", "cpu"):
-        gpu.check(device)
     machine = plan.inspect(device)
     planned = plan.plan(suites, settings.limits, machine, own, search=True)
     _refuse_absent_files(planned, requirements)

@@ -135,7 +135,7 @@ def profile(
         "models": [model] if model else [],
         "preset": "quick",
         "variants": names("--variants", variants),
-        "batch_sizes": whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes)),
+        "batch_sizes": whole_numbers("--batch-sizes", batch_sizes),
         "options": options(option or []),
         "directions": ["training" if what == "train" else "inference"],
         "weights": weights and plan.named_weights(weights),

@@ -14,7 +14,6 @@ from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import Device, Wait, waits
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
-from benchd.daemon.machine import gpu
 from benchd.daemon.measuring import capabilities, plan
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
@@ -50,8 +49,6 @@ def selfcheck(
     Answers, clocks, and energy against power times time. Attach the file selfcheck.json to a report of a defect. Exits
     with 1 if anything is wrong, 6 if nothing was measured.
     """
-    if device not in ("auto", "cpu"):
-        gpu.check(device)
     machine, folder = plan.inspect(device), made_output(output)
     settings = Config(limits=LIMITS)
     planned = plan.plan([Suite(models=[MODEL], preset="standard", processes=1)], LIMITS, machine)

@@ -38,7 +38,6 @@ from benchd.daemon.commands.arguments import (
 )
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine import gpu
 from benchd.daemon.measuring import plan, race, shipping
 from benchd.daemon.measuring import power_modes as modes
 from benchd.daemon.measuring.plan import Machine, Planned
@@ -116,7 +115,7 @@ def ship(
     suite = Suite(
         models=[model] if model else [],
         variants=names("--variants", variants),
-        batch_sizes=whole_numbers("--batch-sizes", names("--batch-sizes", batch_sizes)),
+        batch_sizes=whole_numbers("--batch-sizes", batch_sizes),
         options={name: list(values) for name, values in options(option or []).items()},
         directions=["inference"],
         threads=[threads] if threads else [],
@@ -127,8 +126,6 @@ def ship(
     shipping.refuse_existing(out)
     if page:
         report.require_page()
-    if device not in ("auto", "cpu"):
-        gpu.check(device)
     machine = plan.inspect(device)
     settings = configuration.read(config) if config else Config()
     candidates = _candidates(suite, settings.limits, machine, own)

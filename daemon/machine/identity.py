@@ -46,13 +46,13 @@ def device_id(configured: str | None, root: Path = Path("/")) -> str:
     return f"{slug}-{hashlib.sha256(serial.encode()).hexdigest()[:6]}"
 
 
-def checked(device_id: str) -> str:
-    """Return the id; raise UsageError unless it is a lower-case slug of `a-z 0-9 _ -`."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", device_id):
+def checked(name: str, what: str = "device id") -> str:
+    """Return the name; raise UsageError unless it is a lower-case slug of `a-z 0-9 _ -`, one level of a topic."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         raise UsageError(
-            f"device id {device_id!r}: use lower-case letters, digits, '-' and '_', starting with a letter or digit"
+            f"{what} {name!r}: use lower-case letters, digits, '-' and '_', starting with a letter or digit"
         )
-    return device_id
+    return name
 
 
 def boot_id(root: Path = Path("/")) -> str:

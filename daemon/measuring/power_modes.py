@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from benchd.daemon.errors import NotAvailable, UsageError, unknown
+from benchd.daemon.machine.signals import ending, on_signals
 from benchd.daemon.machine.sysfs import text
 
 CONFIGURATION = Path("etc/nvpmodel.conf")
@@ -26,7 +27,6 @@ IN_FORCE_TIMEOUT_S = 15.0
 POLL_S = 0.2
 WANTS_REBOOT = "Reboot required"  # the wording of nvpmodel in L4T 35 and 36
 EXIT_CODES = (130, 2, 7, 6, 1, 5, 3, 4)  # if several apply, the first
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one if a remote shell disconnects
 
 _MODEL = re.compile(r"^\s*<\s*POWER_MODEL\b([^>]*)>", re.MULTILINE)
 _CURRENT = re.compile(r"^NV Power Mode: *(\S.*?) *\n *(\d+)", re.MULTILINE)
@@ -92,7 +92,7 @@ class _Sweep:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        with _signals(self._interrupt), self._former_mode_after():
+        with on_signals(ending(), self._interrupt), self._former_mode_after():
             codes = [self._in_mode(mode) for mode in self._modes if not self._interrupted]
         if self._interrupted:
             return 130
@@ -201,13 +201,3 @@ def _invoking_user(variables: Mapping[str, str]) -> dict[str, Any]:
     kept = {name: value for name, value in variables.items() if not name.startswith(("SUDO_", "XDG_"))}
     groups = os.getgrouplist(entry.pw_name, group)
     return {"user": user, "group": group, "extra_groups": groups, "env": kept | own}
-
-
-@contextmanager
-def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    old = {number: signal.signal(number, handler) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, former in old.items():
-            signal.signal(number, former)

@@ -14,8 +14,8 @@ Row = dict[str, Cell]
 def row(record: Record) -> Row:
     """Return the record as one flat row; a value that was not measured is None."""
     case, timing, check = record.case, record.timing, record.check
-    environment, energy, top1 = record.environment, record.energy, record.accuracy
-    load, requests, beside = case.load, record.requests, record.beside
+    environment, energy, accuracy = record.environment, record.energy, record.accuracy
+    load, requests = case.load, record.requests
     found = disturbed(record.processes)
     return {
         "device_id": record.device_id,
@@ -41,31 +41,20 @@ def row(record: Record) -> Row:
         "threads": environment.threads,
         "status": record.status,
         "reason": record.reason,
-        "median_ms": timing.median_ms if timing else None,
-        "low_ms": timing.low_ms if timing else None,
-        "high_ms": timing.high_ms if timing else None,
-        "p99_ms": timing.p99_ms if timing else None,
-        "p999_ms": timing.p999_ms if timing else None,
+        **_fields(timing, "median_ms", "low_ms", "high_ms", "p99_ms", "p999_ms"),
         "disturbed_blocks": found.disturbed if found else 0,
-        "clean_ms": found.clean_ms if found else None,
-        "as_experienced_ms": found.as_experienced_ms if found else None,
+        **_fields(found, "clean_ms", "as_experienced_ms"),
         "latency_upper_ms": latency_ms(record),
-        "runs": timing.runs if timing else None,
+        **_fields(timing, "runs"),
         "streams": case.streams,
         "rate_hz": requests.rate_hz if requests else load.rate_hz if load else None,
-        "queue": load.queue if load else None,
-        "deadline_ms": load.deadline_ms if load else None,
-        "percentile": load.percentile if load else None,
+        **_fields(load, "queue", "deadline_ms", "percentile"),
         "deadline_met": requests.met if requests else None,
         "requests": requests.asked if requests else None,
-        "late": requests.late if requests else None,
-        "dropped": requests.dropped if requests else None,
-        "arrivals_p": requests.arrivals_p if requests else None,
-        "noticed_ms": requests.noticed_ms if requests else None,
+        **_fields(requests, "late", "dropped", "arrivals_p", "noticed_ms"),
         "beside": case.beside.case_id if case.beside else None,
         "beside_rate_hz": case.beside.rate_hz if case.beside else None,
-        "beside_releases": beside.releases if beside else None,
-        "beside_misses": beside.misses if beside else None,
+        **_fields(record.beside, "releases", "misses", prefix="beside_"),
         "throughput_per_s": record.throughput_per_s,
         "energy_per_inference_j": energy.gross_per_inference_j if energy else None,
         "energy_error_share": energy_error_share(energy),
@@ -74,17 +63,16 @@ def row(record: Record) -> Row:
         "check": check.verdict if check else None,
         "check_error_share": check.error_share if check else None,
         "agreement": check.agreeing / check.decided if check and check.agreeing is not None and check.decided else None,
-        "accuracy_top1": top1.top1 if top1 else None,
-        "accuracy_low": top1.low if top1 else None,
-        "accuracy_high": top1.high if top1 else None,
-        "accuracy_drop": top1.drop if top1 else None,
-        "accuracy_drop_low": top1.drop_low if top1 else None,
-        "accuracy_drop_high": top1.drop_high if top1 else None,
-        "accuracy_images": top1.images if top1 else None,
+        **_fields(accuracy, "top1", "low", "high", "drop", "drop_low", "drop_high", "images", prefix="accuracy_"),
         "x_of_floor": record.x_of_floor,
         "bound_by": record.floor.bound_by if record.floor else None,
         "flags": " ".join(record.flags),
     }
+
+
+def _fields(part: object, *names: str, prefix: str = "") -> Row:
+    """Return these fields of a part of a record; each is None if the record lacks the part."""
+    return {prefix + name: None if part is None else getattr(part, name) for name in names}
 
 
 def spreadsheet(value: Cell) -> Cell:

@@ -2,13 +2,12 @@
 
 from asyncio import to_thread
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 from nicegui import app, events, ui
 from starlette.responses import Response, StreamingResponse
 
 from benchd.dashboard import export, limits, queries
-from benchd.dashboard.layout import PATIENCE_S, follow, frame, history_path, notice, result_path
+from benchd.dashboard.layout import PATIENCE_S, follow, frame, history_path, notice, query, result_path
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
@@ -64,16 +63,11 @@ class _Asked(NamedTuple):
             "page": str(self.page) if self.page > 1 else "",
             "rows": str(self.rows) if self.rows != ROWS[0] else "",
         }
-        return _query(_given(self.which) | paging)
+        return query(_given(self.which) | paging)
 
 
 def _given(which: Filter) -> dict[str, str]:
     return {name.removesuffix("_id"): value for name, value in which._asdict().items()}
-
-
-def _query(words: dict[str, str]) -> str:
-    known = urlencode({name: value for name, value in words.items() if value})
-    return f"?{known}" if known else ""
 
 
 class _Table(ui.table, component="results_table.js"):
@@ -141,7 +135,7 @@ async def _show(store: Store, asked: _Asked) -> None:
         table.rows[:] = [_row(result, names) for result in found.results]
         table.columns[:] = _columns(found.results)
         table.update()
-        csv.props["href"] = f"/results.csv{_query(_given(now.which))}"
+        csv.props["href"] = f"/results.csv{query(_given(now.which))}"
         empty.set_visibility(not found.total)
 
     async def turn(event: events.GenericEventArguments) -> None:
@@ -244,7 +238,7 @@ def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:
 
 def _compare(table: ui.table) -> None:
     keys = [row["key"] for row in table.selected]
-    ui.navigate.to(f"/compare?{urlencode({'a': keys[0], 'b': keys[1]})}")
+    ui.navigate.to(f"/compare{query({'a': keys[0], 'b': keys[1]})}")
 
 
 def _raw(store: Store, key: str) -> Response:

@@ -3,9 +3,9 @@
     y[n,o,i,j] = bias[o] + sum over c, k, l of weight[o,c,k,l] x[n,c,i*stride+k-padding,j*stride+l-padding]
 
 Images n < N of C channels and H x W pixels become O channels of H' x W'; x is 0 outside a picture. It is conv2d up to
-the order of its float32 sums, for any x; `spike_linear` is the same for a picture of one pixel. On a CPU the native
-kernel multiplies only what is not zero, so that its time follows the spikes. Its time over that of oneDNN's dense
-convolution, both with packed weights, on two Zen 4 cores, by the share of x that is not zero:
+the order of its float32 sums, for any x. On a CPU the native kernel multiplies only what is not zero, so that its time
+follows the spikes. Its time over that of oneDNN's dense convolution, both with packed weights, on two Zen 4 cores, by
+the share of x that is not zero:
 
     layer                       0 %    5 %   20 %   50 %  100 %
     N 512, 64 -> 128, 16 x 16  0.17   0.28   0.49   0.96    2.3
@@ -24,7 +24,7 @@ from benchd.kernels.spike_conv2d import native, reference, torch_impl
 from benchd.kernels.spike_conv2d.native import pack
 from benchd.kernels.spike_conv2d.packed_weights import Packed, skips_zeros_in
 
-__all__ = ["Packed", "pack", "skips_zeros_in", "spike_conv2d", "spike_linear"]
+__all__ = ["Packed", "pack", "skips_zeros_in", "spike_conv2d"]
 
 _implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
 
@@ -48,7 +48,7 @@ def spike_conv2d(
     implementation cannot run here: "native" neither learns nor computes in float64, and on a GPU there is none but
     "torch", because skipping zeros would leave its matrix units idle.
     """
-    _check("spike_conv2d", x, weight, bias, packed)
+    _check(x, weight, bias, packed)
     if stride < 1 or padding < 0:
         raise ValueError(f"spike_conv2d: expected stride >= 1 and padding >= 0, not {stride} and {padding}")
     if any(side + 2 * padding < taps for side, taps in zip(x.shape[2:], weight.shape[2:], strict=True)):
@@ -57,43 +57,24 @@ def spike_conv2d(
     return y
 
 
-def spike_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    packed: torch.Tensor | None = None,
-    implementation: str = "auto",
-) -> torch.Tensor:
-    """Return bias + x weight^T, (N, O), for x (N, C) and weight (O, C); otherwise as `spike_conv2d`."""
-    if x.dim() != 2 or weight.dim() != 2:
-        raise ValueError(f"spike_linear: expected x (N, C), weight (O, C), not {tuple(x.shape)}, {tuple(weight.shape)}")
-    pixel, taps = x[:, :, None, None], weight[:, :, None, None]
-    _check("spike_linear", pixel, taps, bias, packed)
-    y: torch.Tensor = _module(implementation, x.device).spike_conv2d(pixel, taps, bias, 1, 0, packed)
-    return y.flatten(1)
-
-
 def _module(implementation: str, device: torch.device) -> ModuleType:
     if implementation == "triton" or (implementation == "auto" and device.type == "cuda"):
         raise Unavailable("spike_conv2d has no 'triton' implementation: on a GPU use implementation='torch', cuDNN's")
     return _implementation(implementation, device)
 
 
-def _check(
-    op: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, packed: torch.Tensor | None
-) -> None:
+def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, packed: torch.Tensor | None) -> None:
     given = {"x": x, "weight": weight, "bias": bias, "packed": packed}
     for name, tensor in given.items():
         if tensor is not None and not tensor.is_floating_point():
-            raise TypeError(f"{op}: {name} must be floating point, not {tensor.dtype}")
+            raise TypeError(f"spike_conv2d: {name} must be floating point, not {tensor.dtype}")
         if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"{op}: {name} must be on {x.device} as x is, not on {tensor.device}")
+            raise ValueError(f"spike_conv2d: {name} must be on {x.device} as x is, not on {tensor.device}")
     if x.dim() != 4 or 0 in x.shape[1:]:
-        raise ValueError(f"{op}: x must be (N, C, H, W) with something in each image, not {tuple(x.shape)}")
+        raise ValueError(f"spike_conv2d: x must be (N, C, H, W) with something in each image, not {tuple(x.shape)}")
     if weight.dim() != 4 or weight.shape[1] != x.shape[1] or 0 in weight.shape:
-        raise ValueError(f"{op}: weight must be (O, {x.shape[1]}, kh, kw), not {tuple(weight.shape)}")
+        raise ValueError(f"spike_conv2d: weight must be (O, {x.shape[1]}, kh, kw), not {tuple(weight.shape)}")
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"{op}: bias must be ({len(weight)},), not {tuple(bias.shape)}")
+        raise ValueError(f"spike_conv2d: bias must be ({len(weight)},), not {tuple(bias.shape)}")
     if packed is not None and (packed.dtype, packed.shape) != (torch.float32, native.packed_shape(weight)):
-        raise ValueError(f"{op}: packed must be pack(weight), not {packed.dtype} {tuple(packed.shape)}")
+        raise ValueError(f"spike_conv2d: packed must be pack(weight), not {packed.dtype} {tuple(packed.shape)}")

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 import time
 from itertools import chain, groupby
 from pathlib import Path
@@ -41,14 +39,9 @@ def kernels(tmp_path):
     return run
 
 
-def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(tmp_path, child_environment):
-    """As a user starts it, in a process of its own."""
-    path = tmp_path / "rows.jsonl"
-    command = [sys.executable, "-m", "benchmarks.kernels", "--device", "cpu", "--seconds", "0.02", "--output", path]
-    command += ["--op", "add_rms_norm", "--shape", "5,8"]
-    done = subprocess.run(command, check=False, cwd=ROOT, env=child_environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows = {row["contender"]: row for row in map(json.loads, path.read_text().splitlines())}
+def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(kernels):
+    done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8")
+    assert done.exit_code == 0, done.output
     assert rows["benchd"]["ratio"] == 1.0
     for name in ("benchd", "torch", "reference", "torch.compile"):
         assert rows[name]["right"], rows[name]
@@ -57,7 +50,7 @@ def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(tmp_path, chil
     peer = rows["mamba-ssm rms_norm_fn"]
     assert peer["median_ms"] is None
     assert "not installed" in peer["verdict"] or "CUDA" in peer["verdict"]
-    assert "add_rms_norm (5, 8) fp32" in done.stdout
+    assert "add_rms_norm (5, 8) fp32" in done.output
 
 
 def test_the_scan_of_onnxruntime_computes_the_same(kernels):

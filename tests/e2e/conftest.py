@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from records_made import PASSED, made, timing
 from waiting import WAIT_S
+from worker_jobs import workers_here
 
 from benchd.daemon import cli
 from benchd.daemon.records import Case, ProcessResult, Variant, encode
@@ -57,6 +58,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
         return subprocess.CompletedProcess(arguments, int(end.value.code or 0), said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def once_here(here: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function as `once` that measures in this process, for what is not about processes."""
+    workers_here(monkeypatch)
+    return lambda *arguments: here("bench-once", *arguments)
 
 
 @pytest.fixture

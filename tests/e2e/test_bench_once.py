@@ -177,7 +177,7 @@ def test_a_cold_start_does_not_count_the_making_of_files(once, tmp_path):
 
 
 def test_a_search_for_the_best_batch_size_ends_by_itself_and_is_replayed_to_a_broker_that_was_down(
-    once, command, tmp_path
+    once, here, tmp_path
 ):
     """Twice the batch takes eight times as long."""
     slow = user_module(tmp_path, forward="time.sleep(0.002 * len(images) ** 3)")
@@ -191,24 +191,24 @@ def test_a_search_for_the_best_batch_size_ends_by_itself_and_is_replayed_to_a_br
     line = re.search(r"benchd (replay .*)", done.stderr)[1]
     with running_broker(tmp_path, port=broker.port) as broker:
         subscriber = subscribe(broker, len(found))
-        replayed = command("benchd", *line.split())
+        replayed = here("benchd", *line.split())
         assert replayed.returncode == 0, replayed.stderr
         output, _ = subscriber.communicate(timeout=WAIT_S)
     arrived = [line.split(" ", 1)[1].strip() for line in output.splitlines()]
     assert arrived == [records.encode(record).decode() for record in found]
 
 
-def test_what_is_asked_for_by_name_and_not_there_is_unsupported_and_exits_7(once, tmp_path):
-    done = once("--models", "square", "--option", "size=16", "--variants", "eager,tensorrt,custom")
+def test_what_is_asked_for_by_name_and_not_there_is_unsupported_and_exits_7(once_here, tmp_path):
+    done = once_here("--models", "square", "--option", "size=16", "--variants", "eager,tensorrt,custom")
     assert done.returncode == 7
     assert [record.status for record in written(tmp_path)] == ["ok", "unsupported", "unsupported"]
     assert "TensorRT needs an NVIDIA GPU" in done.stdout
     assert "square has no custom kernels" in done.stdout
 
 
-def test_a_failed_check_is_timed_and_exits_5(once, tmp_path):
+def test_a_failed_check_is_timed_and_exits_5(once_here, tmp_path):
     wrong = "if images.dtype != torch.float64: return self.fc(images.flatten(1)) * 1.01"
-    done = once("--module", user_module(tmp_path, forward=wrong), "--variants", "eager")
+    done = once_here("--module", user_module(tmp_path, forward=wrong), "--variants", "eager")
     assert done.returncode == 5
     (record,) = written(tmp_path)
     assert record.status == "ok"
@@ -225,14 +225,14 @@ def test_a_worker_that_dies_costs_its_own_case_alone(once, tmp_path):
 
 
 def test_a_module_of_your_own_runs_through_every_backend_that_takes_one(once, tmp_path):
-    variants = "amp,fp16,compile-amp"
+    variants = "fp16,compile-amp"
     done = once("--module", user_module(tmp_path), "--input", "3x4x4", "--variants", variants)
     assert done.returncode == 0, done.stdout
     assert [record.case.variant.name for record in written(tmp_path)] == variants.split(",")
     assert all(record.check.passed for record in written(tmp_path))
 
 
-def test_real_images_and_weights_give_top_1(once, tmp_path):
+def test_real_images_and_weights_give_top_1(once_here, tmp_path):
     """Ten classes of a grey each, and weights whose logits know nothing: top-1 is counted right, and counted once."""
     for label in range(10):
         folder = tmp_path / "images" / f"class{label}"
@@ -244,7 +244,7 @@ def test_real_images_and_weights_give_top_1(once, tmp_path):
     torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "weights.pth")
     net = ("--models", "snn_onepass", "--batch-sizes", "2")
     arguments = (*net, "--variants", "eager", "--weights", "weights.pth")
-    done = once(*arguments, "--data", "imagefolder:images", "--processes", "2")
+    done = once_here(*arguments, "--data", "imagefolder:images", "--processes", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = written(tmp_path)
     images = data.open_data(f"imagefolder:{tmp_path}/images", (3, 32, 32), dataset="cifar10", inputs="unit")
@@ -259,9 +259,11 @@ def test_real_images_and_weights_give_top_1(once, tmp_path):
     assert record.check.note == ""
 
 
-def test_trained_weights_bring_their_options_to_every_model_of_the_plan_and_random_ones_are_asked_for(once, tmp_path):
+def test_trained_weights_bring_their_options_to_every_model_of_the_plan_and_random_ones_are_asked_for(
+    once_here, tmp_path
+):
     models = "vim_tiny,qann_resnet18"
-    done = once("--models", models, "--weights", "demo", "--variants", "eager", "--batch-sizes", "4")
+    done = once_here("--models", models, "--weights", "demo", "--variants", "eager", "--batch-sizes", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     vim, quantised = written(tmp_path)
     assert (vim.case.options["dim"], vim.model.input_shape) == (64, [3, 32, 32])
@@ -272,7 +274,7 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan_and_rand
         assert record.check.note == ""
         assert record.floor is not None
     small = ("--models", "qann_resnet18", "--option", "width=16", "--variants", "eager")
-    done = once(*small, "--weights", "random")
+    done = once_here(*small, "--weights", "random")
     assert done.returncode == 0, done.stderr
     random = written(tmp_path)[-1]
     assert random.model.weights_sha256 != quantised.model.weights_sha256
@@ -281,21 +283,21 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan_and_rand
     assert "check: qann_resnet18: agreement on random weights, accuracy unknown" in done.stdout
 
 
-def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tmp_path):
+def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once_here, tmp_path):
     """Three classes of images and five scores: the times stand, and only who asked is let down."""
     for label in range(3):
         (tmp_path / "images" / str(label)).mkdir(parents=True)
         Image.new("RGB", (4, 4), (50 * label,) * 3).save(tmp_path / "images" / str(label) / "0.png")
     arguments = ("--module", user_module(tmp_path), "--variants", "eager", "--data", "imagefolder:images")
-    done = once(*arguments, "--accuracy", "full")
+    done = once_here(*arguments, "--accuracy", "full")
     assert done.returncode == 6, done.stderr
     assert "error: requested accuracy of own.net.build,eager,b1 was not measured: imagefolder:" in done.stderr
     assert "has 3 classes, but the model has 5" in done.stderr
     assert [record.status for record in written(tmp_path)] == ["ok"]
-    assert once(*arguments).returncode == 0
+    assert once_here(*arguments).returncode == 0
 
 
-def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, command, tmp_path):
+def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, here, tmp_path):
     """A module that answers wrongly in bf16 alone."""
     for label in range(5):
         (tmp_path / "images" / str(label)).mkdir(parents=True)
@@ -312,10 +314,10 @@ def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, co
     assert (eager.accuracy.right, bf16.accuracy.lost) == (20, 20)
     assert "100.0 [83.9, 100.0]" in done.stdout
     assert "top-1: own.net.build,bf16,b1: drop against plain fp32 100.00" in done.stdout
-    judged = command("benchd", "recommend", "out", "--max-accuracy-drop", "10%")
+    judged = here("benchd", "recommend", "out", "--max-accuracy-drop", "10%")
     assert "ship: eager-bf16" not in judged.stdout
     assert "not eager-bf16: fails its numerical check" in judged.stdout
-    written_page = command("benchd", "report", "out", "--format", "md,csv,html", "--output", "page")
+    written_page = here("benchd", "report", "out", "--format", "md,csv,html", "--output", "page")
     assert written_page.returncode == 0, written_page.stderr
     for name in ("report.md", "report.html"):
         assert "100.0 [83.9, 100.0]" in (tmp_path / "page" / name).read_text()

@@ -68,6 +68,7 @@ def test_what_does_not_work_ends_with_its_code_and_its_reason(here, tmp_path, ar
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+    assert "[1/1]" not in done.stderr, "said after an export"
     assert not {path.name for path in tmp_path.iterdir()} - {"taken", "tiny.toml", "state", "cache"}
 
 

@@ -24,13 +24,13 @@ def state(folder):
     return folder / "state" / "benchd" / "artifacts"
 
 
-def test_a_folder_of_files_gives_another_machine_its_case(command, once, tmp_path):
+def test_a_folder_of_files_gives_another_machine_its_case(command, once_here, tmp_path):
     done = command("benchd", "export", *SMALL, "--batch-sizes", "dynamic", "--output", "artifacts", "--json")
     assert done.returncode == 0, done.stderr
     (artifact,) = json.loads(done.stdout)
     assert not state(tmp_path).exists()
     arguments = ("--models", *SMALL, "--variants", "onnxruntime", "--artifacts", "artifacts", "--batch-sizes", "3")
-    measured = once(*arguments)
+    measured = once_here(*arguments)
     assert measured.returncode == 0, measured.stdout + measured.stderr
     (record,) = written(tmp_path)
     assert (record.status, record.check.passed) == ("ok", True)
@@ -42,12 +42,12 @@ def test_a_folder_of_files_gives_another_machine_its_case(command, once, tmp_pat
         assert store.list() == ()
 
 
-def test_the_file_of_shipped_weights_is_the_one_that_a_case_runs(command, once, tmp_path):
+def test_the_file_of_shipped_weights_is_the_one_that_a_case_runs(command, once_here, tmp_path):
     done = command("benchd", "export", "qann_resnet18", "--weights", "demo", "--json")
     assert done.returncode == 0, done.stderr
     (artifact,) = json.loads(done.stdout)
     assert artifact["metadata"]["facts"]["options"] == {"level": 8, "width": 16}
-    measured = once("--models", "qann_resnet18", "--option", "width=16", "--variants", "onnxruntime")
+    measured = once_here("--models", "qann_resnet18", "--option", "width=16", "--variants", "onnxruntime")
     assert measured.returncode == 0, measured.stdout + measured.stderr
     (record,) = written(tmp_path)
     (used,) = record.artifacts
@@ -65,9 +65,9 @@ def user_onnx(folder):
     return folder / "own.onnx"
 
 
-def test_an_own_file_is_measured(once, tmp_path):
+def test_an_own_file_is_measured(once_here, tmp_path):
     user_onnx(tmp_path)
-    done = once("--onnx", "own.onnx", "--batch-sizes", "3")
+    done = once_here("--onnx", "own.onnx", "--batch-sizes", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = written(tmp_path)
     assert (record.case.model, record.case.variant.name, record.case.batch_size) == ("own.own", "onnxruntime", 3)

@@ -86,17 +86,17 @@ def test_a_baseline_is_set_shown_and_cleared(here, results, tmp_path):
     assert "benchd baseline set RUN..." in gone.stderr
 
 
-def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(here, once, tmp_path):
+def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(here, once_here, tmp_path):
     pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     missing = here("bench-once", *SQUARE, "--baseline", "stored")
     assert missing.returncode == 2
     assert "no baseline is stored" in missing.stderr
     assert not list((tmp_path / "out").glob("raw/*"))
-    first = once(*SQUARE, "--report")
+    first = once_here(*SQUARE, "--report")
     assert first.returncode == 0, first.stderr
     assert first.stdout.endswith("out/report.html\n")
     assert "<h1>benchd report</h1>" in (tmp_path / "out" / "report.html").read_text()
-    held = once(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
+    held = once_here(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
     assert held.returncode == 4, held.stdout + held.stderr
     assert "INCONCLUSIVE" in held.stdout
     assert re.search(r"A has 1 of 3 processes: run (\w+=\S+ )*bench-once --models square", held.stdout)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-STUB = """#!{python}
+STUB = """#!{python} -IS
 import os, sys
 if sys.argv[1] != "-m":
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])

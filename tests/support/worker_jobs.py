@@ -1,15 +1,22 @@
 """Jobs for tests of a worker: a module of the test's own, small limits, and a run in a process of its own or here."""
 
 import io
+import os
 import select
+import threading
 import time
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from benchd.daemon.measuring import process
 from benchd.daemon.measuring.process import Worker
 from benchd.daemon.measuring.protocol import Job, Limits, Outcome
 from benchd.daemon.records import Case
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import __main__ as worker_main
+from benchd.daemon.worker import child
 from benchd.daemon.worker.child import StageClock
 
 TINY = Limits(
@@ -85,3 +92,35 @@ def run(a_job: Job) -> Outcome:
 def run_here(a_job: Job) -> Outcome:
     """Run the job as the worker does, but in this process, which has imported torch already."""
     return worker_main._work(a_job, StageClock(io.BytesIO(), a_job))
+
+
+class WorkerHere:
+    """What Popen gives of a worker, for one that is a thread of this process, which has imported torch already."""
+
+    pid = os.getpid()
+
+    def __init__(self, a_job: Job, write_end: int) -> None:
+        line, own_end = msgspec.json.encode(a_job), os.dup(write_end)
+        self._thread = threading.Thread(target=_answer, args=(line, own_end), name="worker")
+        self._thread.start()
+
+    def poll(self) -> int | None:
+        """Return None while it works."""
+        return None if self._thread.is_alive() else 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end."""
+        self._thread.join(timeout)
+        return 0
+
+
+def _answer(line: bytes, fd: int) -> None:
+    a_job = msgspec.json.decode(line, type=Job)
+    with os.fdopen(fd, "wb", buffering=0) as pipe:
+        child.send(pipe, worker_main._work(a_job, StageClock(pipe, a_job)))
+
+
+def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whoever measures in this process do so in threads: neither can be killed."""
+    monkeypatch.setattr(process.Child, "_spawn", lambda self, command, a_job, end: WorkerHere(a_job, end))
+    monkeypatch.setattr(process.Child, "_signal", lambda self, number: None)

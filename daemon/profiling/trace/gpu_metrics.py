@@ -45,9 +45,8 @@ class GpuMetrics:
 
     `utilization` is the share of time with a kernel running; `sm_efficiency` the mean share of SMs that had a block, as
     if blocks spread evenly. `estimated_occupancy` is the mean over kernel time: idle time does not count, and kernels
-    side by side count twice. `estimated_window_occupancy` is over the window, which alone compares with a measured one.
-    Both leave out the `without_occupancy` kernels. `tensor_core_share_by_name` is of kernel time and only as good as
-    the names: Triton's tell nothing.
+    side by side count twice; it leaves out the `without_occupancy` kernels. `tensor_core_share_by_name` is of kernel
+    time and only as good as the names: Triton's tell nothing.
     """
 
     seconds: float
@@ -56,7 +55,6 @@ class GpuMetrics:
     utilization: float
     sm_efficiency: float | None
     estimated_occupancy: float | None
-    estimated_window_occupancy: float | None
     tensor_core_share_by_name: float | None
 
 
@@ -187,7 +185,6 @@ class _Columns:
             utilization=busy / (end_ns - start_ns),
             sm_efficiency=_share(loaded, end_ns - start_ns),
             estimated_occupancy=_share(warp_time, int(duration[known].sum())),
-            estimated_window_occupancy=_share(warp_time, end_ns - start_ns),
             tensor_core_share_by_name=_share(int(duration[self._tensor_cores[inside]].sum()), int(duration.sum())),
         )
 

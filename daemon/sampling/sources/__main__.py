@@ -137,7 +137,6 @@ class _Loop:
         self._flushes = 0
         self._samples: list[Sample] = []
         self._ticks_ns: list[int] = []
-        self._missed = 0
         self._batch_due_ns = 0
 
     def run(self) -> None:
@@ -183,7 +182,6 @@ class _Loop:
     def _next(self, due_ns: int) -> int:
         """Return the next future tick of the grid."""
         late = max(0, (time.monotonic_ns() - due_ns) // self._period_ns)
-        self._missed += late
         return due_ns + (late + 1) * self._period_ns
 
     def _send(self) -> None:
@@ -193,13 +191,12 @@ class _Loop:
             t_ns=now_ns,
             cpu_s=time.process_time(),
             ticks_ns=self._ticks_ns,
-            missed=self._missed,
             flushes=self._flushes,
             failures={source.sampler.name: source.failure for source in self._sources if source.failure},
             power=[power for source in self._sources for power in source.power()],
         )
         _write(self._out, batch)
-        self._samples, self._ticks_ns, self._missed = [], [], 0
+        self._samples, self._ticks_ns = [], []
         self._batch_due_ns = now_ns + BATCH_NS
         for source in self._sources:
             source.forget()

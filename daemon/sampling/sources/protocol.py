@@ -36,17 +36,16 @@ class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Batch(Struct, frozen=True, kw_only=True, tag="batch"):
     """From the sampler, about once per second: its readings since the last batch, and any failures.
 
-    `t_ns` is when the batch was made and `ticks_ns` when each reading began, both on CLOCK_MONOTONIC; `missed` counts
-    the ticks skipped because their time had passed. `cpu_s` is the CPU time of the process so far, and `flushes` the
-    flush commands executed so far, this batch included. `failures` gives the failure per source, and `power` the
-    meanings of the power and energy metrics of the available sources.
+    `t_ns` is when the batch was made and `ticks_ns` when each reading began, both on CLOCK_MONOTONIC; `cpu_s` is
+    the CPU time of the process so far, and `flushes` the flush commands executed so far, this batch included.
+    `failures` gives the failure per source, and `power` the meanings of the power and energy metrics of the available
+    sources.
     """
 
     samples: list[Sample]
     t_ns: int
     cpu_s: float
     ticks_ns: list[int]
-    missed: int
     flushes: int
     failures: dict[str, str] = {}
     power: list[PowerSource] = []

@@ -11,7 +11,7 @@ from waiting import WAIT_S
 
 from benchd.daemon.commands import power_sweep, ship
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.measuring import power_modes
+from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring.power_modes import Mode, current, read_modes, run
 
 NANO = """
@@ -151,9 +151,9 @@ def test_a_signal_ends_the_measurement_and_brings_the_former_mode_back(number, b
 
 
 def test_the_signal_handlers_are_put_back(board):
-    before = [signal.getsignal(number) for number in power_modes.SIGNALS]
+    before = [signal.getsignal(number) for number in ending()]
     run(["15W"], measure(board), io.StringIO(), board.root)
-    assert [signal.getsignal(number) for number in power_modes.SIGNALS] == before
+    assert [signal.getsignal(number) for number in ending()] == before
 
 
 def test_a_board_that_cannot_go_back_says_how_to_by_hand(board):

@@ -15,7 +15,6 @@ def batch(t_ns, samples=(), *, cpu_s=0.0, ticks_ns=(), failures=None):
         t_ns=t_ns,
         cpu_s=cpu_s,
         ticks_ns=list(ticks_ns),
-        missed=0,
         flushes=0,
         failures=failures or {},
     )

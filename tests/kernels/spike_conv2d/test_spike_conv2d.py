@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.spike_conv2d import Packed, native, pack, skips_zeros_in, spike_conv2d, spike_linear
+from benchd.kernels.spike_conv2d import Packed, native, pack, skips_zeros_in, spike_conv2d
 
 # images, channels, height, width, out channels, window height, window width, stride, padding
 SHAPES = [
@@ -20,6 +20,7 @@ SHAPES = [
     (1, 4, 13, 11, 20, 7, 7, 3, 3),
     (2, 6, 4, 9, 100, 4, 2, 2, 2),
     (2, 8, 12, 12, 16, 1, 1, 1, 3),
+    (300, 33, 1, 1, 200, 1, 1, 1, 0),  # a linear layer
     (1, 1, 1, 1, 1, 1, 1, 1, 0),
 ]
 
@@ -127,17 +128,6 @@ def test_no_image_gives_none():
         assert y.shape == (0, 4, 3, 2)
 
 
-@pytest.mark.parametrize(("images", "channels", "out_channels"), [(1, 1, 1), (7, 100, 10), (300, 33, 200), (0, 3, 4)])
-def test_a_linear_layer_is_the_convolution_of_one_pixel(images, channels, out_channels):
-    x, weight, bias = spikes(images, channels), torch.randn(out_channels, channels), torch.randn(out_channels)
-    want = functional.linear(x.double(), weight.double(), bias.double())
-    for implementation in ("reference", "torch", "native"):
-        y = spike_linear(x, weight, bias, implementation=implementation)
-        assert y.shape == want.shape
-        torch.testing.assert_close(y.double(), want, rtol=2e-6, atol=2e-5)
-    assert torch.equal(spike_linear(x, weight, bias, packed=pack(weight)), spike_linear(x, weight, bias))
-
-
 @pytest.mark.parametrize("implementation", ["reference", "torch"])
 def test_plain_implementations_are_differentiable(implementation):
     (x, weight, bias), sizes = problem((2, 3, 5, 4, 4, 3, 3, 2, 1))
@@ -200,8 +190,6 @@ def test_wrong_arguments_are_refused():
             spike_conv2d(*arguments, **sizes)
     with pytest.raises(TypeError, match="x must be floating point"):
         spike_conv2d(x.to(torch.int8), weight)
-    with pytest.raises(ValueError, match=r"expected x \(N, C\), weight \(O, C\), not \(1, 2, 3, 3\), \(4, 2\)"):
-        spike_linear(x, weight[..., 0, 0])
 
 
 @torch.no_grad()

@@ -33,7 +33,6 @@ def test_the_golden_vector():
     assert found.utilization == pytest.approx(400 / 900, **EXACT)
     assert found.sm_efficiency == pytest.approx(300 / 900, **EXACT)
     assert found.estimated_occupancy == pytest.approx(17500 / 400 / 100, **EXACT)
-    assert found.estimated_window_occupancy == pytest.approx(175 / 900, **EXACT)
     assert (found.kernels, found.without_occupancy, found.seconds) == (5, 1, 0.0009)
 
 
@@ -52,13 +51,13 @@ def test_a_kernel_that_failed_in_the_calculator_is_counted_and_not_averaged():
     found = over([kernel(0, 10, launch(percent=None)), kernel(10, 10, launch(percent=80))], 0, 20_000)
     assert (found.without_occupancy, found.estimated_occupancy) == (1, 0.8)
     alone = over([kernel(0, 10, launch(percent=None))], 0, 20_000)
-    assert (alone.without_occupancy, alone.estimated_occupancy, alone.estimated_window_occupancy) == (1, None, None)
+    assert (alone.without_occupancy, alone.estimated_occupancy) == (1, None)
     assert alone.utilization == 0.5
 
 
 def test_a_window_without_a_kernel_is_idle():
     found = over(golden(), 2_000_000, 3_000_000)
-    assert (found.kernels, found.utilization, found.sm_efficiency, found.estimated_window_occupancy) == (0, 0, 0, 0)
+    assert (found.kernels, found.utilization, found.sm_efficiency) == (0, 0, 0)
     assert (found.estimated_occupancy, found.tensor_core_share_by_name) == (None, None)
 
 
