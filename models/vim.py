@@ -161,8 +161,8 @@ class Mixer(nn.Module):
         small |= {name: getattr(weights, name).float().mT.contiguous().mT for name in ("dt_proj", "A")}
         if not _has_packed_products(weight.dtype):
             return weights._replace(**small)
-        wide = {"in_proj": _Packed(weight.detach()), "out_proj": _Packed(self.out_proj.weight.detach())}
-        return weights._replace(**small, **wide)
+        out_proj = _Packed(self.out_proj.weight.detach())
+        return weights._replace(**small, in_proj=_Packed(weight.detach()), out_proj=out_proj)
 
 
 def _has_packed_products(dtype: torch.dtype) -> bool:

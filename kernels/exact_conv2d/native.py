@@ -103,7 +103,7 @@ class _Plan(NamedTuple):
     scratch_bytes: int
 
 
-def _laid_out(
+def laid_out(
     shape: tuple[int, ...], window: tuple[int, int, int], stride: int, padding: int
 ) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
     """Return the shape (N, O, H', W') and the strides of y, channels last, for x of this shape."""
@@ -124,7 +124,7 @@ def _plan(
 ) -> _Plan:
     images, channels, height, width = shape
     out_channels, window_height, window_width = window
-    y_shape, strides = _laid_out(shape, window, stride, padding)
+    y_shape, strides = laid_out(shape, window, stride, padding)
     out_height, out_width = y_shape[2:]
     pixels, depth = out_height * out_width, -(-channels * window_height * window_width // _DEPTH) * _DEPTH
     group = max(1, min(images, _GATHERED // (pixels * depth)))
@@ -155,7 +155,7 @@ def _op(
     largest: int,
     least_density: float,
 ) -> torch.Tensor:
-    shape, strides = _laid_out(x.shape, (out_channels, window_height, window_width), stride, padding)
+    shape, strides = laid_out(x.shape, (out_channels, window_height, window_width), stride, padding)
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
 
 
