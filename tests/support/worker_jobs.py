@@ -76,9 +76,12 @@ def job(
     )
 
 
-def run(a_job: Job) -> Outcome:
-    """Run the job in a real worker to its end, however it ends; deadlines are the supervisor's and kept here too."""
-    with Worker(a_job, Path(a_job.output) / "logs" / "run.log") as worker:
+def run(a_job: Job, python: str = "") -> Outcome:
+    """Run the job in a real worker to its end, however it ends; deadlines are the supervisor's and kept here too.
+
+    `python` is another interpreter than this one.
+    """
+    with Worker(a_job, Path(a_job.output) / "logs" / "run.log", python) as worker:
         while True:
             remaining_s = worker.remaining_s()
             if remaining_s <= 0:
