@@ -21,10 +21,12 @@ from benchd.daemon.worker.child import StageClock
 
 TINY = Limits(
     processes=1,
-    warm_up_cap_s=0.2,
-    rule=StopRule(min_blocks=3, min_block_runs=1, min_block_s=0.02, cap_s=0.3, half_width=None),
+    warm_up_cap_s=0.1,
+    rule=StopRule(min_blocks=3, min_block_runs=1, min_block_s=0.02, cap_s=0.1, half_width=None),
     check_images=4,
 )
+# for runs at a rate, and for streams that begin one after the other
+LONGER = msgspec.structs.replace(TINY, rule=msgspec.structs.replace(TINY.rule, cap_s=0.3))
 NET = """
 import os, sys, time
 import torch
