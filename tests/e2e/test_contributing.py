@@ -62,7 +62,7 @@ def command(copy, tmp_path, child_environment):
 
 
 def test_a_record_field_touches_the_files_that_are_named(command, tmp_path):
-    (tmp_path / "tiny.toml").write_text("[limits]\nwarm_up_cap_s = 0.2\nmeasure_cap_s = 0.3\ncheck_images = 1\n")
+    (tmp_path / "tiny.toml").write_text("[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.1\ncheck_images = 1\n")
     case = ("--models", "square", "--option", "size=16", "--variants", "eager", "--device", "cpu", "--preset", "quick")
     command("bench_once", *case, "--config", "tiny.toml", "--wait")
     command("benchd", "report", "bench-out", "--format", "csv")

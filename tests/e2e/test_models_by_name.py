@@ -14,15 +14,14 @@ from benchd.daemon import journal, records
 
 
 @pytest.fixture
-def measured(once, tmp_path):
-    """Return a function that runs bench-once with tiny limits and returns the finished process and its records."""
+def measured(once_here, tmp_path):
+    """Return a function that runs bench-once with tiny limits and returns how it ended and its records."""
+    return lambda *arguments: (once_here(*arguments), written(tmp_path))
 
-    def run(*arguments, **environment):
-        done = once(*arguments, **environment)
-        path = tmp_path / "out" / "records.jsonl"
-        return done, [records.decode(line) for line in journal.read(path)] if path.exists() else []
 
-    return run
+def written(folder):
+    path = folder / "out" / "records.jsonl"
+    return [records.decode(line) for line in journal.read(path)] if path.exists() else []
 
 
 RANDOM = "agreement on random weights, accuracy unknown"
@@ -77,10 +76,11 @@ def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(m
     assert record.model.parameters == seven
 
 
-def test_timm_s_models_run_where_it_is_installed(measured, tmp_path):
+def test_timm_s_models_run_where_it_is_installed(once, tmp_path):
     path = str(timm_stub.written(tmp_path))
-    done, (record,) = measured("--models", "timm:tiny_vit.a1_in1k", "--variants", "eager", PYTHONPATH=path)
+    done = once("--models", "timm:tiny_vit.a1_in1k", "--variants", "eager", PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = written(tmp_path)
     assert (record.case_id, record.model.input_shape) == ("timm_tiny_vit.a1_in1k,eager,b1", [3, 24, 24])
 
 
@@ -90,8 +90,7 @@ def test_two_cases_of_a_library_are_compared_live_by_their_ids(command, tmp_path
     words = ("--pairs", "2", "--config", "tiny.toml", "--device", "cpu", "--json", "--output", "out")
     done = command("benchd", "compare", "--live", side, "--python", stub, "--python", stub, *words)
     assert done.returncode in (0, 3, 4), done.stderr
-    found = [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")]
-    assert {record.case.model for record in found} == {"torchvision:mobilenet_v3_small"}
+    assert {record.case.model for record in written(tmp_path)} == {"torchvision:mobilenet_v3_small"}
 
 
 def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch_and_its_file_is_measured(command, measured):

@@ -59,7 +59,7 @@ options = {{ size = {sizes} }}
 variants = ["eager"]
 preset = "quick"
 """
-SHORT_S, LONG_S = 0.2, 3600.0
+SHORT_S, LONG_S = 0.1, 3600.0
 ROOTED = """
 import sys
 from pathlib import Path

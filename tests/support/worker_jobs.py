@@ -21,10 +21,12 @@ from benchd.daemon.worker.child import StageClock
 
 TINY = Limits(
     processes=1,
-    warm_up_cap_s=0.2,
-    rule=StopRule(min_blocks=3, min_block_runs=1, min_block_s=0.02, cap_s=0.3, half_width=None),
+    warm_up_cap_s=0.1,
+    rule=StopRule(min_blocks=3, min_block_runs=1, min_block_s=0.02, cap_s=0.1, half_width=None),
     check_images=4,
 )
+# for runs at a rate, and for streams that begin one after the other
+LONGER = msgspec.structs.replace(TINY, rule=msgspec.structs.replace(TINY.rule, cap_s=0.3))
 NET = """
 import os, sys, time
 import torch
@@ -76,9 +78,12 @@ def job(
     )
 
 
-def run(a_job: Job) -> Outcome:
-    """Run the job in a real worker to its end, however it ends; deadlines are the supervisor's and kept here too."""
-    with Worker(a_job, Path(a_job.output) / "logs" / "run.log") as worker:
+def run(a_job: Job, python: str = "") -> Outcome:
+    """Run the job in a real worker to its end, however it ends; deadlines are the supervisor's and kept here too.
+
+    `python` is another interpreter than this one.
+    """
+    with Worker(a_job, Path(a_job.output) / "logs" / "run.log", python) as worker:
         while True:
             remaining_s = worker.remaining_s()
             if remaining_s <= 0:

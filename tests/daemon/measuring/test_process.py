@@ -3,6 +3,7 @@
 import os
 import re
 import select
+import sys
 
 import msgspec
 import pytest
@@ -33,26 +34,39 @@ def test_a_worker_that_does_its_work_has_neither_the_broker_s_password_nor_syste
     assert not secrets & set(line.split())
 
 
+def test_a_worker_that_a_module_ends(tmp_path):
+    outcome = run(job(tmp_path, module=user_module(tmp_path, forward="os.kill(os.getpid(), 9)")))
+    assert outcome.process.status == "failed"
+    assert re.search(r"killed by SIGKILL.* in stage load", outcome.process.reason), outcome.process.reason
+
+
+# a worker without torch, which begins to build and ends as given
+BUILDS = """#!{python} -IS
+import os, sys
+pipe = int(sys.argv[-1])
+os.write(pipe, b'{{"type":"stage","name":"build"}}\\n')
+{ends}
+"""
+
+
 @pytest.mark.parametrize(
-    ("lines", "status", "reason"),
+    ("ends", "reason"),
     [
-        ({"forward": "os.kill(os.getpid(), 9)"}, "failed", r"killed by SIGKILL.* in stage load"),
-        ({"forward": "os.kill(os.getpid(), 11)"}, "failed", r"killed by SIGSEGV in stage load"),
-        (
-            {"build": "os._exit(3)"},
-            "failed",
-            r"status 3 and no result in stage build; remove os\._exit from the module",
-        ),
-        ({"build": "print('the last words'); os._exit(3)"}, "failed", r"in stage build: the last words"),
-        ({"build": "os.write(int(sys.argv[1]), b'{rubbish\\n'); os._exit(0)"}, "failed", r"wrote rubbish to its pipe"),
-        ({"build": "os.write(int(sys.argv[1]), b'\\xff' * 100); os._exit(0)"}, "failed", r"status 0 and no result"),
+        ("os.kill(os.getpid(), 11)", r"killed by SIGSEGV in stage build"),
+        ("os._exit(3)", r"status 3 and no result in stage build; remove os\._exit from the module"),
+        ("os.write(1, b'the last words'); os._exit(3)", r"in stage build: the last words"),
+        ("os.write(pipe, b'{rubbish\\n'); os._exit(0)", r"wrote rubbish to its pipe"),
+        ("os.write(pipe, b'\\xff' * 100); os._exit(0)", r"status 0 and no result"),
     ],
-    ids=["killed", "segfault", "exit", "last-words", "rubbish", "torn"],
+    ids=["segfault", "exit", "last-words", "rubbish", "torn"],
 )
-def test_a_worker_that_ends_badly(tmp_path, lines, status, reason):
-    outcome = run(job(tmp_path, module=user_module(tmp_path, **lines)))
-    assert outcome.process.status == status
-    assert re.search(reason, str(outcome.process.reason)), outcome.process.reason
+def test_a_worker_that_ends_badly(tmp_path, ends, reason):
+    worker = tmp_path / "worker"
+    worker.write_text(BUILDS.format(python=sys.executable, ends=ends))
+    worker.chmod(0o755)
+    outcome = run(job(tmp_path, module=user_module(tmp_path)), str(worker))
+    assert outcome.process.status == "failed"
+    assert re.search(reason, outcome.process.reason), outcome.process.reason
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 from torchvision.transforms import functional
-from worker_jobs import job, run_here, user_module
+from worker_jobs import LONGER, job, run_here, user_module
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import pipeline
@@ -13,7 +13,7 @@ STAGES = {"decode", "resize", "normalise", "copy", "model", "post"}
 
 
 def ran(folder, **fields):
-    return run_here(job(folder, module=user_module(folder), scenario="pipeline", **fields))
+    return run_here(job(folder, limits=LONGER, module=user_module(folder), scenario="pipeline", **fields))
 
 
 @pytest.mark.parametrize(("variant", "batch_size"), [("eager", 1), ("onnxruntime", 3), ("bf16", 3)])

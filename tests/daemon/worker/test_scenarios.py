@@ -4,7 +4,7 @@ import time
 from array import array
 
 import pytest
-from worker_jobs import job, run, run_here
+from worker_jobs import LONGER, job, run, run_here
 
 from benchd.daemon.records import Window
 from benchd.daemon.worker import scenarios
@@ -67,7 +67,7 @@ def scenario(tmp_path):
     """Return a function that runs a scenario, by default in this process, and returns its outcome."""
 
     def measured(name, by=run_here):
-        outcome = by(job(tmp_path, scenario=name))
+        outcome = by(job(tmp_path, limits=LONGER, scenario=name))
         assert outcome.process.status == "ok", outcome.process.reason
         assert outcome.check.passed
         return outcome

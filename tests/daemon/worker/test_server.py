@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 from scipy import stats
-from worker_jobs import job, run_here
+from worker_jobs import LONGER, job, run_here
 
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Load
@@ -234,7 +234,7 @@ def test_arrivals_of_another_process_are_told():
 @pytest.mark.parametrize("streams", [1, 2])
 def test_a_server_as_a_worker_runs_it(tmp_path, streams):
     load = Load(rate_hz=400.0, deadline_ms=1000.0, percentile=90.0)
-    outcome = run_here(job(tmp_path, scenario="server", load=load, streams=streams))
+    outcome = run_here(job(tmp_path, limits=LONGER, scenario="server", load=load, streams=streams))
     process = outcome.process
     assert process.status == "ok", process.reason
     assert outcome.check.passed
@@ -252,7 +252,7 @@ def test_a_server_as_a_worker_runs_it(tmp_path, streams):
 
 def test_a_rate_is_found_as_a_worker_runs_it(tmp_path):
     load = Load(deadline_ms=200.0, percentile=90.0)
-    process = run_here(job(tmp_path, scenario="server", load=load)).process
+    process = run_here(job(tmp_path, limits=LONGER, scenario="server", load=load)).process
     assert process.status == "ok", process.reason
     assert process.requests.trials
     assert process.requests.rate_hz == process.requests.trials[-1].rate_hz

@@ -1,7 +1,7 @@
 """Several streams of one model at the same time, as a worker runs them."""
 
 import pytest
-from worker_jobs import job, run_here, user_module
+from worker_jobs import LONGER, job, run_here, user_module
 
 from benchd.daemon.records import Variant
 
@@ -9,7 +9,7 @@ from benchd.daemon.records import Variant
 @pytest.mark.parametrize("variant", ["eager", "onnxruntime"])
 def test_each_stream_is_timed_and_they_overlap(tmp_path, variant):
     module = user_module(tmp_path, forward="time.sleep(0.002)") if variant == "eager" else None
-    a_job = job(tmp_path, module=module, streams=3, variant=Variant.parse(variant), batch_size=2)
+    a_job = job(tmp_path, limits=LONGER, module=module, streams=3, variant=Variant.parse(variant), batch_size=2)
     outcome = run_here(a_job)
     process = outcome.process
     assert process.status == "ok", process.reason
@@ -28,7 +28,9 @@ def test_each_stream_is_timed_and_they_overlap(tmp_path, variant):
 
 def test_a_wrong_answer_of_one_stream_fails_the_check(tmp_path):
     wrong = "import threading\n        off = threading.current_thread() is not threading.main_thread()"
-    a_job = job(tmp_path, module=user_module(tmp_path, forward=f"{wrong}; images = images + off"), streams=2)
+    a_job = job(
+        tmp_path, limits=LONGER, module=user_module(tmp_path, forward=f"{wrong}; images = images + off"), streams=2
+    )
     outcome = run_here(a_job)
     assert outcome.check.verdict == "failed"
     assert "output_changed" in outcome.flags
