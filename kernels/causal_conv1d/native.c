@@ -11,6 +11,7 @@
 #define TOKENS 64 /* of a task, at most */
 #define ROWS 8    /* of CHANNELS channels, of a task: its taps and what they meet fill a quarter of the first-level cache */
 #define TAPS 4    /* of a pass, the usual width; wider ones take more passes */
+#define AHEAD 4   /* tokens from one that is computed to one whose lines are fetched */
 
 /* x (images, length, channels), the last dimension without gaps; weight (directions, channels, width) in any layout;
    bias dense or null; y (directions, images, length, channels) dense. Distances are in elements. `reverse` is that of
@@ -66,6 +67,8 @@ INLINE void pass(const problem *p, const task *a, int64_t direction, int64_t fir
             rows[k] = first + k < p->width && source >= 0 && source < p->length ? x + source * p->token : nothing;
         }
         for (int64_t i = 0, left = a->channels; left > 0; i++, left -= CHANNELS) {
+            __builtin_prefetch(x + (t + AHEAD) * p->token + i * CHANNELS, 0);
+            __builtin_prefetch(y + AHEAD * p->channels + i * CHANNELS, 1);
             row sum = first ? read_row(y + i * CHANNELS, at_most(left, CHANNELS)) : bias[i];
             if (left >= CHANNELS) convolve(y, sum, taps, rows, i, CHANNELS, silu);
             else convolve(y, sum, taps, rows, i, left, silu);
