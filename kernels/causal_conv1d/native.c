@@ -9,7 +9,7 @@
 #include "../rows.h"
 
 #define TOKENS 64 /* of a task, at most */
-#define ROWS 8    /* of CHANNELS channels, of a task: its taps and what they meet fill a quarter of the first-level cache */
+#define ROWS 8    /* of CHANNELS channels, of a task: they fill a quarter of the first-level cache with their taps */
 #define TAPS 4    /* of a pass, the usual width; wider ones take more passes */
 #define AHEAD 4   /* tokens from one that is computed to one whose lines are fetched */
 
@@ -40,7 +40,8 @@ static void read_parameter(row *to, const float *from, int64_t distance, int64_t
 }
 
 /* y = sum + the taps times the rows that they meet */
-INLINE void convolve(number *y, row sum, row (*taps)[ROWS], const number *const *rows, int64_t i, int64_t width, int silu) {
+INLINE void convolve(
+    number *y, row sum, row (*taps)[ROWS], const number *const *rows, int64_t i, int64_t width, int silu) {
     for (int64_t k = 0; k < TAPS; k++) {
         row x = read_row(rows[k] + i * CHANNELS, width);
         for (int64_t j = 0; j < PARTS; j++) sum.part[j] += taps[k][i].part[j] * x.part[j];

@@ -12,12 +12,12 @@
 
 #include "../rows.h"
 
-#define BLOCKS 4    /* of a task, at most: they share what a token has for all channels */
-#define STATES 16   /* that a pass carries; more are summed up in further passes */
-#define RANKS 64    /* columns of the projection that a pass keeps at hand; more are gathered for every group */
-#define TILE 16     /* tokens between reading and writing: their inputs stay in the first-level cache */
-#define GROUP 4     /* tokens whose step sizes are projected side by side, since a sum alone waits for itself */
-#define TOGETHER 4  /* states that advance side by side, by one form of 2^x */
+#define BLOCKS 4   /* of a task, at most: they share what a token has for all channels */
+#define STATES 16  /* that a pass carries; more are summed up in further passes */
+#define RANKS 64   /* columns of the projection that a pass keeps at hand; more are gathered for every group */
+#define TILE 16    /* tokens between reading and writing: their inputs stay in the first-level cache */
+#define GROUP 4    /* tokens whose step sizes are projected side by side, since a sum alone waits for itself */
+#define TOGETHER 4 /* states that advance side by side, by one form of 2^x */
 
 /* (directions, images, length, n), the last dimension without gaps; distances in elements, `at` null where absent */
 typedef struct {
@@ -31,11 +31,11 @@ typedef struct {
     int64_t direction, channel, column;
 } parameter;
 
-/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (n = rank)
-   or null, A (n = states), D and bias (directions, channels) without gaps or null; y (directions, images,
-   length, channels), or (images, length, channels) of the sum over directions, which then read the same z. `reverse` is
-   that of the first direction, a second one runs the other way. In bfloat16, `sums` (threads, length, BLOCKS, CHANNELS) is for what
-   of a y is not all of it yet. */
+/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (n = rank) or null,
+   A (n = states), D and bias (directions, channels) without gaps or null; y (directions, images, length, channels), or
+   (images, length, channels) of the sum over directions, which then read the same z. `reverse` is that of the first
+   direction, a second one runs the other way. In bfloat16, `sums` (threads, length, BLOCKS, CHANNELS) is for what of a
+   y is not all of it yet. */
 typedef struct {
     tokens u, steps, B, C, z;
     parameter weight, A;
@@ -75,6 +75,7 @@ typedef struct {
 
 #define REACH 125.0f /* 2^x needs no clamp for |x| below it */
 #define SPAN 0.75f   /* 2^x needs no rounding of x for -SPAN <= x <= 0 */
+
 #ifdef __AVX512DQ__
 /* 2^x; instructions for fraction and exponent, which take any x */
 INLINE lanes exp2_of(lanes x, int wild) {
@@ -163,11 +164,13 @@ INLINE int64_t width_of(const problem *p, const pass *k, int64_t i) {
 static void read_columns(
     row *to, const problem *p, const pass *k, int64_t i, parameter of, int64_t first, int64_t count) {
     int64_t width = width_of(p, k, i);
-    const float *from = of.at + k->direction * of.direction + (k->channel + i * CHANNELS) * of.channel + first * of.column;
-    for (int64_t n = 0; n < count; n++, from += of.column) {
-        if (of.channel == 1 && width == CHANNELS) memcpy(to + n, from, sizeof *to);
+    const float *from = of.at + k->direction * of.direction + (k->channel + i * CHANNELS) * of.channel;
+    for (int64_t n = 0; n < count; n++) {
+        const float *column = from + (first + n) * of.column;
+        float *each = (float *)(to + n);
+        if (of.channel == 1 && width == CHANNELS) memcpy(each, column, sizeof *to);
         else
-            for (int64_t channel = 0; channel < width; channel++) ((float *)(to + n))[channel] = from[channel * of.channel];
+            for (int64_t c = 0; c < width; c++) each[c] = column[c * of.channel];
     }
 }
 
