@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]  # of a checkout, or benchd's folder among the installed packages
 SHIPPED = ("models", "kernels", "exporters")
-_SUFFIXES = (".py", ".c")
+_SUFFIXES = (".py", ".c", ".h")
 
 
 @functools.cache

@@ -110,6 +110,8 @@ def _target() -> tuple[str, ...]:
 
 def _key(source: Path, command: tuple[str, ...]) -> str:
     digest = hashlib.sha256(source.read_bytes())
+    for header in sorted(Path(__file__).parent.glob("*.h")):
+        digest.update(header.read_bytes())
     for piece in (*command, _version(command[0]), _cpu(), str(_openmp())):
         digest.update(b"\0" + piece.encode())
     return digest.hexdigest()[:24]

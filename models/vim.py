@@ -11,6 +11,7 @@ flipped; both directions share one gate, and halving their sum is halving C and 
 computes what its class token can see. Without gradients, what a layer derives of its parameters is kept between calls.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -60,21 +61,34 @@ class Weights(NamedTuple):
 
 
 class _Packed:
-    """x W^T with W (out, in) in oneDNN's own layout, which a plain product makes of it again in each call."""
+    """x W^T with W (out, in) in oneDNN's own layout, which a plain product makes of it again in each call.
+
+    Under autocast it multiplies in the autocast's dtype, as a plain product does.
+    """
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._plain = self._weight = weight
-        self._rows = 0
+        self._made_for: object = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product (..., out) of x (..., in)."""
         rows = x.numel() // x.shape[-1]
-        if not rows or torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self._plain.dtype
+        if not rows or not _has_packed_products(dtype):
             return functional.linear(x, self._plain)
-        if rows != self._rows:  # the layout is chosen for a size
-            self._weight, self._rows = torch.ops.mkldnn._reorder_linear_weight(self._plain, rows), rows
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
+        if self._made_for != (rows, dtype):  # the layout is chosen for a size
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._plain.to(dtype), rows)
+            self._made_for = rows, dtype
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x.to(dtype), self._weight, None, "none", [], "")
         return y
+
+
+@functools.cache
+def _has_packed_products(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies in `dtype` on this CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class Mixer(nn.Module):
@@ -163,13 +177,6 @@ class Mixer(nn.Module):
             return weights._replace(**small)
         out_proj = _Packed(self.out_proj.weight.detach())
         return weights._replace(**small, in_proj=_Packed(weight.detach()), out_proj=out_proj)
-
-
-def _has_packed_products(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN multiplies in `dtype` on this CPU."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class Block(nn.Module):

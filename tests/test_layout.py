@@ -138,7 +138,7 @@ def test_the_wheel_holds_our_code_and_nothing_else(tmp_path):
         f"benchd/{path.relative_to(tree)}"
         for folder in FOLDERS
         for path in (tree / folder).rglob("*")
-        if path.suffix in {".py", ".pyi", ".c", ".css", ".html", ".js", ".txt", ".safetensors"}
+        if path.suffix in {".py", ".pyi", ".c", ".h", ".css", ".html", ".js", ".txt", ".safetensors"}
         or path.name == "py.typed"
     }
     assert {f"benchd/{folder}/py.typed" for folder in FOLDERS} <= code

@@ -9,43 +9,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
-#define PUBLIC __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
-#define CHANNELS 16 /* of a block: a cache line of a token */
-#define BLOCKS 4    /* of a task, at most: they share what a token has for all channels */
-#define STATES 16   /* that a pass carries; more are summed up in further passes */
-#define RANKS 64    /* columns of the projection that a pass keeps at hand; more are gathered for every group */
-#define TILE 16     /* tokens between reading and writing: their inputs stay in the first-level cache */
-#define GROUP 4     /* tokens whose step sizes are projected side by side, since a sum alone waits for itself */
-#define TOGETHER 4  /* states that advance side by side, by one form of 2^x */
+#include "../rows.h"
 
-/* LANES numbers with the operators of C: one register, since compilers split a longer vector badly */
-#if defined __AVX512F__
-#define LANES 16
-#elif defined __AVX__
-#define LANES 8
-#else
-#define LANES 4
-#endif
-#define PARTS (CHANNELS / LANES)
-typedef float lanes __attribute__((vector_size(4 * LANES)));
-typedef int32_t whole __attribute__((vector_size(4 * LANES)));
-
-#ifdef BF16 /* of what a token reads and writes: the upper half of a float */
-typedef uint16_t number;
-typedef uint16_t numbers __attribute__((vector_size(2 * LANES)));
-#else
-typedef float number;
-typedef lanes numbers;
-#endif
-
-typedef struct {
-    lanes part[PARTS];
-} row; /* one number of every channel */
+#define BLOCKS 4   /* of a task, at most: they share what a token has for all channels */
+#define STATES 16  /* that a pass carries; more are summed up in further passes */
+#define RANKS 64   /* columns of the projection that a pass keeps at hand; more are gathered for every group */
+#define TILE 16    /* tokens between reading and writing: their inputs stay in the first-level cache */
+#define GROUP 4    /* tokens whose step sizes are projected side by side, since a sum alone waits for itself */
+#define TOGETHER 4 /* states that advance side by side, by one form of 2^x */
 
 /* (directions, images, length, n), the last dimension without gaps; distances in elements, `at` null where absent */
 typedef struct {
@@ -59,11 +31,11 @@ typedef struct {
     int64_t direction, channel, column;
 } parameter;
 
-/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (n = rank)
-   or null, A (n = states), D and bias (directions, channels) without gaps or null; y (directions, images,
-   length, channels), or (images, length, channels) of the sum over directions, which then read the same z. `reverse` is
-   that of the first direction, a second one runs the other way. In bfloat16, `sums` (threads, length, BLOCKS, CHANNELS) is for what
-   of a y is not all of it yet. */
+/* `steps` is delta (n = channels), or with a `weight` what it projects to delta (n = rank). weight (n = rank) or null,
+   A (n = states), D and bias (directions, channels) without gaps or null; y (directions, images, length, channels), or
+   (images, length, channels) of the sum over directions, which then read the same z. `reverse` is that of the first
+   direction, a second one runs the other way. In bfloat16, `sums` (threads, length, BLOCKS, CHANNELS) is for what of a
+   y is not all of it yet. */
 typedef struct {
     tokens u, steps, B, C, z;
     parameter weight, A;
@@ -103,49 +75,6 @@ typedef struct {
 
 #define REACH 125.0f /* 2^x needs no clamp for |x| below it */
 #define SPAN 0.75f   /* 2^x needs no rounding of x for -SPAN <= x <= 0 */
-/* x + ROUND has round(x) in its low bits, and those of ROUND itself leave when they are shifted into the exponent */
-#define ROUND 12582912.0f
-#define LOG2_E 1.44269504f
-#define LOG2_E_REST 1.92596303e-8f /* log2(e) - LOG2_E */
-
-INLINE lanes every(float x) {
-    return (lanes){0} + x;
-}
-
-INLINE lanes chosen(whole mask, lanes yes, lanes no) {
-    return (lanes)((mask & (whole)yes) | (~mask & (whole)no));
-}
-
-/* b unless a is larger: a NaN in b stays */
-INLINE lanes larger(lanes a, lanes b) {
-#ifdef __AVX512F__
-    return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-    return chosen(a > b, a, b);
-#endif
-}
-
-INLINE lanes magnitude(lanes x) {
-    return (lanes)((whole)x & INT32_MAX);
-}
-
-/* 2^rest for |rest| <= 1/2 to 3e-7 of itself, and to as much of its distance from 1: what a slow state forgets is as
-   exact as what it keeps. Where bfloat16 rounds to 4e-3, to 4e-4. */
-INLINE lanes near_power(lanes rest) {
-#ifdef BF16
-    lanes p = 2.42028881e-1f + rest * 5.55038201e-2f;
-    return 1.0f + rest * (6.93178310e-1f + rest * p);
-#else
-    lanes p = 9.66637295e-3f + rest * 1.34004366e-3f;
-    p = 2.40223490e-1f + rest * (5.55033318e-2f + rest * p);
-    return 1.0f + rest * (6.93147196e-1f + rest * p);
-#endif
-}
-
-/* 2^(n + rest) of shifted = n + ROUND */
-INLINE lanes power(lanes rest, lanes shifted) {
-    return (lanes)((whole)near_power(rest) + ((whole)shifted << 23));
-}
 
 #ifdef __AVX512DQ__
 /* 2^x; instructions for fraction and exponent, which take any x */
@@ -184,13 +113,6 @@ INLINE lanes decay(lanes x, form how) {
     return how == FOURTH ? p * p : p;
 }
 
-/* e^x for x <= 0; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
-INLINE lanes exp_of(lanes x) {
-    x = larger(every(-87.0f), x);
-    lanes shifted = x * LOG2_E + ROUND;
-    return power((x * LOG2_E - (shifted - ROUND)) + x * LOG2_E_REST, shifted);
-}
-
 /* max(x, 0) + log(1 + e^-|x|), the logarithm as e times a polynomial: a division would take as long as all of it */
 INLINE lanes softplus_of(lanes x) {
     lanes e = exp_of(-magnitude(x));
@@ -207,73 +129,13 @@ INLINE lanes softplus_of(lanes x) {
     return larger(every(0.0f), x) + e * p;
 }
 
-/* x / (1 + e^-x); 1 / (1 + e) for 0 <= e <= 1 is a parabola to 1/99 of itself, squared by each step of Newton's */
-INLINE lanes silu_of(lanes x) {
-    lanes e = exp_of(-magnitude(x)), d = 1.0f + e;
-    lanes r = 9.89898990e-1f + e * (e * 3.23232323e-1f - 8.08080808e-1f);
-    r *= 2.0f - d * r;
-    r *= 2.0f - d * r;
-    return chosen(x > 0.0f, x, x * e) * r;
-}
-
-/* The usual size is a single move. */
-#define COPY(to, from, count)                                                                                          \
-    do {                                                                                                               \
-        if ((count) == CHANNELS) memcpy(to, from, CHANNELS * sizeof *(from));                                          \
-        else memcpy(to, from, (size_t)(count) * sizeof *(from));                                                       \
-    } while (0)
-
 _Static_assert(CHANNELS == STATES, "COPY takes either");
-
-#ifdef BF16
-/* GCC makes two halves of a conversion between vectors of other lengths, where AVX-512 has an instruction */
-INLINE lanes widened(numbers x) {
-#ifdef __AVX512F__
-    whole bits = (whole)_mm512_cvtepu16_epi32((__m256i)x);
-#else
-    whole bits = __builtin_convertvector(x, whole);
-#endif
-    return (lanes)(bits << 16);
-}
-
-INLINE numbers rounded(lanes x) {
-    whole bits = (whole)x, even = bits + 0x7fff + (bits >> 16 & 1);
-    bits = (whole)chosen(x == x, (lanes)even, (lanes)(bits | 1 << 22)) >> 16;
-#ifdef __AVX512F__
-    return (numbers)_mm512_cvtepi32_epi16((__m512i)bits);
-#else
-    return __builtin_convertvector(bits, numbers);
-#endif
-}
-#else
-INLINE lanes widened(numbers x) {
-    return x;
-}
-
-INLINE numbers rounded(lanes x) {
-    return x;
-}
-#endif
 
 INLINE float largest_of(const row *all) {
     float each[CHANNELS], largest = 0;
     memcpy(each, all, sizeof each);
     for (int64_t i = 0; i < CHANNELS; i++) largest = each[i] > largest ? each[i] : largest;
     return largest;
-}
-
-INLINE row read_row(const number *from, int64_t width) {
-    numbers at[PARTS] = {0};
-    row to;
-    COPY(at, from, width);
-    for (int64_t i = 0; i < PARTS; i++) to.part[i] = widened(at[i]);
-    return to;
-}
-
-INLINE void write_row(number *to, const row *from, int64_t width) {
-    numbers at[PARTS];
-    for (int64_t i = 0; i < PARTS; i++) at[i] = rounded(from->part[i]);
-    COPY(to, (number *)at, width);
 }
 
 /* `count` numbers as floats: where they lie, or at `to`. */
@@ -302,11 +164,13 @@ INLINE int64_t width_of(const problem *p, const pass *k, int64_t i) {
 static void read_columns(
     row *to, const problem *p, const pass *k, int64_t i, parameter of, int64_t first, int64_t count) {
     int64_t width = width_of(p, k, i);
-    const float *from = of.at + k->direction * of.direction + (k->channel + i * CHANNELS) * of.channel + first * of.column;
-    for (int64_t n = 0; n < count; n++, from += of.column) {
-        if (of.channel == 1 && width == CHANNELS) memcpy(to + n, from, sizeof *to);
+    const float *from = of.at + k->direction * of.direction + (k->channel + i * CHANNELS) * of.channel;
+    for (int64_t n = 0; n < count; n++) {
+        const float *column = from + (first + n) * of.column;
+        float *each = (float *)(to + n);
+        if (of.channel == 1 && width == CHANNELS) memcpy(each, column, sizeof *to);
         else
-            for (int64_t channel = 0; channel < width; channel++) ((float *)(to + n))[channel] = from[channel * of.channel];
+            for (int64_t c = 0; c < width; c++) each[c] = column[c * of.channel];
     }
 }
 

@@ -359,6 +359,18 @@ def test_custom_kernels_take_every_precision_a_compiler_and_an_exporter():
         assert relative_error(custom(x), want.double()) < 1e-1
 
 
+def test_packed_products_follow_autocast_and_come_back():
+    _, custom = small_pair()
+    x = pictures(custom).float()
+    with torch.no_grad():
+        want = custom(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = custom(x)
+        assert not torch.equal(half.float(), want)
+        assert relative_error(half, want.double()) < 5e-2
+        assert torch.equal(custom(x), want)
+
+
 def test_custom_kernels_do_not_learn():
     _, custom = small_pair()
     with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):

@@ -1,0 +1,149 @@
+/* Rows of numbers in registers, for kernels of channels-last tokens; in float32, or in bfloat16 outside of registers.
+   An #include of a kernel's only file: everything is static. */
+
+#include <stdint.h>
+#include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+#define PUBLIC __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+#define CHANNELS 16 /* of a row: a cache line of a token in float32 */
+
+/* LANES numbers with the operators of C: one register, since compilers split a longer vector badly */
+#if defined __AVX512F__
+#define LANES 16
+#elif defined __AVX__
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define PARTS (CHANNELS / LANES)
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef int32_t whole __attribute__((vector_size(4 * LANES)));
+
+#ifdef BF16 /* in memory: the upper half of a float */
+typedef uint16_t number;
+typedef uint16_t numbers __attribute__((vector_size(2 * LANES)));
+#else
+typedef float number;
+typedef lanes numbers;
+#endif
+
+typedef struct {
+    lanes part[PARTS];
+} row;
+
+/* x + ROUND has round(x) in its low bits, and those of ROUND itself leave when they are shifted into the exponent */
+#define ROUND 12582912.0f
+#define LOG2_E 1.44269504f
+#define LOG2_E_REST 1.92596303e-8f /* log2(e) - LOG2_E */
+
+INLINE lanes every(float x) {
+    return (lanes){0} + x;
+}
+
+INLINE lanes chosen(whole mask, lanes yes, lanes no) {
+    return (lanes)((mask & (whole)yes) | (~mask & (whole)no));
+}
+
+/* b unless a is larger: a NaN in b stays */
+INLINE lanes larger(lanes a, lanes b) {
+#ifdef __AVX512F__
+    return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return chosen(a > b, a, b);
+#endif
+}
+
+INLINE lanes magnitude(lanes x) {
+    return (lanes)((whole)x & INT32_MAX);
+}
+
+/* 2^rest for |rest| <= 1/2 to 3e-7 of itself, and to as much of its distance from 1: what a slow state forgets is as
+   exact as what it keeps. Where bfloat16 rounds to 4e-3, to 4e-4. */
+INLINE lanes near_power(lanes rest) {
+#ifdef BF16
+    lanes p = 2.42028881e-1f + rest * 5.55038201e-2f;
+    return 1.0f + rest * (6.93178310e-1f + rest * p);
+#else
+    lanes p = 9.66637295e-3f + rest * 1.34004366e-3f;
+    p = 2.40223490e-1f + rest * (5.55033318e-2f + rest * p);
+    return 1.0f + rest * (6.93147196e-1f + rest * p);
+#endif
+}
+
+/* 2^(n + rest) of shifted = n + ROUND */
+INLINE lanes power(lanes rest, lanes shifted) {
+    return (lanes)((whole)near_power(rest) + ((whole)shifted << 23));
+}
+
+/* e^x for x <= 0; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
+INLINE lanes exp_of(lanes x) {
+    x = larger(every(-87.0f), x);
+    lanes shifted = x * LOG2_E + ROUND;
+    return power((x * LOG2_E - (shifted - ROUND)) + x * LOG2_E_REST, shifted);
+}
+
+/* x / (1 + e^-x); 1 / (1 + e) for 0 <= e <= 1 is a parabola to 1/99 of itself, squared by each step of Newton's */
+INLINE lanes silu_of(lanes x) {
+    lanes e = exp_of(-magnitude(x)), d = 1.0f + e;
+    lanes r = 9.89898990e-1f + e * (e * 3.23232323e-1f - 8.08080808e-1f);
+    r *= 2.0f - d * r;
+#ifndef BF16
+    r *= 2.0f - d * r;
+#endif
+    return chosen(x > 0.0f, x, x * e) * r;
+}
+
+/* The usual size is a single move. */
+#define COPY(to, from, count)                                                                                          \
+    do {                                                                                                               \
+        if ((count) == CHANNELS) memcpy(to, from, CHANNELS * sizeof *(from));                                          \
+        else memcpy(to, from, (size_t)(count) * sizeof *(from));                                                       \
+    } while (0)
+
+#ifdef BF16
+/* GCC makes two halves of a conversion between vectors of other lengths, where AVX-512 has an instruction */
+INLINE lanes widened(numbers x) {
+#ifdef __AVX512F__
+    whole bits = (whole)_mm512_cvtepu16_epi32((__m256i)x);
+#else
+    whole bits = __builtin_convertvector(x, whole);
+#endif
+    return (lanes)(bits << 16);
+}
+
+INLINE numbers rounded(lanes x) {
+#ifdef __AVX512BF16__
+    return (numbers)_mm512_cvtneps_pbh((__m512)x); /* 0 for what is below 1.2e-38 */
+#else
+    whole bits = (whole)x, even = bits + 0x7fff + (bits >> 16 & 1);
+    bits = (whole)chosen(x == x, (lanes)even, (lanes)(bits | 1 << 22)) >> 16;
+    return __builtin_convertvector(bits, numbers);
+#endif
+}
+#else
+INLINE lanes widened(numbers x) {
+    return x;
+}
+
+INLINE numbers rounded(lanes x) {
+    return x;
+}
+#endif
+
+INLINE row read_row(const number *from, int64_t width) {
+    numbers at[PARTS] = {0};
+    row to;
+    COPY(at, from, width);
+    for (int64_t i = 0; i < PARTS; i++) to.part[i] = widened(at[i]);
+    return to;
+}
+
+INLINE void write_row(number *to, const row *from, int64_t width) {
+    numbers at[PARTS];
+    for (int64_t i = 0; i < PARTS; i++) at[i] = rounded(from->part[i]);
+    COPY(to, (number *)at, width);
+}
