@@ -85,7 +85,8 @@ def _op(
     stride: int,
     padding: int,
 ) -> torch.Tensor:
-    sizes, strides = native._laid_out(x.shape, (shape[0], *shape[2:]), stride, padding)
+    out_channels, _, height, width = shape
+    sizes, strides = native._laid_out(x.shape, (out_channels, height, width), stride, padding)
     return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
 
 
