@@ -152,7 +152,7 @@ class _SpikingJellyStBif(nn.Module):
         """Return scale times the codes of `current` (T, B, ...)."""
         q = torch.full_like(current[0], 0.5, dtype=torch.float32)
         bounds = (q.new_tensor(bound) for bound in self._bounds)
-        spikes: Tensor = self._fire(current, q, torch.zeros_like(q), self.scale.to(q.dtype), *bounds)[0]
+        spikes: Tensor = self._fire(current, q, torch.zeros_like(q), self.scale.detach().to(q.dtype), *bounds)[0]
         return spikes
 
 

@@ -41,7 +41,7 @@ def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: Tex
 
 def page(folder: Path) -> Path:
     """Write the page of a folder's records into it and return its path."""
-    found = sorted(results.read(folder), key=lambda record: record.t_wall)
+    found = sorted(results.read(folder, Essentials()), key=lambda record: record.t_wall)
     path = folder / "report.html"
     require_page()
     path.write_text("".join(_html(found, decide(found, Requirements()))), encoding="utf-8")
