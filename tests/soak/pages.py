@@ -27,7 +27,7 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import environment
 from benchd.daemon.records import Case, Environment, Variant, encode
 from benchd.dashboard import queries
-from benchd.dashboard.messages import Result, Row, rows
+from benchd.dashboard.messages import Result, rows
 from benchd.dashboard.store import RAW_S, Store
 from tests.soak.collector import count, record, say, wait_until
 from tests.soak.database import postgres
@@ -51,6 +51,8 @@ _LIKE = (
     f"({_TURN} < :first AND {_TURN} + :step < :turning)"
     f" OR ({_TURN} >= :turning AND {_TURN} < :turning + :first AND {_TURN} + :step < :rounds)"
 )
+_TELEMETRY = """WITH RECURSIVE seconds(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM seconds WHERE n < :last)
+    INSERT INTO telemetry SELECT device_id, :name, :begun_s + n, :low + :range * (n % 17) / 17.0 FROM device, seconds"""
 _BENCHD = "from benchd.daemon.cli import benchd; benchd()"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -79,7 +81,8 @@ def _run(url: str, folder: Path, boards: int, records: int) -> bool:
     with closing(Store(url)) as store:
         if not count(store, "device"):
             _fill(store, boards, records)
-        _fill_telemetry(store, boards)
+        if not count(store, "telemetry"):
+            _fill_telemetry(store)
         say(f"{records:,} results of {boards:,} boards in {url.partition(':')[0]}")
         with _reporting(store, boards):
             slow = _time_statements(store)
@@ -113,7 +116,6 @@ def _fill(store: Store, boards: int, records: int) -> None:
             with store._engine.begin() as connection:
                 given = {"step": step, "first": len(CASES), "turning": turning, "rounds": rounds}
                 connection.execute(text(statement), given)
-    _analyse(store)
     say(f"filled in {time.monotonic() - begun_s:.0f} s")
 
 
@@ -135,23 +137,15 @@ def _first(board: int, described: Environment, rounds: int) -> Iterator[Arrived]
             yield Arrived(f"benchd/v1/{_name(board)}/result/r{turn}", encode(made), at_s)
 
 
-def _fill_telemetry(store: Store, boards: int) -> None:
+def _fill_telemetry(store: Store) -> None:
     """Store what the boards have reported in the last hour, each every second."""
-    chance, now_s = random.Random(0), time.time()
-    store.tidy(now_s + 2 * RAW_S, expire=False)
-    for second in range(round(RAW_S)):
-        at_s = now_s - RAW_S + second
-        store.add(
-            Row("telemetry", {"device_id": _name(board), "metric": name, "t_s": at_s, "value": chance.uniform(*values)})
-            for board in range(boards)
-            for name, values in METRICS.items()
-        )
-    _analyse(store)
-
-
-def _analyse(store: Store) -> None:
-    with store._engine.begin() as connection:
-        connection.exec_driver_sql("ANALYZE")
+    begun_s = int(time.time() - RAW_S)
+    if store._is_partitioned:
+        store._create_partitions(begun_s + second for second in range(0, round(RAW_S) + 60, 60))
+    for name, (low, high) in METRICS.items():
+        given = {"name": name, "low": low, "range": high - low, "begun_s": begun_s, "last": round(RAW_S) - 1}
+        with store._engine.begin() as connection:
+            connection.execute(text(_TELEMETRY), given)
 
 
 def _name(board: int) -> str:
