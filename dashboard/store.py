@@ -144,7 +144,18 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
             channel TEXT NOT NULL, key TEXT NOT NULL, told_s DOUBLE PRECISION NOT NULL, PRIMARY KEY (channel, key)
         )""",
     ),
-    (partitions.divide,),
+    (
+        # in the order in which pages ask: a device, then a time
+        "ALTER TABLE telemetry RENAME TO telemetry_old",
+        """CREATE TABLE telemetry(
+            device_id TEXT NOT NULL, metric TEXT NOT NULL, t_s DOUBLE PRECISION NOT NULL,
+            value DOUBLE PRECISION NOT NULL, PRIMARY KEY (device_id, t_s, metric)
+        )""",
+        "INSERT INTO telemetry SELECT device_id, metric, t_s, value FROM telemetry_old",
+        "DROP TABLE telemetry_old",
+        "CREATE INDEX telemetry_time ON telemetry(t_s)",
+        partitions.divide,
+    ),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {
@@ -156,7 +167,7 @@ _KEYS = {
     "body": ["key"],
     "device": ["device_id"],
     "document": ["device_id", "kind"],
-    "telemetry": ["device_id", "metric", "t_s"],
+    "telemetry": ["device_id", "t_s", "metric"],
     "event": ["key"],
     "quarantine": ["key"],
     "collector": ["name"],

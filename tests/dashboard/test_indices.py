@@ -25,18 +25,30 @@ def store(tmp_path_factory):
         yield found
 
 
-@pytest.mark.parametrize("name", asked(None, KNOWN))
-def test_no_query_of_a_page_reads_or_sorts_all_results(store, name):
+def plans(store, name):
+    """Return the plan of each statement of a page by its text."""
     with noted(store._engine) as statements:
         asked(store, KNOWN)[name]()
     with store.reading() as connection:
-        plans = {
+        found = {
             sql: [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)]
             for sql, values, _ in statements
             if sql.startswith(("SELECT", "WITH"))
         }
-    assert plans
-    for statement, plan in plans.items():
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("name", ["live", "sparklines"])
+def test_what_a_device_reported_last_is_searched_by_device_and_time(store, name):
+    steps = [step for plan in plans(store, name).values() for step in plan if step.startswith("SEARCH telemetry USING")]
+    assert steps
+    assert all("device_id=? AND t_s>?" in step for step in steps), steps
+
+
+@pytest.mark.parametrize("name", asked(None, KNOWN))
+def test_no_query_of_a_page_reads_or_sorts_all_results(store, name):
+    for statement, plan in plans(store, name).items():
         scans = [step for step in plan if step.startswith(("SCAN result", "SCAN body", "SCAN telemetry"))]
         # a walk along an index in the order asked for ends at the limit
         assert all("USING" in step and "INDEX" in step and "LIMIT" in statement for step in scans), (statement, plan)

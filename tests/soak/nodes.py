@@ -87,8 +87,9 @@ class Node:
         loopback = ["-kernel", "inet_dist_use_interface", "{127,0,0,1}"]
         command = [_program("erl"), "-noinput", "-start_epmd", "false", "-name", name, "-setcookie", self._cookie]
         with output.open("wb") as file:
-            options = {"cwd": self._folder, "env": self._environment}
-            return subprocess.Popen([*command, *loopback, *words], stdout=file, stderr=file, **options)
+            return subprocess.Popen(
+                [*command, *loopback, *words], stdout=file, stderr=file, cwd=self._folder, env=self._environment
+            )
 
 
 @contextmanager

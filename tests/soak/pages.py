@@ -14,19 +14,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import islice
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from sqlalchemy import text
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import environment
 from benchd.daemon.records import Case, Environment, Variant, encode
 from benchd.dashboard import queries
-from benchd.dashboard.messages import Result, Row, flat, rows
+from benchd.dashboard.messages import Result, rows
 from benchd.dashboard.store import RAW_S, Store
 from tests.soak.collector import count, record, say, wait_until
 from tests.soak.database import postgres
@@ -42,7 +43,16 @@ VARIANTS = ("eager", "fp16", "custom", "tensorrt-fp16")
 CASES = [Case(model=model, variant=Variant.parse(variant)) for model in MODELS for variant in VARIANTS]
 CHIPS = ("Orin Nano", "Orin AGX", "RTX 4090")
 INTERVAL_S = 3600.0  # between two results of a board
-BATCH = 5000
+NEW_SHARE = 0.9  # of the results are from before the new driver
+_TURN = "CAST(substr(run_id, 2) AS INTEGER)"
+_RUN = f"'r' || ({_TURN} + :step)"
+_KEY = f"device_id || ':' || {_RUN}"
+_LIKE = (
+    f"({_TURN} < :first AND {_TURN} + :step < :turning)"
+    f" OR ({_TURN} >= :turning AND {_TURN} < :turning + :first AND {_TURN} + :step < :rounds)"
+)
+_TELEMETRY = """WITH RECURSIVE seconds(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM seconds WHERE n < :last)
+    INSERT INTO telemetry SELECT device_id, :name, :begun_s + n, :low + :range * (n % 17) / 17.0 FROM device, seconds"""
 _BENCHD = "from benchd.daemon.cli import benchd; benchd()"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -71,7 +81,8 @@ def _run(url: str, folder: Path, boards: int, records: int) -> bool:
     with closing(Store(url)) as store:
         if not count(store, "device"):
             _fill(store, boards, records)
-        _fill_telemetry(store, boards)
+        if not count(store, "telemetry"):
+            _fill_telemetry(store)
         say(f"{records:,} results of {boards:,} boards in {url.partition(':')[0]}")
         with _reporting(store, boards):
             slow = _time_statements(store)
@@ -82,74 +93,63 @@ def _run(url: str, folder: Path, boards: int, records: int) -> bool:
 
 
 def _fill(store: Store, boards: int, records: int) -> None:
-    """Store results of every board, the oldest first, the last tenth with a new driver."""
-    described = environment.describe("cpu", None)
-    setups = {(chip, is_new): _setup(described, chip, is_new=is_new) for chip in CHIPS for is_new in (False, True)}
-    made, begun_s = _rows(boards, records, setups), time.monotonic()
+    """Store results of every board, the last tenth with a new driver: the first of each case, and then more like it."""
+    begun_s, rounds, described = time.monotonic(), records // boards, environment.describe("cpu", None)
     for board in range(boards):
-        info = {"name": f"Board {board:03}", "site": f"hall {board % 5}", "environment": msgspec.to_builtins(described)}
-        for kind, body in {"info": info, "health": {"activity": "idle"}, "status": {"state": "online"}}.items():
-            store.add(rows(_said(board, kind, body)))
-    while some := list(islice(made, BATCH)):
-        store.add(row for pair in some for row in pair)
-    _analyse(store)
+        store.add(row for one in _first(board, described, rounds) for row in rows(one))
+    columns = [column.name for column in store.tables["result"].c if column.name != "id"]
+    changed = {
+        "key": _KEY,
+        "run_id": _RUN,
+        "arrived_s": f"arrived_s + :step * {INTERVAL_S}",
+        "measured_s": f"measured_s + :step * {INTERVAL_S}",
+        "median_ms": "median_ms * (1 + (:step % 17 - 8) / 1000.0)",
+    }
+    chosen = ", ".join(changed.get(name, name) for name in columns)
+    statements = (
+        f"INSERT INTO body SELECT {_KEY}, body FROM result JOIN body USING (key) WHERE {_LIKE}",  # noqa: S608 - of constants
+        f"INSERT INTO result({', '.join(columns)}) SELECT {chosen} FROM result WHERE {_LIKE}",  # noqa: S608 - likewise
+    )
+    turning = round(NEW_SHARE * rounds)
+    for step in range(len(CASES), rounds, len(CASES)):
+        for statement in statements:
+            with store._engine.begin() as connection:
+                given = {"step": step, "first": len(CASES), "turning": turning, "rounds": rounds}
+                connection.execute(text(statement), given)
     say(f"filled in {time.monotonic() - begun_s:.0f} s")
 
 
-def _fill_telemetry(store: Store, boards: int) -> None:
+def _first(board: int, described: Environment, rounds: int) -> Iterator[Arrived]:
+    """Yield who a board is, and the first result of each of its cases before and after the new driver."""
+    info = {"name": f"Board {board:03}", "site": f"hall {board % 5}", "environment": msgspec.to_builtins(described)}
+    for kind, body in {"info": info, "health": {"activity": "idle"}, "status": {"state": "online"}}.items():
+        yield _said(board, kind, body)
+    now_s, turning = time.time(), round(NEW_SHARE * rounds)
+    for first, driver in ((0, "550"), (turning, "560")):
+        chip = CHIPS[board % len(CHIPS)]
+        of = msgspec.structs.replace(described, soc=chip, driver=driver, fingerprint=f"{chip} {driver}")
+        for turn, case in enumerate(CASES, first):
+            at_s = now_s - (rounds - turn) * INTERVAL_S
+            wall = datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            made = msgspec.structs.replace(
+                record(turn, of, _name(board)), case=case, case_id=case.case_id, t_wall=wall, run_id=f"r{turn}"
+            )
+            yield Arrived(f"benchd/v1/{_name(board)}/result/r{turn}", encode(made), at_s)
+
+
+def _fill_telemetry(store: Store) -> None:
     """Store what the boards have reported in the last hour, each every second."""
-    chance, now_s = random.Random(0), time.time()
-    store.tidy(now_s + 2 * RAW_S, expire=False)
-    for second in range(round(RAW_S)):
-        at_s = now_s - RAW_S + second
-        store.add(
-            Row("telemetry", {"device_id": _name(board), "metric": name, "t_s": at_s, "value": chance.uniform(*values)})
-            for board in range(boards)
-            for name, values in METRICS.items()
-        )
-    _analyse(store)
-
-
-def _analyse(store: Store) -> None:
-    with store._engine.begin() as connection:
-        connection.exec_driver_sql("ANALYZE")
+    begun_s = int(time.time() - RAW_S)
+    if store._is_partitioned:
+        store._create_partitions(begun_s + second for second in range(0, round(RAW_S) + 60, 60))
+    for name, (low, high) in METRICS.items():
+        given = {"name": name, "low": low, "range": high - low, "begun_s": begun_s, "last": round(RAW_S) - 1}
+        with store._engine.begin() as connection:
+            connection.execute(text(_TELEMETRY), given)
 
 
 def _name(board: int) -> str:
     return f"board-{board:03}"
-
-
-def _setup(described: Environment, chip: str, *, is_new: bool) -> Environment:
-    return msgspec.structs.replace(
-        described, soc=chip, driver="560" if is_new else "550", fingerprint=f"{chip} {'new' if is_new else 'old'}"
-    )
-
-
-def _rows(boards: int, records: int, setups: dict[tuple[str, bool], Environment]) -> Iterator[tuple[Row, Row]]:
-    """Yield the result and the body of each record; only the first per board, case and setup is encoded."""
-    chance, now_s, rounds = random.Random(0), time.time(), records // boards
-    like: dict[tuple[int, int, bool], tuple[dict[str, Any], bytes]] = {}
-    for number in range(rounds * boards):
-        turn, board = divmod(number, boards)
-        case, is_new = turn % len(CASES), turn > 0.9 * rounds
-        if (board, case, is_new) not in like:
-            like[board, case, is_new] = _one(board, CASES[case], setups[CHIPS[board % len(CHIPS)], is_new])
-        values, body = like[board, case, is_new]
-        name, at_s = f"r{turn}", now_s - (rounds - turn) * INTERVAL_S
-        key = f"{values['device_id']}:{name}"
-        median_ms = values["median_ms"] * chance.gauss(1.0, 0.005)
-        own = {"key": key, "run_id": name, "arrived_s": at_s, "measured_s": at_s, "median_ms": median_ms}
-        yield (
-            Row("result", values | own),
-            Row("body", {"key": key, "body": body.replace(b'"r0"', f'"{name}"'.encode())}),
-        )
-
-
-def _one(board: int, case: Case, of: Environment) -> tuple[dict[str, Any], bytes]:
-    """Return the first result of a case on a board."""
-    plain = record(0, of, _name(board))
-    made = msgspec.structs.replace(plain, case=case, case_id=case.case_id)
-    return flat(made, time.time())._asdict(), encode(made)
 
 
 def _said(board: int, kind: str, body: object, at_s: float | None = None) -> Arrived:
