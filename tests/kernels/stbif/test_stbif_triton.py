@@ -30,6 +30,11 @@ def eighths(*shape, seed=0, dtype=torch.float32):
     return (4 * draw(*shape, seed=seed)).round().div(8).to(dtype)
 
 
+def far(*shape, seed=0, dtype=torch.float32):
+    """Return terms so large that the surrogate of most membranes is 0."""
+    return (1000 * draw(*shape, seed=seed)).to(dtype)
+
+
 def channels_last(tensor):
     return tensor.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, tensor.shape[:2])
 
@@ -101,8 +106,8 @@ def gradients(current, s, terms, weights, implementation, neuron=NEURON):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("drawn", "shape", "neuron"),
-    [(draw, (2, 7, 3, 4), NEURON), (eighths, (2, 7, 3, 4), TIGHT), (draw, (1, 7, 1, 2), NEURON)],
-    ids=["many", "on the threshold", "few"],
+    [(draw, (2, 7, 3, 4), NEURON), (eighths, (2, 7, 3, 4), TIGHT), (far, (1, 7, 1, 2), NEURON)],
+    ids=["many", "on the threshold", "few and far"],
 )
 def test_the_gradients_are_the_plain_ones_in_double(dtype, names, drawn, shape, neuron):
     current, residual, weights = (drawn(5, *shape, seed=seed, dtype=dtype) for seed in range(3))
