@@ -248,11 +248,12 @@ def test_rows_of_amp_multiply_as_autocast_has_them():
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("form", FORMS)
 def test_both_directions_gated(form, dtype, limit):
-    tensors = layer(2, 39, 20, 3, 5, dtype=dtype)
-    y = triton_impl.bidirectional_scan(*tensors.values(), form)
-    assert y.dtype == dtype
-    assert y.is_contiguous()
-    assert error(y, bidirectional(**doubled(tensors))) < limit
+    for batch, length in ((2, 39), (1, 2)):
+        tensors = layer(batch, length, 20, 3, 5, dtype=dtype)
+        y = triton_impl.bidirectional_scan(*tensors.values(), form)
+        assert y.dtype == dtype
+        assert y.is_contiguous()
+        assert error(y, bidirectional(**doubled(tensors))) < limit
 
 
 def test_both_directions_from_any_strides():
