@@ -33,6 +33,7 @@ class Region:
 
     def __init__(self, data: np.ndarray, size: int, history: History) -> None:
         self.data, self.size, self.history = data, size, history
+        self._chance = np.random.default_rng(0)
 
     def view(self, word: int) -> np.ndarray:
         """Return the memory as words of so many bytes."""
@@ -45,11 +46,12 @@ class Region:
         return self.view(word)[(at // word)[:, None] + np.arange(count)]
 
     def store(self, offset: np.ndarray, values: np.ndarray, lanes: Lanes, at: np.ndarray) -> None:
-        """Write the words `values` of each lane; where two lanes write the same place, the last one counts."""
+        """Write the words `values` of each lane; where two write the same place, any one counts, as on a GPU."""
         word, count = values.itemsize, values.shape[1]
         self._check(offset, word * count, lanes)
         self._note(at, word * count, lanes, np.ascontiguousarray(values))
-        self.view(word)[(at // word)[:, None] + np.arange(count)] = values
+        order = self._chance.permutation(at.size)
+        self.view(word)[(at[order] // word)[:, None] + np.arange(count)] = values[order]
 
     def _check(self, offset: np.ndarray, size: int, lanes: Lanes) -> None:
         outside = (offset < 0) | (offset > self.size - size)

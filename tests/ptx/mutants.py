@@ -19,6 +19,9 @@ _SWAPPED = {
 }  # fmt: skip
 
 
+_CONSTANT_GUARD = r"mov\.pred\s+(%p\d+), (0|-1);"
+
+
 class Mutant(NamedTuple):
     """A line of a PTX text and what stands there instead; an empty `after` removes it."""
 
@@ -38,9 +41,7 @@ def draw(ptx: str, chance: random.Random) -> Mutant:
     """Return one change of the kernel in `ptx`."""
     start, end = ptx.index(".entry"), ptx.index("\n}\n")
     first, last = ptx.count("\n", 0, start), ptx.count("\n", 0, end)
-    always = "|".join(re.findall(r"mov\.pred\s+(%p\d+), -1;", ptx)) or "none"
-    # a guard that is always open is none
-    code = [re.sub(rf"@({always}) ", "", line.partition("//")[0]) for line in ptx.splitlines()]
+    code = [_as_guarded(line.partition("//")[0], dict(re.findall(_CONSTANT_GUARD, ptx))) for line in ptx.splitlines()]
     for kind in chance.sample(sorted(_KINDS), len(_KINDS)):
         lines = list(range(first, last + 1))
         chance.shuffle(lines)
@@ -48,6 +49,14 @@ def draw(ptx: str, chance: random.Random) -> Mutant:
             for changed in _KINDS[kind](code[number], chance):
                 return Mutant(kind, number, *changed)
     raise ValueError("nothing in this PTX can be changed")
+
+
+def _as_guarded(line: str, constants: dict[str, str]) -> str:
+    """Return the line without a guard that is always open, and nothing where it is always shut."""
+    found = re.match(r"(\s+)@(%p\d+) ", line)
+    if found is None or found[2] not in constants:
+        return line
+    return "" if constants[found[2]] == "0" else line.replace(f"@{found[2]} ", "", 1)
 
 
 def _opcode(line: str, chance: random.Random):

@@ -113,6 +113,12 @@ ld.shared.b32 %r3, [%r6];"""
             run(code)
 
 
+def test_any_thread_of_a_warp_may_win_a_place():
+    code = "mov.b32 %r5, 0;\nst.shared.b32 [%r5], %r2;\nst.shared.b32 [%r5+4], %r2;\nbar.sync 0;\n"
+    (winners,) = set(run(f"{code}ld.shared.b32 %r6, [%r5];\nld.shared.b32 %r7, [%r5+4];\nadd.s32 %r3, %r6, %r7;"))
+    assert winners < 2 * (WARP - 1)
+
+
 def test_threads_that_part_at_a_barrier_are_named():
     code = "setp.lt.s32 %p1, %r2, 7;\n@%p1 bra L1;\nbar.sync 0;\nbra L2;\nL1:\nbar.sync 0;\nL2:\nmov.u32 %r3, 1;"
     with pytest.raises(Fault, match="wait at different barriers"):

@@ -39,7 +39,7 @@ def assert_right(results, want, limit=2e-6):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("residual", [True, False], ids=["residual", "none"])
-@pytest.mark.parametrize("shape", [(7,), (2, 5, 192), (3, 130), (2, 1, 2, 9), (2, 1000), (1, 5000), (1, 7000)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 5, 192), (3, 130), (2, 1, 2, 600), (5000,), (2, 7000)], ids=str)
 def test_float32_agrees_with_the_equation(implementation, shape, residual):
     for more in range(4):  # the end of a row at each of the places that a thread has
         tensors = inputs(*shape[:-1], shape[-1] + more, residual=residual)
@@ -50,9 +50,10 @@ def test_float32_agrees_with_the_equation(implementation, shape, residual):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("residual", [True, False], ids=["residual", "none"])
-def test_a_row_may_be_one_number(implementation, residual):
-    tensors = inputs(3, 1, residual=residual)
-    assert_right(computed(implementation, *tensors), equation(*tensors))
+def test_a_row_may_be_short(implementation, residual):
+    for dim in (1, 2, 7, 9):
+        tensors = inputs(3, dim, residual=residual)
+        assert_right(computed(implementation, *tensors), equation(*tensors))
 
 
 def test_native_agrees_where_threads_share_the_rows():
