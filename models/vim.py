@@ -172,10 +172,10 @@ class Mixer(nn.Module):
         small = {name: getattr(weights, name).float() for name in ("conv", "conv_bias", "dt_bias", "D")}
         # a vector of the scan is one column of some channels
         small |= {name: getattr(weights, name).float().mT.contiguous().mT for name in ("dt_proj", "A")}
+        weights = weights._replace(**small)
         if not _has_packed_products(weight.dtype):
-            return weights._replace(**small)
-        wide = {"in_proj": _Packed(weight.detach()), "out_proj": _Packed(self.out_proj.weight.detach())}
-        return weights._replace(**small, **wide)
+            return weights
+        return weights._replace(in_proj=_Packed(weight.detach()), out_proj=_Packed(self.out_proj.weight.detach()))
 
 
 class Block(nn.Module):
