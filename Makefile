@@ -106,7 +106,7 @@ soak-aa: $(ONCE)  ## compare cases with themselves for hours, resuming where it 
 check: $(TEST) types  ## check lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p benchd -p benchmarks -m tests.soak.collector
+	$(BIN)/mypy -p benchd -p benchmarks $(foreach soak,collector cluster telemetry pages,-m tests.soak.$(soak))
 
 types:  ## make the link tree benchd/ that the type checker reads
 	@mkdir -p .typing/benchd
