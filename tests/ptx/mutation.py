@@ -47,7 +47,7 @@ def _launched(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
         reports = runtestprotocol(item, log=True, nextitem=None)
         if any(report.failed for report in reports):
             pytest.exit(f"{item.nodeid} fails as it is", 1)
-        for ptx in ptx_session.EXECUTED:
+        for ptx in sorted(ptx_session.EXECUTED):  # a seed draws the same in every run
             launched[ptx].append((sum(report.duration for report in reports), item.nodeid, item))
     return {ptx: [item for *_, item in sorted(found)] for ptx, found in launched.items()}
 
