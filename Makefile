@@ -129,7 +129,7 @@ bundle: wheel  ## gather what a Jetson without a network needs in dist/bundle-TA
 	@$(FIND_PYTHON_3_10)
 	"$${python:-python3.10}" .ci/bundle.py "$(TARGET)" dist/benchd-*.whl
 
-test-arm64:  ## set up, measure and test in an emulated 64-bit Arm Debian, as root; ARM64=FOLDER keeps it; an hour, 4 GB
+test-arm64:  ## set up, measure and test in an emulated 64-bit Arm Debian, as root, kept in ARM64=FOLDER; 1 to 4 hours, 4 GB
 	@.ci/arm64 "$(ARM64)" $(ARGS)
 
 test-jetpack62:  ## run the test suite with the versions of JetPack 6.2, on x86-64
