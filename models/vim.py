@@ -15,7 +15,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -23,13 +23,14 @@ from torch.nn import functional
 
 from benchd.kernels.add_rms_norm import add_rms_norm
 from benchd.kernels.causal_conv1d import causal_conv1d_pair
+from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projection, selective_scan_pair
+from benchd.models.catalog import NO_INT8, Kernels
 from benchd.models.weights import WeightsError
 
 _STATES, _WIDTH, _EXPAND = 16, 4, 2
 _IMAGENET_CLASSES = 1000  # the option's default: whoever leaves it takes the checkpoint's
 _PACKED = (torch.float32, torch.bfloat16)  # in which our own kernels on a CPU read and write
-_IMPLEMENTATIONS = {"torch": "torch", "custom": "auto"}
 
 
 class RmsNorm(nn.Module):
@@ -320,7 +321,7 @@ def _initialise_mixer(mixer: Mixer, depth: int) -> None:
 def build(
     *,
     name: str,
-    kernels: Literal["torch", "custom"],
+    kernels: Kernels,
     patch_size: int,
     stride: int,
     scan: Form,
@@ -335,7 +336,9 @@ def build(
     `kernels` "custom" is for inference. Raises ValueError for a patch larger than the image and
     benchd.kernels.dispatch.Unavailable where `kernels` "custom" cannot run on the default device.
     """
-    implementation = _IMPLEMENTATIONS[kernels]
+    if kernels == "custom-int8":
+        raise Unavailable(f"{name} has no int8 kernels: {NO_INT8}")
+    implementation = "torch" if kernels == "torch" else "auto"
     _try(implementation, scan)
     return Vim(
         dim,

@@ -40,7 +40,7 @@ OURS = (
 
 
 # its names are digests of everything that it was made from: tests share it with each other and with the next run
-COMPILED = {name: folders.cache() / name for name in ("native", "inductor")}
+COMPILED = {name: folders.cache().with_name("benchd-tests") / name for name in ("native", "inductor")}
 # the files that take longest begin first
 FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/", "tests/test_")
 
@@ -107,7 +107,7 @@ def _own_machine_lock(_locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def child_environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a started command: state, caches and lock of the test's own, no setting of the caller's.
 
-    Only what compilers made is shared.
+    Only what compilers made is shared, in a folder of the tests.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     cache = tmp_path_factory.mktemp("cache")

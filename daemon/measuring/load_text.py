@@ -118,13 +118,6 @@ def run(given):
     torch.cuda.synchronize()
     return {{name: memory[name].float().cpu().numpy() for name in outputs}}"""
 
-_FREEZING = """
-
-import torch._inductor.config  # noqa: E402
-
-torch._inductor.config.freezing = True
-"""
-
 _GRAPH = """
 
 
@@ -217,10 +210,9 @@ def _torch(manifest: Manifest) -> str:
     variant, device = manifest.case.variant, manifest.environment.device
     half = "float16" if device == "cuda" else "bfloat16"
     is_graph = variant.backend == "cudagraph"
-    more = _GRAPH if is_graph else _FREEZING if manifest.is_frozen else ""
     calls = {"compile": "torch.compile(model, dynamic=False)", "cudagraph": "captured(model)"}
     return _TORCH.format(
-        build=_build(manifest) + more,
+        build=_build(manifest) + (_GRAPH if is_graph else ""),
         device=device,
         dtype=_HALF.get(variant.precision, "float32"),
         call=calls.get(variant.backend, "model"),

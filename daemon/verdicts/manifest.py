@@ -73,7 +73,6 @@ class Packed(Struct, frozen=True, kw_only=True):
     """What the worker that wrote the files says of them: how they are called, and the answers to expect.
 
     `entry` is what a module is built by: `package.module:function` of `code/`, or the catalog's name of the model.
-    `provider` is the runtime of a file; `is_frozen` says that the weights are constants of the compiled code.
     """
 
     inputs: list[Tensor]
@@ -82,7 +81,6 @@ class Packed(Struct, frozen=True, kw_only=True):
     preprocessing: str
     entry: str = ""
     provider: str = ""
-    is_frozen: bool = False
     packages: dict[str, str] = {}
 
 
@@ -122,7 +120,6 @@ class Manifest(Struct, frozen=True, kw_only=True):
     preprocessing: str
     entry: str = ""
     provider: str = ""
-    is_frozen: bool = False
     packages: dict[str, str]
     weights_sha256: str
     golden: Golden

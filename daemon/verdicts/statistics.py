@@ -22,6 +22,7 @@ LAG1_BOUND = 0.3
 
 STEADY_BLOCKS = 10
 STEADY_SHARE = 0.005
+NOISY_SHARE = 0.01
 STEADY_TREND = 11  # of the 45 pairs of 10 blocks: noise alone exceeds it once in three times
 
 _LAG1_BLOCKS = 8  # with fewer medians a lag-1 coefficient is noise: its bias correction alone doubles it
@@ -355,8 +356,8 @@ def steady(block_medians_with_times: Sequence[tuple[float, float]]) -> tuple[boo
     """Return whether warm-up has settled, and the drift over the last 10 blocks as a share of the median.
 
     Takes (median, time) pairs in order of time. The share is the Theil-Sen slope times the span over the median, with
-    its sign; settled is below 0.5 % either way, or no more than what noise alone often shows, by Kendall's count of
-    rising and falling pairs. (False, None) for fewer than 10 blocks.
+    its sign; settled is below 0.5 % either way, or below 1 % and no more than what noise alone often shows, by the count
+    of rising and falling pairs (Kendall). (False, None) for fewer than 10 blocks.
     """
     blocks = block_medians_with_times[-STEADY_BLOCKS:]
     if len(blocks) < STEADY_BLOCKS:
@@ -364,7 +365,7 @@ def steady(block_medians_with_times: Sequence[tuple[float, float]]) -> tuple[boo
     slopes = [(late[0] - early[0]) / (late[1] - early[1]) for early, late in combinations(blocks, 2)]
     share = median(slopes) * (blocks[-1][1] - blocks[0][1]) / median([value for value, _ in blocks])
     trend = abs(sum((slope > 0) - (slope < 0) for slope in slopes))
-    return abs(share) < STEADY_SHARE or trend <= STEADY_TREND, share
+    return abs(share) < (NOISY_SHARE if trend <= STEADY_TREND else STEADY_SHARE), share
 
 
 class Blocks:

@@ -38,7 +38,7 @@ def warm_up(step: Step, cap_s: float) -> WarmUp:
     while not settled and time.monotonic() - start < cap_s:
         block_start = time.monotonic()
         values: list[float] = []
-        while time.monotonic() - block_start < WARM_UP_BLOCK_S:
+        while not values or time.monotonic() - block_start < WARM_UP_BLOCK_S:
             values.append(float(step(runs + len(values))[0]))
             if time.monotonic() - start >= cap_s:
                 break

@@ -23,7 +23,7 @@ from benchd.daemon.worker.check import number_format
 from benchd.daemon.worker.observe import observe, uniforms
 from benchd.daemon.worker.structures import ONLY, Answers, Batch, cast, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
-from benchd.exporters import inductor, sessions
+from benchd.exporters import sessions
 
 GOLDEN_ROWS = 8
 """About how many inputs are golden, in whole batches of at least two."""
@@ -53,8 +53,7 @@ def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:
         golden=golden,
         preprocessing=_preprocessing(workload),
         entry=entry,
-        provider=loaded.runtime.provider if loaded.runtime and variant.backend in FILE_BACKENDS else "",
-        is_frozen=loaded.runtime is not None and loaded.runtime.provider == inductor.FROZEN,
+        provider=loaded.runtime.provider if loaded.runtime else "",
         packages=_packages(job, loaded),
     )
 

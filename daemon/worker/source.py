@@ -78,10 +78,14 @@ class Source:
         """Return the store of this machine, with its size limit."""
         return Store(self.folder, STORE_BYTES)
 
+    @property
+    def encode(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+        """Return what draws the random input of a file for images, None if a file takes what the module takes."""
+        return None if self.is_own else getattr(self.module, "encode", None)
+
     def inputs(self, *given: Tensor) -> list[Tensor]:
         """Return a file's inputs: those given, encoded if the module draws random numbers."""
-        encode = None if self.is_own else getattr(self.module, "encode", None)
-        return [encode(given[0], given[1] if given[1:] else None)] if encode else list(given)
+        return [self.encode(given[0], given[1] if given[1:] else None)] if self.encode else list(given)
 
     def answer(self, outputs: dict[str, Tensor]) -> Batch:
         """Return the outputs of a file in the model's form: one tensor, or tensors by path."""

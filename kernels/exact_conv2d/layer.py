@@ -46,7 +46,7 @@ class SpikeConvolution:
     def suits(self, x: torch.Tensor) -> bool:
         """Return whether it can convolve `x`; raise Unavailable if it cannot and other kernels have no int8 weights."""
         if self._per_weight == 1 and not skips_zeros_in(x):
-            raise Unavailable("int8 weights are for inference in float32 on a CPU, without torch.compile and autocast")
+            raise Unavailable("int8 weights are for inference in float32 on a CPU, without autocast")
         return skips_zeros_in(x)
 
     def __call__(
@@ -63,7 +63,7 @@ class SpikeConvolution:
         if torch.compiler.is_compiling():
             scale, largest = (None, 0) if grid is None else grid
             shape = list(weight.shape if self._shape is None else self._shape)
-            y: torch.Tensor = _op["native"](x, weight, bias, scale, largest, shape, stride, padding)
+            y: torch.Tensor = _op["native"](x, weight, bias, scale, largest, shape, self._per_weight, stride, padding)
             return y
         return self.convolved(x, weight, bias, stride, padding, grid)
 
@@ -98,6 +98,7 @@ def _op(
     scale: torch.Tensor | None,
     largest: int,
     shape: list[int],
+    per_weight: int,
     stride: int,
     padding: int,
 ) -> torch.Tensor:
@@ -114,14 +115,16 @@ def _convolved(
     scale: torch.Tensor | None,
     largest: int,
     shape: list[int],
+    per_weight: int,
     stride: int,
     padding: int,
 ) -> torch.Tensor:
     """Compute a layer in compiled code, which cannot follow the choice of a kernel by what the spikes are."""
-    kept = vars(weight)  # with the weight, because the layer that was traced is not known here
-    if "spike_layer" not in kept:
-        kept["spike_layer"] = SpikeConvolution(tuple(shape))
-    layer: SpikeConvolution = kept["spike_layer"]
+    # with the weight, because the layer that was traced is not known here
+    kept, name = vars(weight), f"spike_layer_{per_weight}"
+    if name not in kept:
+        kept[name] = SpikeConvolution(tuple(shape), per_weight)
+    layer: SpikeConvolution = kept[name]
     return layer.convolved(x, weight, bias, stride, padding, None if scale is None else Grid(scale, largest))
 
 

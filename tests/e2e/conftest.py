@@ -1,5 +1,6 @@
 """What tests of the commands share: limits that keep a run short, and our programs in a folder of the test's own."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ id = "test-device"
 
 [limits]
 warm_up_cap_s = 0.1
-measure_cap_s = 0.1
+measure_cap_s = 0.3
 check_images = 1
 """
 LIMITS = ("--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out")
@@ -42,10 +43,17 @@ def command(tmp_path: Path, child_environment: dict[str, str]) -> Run:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    child_environment: dict[str, str],
+) -> Run:
     """Return a function as `command` and `once` for what starts no worker: it runs in this process."""
     (tmp_path / "tiny.toml").write_text(TINY)
     monkeypatch.chdir(tmp_path)
+    for name in os.environ.keys() - child_environment.keys():
+        monkeypatch.delenv(name)
     for name in ("STATE", "CACHE"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
 

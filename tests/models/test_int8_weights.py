@@ -60,6 +60,15 @@ def test_no_float32_weights_compute_in_their_place(model):
         net.double()(images(model)[:1].double())
 
 
+@pytest.mark.parametrize("model", INT8)
+def test_compiled_code_has_no_float32_weights_in_their_place_either(model):
+    net = built(model, "custom-int8")
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        want = net(images(model)[:1])
+        assert torch.equal(torch.compile(net, backend="eager")(images(model)[:1]), want)
+
+
 def test_int8_is_refused_by_name(monkeypatch):
     with pytest.raises(Unavailable, match="vim_tiny has no int8 kernels: ours convolve what spiking and quantised"):
         catalog.build("vim_tiny", kernels="custom-int8")

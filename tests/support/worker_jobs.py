@@ -3,6 +3,8 @@
 import io
 import os
 import select
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -114,8 +116,10 @@ class WorkerHere:
         return None if self._thread.is_alive() else 0
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end."""
+        """Wait for its end; raise TimeoutExpired if it works on."""
         self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
         return 0
 
 
@@ -127,5 +131,6 @@ def _answer(line: bytes, fd: int) -> None:
 
 def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let whoever measures in this process do so in threads: neither can be killed."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(process.Child, "_spawn", lambda self, command, a_job, end: WorkerHere(a_job, end))
     monkeypatch.setattr(process.Child, "_signal", lambda self, number: None)

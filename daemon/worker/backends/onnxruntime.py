@@ -63,7 +63,8 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         threads=torch.get_num_threads(),
         load_s=load_s,
     )
-    bind = bound.bind if device.type == "cpu" else unbound  # a GPU reads copies, whose places recur
+    # a GPU reads copies, whose places recur; what is drawn anew for each run lies anywhere
+    bind = bound.bind if device.type == "cpu" and source.encode is None else unbound
     return Loaded(bound, bound.dtype, device, None, runtime=facts, bind=bind)
 
 

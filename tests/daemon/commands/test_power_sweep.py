@@ -138,7 +138,8 @@ def test_an_exception_brings_the_former_mode_back(board):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_the_measurement_and_brings_the_former_mode_back(number, board):
-    command = [sys.executable, "-c", SWEEP, str(board.root), "/bin/sh", "-c", "echo started; exec sleep 6000"]
+    command = ["env", f"--default-signal={number.name}", sys.executable, "-c", SWEEP, str(board.root)]
+    command += ["/bin/sh", "-c", "echo started; exec sleep 6000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
         assert sweep.stdout.readline() == "power modes: 15W is active\n"
         assert sweep.stdout.readline() == "started\n"

@@ -98,52 +98,9 @@ def test_without_tensorrt_one_sentence_says_what_is_missing(folder):
     assert str(found) == f"{folder}: tensorrt-fp16 cannot run here: TensorRT needs an NVIDIA GPU"
 
 
-def run_lines(folder, monkeypatch, capsys, **fields):
-    """Run what LOAD.md says of a module that answers its input."""
-    numpy, safetensors = pytest.importorskip("numpy"), pytest.importorskip("safetensors.torch")
-    code = folder / "code"
-    code.mkdir()
-    (code / "same.py").write_text("import torch\nbuild = torch.nn.Identity\n")
-    safetensors.save_file({}, folder / "weights.safetensors")
-    given = numpy.arange(3, dtype=numpy.float32).reshape(1, 3)
-    numpy.savez(folder / "golden.npz", **{"input0:0": given, "exact0:output": given})
-    text = load_text.code(
-        manifest(
-            entry="same:build",
-            inputs=[Tensor("0", "float32", [1, 3])],
-            outputs=[Tensor("output", "float32", [1, 3])],
-            golden=manifests.Golden(1, 1, {"output": 1e-6}),
-            **fields,
-        )
-    )
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.delitem(sys.modules, "same", raising=False)
-    names = {}
-    exec(text, names)  # noqa: S102 - it is what a user runs
-    names["golden"].close()
-    assert capsys.readouterr().out == "the answers are the golden ones\n"
-
-
-def test_the_lines_that_load_a_frozen_variant_freeze_it(monkeypatch, tmp_path, capsys):
-    pytest.importorskip("torch")
-    import torch._inductor.config as settings
-
-    with settings.patch(freezing=False):
-        run_lines(
-            tmp_path,
-            monkeypatch,
-            capsys,
-            case=Case(model="own.same.build", variant=Variant.parse("compile")),
-            environment=ENVIRONMENT,
-            is_frozen=True,
-        )
-        assert settings.freezing
-
-
 def test_the_lines_that_load_a_cuda_graph_replay_what_was_captured(monkeypatch, tmp_path, capsys):
-    torch = pytest.importorskip("torch")
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
     graphs = []
 
     class Graph:
@@ -155,5 +112,26 @@ def test_the_lines_that_load_a_cuda_graph_replay_what_was_captured(monkeypatch, 
     stands = {"CUDAGraph": Graph, "graph": lambda graph: io.BytesIO(), "Stream": io.BytesIO, "stream": lambda one: one}
     for name, value in (stands | {"synchronize": lambda: None}).items():
         monkeypatch.setattr(torch.cuda, name, value)
-    run_lines(tmp_path, monkeypatch, capsys, case=Case(model="own.same.build", variant=Variant.parse("cudagraph")))
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "same.py").write_text("import torch\nbuild = torch.nn.Identity\n")
+    safetensors.save_file({}, tmp_path / "weights.safetensors")
+    given = numpy.arange(3, dtype=numpy.float32).reshape(1, 3)
+    numpy.savez(tmp_path / "golden.npz", **{"input0:0": given, "exact0:output": given})
+    text = load_text.code(
+        manifest(
+            case=Case(model="own.same.build", variant=Variant.parse("cudagraph")),
+            entry="same:build",
+            inputs=[Tensor("0", "float32", [1, 3])],
+            outputs=[Tensor("output", "float32", [1, 3])],
+            golden=manifests.Golden(1, 1, {"output": 1e-6}),
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    names = {}
+    exec(text, names)  # noqa: S102 - it is what a user runs
+    names["golden"].close()
+    assert capsys.readouterr().out == "the answers are the golden ones\n"
     assert len(graphs) == 1

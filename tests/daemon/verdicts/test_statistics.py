@@ -193,12 +193,15 @@ def test_one_slow_block_is_no_drift_and_nine_are_too_few():
 
 
 def test_noise_is_no_drift_and_a_drift_within_noise_is_one():
-    noisy = [1.00, 0.97, 1.04, 1.01, 0.96, 1.03, 1.05, 0.98, 0.99, 1.02]
+    noisy = [1.00, 0.99, 1.02, 1.01, 0.98, 1.01, 1.02, 1.00, 1.00, 1.015]
     settled, share = steady([(1e6 * value, 0.1 * i) for i, value in enumerate(noisy)])
     assert settled
     assert abs(share) > 0.005
     falling = [(1e6 * (value - 0.01 * i), 0.1 * i) for i, value in enumerate(noisy)]
     assert not steady(falling)[0]
+    # a larger drift that as much noise hides is not taken for none
+    hidden = [(1e6 * (1 + 4 * (value - 1) + 0.002 * i), 0.1 * i) for i, value in enumerate(noisy)]
+    assert not steady(hidden)[0]
 
 
 @pytest.mark.parametrize("preset", ["quick", "standard", "thorough"])
