@@ -356,8 +356,8 @@ def steady(block_medians_with_times: Sequence[tuple[float, float]]) -> tuple[boo
     """Return whether warm-up has settled, and the drift over the last 10 blocks as a share of the median.
 
     Takes (median, time) pairs in order of time. The share is the Theil-Sen slope times the span over the median, with
-    its sign; settled is below 0.5 % either way, or below 1 % and no more than what noise alone often shows, by the count
-    of rising and falling pairs (Kendall). (False, None) for fewer than 10 blocks.
+    its sign; settled is below 0.5 % either way, or below 1 % and no more than what noise alone often shows, by the
+    count of pairs that rise or fall (Kendall). (False, None) for fewer than 10 blocks.
     """
     blocks = block_medians_with_times[-STEADY_BLOCKS:]
     if len(blocks) < STEADY_BLOCKS:
