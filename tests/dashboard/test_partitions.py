@@ -145,7 +145,8 @@ def test_samples_go_with_their_partition_and_are_not_deleted_one_by_one(empty_po
 def test_many_partitions_go_in_several_transactions_the_oldest_first(empty_postgres, monkeypatch):
     monkeypatch.setattr(partitions, "BATCH", 2)
     with closing(Store(empty_postgres)) as store:
-        add(store, *[power([1.0], NOON_S + 60 * minute) for minute in (4, 2, 0, 3, 1)])
+        for minute in (4, 2, 0, 3, 1):
+            add(store, power([1.0], NOON_S + 60 * minute))
         created = names(store, "telemetry")
         with statements(store) as executed:
             store.tidy(NOON_S + 2 * 3600)
