@@ -19,7 +19,8 @@ class Feed:
 
     With `session_s` the broker queues messages for this client id for that long after the connection has ended, and
     the work is split among all such feeds; with 0 the feed sees everything from now on. MQTT 3.1.1 and a broker without
-    shared subscriptions cannot split it: each feed gets everything, and the store recognises duplicates by their keys.
+    shared subscriptions cannot split it: each feed gets everything. The store recognises duplicate results and events
+    by their keys, but stores telemetry once for each collector.
     """
 
     def __init__(self, broker: Broker, client_id: str, session_s: int) -> None:

@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError, IntegrityError
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
@@ -40,6 +40,7 @@ from benchd.daemon.machine.folders import file_id
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard import partitions
 from benchd.dashboard.messages import Row
+from benchd.dashboard.partitions import Partition
 
 BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
 RAW_S = 3600.0  # raw telemetry
@@ -224,16 +225,13 @@ class Store:
         by_table: dict[str, list[dict[str, Any]]] = {}
         for table, values in rows:
             by_table.setdefault(table, []).append(values)
-        if self._is_partitioned and "telemetry" in by_table:
-            self._create_partitions(row["t_s"] for row in by_table["telemetry"])
-        with self._writing() as connection:
-            for name, found in sorted(by_table.items()):
-                # in the order of their keys, so that two collectors cannot deadlock
-                found.sort(key=itemgetter(*_KEYS[name]))
-                if self._is_partitioned and name == "telemetry":
-                    partitions.insert(connection, found)
-                else:
-                    connection.execute(_insertion(connection, self.tables[name]), found)
+        try:
+            self._insert(by_table)
+        except IntegrityError as error:
+            if not partitions.is_missing(error):
+                raise
+            self._newest.clear()  # another collector, whose clock is ahead, has dropped one of them
+            self._insert(by_table)
 
     def quarantined(self, but: str, limit: int) -> dict[str, Arrived]:
         """Return by key the oldest messages in quarantine that the version `but` has not read yet."""
@@ -275,12 +273,19 @@ class Store:
             connection.execute(delete(table).where(table.c.channel == channel, table.c.key.in_(list(keys))))
 
     def tidy(self, now_s: float, *, expire: bool = True) -> None:
-        """Aggregate telemetry older than an hour to minutes and, if `expire`, delete what has expired."""
+        """Aggregate telemetry older than an hour to minutes and, if `expire`, delete what has expired.
+
+        In PostgreSQL, partitions that somebody reads are left for the next time.
+        """
+        before_s = (now_s - RAW_S) // 60 * 60
+        if self._is_partitioned:
+            self._tidy_partitions(before_s, now_s - MINUTES_S if expire else 0)
         with self._writing() as connection:
             # the first to write here blocks other collectors, so that nothing is aggregated twice
             connection.execute(update(_VERSION).values(tidied_s=now_s))
-            before_s = (now_s - RAW_S) // 60 * 60
-            self._roll_up(connection, before_s)
+            if not self._is_partitioned:
+                self._roll_up(connection, self.tables["telemetry"], before_s)
+                self._delete_raw(connection, self.tables["telemetry"], before_s)
             self._join(connection)
             for name, column in _EXPIRING if expire else ():
                 if not (self._is_partitioned and name in partitions.SPANS_S):
@@ -295,10 +300,6 @@ class Store:
                 held = select(table.c.id, size, place).where(mine).subquery()
                 beyond = (held.c.bytes > QUARANTINE_BYTES) | (held.c.rows > QUARANTINE_ROWS)
                 connection.execute(delete(table).where(table.c.id.in_(select(held.c.id).where(beyond))))
-            if self._is_partitioned:  # last, because nobody reads meanwhile, and in the order in which pages read
-                partitions.drop(connection, "telemetry_minute", now_s - MINUTES_S if expire else 0)
-                partitions.drop(connection, "telemetry", before_s)
-        self._newest.clear()
 
     def close(self) -> None:
         """Close the database."""
@@ -343,6 +344,18 @@ class Store:
     def _is_partitioned(self) -> bool:
         return self._engine.dialect.name == "postgresql"
 
+    def _insert(self, by_table: dict[str, list[dict[str, Any]]]) -> None:
+        if self._is_partitioned and "telemetry" in by_table:
+            self._create_partitions(row["t_s"] for row in by_table["telemetry"])
+        with self._writing() as connection:
+            for name, found in sorted(by_table.items()):
+                # in the order of their keys, so that two collectors cannot deadlock
+                found.sort(key=itemgetter(*_KEYS[name]))
+                if self._is_partitioned and name == "telemetry":
+                    partitions.insert(connection, found)
+                else:
+                    connection.execute(_insertion(connection, self.tables[name]), found)
+
     def _create_partitions(self, times_s: Iterable[float]) -> None:
         """Create the partitions of raw telemetry for these times, committed at once for other collectors."""
         needed = partitions.ends("telemetry", times_s)
@@ -350,6 +363,36 @@ class Store:
             with self._writing() as connection:
                 partitions.create(connection, "telemetry", needed)
             self._newest = set(sorted(self._newest | needed)[-2:])  # older ones may have been dropped meanwhile
+
+    def _tidy_partitions(self, before_s: float, minutes_before_s: float) -> None:
+        """Roll up raw telemetry from before `before_s`, and drop its partitions and those of expired minutes."""
+        with self.reading() as connection:
+            known = partitions.partitions(connection, "telemetry")
+        old = [one for one in known if one.is_first or one.end_s <= before_s]
+        for first in range(0, len(old), partitions.BATCH):
+            self._roll_up_partitions(old[first : first + partitions.BATCH], before_s)
+        with self._writing() as connection:
+            days = partitions.partitions(connection, "telemetry_minute")
+            partitions.drop(connection, [one for one in days if one.end_s <= minutes_before_s][: partitions.BATCH])
+        self._newest.clear()
+
+    def _roll_up_partitions(self, batch: Sequence[Partition], before_s: float) -> None:
+        """Roll up these partitions and, in the same transaction, drop or else empty them: nothing counts twice."""
+        with self._writing() as connection:
+            connection.execute(update(_VERSION).values(number=_VERSION.c.number))  # blocks other collectors
+            there = set(partitions.partitions(connection, "telemetry"))  # others may have been here first
+            found = {one: self._part(one) for one in batch if one in there}
+            if not found or not partitions.lock(connection, list(found)):
+                return
+            for part in found.values():
+                self._roll_up(connection, part, before_s)
+            over = [one for one in found if one.end_s <= before_s]
+            dropped = over if partitions.drop(connection, over) else []
+            for part in (found[one] for one in found if one not in dropped):
+                self._delete_raw(connection, part, before_s)
+
+    def _part(self, partition: Partition) -> Table:
+        return self.tables["telemetry"].to_metadata(MetaData(), name=partition.name)
 
     def _join(self, connection: Connection) -> None:
         """Join the numbers that have arrived to the ranges of their streams, of which the last SPANS are kept."""
@@ -367,8 +410,9 @@ class Store:
             values = [{**stream._mapping, "first": first, "last": last} for first, last in _joined(ranges)[-SPANS:]]
             connection.execute(insert(span), values)
 
-    def _roll_up(self, connection: Connection, before_s: float) -> None:
-        raw, minutes = self.tables["telemetry"], self.tables["telemetry_minute"]
+    def _roll_up(self, connection: Connection, raw: Table, before_s: float) -> None:
+        """Merge the samples of `raw`, telemetry or a partition of it, into their minutes."""
+        minutes = self.tables["telemetry_minute"]
         minute = func.floor(raw.c.t_s / 60) * 60
         figures = (func.count(), func.sum(raw.c.value), func.min(raw.c.value), func.max(raw.c.value))
         old = raw.c.t_s < before_s
@@ -387,7 +431,9 @@ class Store:
             "maximum": case((new.maximum > kept.maximum, new.maximum), else_=kept.maximum),
         }
         connection.execute(insertion.on_conflict_do_update(index_elements=list(minutes.primary_key), set_=merged))
-        connection.execute(delete(raw).where(old))
+
+    def _delete_raw(self, connection: Connection, raw: Table, before_s: float) -> None:
+        connection.execute(delete(raw).where(raw.c.t_s < before_s))
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import psycopg
+
 from tests.soak.collector import wait_until
 from tests.soak.delivery_site import POSTGRES, postgres_in
-from tests.soak.nodes import answers
 
 
 class Database(NamedTuple):
@@ -24,10 +25,18 @@ def postgres(folder: Path) -> Iterator[Database]:
     if POSTGRES:
         folder.chmod(0o711)  # its user passes through
     command, url = postgres_in(folder / "database")
-    port = int(url.rpartition(":")[2].partition("/")[0])
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, user=POSTGRES, cwd=folder / "database") as server:
         try:
-            wait_until(lambda: answers(port))
+            wait_until(lambda: accepts(url))
             yield Database(url, server.pid)
         finally:
             server.send_signal(2)  # which does not wait for who is connected
+
+
+def accepts(url: str) -> bool:
+    """Return whether a server accepts a connection there: it listens sooner than that."""
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False
+    return True
