@@ -21,16 +21,28 @@ Call = Callable[[], Any]
 Prepare = Callable[[Arguments], Call]
 
 
+PACKAGES = {
+    "mamba_ssm": "mamba-ssm",
+    "causal_conv1d": "causal-conv1d",
+    "spikingjelly": "spikingjelly",
+    "mambapy": "mambapy",
+    "onnx": "onnx",
+    "onnxruntime": "onnxruntime",
+}
+"""The package of each module that a peer needs: what may be required, and whose versions are told."""
+
+
 class Missing(RuntimeError):
     """A peer is not installed here, or does not run on this device."""
 
 
 def required(name: str) -> Any:
-    """Return a module of a peer; raise Missing where it is not installed."""
+    """Return a module of a peer, one of PACKAGES; raise Missing where it is not installed."""
+    package = PACKAGES[name.partition(".")[0]]
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Missing(f"{name.partition('.')[0]} is not installed: {error}") from error
+        raise Missing(f"{package} is not installed: {error}") from error
 
 
 def _channels_first(tensor: Tensor) -> Tensor:

@@ -22,12 +22,12 @@ from rich.console import Console
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring.process import environment
 from benchmarks.paired import Dropped, Paired, race, told
+from benchmarks.peers import PACKAGES
 
 WRONG = 5
 ENTRANT_S = 300.0  # to load and check one contender, and to race it: the others wait
 _PLAIN_WIDTH = 160  # columns where no terminal says how wide it is
-_RUNTIMES = ("triton", "onnxruntime", "onnxruntime-gpu", "tensorrt")
-_PEERS = ("mamba-ssm", "causal-conv1d", "spikingjelly")
+_RUNTIMES = ("triton", "onnxruntime-gpu", "tensorrt")
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +163,7 @@ def versions() -> dict[str, str]:
     """Return the versions of torch and of the packages that raced."""
     installed = {found.name: found.version for found in importlib.metadata.distributions()}
     return {"torch": str(torch.__version__)} | {
-        name: installed[name] for name in ("benchd", *_RUNTIMES, *_PEERS) if name in installed
+        name: installed[name] for name in ("benchd", *_RUNTIMES, *PACKAGES.values()) if name in installed
     }
 
 

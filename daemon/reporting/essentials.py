@@ -36,6 +36,7 @@ class Essentials:
             limits=_NOTHING,
             missing=_NOTHING,
             artifacts=[],
+            deadlines=[],
             runtime=None,
             occupancy=None,
             probes=None,

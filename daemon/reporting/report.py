@@ -2,7 +2,7 @@
 
 import csv
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -31,8 +31,7 @@ def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: Tex
     decisions = decide(found, Requirements())
     output.mkdir(parents=True, exist_ok=True)
     for name in formats:
-        with (output / f"report.{name}").open("w", encoding="utf-8", newline="") as file:
-            file.writelines(FORMATS[name](found, decisions))
+        _replace(output / f"report.{name}", FORMATS[name](found, decisions))
     print_decisions(out, decisions, as_json=False)
     out.writelines(f"{one.line}\n" for one in comparisons(found))
     out.writelines(f"{output / f'report.{name}'}\n" for name in formats)
@@ -44,8 +43,16 @@ def page(folder: Path) -> Path:
     found = sorted(results.read(folder, Essentials()), key=lambda record: record.t_wall)
     path = folder / "report.html"
     require_page()
-    path.write_text("".join(_html(found, decide(found, Requirements()))), encoding="utf-8")
+    _replace(path, _html(found, decide(found, Requirements())))
     return path
+
+
+def _replace(path: Path, text: Iterable[str]) -> None:
+    """Replace the file once all of its text is written, so that a format that fails leaves the last report."""
+    unfinished = path.with_name(f".{path.name}.part")
+    with unfinished.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(text)
+    unfinished.replace(path)
 
 
 def require_page() -> None:

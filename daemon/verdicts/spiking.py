@@ -1,7 +1,8 @@
 """What a spiking net costs over the same net without spikes, each by its best checked variant; pure.
 
-Both have the same weights and ran on one machine, so that the ratio is that of the spikes and not of a variant that
-nobody would deploy. A ratio below 1 is a gain of the spiking net.
+Both have the same weights and ran on one machine, and only a variant that the decision on its net ranks counts, so
+that the ratio is that of the spikes and not of a variant that nobody would deploy. A ratio below 1 is a gain of the
+spiking net.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ from msgspec import Struct
 
 from benchd.daemon.records import OptionValue, Record
 from benchd.daemon.verdicts import one_environment
-from benchd.daemon.verdicts.recommend import Requirements, figure, lead, newest, place, variant_name, why_not
+from benchd.daemon.verdicts.recommend import Requirements, decide, figure, lead, newest, place, variant_name
 from benchd.daemon.verdicts.statistics import Interval
 from benchd.models import catalog
 
 Quantity = Literal["latency", "energy"]
+Ranked = dict[Quantity, set[str]]
 _UNITS: dict[Quantity, tuple[float, str]] = {"latency": (1.0, "ms"), "energy": (1e3, "mJ")}
 
 
@@ -46,18 +48,39 @@ class Comparison(Struct, frozen=True):
 
 
 def comparisons(records: Sequence[Record]) -> list[Comparison]:
-    """Return a comparison for each spiking net whose ANN was measured too: at batch 1, for each T and machine."""
+    """Return a comparison for each spiking net whose ANN was measured too: at batch 1, for each T and machine.
+
+    Records without a model, whose weights and T are unknown, are left out, as are nets that no decision ranks.
+    """
+    usual = [record for record in newest(records) if _is_usual(record)]
     nets: dict[tuple[object, ...], list[Record]] = {}
-    for record in filter(_is_usual, newest(records)):
+    for record in usual:
         nets.setdefault((record.case.model, _setup(record), _time_steps(record)), []).append(record)
-    pairs = [(nets.get((_ann(net[0]), _setup(net[0]), None)), net) for net in nets.values()]
-    return [_comparison(spiking, anns) for anns, spiking in pairs if anns]
+    pairs = [(net, anns) for net in nets.values() if (anns := nets.get((_ann(net[0]), _setup(net[0]), None)))]
+    paired = {side[0].case.model for pair in pairs for side in pair}
+    ranked = _ranked([record for record in usual if record.case.model in paired])
+    return [
+        _comparison(*pair, ranked)
+        for pair in pairs
+        if any(_best(side, quantity, ranked) for side in pair for quantity in ranked)
+    ]
 
 
 def _is_usual(record: Record) -> bool:
     case = record.case
     is_alone = case.streams == 1 and not case.beside
-    return (case.direction, case.scenario, case.batch_size) == ("inference", "single_stream", 1) and is_alone
+    is_at_batch_1 = (case.direction, case.scenario, case.batch_size) == ("inference", "single_stream", 1)
+    return record.model is not None and is_at_batch_1 and is_alone
+
+
+def _ranked(found: Sequence[Record]) -> Ranked:
+    """Return the keys of the records that the decisions on these rank, by objective."""
+    return {
+        quantity: {
+            record.key for one in decide(found, Requirements(objective=quantity)) for record in one.candidates.values()
+        }
+        for quantity in _UNITS
+    }
 
 
 def _ann(record: Record) -> str:
@@ -75,30 +98,40 @@ def _setup(record: Record) -> tuple[object, ...]:
     return *place(record), record.case.threads, model and (model.weights_sha256, model.options.get("level"))
 
 
-def _comparison(spiking: Sequence[Record], anns: Sequence[Record]) -> Comparison:
+def _comparison(spiking: Sequence[Record], anns: Sequence[Record], ranked: Ranked) -> Comparison:
     subject = f"SNN/ANN b1 T {_time_steps(spiking[0])}: {spiking[0].case.model} over {_ann(spiking[0])}"
-    return Comparison(subject, {quantity: _ratio(spiking, anns, quantity) for quantity in _UNITS})
+    return Comparison(subject, {quantity: _ratio(spiking, anns, quantity, ranked) for quantity in _UNITS})
 
 
-def _ratio(spiking: Sequence[Record], anns: Sequence[Record], quantity: Quantity) -> Ratio | str:
+def _ratio(spiking: Sequence[Record], anns: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Ratio | str:
     """Return the ratio of the best ones, or why there is none."""
     if quantity == "energy" and not all(any(one.energy for one in side) for side in (spiking, anns)):
         return "not measured"
-    snn, ann = (_best(side, quantity) for side in (spiking, anns))
+    snn, ann = (_best(side, quantity, ranked) for side in (spiking, anns))
     if snn is None or ann is None:
-        return f"not known: no checked variant of {(spiking if snn is None else anns)[0].case.model}"
-    if differs := one_environment.difference(snn.environment, ann.environment):
-        return f"not known: measured in {differs}"
-    if quantity == "energy" and snn.energy and ann.energy and snn.energy.scope != ann.energy.scope:
-        return f"not known: its scope is {snn.energy.scope} and {ann.energy.scope}"
+        return f"not known: no checked, comparable variant of {(spiking if snn is None else anns)[0].case.model}"
+    if differs := _difference(snn, ann, quantity):
+        return f"not known: {differs}"
     ours, theirs, over = figure(snn, quantity).point, figure(ann, quantity).point, lead(ann, snn, quantity)
     interval = Interval(1.0 + over.low, 1.0 + over.high) if over else None
     return Ratio(variant_name(snn), variant_name(ann), ours, theirs, ours / theirs, interval)
 
 
-def _best(side: Sequence[Record], quantity: Quantity) -> Record | None:
-    fit = [record for record in side if why_not(record, Requirements(objective=quantity)) is None]
+def _best(side: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Record | None:
+    fit = [record for record in side if record.key in ranked[quantity]]
     return min(fit, key=lambda record: figure(record, quantity).point, default=None)
+
+
+def _difference(snn: Record, ann: Record, quantity: Quantity) -> str | None:
+    """Return why the figures of the two are not those of one machine, one code and one scope; else None."""
+    if differs := one_environment.difference(snn.environment, ann.environment):
+        return f"measured in {differs}"
+    codes = {record.model.code_sha256 for record in (snn, ann) if record.model and record.model.code_sha256}
+    if len(codes) > 1:
+        return f"{variant_name(snn)} and {variant_name(ann)} were measured with different code; measure both again"
+    if quantity == "energy" and snn.energy and ann.energy and snn.energy.scope != ann.energy.scope:
+        return f"its scope is {snn.energy.scope} and {ann.energy.scope}"
+    return None
 
 
 def _words(quantity: Quantity, found: Ratio | str) -> str:

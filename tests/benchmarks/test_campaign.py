@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 import time
@@ -13,9 +14,11 @@ import pytest
 from records_made import ENERGY, made
 from typer.testing import CliRunner
 
-from benchd.daemon.records import CrossCheck, ProcessResult, all_variants, encode
+from benchd.daemon import cli
+from benchd.daemon.records import Case, CrossCheck, ProcessResult, all_variants, encode
 from benchd.kernels.shipped import Compiled
 from benchmarks import campaign, kernels, models, performance
+from benchmarks.commands import command
 from tests.soak import soak, soak_aa
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +28,10 @@ PAGE = ROOT / "docs/performance.md"
 @pytest.fixture
 def run(tmp_path, child_environment):
     def start(*arguments):
-        command = [sys.executable, "-m", "benchmarks.campaign", "--device", "cpu", "--seconds", "0.02"]
-        command += ["--output", str(tmp_path / "results"), "--no-compile", *arguments]
+        line = [sys.executable, "-m", "benchmarks.campaign", "--device", "cpu", "--seconds", "0.02"]
+        line += ["--output", str(tmp_path / "results"), "--no-compile", *arguments]
         environment = child_environment | {"PYTHONPATH": f"{child_environment.get('PYTHONPATH', '')}:{ROOT}"}
-        done = subprocess.run(command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run(line, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
         (folder,) = (tmp_path / "results").iterdir()
         return done, folder
 
@@ -61,6 +64,34 @@ def test_each_chosen_variant_has_a_record_in_its_directions():
         ("eager,custom", "inference"),
         ("eager", "training"),
     ]
+
+
+def test_the_commands_of_records_are_ones_of_bench_once_and_what_they_write_is_gathered_once(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    chosen = settings("cpu", models=["square"], batch_sizes=[1], variants=["eager"], folder=tmp_path / "results")
+    chosen.folder.mkdir()
+    planned = []
+    for number, part in enumerate(campaign.STAGES["records"](chosen)):
+        arguments = part.command[part.command.index("-c") + 2 :]
+        assert part.command == command("bench-once", *arguments)
+        monkeypatch.setattr(sys, "argv", ["bench-once", *arguments, "--dry-run"])
+        with pytest.raises(SystemExit) as end:
+            cli.bench_once()
+        assert not end.value.code, capsys.readouterr()
+        planned += re.findall(r"square,[\w,]+", capsys.readouterr().out)
+        output = Path(dict(itertools.pairwise(arguments))["--output"])
+        output.mkdir(parents=True)
+        (output / "records.jsonl").write_bytes(
+            encode(made(run_id=f"r{number}", case=Case(model="square", seed=number))) + b"\n"
+        )
+        for _ in range(2):
+            campaign.keep(chosen.scratch, chosen.folder)
+    assert planned == ["square,eager,b1", "square,eager,b1,training"]
+    assert [record.run_id for record in performance.read(chosen.folder).records] == ["r0", "r1"]
 
 
 def test_a_part_that_does_not_end_is_ended_and_the_next_finds_no_time():

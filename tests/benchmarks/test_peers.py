@@ -6,7 +6,7 @@ import torch
 from benchd.kernels.causal_conv1d import causal_conv1d
 from benchd.kernels.selective_scan import selective_scan
 from benchd.models.vim import Vim
-from benchmarks import peers
+from benchmarks import peers, rows
 from benchmarks.ops import OPS
 from benchmarks.peer_models import OfficialVim
 
@@ -92,3 +92,17 @@ def test_the_neurons_written_out_step_by_step_hand_on_values_too():
     spikes = problem.peers["st-bif by torch steps"](problem.arguments)()
     assert spikes.unique().tolist() == [-0.5, 0, 0.5]
     assert torch.equal(spikes, problem.expected())
+
+
+def test_every_package_that_a_peer_needs_is_told_with_its_version(tmp_path, monkeypatch):
+    for package in ("mambapy", *peers.PACKAGES.values()):
+        folder = tmp_path / f"{package.replace('-', '_')}-9.dist-info"
+        folder.mkdir(exist_ok=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {"mambapy", *peers.PACKAGES.values()} <= rows.versions().keys()
+
+
+def test_a_peer_needs_only_packages_whose_versions_are_told():
+    with pytest.raises(KeyError, match="somebodys_scan"):
+        peers.required("somebodys_scan.ops")

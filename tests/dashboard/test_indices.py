@@ -46,6 +46,14 @@ def test_what_a_device_reported_last_is_searched_by_device_and_time(store, name)
     assert all("device_id=? AND t_s>?" in step for step in steps), steps
 
 
+def test_a_record_is_searched_by_its_key(store):
+    assert any("result" in step and "(key=?)" in step for plan in plans(store, "record").values() for step in plan)
+
+
+def test_the_whole_csv_is_asked_for_too(store):
+    assert not any("device_id = " in statement for statement in plans(store, "csv"))
+
+
 @pytest.mark.parametrize("name", asked(None, KNOWN))
 def test_no_query_of_a_page_reads_or_sorts_all_results(store, name):
     for statement, plan in plans(store, name).items():

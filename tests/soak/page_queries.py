@@ -43,7 +43,7 @@ def asked(store: Store, known: Result) -> dict[str, Callable[[], object]]:
         "history": lambda: queries.history(store, known.device_id, known.case_id, 200),
         "trade-off": lambda: Answers(store, Changes(store)).newest(),
         "changes": lambda: [Changes(store).update(since) for since in (*UPDATES, "2026-01-01")],
-        "record": lambda: queries.newest_profile(store, known),
+        "record": lambda: [queries.result(store, known.key), queries.newest_profile(store, known)],
         "names": lambda: queries.names(store),
         "fleet": lambda: queries.fleet(store, time.time()),
         "device": lambda: queries.happenings(store, known.device_id, time.time() - 300),
@@ -52,7 +52,8 @@ def asked(store: Store, known: Result) -> dict[str, Callable[[], object]]:
         "sparklines": lambda: queries.sparks(store, [known.device_id], time.time() - 300),
         "metrics": lambda: list(metrics.Fleet(store, time.time()).collect()),
         "missing": lambda: [queries.gaps(store), queries.unheard(store)],
-        "csv": lambda: list(export.lines(store, Filter(device_id=known.device_id))),
+        "csv": lambda: list(export.lines(store, Filter())),
+        "csv of a device": lambda: list(export.lines(store, Filter(device_id=known.device_id))),
     }
 
 

@@ -273,6 +273,20 @@ def test_records_without_energy_say_so(page, tmp_path):
     assert "No record has energy." in "".join(bare.words)
 
 
+def test_a_format_that_fails_leaves_the_last_report(results, tmp_path, monkeypatch):
+    report.report([results], ["csv"], tmp_path, StringIO())
+    last = (tmp_path / "report.csv").read_text()
+
+    def cut_off(found, decisions):
+        yield "half a report"
+        raise OSError("no space left on device")
+
+    monkeypatch.setitem(report.FORMATS, "csv", cut_off)
+    with pytest.raises(OSError, match="no space"):
+        report.report([results], ["csv"], tmp_path, StringIO())
+    assert (tmp_path / "report.csv").read_text() == last
+
+
 def test_no_records_are_no_report(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(UsageError, match="contains no record"):

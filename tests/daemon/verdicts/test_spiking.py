@@ -19,17 +19,21 @@ FACTS = ModelFacts(
 )
 
 
-def record(model, variant, median_ms, *, batch=1, joules=None, shares=(0.99, 1.0, 1.01), weights="a", **fields):
+SHARES = (0.99, 1.0, 1.01)
+
+
+def record(
+    model, variant, median_ms, *, batch=1, joules=None, scope="module", shares=SHARES, weights="a", code="c", **fields
+):
     steps = {"time_steps": 8} if model.startswith("snn") else {}
-    energy = joules and msgspec.structs.replace(ENERGY, gross_per_inference_j=joules)
+    energy = joules and msgspec.structs.replace(ENERGY, gross_per_inference_j=joules, scope=scope)
     return made(
         run_id=f"{model} {variant} {batch}",
         case=Case(model=model, variant=Variant.parse(variant), batch_size=batch),
-        model=msgspec.structs.replace(FACTS, options=FACTS.options | steps, weights_sha256=weights),
-        timing=timing(median_ms),
+        model=msgspec.structs.replace(FACTS, options=FACTS.options | steps, weights_sha256=weights, code_sha256=code),
         energy=energy or None,
         processes=[ProcessResult(status="ok", timing=timing(median_ms * s), energy=energy or None) for s in shares],
-        **{"check": PASSED} | fields,
+        **{"check": PASSED, "timing": timing(median_ms)} | fields,
     )
 
 
@@ -68,12 +72,59 @@ def test_no_difference_is_claimed_that_is_not_told_apart():
 
 
 def test_a_side_without_a_checked_variant_has_no_ratio():
-    assert "latency not known: no checked variant of qann_resnet18;" in only(
+    assert "latency not known: no checked, comparable variant of qann_resnet18;" in only(
         snn("custom", 4.0), ann("custom", 2, check=WRONG)
     )
     other = msgspec.structs.replace(ENVIRONMENT, fingerprint="g", kernel="6.2")
     told = only(snn("custom", 4.0), ann("custom", 2.0, environment=other))
     assert "latency not known: measured in another environment (kernel: 6.1 and 6.2)" in told
+
+
+OLD = {"suite_id": "s0", "t_mono_ns": 0}
+WIDE = timing(1.0, low_ms=0.5, high_ms=2.0)
+
+
+@pytest.mark.parametrize(
+    "excluded",
+    [
+        snn("custom", 1.0, code="old", **OLD),
+        snn("custom", 1.0, environment=msgspec.structs.replace(ENVIRONMENT, fingerprint="g", kernel="6.2"), **OLD),
+        snn("custom", 1.0, timing=WIDE),
+    ],
+    ids=["code", "environment", "unknown time"],
+)
+def test_a_variant_that_the_decision_excludes_is_not_the_best(excluded):
+    assert "latency 2x [1.96, 2.05] (eager 4 ms over custom 2 ms)" in only(
+        excluded, snn("eager", 4.0), ann("custom", 2.0)
+    )
+
+
+def test_joules_of_another_scope_than_the_majoritys_are_not_the_best():
+    found = [snn("custom", 4.0, joules=0.001, scope="GPU board"), snn("eager", 9.0, joules=0.004)]
+    found += [snn("compile", 9.0, joules=0.005), ann("custom", 2.0, joules=0.002)]
+    assert "(eager 4 mJ over custom 2 mJ)" in only(*found)
+
+
+def test_nets_that_no_decision_ranks_together_have_no_ratio():
+    edited = [snn("custom", 4.0), snn("eager", 9.0, code="edited"), ann("custom", 2.0)]
+    assert "latency not known: no checked, comparable variant of snn_stbif_resnet18;" in only(*edited)
+
+
+def test_sides_of_different_code_are_refused():
+    told = only(snn("custom", 4.0, code="old", **OLD), ann("eager", 2.0))
+    assert "latency not known: custom and eager were measured with different code; measure both again;" in told
+
+
+def test_two_nets_of_which_nothing_can_ship_have_no_line():
+    assert comparisons([snn("custom", 4.0, check=WRONG), ann("custom", 2.0, check=WRONG)]) == []
+
+
+@pytest.mark.parametrize("status", ["unsupported", "failed"])
+def test_a_variant_without_a_model_has_no_line_of_its_own(status):
+    none = {"status": status, "model": None, "timing": None, "processes": [], "check": None}
+    dead = [msgspec.structs.replace(one("tensorrt", 1.0), **none) for one in (snn, ann)]
+    assert "T 8" in only(snn("custom", 4.0), ann("custom", 2.0), *dead)
+    assert comparisons(dead) == []
 
 
 @pytest.mark.parametrize(
