@@ -6,11 +6,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import structs
 
-from benchd.daemon.records import Environment, ProcessResult, Record
+from benchd.daemon.records import Environment, ProcessResult, Record, Stages
 
 T = TypeVar("T")
 
 _NOTHING: dict[str, Any] = {}
+_NO_STAGES = Stages()
 
 
 class Essentials:
@@ -56,11 +57,22 @@ def _lasting(environment: Environment) -> Environment:
 
 
 def _timed(process: ProcessResult, *, is_disturbed: bool) -> ProcessResult:
-    return ProcessResult(
-        status=process.status,
-        timing=process.timing,
+    """Return it without what is large."""
+    return structs.replace(
+        process,
+        stages=_NO_STAGES,
+        warm_up=None,
+        parts=_NOTHING,
+        blocks=None,
         window=process.window if process.energy else None,
-        energy=process.energy,
+        idle=[],
+        memory=None,
+        raw=_NOTHING,
         interference=process.interference if is_disturbed else None,
-        requests=process.requests,
+        telemetry=_NOTHING,
+        sampler=None,
+        probes=None,
+        deadlines=[],
+        beside=None,
+        timeline=[],
     )
