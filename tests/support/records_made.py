@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchd.daemon.delivery.messages import Info
-from benchd.daemon.records import Accuracy, Case, Check, Energy, Environment, ProcessResult, Record, Timing
+from benchd.daemon.records import Accuracy, Case, Check, Energy, Environment, ModelFacts, ProcessResult, Record, Timing
 from benchd.daemon.verdicts.accuracy import counted
 
 ENVIRONMENT = Environment(
@@ -55,6 +55,17 @@ WRONG = Check(
     tolerance=1e-4,
     argmax_disagreements=8,
 )
+QANN = ModelFacts(
+    options={"level": 8, "width": 16},
+    input_shape=[3, 32, 32],
+    inputs=[],
+    parameters=1,
+    weights="qann.safetensors",
+    weights_sha256="a",
+    code_sha256="c",
+    data="demo",
+)
+
 PASSED = Check(
     passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
 )

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from records_made import ENERGY, ENVIRONMENT, PASSED, accuracy, made, timing
+from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, accuracy, made, timing
 
 from benchd.daemon.records import (
     BlocksResult,
@@ -12,7 +12,6 @@ from benchd.daemon.records import (
     Interference,
     Load,
     Memory,
-    ModelFacts,
     Neighbour,
     NeighbourResult,
     ProcessResult,
@@ -31,17 +30,7 @@ UNSHOWN = {"schema", "throughput_basis"}
 """Fields of a record that are too small to drop, though no format shows them."""
 
 FAST = msgspec.structs.replace(ENVIRONMENT, cpu_max_hz=3e9, temperature_c={"cpu": 50.0}, command="bench-once")
-FACTS = ModelFacts(
-    options={"level": 8},
-    input_shape=[3, 32, 32],
-    inputs=[],
-    parameters=1,
-    weights="qann.safetensors",
-    weights_sha256="a",
-    code_sha256="c",
-    data="demo",
-)
-SPIKING = msgspec.structs.replace(FACTS, options=FACTS.options | {"time_steps": 8})
+SPIKING = msgspec.structs.replace(QANN, options=QANN.options | {"time_steps": 8})
 ASKED = Requests(
     rate_hz=20.0,
     asked=100,
@@ -131,7 +120,7 @@ def whole():
         server("eager", 20.0),
         server("custom", 40.0),
         net("snn_stbif_resnet18", SPIKING, 4.0, 0.004),
-        net("qann_resnet18", FACTS, 2.0, 0.002),
+        net("qann_resnet18", QANN, 2.0, 0.002),
     ]
 
 

@@ -2,22 +2,10 @@
 
 import msgspec
 import pytest
-from records_made import ENERGY, ENVIRONMENT, PASSED, WRONG, made, timing
+from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, WRONG, made, timing
 
-from benchd.daemon.records import Case, ModelFacts, ProcessResult, Variant
+from benchd.daemon.records import Case, ProcessResult, Variant
 from benchd.daemon.verdicts.spiking import comparisons
-
-FACTS = ModelFacts(
-    options={"level": 8, "width": 16},
-    input_shape=[3, 32, 32],
-    inputs=[],
-    parameters=1,
-    weights="qann.safetensors",
-    weights_sha256="a",
-    code_sha256="c",
-    data="demo",
-)
-
 
 SHARES = (0.99, 1.0, 1.01)
 
@@ -30,7 +18,7 @@ def record(
     return made(
         run_id=f"{model} {variant} {batch}",
         case=Case(model=model, variant=Variant.parse(variant), batch_size=batch),
-        model=msgspec.structs.replace(FACTS, options=FACTS.options | steps, weights_sha256=weights, code_sha256=code),
+        model=msgspec.structs.replace(QANN, options=QANN.options | steps, weights_sha256=weights, code_sha256=code),
         energy=energy or None,
         processes=[ProcessResult(status="ok", timing=timing(median_ms * s), energy=energy or None) for s in shares],
         **{"check": PASSED, "timing": timing(median_ms)} | fields,
