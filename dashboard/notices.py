@@ -129,7 +129,8 @@ class Teller:
     def _failure(self, url: str, notices: Sequence[Notice]) -> str:
         """Send the notices and return why not; empty if they were taken."""
         try:
-            taken = _sender(url).notify(**_message(self._settings, notices))
+            title, body = _message(self._settings, notices)
+            taken = _sender(url).notify(body, title)
         except Exception as error:  # such as a template that was edited: the claim must not outlive it
             return f"failed with {type(error).__name__}"
         return "" if taken else f"did not take {len(notices)}"
@@ -184,12 +185,12 @@ def _failed(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
         yield device_id, f"{case_id}:{tool_version}:{fingerprint}", f"{case_id}: its answers are not those of float64"
 
 
-def _message(settings: Settings, notices: Sequence[Notice]) -> dict[str, str]:
+def _message(settings: Settings, notices: Sequence[Notice]) -> tuple[str, str]:
     """Return the title and the body."""
     plain = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)  # noqa: S701 - not HTML
     template = plain.from_string(Path(settings.template).read_text(encoding="utf-8"))
     title, _, body = template.render(notices=notices).strip().partition("\n")
-    return {"title": title, "body": body.strip() or title}
+    return title, body.strip() or title
 
 
 def _sender(url: str) -> "Apprise":
