@@ -1,5 +1,6 @@
 """No page reads every result: what each query of a page would do, as SQLite plans it."""
 
+import threading
 import time
 from contextlib import closing
 
@@ -37,6 +38,14 @@ def plans(store, name):
         }
     assert found
     return found
+
+
+def test_what_is_stored_beside_a_query_is_not_noted(store):
+    with noted(store._engine) as statements:
+        beside = threading.Thread(target=asked(store, KNOWN)["record"])
+        beside.start()
+        beside.join()
+    assert not statements
 
 
 @pytest.mark.parametrize("name", ["live", "sparklines"])

@@ -1,5 +1,6 @@
 """What the pages ask of a store, by name: for the bench of large stores and the test of their plans."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,15 +60,18 @@ def asked(store: Store, known: Result) -> dict[str, Callable[[], object]]:
 
 @contextmanager
 def noted(engine: Engine) -> Iterator[list[Statement]]:
-    """Yield a list of the statements that reach the database meanwhile; their rows are read after that time."""
+    """Yield a list of the statements that this thread executes meanwhile; their rows are read after that time."""
     found: list[Statement] = []
     begun_s: list[float] = []
+    thread = threading.get_ident()  # telemetry is stored beside it
 
     def before(connection: object, cursor: object, sql: str, values: object, *_: object) -> None:
-        begun_s.append(time.perf_counter())
+        if threading.get_ident() == thread:
+            begun_s.append(time.perf_counter())
 
     def after(connection: object, cursor: object, sql: str, values: object, *_: object) -> None:
-        found.append(Statement(sql, values, time.perf_counter() - begun_s.pop()))
+        if threading.get_ident() == thread:
+            found.append(Statement(sql, values, time.perf_counter() - begun_s.pop()))
 
     event.listen(engine, "before_cursor_execute", before)
     event.listen(engine, "after_cursor_execute", after)
