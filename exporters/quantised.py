@@ -190,7 +190,8 @@ def _converted(
     folder: Path,
 ) -> ModelProto:
     """Return the QDQ model; `scales` are known ones by tensor, and percentiles of the activations give the others."""
-    from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType, TensorData, TensorsData  # noqa: PLC0415
+    from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType  # noqa: PLC0415
+    from onnxruntime.quantization.calibrate import TensorData, TensorsData  # noqa: PLC0415 - 1.23 has them only there
 
     floats = _FLOAT_OUTPUTS[target]
     # ONNX Runtime has fast kernels on x86 only for uint8 activations: the same grid with a zero point of 128

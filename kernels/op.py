@@ -63,6 +63,11 @@ def is_watched() -> bool:
     return bool(profiler._is_profiler_enabled) or torch._C._len_torch_dispatch_stack() > 0
 
 
+def is_exported() -> bool:
+    """Return whether torch.export traces; until torch 2.10 torch.compile calls its own tracing an export too."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 def learn(op: Op, backward: Op, save: Callable[..., None], gradients: Callable[..., Any]) -> None:
     """Give `op` its gradient: `gradients(backward, context, grad)` of what `save(context, inputs, output)` has kept."""
     for forward, back in dict(zip(op.values(), backward.values(), strict=True)).items():

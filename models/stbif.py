@@ -28,6 +28,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
+from benchd.kernels.op import is_exported
 from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.kernels.stbif import max_pool_delta, stbif_block
 from benchd.kernels.stbif.native import spikes
@@ -421,7 +422,7 @@ class _TakenBias(nn.Module):
 
 
 def _learns() -> bool:
-    return torch.is_grad_enabled() and not torch.compiler.is_exporting()
+    return torch.is_grad_enabled() and not is_exported()
 
 
 class StBif(nn.Module):

@@ -5,12 +5,14 @@ from typing import Generic, TypeVar
 
 import torch
 
+from benchd.kernels.op import is_exported
+
 Form = TypeVar("Form")
 
 
 def skips_zeros_in(x: torch.Tensor) -> bool:
     """Return whether the native kernel suits `x`: float32 on a CPU, without gradients."""
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_exporting():
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or is_exported():
         return False
     return x.device.type == "cpu" and x.dtype == torch.float32
 
