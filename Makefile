@@ -115,8 +115,9 @@ types:  ## make the link tree benchd/ that the type checker reads
 weights: $(TEST)  ## train the small nets that ship, into models/demo/; 15 minutes on two cores
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m benchd.models.demo.train
 
-occupancy: $(TEST)  ## compile every Triton kernel for every GPU and rewrite docs/occupancy.md
+occupancy: $(TEST)  ## compile and count every Triton kernel and rewrite docs/occupancy.md and docs/roofline.md
 	$(BIN)/python -m benchd.kernels.shipped docs/occupancy.md
+	$(BIN)/python -m tests.ptx.counts docs/roofline.md
 
 pictures: $(TEST) programs  ## draw docs/pictures from the records in results/ and a run of `benchd demo`
 	$(BIN)/python .ci/pictures.py results/amd-epyc-2-threads/records.jsonl docs/pictures

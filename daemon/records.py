@@ -53,6 +53,10 @@ NO_FP8 = (
     "benchd writes no FP8 files: only GPUs of compute capability 8.9 and newer run them, no Jetson Orin is one, and "
     "without such a GPU nothing can check that TensorRT takes them; use tensorrt-int8 or tensorrt-fp16"
 )
+NO_EXECUTORCH = (
+    "benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2, which JetPack 6.2 has not, and its XNNPACK "
+    "backend refuses the weights of snn_onepass, which lie channels last; use onnxruntime"
+)
 NO_INT8 = "torch has no int8 that benchd runs (its quantisation moved to torchao); use onnxruntime-int8"
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
@@ -108,6 +112,8 @@ class Variant(Struct, frozen=True, order=True):
         if name not in variants:
             if name.endswith("-fp8"):
                 raise UsageError(f"{name}: {NO_FP8}")
+            if name.partition("-")[0] == "executorch":
+                raise UsageError(f"{name}: {NO_EXECUTORCH}")
             _explain_invalid(name)
             raise unknown("variant", name, usable_variants())
         return variants[name]

@@ -1,9 +1,9 @@
 """The figures of a scenario that the table's one median does not show, in one line."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from benchd.daemon.records import Load, NeighbourResult, ProcessResult, Record, Requests, Timing
+from benchd.daemon.records import Load, NeighbourResult, Record, Requests, Timing
 from benchd.daemon.verdicts.statistics import median
 
 _PIPELINE = ("decode", "resize", "normalise", "copy", "model", "post")
@@ -41,16 +41,15 @@ def _wake_up(record: Record) -> str:
 
 
 def _cold_start(record: Record) -> str:
-    ended = [process for process in record.processes if process.timing]
-    return ", ".join(f"{stage.replace('_', ' ')} {_median_s(ended, stage):.3g} s" for stage in _STAGES)
-
-
-def _median_s(ended: Sequence[ProcessResult], stage: str) -> float:
-    return median([getattr(process.stages, f"{stage}_s") for process in ended])
+    ended = [process.stages for process in record.processes if process.timing]
+    times = {stage: [s for each in ended if (s := getattr(each, f"{stage}_s")) is not None] for stage in _STAGES}
+    return ", ".join(f"{stage.replace('_', ' ')} {median(known):.3g} s" for stage, known in times.items() if known)
 
 
 def _sustained(record: Record) -> str:
-    timeline = next(process.timeline for process in record.processes if process.timeline)
+    timeline = next((process.timeline for process in record.processes if process.timeline), None)
+    if timeline is None:
+        return ""
     first, last = timeline[0], timeline[-1]
     seen = [name for name in last.telemetry if name.startswith(("cpu_clock_hz", "gpu_clock_hz", "power_w"))]
     changes = [f"{name} {first.telemetry.get(name, 0):.4g} to {last.telemetry[name]:.4g}" for name in sorted(seen)]
@@ -98,7 +97,7 @@ def _rate(requests: Requests, load: Load) -> str:
 
 
 def _pipeline(record: Record) -> str:
-    total_ms = record.timing.median_ms if record.timing else math.inf
+    total_ms = (record.timing.median_ms if record.timing else 0.0) or math.inf
     stages = {name: record.parts[name].median_ms for name in _PIPELINE if name in record.parts}
     return ", ".join(f"{name} {ms:.4g} ms ({100 * ms / total_ms:.3g} %)" for name, ms in stages.items())
 

@@ -368,6 +368,10 @@ def impossible(record: Record) -> str | None:
     """Return the impossible value in the record that would break a ratio or a logarithm, else None."""
     if record.timing and record.timing.median_ms <= 0:
         return f"has a time of {record.timing.median_ms:g} ms"
+    found = [record.requests, *(process.requests for process in record.processes)]
+    least_hz = min((requests.rate_hz for requests in found if requests), default=math.inf)
+    if least_hz <= 0:
+        return f"has a rate of {least_hz:g} requests per second"
     return f"has a batch size of {record.case.batch_size}" if record.case.batch_size < 1 else None
 
 
@@ -480,15 +484,16 @@ def figure(record: Record, objective: Objective) -> Figure:
         raise ValueError(f"{record.case_id} was not timed")
     share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
     if record.requests and _is_by_rate(record):
-        times = [1e3 * share / rate_hz for rate_hz in (record.requests.rate_hz, *_bounds_hz(record))]
-        return Figure(times[0], times[2], times[1])
+        time_ms, bounds_hz = 1e3 * share / record.requests.rate_hz, _bounds_hz(record)
+        low, high = (1e3 * share / rate_hz for rate_hz in reversed(bounds_hz)) if bounds_hz else (0.0, math.inf)
+        return Figure(time_ms, low, high)
     return _scaled(record.timing, share)
 
 
-def _bounds_hz(record: Record) -> tuple[float, float]:
-    """Return the least and the highest rate that the processes found, a step of the search apart at least."""
+def _bounds_hz(record: Record) -> tuple[float, float] | None:
+    """Return the least and the highest rate that the processes found, a step of the search apart at least, if known."""
     rates = [process.requests.rate_hz for process in record.processes if process.requests]
-    return min(rates) * (1 - RATE_SHARE), max(rates) * (1 + RATE_SHARE)
+    return None if not rates else (min(rates) * (1 - RATE_SHARE), max(rates) * (1 + RATE_SHARE))
 
 
 def _scaled(timing: Timing, share: float) -> Figure:

@@ -172,5 +172,8 @@ def test_what_runs_nowhere_is_not_listed_and_says_why(here):
     assert "cannot run here: files are exported in fp32, fp16 and int8 only: onnxruntime-bf16" in planned
     fp8 = here("bench-once", "--models", "square", "--variants", "tensorrt-fp8", "--dry-run")
     assert (fp8.returncode, "tensorrt-fp8: benchd writes no FP8 files: only GPUs of" in fp8.stderr) == (2, True)
+    executorch = here("bench-once", "--models", "square", "--variants", "executorch-int8", "--dry-run")
+    said = "executorch-int8: benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2"
+    assert (executorch.returncode, said in executorch.stderr) == (2, True)
     planned = here("bench-once", "--models", "vim_tiny", "--variants", "custom-int8", "--dry-run").stdout
     assert "custom-int8,b1: vim_tiny has no int8 kernels: ours convolve what spiking and quantised nets send" in planned

@@ -123,15 +123,15 @@ def _some(lanes: Lanes, chosen: slice | np.ndarray) -> Lanes:
 
 
 class SharedMemory:
-    """The shared memory of some blocks of a launch, full of NaN before anything is written."""
+    """The shared memory of some blocks of a launch, by rising number, full of NaN before anything is written."""
 
-    def __init__(self, blocks: int, size: int, grain_bytes: int, threads: int, first_block: int) -> None:
-        self._stride, self._threads, self._first_block = -(-size // 16) * 16, threads, first_block
+    def __init__(self, blocks: np.ndarray, size: int, grain_bytes: int, threads: int) -> None:
+        self._stride, self._threads, self._blocks = -(-size // 16) * 16, threads, blocks
         history = History("shared memory", grain_bytes, threads, shared=True)
-        self.region = Region(np.full(blocks * self._stride, 0xFF, np.uint8), size, history)
+        self.region = Region(np.full(blocks.size * self._stride, 0xFF, np.uint8), size, history)
 
     def _at(self, offset: np.ndarray, lanes: Lanes) -> np.ndarray:
-        return offset + (lanes.thread // self._threads - self._first_block) * self._stride
+        return offset + np.searchsorted(self._blocks, lanes.thread // self._threads) * self._stride
 
     def load(self, address: np.ndarray, word: int, count: int, lanes: Lanes) -> np.ndarray:
         """Return `count` words for each lane."""

@@ -4,6 +4,7 @@ Launches are compiled for the architecture, from CPU tensors, and interpreted in
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.ptx import machine
 
 EXECUTED: set[str] = set()  # the PTX that was launched
 LAUNCHED: set[str] = set()  # the kernels' functions, with their modules
+COUNTED: list[tuple[int, Callable]] = []  # who is told what a launch for so many images executed
 REPLACED: dict[str, str] = {}  # what is executed in the place of which PTX
 
 
@@ -83,5 +85,12 @@ def _run(self, *args, grid, warmup, **kwargs):
     ptx = kernel.asm["ptx"]
     EXECUTED.add(ptx)
     LAUNCHED.add(f"{self.module}.{self.fn.__name__}")
-    machine.launch(REPLACED.get(ptx, ptx), tuple(grid), taken, kernel.metadata.shared)
+    executed = machine.launch(
+        REPLACED.get(ptx, ptx), tuple(grid), taken, kernel.metadata.shared, one_of=COUNTED[0][0] if COUNTED else None
+    )
+    for _, count in COUNTED:
+        kinds = {
+            name: key if kind == "constexpr" else kind for name, (kind, key) in zip(bound, specialization, strict=True)
+        }
+        count(self, kinds, kernel.metadata.num_warps, executed)
     return kernel
