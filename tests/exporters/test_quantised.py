@@ -9,8 +9,8 @@ pytest.importorskip("onnxruntime.quantization.shape_inference", reason="quantise
 from int8_made import feeds, images, net  # noqa: E402 - writes ONNX
 from onnx import helper, numpy_helper  # noqa: E402
 
-from benchd.exporters import activations, quantised, smoothing  # noqa: E402
-from benchd.exporters.quantised import CannotQuantise  # noqa: E402
+from benchd.exporters import activations, calibrated, quantised, smoothing  # noqa: E402
+from benchd.exporters.calibrated import CannotQuantise  # noqa: E402
 
 
 def made(folder, target="cpu", *, given=None, **of_net):
@@ -82,7 +82,7 @@ def test_activations_that_are_not_finite_are_refused(tmp_path):
 )
 def test_images_that_show_no_range_are_refused(given, message):
     with pytest.raises(CannotQuantise, match=message):
-        quantised.refuse_few(given, "these")
+        calibrated.refuse_few(given, "these")
 
 
 def test_smoothing_leaves_the_answers_and_moves_the_outliers():
