@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from benchd.exporters import activations, sessions, smoothing
-from benchd.exporters.calibrated import CannotQuantise, Quantised
+from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_infinite
 from benchd.exporters.files import QuantisedFor
 
 Feed = dict[str, NDArray[Any]]
@@ -49,7 +49,7 @@ def quantise(
         ranges: dict[str, float] = {}
         if smooth:
             ranges = smoothing.smooth(model, chosen, feeds)
-        grids = _grids(model, chosen, feeds)
+        grids = _grids(model, [node for node in chosen if node.input[0] not in ranges], feeds)
         scales = {name: step for name, step in grids.items() if step} | ranges
         names = [node.name for node in chosen]
         made = _converted(model, chosen, scales, feeds, target, Path(folder))
@@ -119,11 +119,12 @@ def _grids(model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[Feed]
     A tensor with at most 127 codes to either side of 0 is exact in int8 with this step as its scale.
     """
     names = list(dict.fromkeys(node.input[0] for node in chosen))
+    if not names:
+        return {}
     magnitudes: dict[str, NDArray[Any] | None] = {name: np.zeros(0, np.float32) for name in names}
     for values in activations.run(model, names, feeds):
         for name, value in values.items():
-            if not np.isfinite(value).all():
-                raise CannotQuantise(f"the activation {name} is not finite on the calibration images")
+            refuse_infinite(name, value)
             seen = magnitudes[name]
             if seen is not None:
                 merged = _distinct(np.concatenate([seen, np.abs(value).ravel()]))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from benchd.exporters import activations
+from benchd.exporters.calibrated import refuse_infinite
 
 STRENGTH = 0.5  # of the two ranges that a channel's scale balances, as in SmoothQuant
 _LEAST = 1e-5
@@ -24,13 +25,15 @@ _LEAST = 1e-5
 def smooth(model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Rewrite the chosen MatMuls of the model in place; return the int8 scale of each new input by its name.
 
-    `chosen` are nodes of `model`; other kinds of nodes, and inputs without a token axis, stay as they are.
+    `chosen` are nodes of `model`; other kinds of nodes, and inputs without a token axis, stay as they are. Raises
+    CannotQuantise for an input that is not finite.
     """
     projections = [node for node in chosen if node.op_type == "MatMul"]
     names = list(dict.fromkeys(node.input[0] for node in projections))
     largest: dict[str, NDArray[Any]] = {}
     for values in activations.run(model, names, feeds):
         for name, value in values.items():
+            refuse_infinite(name, value)
             if value.ndim == 3:
                 seen = np.abs(value).max(axis=0)
                 largest[name] = np.maximum(largest.get(name, seen), seen)

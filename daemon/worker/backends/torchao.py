@@ -27,7 +27,7 @@ _IN_INT8 = ("onednn::qconv", "onednn::qlinear")
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the quantised graph compiled, all of whose layers that claim int8 were seen to run in it."""
-    if source.encode:
+    if getattr(source.module, "encoding", None) == "rate":
         raise Unsupported("a model that draws random numbers is not exported for torchao: use onnxruntime-int8")
     pt2e, start, inputs = _quantiser(), time.monotonic(), values(example)
     try:

@@ -10,6 +10,7 @@ from worker_jobs import job, run_here, user_module
 from benchd.daemon.measuring.plan import Machine, why_not
 from benchd.daemon.records import Case, InputSpec, Variant
 from benchd.daemon.worker.backends import torchao
+from benchd.models import catalog
 
 INT8 = Variant(precision="int8")
 CONVS = """
@@ -69,6 +70,13 @@ def test_a_net_that_claims_int8_and_runs_float_is_refused(installed, tmp_path, m
 def test_what_cannot_be_quantised_says_why(installed, tmp_path, build, reason):
     found = ran(tmp_path, build)
     assert (found.process.status, found.process.reason.startswith(reason)) == ("unsupported", True), found.process
+
+
+def test_a_net_that_draws_random_numbers_is_refused(tmp_path):
+    asked = job(tmp_path, model="snn_onepass", variant=INT8)
+    options = catalog.entry("snn_onepass").resolve({"encoding": "rate", "time_steps": 1})
+    found = run_here(msgspec.structs.replace(asked, options=options))
+    assert (found.process.status, "draws random numbers" in found.process.reason) == ("unsupported", True)
 
 
 def test_a_torchao_of_another_torch_says_so_in_one_sentence(tmp_path, monkeypatch):
