@@ -39,9 +39,3 @@ def refuse_few(images: Sequence[NDArray[Any]], source: str) -> None:
         raise CannotQuantise(f"the calibration images are not finite ({source})")
     if all(np.ptp(image) == 0 for image in images) or all(np.array_equal(images[0], image) for image in images):
         raise CannotQuantise(f"the calibration images are constant or all the same, so they show no range ({source})")
-
-
-def refuse_infinite(name: str, activation: NDArray[Any]) -> None:
-    """Raise CannotQuantise for an activation that is not finite."""
-    if not np.isfinite(activation).all():
-        raise CannotQuantise(f"the activation {name} is not finite on the calibration images")

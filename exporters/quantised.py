@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from benchd.exporters import activations, sessions, smoothing
-from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_infinite
+from benchd.exporters.calibrated import CannotQuantise, Quantised
 from benchd.exporters.files import QuantisedFor
 
 Feed = dict[str, NDArray[Any]]
@@ -46,10 +46,8 @@ def quantise(
     with tempfile.TemporaryDirectory() as folder:
         model = _prepared(source, Path(folder) / "prepared.onnx")
         chosen, left = _chosen(model, recurrent=smooth)
-        ranges: dict[str, float] = {}
-        if smooth:
-            ranges = smoothing.smooth(model, chosen, feeds)
-        grids = _grids(model, [node for node in chosen if node.input[0] not in ranges], feeds)
+        grids, largest = _seen(model, chosen, feeds, smooth=smooth)
+        ranges = smoothing.smooth(model, chosen, largest)
         scales = {name: step for name, step in grids.items() if step} | ranges
         names = [node.name for node in chosen]
         made = _converted(model, chosen, scales, feeds, target, Path(folder))
@@ -113,23 +111,35 @@ def _chosen(model: ModelProto, *, recurrent: bool) -> tuple[list[NodeProto], dic
     return chosen, left
 
 
-def _grids(model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[Feed]) -> dict[str, float | None]:
-    """Return the step of the grid on which each node's input lies, None if on none; raise for one that is not finite.
+def _seen(
+    model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[Feed], *, smooth: bool
+) -> tuple[dict[str, float | None], dict[str, NDArray[Any]]]:
+    """Return what the inputs of the nodes are: the step of the grid, None if on none; or magnitudes to `smooth` by.
 
-    A tensor with at most 127 codes to either side of 0 is exact in int8 with this step as its scale.
+    A tensor with at most 127 codes to either side of 0 is exact in int8 with this step as its scale. The inputs of
+    projections are smoothed by their largest magnitudes (tokens, channels). Raises for one that is not finite.
     """
-    names = list(dict.fromkeys(node.input[0] for node in chosen))
-    if not names:
-        return {}
-    magnitudes: dict[str, NDArray[Any] | None] = {name: np.zeros(0, np.float32) for name in names}
-    for values in activations.run(model, names, feeds):
+    by_token = {node.input[0] for node in chosen if smooth and node.op_type == "MatMul"}
+    magnitudes: dict[str, NDArray[Any] | None] = {}
+    largest: dict[str, NDArray[Any]] = {}
+    for values in activations.run(model, list(dict.fromkeys(node.input[0] for node in chosen)), feeds):
         for name, value in values.items():
-            refuse_infinite(name, value)
-            seen = magnitudes[name]
-            if seen is not None:
-                merged = _distinct(np.concatenate([seen, np.abs(value).ravel()]))
-                magnitudes[name] = merged if len(merged) <= _LARGEST_CODE else None
-    return {name: _step(seen) for name, seen in magnitudes.items()}
+            if not np.isfinite(value).all():
+                raise CannotQuantise(f"the activation {name} is not finite on the calibration images")
+            if name in by_token and value.ndim == 3:
+                found = np.abs(value).max(axis=0)
+                largest[name] = np.maximum(largest.get(name, found), found)
+            else:
+                magnitudes[name] = _merged(magnitudes.get(name, np.zeros(0, np.float32)), value)
+    return {name: _step(seen) for name, seen in magnitudes.items()}, largest
+
+
+def _merged(seen: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the distinct magnitudes with those of `value`, None if they are too many for a grid."""
+    if seen is None:
+        return None
+    merged = _distinct(np.concatenate([seen, np.abs(value).ravel()]))
+    return merged if len(merged) <= _LARGEST_CODE else None
 
 
 def _distinct(magnitudes: NDArray[Any]) -> NDArray[Any]:
@@ -270,7 +280,7 @@ def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
 
 def _compared(source: Path, path: Path, feeds: Sequence[Feed], most: int = 64) -> dict[str, Any]:
     """Return the errors of the int8 file against the float32 one; raise if its answers are not finite."""
-    files = [sessions.open_session(file) for file in (source, path)]
+    files = [sessions.open_session(file, spin=False) for file in (source, path)]
     rows = [_rows([session.run(None, feed)[0] for feed in feeds[:most]], feeds) for session in files]
     exact, found = (row.astype(np.float64) for row in rows)
     if not np.isfinite(found).all():
