@@ -222,12 +222,13 @@ def _ranges(model: ModelProto, kinds: Sequence[str], feeds: Sequence[Feed], fold
 
     if not kinds:
         return {}
-    path = folder / "float.onnx"
+    path, augmented = folder / "float.onnx", folder / "augmented.onnx"
     onnx.save(model, path)
     method = CalibrationMethod.Percentile
     options = {"symmetric": True, "num_bins": _BINS, "percentile": PERCENTILE}
     with _quiet():
-        calibrator = create_calibrator(path, kinds, str(folder / "augmented.onnx"), method, extra_options=options)
+        calibrator = create_calibrator(path, kinds, str(augmented), method, extra_options=options)
+        calibrator.infer_session = sessions.open_session(augmented, optimised=False, spin=False)
         for feed in feeds:  # one at a time: it keeps every activation of what it is given
             calibrator.collect_data(_Reader([feed]))
         return dict(calibrator.compute_data().items())
