@@ -57,7 +57,6 @@ NO_EXECUTORCH = (
     "benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2, which JetPack 6.2 has not, and its XNNPACK "
     "backend refuses the weights of snn_onepass, which lie channels last; use onnxruntime"
 )
-NO_INT8 = "torch has no int8 that benchd runs (its quantisation moved to torchao); use onnxruntime-int8"
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 
@@ -72,7 +71,7 @@ class Variant(Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if self.precision == "int8" and self.backend in ("compile", "cudagraph"):
             raise UsageError(
-                f"{self.name}: int8 runs as a file, with onnxruntime-int8 or tensorrt-int8, and as custom-int8"
+                f"{self.name}: int8 is compiled already; int8 also runs as onnxruntime-int8, tensorrt-int8, custom-int8"
             )
         if self.backend in FILE_BACKENDS:
             if self.kernels == "custom":
@@ -90,14 +89,20 @@ class Variant(Struct, frozen=True, order=True):
     @property
     def label(self) -> str:
         """Return the name as tables print it: `eager-fp16` for `fp16`."""
-        return f"eager-{self.precision}" if self.name == self.precision else self.name
+        is_eager = self.name == self.precision and not self.needs_torchao
+        return f"eager-{self.precision}" if is_eager else self.name
 
     @property
     def runs_nowhere(self) -> str | None:
         """Return why no machine runs it, None if some do; older records may name such a variant."""
         if self.backend in ("onnxruntime", "tensorrt"):
             return None if self.precision in ("fp32", "fp16", "int8") else NO_FILE
-        return NO_INT8 if (self.backend, self.precision, self.kernels) == ("eager", "int8", "torch") else None
+        return None
+
+    @property
+    def needs_torchao(self) -> bool:
+        """Return whether it is int8 inside torch, which torchao quantises and inductor compiles."""
+        return (self.backend, self.precision, self.kernels) == ("eager", "int8", "torch")
 
     @property
     def built_on(self) -> Literal["torch", "custom", "custom-int8"]:

@@ -22,6 +22,6 @@ def run(
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in names)
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(watched, Path(folder) / "watched.onnx")
-        session = sessions.open_session(Path(folder) / "watched.onnx")
+        session = sessions.open_session(Path(folder) / "watched.onnx", spin=False)
     for feed in feeds:
         yield dict(zip(names, session.run(list(names), dict(feed)), strict=True))

@@ -14,56 +14,24 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from benchd.exporters import activations, sessions, smoothing
+from benchd.exporters.calibrated import CannotQuantise, Quantised
 from benchd.exporters.files import QuantisedFor
 
 Feed = dict[str, NDArray[Any]]
 
 PERCENTILE = 99.999
-LEAST_IMAGES = 16
 _BINS = 2048
 _LARGEST_CODE = 127
 _GRID_ERROR = 1e-4  # of a step: what float32 leaves of an exact multiple
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
 # ONNX Runtime runs a Conv or Gemm in integers only if its output is quantised too; elsewhere that costs accuracy
 _FLOAT_OUTPUTS: dict[QuantisedFor, list[str]] = {"cpu": ["MatMul"], "tensorrt": list(_PRODUCTS)}
-
-
-class CannotQuantise(Exception):
-    """A model or its calibration images do not allow a quantised file; the message says why."""
-
-
-class Quantised(msgspec.Struct, frozen=True):
-    """What a quantised file is: the layers in int8, those left in float32 with the reason, and its agreement.
-
-    `exact` names the int8 layers whose inputs are exact integers. Errors are against the float32 file on calibration
-    images, as shares of its largest output; `agreeing` of `images` rows have the same class.
-    """
-
-    layers: list[str]
-    left_fp32: dict[str, str]
-    exact: list[str]
-    nodes: int
-    max_error_share: float
-    mean_error_share: float
-    agreeing: int
-    images: int
-
-
-def refuse_few(images: Sequence[NDArray[Any]], source: str) -> None:
-    """Raise CannotQuantise for calibration images from which no range can be learned."""
-    if len(images) < LEAST_IMAGES:
-        raise CannotQuantise(f"calibration needs at least {LEAST_IMAGES} images, not {len(images)} ({source})")
-    if not all(np.isfinite(image).all() for image in images if image.dtype.kind == "f"):
-        raise CannotQuantise(f"the calibration images are not finite ({source})")
-    if all(np.ptp(image) == 0 for image in images) or all(np.array_equal(images[0], image) for image in images):
-        raise CannotQuantise(f"the calibration images are constant or all the same, so they show no range ({source})")
 
 
 def quantise(
@@ -78,10 +46,8 @@ def quantise(
     with tempfile.TemporaryDirectory() as folder:
         model = _prepared(source, Path(folder) / "prepared.onnx")
         chosen, left = _chosen(model, recurrent=smooth)
-        ranges: dict[str, float] = {}
-        if smooth:
-            ranges = smoothing.smooth(model, chosen, feeds)
-        grids = _grids(model, chosen, feeds)
+        grids, largest = _seen(model, chosen, feeds, smooth=smooth)
+        ranges = smoothing.smooth(model, chosen, largest)
         scales = {name: step for name, step in grids.items() if step} | ranges
         names = [node.name for node in chosen]
         made = _converted(model, chosen, scales, feeds, target, Path(folder))
@@ -145,22 +111,35 @@ def _chosen(model: ModelProto, *, recurrent: bool) -> tuple[list[NodeProto], dic
     return chosen, left
 
 
-def _grids(model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[Feed]) -> dict[str, float | None]:
-    """Return the step of the grid on which each node's input lies, None if on none; raise for one that is not finite.
+def _seen(
+    model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[Feed], *, smooth: bool
+) -> tuple[dict[str, float | None], dict[str, NDArray[Any]]]:
+    """Return what the inputs of the nodes are: the step of the grid, None if on none; or magnitudes to `smooth` by.
 
-    A tensor with at most 127 codes to either side of 0 is exact in int8 with this step as its scale.
+    A tensor with at most 127 codes to either side of 0 is exact in int8 with this step as its scale. The inputs of
+    projections are smoothed by their largest magnitudes (tokens, channels). Raises for one that is not finite.
     """
-    names = list(dict.fromkeys(node.input[0] for node in chosen))
-    magnitudes: dict[str, NDArray[Any] | None] = {name: np.zeros(0, np.float32) for name in names}
-    for values in activations.run(model, names, feeds):
+    by_token = {node.input[0] for node in chosen if smooth and node.op_type == "MatMul"}
+    magnitudes: dict[str, NDArray[Any] | None] = {}
+    largest: dict[str, NDArray[Any]] = {}
+    for values in activations.run(model, list(dict.fromkeys(node.input[0] for node in chosen)), feeds):
         for name, value in values.items():
             if not np.isfinite(value).all():
                 raise CannotQuantise(f"the activation {name} is not finite on the calibration images")
-            seen = magnitudes[name]
-            if seen is not None:
-                merged = _distinct(np.concatenate([seen, np.abs(value).ravel()]))
-                magnitudes[name] = merged if len(merged) <= _LARGEST_CODE else None
-    return {name: _step(seen) for name, seen in magnitudes.items()}
+            if name in by_token and value.ndim == 3:
+                found = np.abs(value).max(axis=0)
+                largest[name] = np.maximum(largest.get(name, found), found)
+            else:
+                magnitudes[name] = _merged(magnitudes.get(name, np.zeros(0, np.float32)), value)
+    return {name: _step(seen) for name, seen in magnitudes.items()}, largest
+
+
+def _merged(seen: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the distinct magnitudes with those of `value`, None if they are too many for a grid."""
+    if seen is None:
+        return None
+    merged = _distinct(np.concatenate([seen, np.abs(value).ravel()]))
+    return merged if len(merged) <= _LARGEST_CODE else None
 
 
 def _distinct(magnitudes: NDArray[Any]) -> NDArray[Any]:
@@ -244,12 +223,13 @@ def _ranges(model: ModelProto, kinds: Sequence[str], feeds: Sequence[Feed], fold
 
     if not kinds:
         return {}
-    path = folder / "float.onnx"
+    path, augmented = folder / "float.onnx", folder / "augmented.onnx"
     onnx.save(model, path)
     method = CalibrationMethod.Percentile
     options = {"symmetric": True, "num_bins": _BINS, "percentile": PERCENTILE}
     with _quiet():
-        calibrator = create_calibrator(path, kinds, str(folder / "augmented.onnx"), method, extra_options=options)
+        calibrator = create_calibrator(path, kinds, str(augmented), method, extra_options=options)
+        calibrator.infer_session = sessions.open_session(augmented, optimised=False, spin=False)
         for feed in feeds:  # one at a time: it keeps every activation of what it is given
             calibrator.collect_data(_Reader([feed]))
         return dict(calibrator.compute_data().items())
@@ -302,7 +282,7 @@ def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
 
 def _compared(source: Path, path: Path, feeds: Sequence[Feed], most: int = 64) -> dict[str, Any]:
     """Return the errors of the int8 file against the float32 one; raise if its answers are not finite."""
-    files = [sessions.open_session(file) for file in (source, path)]
+    files = [sessions.open_session(file, spin=False) for file in (source, path)]
     rows = [_rows([session.run(None, feed)[0] for feed in feeds[:most]], feeds) for session in files]
     exact, found = (row.astype(np.float64) for row in rows)
     if not np.isfinite(found).all():

@@ -8,33 +8,25 @@ and from channel to channel. With static scales t per token and s per channel
 and the middle factor fills one range. Sources: PTQ4VM (WACV 2025, per-token static scales), SmoothQuant (ICML 2023, s).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from benchd.exporters import activations
-
 STRENGTH = 0.5  # of the two ranges that a channel's scale balances, as in SmoothQuant
 _LEAST = 1e-5
 
 
-def smooth(model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[dict[str, Any]]) -> dict[str, float]:
+def smooth(model: ModelProto, chosen: Sequence[NodeProto], largest: Mapping[str, NDArray[Any]]) -> dict[str, float]:
     """Rewrite the chosen MatMuls of the model in place; return the int8 scale of each new input by its name.
 
-    `chosen` are nodes of `model`; other kinds of nodes, and inputs without a token axis, stay as they are.
+    `chosen` are nodes of `model`, and `largest` has the magnitudes (tokens, channels) of their inputs by name; those
+    without stay as they are.
     """
-    projections = [node for node in chosen if node.op_type == "MatMul"]
-    names = list(dict.fromkeys(node.input[0] for node in projections))
-    largest: dict[str, NDArray[Any]] = {}
-    for values in activations.run(model, names, feeds):
-        for name, value in values.items():
-            if value.ndim == 3:
-                seen = np.abs(value).max(axis=0)
-                largest[name] = np.maximum(largest.get(name, seen), seen)
-    return dict(_rewritten(model, node, largest[node.input[0]]) for node in projections if node.input[0] in largest)
+    projections = [node for node in chosen if node.op_type == "MatMul" and node.input[0] in largest]
+    return dict(_rewritten(model, node, largest[node.input[0]]) for node in projections)
 
 
 def _rewritten(model: ModelProto, node: NodeProto, largest: NDArray[Any]) -> tuple[str, float]:

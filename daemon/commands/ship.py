@@ -154,13 +154,19 @@ def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserM
     """Return the cases that can run here, with the limits of a race; raise NotAvailable if there is none."""
     planned = plan.plan([suite], limits, machine, own)
     for entry in planned:
-        if entry.reason:
-            sys.stderr.write(f"not {entry.case.variant.label}: {entry.reason}\n")
+        if reason := _why_not(entry):
+            sys.stderr.write(f"not {entry.case.variant.label}: {reason}\n")
     of_race = plan.limited(race.LIMITS, limits)
-    left = [replace(entry, limits=of_race, preset=race.PRESET, ships=True) for entry in planned if not entry.reason]
+    left = [replace(entry, limits=of_race, preset=race.PRESET, ships=True) for entry in planned if not _why_not(entry)]
     if not left:
         raise NotAvailable("none of these variants can run here; `benchd doctor` says what is missing")
     return left
+
+
+def _why_not(entry: Planned) -> str | None:
+    """Return why this case cannot ship from here."""
+    no_file = "int8 inside torch is quantised anew where it runs and has no file to deploy: ship onnxruntime-int8"
+    return entry.reason or (no_file if entry.case.variant.needs_torchao else None)
 
 
 def _ship(session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool) -> int:

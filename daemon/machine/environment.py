@@ -28,6 +28,7 @@ DISTRIBUTIONS = (
     "onnxruntime",
     "onnxruntime-gpu",
     "openvino",
+    "torchao",
     "msgspec",
 )
 # The wheels that contain a library, and the package that does if torch uses the system's, as on a Jetson.

@@ -76,6 +76,7 @@ def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) ->
     yield _package("triton", install("triton", root) if is_tegra(root) else INSTALL.format("gpu"))
     yield _onnxruntime(root)
     yield _package("openvino", INSTALL.format("openvino"))
+    yield _package("torchao", INSTALL.format("int8"))
     yield _package("tensorrt", TENSORRT_OF_JETPACK if is_tegra(root) else INSTALL.format("gpu"))
     yield _program("cc", os.environ.get("CC", "cc"), "sudo apt install gcc, or set CC")
     yield _program("c++", os.environ.get("CXX", "g++"), "sudo apt install g++, or set CXX")

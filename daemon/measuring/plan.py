@@ -34,7 +34,7 @@ from benchd.daemon.records import (
     all_variants,
 )
 from benchd.daemon.verdicts.statistics import STOP_RULES, minimum_samples
-from benchd.exporters import sessions
+from benchd.exporters import files, sessions
 from benchd.exporters.tegra import install, is_tegra
 from benchd.models import catalog, demo, libraries
 
@@ -72,6 +72,7 @@ class Machine:
     no_onnxruntime: str | None = None
     has_tensorrt: bool = False
     has_openvino: bool = False
+    has_torchao: bool = False
     gpu_uuid: str | None = None
     closed_gpu: str | None = None
 
@@ -127,11 +128,11 @@ def inspect(device: str) -> Machine:
     compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
     has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
     gpu_uuid = gpu.measured(asked) if device == "cuda" else None
-    triton, tensorrt, openvino = (
-        importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt", "openvino")
+    triton, tensorrt, openvino, torchao = (
+        importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt", "openvino", "torchao")
     )
     closed = closed_gpu() if device == "cuda" else None
-    return Machine(device, has_cxx, has_cc, triton, sessions.why_not(), tensorrt, openvino, gpu_uuid, closed)
+    return Machine(device, has_cxx, has_cc, triton, sessions.why_not(), tensorrt, openvino, torchao, gpu_uuid, closed)
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
@@ -538,6 +539,11 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         machine.no_onnxruntime or "": variant.backend == "onnxruntime" and machine.no_onnxruntime is not None,
         "the package openvino is not installed: pip install 'benchd[openvino]'": variant.backend == "openvino"
         and not machine.has_openvino,
+        "int8 inside torch is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8 on a GPU": variant.needs_torchao
+        and not (machine.device == "cpu" and files.quantised_for("cpu") == "cpu"),
+        "int8 inside torch needs the package torchao: pip install 'benchd[int8]', or use onnxruntime-int8": (
+            variant.needs_torchao and not machine.has_torchao
+        ),
         "the package tensorrt is not installed: pip install 'benchd[gpu]', or on a Jetson sudo apt install "
         "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
         f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")
@@ -558,8 +564,9 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
         catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),
         "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),
-        "torch.compile needs a C++ compiler; install g++ or set CXX": variant.backend == "compile"
-        and not machine.has_cxx,
+        "torch.compile needs a C++ compiler; install g++ or set CXX": (
+            (variant.backend == "compile" or variant.needs_torchao) and not machine.has_cxx
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import ArtifactFacts, OptionValue, Precision, Provider, Quantisation
 from benchd.daemon.worker.structures import Batch, InTuple, Tensors, tensors, values
-from benchd.exporters import files
+from benchd.exporters import code, files
 from benchd.exporters.artifacts import Artifact, Store, key_of
+from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_few
 from benchd.exporters.files import ONLY_OUTPUT, QuantisedFor, Target
 
 STORE_BYTES = 8 * 2**30
+_IN_TORCH = ("torch", "torchvision", "timm", "torchao")  # whose version shows in the ranges that torchao finds
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,14 @@ class Source:
         wanted = (precision, batch, target)
         if wanted not in self._opened:
             start = time.monotonic()
-            artifact = self._onnx(*wanted)
-            self._opened[wanted] = artifact
-            self.used.append(_facts(artifact, time.monotonic() - start))
-            self.calibrated.update(artifact.metadata.measured.get("calibration_images", []))
+            self._opened[wanted] = self._onnx(*wanted)
+            self._note(self._opened[wanted], start)
         return self._opened[wanted]
+
+    def _note(self, artifact: Artifact, start: float) -> None:
+        """Keep what was opened, and what it was calibrated with."""
+        self.used.append(_facts(artifact, time.monotonic() - start))
+        self.calibrated.update(artifact.metadata.measured.get("calibration_images", []))
 
     def _onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
         if precision not in files.PRECISIONS:
@@ -176,7 +181,7 @@ class Source:
             raise Unsupported("int8 needs calibration images: give --calibration")
         return self.calibration()
 
-    def _int8_facts(self, calibration: Calibration, made_for: QuantisedFor) -> dict[str, Any]:
+    def _int8_facts(self, calibration: Calibration, made_for: QuantisedFor | Literal["torchao"]) -> dict[str, Any]:
         digest = hashlib.sha256("".join(calibration.digests).encode()).hexdigest()
         return {"calibration": calibration.source, "calibration_sha256": digest, "quantised_for": made_for}
 
@@ -196,22 +201,31 @@ class Source:
             base = self.export("fp32", batch, form)
         about = {"benchd.precision": "int8", "benchd.calibration": calibration.source}
         try:
-            quantised.refuse_few([part.numpy() for part in values(calibration.images)[0]], calibration.source)
             names = quantised.input_names(base.path)
             feeds = [
                 {name: value.numpy() for name, value in zip(names, self.inputs(*parts), strict=True)}
-                for parts in _batches(calibration.images, batch or 1)
+                for parts in _batches(calibration, batch or 1)
             ]
             found = quantised.quantise(base.path, path, feeds, made_for, about, smooth=form is not None)
-        except quantised.CannotQuantise as error:
+        except CannotQuantise as error:
             raise Unsupported(str(error)) from error
-        return {
-            "nodes": found.nodes,
-            "export_s": time.monotonic() - start,
-            "parity": {"error_share": found.max_error_share},
-            "quantised": msgspec.to_builtins(found),
-            "calibration_images": calibration.digests,
-        }
+        return _measured(found, calibration, start)
+
+    def ranges(self, batch: int, calibrate: Callable[[Path, list[list[Tensor]]], Quantised]) -> Artifact:
+        """Return the file of torchao's ranges, which `calibrate` writes now if it is not in the store.
+
+        It is given the calibration images in batches of `batch`. Raises Unsupported and CannotQuantise.
+        """
+        start, calibration = time.monotonic(), self._calibration()
+        facts = self._facts("int8", batch, None) | self._int8_facts(calibration, "torchao")
+        facts |= {"format": "safetensors", "options": dict(self.options), "versions": code.versions(*_IN_TORCH)}
+
+        def write(path: Path) -> dict[str, Any]:
+            return _measured(calibrate(path, list(_batches(calibration, batch))), calibration, start)
+
+        artifact = self.store.produce(key_of(facts), facts, write)
+        self._note(artifact, start)
+        return artifact
 
     def _facts(self, precision: files.Precision, batch: int | None, form: files.Form | None) -> dict[str, Any]:
         known = files.onnx_facts(self.model, self.options, self.weights_sha256, precision, batch, form)
@@ -258,10 +272,23 @@ class Source:
         return InTuple(self.module), paths
 
 
-def _batches(images: Batch, size: int) -> Iterator[list[Tensor]]:
-    """Yield the inputs in whole batches, the last images left out if they fill none."""
+def _batches(calibration: Calibration, size: int) -> Iterator[list[Tensor]]:
+    """Yield the inputs in whole batches, the last images left out if they fill none; raise CannotQuantise for a few."""
+    images = calibration.images
+    refuse_few([part.numpy() for part in values(images)[0]], calibration.source)
     for start in range(0, len(images) - size + 1, size):
         yield [part.contiguous() for part in values(images[torch.arange(start, start + size)])]
+
+
+def _measured(found: Quantised, calibration: Calibration, start: float) -> dict[str, Any]:
+    """Return what the store keeps about an int8 file."""
+    return {
+        "nodes": found.nodes,
+        "export_s": time.monotonic() - start,
+        "parity": {"error_share": found.max_error_share},
+        "quantised": msgspec.to_builtins(found),
+        "calibration_images": calibration.digests,
+    }
 
 
 def _shared(facts: Mapping[str, Any], but: Sequence[str] = ("versions",)) -> dict[str, Any]:

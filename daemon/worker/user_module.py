@@ -163,7 +163,7 @@ def _refuse_kind(job: Job, module: nn.Module) -> None:
     exports = variant.backend in FILE_BACKENDS
     reasons = {
         "torch cannot compile or export a scripted module: return the nn.Module that it was scripted from": is_scripted
-        and (exports or variant.backend == "compile"),
+        and (exports or variant.backend == "compile" or variant.needs_torchao),
         "torch cannot export a quantised module: return the float one, or measure one with --onnx": is_quantised
         and exports,
         "a quantised module has its own number formats: leave fp16, bf16 and amp out": is_quantised

@@ -9,8 +9,8 @@ pytest.importorskip("onnxruntime.quantization.shape_inference", reason="quantise
 from int8_made import feeds, images, net  # noqa: E402 - writes ONNX
 from onnx import helper, numpy_helper  # noqa: E402
 
-from benchd.exporters import activations, quantised, smoothing  # noqa: E402
-from benchd.exporters.quantised import CannotQuantise  # noqa: E402
+from benchd.exporters import activations, calibrated, quantised, smoothing  # noqa: E402
+from benchd.exporters.calibrated import CannotQuantise  # noqa: E402
 
 
 def made(folder, target="cpu", *, given=None, **of_net):
@@ -82,7 +82,7 @@ def test_activations_that_are_not_finite_are_refused(tmp_path):
 )
 def test_images_that_show_no_range_are_refused(given, message):
     with pytest.raises(CannotQuantise, match=message):
-        quantised.refuse_few(given, "these")
+        calibrated.refuse_few(given, "these")
 
 
 def test_smoothing_leaves_the_answers_and_moves_the_outliers():
@@ -98,7 +98,7 @@ def test_smoothing_leaves_the_answers_and_moves_the_outliers():
     values[:, :, 4] *= 20  # and an outlier token
     given = [{"x": one} for one in values]
     before = [one["y"] for one in activations.run(model, ["y"], given)]
-    scales = smoothing.smooth(model, list(model.graph.node), given)
+    scales = smoothing.smooth(model, list(model.graph.node), {"x": np.abs(values).max(axis=(0, 1))})
     assert list(scales) == ["projection_smoothed"]
     seen = list(activations.run(model, ["y", "projection_smoothed"], given))
     np.testing.assert_allclose([one["y"] for one in seen], before, rtol=1e-4, atol=1e-4)
@@ -106,3 +106,32 @@ def test_smoothing_leaves_the_answers_and_moves_the_outliers():
     assert np.abs(smoothed).max() == pytest.approx(127 * scales["projection_smoothed"], rel=1e-5)
     assert np.ptp(np.log(np.abs(smoothed).max(axis=(0, 1, 2)))) < np.log(10)
     assert np.ptp(np.log(np.abs(values).max(axis=(0, 1, 2)))) > np.log(20)
+
+
+def projections(path):
+    """Write four projections of tokens (1, 5, 16), as Vim's."""
+    draw = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", [f"x{place}", f"w{place}"], [f"x{place + 1}"], f"m{place}") for place in range(4)
+    ]
+    held = [numpy_helper.from_array(draw.normal(size=(16, 16)).astype("f") / 4, f"w{place}") for place in range(4)]
+    ends = [helper.make_tensor_value_info(name, 1, [1, 5, 16]) for name in ("x0", "x4")]
+    graph = helper.make_graph(nodes, "tokens", ends[:1], ends[1:], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 9
+    onnx.save(model, path)
+    return path, [{"x0": one} for one in draw.normal(size=(32, 1, 5, 16)).astype(np.float32)]
+
+
+def test_smoothed_projections_take_one_pass_over_the_images(tmp_path, monkeypatch):
+    source, given = projections(tmp_path / "float.onnx")
+    passes, run = [], activations.run
+    monkeypatch.setattr(
+        activations, "run", lambda model, names, feeds: passes.append(names) or run(model, names, feeds)
+    )
+    found = quantised.quantise(source, tmp_path / "int8.onnx", given, "cpu", {}, smooth=True)
+    assert (found.layers, passes) == (["m1", "m2"], [["x1", "x2"]])
+    assert found.mean_error_share < 0.05
+    given[3]["x0"][:] = np.nan
+    with pytest.raises(CannotQuantise, match="x1 is not finite on the calibration images"):
+        quantised.quantise(source, tmp_path / "nan.onnx", given, "cpu", {}, smooth=True)

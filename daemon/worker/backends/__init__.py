@@ -28,6 +28,7 @@ BACKENDS = {
     "openvino": "benchd.daemon.worker.backends.openvino",
     "tensorrt": "benchd.daemon.worker.backends.tensorrt",
 }
+IN_TORCH_INT8 = "benchd.daemon.worker.backends.torchao"
 
 
 def unbound(batch: Batch) -> None:
@@ -75,4 +76,4 @@ def load(variant: Variant, source: Source, device: torch.device, example: Batch)
 
 
 def _module(variant: Variant) -> ModuleType:
-    return importlib.import_module(BACKENDS[variant.backend])
+    return importlib.import_module(IN_TORCH_INT8 if variant.needs_torchao else BACKENDS[variant.backend])

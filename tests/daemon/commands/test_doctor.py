@@ -62,7 +62,7 @@ def test_every_sampler_runtime_and_program_has_a_line(machine, torch_of):
     out = io.StringIO()
     assert doctor.run(out, machine, as_json=False) == 0
     names = [line.split()[1] for line in out.getvalue().splitlines()]
-    runtimes = ["torch", "torchvision", "cuda", "triton", "onnxruntime", "openvino", "tensorrt"]
+    runtimes = ["torch", "torchvision", "cuda", "triton", "onnxruntime", "openvino", "torchao", "tensorrt"]
     assert names == [*(name for name in SAMPLERS if name != "fake"), *runtimes, "cc", "c++", "mosquitto"]
     assert {line.split()[0] for line in out.getvalue().splitlines()} <= {"yes", "no"}
 

@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from benchd.daemon.commands import ship, verify
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.measuring import plan
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,14 @@ def test_bad_input_says_what_to_do(tmp_path, arguments, kind, words):
     assert words in str(found)
     assert "\n" not in str(found)
     assert not list(tmp_path.iterdir())
+
+
+def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "inspect", lambda device: plan.Machine("cpu", has_cxx=True, has_torchao=True))
+    found = CliRunner().invoke(ship.app, ["vim_tiny", "--variants", "int8", "--out", str(tmp_path / "out")])
+    assert isinstance(found.exception, NotAvailable)
+    assert "not int8: int8 inside torch " in found.stderr
+    assert found.stderr.count("\n") == 1
 
 
 def test_a_folder_that_ship_did_not_write_is_refused(tmp_path):

@@ -1,0 +1,79 @@
+"""Int8 inside torch on an x86 CPU: torchao quantises the exported graph, inductor compiles it."""
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import _inductor as inductor
+from torch.fx import GraphModule
+from torch.profiler import ProfilerActivity
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import Precision, RuntimeFacts
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import Batch, values
+from benchd.exporters.calibrated import CannotQuantise
+
+_IN_INT8 = ("onednn::qconv", "onednn::qlinear")
+
+
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+    """Return the quantised graph compiled, all of whose layers that claim int8 were seen to run in it."""
+    if getattr(source.module, "encoding", None) == "rate":
+        raise Unsupported("a model that draws random numbers is not exported for torchao: use onnxruntime-int8")
+    pt2e, start, inputs = _quantiser(), time.monotonic(), values(example)
+    try:
+        prepared = pt2e.Prepared(source.module, inputs)
+        graph = prepared.converted(source.ranges(len(example), prepared.calibrate).path)
+    except CannotQuantise as error:
+        raise Unsupported(str(error)) from error
+    run = _compiled(graph, inputs)
+    ran = in_int8(run, inputs)
+    if ran.total() < len(prepared.layers):
+        raise Unsupported(
+            f"inductor runs only {ran.total()} of the {len(prepared.layers)} products in int8 that torchao quantised, "
+            "the others in float: use onnxruntime-int8"
+        )
+    facts = RuntimeFacts(
+        provider=f"torchao {version('torchao')}",
+        threads=torch.get_num_threads(),
+        load_s=time.monotonic() - start,
+        notes=[f"products in int8: {', '.join(f'{count} {name}' for name, count in ran.most_common())}"],
+    )
+    return Loaded(run, torch.float32, device, None, runtime=facts)
+
+
+def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """Return the graph compiled with constant weights; in inference mode inductor could not pack them."""
+    with warnings.catch_warnings(), torch.inference_mode(mode=False), torch.no_grad():
+        warnings.filterwarnings("ignore", "To copy construct from a tensor")  # torch itself does
+        run: Callable[..., Any] = inductor.compile(graph, list(inputs), options={"freezing": True})
+    return run
+
+
+def in_int8(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Counter[str]:
+    """Return how often one run calls each of oneDNN's products in int8, by name."""
+    with torch.inference_mode():
+        run(*inputs)  # inductor looks at the arguments of the first run, which calls each product twice
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profile:
+            run(*inputs)
+    names = (event.name for event in profile.events())
+    return Counter(name.partition("::")[2] for name in names if name.startswith(_IN_INT8))
+
+
+def _quantiser() -> ModuleType:
+    try:
+        return import_module("benchd.exporters.pt2e")
+    except Exception as error:  # of a torchao that was built for another torch
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise Unsupported(
+            f"the installed torchao does not work with torch {torch.__version__}: pip install 'benchd[int8]' ({line})"
+        ) from error
