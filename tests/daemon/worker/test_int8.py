@@ -11,7 +11,7 @@ from benchd.daemon.measuring.user_model import UserFile
 from benchd.daemon.records import Case, Variant
 from benchd.daemon.worker import backends, check, workload
 from benchd.daemon.worker.accuracy import _refuse_calibrated
-from benchd.kernels.exact_conv2d import native
+from benchd.kernels.exact_conv2d import layer, native
 from benchd.models import catalog, data, demo
 from benchd.models.demo import CHECKPOINTS
 
@@ -82,6 +82,7 @@ def test_an_int8_file_is_made_from_a_users_float_file(pair, tmp_path):
 
 @pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
 def test_int8_kernels_are_judged_by_their_classes_and_accuracy(tmp_path):
+    layer._ran.clear()  # a worker is a process of its own
     asked = msgspec.structs.replace(
         job(tmp_path, model="qann_resnet18", variant=Variant.parse("custom-int8"), batch_size=16),
         options=catalog.entry("qann_resnet18").resolve(CHECKPOINTS["qann_resnet18"].options),
