@@ -15,6 +15,7 @@ SOFT = {":color": "getComputedStyle(document.documentElement).getPropertyValue('
 STEP_LINE = {"color": COLOURS[1], "type": "solid"}
 STEP = {"label": {"show": True, "formatter": "{b}", **SOFT}, "lineStyle": STEP_LINE}
 
+MANY = 60  # runs whose intervals would hide their medians
 BLOCKS = 600  # per process; a screen shows no more
 CROSS = "path://M1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5L0,1Z"
 TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second": "{HH}:{mm}:{ss}"}
@@ -100,7 +101,7 @@ def history(results: list[Result], clean: dict[str, float], marks: list[Happened
     """Return medians with their intervals over time, those of `clean` blocks beside them, and one line per mark."""
     options = base("ms")
     points = [[result.measured_s * 1e3, result.median_ms] for result in results]
-    bars = [_interval(result) for result in results if result.low_ms is not None and result.high_ms is not None]
+    bars = [_interval(one, len(results)) for one in results if one.low_ms is not None and one.high_ms is not None]
     options["series"] = [{"type": "line", "name": "as experienced", "data": points, "symbolSize": 8}, *bars]
     options["color"] = [colour(Variant.parse(results[-1].variant))] if results[-1].variant else options["color"]
     options["series"][0]["markLine"] = lines = boundaries(marks)
@@ -134,9 +135,10 @@ def blocks(processes: Sequence[ProcessResult]) -> dict[str, Any]:
     return options
 
 
-def _interval(result: Result) -> dict[str, Any]:
+def _interval(result: Result, runs: int) -> dict[str, Any]:
+    """Return the line of its interval; those of many runs are drawn fainter, so that medians stay to be seen."""
     t_ms = result.measured_s * 1e3
-    line = {"color": GREY, "width": 3, "opacity": 0.6}
+    line = {"color": GREY, "width": 3, "opacity": 0.6 if runs <= MANY else 0.2}
     data = [[t_ms, result.low_ms], [t_ms, result.high_ms]]
     return {
         "type": "line",

@@ -49,7 +49,7 @@ def add(store: Store, answers: Answers) -> None:
                 rest.set_text(more(len(wanted) - offset - SHOWN))
                 rest.set_visibility(bool(rest.text))
                 rest.props["href"] = _path(search.value, chosen.value, page + 1)
-                problems.set_text(" ".join(wrong))
+                problems.set_text(". ".join(wrong))
                 problems.set_visibility(bool(wrong))
                 empty.set_text(NONE if found else EMPTY)
                 empty.set_visibility(not wanted and not wrong)

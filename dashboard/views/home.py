@@ -60,7 +60,7 @@ def add(store: Store, answers: Answers) -> None:
             async def refresh() -> None:
                 now = await to_thread(_read, store, answers, chosen)
                 names.update((board.device.device_id, short(board.name)) for board in now.found)
-                problems.set_text(" ".join([*now.wrong, _reading(now.left)]).strip())
+                problems.set_text(". ".join(filter(None, [*now.wrong, _reading(now.left)])))
                 problems.set_visibility(bool(now.wrong or now.left))
                 empty.set_visibility(not now.found and not now.wrong)
                 none.set_visibility(bool(now.found) and not now.shown.rows and not now.left)
