@@ -1,7 +1,9 @@
 """The identity of a model's file: what it is made from, and the form of the scan for its target. Needs no ONNX."""
 
 import platform
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from benchd.exporters import code
@@ -10,11 +12,12 @@ Precision = Literal["fp32", "fp16", "int8"]
 FloatPrecision = Literal["fp32", "fp16"]
 Form = Literal["scan", "two_level"]
 Target = Literal["cpu", "cuda", "openvino", "tensorrt"]
-QuantisedFor = Literal["cpu", "tensorrt"]
-"""The runtime of a quantised file: ONNX Runtime on an x86 CPU, or any that reads int8 with a zero point of 0."""
+QuantisedFor = Literal["cpu", "avx2", "tensorrt"]
+"""What runs a quantised file: ONNX Runtime on an x86 CPU, or on one whose byte products overflow, so that weights get 7
+bits; else any runtime that reads int8 with a zero point of 0."""
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-QUANTISED_FOR: tuple[QuantisedFor, ...] = ("cpu", "tensorrt")
+QUANTISED_FOR: tuple[QuantisedFor, ...] = ("cpu", "avx2", "tensorrt")
 FORMS: tuple[Form, ...] = ("scan", "two_level")
 # TensorRT 10.3 reads 9 to 20; from 19 on, Pad and AveragePool have no CUDA kernel in ONNX Runtime before 1.25, and each
 # of them would cross to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
@@ -36,8 +39,16 @@ def form(options: Mapping[str, Any], target: Target) -> Form | None:
 
 
 def quantised_for(target: Target) -> QuantisedFor:
-    """Return the runtime that an int8 file is made for: x86 has fast kernels for uint8 activations only."""
-    return "cpu" if target in ("cpu", "openvino") and platform.machine() in ("x86_64", "AMD64") else "tensorrt"
+    """Return what an int8 file for this target is made for: x86 has fast kernels for uint8 activations only."""
+    if target not in ("cpu", "openvino") or platform.machine() not in ("x86_64", "AMD64"):
+        return "tensorrt"
+    return "avx2" if overflows() else "cpu"
+
+
+def overflows(root: Path = Path("/")) -> bool:
+    """Return whether this x86 CPU adds two products of bytes in 16 bits, which overflow: it has no VNNI."""
+    found = re.search(r"^flags\s*:(.*)$", (root / "proc/cpuinfo").read_text(), re.MULTILINE)
+    return not {"avx512_vnni", "avx_vnni"} & set(found[1].split() if found else [])
 
 
 def onnx_facts(

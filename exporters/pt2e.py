@@ -19,6 +19,7 @@ from torchao.quantization.pt2e.observer import ObserverBase
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
+from benchd.exporters import files
 from benchd.exporters.calibrated import CannotQuantise, Quantised
 
 _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention")
@@ -116,7 +117,8 @@ def _observed(module: nn.Module, inputs: tuple[Tensor, ...], *, strict: bool) ->
 
 
 def _quantizer() -> Any:
-    quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    config = x86.get_default_x86_inductor_quantization_config(reduce_range=files.overflows())
+    quantizer = x86.X86InductorQuantizer().set_global(config)
     return quantizer.set_function_type_qconfig(torch.mul, None)  # two activations
 
 

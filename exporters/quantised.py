@@ -31,7 +31,7 @@ _LARGEST_CODE = 127
 _GRID_ERROR = 1e-4  # of a step: what float32 leaves of an exact multiple
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
 # ONNX Runtime runs a Conv or Gemm in integers only if its output is quantised too; elsewhere that costs accuracy
-_FLOAT_OUTPUTS: dict[QuantisedFor, list[str]] = {"cpu": ["MatMul"], "tensorrt": list(_PRODUCTS)}
+_FLOAT_OUTPUTS: dict[QuantisedFor, list[str]] = {"cpu": ["MatMul"], "avx2": ["MatMul"], "tensorrt": list(_PRODUCTS)}
 
 
 def quantise(
@@ -175,7 +175,7 @@ def _converted(
     floats = _FLOAT_OUTPUTS[target]
     # ONNX Runtime has fast kernels on x86 only for uint8 activations: the same grid with a zero point of 128
     kind, zero = (
-        (QuantType.QUInt8, np.array(128, np.uint8)) if target == "cpu" else (QuantType.QInt8, np.array(0, np.int8))
+        (QuantType.QUInt8, np.array(128, np.uint8)) if target != "tensorrt" else (QuantType.QInt8, np.array(0, np.int8))
     )
     known = {
         name: [{"scale": np.array(scale, np.float32), "zero_point": zero, "quant_type": kind}]
@@ -190,7 +190,7 @@ def _converted(
     quantizer = QDQQuantizer(
         model,
         per_channel=True,
-        reduce_range=False,
+        reduce_range=target == "avx2",
         weight_qType=QuantType.QInt8,
         activation_qType=kind,
         tensors_range=measured,
@@ -202,7 +202,7 @@ def _converted(
             "WeightSymmetric": True,
             "DedicatedQDQPair": target == "tensorrt",
             "OpTypesToExcludeOutputQuantization": floats,
-            "QuantizeBias": target == "cpu",
+            "QuantizeBias": target != "tensorrt",
             "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
             "TensorQuantOverrides": known,
         },

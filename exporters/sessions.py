@@ -25,6 +25,7 @@ PROVIDERS: dict[Provider, str] = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
+EXACT_INT8 = "session.x64quantprecision"
 _ERRORS_ONLY = 3
 
 
@@ -92,6 +93,8 @@ def _settings(threads: int | None) -> Any:
     settings.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     settings.inter_op_num_threads = 1
     settings.log_severity_level = _ERRORS_ONLY
+    # without VNNI byte products overflow in 16 bits: weights beyond 7 bits then take the exact, slower way
+    settings.add_session_config_entry(EXACT_INT8, "1")
     return settings
 
 

@@ -54,7 +54,10 @@ def export(
     calibration: Calibration = None,
     images: Annotated[int, typer.Option(help="Images to calibrate with.", min=1)] = CALIBRATION_IMAGES,
     quantised_for: Annotated[
-        str, typer.Option(help="int8 for ONNX Runtime on an x86 cpu, or for tensorrt and all others.")
+        str,
+        typer.Option(
+            help="int8 for ONNX Runtime on an x86 cpu, on one without VNNI (avx2), or for tensorrt and all others."
+        ),
     ] = "auto",
     module: Module = None,
     onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file, for int8.", metavar="FILE")] = None,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Precision
 from benchd.daemon.verdicts.manifest import CODE, Manifest
-from benchd.exporters import openvino
+from benchd.exporters import openvino, sessions
 
 _PAGE = """# How to load this
 
@@ -47,7 +47,7 @@ import numpy
 import onnxruntime
 
 options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = {threads}
+options.intra_op_num_threads = {threads}{exact}
 session = onnxruntime.InferenceSession("model.onnx", options, providers=["{provider}"])
 assert session.get_providers()[0] == "{provider}"
 names = [output.name for output in session.get_outputs()]
@@ -187,7 +187,9 @@ def _threads(manifest: Manifest) -> str:
 
 
 def _onnx(manifest: Manifest) -> str:
-    return _ONNX.format(threads=_threads(manifest), provider=manifest.provider)
+    is_int8 = manifest.case.variant.precision == "int8"
+    exact = f'\noptions.add_session_config_entry("{sessions.EXACT_INT8}", "1")' if is_int8 else ""
+    return _ONNX.format(threads=_threads(manifest), provider=manifest.provider, exact=exact)
 
 
 def _openvino(manifest: Manifest) -> str:

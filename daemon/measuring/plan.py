@@ -540,7 +540,7 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         "the package openvino is not installed: pip install 'benchd[openvino]'": variant.backend == "openvino"
         and not machine.has_openvino,
         "int8 inside torch is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8 on a GPU": variant.needs_torchao
-        and not (machine.device == "cpu" and files.quantised_for("cpu") == "cpu"),
+        and not (machine.device == "cpu" and files.quantised_for("cpu") != "tensorrt"),
         "int8 inside torch needs the package torchao: pip install 'benchd[int8]', or use onnxruntime-int8": (
             variant.needs_torchao and not machine.has_torchao
         ),

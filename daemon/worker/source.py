@@ -181,7 +181,7 @@ class Source:
             raise Unsupported("int8 needs calibration images: give --calibration")
         return self.calibration()
 
-    def _int8_facts(self, calibration: Calibration, made_for: QuantisedFor | Literal["torchao"]) -> dict[str, Any]:
+    def _int8_facts(self, calibration: Calibration, made_for: str) -> dict[str, Any]:
         digest = hashlib.sha256("".join(calibration.digests).encode()).hexdigest()
         return {"calibration": calibration.source, "calibration_sha256": digest, "quantised_for": made_for}
 
@@ -217,7 +217,9 @@ class Source:
         It is given the calibration images in batches of `batch`. Raises Unsupported and CannotQuantise.
         """
         start, calibration = time.monotonic(), self._calibration()
-        facts = self._facts("int8", batch, None) | self._int8_facts(calibration, "torchao")
+        facts = self._facts("int8", batch, None) | self._int8_facts(
+            calibration, "torchao-avx2" if files.overflows() else "torchao"
+        )
         facts |= {"format": "safetensors", "options": dict(self.options), "versions": code.versions(*_IN_TORCH)}
 
         def write(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ pytest.importorskip("onnxruntime.quantization.shape_inference", reason="quantise
 from int8_made import feeds, images, net  # noqa: E402 - writes ONNX
 from onnx import helper, numpy_helper  # noqa: E402
 
-from benchd.exporters import activations, calibrated, quantised, smoothing  # noqa: E402
+from benchd.exporters import activations, calibrated, files, quantised, smoothing  # noqa: E402
 from benchd.exporters.calibrated import CannotQuantise  # noqa: E402
 
 
@@ -24,8 +24,13 @@ def stored(model):
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-@pytest.mark.parametrize(("target", "zero", "kind"), [("cpu", 128, np.uint8), ("tensorrt", 0, np.int8)])
-def test_a_file_is_symmetric_and_has_weights_per_channel_and_names_what_stays_float(tmp_path, target, zero, kind):
+@pytest.mark.parametrize(
+    ("target", "zero", "kind", "largest"),
+    [("cpu", 128, np.uint8, 127), ("avx2", 128, np.uint8, 64), ("tensorrt", 0, np.int8, 127)],
+)
+def test_a_file_is_symmetric_and_has_weights_per_channel_and_names_what_stays_float(
+    tmp_path, target, zero, kind, largest
+):
     found, path = made(tmp_path, target)
     assert (found.layers, found.exact) == (["conv1", "conv2"], [])
     assert found.left_fp32 == {"conv0": "first layer", "head": "last layer"}
@@ -45,6 +50,7 @@ def test_a_file_is_symmetric_and_has_weights_per_channel_and_names_what_stays_fl
         assert held[activation.input[2]].dtype == kind
         assert held[weight.input[1]].shape == (8,)
         assert held[weight.input[0]].dtype == np.int8
+        assert abs(held[weight.input[0]].astype(int)).max() == largest
         assert not held[weight.input[2]].any()
 
 
@@ -135,3 +141,12 @@ def test_smoothed_projections_take_one_pass_over_the_images(tmp_path, monkeypatc
     given[3]["x0"][:] = np.nan
     with pytest.raises(CannotQuantise, match="x1 is not finite on the calibration images"):
         quantised.quantise(source, tmp_path / "nan.onnx", given, "cpu", {}, smooth=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "overflows"), [("fma avx2 avx512f", True), ("avx2 avx512_vnni", False), ("avx2 avx_vnni", False)]
+)
+def test_without_vnni_products_of_bytes_overflow(tmp_path, flags, overflows):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n")
+    assert files.overflows(tmp_path) is overflows

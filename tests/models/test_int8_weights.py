@@ -60,6 +60,7 @@ def test_no_float32_weights_compute_in_their_place(model):
         net.double()(images(model)[:1].double())
 
 
+@needs_instructions
 @pytest.mark.parametrize("model", INT8)
 def test_compiled_code_has_no_float32_weights_in_their_place_either(model):
     net = built(model, "custom-int8")

@@ -27,6 +27,7 @@ ort = pytest.importorskip("onnxruntime", reason="is a backend")
 core = pytest.importorskip("openvino", reason="is a backend")
 
 CPU = torch.device("cpu")
+CAPABILITIES = "OPTIMIZATION_CAPABILITIES"
 TABLE = """g (float[N,4] x, int64[N] rows) => (float[N,4] y) <float[2,4] table = {0,0,0,0, 10,20,30,40}> {
   r = Gather(table, rows)  y = Add(x, r)
 }"""
@@ -88,6 +89,8 @@ def user_onnx(folder, graph, **fields):
     ("kind", "precision", "tolerance"), [("vim", "fp32", 1e-5), ("vim", "fp16", 2e-2), ("affine", "fp32", 1e-6)]
 )
 def test_it_agrees_with_eager(backend, kind, precision, tolerance, store):
+    if precision == "fp16" and backend is openvino and "FP16" not in core.Core().get_property("CPU", CAPABILITIES):
+        pytest.skip("OpenVINO computes nothing in fp16 on this CPU, and the variant is refused")
     own = source(kind, store)
     loaded = backend.load(own, precision, CPU, own.images[:2])
     is_half = precision == "fp16" and backend is onnxruntime  # OpenVINO reads float32 and lowers it itself
