@@ -18,7 +18,7 @@ import typer
 
 from benchd.daemon.profiling.profile import Profile, TorchProfile
 from benchd.daemon.records import Record
-from benchd.daemon.reporting import report
+from benchd.daemon.reporting.cells import COLUMNS, cells
 from benchd.daemon.verdicts import results
 from benchd.kernels.shipped import Compiled
 from benchmarks import kernels, models, rows
@@ -219,7 +219,7 @@ def _records(found: Found) -> Iterator[str]:
     yield ""
     yield "Each case in a process of its own, from input to output on the host; the table of `benchd report`."
     yield ""
-    yield from _table(list(report.COLUMNS.values()), map(report.cells, found.records))
+    yield from _table(list(COLUMNS.values()), map(cells, found.records))
 
 
 def _profiles(found: Found) -> Iterator[str]:

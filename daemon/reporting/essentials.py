@@ -1,4 +1,4 @@
-"""Records without what no report shows, so that a hundred thousand fit into memory."""
+"""Records without what no report shows, for those that have to be in memory together."""
 
 import sys
 from typing import Any, TypeVar

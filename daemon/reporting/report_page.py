@@ -1,19 +1,20 @@
 """The page of a report: five charts and a table in one self-contained HTML file, light or dark."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from typing import TypeVar
 
 import msgspec
 
-from benchd.daemon.records import Energy, Record
+from benchd.daemon.records import Energy, Record, Variant
+from benchd.daemon.reporting.brief import Brief, is_measured
 from benchd.daemon.reporting.page import FOLDER, Chart, render
 from benchd.daemon.reporting.palette import GREY, colour, shape
+from benchd.daemon.reporting.spool import Spool
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.recommend import (
     Decision,
     disqualified,
     exclusions,
-    impossible,
     line,
     newest,
     place,
@@ -21,6 +22,7 @@ from benchd.daemon.verdicts.recommend import (
     variant_name,
 )
 
+T = TypeVar("T", Record, Brief)
 Point = tuple[float | str, float, str]
 """A record's position and name in a chart."""
 
@@ -32,32 +34,24 @@ CROSS: Chart = {"marker": {"symbol": "x", "size": 9}}
 CROSSED = "A cross marks a record that cannot win: its check failed, or it did not run as requested."
 
 
-def page(
-    found: Sequence[Record],
-    decisions: Sequence[Decision],
-    about: Sequence[str],
-    headings: Sequence[str],
-    table: Sequence[Sequence[str]],
-) -> str:
-    """Return the page of these records, at least one, in order of time; decisions and facts `about` them come first.
-
-    `table` has the cells of the newest of them, at most ROWS.
-    """
-    measured = [record for record in found if record.status == "ok" and record.timing and not impossible(record)]
+def page(found: Spool, decisions: Sequence[Decision], about: Sequence[str], headings: Sequence[str]) -> str:
+    """Return the page of these records; decisions and facts `about` them come first."""
+    newest_ones = [record for record in found.decisive if is_measured(record)]
+    briefs = [brief for brief in found.briefs if brief.is_measured]
     return render(
         FOLDER / "report.html",
         "benchd report",
-        [chart(measured) for chart in DRAWN],
-        count=len(found),
-        devices=sorted({record.device_id for record in found}),
-        first=found[0].t_wall,
-        last=found[-1].t_wall,
+        [*(chart(newest_ones) for chart in OF_NEWEST), *(chart(briefs) for chart in OF_ALL)],
+        count=len(found.briefs),
+        devices=sorted({brief.device_id for brief in found.briefs}),
+        first=found.briefs[0].t_wall,
+        last=found.briefs[-1].t_wall,
         about=about,
-        left_out=sorted({f"{record.case_id} {why}" for record in found if (why := impossible(record))}),
+        left_out=sorted({f"{brief.case_id} {brief.impossible}" for brief in found.briefs if brief.impossible}),
         said=[(line(decision), exclusions(decision)) for decision in decisions],
         headings=headings,
-        rows=table,
-        hidden=len(found) - len(table),
+        rows=list(found.cells(newest=ROWS)),
+        hidden=max(0, len(found.briefs) - ROWS),
     )
 
 
@@ -67,9 +61,11 @@ def _median_ms(record: Record) -> float:
     return record.timing.median_ms
 
 
-def _grouped(records: Sequence[Record], key: Callable[[Record], str]) -> Iterator[tuple[str, list[Record]]]:
-    for name, group in groupby(sorted(records, key=key), key=key):
-        yield name, list(group)
+def _grouped(found: Iterable[T], key: Callable[[T], str]) -> list[tuple[str, list[T]]]:
+    groups: dict[str, list[T]] = {}
+    for one in found:
+        groups.setdefault(key(one), []).append(one)
+    return sorted(groups.items())
 
 
 def _subject(record: Record) -> list[str]:
@@ -80,7 +76,7 @@ def _subject(record: Record) -> list[str]:
 
 def _named(records: Sequence[Record]) -> Callable[[Record], str]:
     """Return the name of a record's subject among these, with its place if they have several."""
-    where = place_names(records)
+    where = place_names(map(place, records))
     return lambda record: " ".join(_subject(record)) + where[place(record)]
 
 
@@ -136,11 +132,11 @@ def _trace(name: str, points: Sequence[Point], mode: str) -> Chart:
 
 
 def _of_variant(name: str, points: Sequence[Point], group: Sequence[Record], mode: str = "markers") -> Chart:
-    return _trace(name, points, mode) | _look(group[0])
+    return _trace(name, points, mode) | _look(group[0].case.variant)
 
 
-def _look(record: Record) -> Chart:
-    return {"colour": colour(record.case.variant), "shape": shape(record.case.variant)}
+def _look(variant: Variant) -> Chart:
+    return {"colour": colour(variant), "shape": shape(variant)}
 
 
 def _pareto(points: Sequence[Point]) -> Iterator[Point]:
@@ -158,7 +154,7 @@ def _log_axis(title: str) -> Chart:
 
 def _throughput_by_batch(measured: Sequence[Record]) -> Chart:
     known = [record for record in newest(measured) if record.throughput_per_s]
-    where = place_names(known)
+    where = place_names(map(place, known))
     able, unable = _by_fitness(known)
     traces = [
         _of_variant(name, sorted(map(_throughput, group)), group, "lines+markers") | {"label": name}
@@ -201,17 +197,13 @@ def _variants_by_model(measured: Sequence[Record]) -> Chart:
     return {"title": "Variants by model", "note": note, "data": traces, "layout": axes}
 
 
-def _consistency(measured: Sequence[Record]) -> Chart:
+def _consistency(measured: Sequence[Brief]) -> Chart:
     """Return the deviation of each process from the median of its case."""
-    traces, where = [], place_names(measured)
-    for name, group in _grouped(measured, lambda record: record.case_id + where[place(record)]):
-        shares = [
-            100 * (process.timing.median_ms / _median_ms(record) - 1)
-            for record in group
-            for process in record.processes
-            if process.timing and len(record.processes) > 1
-        ]
-        if max((len(record.processes) for record in group), default=0) > 1:  # one process is 0 % from itself
+    traces, where = [], place_names(brief.place for brief in measured)
+    for name, group in _grouped(measured, lambda brief: brief.case_id + where[brief.place]):
+        several = [brief for brief in group if brief.processes > 1]  # one process is 0 % from itself
+        shares = [100 * (time_ms / brief.median_ms - 1) for brief in several for time_ms in brief.process_ms]
+        if several:
             traces.append({"type": "box", "name": name, "y": shares, "showlegend": False})
     layout = {"xaxis": {"showticklabels": len(traces) <= 20}, "yaxis": {"title": {"text": "deviation from median, %"}}}
     note = "One point per process, relative to the median of its run."
@@ -219,17 +211,17 @@ def _consistency(measured: Sequence[Record]) -> Chart:
     return {"title": "Run-to-run consistency", "note": note, "data": traces, "layout": layout}
 
 
-def _history(measured: Sequence[Record]) -> Chart:
+def _history(measured: Sequence[Brief]) -> Chart:
     """Return each case over time by device and fingerprint, with a ring at the start of each new level."""
     traces: list[Chart] = []
-    for name, group in _grouped(measured, lambda r: f"{r.device_id} {r.case_id} {r.environment.comparable_part}"):
+    for name, group in _grouped(measured, lambda b: f"{b.device_id} {b.case_id} {b.comparable_part}"):
         if len(group) < 2:
             continue
-        points = [(record.t_wall, _median_ms(record)) for record in group]
+        points, look = [(brief.t_wall, brief.median_ms) for brief in group], _look(group[0].variant)
         steps = [points[place] for place in shifts([median_ms for _, median_ms in points])]
-        traces.append(_series(name, points, mode="lines+markers") | _look(group[0]))
+        traces.append(_series(name, points, mode="lines+markers") | look)
         if steps:
-            traces.append(_series(f"{name}: a new level", steps, mode="markers") | RING | _look(group[0]))
+            traces.append(_series(f"{name}: a new level", steps, mode="markers") | RING | look)
     note = "A ring marks the first run of a new level." if traces else "No case was measured twice in one environment."
     axes = {"xaxis": {"type": "date"}, "yaxis": _log_axis("median latency, ms")}
     return {"title": "History by device", "note": note, "data": traces, "layout": axes}
@@ -239,4 +231,6 @@ def _series(name: str, points: Sequence[tuple[str, float]], mode: str) -> Chart:
     return {"type": "scatter", "mode": mode, "name": name, "x": [x for x, _ in points], "y": [y for _, y in points]}
 
 
-DRAWN = (_latency_against_energy, _throughput_by_batch, _variants_by_model, _consistency, _history)
+OF_NEWEST = (_latency_against_energy, _throughput_by_batch, _variants_by_model)
+OF_ALL = (_consistency, _history)
+"""The charts of a page in their order: those of the newest record of each case, and those of all records."""

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -103,7 +103,7 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
     known = [record for record in records if record.case.direction == "inference"]
     demand = requirements.demand
     found = answering(in_time(known), demand) if demand else newest(known)
-    where = place_names(found)
+    where = place_names(map(place, found))
     groups: dict[str, list[Record]] = {}
     for record in found:
         subject = _subject(record, requirements.objective, demand) + where[place(record)]
@@ -120,9 +120,9 @@ def place(record: Record) -> Place:
     return record.device_id, record.environment.device, record.environment.power_mode or ""
 
 
-def place_names(records: Iterable[Record]) -> dict[Place, str]:
-    """Return what distinguishes the places of these records, such as ` on cuda at 15W`; empty if there is only one."""
-    found = {place(record) for record in records}
+def place_names(places: Iterable[Place]) -> dict[Place, str]:
+    """Return what distinguishes these places, such as ` on cuda at 15W`; empty if there is only one."""
+    found = set(places)
     of_many = [len({one[i] for one in found}) > 1 for i in range(3)]
     words = ("on", "on", "at")
     return {one: "".join(f" {words[i]} {one[i]}" for i in range(3) if of_many[i] and one[i]) for one in found}
@@ -133,7 +133,21 @@ def newest(records: Iterable[Record]) -> list[Record]:
     return list({(place(record), record.case_id): record for record in in_time(records)}.values())
 
 
-def in_time(records: Iterable[Record]) -> list[Record]:
+class Timed(Protocol):
+    """What has the times of a record."""
+
+    @property
+    def t_wall(self) -> str: ...  # noqa: D102
+    @property
+    def t_mono_ns(self) -> int: ...  # noqa: D102
+    @property
+    def boot_id(self) -> str: ...  # noqa: D102
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def in_time(records: Iterable[T]) -> list[T]:
     """Return the records, oldest first: within a boot by the monotonic clock, because the wall clock may be changed."""
     known = list(records)
     ends: dict[str, str] = {}

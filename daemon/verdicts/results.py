@@ -1,9 +1,9 @@
 """Reads result files: the records of a run, or the error in the first line that is not a record."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,41 +11,45 @@ from benchd.daemon import journal, records
 from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.records import PROFILED, Record
 
+T = TypeVar("T")
+
 JOURNAL = "records.jsonl"
 SPECIAL = re.compile(rb"\\u|[^ -~]")  # what a record without control characters may lack
 
 
-def _whole(record: Record) -> Record:
-    return record
-
-
-def read(path: Path, keep: Callable[[Record], Record] = _whole) -> list[Record]:
+def read(path: Path) -> list[Record]:
     """Return the records in a file, or in the `records.jsonl` of a folder, each once, without those of profiles.
 
-    `keep` returns what stays of each in memory: all of it by default. Raises UsageError if there is none, and
-    SchemaError with file and line at the first line that is not a record.
+    Raises UsageError if there is none, and SchemaError with file and line at the first line that is not a record.
     """
-    file = _file(path)
-    found = _measured(keep(_decoded(file, number, line)) for number, line in enumerate(journal.read(file), 1))
-    if not found:
-        raise UsageError(f"{file}: contains no record; give a file or folder written by bench-once")
-    return found
+    return read_all([path])
+
+
+def read_all(paths: Sequence[Path]) -> list[Record]:
+    """Return the records of several files as `read` does."""
+    return kept(paths, lambda record: record)
+
+
+def kept(paths: Sequence[Path], keep: Callable[[Record], T]) -> list[T]:
+    """Return what `keep` returns of each record of several files: no other part of one stays in memory."""
+    found: dict[str, T] = {}
+    for path in paths:
+        file, is_empty = _file(path), True
+        for number, line in enumerate(journal.read(file), 1):
+            record = _decoded(file, number, line)
+            if PROFILED not in record.flags:
+                found[record.key], is_empty = keep(record), False  # a record delivered twice is in the file twice
+        if is_empty:
+            raise UsageError(f"{file}: contains no record; give a file or folder written by bench-once")
+    return list(found.values())
 
 
 def of_case(path: Path, case_id: str) -> list[Record]:
     """Return the records of one case as `read` does, possibly none; lines of other cases are not decoded."""
     file, name = _file(path), case_id.encode()
-    found = _measured(_decoded(file, number, line) for number, line in enumerate(journal.read(file), 1) if name in line)
-    return [record for record in found if record.case_id == case_id]
-
-
-def _measured(found: Iterable[Record]) -> list[Record]:
-    """Return the records without those of profiles, each once: a record delivered twice is in the file twice."""
-    return _once(record for record in found if PROFILED not in record.flags)
-
-
-def _once(found: Iterable[Record]) -> list[Record]:
-    return list({record.key: record for record in found}.values())
+    found = (_decoded(file, number, line) for number, line in enumerate(journal.read(file), 1) if name in line)
+    once = {record.key: record for record in found if PROFILED not in record.flags}
+    return [record for record in once.values() if record.case_id == case_id]
 
 
 def _file(path: Path) -> Path:
@@ -53,11 +57,6 @@ def _file(path: Path) -> Path:
     if not file.exists():
         raise UsageError(f"{file}: no such file; give a result file, or the --output folder of a bench-once")
     return file
-
-
-def read_all(paths: Sequence[Path], keep: Callable[[Record], Record] = _whole) -> list[Record]:
-    """Return what `keep` returns of the records of several files, each record once."""
-    return _once(record for path in paths for record in read(path, keep))
 
 
 def _decoded(file: Path, number: int, line: bytes) -> Record:

@@ -1,4 +1,8 @@
-"""What a report of many records keeps of each in memory: everything that it shows, and little else."""
+"""What a report keeps in memory of the records that decide it: everything that it shows, and little else."""
+
+import tempfile
+from io import StringIO
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,10 +24,10 @@ from benchd.daemon.records import (
     Summary,
     Variant,
     Window,
+    encode,
 )
 from benchd.daemon.reporting import report
 from benchd.daemon.reporting.essentials import Essentials
-from benchd.daemon.verdicts.recommend import Requirements, decide
 
 DROPPED = {"parts", "limits", "artifacts", "runtime", "temperature", "occupancy", "probes", "missing", "deadlines"}
 UNSHOWN = {"schema", "throughput_basis"}
@@ -126,8 +130,11 @@ def whole():
 
 def written(found):
     """Return each format's text by its name."""
-    decisions = decide(found, Requirements())
-    return {form: "".join(write(found, decisions)) for form, write in report.FORMATS.items()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in found))
+        report.report([folder], list(report.FORMATS), folder, StringIO())
+        return {form: (folder / f"report.{form}").read_text() for form in report.FORMATS}
 
 
 @pytest.fixture(scope="module")

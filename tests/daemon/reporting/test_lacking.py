@@ -4,6 +4,7 @@ import io
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,16 +13,15 @@ from records_made import made, timing
 from test_essentials import whole
 
 from benchd.daemon.errors import SchemaError
-from benchd.daemon.records import Case, ProcessResult, Record, Stages, TimeSlice
+from benchd.daemon.records import Case, ProcessResult, Record, Stages, TimeSlice, encode
 from benchd.daemon.reporting.console import print_decisions
-from benchd.daemon.reporting.essentials import Essentials
 from benchd.daemon.reporting.record_text import lines
-from benchd.daemon.reporting.report import cells
-from benchd.daemon.reporting.report_page import DRAWN
+from benchd.daemon.reporting.report_page import page
 from benchd.daemon.reporting.scenario_note import scenario_note
+from benchd.daemon.reporting.spool import spooled
 from benchd.daemon.verdicts import compare, results
 from benchd.daemon.verdicts.demand import Demand
-from benchd.daemon.verdicts.recommend import OBJECTIVES, Requirements, decide, impossible
+from benchd.daemon.verdicts.recommend import OBJECTIVES, Requirements, decide
 from benchd.daemon.verdicts.spiking import comparisons
 
 STAGES = Stages(spawn_s=0.1, import_s=2.0, build_s=0.5, load_s=0.2, first_run_s=0.3, second_run_s=0.01)
@@ -65,7 +65,7 @@ def lacking(value: Any, path: tuple[str, ...], then: str) -> Any:
     return value | {name: None if then == "null" else type(value[name])()}
 
 
-def show(found: list[Record]) -> None:
+def show(found: list[Record], folder: Path) -> None:
     """Show the records as each command does."""
     for one in found:
         list(lines(one))
@@ -75,17 +75,14 @@ def show(found: list[Record]) -> None:
         print_decisions(io.StringIO(), decide(found, Requirements(objective=objective)), as_json=False)
     decide(found, Requirements(max_latency_ms=9, demand=Demand(rate_hz=15.0, deadline_ms=50.0, streams=1)))
     compare.compare(found, found, 0.005, floors={})
-    kept = list(map(Essentials(), found))
-    measured = [one for one in kept if one.timing and not impossible(one)]
-    for chart in DRAWN:
-        chart(measured)
-    for one in kept:
-        cells(one)
-    comparisons(kept)
+    (folder / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in found))
+    with spooled([folder], folder) as spool:
+        page(spool, decide(spool.decisive, Requirements()), [], [])
+        comparisons(spool.decisive)
 
 
 @pytest.mark.parametrize("number", range(len(kinds())))
-def test_no_part_that_a_record_may_lack_is_needed(number):
+def test_no_part_that_a_record_may_lack_is_needed(number, tmp_path):
     found, seen = kinds(), []
     plain = msgspec.to_builtins(found[number])
     for path, then in itertools.product(paths(plain), ("null", "empty", "missing")):
@@ -93,5 +90,5 @@ def test_no_part_that_a_record_may_lack_is_needed(number):
             changed = results.decoded(msgspec.json.encode(lacking(plain, path, then)))
             if changed not in seen:
                 seen.append(changed)
-                show([changed, found[5]])
+                show([changed, found[5]], tmp_path)
     assert seen
