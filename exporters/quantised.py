@@ -31,7 +31,7 @@ _LARGEST_CODE = 127
 _GRID_ERROR = 1e-4  # of a step: what float32 leaves of an exact multiple
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
 # ONNX Runtime runs a Conv or Gemm in integers only if its output is quantised too; elsewhere that costs accuracy
-_FLOAT_OUTPUTS: dict[QuantisedFor, list[str]] = {"cpu": ["MatMul"], "avx2": ["MatMul"], "tensorrt": list(_PRODUCTS)}
+_FLOAT_OUTPUTS = ["MatMul"]
 
 
 def quantise(
@@ -172,10 +172,11 @@ def _converted(
     from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType  # noqa: PLC0415
     from onnxruntime.quantization.calibrate import TensorData, TensorsData  # noqa: PLC0415 - 1.23 has them only there
 
-    floats = _FLOAT_OUTPUTS[target]
+    is_for_tensorrt = target == "tensorrt"
+    floats = list(_PRODUCTS) if is_for_tensorrt else _FLOAT_OUTPUTS
     # ONNX Runtime has fast kernels on x86 only for uint8 activations: the same grid with a zero point of 128
     kind, zero = (
-        (QuantType.QUInt8, np.array(128, np.uint8)) if target != "tensorrt" else (QuantType.QInt8, np.array(0, np.int8))
+        (QuantType.QInt8, np.array(0, np.int8)) if is_for_tensorrt else (QuantType.QUInt8, np.array(128, np.uint8))
     )
     known = {
         name: [{"scale": np.array(scale, np.float32), "zero_point": zero, "quant_type": kind}]
@@ -200,9 +201,9 @@ def _converted(
         extra_options={
             "ActivationSymmetric": True,
             "WeightSymmetric": True,
-            "DedicatedQDQPair": target == "tensorrt",
+            "DedicatedQDQPair": is_for_tensorrt,
             "OpTypesToExcludeOutputQuantization": floats,
-            "QuantizeBias": target != "tensorrt",
+            "QuantizeBias": not is_for_tensorrt,
             "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
             "TensorQuantOverrides": known,
         },
