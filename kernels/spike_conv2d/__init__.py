@@ -4,15 +4,20 @@
 
 Images n < N of C channels and H x W pixels become O channels of H' x W'; x is 0 outside a picture. It is conv2d up to
 the order of its float32 sums, for any x. On a CPU the native kernel multiplies only what is not zero, so that its time
-follows the spikes. Its time over that of oneDNN's dense convolution, both with packed weights, on two Zen 4 cores, by
-the share of x that is not zero:
+follows the spikes. Its time over that of oneDNN's dense convolution, both with packed weights, by the share of x that
+is not zero:
 
-    layer                       0 %    5 %   20 %   50 %  100 %
+    Zen 4, AVX-512, 2 threads   0 %    5 %   20 %   50 %  100 %
     N 512, 64 -> 128, 16 x 16  0.17   0.28   0.49   0.96    2.3
     N 8, 64 -> 64, 8 x 8       0.44   0.53   0.71    1.1    2.1
     N 8, 256 -> 256, 2 x 2     0.49   0.58   0.66   0.95    1.3
 
-Above about 45 % a dense convolution is faster.
+    Zen 4, AVX2, 1 thread       0 %    5 %   20 %   50 %  100 %
+    N 512, 64 -> 128, 16 x 16  0.22   0.42   0.54   0.91    1.8
+    N 8, 64 -> 64, 8 x 8       0.17   0.28   0.45   0.93    1.9
+    N 8, 256 -> 256, 2 x 2     0.16   0.27   0.31   0.56    0.84
+
+Above about half a dense convolution is faster.
 """
 
 from types import ModuleType

@@ -11,9 +11,17 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+#define BLOCK 64   /* output channels of a pixel whose sums stay in registers */
+#define PADDED 16  /* weights are filled up to a multiple of so many channels */
+/* floats of a register: compilers keep a longer vector in memory */
+#if defined __AVX512F__
 #define LANES 16
-#define VECTORS 4 /* sums of an output pixel in registers: 64 channels, also where a register holds 4 floats */
-#define BLOCK (LANES * VECTORS)
+#elif defined __AVX__
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define VECTORS (BLOCK / LANES)
 #define TILE 128 /* output pixels of a task: for all of them, one row of the window's weights stays in the cache */
 #define SMALL_TILE 8
 
@@ -57,7 +65,7 @@ INLINE void walk(
     lanes *sums, const nonzero *restrict list, int64_t n, const float *restrict weight, int64_t shift, int vectors) {
     for (int64_t i = 0; i < n; i++) {
         const lanes *row = (const lanes *)(weight + (shift + list[i].place) * vectors * LANES);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int v = 0; v < vectors; v++) sums[v] += list[i].value * row[v];
     }
 }
@@ -118,11 +126,11 @@ INLINE void convolve(int64_t origin, int64_t first, int64_t n, int64_t block, co
 
 /* the number of vectors is known in each call: sums in an array of a length of its own would not stay in registers */
 static void convolve_any(int64_t origin, int64_t first, int64_t n, int64_t block, const problem *p) {
-    switch ((at_most(p->out_channels - block * BLOCK, BLOCK) + LANES - 1) / LANES) {
-    case 1: convolve(origin, first, n, block, p, 1); break;
-    case 2: convolve(origin, first, n, block, p, 2); break;
-    case 3: convolve(origin, first, n, block, p, 3); break;
-    default: convolve(origin, first, n, block, p, 4);
+    switch ((at_most(p->out_channels - block * BLOCK, BLOCK) + PADDED - 1) / PADDED) {
+    case 1: convolve(origin, first, n, block, p, 1 * PADDED / LANES); break;
+    case 2: convolve(origin, first, n, block, p, 2 * PADDED / LANES); break;
+    case 3: convolve(origin, first, n, block, p, 3 * PADDED / LANES); break;
+    default: convolve(origin, first, n, block, p, VECTORS);
     }
 }
 
