@@ -443,8 +443,10 @@ def _refused(exact: Observation, limits: Bounds, rule: Rule, reason: str) -> Che
 
 
 def off(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> NDArray[np.bool_]:
-    """Return per image (images, 2) whether its outputs are off, and whether its codes are."""
+    """Return per image (images, 2) whether its outputs are off, as of another shape, and whether its codes are."""
     found = np.zeros((_images(exact), 2), np.bool_)
+    if _mismatch(exact, observed):
+        return ~found
     found[:, 0] = excess(exact, observed, limits, rule) > 1
     flipped = _flipped(exact, observed)
     if flipped is not None:

@@ -1,16 +1,17 @@
 """The audit of a timed run: wrong answers that the check did not see, and cached answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
 from benchd.daemon.records import VERDICTS, Check
-from benchd.daemon.worker import agreement, steps
+from benchd.daemon.worker import agreement, steps, truth
 from benchd.daemon.worker.agreement import Bounds, Observation, Rule, judge
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.structures import Answers, Batch, answered, gathered, rolled, values
+from benchd.daemon.worker.truth import Reference, Truth
 
 REPEATED_SHARE = 0.05
 TRIALS, PAIRS = 6, 8  # other load alone passes at most 0.16 of the trials, and never six in a row
@@ -24,7 +25,7 @@ class Expected:
 
     `outputs` holds the reference's answers to batches of the pool by batch number, `own` the variant's answers to them
     in the check. `fresh` are inputs that the variant has not seen, and `fresh_outputs` the reference's answers to each
-    batch of them.
+    batch of them: the last images of `reference`.
     """
 
     outputs: dict[int, Answers]
@@ -34,6 +35,7 @@ class Expected:
     batch_size: int
     limits: Bounds
     rule: Rule
+    reference: Reference
 
 
 def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch]], when: str = TIMED) -> Check:
@@ -70,19 +72,38 @@ def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
     """Return the check with the verdict on the variant's answers to unseen inputs, if that is worse."""
     batches = steps.batches(expected.fresh, expected.batch_size, loaded)
     answers = [answered(loaded.run(batch.to(loaded.device)).cpu()) for batch in batches]
+    if not _judged(expected, expected.fresh_outputs, answers).passed:
+        expected = _near_thresholds(expected, answers)
     return _worse(check, expected, expected.fresh_outputs, answers, "on inputs that it saw for the first time")
+
+
+def _near_thresholds(expected: Expected, answers: list[Answers]) -> Expected:
+    """Return the expectation with the limits of a network with thresholds, if the unseen inputs show it to be one."""
+    right = Truth(expected.reference, expected.rule, expected.reference.answers(), expected.limits)
+    sides = _sides(expected, expected.fresh_outputs, answers)
+    off = np.zeros((len(expected.reference.images), 2), np.bool_)
+    off[-len(expected.fresh) :] = agreement.off(*sides, expected.limits, expected.rule)
+    found = truth.with_thresholds(right, off)
+    return replace(expected, limits=found.limits, rule=found.rule)
 
 
 def _worse(check: Check, expected: Expected, exact: list[Answers], answers: list[Answers], when: str) -> Check:
     """Return the check with the verdict on these answers, if that is worse; the limits are the check's."""
     if not answers:
         return check
-    sizes = [expected.batch_size] * len(answers)
-    right, given = (Observation(gathered(side, sizes), None) for side in (exact, answers))
-    found = judge(right, given, expected.limits, expected.rule)
+    found = _judged(expected, exact, answers)
     if VERDICTS.index(found.verdict) >= VERDICTS.index(check.verdict):
         return check
     return msgspec.structs.replace(check, passed=False, void=found.void, note=f"{when}: {found.note}")
+
+
+def _judged(expected: Expected, exact: list[Answers], answers: list[Answers]) -> Check:
+    return judge(*_sides(expected, exact, answers), expected.limits, expected.rule)
+
+
+def _sides(expected: Expected, exact: list[Answers], answers: list[Answers]) -> tuple[Observation, Observation]:
+    sizes = [expected.batch_size] * len(answers)
+    return Observation(gathered(exact, sizes), None), Observation(gathered(answers, sizes), None)
 
 
 def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch]) -> bool:

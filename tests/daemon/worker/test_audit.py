@@ -187,7 +187,7 @@ def expected(noise=0.0, **fields):
     exact, rule = Observation({"output": answers}, None), Rule("fp32", spiking=False, trained=True)
     limits = agreement.bounds(exact, [Observation({"output": answers * (1 + noise)}, None)], rule)
     right = {0: {"output": answers[:2]}, 1: {"output": answers[2:]}}
-    return Expected(right, right, torch.zeros(0), [], 2, limits, rule)
+    return Expected(right, right, torch.zeros(0), [], 2, limits, rule, None)
 
 
 def passed_check(**fields):
@@ -320,7 +320,7 @@ def test_a_small_operation_is_not_taken_for_a_cache(tmp_path, size):
 def test_each_path_of_an_answer_is_audited(answer, words):
     one = {"a": np.array([[1.0], [2.0]]), "loss": np.array(3.0)}
     exact, rule = Observation({"a": one["a"], "loss": np.array([3.0])}, None), Rule("fp32", False, True)
-    right = Expected({0: one}, {0: one}, torch.zeros(0), [], 2, agreement.bounds(exact, [exact], rule), rule)
+    right = Expected({0: one}, {0: one}, torch.zeros(0), [], 2, agreement.bounds(exact, [exact], rule), rule, None)
     found = audit.audited(passed_check(), right, [(0, Tensors(answer))])
     assert found.passed is not bool(words)
     assert words in found.note

@@ -13,7 +13,7 @@ from worker_jobs import job, user_module
 
 from benchd.daemon.errors import UnfitModel
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import backends, check, workload
+from benchd.daemon.worker import audit, backends, check, truth, workload
 from benchd.models import catalog
 
 CPU = torch.device("cpu")
@@ -35,7 +35,8 @@ def onepass(folder, **fields):
 
 def trained(folder, **fields):
     """Return a job of the trained net that ships, on the images that ship."""
-    return msgspec.structs.replace(onepass(folder, options={"time_steps": 4}, **fields), weights="demo", data="demo")
+    a_job = onepass(folder, **{"options": {"time_steps": 4}} | fields)
+    return msgspec.structs.replace(a_job, weights="demo", data="demo")
 
 
 def test_a_module_that_is_right_passes(tmp_path):
@@ -193,6 +194,57 @@ def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
     assert 0 < found.images_off <= found.images_off_allowed
     assert found.verdict == "failed"
     assert "but float64 answers it alike in 16 draws of 4 times its rounding" in found.note
+
+
+def as_own_file(folder):
+    """Return a job of the trained net's exported file as a user's own, which does not tell that it has thresholds."""
+    made = trained(folder, variant=Variant.parse("onnxruntime"), options={"time_steps": 8})
+    built = workload.build(made)
+    backends.load(made.case.variant, built.source, CPU, built.images[:1])
+    (file,) = Path(made.artifacts).rglob("*.onnx")
+    limits = msgspec.structs.replace(made.limits, check_images=64)
+    own = job(folder, model="own.net", variant=made.case.variant, limits=limits)
+    return msgspec.structs.replace(own, onnx=str(file), options={})
+
+
+def rounded_otherwise(run, images):
+    """Answer as a right variant whose rounding differs: each image is off by at most two units in its last place."""
+    draw = torch.Generator().manual_seed(int(1000 * images.sum().item()))
+    return run(images * (1 + 2.0**-22 * torch.randint(-1, 2, images.shape, generator=draw)))
+
+
+def test_a_file_of_a_spiking_net_is_judged_as_a_network_with_thresholds(tmp_path):
+    a_job = as_own_file(tmp_path)
+    found = planted(a_job, run=rounded_otherwise)
+    assert (found.verdict, found.reference, found.note) == ("passed", "float32", truth.OF_FILE)
+    assert 0 < found.images_off <= found.images_off_allowed
+    assert planted(a_job, run=some_are_garbage).verdict == "failed"
+
+
+NEAR = """
+        hidden = self.fc(images.flatten(1))
+        return hidden + (hidden[:, :1] > {threshold!r})"""
+
+
+@pytest.mark.parametrize(("wrong", "passed"), [(0.0, True), (1e-3, False)])
+def test_an_unseen_input_at_a_threshold_is_excused_and_a_wrong_answer_to_it_is_not(tmp_path, wrong, passed):
+    unseen = check._images(built := workload.build(job(tmp_path, module=user_module(tmp_path))), 1, 4)[5:6]
+    edge = built.reference()(unseen.double())[0, 0].item()
+    a_job = job(tmp_path, module=user_module(tmp_path, forward=NEAR.format(threshold=edge)))
+    built = workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[:1])
+    seen = check.check_and_answers(built, loaded, a_job)
+    assert (seen.check.verdict, seen.check.images_off_allowed) == ("passed", 0)
+
+    def across(images):
+        """Answer the input at the threshold as from its other side."""
+        found = loaded.run(images)
+        is_near = (found[:, :1] % 1 - edge % 1).abs() < 1e-5
+        return torch.where(is_near, found - 1 if found[0, 0] > edge + 0.5 else found + 1, found) + wrong
+
+    answering = dataclasses.replace(loaded, run=across)
+    found = audit.audited_fresh(seen.check, seen.expected, answering)
+    assert found.passed is passed, found.note
 
 
 @pytest.mark.parametrize("variant", ["eager", "fp16", "bf16", "custom", "custom-amp"])
