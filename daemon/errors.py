@@ -46,7 +46,7 @@ def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
     """Return the error for an unknown name, with the valid names and the closest one."""
     names = list(known)
     close = difflib.get_close_matches(value, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     return UsageError(f"unknown {kind} {value!r}{hint} Valid: {', '.join(names)}")
 
 

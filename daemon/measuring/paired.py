@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TextIO, TypeVar
@@ -25,14 +26,18 @@ from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.session import Session
-from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.supervisor import Supervisor, Turn
 from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Record, wall_now
 from benchd.daemon.verdicts import effects, noise_floor
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
+from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
 
 T = TypeVar("T")
+
+SHORT = StopRule(5, 1, 0.25, 1.25, None)
+BACK_TO_BACK = ("single_stream", "offline")
 
 _VERSIONS = """
 import importlib.metadata, json, sys
@@ -168,7 +173,16 @@ def _planned(
         raise UsageError(f"{case_id}: latencies at two different rates do not compare; give both sides one, as rate=30")
     if entry.reason:
         raise NotAvailable(f"{case_id}: {entry.reason}")
-    return entry
+    return _short(entry)
+
+
+def _short(entry: Planned) -> Planned:
+    """Return the entry with short processes, unless the user chose how long each measures.
+
+    What differs between processes decides, and none of them shows that by running longer.
+    """
+    is_chosen = entry.case.scenario not in BACK_TO_BACK or entry.limits.rule != STOP_RULES["quick"]
+    return entry if is_chosen else replace(entry, limits=msgspec.structs.replace(entry.limits, rule=SHORT))
 
 
 def _under(python: str, run: Run) -> Run:
@@ -202,18 +216,34 @@ def _alternate(
         for side in sides:
             side.run_id = RunId.new()  # whatever it waited
         while True:
-            for side in random.sample(sides, 2):
-                name = f"{side.run_id.run_id}.{done}"
-                outcome = supervisor.process(side.planned, name, done, side.python, is_compared=True)
-                side.outcomes.append(outcome)
-                mixed = recording.other_model(side.outcomes)
-                if outcome.process.status != "ok" or mixed:
-                    return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
+            drawn = random.sample(sides, 2)
+            turns = [_turn(side, done) for side in drawn]
+            with closing(supervisor.in_turn(turns)) as running:
+                for side, outcome in zip(drawn, running, strict=False):
+                    side.outcomes.append(outcome)
+                    mixed = recording.other_model(side.outcomes)
+                    if outcome.process.status != "ok" or mixed:
+                        return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
             done += 1
             _tell(sides, done, request.pairs, time.monotonic() - started, err)
             verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, request, min_effect)
             if verdict:
                 return verdict
+
+
+def _turn(side: Side, number: int) -> Turn:
+    name = f"{side.run_id.run_id}.{number}"
+    return Turn(side.planned, name, number, side.python, may_wait=_may_wait(side.python))
+
+
+@cache
+def _may_wait(python: str) -> bool:
+    """Return whether this interpreter's benchd has workers that wait with torch imported."""
+    asked = "from benchd.daemon.measuring.protocol import Job; Job.waits"
+    return (
+        python == sys.executable
+        or not subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode
+    )
 
 
 def _verdict(first: Sequence[float], second: Sequence[float], request: Request, min_effect: float) -> Verdict | None:

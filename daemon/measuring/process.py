@@ -33,7 +33,7 @@ class Child(Generic[T]):
     """A fresh interpreter that runs `module`: it gets a job on stdin and sends messages of `T` on a separate pipe.
 
     Its output goes to `log`, or to our stderr. It has its own session, so that a terminal's Ctrl-C does not reach it;
-    leaving the `with` block ends it and all that it started. `rubbish` is the last line that was not a message.
+    leaving the `with` block closes it. `rubbish` is the last line that was not a message.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Child(Generic[T]):
     ) -> None:
         self.rubbish: Rubbish | None = None
         self._log = log
+        self._is_closed = False
         read_end, write_end = os.pipe()
         self._lines = Lines(read_end, decoder)
         try:
@@ -69,7 +70,7 @@ class Child(Generic[T]):
         if process.stdin:
             with suppress(BrokenPipeError):  # it died at once; its exit status gives the reason
                 process.stdin.write(msgspec.json.encode(job) + b"\n")
-                process.stdin.close()
+                process.stdin.flush() if job.waits else process.stdin.close()
         return process
 
     @property
@@ -99,6 +100,12 @@ class Child(Generic[T]):
             self._process.wait(TERMINATE_GRACE_S)
         self._signal(signal.SIGKILL)
 
+    def go_on(self) -> None:
+        """End the waiting of a job that waits."""
+        if self._process.stdin:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
     def ask_to_end(self) -> None:
         """Signal the process to end by itself and send what it has."""
         self._process.terminate()
@@ -119,10 +126,18 @@ class Child(Generic[T]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and all that it started, once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._process.poll() is None:
             self.stop()
         self._signal(signal.SIGKILL)  # whatever it left running in its session
         self._process.wait()
+        self.go_on()  # its end of stdin is ours
         os.close(self.fileno())
 
 
@@ -151,6 +166,11 @@ class Worker(Child[Message]):
     def remaining_s(self) -> float:
         """Return how long the current stage may still last."""
         return self._stage_since + self._limits.deadline_s(self.stage) - time.monotonic()
+
+    def go_on(self) -> None:
+        """End the waiting of a job that waits; its next stage begins now."""
+        super().go_on()
+        self._stage_since = time.monotonic()
 
     def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
         """Reap the process and return its Outcome, or one that reports how it ended; `ended_by` is our reason."""

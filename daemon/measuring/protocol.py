@@ -25,7 +25,9 @@ from benchd.daemon.verdicts.statistics import StopRule
 from benchd.exporters.files import Form, QuantisedFor
 from benchd.exporters.files import Precision as FilePrecision
 
-StageName = Literal["import", "build", "export", "load", "check", "accuracy", "idle", "warm_up", "measure", "probe"]
+StageName = Literal[
+    "import", "ready", "build", "export", "load", "check", "accuracy", "idle", "warm_up", "measure", "probe"
+]
 ImageCount = int | Literal["full"]
 """How many images of a data set accuracy is measured on."""
 
@@ -63,6 +65,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         """Return how long a worker may stay in this stage."""
         return {
             "import": self.import_deadline_s,
+            "ready": self.grace_s,
             "build": self.build_deadline_s,
             "export": self.build_deadline_s,
             "load": self.build_deadline_s,
@@ -89,7 +92,8 @@ class Job(Struct, frozen=True, kw_only=True):
     files before it is measured. With `ship_to` those files are written to that folder instead of timing anything;
     `deployed` is the folder whose files this measures, and whose golden answers they must give first; `engine` is a
     TensorRT plan to load instead of building one. With `neighbour_hz` this process only runs beside another one, at
-    that rate, until SIGTERM.
+    that rate, until SIGTERM. With `waits` it says that it is ready once torch is imported, and goes on at the end of
+    stdin.
     """
 
     case: Case
@@ -127,6 +131,7 @@ class Job(Struct, frozen=True, kw_only=True):
     deployed: str = ""
     engine: str = ""
     neighbour_hz: float | None = None
+    waits: bool = False
 
 
 class Stage(Struct, frozen=True, tag="stage"):

@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
 from typing import TextIO
@@ -22,7 +23,7 @@ from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.measuring.race_limits import Asked, Miss
 from benchd.daemon.measuring.race_log import Entry, Phase, RaceLog
 from benchd.daemon.measuring.recording import RunId
-from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.supervisor import ABREAST, Supervisor, Turn
 from benchd.daemon.records import BACKENDS, KERNELS, PRECISIONS, Record
 from benchd.daemon.verdicts import effects, racing, recommend
 from benchd.daemon.verdicts.effects import Verdict
@@ -182,10 +183,11 @@ class Race:
         """Measure what is missing of a round, in drawn order; those that cannot ship leave."""
         missing = [one for one in self._left() if len(one.raced) <= number]
         phase: Phase = "confirm" if number and len(self._left()) <= FINALISTS else "race"
-        for one in random.sample(missing, len(missing)):
+        drawn = random.sample(missing, len(missing))
+        for first in range(0, len(drawn), ABREAST):
             if number and self._is_late(phase):
                 raise _Stopped(self._undecided())
-            self._measure(one, phase)
+            self._measure(drawn[first : first + ABREAST], phase)
         for one in self._left():
             one.left = self._unfit(one, number)
             if one.left:
@@ -193,27 +195,21 @@ class Race:
 
     def _is_late(self, phase: Phase) -> bool:
         """Return whether the time that is left is only enough to confirm."""
-        kept = FINALISTS * racing.PROMISED if phase == "race" else 1
+        kept = FINALISTS * racing.PROMISED if phase == "race" else ABREAST
         kept_s = kept * self.measured_s / max(len(self._log.entries), 1)
         return time.monotonic() - self._started_s + kept_s > 60.0 * self._minutes
 
-    def _measure(self, one: Candidate, phase: Phase) -> None:
-        """Run one process of a candidate and log it; raise _Stopped after a signal."""
-        started_s, is_first = time.monotonic(), not one.raced
-        limits = one.planned.limits if is_first else _of_later(one.planned.limits)
-        name = f"{one.planned.case.case_id}.{phase}.{len(one.raced)}"
-        outcome = self._supervisor.process(
-            replace(one.planned, limits=limits),
-            name,
-            0 if is_first else 1,
-            is_compared=True,
-            accuracy=one.planned.accuracy if is_first else None,
-        )
-        if self._supervisor.session.interrupted:
-            raise _Stopped("interrupted: the same command goes on from here")
-        entry = Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
-        self._log.add(entry)
-        self._keep(one, entry)
+    def _measure(self, drawn: Sequence[Candidate], phase: Phase) -> None:
+        """Run one process of each of these candidates and log it; raise _Stopped after a signal."""
+        started_s = time.monotonic()
+        with closing(self._supervisor.in_turn([_turn(one, phase) for one in drawn])) as running:
+            for one, outcome in zip(drawn, running, strict=False):
+                if self._supervisor.session.interrupted:
+                    raise _Stopped("interrupted: the same command goes on from here")
+                entry = Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
+                self._log.add(entry)
+                self._keep(one, entry)
+                started_s = time.monotonic()
         mixed = recording.other_model([entry.outcome for entry in self._log.entries])
         if mixed:
             raise _Stopped(f"{mixed}; the same command begins anew")
@@ -311,8 +307,8 @@ class Race:
             is_against = other and number < racing.needed_against(other.behind)
             sides = [winner, *([other] if other and is_against else [])]
             missing = [one for one in sides if len(one.confirmed) <= number]
-            for one in random.sample(missing, len(missing)):
-                self._measure(one, "confirm")
+            if missing:
+                self._measure(random.sample(missing, len(missing)), "confirm")
         failed = self._failed(winner)
         if failed:
             return Result(reason=f"{winner.name} won the race, but in fresh processes it {failed}")
@@ -344,6 +340,16 @@ def _concluded(found: Result, verdict: Verdict) -> Result:
         return msgspec.structs.replace(found, verdict=verdict)
     by = f"{-100 * (verdict.effect or 0.0):.2g} %"
     return Result(reason=f"{found.winner} won, but in fresh processes {found.runner_up} is faster by {by}")
+
+
+def _turn(one: Candidate, phase: Phase) -> Turn:
+    """Return the candidate's next process; its first one checks all images and measures the accuracy."""
+    number, case = len(one.raced), one.planned.case
+    limits = _of_later(one.planned.limits) if number else one.planned.limits
+    accuracy = None if number else one.planned.accuracy
+    return Turn(
+        replace(one.planned, limits=limits), f"{case.case_id}.{phase}.{number}", min(number, 1), accuracy=accuracy
+    )
 
 
 def _of_later(limits: Limits) -> Limits:

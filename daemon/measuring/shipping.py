@@ -17,7 +17,7 @@ from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.race import Candidate, Race, Result
 from benchd.daemon.measuring.race_limits import Asked
-from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.supervisor import Supervisor, Turn
 from benchd.daemon.records import Environment, InputSpec, Record, encode, wall_now
 from benchd.daemon.verdicts import figures, manifest, recommend
 from benchd.daemon.verdicts.manifest import LOAD, MANIFEST, Manifest, Packed, Promised
@@ -62,7 +62,7 @@ def ship(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: P
 
 def _packed(planned: Planned, supervisor: Supervisor, made: Path) -> Packed:
     """Have a worker write the files; raise NotShipped with its reason if it cannot."""
-    outcome = supervisor.process(replace(planned, ship_to=str(made)), "deploy", 1, is_compared=True)
+    outcome = supervisor.process(Turn(replace(planned, ship_to=str(made)), "deploy", 1))
     if outcome.packed is None:
         raise NotShipped(f"{planned.case.variant.label} cannot be deployed: {outcome.process.reason}")
     return outcome.packed

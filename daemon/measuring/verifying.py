@@ -1,5 +1,6 @@
 """`benchd verify`: measures the files of a shipped folder, after their golden answers, against what was promised."""
 
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session
-from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.supervisor import Supervisor, Turn
 from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.daemon.records import Environment, wall_now
 from benchd.daemon.verdicts import manifest, promise
@@ -94,9 +95,13 @@ def verify(
     outcomes: list[Outcome] = []
     with session.measuring():
         run, run_id = session.run(supervisor.suite_id), RunId.new()
-        while len(outcomes) < processes and all(one.process.status == "ok" for one in outcomes):
-            name = f"verify.{shipped.name.replace(':', '_')}.{len(outcomes)}"
-            outcomes.append(supervisor.process(entry, name, len(outcomes), is_compared=True))
+        name = f"verify.{shipped.name.replace(':', '_')}"
+        turns = [Turn(entry, f"{name}.{number}", number) for number in range(processes)]
+        with closing(supervisor.in_turn(turns)) as running:
+            for outcome in running:
+                outcomes.append(outcome)
+                if outcome.process.status != "ok":
+                    break
     record = recording.record(entry.case, entry.preset, run, run_id, outcomes, limits=limits)
     is_golden = not (record.reason or "").startswith(NOT_GOLDEN)
     return promise.judge(shipped, record, is_golden=is_golden, rebuilt=rebuilt)

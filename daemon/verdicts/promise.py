@@ -73,6 +73,9 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = 
     elsewhere = other_machine(shipped.environment, record.environment)
     checked = None if record.check is None else recommend.wrong(record)
     answer, reason, change = _answer(promised.processes_ms, now_ms)
+    doubts = ", ".join(sorted(set(record.flags) - recommend.NOT_OF_TIME))
+    if doubts and answer != "kept":
+        reason = "; ".join(filter(None, [reason, f"flagged {doubts}"]))
     if not is_golden or checked:
         answer, reason = "broken", record.reason or checked or ""
     elif record.status != "ok":

@@ -110,6 +110,11 @@ class StageClock:
         self._current, self._started_ns = name, time.monotonic_ns()
         send(self._pipe, Stage(name))
 
+    def ready(self) -> None:
+        """End the stage that runs and say that this process waits for its turn."""
+        self.leave()
+        send(self._pipe, Stage("ready"))
+
     def go_on(self, percent: int | None) -> None:
         """Say that so much of the stage is done, None if unknown: its deadline begins anew."""
         if self._current:

@@ -104,7 +104,7 @@ def run_here(a_job: Job) -> Outcome:
 class WorkerHere:
     """What Popen gives of a worker, for one that is a thread of this process, which has imported torch already."""
 
-    pid = os.getpid()
+    pid, stdin = os.getpid(), None
 
     def __init__(self, a_job: Job, write_end: int) -> None:
         line, own_end = msgspec.json.encode(a_job), os.dup(write_end)

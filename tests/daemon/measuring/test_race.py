@@ -34,15 +34,18 @@ class Script(Supervisor):
     edited_after: float = math.inf
     ran: list[str] = field(default_factory=list)
 
-    def process(self, planned, name, index, python="", *, is_compared=False, accuracy=None):
-        variant = planned.case.variant.label
+    def in_turn(self, turns):
+        yield from map(self.process, turns)
+
+    def process(self, turn):
+        variant = turn.planned.case.variant.label
         self.ran.append(variant)
         if len(self.ran) > self.interrupt_after:
             self.session.interrupted = True
             return Outcome(process=ProcessResult(status="aborted"))
         time_ms = self.times_ms[variant] * math.exp(0.001 * random.gauss(0.0, 1.0))
         result = ProcessResult(status="ok", timing=timing(time_ms), memory=Memory(rss_peak_bytes=2**28))
-        fails = variant in self.failing or (variant == self.failing_later and ".confirm." in name)
+        fails = variant in self.failing or (variant == self.failing_later and ".confirm." in turn.name)
         code = "edited" if len(self.ran) > self.edited_after else "as it was"
         model = msgspec.structs.replace(MODEL, code_sha256=code)
         return Outcome(process=result, check=FAILED if fails else PASSED, model=model)

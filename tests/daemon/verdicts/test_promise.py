@@ -40,6 +40,12 @@ def test_times_are_judged_against_the_promise(times, answer, code):
     assert answer in promise.line(found)
 
 
+@pytest.mark.parametrize(("factor", "reason"), [(1.0, ""), (1.3, "flagged busy_machine, steal")])
+def test_what_puts_a_slower_time_in_doubt_is_named(factor, reason):
+    record = measured([factor * time for time in PROMISED], flags=["steal", "mqtt", "busy_machine"])
+    assert promise.judge(shipped(), record, is_golden=True).reason == reason
+
+
 def test_other_answers_break_a_promise_whatever_the_times():
     record = measured([], status="failed", reason="its answers are not the golden ones: y is off", check=None)
     found = promise.judge(shipped(), record, is_golden=False)
