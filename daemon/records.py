@@ -880,11 +880,6 @@ class Record(Struct, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
     processes: list[ProcessResult] = []
 
-    def __post_init__(self) -> None:
-        path = _non_finite(msgspec.to_builtins(self), "record")
-        if path:
-            raise ValueError(f"{path} is not a finite number; a value that was not measured is null with a reason")
-
     @property
     def key(self) -> str:
         """Return the delivery key: the same record delivered twice is stored once."""
@@ -913,7 +908,10 @@ def wall_now(timespec: str = "milliseconds") -> str:
 
 
 def encode(record: Record) -> bytes:
-    """Return the record as one line of JSON without a line break."""
+    """Return the record as one line of JSON without a line break; raise ValueError for a number that is not finite."""
+    path = _non_finite(msgspec.to_builtins(record), "record")
+    if path:
+        raise ValueError(f"{path} is not a finite number; a value that was not measured is null with a reason")
     return msgspec.json.encode(record)
 
 
