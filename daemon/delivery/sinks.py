@@ -19,17 +19,33 @@ JOURNAL_BYTES = 64 * 2**20
 
 
 class JournalSink(Sink):
-    """Appends each record to `records.jsonl`, synced before the next case begins; a full disk uses the reserve."""
+    """Appends each record to `records.jsonl`, synced before the next case begins.
+
+    A full disk uses the reserve, if there is one; a record that does not fit even so is owed until `settle` succeeds.
+    """
 
     def __init__(self, path: Path, reserve: Reserve | None = None) -> None:
         self._journal, self._reserve = Journal(path), reserve
+        self._owed: list[bytes] = []
+
+    @property
+    def owes(self) -> bool:
+        """Return whether a record has not been written yet."""
+        return bool(self._owed)
 
     def publish(self, record: Record, body: bytes) -> None:
         """Append the record."""
         if self._reserve:
-            self._reserve.write(lambda: self._journal.append(body))
+            self._owed.append(body)
+            self.settle(self._reserve)
         else:
             self._journal.append(body)
+
+    def settle(self, reserve: Reserve) -> None:
+        """Append the owed records in order; raise as the journal does if the disk is still full."""
+        while self._owed:
+            reserve.write(lambda: self._journal.append(self._owed[0]))
+            del self._owed[0]
 
     def put_away(self, folder: Path, now_s: float, from_bytes: int = JOURNAL_BYTES) -> None:
         """Move a journal of at least `from_bytes` to `folder` and start a new one; raise UsageError if that fails."""

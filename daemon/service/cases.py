@@ -55,7 +55,7 @@ class Cases:
 
     def next(self) -> tuple[Progress, list[Planned]] | None:
         """Return the remaining cases to measure now; if there are none, record what the service waits for."""
-        if not self._now.agenda.state.passes:
+        if not (self._now.agenda.state.passes or self._base.journal.owes):
             self._wait_for(None)
             return None
         if self._activity.waiting_for and not self._base.every.is_due("judge", LOOK_S):
@@ -103,6 +103,8 @@ class Cases:
             if outbox.used_bytes() > quota_bytes:
                 outbox.forget_sent(time.time(), keep_rows=0)
             full = "the outbox exceeds its quota" if outbox.used_bytes() > quota_bytes else self._base.reserve.hold()
+            if not full:
+                self._base.journal.settle(self._base.reserve)
         except UsageError as error:
             full = str(error)
         self._activity.problem = f"degraded:disk: {full}" if full else None

@@ -149,6 +149,22 @@ def test_a_journal_on_a_full_disk_takes_the_record_in_the_place_of_the_reserve_a
         assert list(read(small_disk / "records.jsonl")) == [b"first", b"y" * 100_000]
 
 
+def test_a_record_that_finds_no_room_is_owed_and_appended_before_the_next(small_disk):
+    reserve = Reserve(small_disk / "reserve", SIZE)
+    with closing(JournalSink(small_disk / "records.jsonl", reserve)) as sink:
+        filler = eat(small_disk, left=4096)
+        for body in (b"y" * 100_000, b"z"):
+            with pytest.raises(Full):
+                sink.publish(made(), body)
+        with pytest.raises(Full):
+            sink.settle(reserve)
+        assert sink.owes
+        filler.unlink()
+        sink.settle(reserve)
+        assert not sink.owes
+        assert list(read(small_disk / "records.jsonl")) == [b"y" * 100_000, b"z"]
+
+
 def test_a_reserve_that_is_held_stays(tmp_path):
     reserve = Reserve(tmp_path / "reserve", SIZE)
     assert reserve.hold() is None

@@ -10,7 +10,7 @@ from records_made import PASSED, made, timing
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.records import Case, ProcessResult, Variant
+from benchd.daemon.records import Case, ModelFacts, ProcessResult, Variant
 from benchd.daemon.reporting.comparisons import print_comparisons
 from benchd.daemon.reporting.console import (
     print_baseline,
@@ -105,3 +105,12 @@ def test_a_failed_check_is_first_and_red_and_each_answer_has_its_colour(terminal
 def test_what_to_ship_is_bold(terminal):
     found = decide([made(check=PASSED)], Requirements())
     assert re.search(r"\x1b\[1mship: eager", terminal(80, print_decisions, found, False))
+
+
+def test_variants_that_an_own_module_could_also_run_are_named(terminal):
+    facts = ModelFacts(
+        options={}, input_shape=[4], parameters=1, weights="of the module", weights_sha256="0", data="random"
+    )
+    own = Case(model="own.net.build", variant=Variant(), batch_size=1)
+    found = decide([made(case=own, model=facts, check=PASSED)], Requirements())
+    assert "not tried: fp16, bf16, amp, compile" in " ".join(terminal(80, print_decisions, found, False).split())
