@@ -95,8 +95,7 @@ def verify(
     outcomes: list[Outcome] = []
     with session.measuring():
         run, run_id = session.run(supervisor.suite_id), RunId.new()
-        name = f"verify.{shipped.name.replace(':', '_')}"
-        turns = [Turn(entry, f"{name}.{number}", number) for number in range(processes)]
+        turns = [Turn(entry, f"{run_id.run_id}.{number}", number) for number in range(processes)]
         with closing(supervisor.in_turn(turns)) as running:
             for outcome in running:
                 outcomes.append(outcome)

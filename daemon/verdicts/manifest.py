@@ -39,6 +39,9 @@ REBUILT = "rebuilt, because "
 MOST_BYTES = 2**22
 """A manifest is a few kilobytes: more is not read."""
 
+MOST = 2**20
+"""The largest batch size, number of threads or seed of a case that is believed."""
+
 
 class Resource(Struct, frozen=True):
     """A file of the folder by its path in it, its size and the SHA-256 of its bytes."""
@@ -176,8 +179,24 @@ def read(folder: Path) -> Manifest:
         manifest = msgspec.json.decode(content, type=Manifest)
     except msgspec.MsgspecError as error:
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({error}); ship it again") from error
+    if wrong := _impossible(manifest):
+        raise UsageError(f"{folder}: its {MANIFEST} is damaged ({wrong}); ship it again")
     _refuse_damage(folder, manifest.resources)
     return manifest
+
+
+def _impossible(manifest: Manifest) -> str:
+    """Return what the manifest says that `benchd ship` never writes and that would be measured, else nothing."""
+    case = manifest.case
+    if (case.direction, case.scenario, case.streams) != ("inference", "single_stream", 1) or case.load or case.beside:
+        return "its case is not one stream of inferences"
+    if not 1 <= case.batch_size <= MOST or not 1 <= (case.threads or 1) <= MOST or not 0 <= case.seed <= MOST:
+        return f"batch_size, threads or seed of its case is not below {MOST}"
+    golden = manifest.golden
+    if golden.batches < 1 or golden.rows != golden.batches * case.batch_size or golden.rows_off >= golden.rows:
+        return "its golden answers would not be compared"
+    shapes = [one.shape for one in manifest.read] + [one.shape for one in (*manifest.inputs, *manifest.outputs)]
+    return "a shape has a negative size" if any(size < 0 for shape in shapes for size in shape) else ""
 
 
 class _Schema(Struct):

@@ -79,7 +79,7 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = 
     if not is_golden or checked:
         answer, reason = "broken", record.reason or checked or ""
     elif record.status != "ok":
-        answer, reason = "failed", f"{record.status}: {record.reason}"
+        answer, reason = "failed", f"{'' if record.status == 'failed' else f'{record.status}: '}{record.reason}"
     elif elsewhere:
         answer, reason = "another_machine", f"promised on {elsewhere}"
     return Verified(

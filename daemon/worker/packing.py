@@ -1,5 +1,6 @@
 """Writes what a variant is deployed as: the files that its runtime reads, and golden inputs with their answers."""
 
+import keyword
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -37,6 +38,9 @@ def refuse(job: Job, workload: Workload, answer: Batch) -> None:
     if job.case.variant.backend not in FILE_BACKENDS:
         _state(workload.source.module)
         load_text.answer(list(tensors(answer)))
+        name = _module_name(job.module, job.module_folder) if job.module else "benchd"
+        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
+            raise Unsupported(f"LOAD.md imports its code, and {name!r} cannot be a module's name: rename the file")
 
 
 def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:
@@ -74,14 +78,19 @@ def _module(job: Job, module: nn.Module, folder: Path) -> str:
     safetensors.torch.save_file(apart, folder / WEIGHTS)
     if not job.module:
         return job.case.model
-    where, _, function = job.module.rpartition(":")
-    name = where if job.module_folder else Path(where).stem
+    name = _module_name(job.module, job.module_folder)
     for module_name, path in {**user_code.imported(), name: user_module.file(job)}.items():
         copy = folder / CODE / Path(*module_name.split("."))
         copy = copy / "__init__.py" if path.name == "__init__.py" else copy.with_name(f"{copy.name}.py")
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    return f"{name}:{function}"
+    return f"{name}:{job.module.rpartition(':')[2]}"
+
+
+def _module_name(module: str, folder: str) -> str:
+    """Return the name by which a user's module is imported: that of its file, or of its place in the folder."""
+    where = module.rpartition(":")[0]
+    return where if folder else Path(where).stem
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:

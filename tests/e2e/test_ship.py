@@ -101,6 +101,14 @@ def shipped(benchd, place):
     return folder
 
 
+def test_a_module_that_load_could_not_import_is_refused_before_it_is_measured(benchd, place):
+    (place / "my two.py").write_text(MODULE)
+    done = benchd("ship", "--module", "my two.py:build", "--input", "4x4x4", "--variants", "eager", *SHORT)
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert "'my two' cannot be a module's name: rename the file" in done.stdout
+    assert "round 1" not in done.stderr
+
+
 def copy_of(folder, tmp_path):
     return Path(shutil.copytree(folder, tmp_path / "copy"))
 
@@ -127,8 +135,13 @@ def test_a_folder_that_is_there_already_is_not_replaced(shipped, benchd):
     assert (done.returncode, "already there" in done.stderr) == (2, True)
 
 
-def test_what_was_shipped_is_verified(shipped, benchd):
-    done = benchd("verify", shipped("onnxruntime"), "--json", "--processes", "3", *SHORT)
+def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, tmp_path):
+    folder, outside = copy_of(shipped("onnxruntime"), tmp_path), tmp_path / "outside"
+    content = json.loads((folder / manifest.MANIFEST).read_text())
+    content["name"] = f"a/{'../' * 20}{outside}/x"
+    (folder / manifest.MANIFEST).write_text(json.dumps(content))
+    done = benchd("verify", folder, "--json", "--processes", "3", *SHORT)
+    assert not outside.exists()
     found = json.loads(done.stdout)
     assert found["answer"] in {"kept", "slower", "faster", "inconclusive"}, found  # a busy machine is slow
     assert found["processes"] == 3
