@@ -38,8 +38,18 @@ def work_folder(out: Path) -> Path:
 def ship(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
     """Make the folder of the winner beside `out`, run its LOAD.md, and move it there whole.
 
-    Raises NotShipped if a file cannot be made or LOAD.md does not run.
+    Raises NotShipped if a file cannot be made, LOAD.md does not run, or something has come to be at `out`.
     """
+    try:
+        return _shipped(race, found, supervisor, asked, out)
+    except OSError as error:
+        place = error.filename2 or error.filename or out
+        raise NotShipped(
+            f"{place}: {error.strerror}; what was measured is kept, and the same command goes on from there"
+        ) from error
+
+
+def _shipped(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
     winner, session = race.named(str(found.winner)), supervisor.session
     made = session.output / "deploy"
     shutil.rmtree(made, ignore_errors=True)
@@ -165,5 +175,5 @@ def _sync(folder: Path) -> None:
 
 def refuse_existing(out: Path) -> None:
     """Raise UsageError if something is at `out` already."""
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise UsageError(f"--out {out}: already there; verify it with `benchd verify {out}`, or remove it first")

@@ -18,6 +18,8 @@ from onnx import helper, numpy_helper
 from safetensors.torch import load_file, save_file
 from waiting import WAIT_S
 
+from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring.shipping import refuse_existing
 from benchd.daemon.verdicts import manifest
 from benchd.daemon.verdicts.racing import PROMISED
 
@@ -133,6 +135,12 @@ def test_a_folder_is_whole_and_nothing_is_left_beside_it(shipped):
 def test_a_folder_that_is_there_already_is_not_replaced(shipped, benchd):
     done = benchd("ship", "--module", "two.py:build", "--input", "4x4x4", "--out", shipped("onnxruntime"), *SHORT)
     assert (done.returncode, "already there" in done.stderr) == (2, True)
+
+
+def test_a_link_that_leads_nowhere_is_there_already(tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="already there"):
+        refuse_existing(tmp_path / "out")
 
 
 def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, tmp_path):
