@@ -97,8 +97,9 @@ def waits(wait: bool | None) -> bool:
 
 
 def names(option: str, text: str | None) -> list[str]:
-    """Return the parts between the commas; raise UsageError that names the option if there are none."""
-    found = [name.strip() for name in text.split(",") if name.strip()] if text is not None else []
+    """Return the parts between the commas, each once; raise UsageError that names the option if there are none."""
+    parts = [name.strip() for name in text.split(",")] if text is not None else []
+    found = list(dict.fromkeys(name for name in parts if name))
     if text is not None and not found:
         raise UsageError(f"{option} is empty: give values separated by commas, or omit it")
     return found

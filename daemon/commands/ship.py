@@ -83,7 +83,7 @@ def ship(
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model (default: all).")] = None,
     device: Device = "auto",
     min_effect: Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")] = "1%",
-    minutes: Annotated[float, typer.Option(help="Most time to measure.")] = 15.0,
+    minutes: Annotated[float, typer.Option(help="Most time to race; the winner is confirmed in any case.")] = 15.0,
     out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")] = Path("shipped"),
     config: Annotated[Path | None, typer.Option(help="A TOML file for the device's id, limits and sensors.")] = None,
     page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
@@ -118,7 +118,7 @@ def ship(
         batch_sizes=whole_numbers("--batch-sizes", batch_sizes),
         options={name: list(values) for name, values in options(option or []).items()},
         directions=["inference"],
-        threads=[threads] if threads else [],
+        threads=[threads] if threads is not None else [],
         weights=plan.named_weights(weights) if weights else None,
         data=data,
         labels=str(labels.resolve()) if labels else None,
@@ -144,7 +144,7 @@ def of_each_mode(arguments: Sequence[str], out: Path) -> list[str]:
 def _refuse(asked: Asked, minutes: float, data: str | None) -> None:
     if asked.min_effect <= 0.0:
         raise UsageError("--min-effect 0%: nothing is ever the same to the last digit; give the smallest that counts")
-    if minutes <= 0.0:
+    if not minutes > 0.0:
         raise UsageError(f"--minutes {minutes:g}: more than 0")
     if asked.max_accuracy_drop is not None and not data:
         raise UsageError("--max-accuracy-drop: no accuracy is measured; add --data, and --weights")

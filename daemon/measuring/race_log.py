@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import Journal
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
@@ -64,6 +65,8 @@ def _read(path: Path) -> tuple[str, list[Entry]] | None:
     """Return the digest and the entries of a log, without a line that a crash truncated; None without a log."""
     if not path.exists():
         return None
+    if not path.is_file():
+        raise UsageError(f"{path}: not a regular file; move it away")
     first, *rest = path.read_bytes().split(b"\n")
     try:
         header = msgspec.json.decode(first, type=_Header)

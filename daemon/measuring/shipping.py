@@ -50,10 +50,11 @@ def ship(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: P
 
 
 def _shipped(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
+    refuse_existing(out)  # another process may have made it while this one waited
     winner, session = race.named(str(found.winner)), supervisor.session
     made = session.output / "deploy"
     shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
+    made.mkdir(parents=True)
     with session.measuring(ending()):
         packed = _packed(winner.planned, supervisor, made)
         record = race.record(winner, winner.confirmed)
@@ -74,7 +75,7 @@ def _packed(planned: Planned, supervisor: Supervisor, made: Path) -> Packed:
     """Have a worker write the files; raise NotShipped with its reason if it cannot."""
     outcome = supervisor.process(Turn(replace(planned, ship_to=str(made)), "deploy", 1))
     if outcome.packed is None:
-        raise NotShipped(f"{planned.case.variant.label} cannot be deployed: {outcome.process.reason}")
+        raise NotShipped(f"the files of {planned.case.variant.label} were not made: {outcome.process.reason}")
     return outcome.packed
 
 

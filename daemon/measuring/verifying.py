@@ -17,6 +17,7 @@ from benchd.daemon.records import Environment, wall_now
 from benchd.daemon.verdicts import manifest, promise
 from benchd.daemon.verdicts.manifest import CODE, NOT_GOLDEN, ONNX, PLAN, WEIGHTS, Manifest
 from benchd.daemon.verdicts.promise import Verified
+from benchd.models import catalog
 
 PROCESSES = 5
 
@@ -58,6 +59,8 @@ def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine, r
     case, own = shipped.case, _own(folder, shipped)
     if own:
         case = msgspec.structs.replace(case, model=own.model, options={})
+    elif catalog.find(case.model) is None:
+        raise NotAvailable(f"{folder}: this benchd has no model {case.model[:80]!r}")
     reason = plan.why_not(case, machine, user_onnx=isinstance(own, UserFile))
     if reason:
         raise NotAvailable(f"{folder}: {case.variant.label} cannot run here: {reason}")

@@ -39,8 +39,11 @@ REBUILT = "rebuilt, because "
 MOST_BYTES = 2**22
 """A manifest is a few kilobytes: more is not read."""
 
-MOST = 2**20
-"""The largest batch size, number of threads or seed of a case that is believed."""
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no manifest."""
+
+MOST, MOST_MS, LONGEST_NAME = 2**20, 1e9, 1000
+"""What is believed at most: of a batch size, a number of threads or a seed; of a time; of characters."""
 
 
 class Resource(Struct, frozen=True):
@@ -177,7 +180,7 @@ def read(folder: Path) -> Manifest:
     _refuse_other_schema(folder, content)
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({error}); ship it again") from error
     if wrong := _impossible(manifest):
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({wrong}); ship it again")
@@ -187,16 +190,28 @@ def read(folder: Path) -> Manifest:
 
 def _impossible(manifest: Manifest) -> str:
     """Return what the manifest says that `benchd ship` never writes and that would be measured, else nothing."""
-    case = manifest.case
-    if (case.direction, case.scenario, case.streams) != ("inference", "single_stream", 1) or case.load or case.beside:
-        return "its case is not one stream of inferences"
-    if not 1 <= case.batch_size <= MOST or not 1 <= (case.threads or 1) <= MOST or not 0 <= case.seed <= MOST:
-        return f"batch_size, threads or seed of its case is not below {MOST}"
-    golden = manifest.golden
-    if golden.batches < 1 or golden.rows != golden.batches * case.batch_size or golden.rows_off >= golden.rows:
-        return "its golden answers would not be compared"
+    case, golden, times_ms = manifest.case, manifest.golden, manifest.promised.processes_ms
+    of_case = case.direction, case.scenario, case.streams, case.load, case.beside
+    low_ms, high_ms = 0.999 * min(times_ms, default=0.0), 1.001 * max(times_ms, default=0.0)
     shapes = [one.shape for one in manifest.read] + [one.shape for one in (*manifest.inputs, *manifest.outputs)]
-    return "a shape has a negative size" if any(size < 0 for shape in shapes for size in shape) else ""
+    wrong = {
+        "its case is not one stream of inferences": of_case != ("inference", "single_stream", 1, None, None),
+        f"the batch_size of its case is not within 1 to {MOST}": not 1 <= case.batch_size <= MOST,
+        f"the threads of its case are not within 1 to {MOST}": not 1
+        <= (1 if case.threads is None else case.threads)
+        <= MOST,
+        f"the seed of its case is not within 0 to {MOST}": not 0 <= case.seed <= MOST,
+        "its name has no end": len(manifest.name) > LONGEST_NAME,
+        "it has no inputs or no outputs": not (manifest.inputs and manifest.outputs),
+        "a shape has a negative size": any(size < 0 for shape in shapes for size in shape),
+        "its golden answers are of no batches": golden.batches < 1 or golden.rows != golden.batches * case.batch_size,
+        "its golden answers may all be off": not 0 <= golden.rows_off < golden.rows or not golden.tolerances,
+        "a tolerance is not a share": not all(0.0 <= share <= 1.0 for share in golden.tolerances.values()),
+        "the time that it promises is not that of its processes": (
+            not 0.0 < low_ms <= manifest.promised.latency_ms <= high_ms < MOST_MS
+        ),
+    }
+    return next((reason for reason, is_so in wrong.items() if is_so), "")
 
 
 class _Schema(Struct):
@@ -206,7 +221,7 @@ class _Schema(Struct):
 def _refuse_other_schema(folder: Path, content: bytes) -> None:
     try:
         schema = msgspec.json.decode(content, type=_Schema).schema
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({error}); ship it again") from error
     if schema != SCHEMA:
         raise UsageError(f"{folder}: its schema is {schema[:40]!r}, and this benchd reads {SCHEMA}: use a newer benchd")
@@ -223,8 +238,11 @@ def _refuse_damage(folder: Path, listed: Sequence[Resource]) -> None:
     known = {folder / one.name for one in listed} | {folder / MANIFEST}
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
-        if not stat.S_ISDIR(mode) and (path not in known or not stat.S_ISREG(mode)):
-            raise UsageError(f"{folder}: {path.relative_to(folder)} is not a file of its {MANIFEST}; remove it")
+        name, is_file = path.relative_to(folder), stat.S_ISREG(mode)
+        if path not in known and not stat.S_ISDIR(mode):
+            raise UsageError(f"{folder}: {name} is not a file of its {MANIFEST}; remove it")
+        if path in known and not is_file:
+            raise UsageError(f"{folder}: {name} is no plain file; ship it again or copy the whole folder")
     for one in listed:
         size = (folder / one.name).stat().st_size
         if size != one.bytes or sha256_of(folder / one.name) != one.sha256:

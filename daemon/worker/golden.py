@@ -26,16 +26,17 @@ def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
         for name, tolerance in shipped.golden.tolerances.items():
             off = _off(answers, arrays[f"exact{place}:{name}"], name)
             rows_off[name] = rows_off.get(name, 0) + int((~(off <= tolerance)).sum())
-            worst[name] = float(np.nanmax([worst.get(name, 0.0), *off], initial=0.0))
+            if np.isfinite(off).any():
+                worst[name] = max(worst.get(name, 0.0), float(off[np.isfinite(off)].max()))
     _refuse(shipped.golden, rows_off, worst)
 
 
 def _refuse(golden: Golden, rows_off: Mapping[str, int], worst: Mapping[str, float]) -> None:
     for name, count in rows_off.items():
         if count > golden.rows_off:
+            by = f"off by {worst[name]:.2g} of the largest one" if name in worst else "NaN or infinite"
             raise UnfitModel(
-                f"{NOT_GOLDEN}: {name} is off by {worst[name]:.2g} of the largest one, in {count} of {golden.rows} "
-                f"inputs beyond {golden.tolerances[name]:.2g}"
+                f"{NOT_GOLDEN}: {name} is {by}, in {count} of {golden.rows} inputs beyond {golden.tolerances[name]:.2g}"
             )
 
 

@@ -2,6 +2,7 @@
 
 import keyword
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,9 @@ from benchd.exporters import sessions
 GOLDEN_ROWS = 8
 """About how many inputs are golden, in whole batches of at least two."""
 
+IMPORTED = {"benchd", "numpy", "safetensors", "torch"}
+"""What LOAD.md of a PyTorch variant imports besides the standard library."""
+
 JUMPING_SHARE = 0.25
 """Of a network with thresholds so many golden inputs may be off: one early spike moves thousands after it."""
 
@@ -38,9 +42,20 @@ def refuse(job: Job, workload: Workload, answer: Batch) -> None:
     if job.case.variant.backend not in FILE_BACKENDS:
         _state(workload.source.module)
         load_text.answer(list(tensors(answer)))
-        name = _module_name(job.module, job.module_folder) if job.module else "benchd"
-        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
-            raise Unsupported(f"LOAD.md imports its code, and {name!r} cannot be a module's name: rename the file")
+        complex_ones = [name for name, value in tensors(answer).items() if value.is_complex()]
+        if complex_ones:
+            raise Unsupported(f"its answer {complex_ones[0]} is complex: return real tensors to ship it")
+        if job.module:
+            _refuse_name(_module_name(job.module, job.module_folder))
+
+
+def _refuse_name(name: str) -> None:
+    """Raise Unsupported if LOAD.md could not import a module by this name, or would import another one."""
+    first, *_ = parts = name.split(".")
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+        raise Unsupported(f"LOAD.md imports its code, and {name!r} cannot be a module's name: rename the file")
+    if first in sys.stdlib_module_names | IMPORTED:
+        raise Unsupported(f"LOAD.md imports its code, and {first} is also a package that it needs: rename the file")
 
 
 def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:

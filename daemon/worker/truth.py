@@ -223,6 +223,8 @@ def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, da
     for path, answer in of_batch(found.outputs, 0, len(first), count).items():
         called = "the model's answer" + ("" if path == ONLY else f" {path}")
         values_found = found.outputs.get(path, answer)
+        if not values_found.size:
+            raise UnfitModel(f"{called} is empty: leave it out of the answer")
         if np.isnan(values_found).any() or not np.isfinite(values_found).any():
             kind = str(loaded.dtype).removeprefix("torch.")
             raise UnfitModel(

@@ -31,7 +31,7 @@ def imported() -> dict[str, Path]:
 
 
 def _is_ours(name: str) -> bool:
-    return name in {"__main__", "benchd"} or name.startswith("benchd.")
+    return name in {"__main__", "__mp_main__", "benchd"} or name.startswith("benchd.")
 
 
 def _is_installed(path: Path) -> bool:

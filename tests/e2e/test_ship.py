@@ -103,14 +103,6 @@ def shipped(benchd, place):
     return folder
 
 
-def test_a_module_that_load_could_not_import_is_refused_before_it_is_measured(benchd, place):
-    (place / "my two.py").write_text(MODULE)
-    done = benchd("ship", "--module", "my two.py:build", "--input", "4x4x4", "--variants", "eager", *SHORT)
-    assert done.returncode == 6, done.stdout + done.stderr
-    assert "'my two' cannot be a module's name: rename the file" in done.stdout
-    assert "round 1" not in done.stderr
-
-
 def copy_of(folder, tmp_path):
     return Path(shutil.copytree(folder, tmp_path / "copy"))
 

@@ -5,7 +5,7 @@ from typing import Any
 from records_made import ENVIRONMENT
 
 from benchd.daemon.records import Case
-from benchd.daemon.verdicts.manifest import Golden, Manifest, Promised
+from benchd.daemon.verdicts.manifest import Golden, Manifest, Promised, Tensor
 
 
 def manifest(**fields: Any) -> Manifest:
@@ -16,12 +16,12 @@ def manifest(**fields: Any) -> Manifest:
         "tool_version": "",
         "case": Case(model="net"),
         "options": {},
-        "inputs": [],
-        "outputs": [],
+        "inputs": [Tensor("x", "float32", [1, 4])],
+        "outputs": [Tensor("y", "float32", [1, 4])],
         "preprocessing": "",
         "packages": {},
         "weights_sha256": "",
-        "golden": Golden(1, 1, {}),
+        "golden": Golden(1, 1, {"y": 1e-5}),
         "asked": {},
         "promised": Promised(processes_ms=[10.0] * 5, latency_ms=10.0, low_ms=9.9, high_ms=10.1),
         "device": "",

@@ -10,7 +10,7 @@ from manifests_made import manifest as made
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Case, InputSpec, Load
 from benchd.daemon.verdicts import manifest
-from benchd.daemon.verdicts.manifest import Golden, Tensor
+from benchd.daemon.verdicts.manifest import Golden, Promised, Tensor
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -20,26 +20,50 @@ def test_the_published_schema_is_the_one_of_the_types():
     assert published == msgspec.to_builtins(manifest.json_schema())
 
 
+def written(folder, **said):
+    (folder / manifest.MANIFEST).write_bytes(manifest.encode(made(**said)))
+    return folder
+
+
+def test_what_ship_writes_is_read(tmp_path):
+    assert manifest.read(written(tmp_path)).name == "net"
+
+
 @pytest.mark.parametrize(
-    "said",
+    ("said", "reason"),
     [
-        {"case": Case(model="net", streams=10**6)},
-        {"case": Case(model="net", scenario="server", load=Load(rate_hz=1.0))},
-        {"case": Case(model="net", scenario="sustained")},
-        {"case": Case(model="net", direction="training")},
-        {"case": Case(model="net", batch_size=0)},
-        {"case": Case(model="net", batch_size=10**30)},
-        {"case": Case(model="net", threads=-1)},
-        {"case": Case(model="net", threads=10**9)},
-        {"case": Case(model="net", seed=-1)},
-        {"golden": Golden(0, 0, {})},
-        {"golden": Golden(1, 8, {})},
-        {"golden": Golden(1, 1, {}, rows_off=1)},
-        {"read": [InputSpec(shape=[-256])]},
-        {"inputs": [Tensor("x", "float32", [-1, 256])]},
+        ({"case": Case(model="net", streams=10**6)}, "one stream"),
+        ({"case": Case(model="net", scenario="server", load=Load(rate_hz=1.0))}, "one stream"),
+        ({"case": Case(model="net", scenario="sustained")}, "one stream"),
+        ({"case": Case(model="net", direction="training")}, "one stream"),
+        ({"case": Case(model="net", batch_size=0)}, "batch_size"),
+        ({"case": Case(model="net", batch_size=10**30)}, "batch_size"),
+        ({"case": Case(model="net", threads=-1)}, "threads"),
+        ({"case": Case(model="net", threads=0)}, "threads"),
+        ({"case": Case(model="net", threads=10**9)}, "threads"),
+        ({"case": Case(model="net", seed=-1)}, "seed"),
+        ({"name": "x" * 2000}, "name has no end"),
+        ({"inputs": []}, "no inputs"),
+        ({"golden": Golden(0, 0, {"y": 1e-5})}, "no batches"),
+        ({"golden": Golden(1, 8, {"y": 1e-5})}, "no batches"),
+        ({"golden": Golden(1, 1, {"y": 1e-5}, rows_off=1)}, "all be off"),
+        ({"golden": Golden(1, 1, {"y": 1e-5}, rows_off=-1)}, "all be off"),
+        ({"golden": Golden(1, 1, {})}, "all be off"),
+        ({"golden": Golden(1, 1, {"y": 1e300})}, "not a share"),
+        ({"promised": Promised(processes_ms=[0.0] * 3, latency_ms=0.0, low_ms=None, high_ms=None)}, "that it promises"),
+        ({"promised": Promised(processes_ms=[1e308] * 5, latency_ms=9, low_ms=None, high_ms=None)}, "that it promises"),
+        ({"read": [InputSpec(shape=[-256])]}, "negative"),
+        ({"inputs": [Tensor("x", "float32", [-1, 256])]}, "negative"),
     ],
 )
-def test_what_ship_never_writes_is_damage(said, tmp_path):
-    (tmp_path / manifest.MANIFEST).write_bytes(manifest.encode(made(**said)))
-    with pytest.raises(UsageError, match=r"manifest\.json is damaged \(.*\); ship it again"):
+def test_what_ship_never_writes_is_damage(said, reason, tmp_path):
+    with pytest.raises(UsageError, match=rf"manifest\.json is damaged \(.*{reason}.*\); ship it again"):
+        manifest.read(written(tmp_path, **said))
+
+
+@pytest.mark.parametrize("odd", [b'"n\xff\xfe"', b'{"a":' * 50_000 + b"1" + b"}" * 50_000])
+def test_bytes_that_no_json_has_are_damage(odd, tmp_path):
+    path = written(tmp_path) / manifest.MANIFEST
+    path.write_bytes(path.read_bytes().replace(b'"net"', odd, 1))
+    with pytest.raises(UsageError, match=r"manifest\.json is damaged"):
         manifest.read(tmp_path)

@@ -5,12 +5,12 @@ import sys
 import msgspec
 import pytest
 import torch
-from worker_jobs import job, run_here
+from worker_jobs import job, run_here, user_module
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import audit, backends, check, steps, workload
+from benchd.daemon.worker import audit, backends, check, steps, user_code, workload
 
 CPU = torch.device("cpu")
 HELPER = """
@@ -338,3 +338,14 @@ def test_the_flag_of_a_float32_reference_stands_in_the_outcome(tmp_path):
     outcome = run_here(zoo(tmp_path, "in_float"))
     assert outcome.process.status == "ok", outcome.process.reason
     assert "reference_fp32" in outcome.flags
+
+
+def test_the_worker_s_own_file_is_none_of_the_user_s(monkeypatch):
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["benchd.daemon.worker.__main__"])
+    assert "__mp_main__" not in user_code.imported()
+
+
+def test_an_answer_without_elements_is_named_so(tmp_path):
+    module = user_module(tmp_path, forward="return {'y': self.fc(images.flatten(1)), 'e': images.flatten(1)[:, :0]}")
+    outcome = run_here(job(tmp_path, module=module))
+    assert outcome.process.reason.startswith("the model's answer e is empty: leave it out of the answer")
