@@ -17,7 +17,8 @@ import torch
 from benchd.daemon.machine import folders
 from benchd.kernels.dispatch import Unavailable
 
-FLAGS = ("-std=c11", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall")
+# AVX2 and NEON have no masks: gcc makes a loop with conditions of vectors only if no comparison may trap
+FLAGS = ("-std=c11", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-fno-trapping-math")
 EXACT = ("-ffp-contract=off",)  # a fused multiply-add rounds once where the equation rounds twice
 # ISO C rounds every product; a fused multiply-add is both faster and closer to the equation in real numbers
 FUSED = ("-ffp-contract=fast",)
@@ -33,7 +34,7 @@ def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         raise Unavailable("native kernels need a C compiler; install gcc or set CC")
-    command = (compiler, *FLAGS, *_target(), *flags)
+    command = (compiler, *FLAGS, _target(), *flags)
     folder = folders.cache() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{source.parent.name}-{_key(source, command)}.so"
@@ -77,7 +78,7 @@ def description() -> str:
         name = _version(compiler).partition("\n")[0]
     except subprocess.CalledProcessError:
         name = Path(compiler).name
-    return " ".join([name, *FLAGS, *_target()])
+    return " ".join([name, *FLAGS, _target()])
 
 
 def threads() -> int:
@@ -101,11 +102,8 @@ def dense(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Ten
 _PID = os.getpid()
 
 
-def _target() -> tuple[str, ...]:
-    if platform.machine() != "aarch64":
-        return ("-march=native",)
-    # NEON has no masks: gcc makes a loop with conditions of vectors only if no comparison may trap
-    return "-mcpu=native", "-fno-trapping-math"
+def _target() -> str:
+    return "-mcpu=native" if platform.machine() == "aarch64" else "-march=native"
 
 
 def _key(source: Path, command: tuple[str, ...]) -> str:
