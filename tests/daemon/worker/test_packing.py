@@ -6,18 +6,36 @@ import msgspec
 import pytest
 from worker_jobs import job, run_here, user_module
 
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.worker import packing
 
-@pytest.mark.parametrize("name", ["my net", "json", "class", "torch"])
-def test_a_module_that_load_could_not_import_by_its_name_is_refused(name, tmp_path):
-    path = Path(user_module(tmp_path).rpartition(":")[0]).rename(tmp_path / f"{name}.py")
-    outcome = run_here(msgspec.structs.replace(job(tmp_path, module=f"{path}:build"), ships=True))
+
+def refused(folder, module):
+    """Return why this module is not shipped; it was not measured."""
+    outcome = run_here(msgspec.structs.replace(job(folder, module=module), ships=True))
     assert (outcome.process.status, outcome.process.timing) == ("unsupported", None)
-    assert outcome.process.reason.startswith("LOAD.md imports its code, and ")
-    assert outcome.process.reason.endswith(": rename the file")
+    return outcome.process.reason
+
+
+def test_a_file_that_load_could_not_import_is_refused(tmp_path):
+    path = Path(user_module(tmp_path).rpartition(":")[0]).rename(tmp_path / "my net.py")
+    reason = refused(tmp_path, f"{path}:build")
+    assert reason == "LOAD.md imports its code, and 'my net' cannot be a module's name: rename the file"
+
+
+@pytest.mark.parametrize("name", ["json", "torch", "numpy.net"])
+def test_so_is_one_that_would_be_another_module(name):  # no such file: the next tests' processes might import it
+    with pytest.raises(Unsupported, match=r"is also a package that it needs: rename the file$"):
+        packing._refuse_name(name)
+
+
+def test_names_that_python_imports_are_taken():
+    packing._refuse_name("net")
+    packing._refuse_name("models.zoo.net2")
+    with pytest.raises(Unsupported, match=r"'models\.class' cannot be"):
+        packing._refuse_name("models.class")
 
 
 def test_complex_answers_are_refused(tmp_path):
     module = user_module(tmp_path, forward="return torch.fft.fft(self.fc(images.flatten(1)))")
-    outcome = run_here(msgspec.structs.replace(job(tmp_path, module=module), ships=True))
-    assert (outcome.process.status, outcome.process.timing) == ("unsupported", None)
-    assert outcome.process.reason == "its answer output is complex: return real tensors to ship it"
+    assert refused(tmp_path, module) == "its answer output is complex: return real tensors to ship it"
