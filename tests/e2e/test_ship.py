@@ -96,6 +96,8 @@ def shipped(benchd, place):
         if not out.exists():
             given = (*(model or OWN), "--variants", variant, "--threads", "1")
             done = benchd("ship", *given, "--out", out, *SHORT)
+            if done.returncode == 6 and "unsupported: OpenVINO computes no layer of it in bf16" in done.stdout:
+                pytest.skip("needs a CPU with bf16")
             assert done.returncode == 0, done.stdout + done.stderr
             assert "ship: " in done.stdout
         return out
