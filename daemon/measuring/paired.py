@@ -37,7 +37,6 @@ from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
 T = TypeVar("T")
 
 SHORT = StopRule(5, 1, 0.25, 1.25, None)
-SHORT_WARM_UP_BLOCK_S = 0.05
 BACK_TO_BACK = ("single_stream", "offline")
 
 _VERSIONS = """
@@ -183,10 +182,7 @@ def _short(entry: Planned) -> Planned:
     What differs between processes decides, and none of them shows that by running longer.
     """
     is_chosen = entry.case.scenario not in BACK_TO_BACK or entry.limits.rule != STOP_RULES["quick"]
-    if is_chosen:
-        return entry
-    limits = msgspec.structs.replace(entry.limits, rule=SHORT, warm_up_block_s=SHORT_WARM_UP_BLOCK_S)
-    return replace(entry, limits=limits)
+    return entry if is_chosen else replace(entry, limits=msgspec.structs.replace(entry.limits, rule=SHORT))
 
 
 def _under(python: str, run: Run) -> Run:

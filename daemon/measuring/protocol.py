@@ -38,16 +38,14 @@ CALIBRATION_IMAGES = 512
 class Limits(Struct, frozen=True, kw_only=True):
     """How long and how precisely one case is measured: a preset, or a preset changed by the configuration.
 
-    Warm-up looks at blocks of `warm_up_block_s`. The `_deadline_s` bound the stages without a cap, and each part of
-    `accuracy`, whose time depends on the size of the data set; `grace_s` is added to the caps, because the worker
-    finishes the run it has begun.
+    The `_deadline_s` bound the stages without a cap, and each part of `accuracy`, whose time depends on the size of the
+    data set; `grace_s` is added to the caps, because the worker finishes the run it has begun.
     """
 
     processes: int
     warm_up_cap_s: float
     rule: StopRule
     check_images: int
-    warm_up_block_s: float = 0.1
     import_deadline_s: float = 180.0
     build_deadline_s: float = 900.0
     check_deadline_s: float = 600.0

@@ -192,14 +192,13 @@ def _impossible(manifest: Manifest) -> str:
     """Return what the manifest says that `benchd ship` never writes and that would be measured, else nothing."""
     case, golden, times_ms = manifest.case, manifest.golden, manifest.promised.processes_ms
     of_case = case.direction, case.scenario, case.streams, case.load, case.beside
+    threads = 1 if case.threads is None else case.threads
     low_ms, high_ms = 0.999 * min(times_ms, default=0.0), 1.001 * max(times_ms, default=0.0)
     shapes = [one.shape for one in manifest.read] + [one.shape for one in (*manifest.inputs, *manifest.outputs)]
     wrong = {
         "its case is not one stream of inferences": of_case != ("inference", "single_stream", 1, None, None),
         f"the batch_size of its case is not within 1 to {MOST}": not 1 <= case.batch_size <= MOST,
-        f"the threads of its case are not within 1 to {MOST}": not 1
-        <= (1 if case.threads is None else case.threads)
-        <= MOST,
+        f"the threads of its case are not within 1 to {MOST}": not 1 <= threads <= MOST,
         f"the seed of its case is not within 0 to {MOST}": not 0 <= case.seed <= MOST,
         "its name has no end": len(manifest.name) > LONGEST_NAME,
         "it has no inputs or no outputs": not (manifest.inputs and manifest.outputs),

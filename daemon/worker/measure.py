@@ -16,6 +16,8 @@ from benchd.daemon.verdicts import levels, statistics
 from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, StopRule
 from benchd.daemon.worker.steps import Step
 
+WARM_UP_BLOCK_S = 0.1
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -28,15 +30,15 @@ class Measured:
     ended_ns: "array[int]"
 
 
-def warm_up(step: Step, cap_s: float, block_s: float = 0.1) -> WarmUp:
-    """Run until the medians of blocks no longer drift or `cap_s` has passed, at least twice."""
+def warm_up(step: Step, cap_s: float) -> WarmUp:
+    """Run until the block medians no longer drift or `cap_s` has passed, at least twice."""
     start = time.monotonic()
     blocks: list[tuple[float, float]] = []
     runs, settled, share = 0, False, None
     while not settled and time.monotonic() - start < cap_s:
         block_start = time.monotonic()
         values: list[float] = []
-        while not values or time.monotonic() - block_start < block_s:
+        while not values or time.monotonic() - block_start < WARM_UP_BLOCK_S:
             values.append(float(step(runs + len(values))[0]))
             if time.monotonic() - start >= cap_s:
                 break

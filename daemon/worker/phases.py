@@ -197,9 +197,7 @@ def _timed(
     made = [_step(job, one, pool, known, camera) for one in of_streams]
     with mode(), Streams(made, loaded.device, mode) as streams:
         stages.enter("warm_up")
-        limits = job.limits
-        settle = partial(measure.warm_up, cap_s=limits.warm_up_cap_s, block_s=limits.warm_up_block_s)
-        found.process.warm_up, *_ = streams.together(settle)
+        found.process.warm_up, *_ = streams.together(partial(measure.warm_up, cap_s=job.limits.warm_up_cap_s))
         for step in streams.steps:
             step.sample.clear()
         if job.neighbour_hz:
