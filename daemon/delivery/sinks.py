@@ -37,14 +37,14 @@ class JournalSink(Sink):
         """Append the record."""
         if self._reserve:
             self._owed.append(body)
-            self.settle(self._reserve)
+            self.settle()
         else:
             self._journal.append(body)
 
-    def settle(self, reserve: Reserve) -> None:
+    def settle(self) -> None:
         """Append the owed records in order; raise as the journal does if the disk is still full."""
-        while self._owed:
-            reserve.write(lambda: self._journal.append(self._owed[0]))
+        while self._reserve and self._owed:
+            self._reserve.write(lambda: self._journal.append(self._owed[0]))
             del self._owed[0]
 
     def put_away(self, folder: Path, now_s: float, from_bytes: int = JOURNAL_BYTES) -> None:

@@ -104,7 +104,7 @@ class Cases:
                 outbox.forget_sent(time.time(), keep_rows=0)
             full = "the outbox exceeds its quota" if outbox.used_bytes() > quota_bytes else self._base.reserve.hold()
             if not full:
-                self._base.journal.settle(self._base.reserve)
+                self._base.journal.settle()
         except UsageError as error:
             full = str(error)
         self._activity.problem = f"degraded:disk: {full}" if full else None

@@ -136,7 +136,7 @@ class Service:
         self._base.notifier.stopping()
         self._cases.session.rest()
         self._between.event("stopped", "by a signal")
-        self._between.attempt(lambda: self._base.journal.settle(self._base.reserve))
+        self._between.attempt(self._base.journal.settle)
         self._between.save()
         if self._now.publisher.link:
             self._now.publisher.link.stop(GOODBYE_S)

@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +25,8 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.records import Case, Environment, InputSpec, OptionValue
 from benchd.exporters.artifacts import sha256_of
+
+T = TypeVar("T")
 
 SCHEMA = "benchd.shipped/1"
 MANIFEST, GOLDEN, LOAD = "manifest.json", "golden.npz", "LOAD.md"
@@ -38,9 +40,6 @@ REBUILT = "rebuilt, because "
 
 MOST_BYTES = 2**22
 """A manifest is a few kilobytes: more is not read."""
-
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are no manifest."""
 
 MOST, MOST_MS, LONGEST_NAME = 2**20, 1e9, 1000
 """What is believed at most: of a batch size, a number of threads or a seed; of a time; of characters."""
@@ -178,10 +177,7 @@ def read(folder: Path) -> Manifest:
         )
     content = path.read_bytes()
     _refuse_other_schema(folder, content)
-    try:
-        manifest = msgspec.json.decode(content, type=Manifest)
-    except UNREADABLE as error:
-        raise UsageError(f"{folder}: its {MANIFEST} is damaged ({error}); ship it again") from error
+    manifest = _decoded(folder, content, Manifest)
     if wrong := _impossible(manifest):
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({wrong}); ship it again")
     _refuse_damage(folder, manifest.resources)
@@ -217,11 +213,15 @@ class _Schema(Struct):
     schema: str
 
 
-def _refuse_other_schema(folder: Path, content: bytes) -> None:
+def _decoded(folder: Path, content: bytes, kind: type[T]) -> T:
     try:
-        schema = msgspec.json.decode(content, type=_Schema).schema
-    except UNREADABLE as error:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({error}); ship it again") from error
+
+
+def _refuse_other_schema(folder: Path, content: bytes) -> None:
+    schema = _decoded(folder, content, _Schema).schema
     if schema != SCHEMA:
         raise UsageError(f"{folder}: its schema is {schema[:40]!r}, and this benchd reads {SCHEMA}: use a newer benchd")
 

@@ -26,8 +26,9 @@ def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
         for name, tolerance in shipped.golden.tolerances.items():
             off = _off(answers, arrays[f"exact{place}:{name}"], name)
             rows_off[name] = rows_off.get(name, 0) + int((~(off <= tolerance)).sum())
-            if np.isfinite(off).any():
-                worst[name] = max(worst.get(name, 0.0), float(off[np.isfinite(off)].max()))
+            finite = off[np.isfinite(off)]
+            if finite.size:
+                worst[name] = max(worst.get(name, 0.0), float(finite.max()))
     _refuse(shipped.golden, rows_off, worst)
 
 

@@ -157,10 +157,10 @@ def test_a_record_that_finds_no_room_is_owed_and_appended_before_the_next(small_
             with pytest.raises(Full):
                 sink.publish(made(), body)
         with pytest.raises(Full):
-            sink.settle(reserve)
+            sink.settle()
         assert sink.owes
         filler.unlink()
-        sink.settle(reserve)
+        sink.settle()
         assert not sink.owes
         assert list(read(small_disk / "records.jsonl")) == [b"y" * 100_000, b"z"]
 
