@@ -216,8 +216,8 @@ class Site:
     def measured(self) -> list[str]:
         """Return the run ids that the service has put into its journal."""
         journal = self.folder / JOURNAL
-        lines = journal.read_bytes().splitlines() if journal.exists() else []
-        return [str(msgspec.json.decode(line)["run_id"]) for line in lines]
+        whole = journal.read_bytes().rpartition(b"\n")[0] if journal.exists() else b""  # a line may be half written
+        return [str(msgspec.json.decode(line)["run_id"]) for line in whole.splitlines()]
 
     def stored(self) -> list[str]:
         """Return the run ids of all results in the collector's store."""
