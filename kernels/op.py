@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.autograd import profiler
+from torch.nn.modules.module import _has_any_global_hook
 
 from benchd.kernels.dispatch import INTERPRETED, Kernel
 
@@ -54,13 +56,15 @@ def computes(op: Op, which: Kernel) -> Callable[[Function], Function]:
     return register
 
 
-def is_watched() -> bool:
-    """Return whether a profiler or a mode of torch sees which ops run.
+def is_watched(*modules: nn.Module) -> bool:
+    """Return whether a profiler, a mode of torch or a hook of these modules sees which ops run.
 
     If none does, and nothing learns, layers call a kernel's function without its op, which takes as long as a small
     layer.
     """
-    return bool(profiler._is_profiler_enabled) or torch._C._len_torch_dispatch_stack() > 0
+    if profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0 or _has_any_global_hook():
+        return True
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 def is_exported() -> bool:

@@ -28,10 +28,9 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
-from benchd.kernels.op import is_exported
-from benchd.kernels.spike_conv2d import skips_zeros_in
+from benchd.kernels.op import is_exported, is_watched
 from benchd.kernels.stbif import max_pool_delta, stbif_block
-from benchd.kernels.stbif.native import spikes
+from benchd.kernels.stbif.native import fire
 from benchd.kernels.stbif.torch_impl import running_sums
 from benchd.models import encoders
 from benchd.models.catalog import Kernels
@@ -43,7 +42,7 @@ PUBLISHED_NAMES = {r"(^|\.)relu\.s$": r"\1relu.scale", r"\.relu1\.s$": ".relu.sc
 
 _AFFINE = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
 _ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-_FOLDED = "_folded"
+_FOLDED, _LAYERS = "_folded", "_layers"
 _CALIBRATION_IMAGES = 32
 
 
@@ -355,6 +354,7 @@ def _summed(folded: torch.Tensor, time_steps: int) -> torch.Tensor:
 
 def _spike(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, implementation: str) -> None:
     """Put neurons in the place of quantisers, and pools of running sums in that of max pools; both see (T, B, ...)."""
+    body.add_module(_LAYERS, nn.ModuleDict())
     for node in list(graph.nodes):
         layer = _module(body, node)
         if zones.get(node) != "spiking" or not isinstance(layer, (Quantiser, StBif, nn.MaxPool2d, _MaxPoolOfSum)):
@@ -363,62 +363,58 @@ def _spike(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_ste
             body.set_submodule(str(node.target), StBif(layer, implementation))
         elif isinstance(layer, nn.MaxPool2d):
             body.set_submodule(str(node.target), _MaxPoolOfSum(layer, implementation))
+        fires = isinstance(layer, (Quantiser, StBif))
+        if fires and implementation != "torch" and _joined(body, graph, node, time_steps):
+            continue
         with graph.inserting_before(node):
-            fuses = implementation != "torch" and isinstance(layer, (Quantiser, StBif))
-            current, *terms = _absorbed(body, graph, node, time_steps) if fuses else node.args
-            node.args = (graph.call_function(_steps, (current, time_steps)), *terms)
+            node.args = tuple(graph.call_function(_steps, (flat, time_steps)) for flat in node.args)
         with graph.inserting_after(node):
             flat = graph.call_function(torch.flatten, (node, 0, 1))
         node.replace_all_uses_with(flat, delete_user_cb=lambda user, flat=flat: user is not flat)
 
 
-def _absorbed(
-    body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int
-) -> tuple[fx.Node, fx.Node | None, fx.Node | None]:
-    """Return the current of the neuron `node` with bias and shortcut taken off, then those two where there are any."""
+def _joined(body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int) -> bool:
+    """Give the neuron `node` the shortcut that is added for it alone; join it to the layer that only it then reads.
+
+    Return whether there is such a layer.
+    """
     current = cast("fx.Node", node.args[0])
-    bias = residual = None
     # whoever else reads the sum, or an operand that was added to in place, would miss the addition
     if current.target in _ADDITIONS and len(current.users) == len(cast("fx.Node", current.args[0]).users) == 1:
-        addition, (current, shortcut) = current, cast("tuple[fx.Node, fx.Node]", current.args)
-        residual = graph.call_function(_steps, (shortcut, time_steps))
-        node.args = (current,)
-        graph.erase_node(addition)
-    layer = _module(body, current)
-    if isinstance(layer, _Folded) and layer.scheduled and len(current.users) == 1:
-        layer.adds_bias = False
-        layer.add_module("taken_bias", _TakenBias(layer))
-        bias = graph.call_module(f"{current.target}.taken_bias")
-    return current, bias, residual
+        node.args = current.args
+        graph.erase_node(current)
+        current = cast("fx.Node", node.args[0])
+    layer, neuron = _module(body, current), cast("StBif", _module(body, node))
+    if not isinstance(layer, _Folded) or not layer.scheduled or len(current.users) > 1:
+        return False
+    layer.adds_bias = False
+    cast("nn.ModuleDict", body.get_submodule(_LAYERS))[node.name] = _SpikingLayer(layer, neuron, time_steps)
+    node.target, node.args = f"{_LAYERS}.{node.name}", (current.args[0], *node.args[1:])
+    graph.erase_node(current)
+    return True
 
 
 def _introduce(body: nn.Module, graph: fx.Graph) -> None:
     """Tell each folded layer whose codes it reads, if it reads those of one layer of neurons and nothing else."""
     on_the_way = (nn.Flatten, nn.Identity, nn.MaxPool2d, _MaxPoolOfSum)
     for node in graph.nodes:
-        layer = _module(body, node)
-        if not isinstance(layer, _Folded):
+        layer = _synapses(_module(body, node))
+        if layer is None:
             continue
         source = node.args[0]
         while source.target in {torch.flatten, _steps} or isinstance(_module(body, source), on_the_way):
             source = source.args[0]
         sender = _module(body, source)
+        if isinstance(sender, _SpikingLayer):
+            sender = sender.neuron
         if isinstance(sender, (Quantiser, StBif)):
             layer.reads(sender)
 
 
-class _TakenBias(nn.Module):
-    """The bias schedule of a folded layer, for the neurons that add it in its place."""
-
-    def __init__(self, layer: _Folded) -> None:
-        super().__init__()
-        self._layer = (layer,)  # a tuple keeps it out of this module's own children
-
-    def forward(self) -> torch.Tensor | None:
-        """Return (T, out), derived anew where autograd records."""
-        (layer,) = self._layer
-        bias = layer._derive()[1] if _learns() else layer.bias
-        return None if bias is None else bias.flatten(1)
+def _synapses(module: nn.Module | None) -> _Folded | None:
+    if isinstance(module, _SpikingLayer):
+        return module.synapses
+    return module if isinstance(module, _Folded) else None
 
 
 def _learns() -> bool:
@@ -435,15 +431,12 @@ class StBif(nn.Module):
         self.implementation = implementation
 
     def forward(
-        self, current: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+        self, current: torch.Tensor, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return scale times the codes -1, 0 and 1, in the shape and dtype of `current` (T, B, ...).
 
-        `bias` (T, C) and `residual` (T, B, ...) are added to the current.
+        `residual` (T, B, ...) and `bias` (T, C) are added to the current.
         """
-        if self.implementation != "torch" and skips_zeros_in(current) and not torch.compiler.is_compiling():
-            # the layers before it give what `stbif_block` would check
-            return spikes(current, bias, residual, self.scale, self.pos_max, self.neg_min)
         return stbif_block(
             current,
             bias=bias,
@@ -454,6 +447,40 @@ class StBif(nn.Module):
             output="values",
             implementation=self.implementation,
         )
+
+
+class _SpikingLayer(nn.Module):
+    """A folded layer and the neurons that alone read it, whose kernel adds the bias and a shortcut.
+
+    Where nothing looks at what lies between them they are two calls of C: at batch 1, modules and views would take
+    longer than the kernels.
+    """
+
+    def __init__(self, synapses: _Folded, neuron: StBif, time_steps: int) -> None:
+        super().__init__()
+        # a tuple keeps them out of this module's own children, so that the state dict names them once
+        self._members = synapses, neuron
+        self._time_steps = time_steps
+
+    @property
+    def synapses(self) -> _Folded:
+        """The folded layer."""
+        return self._members[0]
+
+    @property
+    def neuron(self) -> StBif:
+        """The layer of neurons."""
+        return self._members[1]
+
+    def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
+        """Return scale times the codes, (T*B, ...), for inputs (T*B, ...)."""
+        synapses, neuron = self._members
+        if not torch.compiler.is_compiling() and synapses.suits(x) and not is_watched(synapses, neuron):
+            y, bias = synapses.convolved(x, None), synapses.bias
+            return fire(y, self._time_steps, bias, shortcut, neuron.scale, neuron.pos_max, neuron.neg_min)
+        current = _steps(synapses(x), self._time_steps)
+        residual = None if shortcut is None else _steps(shortcut, self._time_steps)
+        return torch.flatten(neuron(current, residual, synapses.bias_by_step()), 0, 1)
 
 
 class _MaxPoolOfSum(nn.Module):
@@ -534,7 +561,12 @@ class _Folded(nn.Module):
 
     def refresh(self, *, force: bool) -> None:
         """Derive weight and bias again if forced or if a tensor they come from was replaced or written to."""
-        state = [_identity(tensor) for tensor in self._tensors() if tensor is not None]
+        # inference tensors keep no version: writing to them goes unseen until the next load_state_dict, to() or train()
+        state = [
+            (id(tensor), -1 if tensor.is_inference() else tensor._version)
+            for tensor in self._tensors()
+            if tensor is not None
+        ]
         if force or state != self._derived_from:
             # ordinary tensors even where inference mode asks for them: they may outlive it
             with torch.inference_mode(False), torch.no_grad():
@@ -568,16 +600,27 @@ class _Folded(nn.Module):
         _steps(y, self._schedule[0]).add_(bias)
         return y
 
+    def bias_by_step(self) -> torch.Tensor | None:
+        """Return the schedule of the bias as (T, out), derived anew where autograd records; None without a bias."""
+        bias = self._derive()[1] if _learns() else self.bias
+        return None if bias is None else bias.flatten(1)
+
+    def suits(self, x: torch.Tensor) -> bool:
+        """Return whether the kernels for spikes can convolve `x`."""
+        return self._sizes is not None and (self.scheduled or bool(self._senders)) and self._convolve.suits(x)
+
     def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         layer = self._sources[0]
-        if self._sizes is not None and (self.scheduled or self._senders) and self._convolve.suits(x):
-            return self._apply_to_spikes(x, bias, *self._sizes)
+        if self.suits(x):
+            return self.convolved(x, bias)
         if isinstance(layer, nn.Conv2d):
             y: torch.Tensor = layer._conv_forward(x, weight, bias)
             return y
         return functional.linear(x, weight, bias)
 
-    def _apply_to_spikes(self, x: torch.Tensor, bias: torch.Tensor | None, stride: int, padding: int) -> torch.Tensor:
+    def convolved(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return the layer's output for spikes `x` that it suits, with this bias (out,), channels last without gaps."""
+        stride, padding = cast("tuple[int, int]", self._sizes)
         # a neuron emits one spike per step, and the pool of a running sum moves by no more
         grid = None
         if self._senders:
@@ -621,11 +664,6 @@ def _scheduled(bias: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
     """Return (T, out): bias / step while the input arrives, 0 after."""
     arrives = torch.arange(time_steps, device=bias.device) < step
     return torch.where(arrives[:, None], bias / step, 0.0)
-
-
-def _identity(tensor: torch.Tensor) -> tuple[int, int]:
-    # inference tensors keep no version: writing to them goes unseen until the next load_state_dict, to() or train()
-    return id(tensor), -1 if tensor.is_inference() else tensor._version
 
 
 class FoldedNetwork(nn.Module):

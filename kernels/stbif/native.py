@@ -10,7 +10,7 @@ from functools import cache, partial
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.op import computes, is_watched
+from benchd.kernels.op import computes
 from benchd.kernels.stbif import ops
 from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype
 
@@ -58,18 +58,26 @@ def _stbif(
     return spikes if codes else compiler.in_dtype(spikes, current.dtype)
 
 
-def spikes(
+def fire(
     current: torch.Tensor,
+    steps: int,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     threshold: torch.Tensor,
     pos_max: int,
     neg_min: int,
 ) -> torch.Tensor:
-    """Return the values of `stbif_block` for float32 CPU tensors that fit each other, in inference, unchecked."""
-    run = ops.stbif_op["native"] if is_watched() else _stbif
-    scale = compiler.in_dtype(threshold)
-    values: torch.Tensor = run(current, bias, residual, scale, pos_max, neg_min, False)
+    """Return the values of `stbif_block` for float32 CPU tensors that fit each other, in inference, unchecked.
+
+    current and residual are (T B, C, ...), the former channels last without gaps; bias is (T, ...) of T C numbers.
+    """
+    residual = None if residual is None else like(current, residual, torch.float32)
+    bias, threshold = None if bias is None else compiler.dense(bias), compiler.in_dtype(threshold)
+    values = torch.empty_like(current)
+    charge = _pointer(current), _pointer(bias), _pointer(residual), None
+    sizes = steps, current.numel() // steps, current.shape[1], 1
+    neuron = threshold.data_ptr(), pos_max, neg_min
+    _library(torch.float32).stbif(*charge, values.data_ptr(), *sizes, *neuron, compiler.threads())
     return values
 
 

@@ -1,6 +1,7 @@
 """The quantised ResNet-18, its conversion, and the equality of the two."""
 
 import copy
+import sys
 from collections import Counter
 
 import pytest
@@ -382,6 +383,42 @@ def test_custom_kernels_give_the_resnet_s_codes_in_float32(monkeypatch):
     assert ran == {(*native.paths(), "c")[0]: 19}, "all convolutions but the first one read spikes"
     # sums in another order may move a neuron over its threshold, and with it those behind it
     assert (torch.cat(codes[0]) != torch.cat(codes[1])).float().mean() < 1e-3
+
+
+@torch.inference_mode()
+def test_layers_of_spikes_are_calls_of_c_unless_something_looks_at_them():
+    torch.manual_seed(0)
+    network, images = build("snn_stbif_resnet18", kernels="custom", **NARROW), torch.randn(2, 3, 32, 32)
+    want, calls = called(network, images)
+    assert calls["fire"] == 16
+    for watched in (network.neurons()[-1], network.synapses()[-2].module):
+        hook = watched.register_forward_hook(lambda *_: None)
+        answer, calls = called(network, images)
+        hook.remove()
+        assert calls["fire"] == 15
+        assert torch.equal(answer, want)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        answer, calls = called(network, images)
+    assert calls["fire"] == 0
+    assert torch.equal(answer, want)
+
+
+@torch.inference_mode()
+def test_images_with_other_channels_are_refused_before_c_reads_them():
+    network = convert(nn.Sequential(Quantiser(LEVEL), nn.Conv2d(4, 3, 3), Quantiser(LEVEL)).eval(), 9, kernels="custom")
+    for shape in ((2, 5, 6, 6), (2, 4, 2, 6)):
+        with pytest.raises((ValueError, RuntimeError)):
+            network(torch.randn(shape))
+
+
+def called(network, images):
+    """Return the answer, and how often each Python function was called for it."""
+    calls = Counter()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_name] if event == "call" else []))
+    try:
+        return network(images), calls
+    finally:
+        sys.setprofile(None)
 
 
 @pytest.mark.parametrize(

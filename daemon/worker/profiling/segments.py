@@ -97,10 +97,8 @@ def _spiking(module: SpikingNetwork) -> Segments:
 
 def _folded(module: FoldedNetwork) -> dict[nn.Module, Path]:
     """Return the paths of the module by name, those of folded layers under the names of what they stand for."""
-    synapses = module.synapses()
-    folded = {inner for each in synapses for inner in each.module.modules()}
-    paths = {inner: path for inner, path in _by_name(module).items() if inner not in folded}
-    return paths | {each.module: paths[each.layer] for each in synapses}
+    paths = {inner: path for inner, path in _by_name(module).items() if not path[0].startswith("_")}
+    return paths | {each.module: paths[each.layer] for each in module.synapses()}
 
 
 def _by_name(module: nn.Module) -> dict[nn.Module, Path]:
