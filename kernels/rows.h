@@ -30,6 +30,7 @@ typedef uint16_t numbers __attribute__((vector_size(2 * LANES)));
 typedef float number;
 typedef lanes numbers;
 #endif
+typedef numbers unaligned __attribute__((aligned(sizeof(number)), may_alias));
 
 typedef struct {
     lanes part[PARTS];
@@ -97,13 +98,6 @@ INLINE lanes silu_of(lanes x) {
     return chosen(x > 0.0f, x, x * e) * r;
 }
 
-/* The usual size is a single move. */
-#define COPY(to, from, count)                                                                                          \
-    do {                                                                                                               \
-        if ((count) == CHANNELS) memcpy(to, from, CHANNELS * sizeof *(from));                                          \
-        else memcpy(to, from, (size_t)(count) * sizeof *(from));                                                       \
-    } while (0)
-
 #ifdef BF16
 /* GCC makes two halves of a conversion between vectors of other lengths, where AVX-512 has an instruction */
 INLINE lanes widened(numbers x) {
@@ -134,10 +128,13 @@ INLINE numbers rounded(lanes x) {
 }
 #endif
 
+/* A whole row moves in registers: memcpy would move halves of them, which a load right behind has to wait for. */
 INLINE row read_row(const number *from, int64_t width) {
     numbers at[PARTS] = {0};
     row to;
-    COPY(at, from, width);
+    if (width == CHANNELS)
+        for (int64_t i = 0; i < PARTS; i++) at[i] = ((const unaligned *)from)[i];
+    else memcpy(at, from, (size_t)width * sizeof *from);
     for (int64_t i = 0; i < PARTS; i++) to.part[i] = widened(at[i]);
     return to;
 }
@@ -145,5 +142,7 @@ INLINE row read_row(const number *from, int64_t width) {
 INLINE void write_row(number *to, const row *from, int64_t width) {
     numbers at[PARTS];
     for (int64_t i = 0; i < PARTS; i++) at[i] = rounded(from->part[i]);
-    COPY(to, (number *)at, width);
+    if (width == CHANNELS)
+        for (int64_t i = 0; i < PARTS; i++) ((unaligned *)to)[i] = at[i];
+    else memcpy(to, at, (size_t)width * sizeof *to);
 }

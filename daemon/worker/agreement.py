@@ -517,8 +517,9 @@ def _rows(values: Array) -> Array:
 
 def _distances(one: Array, other: Array) -> Array:
     """Return the largest distance in each row, `NOT_FINITE` if a value is not finite and the other one differs."""
-    found: Array = np.nan_to_num(np.abs(_difference(one, other)), nan=NOT_FINITE, posinf=NOT_FINITE)
-    return found.max(axis=1, initial=0.0)  # type: ignore[no-any-return]
+    largest = np.abs(_difference(one, other)).max(axis=1, initial=0.0)
+    found: Array = np.nan_to_num(largest, nan=NOT_FINITE, posinf=NOT_FINITE)
+    return found
 
 
 def _difference(one: Array, other: Array) -> Array:

@@ -129,7 +129,7 @@ INLINE lanes softplus_of(lanes x) {
     return larger(every(0.0f), x) + e * p;
 }
 
-_Static_assert(CHANNELS == STATES, "COPY takes either");
+_Static_assert(CHANNELS == STATES, "a row is of either");
 
 INLINE float largest_of(const row *all) {
     float each[CHANNELS], largest = 0;

@@ -1,4 +1,4 @@
-"""gcc turns the loops marked `omp simd` into vectors, by its own report, also where an ISA has no masks: AVX2, NEON."""
+"""What gcc makes of the C kernels where an ISA has no masks, on AVX2 and NEON: vectors, by its report and its code."""
 
 import re
 import shutil
@@ -42,3 +42,17 @@ def test_a_marked_loop_is_vectors_in_all_its_copies(op, gcc, tmp_path):
             loop = {number + 1, number + 2}  # the report gives the line of the loop or of its body
             assert loop & vectors, line
             assert not loop & scalars, line
+
+
+@pytest.mark.parametrize("number", [(), ("-DBF16",)], ids=["fp32", "bf16"])
+def test_rows_of_tokens_move_in_whole_registers(number):
+    """A load waits for two stores of halves until they are in the cache, which takes longer than a token's sums."""
+    gcc = "x86_64-linux-gnu-gcc"
+    if shutil.which(gcc) is None:
+        pytest.skip(f"needs {gcc}")
+    flags = *compiler.FLAGS, *COMPILERS[gcc], *compiler.FUSED, *number
+    command = [gcc, *flags, "-S", "-o", "-", SOURCES["causal_conv1d"]]
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "ymm" in code
+    move = r"vmov(?:dq[au]|[au]ps)\s+"
+    assert not re.findall(rf"{move}[^%\n]*\([^)]*\), (%xmm\d+)\n\s+{move}\1, [^%\n]*\(", code)
