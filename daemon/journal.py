@@ -86,7 +86,9 @@ def read(path: Path) -> Iterator[bytes]:
     with _explaining(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                raise SchemaError(f"{path} line {number}: truncated; the lines before it are complete")
+                raise SchemaError(
+                    f"{path} line {number}: truncated, as after a power cut; delete this line to use those before it"
+                )
             yield line[:-1]
 
 

@@ -68,8 +68,12 @@ def is_watched(*modules: nn.Module) -> bool:
 
 
 def is_exported() -> bool:
-    """Return whether torch.export traces; until torch 2.10 torch.compile calls its own tracing an export too."""
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    """Return whether torch.export or torch.jit.trace traces.
+
+    Until torch 2.10 torch.compile calls its own tracing an export too.
+    """
+    exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    return exports or torch._C._get_tracing_state() is not None
 
 
 def learn(op: Op, backward: Op, save: Callable[..., None], gradients: Callable[..., Any]) -> None:

@@ -403,6 +403,14 @@ def test_layers_of_spikes_are_calls_of_c_unless_something_looks_at_them():
     assert torch.equal(answer, want)
 
 
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")  # it is deprecated, but does not refuse what it cannot see
+def test_the_old_tracer_sees_all_that_custom_kernels_do():
+    network, images = convert(small_qann(), 9, kernels="custom"), dyadic_images()
+    traced = torch.jit.trace(network, images, check_trace=False)
+    assert torch.equal(traced(-images), network(-images))
+
+
 @torch.inference_mode()
 def test_images_with_other_channels_are_refused_before_c_reads_them():
     network = convert(nn.Sequential(Quantiser(LEVEL), nn.Conv2d(4, 3, 3), Quantiser(LEVEL)).eval(), 9, kernels="custom")
