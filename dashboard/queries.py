@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, Subquery, case, exists, func, or_, select
 
 from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, throttles
@@ -21,6 +21,7 @@ STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
 STEP_S = 5  # between two points of a sparkline
 NEWEST = 10_000  # results that can be paged through, and that a text is searched for in
+PLACES = ("model", "variant", "case_id", "flags")  # the columns in which a text is searched for
 UNCHECKED = "not checked"
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
@@ -191,15 +192,19 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
     no query reads every result.
     """
     table = store.tables["result"]
-    column = table.c[sort if sort in Result._fields else "measured_s"]
-    found = _found(table, which)
-    by_time = column is table.c.measured_s and descending and not which.text
-    shown = _conditions(table, which) if by_time else [table.c.id.in_(found)]
+    name = sort if sort in Result._fields else "measured_s"
+    if name == "measured_s" and descending and not which.text:
+        source: Any = table
+        shown = _conditions(table, which)
+    else:
+        source = _newest(table, which, _columns(table))
+        shown = [_contains(source, which.text)] if which.text else []
+    column = source.c[name]
     order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # which no index holds
-    order += [one.desc() if descending else one.asc() for one in (column, table.c.arrived_s, table.c.id)]
+    order += [one.desc() if descending else one.asc() for one in (column, source.c.arrived_s, source.c.id)]
     with store.reading() as connection:
-        total = connection.execute(select(func.count()).select_from(found.subquery())).scalar_one()
-        wanted = select(*_columns(table)).where(*shown).order_by(*order).offset(offset).limit(limit)
+        total: int = connection.execute(_count(table, which)).scalar_one()
+        wanted = select(*_columns(source)).where(*shown).order_by(*order).offset(offset).limit(limit)
         return Page([Result(*row) for row in connection.execute(wanted)], total)
 
 
@@ -212,14 +217,20 @@ def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result
         return {number: Result(*row) for number, *row in connection.execute(wanted)}
 
 
-def _found(table: Any, which: Filter) -> Select[tuple[int]]:
-    """Return the ids of the newest results that match."""
+def _newest(table: Any, which: Filter, columns: Sequence[Any]) -> Subquery:
+    """Return the newest results that match all but the text, with their ids and these columns.
+
+    They hold what they are searched for and ordered by: to look it up again by id, PostgreSQL reads every result.
+    """
     order = (*newest_first(table), table.c.id.desc())
-    found = select(table.c.id).where(*_conditions(table, which)).order_by(*order)
-    if which.text:
-        searched = table.c.id.in_(found.limit(NEWEST))
-        found = select(table.c.id).where(searched, _contains(table, which.text)).order_by(*order)
-    return found.limit(NEWEST)
+    return select(table.c.id, *columns).where(*_conditions(table, which)).order_by(*order).limit(NEWEST).subquery()
+
+
+def _count(table: Any, which: Filter) -> Select[Any]:
+    """Return how many of the newest results match."""
+    places = [table.c[name] for name in PLACES] if which.text else []
+    newest = _newest(table, which, places)
+    return select(func.count()).select_from(newest).where(*[_contains(newest, which.text)] if which.text else [])
 
 
 def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
@@ -229,8 +240,7 @@ def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
 
 
 def _contains(table: Any, text: str) -> ColumnElement[bool]:
-    places = ("model", "variant", "case_id", "flags")
-    return or_(*(table.c[name].icontains(text, autoescape=True) for name in places))
+    return or_(*(table.c[name].icontains(text, autoescape=True) for name in PLACES))
 
 
 def _columns(table: Any) -> list[Any]:
