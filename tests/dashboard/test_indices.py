@@ -63,6 +63,13 @@ def test_the_whole_csv_is_asked_for_too(store):
     assert not any("device_id = " in statement for statement in plans(store, "csv"))
 
 
+@pytest.mark.parametrize("name", ["searched", "by median"])
+def test_the_newest_results_are_read_once_and_not_looked_up_again(store, name):
+    """By their ids SQLite would find them one by one; PostgreSQL reads every result for that."""
+    for statement in plans(store, name):
+        assert statement.count("FROM result") == 1, statement
+
+
 @pytest.mark.parametrize("name", asked(None, KNOWN))
 def test_no_query_of_a_page_reads_or_sorts_all_results(store, name):
     for statement, plan in plans(store, name).items():
