@@ -13,6 +13,7 @@ from benchd.kernels.op import computes, op
 from benchd.kernels.spike_conv2d import pack as pack_floats
 from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.kernels.spike_conv2d.native import convolved as convolved_floats
+from benchd.kernels.spike_conv2d.native import laid_out
 from benchd.kernels.spike_conv2d.packed_weights import Packed
 
 LEAST_DENSITY = {
@@ -103,7 +104,7 @@ def _op(
     padding: int,
 ) -> torch.Tensor:
     out_channels, _, height, width = shape
-    sizes, strides = native.laid_out(x.shape, (out_channels, height, width), stride, padding)
+    sizes, strides = laid_out(x.shape, (out_channels, height, width), stride, padding)
     return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
 
 

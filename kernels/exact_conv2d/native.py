@@ -12,6 +12,7 @@ from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable, require_inference
 from benchd.kernels.exact_conv2d.whole import Digits
 from benchd.kernels.op import computes, is_watched, op
+from benchd.kernels.spike_conv2d.native import laid_out
 
 # `path` of native.c by the name of the instructions, the fastest first
 _PATHS = {"amx_int8": 1, "avx512_vnni": 2, "avx_vnni": 4, "dotprod": 8}
@@ -101,16 +102,6 @@ class _Plan(NamedTuple):
     strides: tuple[int, int, int, int]
     scratch: dict[str, int]
     scratch_bytes: int
-
-
-def laid_out(
-    shape: tuple[int, ...], window: tuple[int, int, int], stride: int, padding: int
-) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
-    """Return the shape (N, O, H', W') and the strides of y, channels last, for x of this shape."""
-    out_channels, *taps = window
-    height, width = ((side + 2 * padding - reach) // stride + 1 for side, reach in zip(shape[2:], taps, strict=True))
-    strides = height * width * out_channels, 1, width * out_channels, out_channels
-    return (shape[0], out_channels, height, width), strides
 
 
 @lru_cache(maxsize=1024)

@@ -73,9 +73,6 @@ INLINE int64_t list_some(nonzero *list, const float *x, int64_t place) {
     _mm256_storeu_si256((__m256i *)list + 1, _mm256_permute2x128_si256(low, high, 0x31));
     return __builtin_popcount((unsigned)mask);
 }
-#else
-#define AT_ONCE INT64_MAX
-#define list_some(list, x, place) 0
 #endif
 
 /* NaN is not equal to zero and stays; without a branch, because a spike cannot be foretold */
@@ -85,7 +82,9 @@ static void list_row(const float *restrict x, int64_t *restrict starts, const pr
     for (int64_t column = 0; column < p->width; column++) {
         int64_t end = place + p->channels;
         starts[column] = n;
+#ifdef __AVX2__
         for (; end - place >= AT_ONCE; place += AT_ONCE) n += list_some(list + n, x, place);
+#endif
         for (; place < end; place++) {
             list[n] = (nonzero){(uint32_t)place, x[place]};
             n += x[place] != 0;

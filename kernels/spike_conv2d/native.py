@@ -76,37 +76,45 @@ class _Problem(ctypes.Structure):
     )
 
 
-class _Sizes(NamedTuple):
-    """What follows from the shapes of a call: that of y, the numbers of scratch, and a problem without its tensors."""
+class _Plan(NamedTuple):
+    """What calls of the same sizes share: the sizes in `problem`, the layout of y, and the numbers of scratch."""
 
-    output: tuple[int, ...]
+    problem: bytes
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int, int]
     scratch: int
-    problem: _Problem
+
+
+def laid_out(
+    shape: tuple[int, ...], window: tuple[int, int, int], stride: int, padding: int
+) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+    """Return the shape (N, O, H', W') and the strides of y, channels last, for x of this shape."""
+    out_channels, *taps = window
+    height, width = ((side + 2 * padding - reach) // stride + 1 for side, reach in zip(shape[2:], taps, strict=True))
+    strides = height * width * out_channels, 1, width * out_channels, out_channels
+    return (shape[0], out_channels, height, width), strides
 
 
 @lru_cache(maxsize=1024)
-def _sizes(x: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int) -> _Sizes:
+def _plan(x: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int) -> _Plan:
     images, channels, height, width = x
-    out_height, out_width = (_side(x, weight, stride, padding, dim) for dim in (2, 3))
-    if channels != weight[1] or min(out_height, out_width) < 1:
+    out_channels, weight_channels, window_height, window_width = weight
+    shape, strides = laid_out(x, (out_channels, window_height, window_width), stride, padding)
+    if channels != weight_channels or min(shape[2:]) < 1:
         raise ValueError(f"spike_conv2d: a weight {weight} does not fit x {x}")
     group = max(1, min(images, _PLACES // (channels * height * width)))
-    window = weight[0], *weight[2:], stride, padding, out_height, out_width
-    scratch = group * height * (width * (channels + 1) + 1)
-    return _Sizes((images, weight[0], out_height, out_width), scratch, _Problem(*[None] * 5, *x, *window, group))
-
-
-def _side(x: Sequence[int], weight: Sequence[int], stride: int, padding: int, dim: int) -> int:
-    return (x[dim] + 2 * padding - weight[dim]) // stride + 1
+    window = out_channels, window_height, window_width, stride, padding, *shape[2:]
+    problem = bytes(_Problem(*[None] * 5, *x, *window, group))
+    return _Plan(problem, shape, strides, group * height * (width * (channels + 1) + 1))
 
 
 @op("spike_conv2d")
 def _op(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
 ) -> torch.Tensor:
-    sides = (_side(x.shape, weight_shape, stride, padding, dim) for dim in (2, 3))
-    shape = (len(x), weight_shape[0], *sides)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    out_channels, _, height, width = weight_shape
+    sizes, strides = laid_out(x.shape, (out_channels, height, width), stride, padding)
+    return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
 
 
 @computes(_op, "native")
@@ -115,10 +123,10 @@ def _convolved(
 ) -> torch.Tensor:
     images = compiler.in_dtype(x).contiguous(memory_format=torch.channels_last)
     weight, shift = packed.contiguous(), None if bias is None else compiler.dense(bias)
-    output, scratch, problem = _sizes(x.shape, tuple(weight_shape), stride, padding)
-    y = torch.empty(output, dtype=torch.float32, memory_format=torch.channels_last)
-    lists = torch.empty(scratch, dtype=torch.int64)
-    problem = _Problem.from_buffer_copy(problem)
+    plan = _plan(x.shape, tuple(weight_shape), stride, padding)
+    y = torch.empty_strided(plan.shape, plan.strides, dtype=torch.float32)
+    lists = torch.empty(plan.scratch, dtype=torch.int64)
+    problem = _Problem.from_buffer_copy(plan.problem)
     problem.x, problem.weight, problem.y, problem.lists = (t.data_ptr() for t in (images, weight, y, lists))
     problem.bias, problem.threads = None if shift is None else shift.data_ptr(), compiler.threads()
     _library().spike_conv2d(problem)
