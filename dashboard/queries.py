@@ -198,7 +198,7 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
         shown = _conditions(table, which)
     else:
         source = _newest(table, which, _columns(table))
-        shown = [_contains(source, which.text)] if which.text else []
+        shown = _contains(source, which.text)
     column = source.c[name]
     order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # which no index holds
     order += [one.desc() if descending else one.asc() for one in (column, source.c.arrived_s, source.c.id)]
@@ -211,7 +211,7 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
 def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result]:
     """Return results that match by their ids, the first `limit` beyond an id, in order of arrival."""
     table = store.tables["result"]
-    mine = [*_conditions(table, which), *([_contains(table, which.text)] if which.text else [])]
+    mine = [*_conditions(table, which), *_contains(table, which.text)]
     wanted = select(table.c.id, *_columns(table)).where(table.c.id > id_, *mine).order_by(table.c.id).limit(limit)
     with store.reading() as connection:
         return {number: Result(*row) for number, *row in connection.execute(wanted)}
@@ -230,7 +230,7 @@ def _count(table: Any, which: Filter) -> Select[Any]:
     """Return how many of the newest results match."""
     places = [table.c[name] for name in PLACES] if which.text else []
     newest = _newest(table, which, places)
-    return select(func.count()).select_from(newest).where(*[_contains(newest, which.text)] if which.text else [])
+    return select(func.count()).select_from(newest).where(*_contains(newest, which.text))
 
 
 def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
@@ -239,8 +239,8 @@ def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
     return [table.c[name] == value for name, value in exact.items() if value] + ([checked] if which.check else [])
 
 
-def _contains(table: Any, text: str) -> ColumnElement[bool]:
-    return or_(*(table.c[name].icontains(text, autoescape=True) for name in PLACES))
+def _contains(table: Any, text: str) -> list[ColumnElement[bool]]:
+    return [or_(*(table.c[name].icontains(text, autoescape=True) for name in PLACES))] if text else []
 
 
 def _columns(table: Any) -> list[Any]:
