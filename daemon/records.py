@@ -355,14 +355,16 @@ class Level(Struct, frozen=True):
 class BlockStatistics(Struct, frozen=True, kw_only=True):
     """The blocks whose medians give the interval, and why measuring stopped.
 
-    `bounds_ns` are the start of the first block and the end of each, on CLOCK_MONOTONIC. `levels` are those of the
-    runs, in pieces of blocks, if they jump between two; `is_correlated` says that blocks still depend on one another.
+    `bounds_ns` are the start of the first block and the end of each, on CLOCK_MONOTONIC; `starts_ns` the start of each
+    if another process ran between them. `levels` are those of the runs, in pieces of blocks, if they jump between two;
+    `is_correlated` says that blocks still depend on one another.
     """
 
     count: int
     runs_per_block: int
     medians_ms: list[float]
     bounds_ns: list[int] = []
+    starts_ns: list[int] = []
     lag1: float | None
     doublings: int
     half_width: float | None
@@ -370,6 +372,17 @@ class BlockStatistics(Struct, frozen=True, kw_only=True):
     stop_reason: str
     levels: list[Level] = []
     is_correlated: bool = False
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Return whether another process ran between the blocks."""
+        return bool(self.starts_ns)
+
+    @property
+    def windows(self) -> list[Window]:
+        """Return the window of each block."""
+        starts_ns = self.starts_ns or self.bounds_ns[:-1]
+        return [Window(start, end) for start, end in zip(starts_ns, self.bounds_ns[1:], strict=True)]
 
 
 class Deadlines(Struct, frozen=True):
@@ -753,7 +766,10 @@ class Floor(Struct, frozen=True, kw_only=True):
 
 
 class ProcessResult(Struct, kw_only=True):
-    """One worker process of a case, from spawn to exit; the worker fills it in as it runs."""
+    """One worker process of a case, from spawn to exit; the worker fills it in as it runs.
+
+    `cpus` are those that it shared with the other process of its pair, empty if it could use all.
+    """
 
     status: Status
     reason: str | None = None
@@ -776,6 +792,14 @@ class ProcessResult(Struct, kw_only=True):
     requests: Requests | None = None
     beside: NeighbourResult | None = None
     timeline: list[TimeSlice] = []
+    cpus: list[int] = []
+
+    @property
+    def measured_s(self) -> float:
+        """Return for how long the process was measured: its window without the blocks of another one."""
+        if self.blocks and self.blocks.is_interleaved:
+            return sum(window.seconds for window in self.blocks.windows)
+        return self.window.seconds if self.window else 0.0
 
 
 class Environment(Struct, frozen=True, kw_only=True):

@@ -1,9 +1,11 @@
 """`benchd compare --live`: two cases, or one case under two installs, alternately in fresh processes; and A/A.
 
 The order within each pair is random. Successive processes are correlated, and a fixed order such as A B B A turns that
-noise into bias: identical code is then called different more often than the looks allow.
+noise into bias: identical code is then called different more often than the looks allow. On a CPU both processes of a
+pair measure in turns of one block, on the same CPUs: what slows the machine down for a moment then slows down both.
 """
 
+import math
 import os
 import random
 import subprocess
@@ -32,11 +34,17 @@ from benchd.daemon.records import Record, wall_now
 from benchd.daemon.verdicts import effects, noise_floor
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
-from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
+from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule, median
 
 T = TypeVar("T")
 
 SHORT = StopRule(5, 1, 0.25, 1.25, None)
+INTERLEAVED = StopRule(1000, 1, 0.025, 1.0, None)
+"""More blocks than fit, so that none are merged: those of both processes correspond."""
+
+WARM_UP_CAP_S = 0.5
+"""Of interleaved processes of one case, in place of the preset's: what drifts for longer does so for both."""
+
 BACK_TO_BACK = ("single_stream", "offline")
 
 _VERSIONS = """
@@ -79,6 +87,11 @@ class Side:
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
+    def is_interleaved(self) -> bool:
+        """Return whether its processes take turns with the other side's."""
+        return self.planned.limits.rule == INTERLEAVED
+
+    @property
     def medians_ms(self) -> list[float]:
         """Return the median of each successful process."""
         return [outcome.process.timing.median_ms for outcome in self.outcomes if outcome.process.timing]
@@ -98,12 +111,9 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
     """
     supervisor = Supervisor(session, planned)
     sides = _sides(request, supervisor)
-    floors = noise_floor.of_device(sides[0].run.device_id, session.machine.device)
-    case_ids = [side.planned.case.case_id for side in sides]
-    noise_floor.report(floors, case_ids, request.min_effect, err)
-    min_effect = max(request.min_effect, *(floors.get(case_id, 0.0) for case_id in case_ids))
+    ratios: list[float] = []
     try:
-        verdict = _alternate(supervisor, sides, request, min_effect, err)
+        verdict = _alternate(supervisor, sides, request, ratios, err)
     finally:
         first, second = ([side.record()] if side.outcomes else [] for side in sides)
         for record in (*first, *second):
@@ -111,7 +121,7 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
     if request.is_aa and verdict.effect is not None:
         _add_to_noise_floor(verdict, sides[0], len(sides[0].medians_ms))
     names, times_ms = (sides[0].name, sides[1].name), (sides[0].medians_ms, sides[1].medians_ms)
-    made = comparison(names, verdict, times_ms, (first, second))
+    made = comparison(names, verdict, times_ms, (first, second), ratios)
     return made, 130 if session.interrupted else _code(sides)
 
 
@@ -208,58 +218,107 @@ def _versions(python: str) -> dict[str, str]:
 
 
 def _alternate(
-    supervisor: Supervisor, sides: tuple[Side, Side], request: Request, min_effect: float, err: TextIO
+    supervisor: Supervisor, sides: tuple[Side, Side], request: Request, ratios: list[float], err: TextIO
 ) -> Verdict:
-    """Measure pair after pair, each in random order, until there is a verdict."""
+    """Measure pair after pair, each in random order, until there is a verdict; append B over A of each to `ratios`."""
     with supervisor.session.measuring(ending()):
-        started, done = time.monotonic(), 0
+        started = time.monotonic()
         for side in sides:
             side.run_id = RunId.new()  # whatever it waited
+        if _can_interleave(sides, supervisor):
+            _interleave(sides)
+        min_effect = _min_effect(sides, request, supervisor.session.machine.device, err)
         while True:
             drawn = random.sample(sides, 2)
-            turns = [_turn(side, done) for side in drawn]
+            turns = [_turn(side, len(ratios)) for side in drawn]
+            by_name = {turn.name: side for turn, side in zip(turns, drawn, strict=True)}
             with closing(supervisor.in_turn(turns)) as running:
-                for side, outcome in zip(drawn, running, strict=False):
+                for turn, outcome in running:
+                    side = by_name[turn.name]
                     side.outcomes.append(outcome)
                     mixed = recording.other_model(side.outcomes)
                     if outcome.process.status != "ok" or mixed:
                         return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
-            done += 1
-            _tell(sides, done, request.pairs, time.monotonic() - started, err)
-            verdict = _verdict(sides[0].medians_ms, sides[1].medians_ms, request, min_effect)
+            ratios.append(_ratio(sides))
+            _tell(sides, ratios, request.pairs, time.monotonic() - started, err)
+            verdict = _verdict(ratios, request, min_effect)
             if verdict:
                 return verdict
 
 
+def _can_interleave(sides: Sequence[Side], supervisor: Supervisor) -> bool:
+    """Return whether the blocks of a pair can alternate: on a CPU without joules, which need an unbroken window."""
+    return (
+        supervisor.session.machine.device == "cpu"
+        and all(side.planned.limits.rule == SHORT and side.planned.case.streams == 1 for side in sides)
+        and all(side.planned.case.beside is None and _may_wait(side.python) for side in sides)
+        and not supervisor.session.sampler(supervisor.plan).power()
+    )
+
+
+def _interleave(sides: Sequence[Side]) -> None:
+    """Have both sides measure in turns, behind a short warm-up if both are of one case and the user chose no other."""
+    is_one_case = len({side.planned.case.case_id for side in sides}) == 1
+    for side in sides:
+        limits = msgspec.structs.replace(side.planned.limits, rule=INTERLEAVED)
+        if is_one_case and limits.warm_up_cap_s == plan.PRESETS["quick"].warm_up_cap_s:
+            limits = msgspec.structs.replace(limits, warm_up_cap_s=WARM_UP_CAP_S)
+        side.planned = replace(side.planned, limits=limits)
+
+
+def _min_effect(sides: Sequence[Side], request: Request, device: str, err: TextIO) -> float:
+    """Return the smallest effect that counts, with a line for each noise floor that raises it."""
+    floors = noise_floor.of_device(sides[0].run.device_id, device, interleaved=sides[0].is_interleaved)
+    case_ids = [side.planned.case.case_id for side in sides]
+    noise_floor.report(floors, case_ids, request.min_effect, err)
+    return max(request.min_effect, *(floors.get(case_id, 0.0) for case_id in case_ids))
+
+
 def _turn(side: Side, number: int) -> Turn:
     name = f"{side.run_id.run_id}.{number}"
-    return Turn(side.planned, name, number, side.python, may_wait=_may_wait(side.python))
+    may_wait = _may_wait(side.python)
+    return Turn(side.planned, name, number, side.python, may_wait=may_wait, interleaved=side.is_interleaved)
 
 
 @cache
 def _may_wait(python: str) -> bool:
-    """Return whether this interpreter's benchd has workers that wait with torch imported."""
-    asked = "from benchd.daemon.measuring.protocol import Job; Job.waits"
+    """Return whether this interpreter's benchd has workers that wait for their turns."""
+    asked = "from benchd.daemon.measuring.protocol import Job; Job.interleaved"
     return (
         python == sys.executable
         or not subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode
     )
 
 
-def _verdict(first: Sequence[float], second: Sequence[float], request: Request, min_effect: float) -> Verdict | None:
+def _ratio(sides: tuple[Side, Side]) -> float:
+    """Return B's time over A's in the last pair.
+
+    Interleaved blocks are compared two by two, and the median of that is robust to what hit only one of two; processes
+    measured one after the other have only their own medians.
+    """
+    a, b = (side.outcomes[-1].process.blocks for side in sides)
+    if a and b and a.is_interleaved and b.is_interleaved:
+        rounds = zip(a.medians_ms, b.medians_ms, strict=False)  # one side may need fewer
+        return math.exp(median([math.log(late / early) for early, late in rounds]))
+    return sides[1].medians_ms[-1] / sides[0].medians_ms[-1]
+
+
+def _verdict(ratios: Sequence[float], request: Request, min_effect: float) -> Verdict | None:
+    same = [1.0] * len(ratios)
     if request.pairs is None:
-        return effects.look(first, second, min_effect, request.comparisons)
-    if len(first) < request.pairs:
+        return effects.look(same, ratios, min_effect, request.comparisons)
+    if len(ratios) < request.pairs:
         return None
-    return effects.judge(effects.paired_effect(first, second), ALPHA / request.comparisons, min_effect)
+    return effects.judge(effects.paired_effect(same, ratios), ALPHA / request.comparisons, min_effect)
 
 
-def _tell(sides: Sequence[Side], done: int, pairs: int | None, elapsed_s: float, err: TextIO) -> None:
+def _tell(sides: Sequence[Side], ratios: Sequence[float], pairs: int | None, elapsed_s: float, err: TextIO) -> None:
     a, b = (side.medians_ms[-1] for side in sides)
-    most = pairs or LOOKS[-1]
+    done, most = len(ratios), pairs or LOOKS[-1]
     left_s = (most - done) * elapsed_s / done
+    change = 100 * (ratios[-1] - 1)
     err.write(
-        f"pair {done} of {'' if pairs else 'at most '}{most}: {a:.4g} and {b:.4g} ms ({100 * (b / a - 1):+.2f} %), "
+        f"pair {done} of {'' if pairs else 'at most '}{most}: {a:.4g} and {b:.4g} ms ({change:+.2f} %), "
         f"{elapsed_s:.0f} s so far, {'' if pairs else 'at most '}{left_s:.0f} s left\n"
     )
     err.flush()
@@ -276,6 +335,7 @@ def _add_to_noise_floor(verdict: Verdict, side: Side, pairs: int) -> None:
             effect_high=verdict.interval.high if verdict.interval else None,
             answer=verdict.answer,
             pairs=pairs,
+            interleaved=side.is_interleaved,
             t_wall=wall_now("seconds"),
         )
     )

@@ -21,6 +21,9 @@ ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 1.0
 FIRST_TO_KILL = "500"  # of 1000: without memory the kernel takes the worker, also if a GPU's share is not in its size
 EXIT_GRACE_S = 10.0
+SUSPEND_S = 5.0
+SUSPEND_LOOK_S = 0.0001
+SUSPEND_LOOKS = 1000  # before the signal is sent again
 STDERR = 2
 # the broker's password and systemd's socket are the service's alone: a worker runs the code of models
 WITHHELD = {"BENCHD_MQTT_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
@@ -100,12 +103,6 @@ class Child(Generic[T]):
             self._process.wait(TERMINATE_GRACE_S)
         self._signal(signal.SIGKILL)
 
-    def go_on(self) -> None:
-        """End the waiting of a job that waits."""
-        if self._process.stdin:
-            with suppress(BrokenPipeError):
-                self._process.stdin.close()
-
     def ask_to_end(self) -> None:
         """Signal the process to end by itself and send what it has."""
         self._process.terminate()
@@ -137,7 +134,9 @@ class Child(Generic[T]):
             self.stop()
         self._signal(signal.SIGKILL)  # whatever it left running in its session
         self._process.wait()
-        self.go_on()  # its end of stdin is ours
+        if self._process.stdin:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         os.close(self.fileno())
 
 
@@ -149,6 +148,8 @@ class Worker(Child[Message]):
         self._runs_own = job.module is not None
         self._outcome: Outcome | None = None
         self.stage: StageName = "import"
+        self.is_waiting = False
+        self.announced: StageName | None = None
         self.percent: int | None = None
         self._log_path = log
         self._stage_since = time.monotonic()
@@ -159,6 +160,7 @@ class Worker(Child[Message]):
         for message in self.messages():
             if isinstance(message, Stage):
                 self.stage, self.percent, self._stage_since = message.name, message.percent, time.monotonic()
+                self.is_waiting = message.name == "ready"
             else:
                 self._outcome = message
         return self.has_ended or (self._outcome is not None and not self._outcome.is_partial)
@@ -169,8 +171,34 @@ class Worker(Child[Message]):
 
     def go_on(self) -> None:
         """End the waiting of a job that waits; its next stage begins now."""
-        super().go_on()
-        self._stage_since = time.monotonic()
+        if self._process.stdin:
+            with suppress(BrokenPipeError):  # it has died; its exit status gives the reason
+                self._process.stdin.write(b"\n")
+                self._process.stdin.flush()
+        self._signal(signal.SIGCONT)
+        self.is_waiting, self._stage_since = False, time.monotonic()
+
+    def suspend(self) -> bool:
+        """Stop it and all in its session until it goes on, as a pool's threads spin on; return whether it stopped.
+
+        One thread takes the signal and stops the others, which takes a busy machine milliseconds. A thread that waits
+        for a child to start, which is stopped too, never does; so the signal is repeated.
+        """
+        until_s = time.monotonic() + SUSPEND_S
+        while time.monotonic() < until_s:
+            self._signal(signal.SIGSTOP)
+            for _ in range(SUSPEND_LOOKS):
+                if os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG):
+                    return True
+                time.sleep(SUSPEND_LOOK_S)
+            self._signal(signal.SIGCONT)
+        return False
+
+    def stop(self) -> None:
+        """End the process and all it started, also if it is suspended."""
+        self.is_waiting = False
+        self._signal(signal.SIGCONT)
+        super().stop()
 
     def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
         """Reap the process and return its Outcome, or one that reports how it ended; `ended_by` is our reason."""

@@ -203,7 +203,7 @@ class Race:
         """Run one process of each of these candidates and log it; raise _Stopped after a signal."""
         started_s = time.monotonic()
         with closing(self._supervisor.in_turn([_turn(one, phase) for one in drawn])) as running:
-            for one, outcome in zip(drawn, running, strict=False):
+            for one, (_, outcome) in zip(drawn, running, strict=False):
                 if self._supervisor.session.interrupted:
                     raise _Stopped("interrupted: the same command goes on from here")
                 entry = Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)

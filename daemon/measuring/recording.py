@@ -5,7 +5,6 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -17,6 +16,7 @@ from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.records import (
     PERCENTILES,
     VERDICTS,
+    BlockStatistics,
     Case,
     Check,
     Deadlines,
@@ -111,7 +111,7 @@ def with_samples(
 def _inferences(process: ProcessResult, window: Window, batch_size: int) -> int:
     """Return how many inputs were answered in the window; runs with pauses are counted by their parts."""
     if process.throughput_per_s is not None:
-        return max(1, round(process.throughput_per_s * window.seconds))
+        return max(1, round(process.throughput_per_s * process.measured_s))
     if process.requests is not None:
         return max(1, process.requests.answered + process.requests.late) * batch_size
     runs = sum(timing.runs for timing in process.parts.values()) or (process.timing.runs if process.timing else 0)
@@ -129,8 +129,7 @@ def _interference(process: ProcessResult, samples: Sequence[Sample], device: str
     """Return which blocks were disturbed, None without blocks."""
     if process.blocks is None or len(process.blocks.bounds_ns) < 2:
         return None
-    blocks = [Window(start, end) for start, end in pairwise(process.blocks.bounds_ns)]
-    return interference.assess(samples, blocks, process.blocks.medians_ms, device)
+    return interference.assess(samples, process.blocks.windows, process.blocks.medians_ms, device)
 
 
 def record(
@@ -412,7 +411,12 @@ def _uneven(processes: Sequence[ProcessResult]) -> set[str]:
     medians_ms = [process.timing.median_ms for process in processes if process.timing and process.timing.median_ms > 0]
     blocks = [process.blocks for process in processes if process.blocks]
     flags = {"two_levels"} if levels.found(medians_ms) or any(each.levels for each in blocks) else set()
-    return flags | ({"correlated_blocks"} if any(each.is_correlated for each in blocks) else set())
+    return flags | ({"correlated_blocks"} if any(map(_may_mislead, blocks)) else set())
+
+
+def _may_mislead(blocks: BlockStatistics) -> bool:
+    """Return whether blocks depend on each other, unless another process's blocks have the same cause."""
+    return blocks.is_correlated and not blocks.is_interleaved
 
 
 def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:

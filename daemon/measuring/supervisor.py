@@ -1,5 +1,7 @@
 """One run over a plan: the supervisor runs the processes of each case and makes its Record. It never imports torch."""
 
+import os
+import random
 import time
 import uuid
 from collections.abc import Generator, Iterator, Sequence
@@ -11,21 +13,26 @@ import msgspec
 from benchd.daemon.measuring import neighbours, plan, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.process import Worker
-from benchd.daemon.measuring.protocol import ImageCount, Job, Outcome, StageName, unmeasured
+from benchd.daemon.measuring.protocol import ImageCount, Job, Outcome, unmeasured
 from benchd.daemon.measuring.recording import RunId
-from benchd.daemon.measuring.session import Session
+from benchd.daemon.measuring.session import Session, spare_cpu
 from benchd.daemon.records import Case, Precision, Probes, Record, Status
 from benchd.daemon.sampling import energy
 
 PROGRESS_S = 10.0  # between two progress lines of a stage
+NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
 ABREAST = 2  # processes that import torch side by side; one that waits holds 0.3 GiB
+
+
+_Ending = tuple[Status | None, str | None]
 
 
 @dataclass(frozen=True)
 class Turn:
     """One process of a case; its raw times and its log are called `name`.
 
-    `python` is another interpreter, whose worker `may_wait` if its benchd knows how.
+    `python` is another interpreter, whose worker `may_wait` if its benchd knows how. The blocks of `interleaved` turns
+    alternate.
     """
 
     planned: Planned
@@ -35,6 +42,7 @@ class Turn:
     accuracy: ImageCount | None = None
     is_compared: bool = True
     may_wait: bool = True
+    interleaved: bool = False
 
 
 @dataclass
@@ -102,29 +110,76 @@ class Supervisor:
             outcome = _not_run(error)
         return self._with_samples(outcome, turn)
 
-    def in_turn(self, turns: Sequence[Turn]) -> Generator[Outcome, None, None]:
-        """Run one turn after the other and yield each outcome; two processes import torch before the first goes on."""
+    def in_turn(self, turns: Sequence[Turn]) -> Generator[tuple[Turn, Outcome], None, None]:
+        """Run these processes one after the other, or interleaved, and yield each turn with its outcome as it ends.
+
+        Two at a time import torch side by side.
+        """
         for first in range(0, len(turns), ABREAST):
             yield from self._abreast(turns[first : first + ABREAST])
 
-    def _abreast(self, turns: Sequence[Turn]) -> Iterator[Outcome]:
+    def _abreast(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Outcome]]:
         if len(turns) == 1 or not all(_waits(turn) for turn in turns):
-            yield from map(self.process, turns)
+            yield from ((turn, self.process(turn)) for turn in turns)
             return
+        interleaved = all(turn.interleaved for turn in turns)
+        cpus = self._shared_cpus(turns) if interleaved else []
+        jobs = [
+            msgspec.structs.replace(self._job(turn), waits=True, interleaved=interleaved, cpus=cpus) for turn in turns
+        ]
         with ExitStack() as started:
             try:
-                workers = [started.enter_context(self._worker(self._job(turn, waits=True), turn)) for turn in turns]
+                pairs = [
+                    (started.enter_context(self._worker(job, turn)), turn)
+                    for job, turn in zip(jobs, turns, strict=True)
+                ]
             except OSError as error:
-                yield self._with_samples(_not_run(error), turns[0])
+                yield turns[0], self._with_samples(_not_run(error), turns[0])
                 return
-            ended = [self._wait(worker, turn, "ready") for worker, turn in zip(workers, turns, strict=True)]
-            for worker, turn, early in zip(workers, turns, ended, strict=True):
+            ended = [self._wait(worker, turn, until_ready=True) for worker, turn in pairs]
+            if interleaved:
+                yield from self._interleaved(pairs, ended)
+                return
+            for (worker, turn), early in zip(pairs, ended, strict=True):
                 worker.go_on()
                 outcome = worker.outcome(*early) if any(early) else self._end(worker, turn)
-                worker.close()  # with all it started, before the next one is measured
-                yield self._with_samples(outcome, turn)
+                yield turn, self._closed(worker, turn, outcome)
 
-    def _job(self, turn: Turn, *, waits: bool = False) -> Job:
+    def _shared_cpus(self, turns: Sequence[Turn]) -> list[int]:
+        """Draw the CPUs of a pair, not the sampler's; none if a process needs all."""
+        cpus = os.sched_getaffinity(0)
+        needed = max(turn.planned.case.threads or len(cpus) for turn in turns)
+        free = cpus - {spare_cpu(cpus, self.session.machine.device, needed)}
+        return random.sample(sorted(free), needed) if needed < len(free) else []
+
+    def _interleaved(
+        self, pairs: Sequence[tuple[Worker, Turn]], ended: list[_Ending]
+    ) -> Iterator[tuple[Turn, Outcome]]:
+        """Let each worker prepare, then measure one block after the other, and yield its outcome when it ends.
+
+        The order is drawn anew for each block, so that neither side is always the first after a pause.
+        """
+        self.session.sampler(self.plan).watch(*(worker.pid for worker, _ in pairs))
+        left = [*range(len(pairs))]
+        while left:
+            for place in random.sample(left, len(left)):
+                worker, turn = pairs[place]
+                if worker.is_waiting:
+                    worker.go_on()
+                    ended[place] = self._wait(worker, turn, until_ready=True)
+                if worker.is_waiting and not worker.suspend():
+                    worker.stop()
+                    ended[place] = "failed", NOT_SUSPENDED
+                if not worker.is_waiting:
+                    left.remove(place)
+                    yield turn, self._closed(worker, turn, worker.outcome(*ended[place]))
+
+    def _closed(self, worker: Worker, turn: Turn, outcome: Outcome) -> Outcome:
+        """End all that the worker started, before another one is measured; return its outcome with the samples."""
+        worker.close()
+        return self._with_samples(outcome, turn)
+
+    def _job(self, turn: Turn) -> Job:
         session = self.session
         power, period_s = session.sampler(self.plan).power(), session.config.sampling.period_s
         return msgspec.structs.replace(
@@ -137,7 +192,6 @@ class Supervisor:
             repeats=not turn.is_compared or turn.index == 0,
             is_compared=turn.is_compared,
             accuracy=turn.accuracy,
-            waits=waits,
         )
 
     def _worker(self, job: Job, turn: Turn) -> Worker:
@@ -187,21 +241,21 @@ class Supervisor:
         last = [entry for entry in probing if _rates_of(entry.case) == rates][-1]
         return planned == last and index == planned.limits.processes - 1
 
-    def _wait(self, worker: Worker, turn: Turn, until: StageName | None = None) -> tuple[Status | None, str | None]:
-        """Wait for the worker to end, or `until` a stage; return how and why we ended it, else (None, None)."""
-        stage: StageName | None = None
+    def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> _Ending:
+        """Wait for the worker to end, or to wait for its turn; return how and why we ended it, else (None, None)."""
         percent: int | None = None
         announced_s = 0.0
-        while until is None or worker.stage != until:
+        while not (until_ready and worker.is_waiting):
             is_later = worker.percent != percent and time.monotonic() - announced_s >= PROGRESS_S
-            if worker.stage != stage or is_later:
-                stage, percent, announced_s = worker.stage, worker.percent, time.monotonic()
+            if (worker.stage != worker.announced or is_later) and worker.stage != "ready":
+                worker.announced, percent, announced_s = worker.stage, worker.percent, time.monotonic()
                 for sink in self.session.sinks:
-                    sink.stage(turn.planned, turn.index, stage, percent)
+                    sink.stage(turn.planned, turn.index, worker.stage, percent)
             remaining_s = worker.remaining_s()
             if remaining_s <= 0:
                 worker.stop()
-                return "timeout", f"stage {stage} took longer than {turn.planned.limits.deadline_s(stage):g} s"
+                limit_s = turn.planned.limits.deadline_s(worker.stage)
+                return "timeout", f"stage {worker.stage} took longer than {limit_s:g} s"
             is_ready = self.session.wait(worker, remaining_s)
             reason = self.session.reason_to_end()
             if reason:

@@ -100,7 +100,7 @@ def verify(
         run, run_id = session.run(supervisor.suite_id), RunId.new()
         turns = [Turn(entry, f"{run_id.run_id}.{number}", number) for number in range(processes)]
         with closing(supervisor.in_turn(turns)) as running:
-            for outcome in running:
+            for _, outcome in running:
                 outcomes.append(outcome)
                 if outcome.process.status != "ok":
                     break

@@ -1,6 +1,5 @@
 """`--verify`: the variants that findings propose, measured against the profiled case in alternating fresh processes."""
 
-from collections.abc import Sequence
 from typing import Literal, TextIO
 
 import msgspec
@@ -61,7 +60,7 @@ def _compared(cases: list[str], pairs: int, session: Session, err: TextIO) -> Co
 def _judged(profile: Profile, finding: Finding, made: Comparison | str | None) -> Finding:
     if not isinstance(made, Comparison):
         return finding
-    return verified(profile, finding, made.first_ms, made.second_ms, made.check_failed or made.check_void)
+    return verified(profile, finding, made)
 
 
 def case_for(profile: Profile, finding: Finding) -> Case | None:
@@ -79,21 +78,21 @@ def case_for(profile: Profile, finding: Finding) -> Case | None:
     )
 
 
-def verified(
-    profile: Profile, finding: Finding, base_ms: Sequence[float], variant_ms: Sequence[float], check_failed: bool
-) -> Finding:
-    """Return the finding with its verdict, from the process medians of both cases measured in pairs, at least two.
+def verified(profile: Profile, finding: Finding, made: Comparison) -> Finding:
+    """Return the finding with its verdict, from a live comparison of at least two pairs of both cases.
 
     Slower or equal means refuted. Faster with a failed numerical check is inconclusive, as in a comparison. Both
     figures are added to the evidence, per image if the batch size differs.
     """
     images = (finding.batch_size or profile.case.batch_size) / profile.case.batch_size
-    verdict = effects.judge(effects.paired_effect(base_ms, [ms / images for ms in variant_ms]))
+    ratios = [ratio / images for ratio in made.ratios]
+    verdict = effects.judge(effects.paired_effect([1.0] * len(ratios), ratios))
     measured = 1 + (verdict.effect or 0.0)
-    base, variant = median(base_ms), median(variant_ms)
+    base, variant = median(made.first_ms), median(made.second_ms)
     predicted = "no prediction" if finding.expected is None else f"predicted {finding.expected:.3g} of the time"
     reason = f"; {verdict.reason}" if verdict.reason else ""
     line = f"{predicted}, measured {measured:.3g}: {base:.4g} ms and {variant:.4g} ms{reason}"
+    check_failed = made.check_failed or made.check_void
     if check_failed:
         line += "; the variant failed its numerical check"
     answer = "inconclusive" if check_failed and verdict.answer == "faster" else verdict.answer

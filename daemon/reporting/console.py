@@ -311,9 +311,10 @@ def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:
     rows = []
     for one in floors:
         floor = "-" if one.floor is None else f"{100 * one.floor:.2g} %"
-        rows.append([one.case_id, f"{one.device_id} {one.device}", str(one.stored), str(one.counted), floor])
+        how = "in turns" if one.interleaved else "one by one"
+        rows.append([one.case_id, f"{one.device_id} {one.device}", how, str(one.stored), str(one.counted), floor])
     if rows:
-        print_rows(console, ["case", "device", *figures("comparisons", "counted", "noise floor")], rows)
+        print_rows(console, ["case", "device", "pairs", *figures("comparisons", "counted", "noise floor")], rows)
     console.print(
         f"A floor takes {FEWEST} comparisons of the last {NEWEST_DAYS} days with at least {LOOKS[0]} pairs and an "
         f"interval of at most {100 * SAME_MARGIN:g} % either way: benchd compare --aa CASE"

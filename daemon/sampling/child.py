@@ -43,7 +43,7 @@ class SamplerProcess:
         self._lost: _Loss | None = None
         self._refusal: str | None = None
         self._restarts = 0
-        self._watched: int | None = None
+        self._watched: list[int] = []
 
     def __enter__(self) -> "SamplerProcess":
         # Never readable: the owner waits on it while there is no process.
@@ -81,15 +81,15 @@ class SamplerProcess:
         """Return the descriptor to wait on; it may change with each `receive`."""
         return self._child.fileno() if self._child else self._silence[0]
 
-    def watch(self, pid: int) -> None:
-        """Begin a case: follow this process, and drop earlier samples."""
+    def watch(self, *pids: int) -> None:
+        """Begin a case: follow these processes, and drop earlier samples."""
         self._samples.drop_before(time.monotonic_ns())
-        self._watched = pid
+        self._watched = list(pids)
         self._restarts = 1
         if self._child is None:
             self._start_again()
         else:
-            self._tell(Command(watch_pid=pid))
+            self._tell(Command(watch_pids=self._watched))
 
     def receive(self) -> None:
         """Read the batches that have arrived, without waiting."""
@@ -192,8 +192,8 @@ class SamplerProcess:
             since_ns = self._samples.last_tick_ns() or time.monotonic_ns()
             self._lost = self._lost or _Loss(since_ns, f"the sampler process did not start: {error.strerror}")
             return
-        if self._watched is not None:
-            self._tell(Command(watch_pid=self._watched))
+        if self._watched:
+            self._tell(Command(watch_pids=self._watched))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
 class Comparison(Struct, frozen=True, kw_only=True):
     """The verdict on `second` against `first`.
 
-    `notes` are differences between the sides that do not prevent a comparison.
+    `ratios` are the second side's time over the first one's in each pair of a live comparison, and decide it. `notes`
+    are differences between the sides that do not prevent a comparison.
     """
 
     first: str
@@ -45,6 +46,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     first_ms: list[float]
     second_ms: list[float]
     check_failed: bool
+    ratios: list[float] = []
     check_void: bool = False
     notes: list[str] = []
 
@@ -166,6 +168,7 @@ def comparison(
     verdict: Verdict,
     times_ms: tuple[Sequence[float], Sequence[float]],
     records: tuple[Sequence[Record], Sequence[Record]],
+    ratios: Sequence[float] = (),
 ) -> Comparison:
     """Return the Comparison of two sides; times that `recommend` rejects do not count, and a void check never wins."""
     doubt = _doubt(records, verdict)
@@ -179,6 +182,7 @@ def comparison(
         second_ms=list(times_ms[1]),
         check_failed=any(wrong(record) for record in records[1]),
         check_void=any(void(record) for record in records[1]),
+        ratios=list(ratios),
         notes=_notes(*records),
     )
 

@@ -27,8 +27,8 @@ FEWEST = 5
 NEWEST_DAYS = 30
 """Older comparisons do not count: what disturbed the machine then may be gone."""
 
-Case = tuple[str, str, str]
-"""A device's id, `cpu` or `cuda`, and a case's id."""
+Case = tuple[str, str, str, bool]
+"""A device's id, `cpu` or `cuda`, a case's id, and whether the processes of its pairs were interleaved."""
 
 
 class AaEffect(Struct, frozen=True, kw_only=True):
@@ -42,12 +42,13 @@ class AaEffect(Struct, frozen=True, kw_only=True):
     effect_high: float | None = None
     answer: Answer
     pairs: int
+    interleaved: bool = False
     t_wall: str
 
     @property
     def case(self) -> Case:
         """Return whose noise it is."""
-        return self.device_id, self.device, self.case_id
+        return self.device_id, self.device, self.case_id, self.interleaved
 
     @property
     def beyond_interval(self) -> float | None:
@@ -74,6 +75,7 @@ class Floor(Struct, frozen=True, kw_only=True):
     device_id: str
     device: str
     case_id: str
+    interleaved: bool = False
     stored: int
     counted: int
     floor: float | None
@@ -109,21 +111,23 @@ def every() -> list[Floor]:
 def _floor(effects: Sequence[AaEffect]) -> Floor:
     newest = [one for one in effects if one.is_within(NEWEST_DAYS, time.time())]
     sizes = sorted(size for one in newest if (size := one.beyond_interval) is not None)
-    device_id, device, case_id = effects[0].case
+    device_id, device, case_id, interleaved = effects[0].case
     return Floor(
         device_id=device_id,
         device=device,
         case_id=case_id,
+        interleaved=interleaved,
         stored=len(effects),
         counted=len(sizes),
         floor=percentile(sizes, 95) if len(sizes) >= FEWEST else None,
     )
 
 
-def of_device(device_id: str, device: str) -> dict[str, float]:
-    """Return the noise floors of this device (cpu or cuda) by case."""
+def of_device(device_id: str, device: str, *, interleaved: bool = False) -> dict[str, float]:
+    """Return the noise floors of this device (cpu or cuda) by case, of interleaved processes or of others."""
+    asked = (device_id, device, interleaved)
     return {
-        one.case_id: one.floor for one in every() if one.floor and (one.device_id, one.device) == (device_id, device)
+        one.case_id: one.floor for one in every() if one.floor and (one.device_id, one.device, one.interleaved) == asked
     }
 
 

@@ -58,7 +58,7 @@ def _clocks(record: Record) -> Finding:
 def _filled(process: ProcessResult) -> float | None:
     if process.timing is None or process.window is None:
         return None
-    return process.timing.runs * process.timing.mean_ms / 1e3 / process.window.seconds
+    return process.timing.runs * process.timing.mean_ms / 1e3 / process.measured_s
 
 
 def _energy(record: Record) -> Finding:

@@ -21,8 +21,10 @@ def main() -> None:
     """Read the Job, run its phases, and send one Outcome whatever happens."""
     child.die_with_parent()
     pipe = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
-    stages = StageClock(pipe, job)
+    permits = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())  # a user's module that reads gets nothing of ours
+    job = msgspec.json.decode(permits.readline(), type=Job)
+    stages = StageClock(pipe, job, permits)
     send(pipe, _work(job, stages))
     child.leave()
 
@@ -33,8 +35,10 @@ def _work(job: Job, stages: StageClock) -> Outcome:
     try:
         run = _imported(is_cold=job.case.scenario == "cold_start")
         if job.waits:
-            stages.ready()
-            sys.stdin.buffer.read()
+            stages.wait_for_turn()
+        if job.cpus:
+            os.sched_setaffinity(0, job.cpus)
+            found.process.cpus = job.cpus
         run(job, stages, found)
     except (Exception, SystemExit) as error:
         stages.leave()

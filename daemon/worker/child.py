@@ -96,10 +96,10 @@ def send(pipe: BinaryIO, message: Message) -> None:
 
 
 class StageClock:
-    """Announces each stage to the supervisor and sums up the time of each."""
+    """Announces each stage to the supervisor and sums up the time of each; a line from `permits` ends a wait."""
 
-    def __init__(self, pipe: BinaryIO, job: Job) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: BinaryIO, job: Job, permits: BinaryIO | None = None) -> None:
+        self._pipe, self._permits = pipe, permits
         self._current: StageName | None = None
         self._started_ns = time.monotonic_ns()
         self.seconds: dict[str, float] = {"spawn_s": (self._started_ns - job.spawned_ns) / 1e9}
@@ -110,10 +110,14 @@ class StageClock:
         self._current, self._started_ns = name, time.monotonic_ns()
         send(self._pipe, Stage(name))
 
-    def ready(self) -> None:
-        """End the stage that runs and say that this process waits for its turn."""
+    def wait_for_turn(self, then: StageName | None = None) -> None:
+        """End the stage that runs, say that this process waits, and do so until its turn; `then` a stage begins."""
         self.leave()
         send(self._pipe, Stage("ready"))
+        if self._permits:
+            self._permits.readline()
+        if then:
+            self.enter(then)
 
     def go_on(self, percent: int | None) -> None:
         """Say that so much of the stage is done, None if unknown: its deadline begins anew."""

@@ -4,9 +4,9 @@ import gc
 import hashlib
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -17,17 +17,22 @@ from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, StopRule
 from benchd.daemon.worker.steps import Step
 
 WARM_UP_BLOCK_S = 0.1
+LEAD_IN_S = 0.002  # to fill the caches and raise the clock again
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A timed loop's result: nanoseconds of each part in run order, when each ended, the blocks and the window."""
+    """A timed loop's result: nanoseconds of each part in run order, when each ended, the blocks and the window.
+
+    `starts_ns` has the start of each block if the process waited between them.
+    """
 
     values_ns: dict[str, "array[int]"]
     summary: BlockSummary
     window: Window
     bounds_ns: list[int]
     ended_ns: "array[int]"
+    starts_ns: list[int] = field(default_factory=list)
 
 
 def warm_up(step: Step, cap_s: float) -> WarmUp:
@@ -48,34 +53,50 @@ def warm_up(step: Step, cap_s: float) -> WarmUp:
     return WarmUp(runs, time.monotonic() - start, settled, share)
 
 
-def measure(step: Step, rule: StopRule, hold_s: float = 0.0) -> Measured:
+def measure(
+    step: Step, rule: StopRule, hold_s: float = 0.0, wait_for_turn: Callable[[], None] | None = None
+) -> Measured:
     """Time runs until the rule says stop. Nothing else happens in the loop: no collection, no output, no file.
 
     The same load continues for `hold_s` before the first block and after the last, so that a slow energy counter has
-    values on both sides of the window.
+    values on both sides of the window. With `wait_for_turn` another process runs before each block; the first runs
+    after that, at least one, are not counted.
     """
+
+    def begin() -> int:
+        """Return when a block begins."""
+        if wait_for_turn:
+            wait_for_turn()
+            _hold(step, LEAD_IN_S)
+        return time.monotonic_ns()
+
     scaled = msgspec.structs.replace(rule, min_block_s=rule.min_block_s / step.runs)  # one value covers several runs
     blocks = Blocks(scaled)
     values_ns: dict[str, array[int]] = {part: array("q") for part in step.parts}
     columns = list(values_ns.values())
     ended_ns = array("q")
-    index = 0
+    index, elapsed_ns = 0, 0
     with no_collection():
         _hold(step, hold_s)
-        start = time.monotonic_ns()
+        starts_ns = [begin()]
         while True:
             times = step(index)
             index += 1
             for column, value in zip(columns, times, strict=True):
                 column.append(value)
             ended_ns.append(time.monotonic_ns())
-            if blocks.add(times[0]) and blocks.stop_reason((time.monotonic_ns() - start) / 1e9):
+            if not blocks.add(times[0]):
+                continue
+            elapsed_ns += ended_ns[-1] - starts_ns[-1]
+            if blocks.stop_reason(elapsed_ns / 1e9):
                 break
+            starts_ns.append(begin())
         end = time.monotonic_ns()
         _hold(step, hold_s)
     summary = blocks.summary()
-    bounds = [start, *(ended_ns[last - 1] for last in summary.ends)]
-    return Measured(values_ns, summary, Window(start, end), bounds, ended_ns)
+    bounds = [starts_ns[0], *(ended_ns[last - 1] for last in summary.ends)]
+    window = Window(starts_ns[0], end)
+    return Measured(values_ns, summary, window, bounds, ended_ns, starts_ns if wait_for_turn else [])
 
 
 def _hold(step: Step, seconds: float) -> None:
@@ -96,13 +117,15 @@ def no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def block_statistics(summary: BlockSummary, bounds_ns: list[int]) -> BlockStatistics:
+def block_statistics(measured: Measured) -> BlockStatistics:
     """Return the blocks in the form of a record."""
+    summary = measured.summary
     return BlockStatistics(
         count=summary.count,
         runs_per_block=summary.runs_per_block,
         medians_ms=[value / 1e6 for value in summary.block_medians_ns],
-        bounds_ns=bounds_ns,
+        bounds_ns=measured.bounds_ns,
+        starts_ns=measured.starts_ns,
         lag1=summary.lag1,
         doublings=summary.doublings,
         half_width=summary.half_width,

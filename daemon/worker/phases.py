@@ -221,7 +221,8 @@ def _back_to_back(
     job: Job, loaded: Loaded, pool: list[Batch], step: steps.Step, stages: StageClock, found: Outcome
 ) -> None:
     """Run without pauses until the rule says stop, and record that."""
-    measured = measure.measure(step, job.limits.rule, job.hold_s)
+    wait_for_turn = partial(stages.wait_for_turn, "measure") if job.interleaved else None
+    measured = measure.measure(step, job.limits.rule, job.hold_s, wait_for_turn)
     _take_peaks(job, loaded, found)
     if isinstance(step, steps.Offline) and step.waits():
         found.flags.append("one_in_flight")
@@ -241,7 +242,7 @@ def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock
     columns = _named_streams(by_stream)
     found.process.timing = timings.part_timing(values_ns)
     found.process.parts |= {name: timings.part_timing(column) for name, column in columns.items() if column}
-    found.process.blocks = measure.block_statistics(measured.summary, measured.bounds_ns)
+    found.process.blocks = measure.block_statistics(measured)
     found.process.window = measured.window
     found.process.raw = measure.write_raw({"total": values_ns, **columns}, Path(job.output), job.raw_name)
     found.process.throughput_per_s = job.case.batch_size * held / measured.window.seconds
@@ -309,10 +310,10 @@ def _record(job: Job, step: steps.Step, measured: measure.Measured, found: Outco
     summary = measured.summary
     found.process.timing = timings.timing(measured.values_ns[first], summary.interval_ns, summary.median_ns)
     found.process.parts |= {part: timings.part_timing(measured.values_ns[part]) for part in others}
-    found.process.blocks = measure.block_statistics(summary, measured.bounds_ns)
+    found.process.blocks = measure.block_statistics(measured)
     found.process.window = measured.window
     found.process.raw = measure.write_raw(measured.values_ns, Path(job.output), job.raw_name)
-    found.process.throughput_per_s = job.case.batch_size * summary.runs * step.runs / measured.window.seconds
+    found.process.throughput_per_s = job.case.batch_size * summary.runs * step.runs / found.process.measured_s
     if job.case.scenario == "sustained":
         found.process.timeline = scenarios.slices(measured.values_ns[first], measured.window)
     _flag_unsteady(found)
@@ -377,7 +378,10 @@ def _accompany(job: Job, rate_hz: float, step: steps.Step, stages: StageClock, f
 
 
 def _flag_unsteady(found: Outcome) -> None:
-    if found.process.warm_up and not found.process.warm_up.steady:
+    warm_up, blocks = found.process.warm_up, found.process.blocks
+    if warm_up and warm_up.slope_share is None and blocks and blocks.is_interleaved:
+        return  # a warm-up too short to tell: what drifts on does so for the other process too
+    if warm_up and not warm_up.steady:
         found.flags.append("warm_up_not_steady")
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from statistics import geometric_mean, median
 
 import paho.mqtt.client as paho
 import pytest
@@ -221,7 +222,7 @@ def test_the_documented_gate_compares_a_change_with_its_base(tmp_path, child_env
     (block,) = re.findall("```bash\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
     short = "benchd compare --live --config ../config.toml --device cpu --pairs 3 --threads 1 --output ../out --json"
     words = block.replace("benchd compare --live", short).replace("--input 64", "--input 3x4x4")
-    (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.3\n")
+    (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\n")
     (folder := tmp_path / "repository").mkdir()
     user_module(folder)
     git = "git -c user.name=a -c user.email=a@b"
@@ -245,5 +246,27 @@ def test_the_documented_gate_compares_a_change_with_its_base(tmp_path, child_env
     assert made["verdict"]["effect"] > 1
     assert "SLOWER" in (folder / "gate.md").read_text()
     assert '<failure message="' in (folder / "gate.xml").read_text()
-    first, _ = (records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl"))
-    assert first.missing["probes"] == "a comparison is not compared with a floor"
+    kept = [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")]
+    assert kept[0].missing["probes"] == "a comparison is not compared with a floor"
+    first, second = (record.processes for record in kept)
+    assert all(process.blocks.is_interleaved for process in (*first, *second))
+    assert [process.cpus for process in first] == [process.cpus for process in second]
+    ratios = [
+        median(late / early for early, late in zip(a.blocks.medians_ms, b.blocks.medians_ms, strict=False))
+        for a, b in zip(first, second, strict=True)
+    ]
+    assert made["ratios"] == pytest.approx(ratios, rel=0.05)  # of an even number, the mean of two may be of logarithms
+    assert made["verdict"]["effect"] == pytest.approx(geometric_mean(made["ratios"]) - 1)
+
+
+def test_where_a_sensor_gives_joules_processes_run_one_after_the_other(compare, tmp_path):
+    metric = {"metric": "power_w", "scope": "module", "values": [5.0, 6.0], "period_s": 0.05}
+    (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
+    sampling = '[sampling]\nsources = ["fake=script.json"]\nperiod_s = 0.02\n'
+    (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\n{sampling}")
+    done = compare("--aa", CASE, "--pairs", "2", "--threads", "1")
+    assert len(said(done)["ratios"]) == 2, done.stderr
+    for line in journal.read(tmp_path / "out" / "records.jsonl"):
+        record = records.decode(line)
+        assert record.energy.scope == "module"
+        assert not any(process.blocks.is_interleaved or process.cpus for process in record.processes)

@@ -48,10 +48,10 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Watcher(Protocol):
-    """A sampler that also follows one process."""
+    """A sampler that also follows processes."""
 
-    def watch(self, pid: int) -> None:
-        """Follow this process from now on, replacing any other."""
+    def watch(self, *pids: int) -> None:
+        """Follow these processes from now on, replacing any others."""
         ...
 
 

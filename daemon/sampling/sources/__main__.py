@@ -166,10 +166,10 @@ class _Loop:
 
     def _obey(self, line: bytes) -> None:
         command = msgspec.json.decode(line, type=Command)
-        if command.watch_pid is not None:
+        if command.watch_pids:
             for source in self._sources:
                 if isinstance(source.sampler, Watcher):
-                    source.sampler.watch(command.watch_pid)
+                    source.sampler.watch(*command.watch_pids)
         if command.flush:
             self._flushes += 1
             self._send()

@@ -89,7 +89,7 @@ class Nvml:
 
     def __init__(self, device: str | Path = "cuda") -> None:
         self._device = check(str(device))
-        self._watched: int | None = None
+        self._watched: set[int] = set()
         self._due_ns = 0
 
     def unavailable(self) -> str | None:
@@ -127,13 +127,13 @@ class Nvml:
             ("gpu_temp_c", ""): lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             ("gpu_utilization_percent", ""): lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
             ("gpu_memory_used_bytes", ""): lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
-            ("gpu_foreign_processes", ""): lambda: sum(map(_is_here, gpu.computing_pids() - {self._watched})),
+            ("gpu_foreign_processes", ""): lambda: sum(map(_is_here, gpu.computing_pids() - self._watched)),
         }
         return readings | {key: partial(gpu.power_w, *field) for key, field in _AVERAGE_POWERS.items()}
 
-    def watch(self, pid: int) -> None:
-        """Treat this process as benchd's own: any other that computes on the GPU is foreign."""
-        self._watched = pid
+    def watch(self, *pids: int) -> None:
+        """Treat these processes as benchd's own: any other that computes on the GPU is foreign."""
+        self._watched = set(pids)
 
     def power_sources(self) -> list[PowerSource]:
         """Return the module's power sources, which only superchips like Grace Hopper have, then the GPU board's."""

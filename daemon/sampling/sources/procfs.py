@@ -22,11 +22,11 @@ _CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
 
 
 class Procfs:
-    """Yields at most ten times per second, with shares in percent and the watched process in percent of one CPU.
+    """Yields at most ten times per second, with shares in percent and the watched processes in percent of one CPU.
 
     `cpu_utilization_percent` and `cpu_steal_percent` over the time since the last reading; `memory_available_bytes`,
     `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the memory allocated by the GPU's driver;
-    `process_cpu_percent`, `process_major_faults_per_s` and `process_rss_bytes` while the watched process lives; and
+    `process_cpu_percent`, `process_major_faults_per_s` and `process_rss_bytes` of all watched processes that live; and
     `cpu_clock_hz` if the kernel reports it: the mean over all CPUs and, if CPUs share clocks, one rail per cluster.
     """
 
@@ -39,7 +39,7 @@ class Procfs:
         self._meminfo = KernelFile(self._proc / "meminfo")
         self._clocks = _clocks(root)
         self._due_ns = 0
-        self._process: _Process | None = None
+        self._processes: list[_Process] = []
         self._times: tuple[int, int, int] | None = None
 
     def unavailable(self) -> str | None:
@@ -51,9 +51,9 @@ class Procfs:
             return f"{self._proc} does not hold stat and meminfo as Linux writes them: {error}"
         return None
 
-    def watch(self, pid: int) -> None:
-        """Follow this process until it ends, which is not an error."""
-        self._process = _Process(self._proc / str(pid) / "stat")
+    def watch(self, *pids: int) -> None:
+        """Follow each of these processes until it ends, which is not an error."""
+        self._processes = [_Process(self._proc / str(pid) / "stat") for pid in pids]
 
     def sample(self) -> Iterator[Sample]:
         """Yield the current values, or nothing if called again too soon.
@@ -105,10 +105,17 @@ class Procfs:
         return metrics
 
     def _watched(self) -> Mapping[str, float]:
+        total: dict[str, float] = {}
+        for process in list(self._processes):
+            for metric, value in self._read(process).items():
+                total[metric] = total.get(metric, 0.0) + value
+        return total
+
+    def _read(self, process: "_Process") -> Mapping[str, float]:
         try:
-            return self._process.read() if self._process else {}
+            return process.read()
         except (FileNotFoundError, ProcessLookupError):
-            self._process = None
+            self._processes.remove(process)
             return {}
 
     def _clock(self) -> Iterator[Sample]:

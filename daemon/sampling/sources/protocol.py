@@ -27,9 +27,9 @@ class PowerSource(Struct, frozen=True, kw_only=True):
 
 
 class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """To the sampler: follow this process from now on; send pending samples at once."""
+    """To the sampler: follow these processes from now on; send pending samples at once."""
 
-    watch_pid: int | None = None
+    watch_pids: list[int] = []
     flush: bool = False
 
 

@@ -35,7 +35,7 @@ class Script(Supervisor):
     ran: list[str] = field(default_factory=list)
 
     def in_turn(self, turns):
-        yield from map(self.process, turns)
+        yield from ((turn, self.process(turn)) for turn in turns)
 
     def process(self, turn):
         variant = turn.planned.case.variant.label

@@ -1,11 +1,14 @@
-"""Processes that import torch side by side and are measured one after the other: real workers in every test."""
+"""Processes that import torch side by side and are measured one after the other, or block by block: real workers."""
 
 import os
 import signal
 import sys
 import threading
 from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
 
+import msgspec
 import psutil
 import pytest
 from sessions_made import session
@@ -13,7 +16,8 @@ from waiting import wait_for
 from worker_jobs import user_module
 
 from benchd.daemon.config import LimitsConfig
-from benchd.daemon.measuring import paired, plan
+from benchd.daemon.measuring import paired, plan, process
+from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.measuring.supervisor import Supervisor, Turn
@@ -61,7 +65,7 @@ def turns(planned, count=2, **fields):
 
 def run(opened, planned, **fields):
     with closing(Supervisor(opened[0], [planned]).in_turn(turns(planned, **fields))) as running:
-        return list(running)
+        return [outcome for _, outcome in sorted(running, key=lambda each: each[0].name)]
 
 
 def in_order(seen):
@@ -87,7 +91,7 @@ def test_what_the_first_left_running_does_not_run_beside_the_second(opened, tmp_
 
 def test_a_cold_start_and_an_older_benchd_take_turns_whole(opened, tmp_path):
     older = tmp_path / "older"
-    older.write_text(f'#!/bin/sh\ncase "$2" in *waits*) exit 1;; esac\nexec {sys.executable} "$@"\n')
+    older.write_text(f'#!/bin/sh\ncase "$2" in *interleaved*) exit 1;; esac\nexec {sys.executable} "$@"\n')
     older.chmod(0o755)
     assert paired._may_wait(sys.executable)
     assert not paired._may_wait(str(older))
@@ -101,10 +105,10 @@ def test_a_cold_start_and_an_older_benchd_take_turns_whole(opened, tmp_path):
 def test_one_that_dies_as_it_waits_fails_alone(opened):
     supervisor = Supervisor(opened[0], [entry()])
     with closing(supervisor.in_turn(turns(entry()))) as running:
-        assert next(running).process.status == "ok"
+        assert next(running)[1].process.status == "ok"
         (waiting,) = children()
         os.kill(waiting, signal.SIGKILL)
-        outcome = next(running)
+        _, outcome = next(running)
     assert outcome.process.status == "failed"
     assert "killed by SIGKILL" in outcome.process.reason
 
@@ -126,6 +130,142 @@ def test_an_interrupt_ends_both(opened, monkeypatch):
     pressed.join()
     assert [one.process.status for one in outcomes] == ["aborted", "aborted"]
     wait_for(lambda: not children())
+
+
+SPINNING = """
+    import pathlib, threading
+    made = pathlib.Path(__file__).with_name("spun")
+    made.mkdir(exist_ok=True)
+    file = (made / str(os.getpid())).open("wb", buffering=0)
+    def spin():
+        while True:
+            file.write(b"%d\\n" % time.monotonic_ns())
+            time.sleep(0.0005)
+    threading.Thread(target=spin, daemon=True).start()
+    (made / f"{os.getpid()}.read").write_text(repr(sys.stdin.read()))
+"""
+NOTING = """pathlib = __import__("pathlib")
+        pathlib.Path(__file__).with_name(f"cpus.{os.getpid()}").write_text(repr(sorted(os.sched_getaffinity(0))))"""
+
+
+def interleaved_entry(own=None, threads=None):
+    case = "eager,b1" if own else "square,eager,b1,size=16"
+    request = Request([case], "quick", 0.01, modules=[own] if own else [], threads=threads)
+    entry, _ = paired.planned_sides(request, LimitsConfig(warm_up_cap_s=0.1, check_images=1), CPU)
+    return replace(entry, limits=msgspec.structs.replace(entry.limits, rule=paired.INTERLEAVED))
+
+
+def windows(outcomes):
+    """Return the window of each block with its process, in order of time."""
+    found = [(window, place) for place, one in enumerate(outcomes) for window in one.process.blocks.windows]
+    return sorted(found, key=lambda each: each[0].start_ns)
+
+
+def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew(opened):
+    outcomes = run(opened, interleaved_entry(), interleaved=True)
+    assert [one.process.status for one in outcomes] == ["ok", "ok"]
+    found = windows(outcomes)
+    assert all(early.end_ns < late.start_ns for (early, _), (late, _) in pairwise(found))
+    common = min(len(one.process.blocks.medians_ms) for one in outcomes)
+    rounds = [tuple(place for _, place in found[2 * number : 2 * number + 2]) for number in range(common - 1)]
+    assert {*rounds} == {(0, 1), (1, 0)}
+    for one in outcomes:
+        assert one.process.measured_s < 0.6 * one.process.window.seconds
+        assert one.process.throughput_per_s == pytest.approx(one.process.timing.runs / one.process.measured_s)
+        assert not {"warm_up_not_steady", "correlated_blocks"} & {*one.flags}
+
+
+def test_a_sink_hears_of_each_stage_once_however_often_turns_change(opened):
+    run(opened, interleaved_entry(), interleaved=True)
+    assert opened[1].seen.count((0, "measure")) == opened[1].seen.count((1, "measure")) == 1
+    assert "ready" not in {stage for _, stage in opened[1].seen}
+
+
+def test_a_process_that_waits_is_suspended_with_its_threads_and_reads_nothing_of_ours(opened, tmp_path):
+    own = UserModule.at(user_module(tmp_path, build=SPINNING), [])
+    outcomes = run(opened, interleaved_entry(own), interleaved=True)
+    assert [(one.process.status, one.process.reason) for one in outcomes] == [("ok", None)] * 2
+    spun = [path for path in (tmp_path / "spun").iterdir() if path.suffix != ".read"]
+    stamps = [[int(line) for line in path.read_text().split()] for path in spun]
+    for place, one in enumerate(outcomes):
+        inside = [
+            [any(w.start_ns <= t <= w.end_ns for w in one.process.blocks.windows) for t in each] for each in stamps
+        ]
+        assert sorted(map(any, inside)) == [False, True], place
+    assert [path.read_text() for path in (tmp_path / "spun").glob("*.read")] == ["''"] * 2
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is all that a pair can have")
+def test_a_pair_shares_the_cpus_it_needs_and_each_pair_draws(opened, tmp_path):
+    own = UserModule.at(user_module(tmp_path, forward=NOTING), [])
+    used = []
+    while len({*used}) < 2:  # two CPUs in 100 pairs that draw one of two: always
+        outcomes = run(opened, interleaved_entry(own, threads=1), interleaved=True)
+        first, second = (one.process.cpus for one in outcomes)
+        assert len(first) == 1
+        assert first == second
+        assert {path.read_text() for path in tmp_path.glob("cpus.*")} == {repr(first)}
+        [path.unlink() for path in tmp_path.glob("cpus.*")]
+        used.append(tuple(first))
+        assert len(used) < 20
+    assert all(not one.process.cpus for one in run(opened, interleaved_entry(own), interleaved=True))
+
+
+def test_a_side_that_fails_ends_the_pair(opened, tmp_path):
+    broken = UserModule.at(user_module(tmp_path, build="raise ValueError('broken')"), [])
+    supervisor = Supervisor(opened[0], [interleaved_entry()])
+    pair = [
+        Turn(interleaved_entry(), "turn.0", 0, interleaved=True),
+        Turn(interleaved_entry(broken), "turn.1", 0, interleaved=True),
+    ]
+    with closing(supervisor.in_turn(pair)) as running:
+        turn, outcome = next(running)
+    assert (turn.name, outcome.process.status) == ("turn.1", "failed")
+    assert not children()
+
+
+STUBBORN = """
+    import ctypes, threading
+    libc = ctypes.CDLL(None)
+    threading.Thread(target=lambda: libc.vfork() or libc.pause(), daemon=True).start()
+    time.sleep(0.2)
+"""
+
+
+def test_what_cannot_be_suspended_is_ended_and_named(opened, tmp_path, monkeypatch):
+    """A thread behind vfork stops only after its child has run a program, and the child is stopped as well."""
+    monkeypatch.setattr(process, "SUSPEND_S", 0.3)
+    own = UserModule.at(user_module(tmp_path, build=STUBBORN), [])
+    supervisor = Supervisor(opened[0], [interleaved_entry(own)])
+    pair = [Turn(interleaved_entry(own), f"turn.{number}", 0, interleaved=True) for number in range(2)]
+    with closing(supervisor.in_turn(pair)) as running:
+        _, outcome = next(running)
+    assert outcome.process.status == "failed"
+    assert "could not be suspended" in outcome.process.reason
+    assert not children()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_one_that_dies_between_blocks_fails_and_the_other_is_measured(opened, monkeypatch, number):
+    begun = []
+
+    def kill(planned, process, stage, percent=None):
+        if stage == "measure" and process == 1 and not begun:
+            begun.extend(children())
+            os.kill(begun[1], number)
+
+    monkeypatch.setattr(opened[1], "stage", kill)
+    first, second = run(opened, interleaved_entry(), interleaved=True)
+    assert (first.process.status, second.process.status) == ("ok", "failed")
+    assert f"killed by {number.name}" in second.process.reason
+    assert not children()
+
+
+def test_an_interrupt_between_blocks_ends_both(opened, monkeypatch):
+    stage = lambda *given: given[2] == "measure" and os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+    monkeypatch.setattr(opened[1], "stage", stage)
+    assert [one.process.status for one in run(opened, interleaved_entry(), interleaved=True)] == ["aborted"] * 2
+    assert not children()
 
 
 def children():

@@ -35,6 +35,14 @@ def test_what_intervals_exclude_is_the_floor_of_its_case_and_device():
     assert noise_floor.of_device("other", "cpu") == {}
 
 
+def test_pairs_in_turns_have_a_floor_of_their_own():
+    add(*[0.03] * 5)
+    add(*[0.006] * 5, interleaved=True)
+    assert noise_floor.of_device("d", "cpu") == {"c": 0.03}
+    assert noise_floor.of_device("d", "cpu", interleaved=True) == {"c": 0.006}
+    assert [(one.interleaved, one.floor) for one in noise_floor.every()] == [(False, 0.03), (True, 0.006)]
+
+
 def test_noise_within_the_intervals_is_not_charged_twice():
     add(*[0.009, -0.009] * 10, half_width=0.01)
     assert noise_floor.of_device("d", "cpu") == {}

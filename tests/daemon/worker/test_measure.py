@@ -4,6 +4,7 @@ import gc
 import hashlib
 import time
 from array import array
+from itertools import pairwise
 
 import pytest
 import torch
@@ -70,6 +71,24 @@ def test_the_bounds_of_the_blocks_cover_the_window_in_order():
     assert measured.bounds_ns == sorted(measured.bounds_ns)
     assert measured.bounds_ns[0] == measured.window.start_ns
     assert measured.bounds_ns[-1] <= measured.window.end_ns
+
+
+def test_between_blocks_another_process_runs_and_that_time_is_not_this_ones():
+    step, turns = Slow([2_000_000]), []
+
+    def wait_for_turn():
+        turns.append((time.monotonic_ns(), len(step.indices)))
+        time.sleep(0.02)
+
+    before = len(step.indices)
+    measured = measure.measure(step, RULE, wait_for_turn=wait_for_turn)
+    blocks = measure.block_statistics(measured)
+    assert len(turns) == len(measured.starts_ns) == measured.summary.count >= 5  # 50 ms of its own, 20 ms for each wait
+    assert before == turns[0][1]
+    assert len(step.indices) - measured.summary.runs >= len(turns)  # after each wait, runs that are not counted
+    for (early, late), (at, _) in zip(pairwise(blocks.windows), turns[1:], strict=True):
+        assert early.end_ns <= at < late.start_ns
+    assert sum(window.seconds for window in blocks.windows) < 0.06 < measured.window.seconds
 
 
 def test_a_step_that_raises_leaves_the_collector_on():

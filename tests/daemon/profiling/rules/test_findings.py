@@ -29,6 +29,8 @@ from benchd.daemon.profiling.profile import (
 )
 from benchd.daemon.profiling.rules import evidence, findings
 from benchd.daemon.records import Case, Variant
+from benchd.daemon.verdicts.compare import Comparison
+from benchd.daemon.verdicts.effects import Verdict
 
 
 def sync(idle_share, operator="aten::item"):
@@ -457,21 +459,40 @@ def test_the_case_of_a_finding_is_the_profiled_one_with_its_change():
 )
 def test_measurement_confirms_or_refutes(variant_ms, verdict):
     found = fired(VIM)["flips"]
-    made = verification.verified(VIM, found, [10.0, 10.0, 10.0], variant_ms, check_failed=False)
+    made = verification.verified(VIM, found, compared([10.0, 10.0, 10.0], variant_ms))
     assert made.verdict == verdict
     assert made.evidence[-1].startswith(f"predicted 0.946 of the time, measured {made.measured:.3g}: 10 ms and ")
     assert made.expected == found.expected
 
 
+def compared(base_ms, variant_ms, *, check_failed=False):
+    ratios = [variant / base for base, variant in zip(base_ms, variant_ms, strict=True)]
+    return Comparison(
+        first="base",
+        second="variant",
+        verdict=Verdict(answer="same"),
+        first_ms=base_ms,
+        second_ms=variant_ms,
+        check_failed=check_failed,
+        ratios=ratios,
+    )
+
+
+def test_the_pairs_decide_and_not_the_medians_of_a_side():
+    apart = msgspec.structs.replace(compared([10.0, 20.0, 10.0], [18.0, 9.0, 9.0]), ratios=[0.9, 0.9, 0.9])
+    made = verification.verified(VIM, fired(VIM)["flips"], apart)
+    assert (made.verdict, round(made.measured, 3)) == ("confirmed", 0.9)
+
+
 def test_a_larger_batch_is_judged_by_the_image():
     ill = on_gpu(gpus=[gpu(0.9, 0.3)])
     found = fired(ill)["low_utilization"]
-    made = verification.verified(ill, found, [10.0, 10.0, 10.0], [20.0, 20.1, 19.9], check_failed=False)
+    made = verification.verified(ill, found, compared([10.0, 10.0, 10.0], [20.0, 20.1, 19.9]))
     assert (made.verdict, round(made.measured, 2)) == ("confirmed", 0.5)
 
 
 def test_faster_with_a_failed_check_is_no_confirmation():
-    made = verification.verified(VIM, fired(VIM)["flips"], [10.0] * 3, [5.0, 5.1, 4.9], check_failed=True)
+    made = verification.verified(VIM, fired(VIM)["flips"], compared([10.0] * 3, [5.0, 5.1, 4.9], check_failed=True))
     assert made.verdict == "inconclusive"
     assert "failed its numerical check" in made.evidence[-1]
 

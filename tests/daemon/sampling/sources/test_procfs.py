@@ -160,6 +160,16 @@ def test_the_watched_process_and_its_end(orin):
     assert ("process_rss_bytes", "") not in sampler.read()
 
 
+def test_two_watched_processes_count_together_until_each_ends(orin):
+    set_process(orin, 77, pages=300)
+    set_process(orin, 78, pages=100)
+    sampler = Reader(orin)
+    sampler.watch(77, 78)
+    assert sampler.read()["process_rss_bytes", ""] == 400 * PAGE_BYTES
+    set_process(orin, 77, state="Z", pages=0)
+    assert sampler.read()["process_rss_bytes", ""] == 100 * PAGE_BYTES
+
+
 def test_a_real_process_that_works_then_ends():
     code = "import sys\nfor line in sys.stdin:\n  sum(range(3_000_000)); print(flush=True)"
     sampler = Reader(Path("/"))
