@@ -28,7 +28,7 @@ from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.session import Session
-from benchd.daemon.measuring.supervisor import Supervisor, Turn
+from benchd.daemon.measuring.supervisor import BACK_TO_BACK, Supervisor, Turn
 from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Record, wall_now
 from benchd.daemon.verdicts import effects, noise_floor
@@ -39,13 +39,12 @@ from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule, median
 T = TypeVar("T")
 
 SHORT = StopRule(5, 1, 0.25, 1.25, None)
-INTERLEAVED = StopRule(1000, 1, 0.025, 1.0, None)
+INTERLEAVED = StopRule(10_000, 1, 0.006, 0.8, None)
 """More blocks than fit, so that none are merged: those of both processes correspond."""
 
 WARM_UP_CAP_S = 0.5
 """Of interleaved processes of one case, in place of the preset's: what drifts for longer does so for both."""
 
-BACK_TO_BACK = ("single_stream", "offline")
 
 _VERSIONS = """
 import importlib.metadata, json, sys
@@ -247,13 +246,9 @@ def _alternate(
 
 
 def _can_interleave(sides: Sequence[Side], supervisor: Supervisor) -> bool:
-    """Return whether the blocks of a pair can alternate: on a CPU without joules, which need an unbroken window."""
-    return (
-        supervisor.session.machine.device == "cpu"
-        and all(side.planned.limits.rule == SHORT and side.planned.case.streams == 1 for side in sides)
-        and all(side.planned.case.beside is None and _may_wait(side.python) for side in sides)
-        and not supervisor.session.sampler(supervisor.plan).power()
-    )
+    """Return whether the blocks of a pair can alternate, and the user did not choose how long each measures."""
+    is_short = all(side.planned.limits.rule == SHORT and _may_wait(side.python) for side in sides)
+    return is_short and supervisor.can_interleave([side.planned for side in sides])
 
 
 def _interleave(sides: Sequence[Side]) -> None:

@@ -36,6 +36,9 @@ PRESET = "ship"
 LIMITS = Limits(processes=1, warm_up_cap_s=2.0, rule=StopRule(5, 1, 0.25, 2.0, None), check_images=64)
 """Many short processes tell more than few long ones: what differs between processes, none of them shows."""
 
+INTERLEAVED = StopRule(10_000, 1, 0.006, 2.0, None)
+"""Of the last two, in place of that of `LIMITS`, if they can measure in turns."""
+
 FINALISTS = 2
 """Once so few are left, what is measured also confirms the winner."""
 
@@ -202,8 +205,13 @@ class Race:
     def _measure(self, drawn: Sequence[Candidate], phase: Phase) -> None:
         """Run one process of each of these candidates and log it; raise _Stopped after a signal."""
         started_s = time.monotonic()
-        with closing(self._supervisor.in_turn([_turn(one, phase) for one in drawn])) as running:
-            for one, (_, outcome) in zip(drawn, running, strict=False):
+        is_final = phase == "confirm" and len(drawn) == FINALISTS
+        interleaved = is_final and self._supervisor.can_interleave([one.planned for one in drawn])
+        turns = [_turn(one, phase, interleaved=interleaved) for one in drawn]
+        by_name = {turn.name: one for turn, one in zip(turns, drawn, strict=True)}
+        with closing(self._supervisor.in_turn(turns)) as running:
+            for turn, outcome in running:
+                one = by_name[turn.name]
                 if self._supervisor.session.interrupted:
                     raise _Stopped("interrupted: the same command goes on from here")
                 entry = Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
@@ -342,14 +350,14 @@ def _concluded(found: Result, verdict: Verdict) -> Result:
     return Result(reason=f"{found.winner} won, but in fresh processes {found.runner_up} is faster by {by}")
 
 
-def _turn(one: Candidate, phase: Phase) -> Turn:
+def _turn(one: Candidate, phase: Phase, *, interleaved: bool) -> Turn:
     """Return the candidate's next process; its first one checks all images and measures the accuracy."""
     number, case = len(one.raced), one.planned.case
     limits = _of_later(one.planned.limits) if number else one.planned.limits
+    limits = msgspec.structs.replace(limits, rule=INTERLEAVED) if interleaved else limits
     accuracy = None if number else one.planned.accuracy
-    return Turn(
-        replace(one.planned, limits=limits), f"{case.case_id}.{phase}.{number}", min(number, 1), accuracy=accuracy
-    )
+    planned, name = replace(one.planned, limits=limits), f"{case.case_id}.{phase}.{number}"
+    return Turn(planned, name, min(number, 1), accuracy=accuracy, interleaved=interleaved)
 
 
 def _of_later(limits: Limits) -> Limits:

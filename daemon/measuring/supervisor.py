@@ -22,6 +22,7 @@ from benchd.daemon.sampling import energy
 PROGRESS_S = 10.0  # between two progress lines of a stage
 NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
 ABREAST = 2  # processes that import torch side by side; one that waits holds 0.3 GiB
+BACK_TO_BACK = ("single_stream", "offline")
 
 
 _Ending = tuple[Status | None, str | None]
@@ -144,6 +145,18 @@ class Supervisor:
                 worker.go_on()
                 outcome = worker.outcome(*early) if any(early) else self._end(worker, turn)
                 yield turn, self._closed(worker, turn, outcome)
+
+    def can_interleave(self, entries: Sequence[Planned]) -> bool:
+        """Return whether the blocks of these can alternate: back to back on a CPU, without joules.
+
+        Joules need an unbroken window.
+        """
+        cases = [entry.case for entry in entries]
+        return (
+            self.session.machine.device == "cpu"
+            and all(case.scenario in BACK_TO_BACK and case.streams == 1 and case.beside is None for case in cases)
+            and not self.session.sampler(self.plan).power()
+        )
 
     def _shared_cpus(self, turns: Sequence[Turn]) -> list[int]:
         """Draw the CPUs of a pair, not the sampler's; none if a process needs all."""

@@ -11,6 +11,7 @@ from benchd.daemon.measuring import paired
 from benchd.daemon.measuring.paired import Request, Side
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import BlockStatistics, ProcessResult
 
 CPU = Machine("cpu", has_cxx=True)
@@ -38,6 +39,7 @@ class Measured:
     device: str = "cpu"
     sources: tuple[str, ...] = ()
     plan: tuple[Planned, ...] = ()
+    can_interleave = Supervisor.can_interleave
 
     @property
     def session(self):

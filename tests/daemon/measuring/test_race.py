@@ -33,8 +33,13 @@ class Script(Supervisor):
     failing_later: str = ""
     edited_after: float = math.inf
     ran: list[str] = field(default_factory=list)
+    interleaved: list[str] = field(default_factory=list)
+
+    def can_interleave(self, entries):
+        return True
 
     def in_turn(self, turns):
+        self.interleaved += [turn.planned.case.variant.label for turn in turns if turn.interleaved]
         yield from ((turn, self.process(turn)) for turn in turns)
 
     def process(self, turn):
@@ -67,6 +72,16 @@ def test_processes_go_where_the_answer_is_open(tmp_path):
     assert found.verdict.answer == "slower"
     assert script.ran.count("eager") == 1
     assert len(racing.named("compile").confirmed) == FEW - 1  # all behind the first round, when two were left
+
+
+def test_the_last_two_measure_in_turns_and_a_winner_alone_does_not(tmp_path):
+    racing, script = course(tmp_path, {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2})
+    racing.run()
+    assert (script.interleaved.count("compile"), script.interleaved.count("onnxruntime")) == (FEW - 1, FEW - 1)
+    assert "eager" not in script.interleaved
+    _, alone = course(tmp_path / "far", {"eager": 10.0, "compile": 4.0})
+    Race(alone, Asked(), 60.0, io.StringIO()).run()
+    assert (alone.interleaved.count("compile"), alone.interleaved.count("eager")) == (AGAINST_FAR, AGAINST_FAR)
 
 
 def test_a_runner_up_that_is_far_behind_needs_few_processes(tmp_path):
