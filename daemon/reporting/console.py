@@ -105,11 +105,14 @@ class Screen(Sink):
 
 
 def console_on(file: TextIO) -> Console:
-    """Return rich's console on this file: as wide as the terminal, without line wrapping elsewhere."""
+    """Return rich's console on this file: as wide as the terminal, without line wrapping elsewhere.
+
+    A file name such as net.py:fire: stays what it is, without an emoji.
+    """
     if not file.isatty():
-        return Console(file=file, width=PLAIN_WIDTH, highlight=False, soft_wrap=True)
+        return Console(file=file, width=PLAIN_WIDTH, highlight=False, emoji=False, soft_wrap=True)
     size = shutil.get_terminal_size()  # rich makes a terminal that is called dumb 80 columns wide unless given both
-    return Console(file=file, width=size.columns, height=size.lines, highlight=False)
+    return Console(file=file, width=size.columns, height=size.lines, highlight=False, emoji=False)
 
 
 def _progress(console: Console) -> Progress:

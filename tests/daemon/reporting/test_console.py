@@ -66,6 +66,15 @@ def least(bound):
     return Floor(floor_ms=1.0, bound_by=bound, matrix_ms=1.0, bytes_ms=1.0, exponentials_ms=1.0, **costs)
 
 
+def test_a_file_s_name_holds_no_emoji():
+    out = io.StringIO()
+    screen = console.console_on(out)
+    screen.print("net.py:fire: it failed", markup=False)
+    console.print_rows(screen, ["case"], [["net.py:child: interrupted"]])
+    assert "net.py:fire: it failed" in out.getvalue()
+    assert "net.py:child: interrupted" in out.getvalue()
+
+
 def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
     clean, all_of_it = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (4.5, 5.0))
     found = Interference(reasons=[["steal"], [], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
