@@ -28,7 +28,7 @@ from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.session import Session
-from benchd.daemon.measuring.supervisor import BACK_TO_BACK, Supervisor, Turn
+from benchd.daemon.measuring.supervisor import PLAIN, Supervisor, Turn, interleaved_rule
 from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Record, wall_now
 from benchd.daemon.verdicts import effects, noise_floor
@@ -39,12 +39,9 @@ from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule, median
 T = TypeVar("T")
 
 SHORT = StopRule(5, 1, 0.25, 1.25, None)
-INTERLEAVED = StopRule(10_000, 1, 0.006, 0.8, None)
-"""More blocks than fit, so that none are merged: those of both processes correspond."""
-
+INTERLEAVED = interleaved_rule(0.8)
 WARM_UP_CAP_S = 0.5
 """Of interleaved processes of one case, in place of the preset's: what drifts for longer does so for both."""
-
 
 _VERSIONS = """
 import importlib.metadata, json, sys
@@ -190,7 +187,7 @@ def _short(entry: Planned) -> Planned:
 
     What differs between processes decides, and none of them shows that by running longer.
     """
-    is_chosen = entry.case.scenario not in BACK_TO_BACK or entry.limits.rule != STOP_RULES["quick"]
+    is_chosen = entry.case.scenario not in PLAIN or entry.limits.rule != STOP_RULES["quick"]
     return entry if is_chosen else replace(entry, limits=msgspec.structs.replace(entry.limits, rule=SHORT))
 
 

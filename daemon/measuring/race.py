@@ -23,7 +23,7 @@ from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.measuring.race_limits import Asked, Miss
 from benchd.daemon.measuring.race_log import Entry, Phase, RaceLog
 from benchd.daemon.measuring.recording import RunId
-from benchd.daemon.measuring.supervisor import ABREAST, Supervisor, Turn
+from benchd.daemon.measuring.supervisor import ABREAST, Supervisor, Turn, interleaved_rule
 from benchd.daemon.records import BACKENDS, KERNELS, PRECISIONS, Record
 from benchd.daemon.verdicts import effects, racing, recommend
 from benchd.daemon.verdicts.effects import Verdict
@@ -36,7 +36,7 @@ PRESET = "ship"
 LIMITS = Limits(processes=1, warm_up_cap_s=2.0, rule=StopRule(5, 1, 0.25, 2.0, None), check_images=64)
 """Many short processes tell more than few long ones: what differs between processes, none of them shows."""
 
-INTERLEAVED = StopRule(10_000, 1, 0.006, 2.0, None)
+INTERLEAVED = interleaved_rule(LIMITS.rule.cap_s)
 """Of the last two, in place of that of `LIMITS`, if they can measure in turns."""
 
 FINALISTS = 2

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -18,11 +19,12 @@ from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session, spare_cpu
 from benchd.daemon.records import Case, Precision, Probes, Record, Status
 from benchd.daemon.sampling import energy
+from benchd.daemon.verdicts.statistics import StopRule
 
 PROGRESS_S = 10.0  # between two progress lines of a stage
 NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
 ABREAST = 2  # processes that import torch side by side; one that waits holds 0.3 GiB
-BACK_TO_BACK = ("single_stream", "offline")
+PLAIN = ("single_stream", "offline")  # scenarios of nothing but runs, of which any stretch is like any other
 
 
 _Ending = tuple[Status | None, str | None]
@@ -125,15 +127,10 @@ class Supervisor:
             return
         interleaved = all(turn.interleaved for turn in turns)
         cpus = self._shared_cpus(turns) if interleaved else []
-        jobs = [
-            msgspec.structs.replace(self._job(turn), waits=True, interleaved=interleaved, cpus=cpus) for turn in turns
-        ]
+        waiting = partial(msgspec.structs.replace, waits=True, interleaved=interleaved, cpus=cpus)
         with ExitStack() as started:
             try:
-                pairs = [
-                    (started.enter_context(self._worker(job, turn)), turn)
-                    for job, turn in zip(jobs, turns, strict=True)
-                ]
+                pairs = [(started.enter_context(self._worker(waiting(self._job(turn)), turn)), turn) for turn in turns]
             except OSError as error:
                 yield turns[0], self._with_samples(_not_run(error), turns[0])
                 return
@@ -154,7 +151,7 @@ class Supervisor:
         cases = [entry.case for entry in entries]
         return (
             self.session.machine.device == "cpu"
-            and all(case.scenario in BACK_TO_BACK and case.streams == 1 and case.beside is None for case in cases)
+            and all(case.scenario in PLAIN and case.streams == 1 and case.beside is None for case in cases)
             and not self.session.sampler(self.plan).power()
         )
 
@@ -277,6 +274,14 @@ class Supervisor:
             if is_ready and worker.receive():
                 break
         return None, None
+
+
+def interleaved_rule(cap_s: float) -> StopRule:
+    """Return the rule of processes that measure in turns of one block, for `cap_s` each.
+
+    It asks for more blocks than fit, so that none are merged: those of both processes correspond.
+    """
+    return StopRule(10_000, 1, 0.006, cap_s, None)
 
 
 def _waits(turn: Turn) -> bool:
