@@ -1,7 +1,8 @@
 """The service's connection to its broker: a thread that maintains it, drains the outbox and receives messages.
 
 The outbox is the truth; everything else here may be lost and is bounded. While a case is timed the link is held: it
-only keeps the connection alive and sends health and telemetry, and does not touch the outbox.
+only keeps the connection alive and sends health and telemetry, and does not touch the outbox. Nor does it deliver
+while the outbox cannot be written, but it stays connected: subscribers must hear what is wrong with the disk.
 """
 
 import random
@@ -11,9 +12,10 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -42,6 +44,7 @@ MAX_WAITING = 100  # unprocessed answers and commands
 MAX_ACK_BYTES = 4 * 2**20  # of unprocessed acknowledgements; a collector may send one per result
 TELEMETRY_EXPIRY_S = 5
 ACKS_PER_TURN = 500  # each is a commit
+WRITE_AGAIN_S = 2.0
 SESSION = "session"
 
 
@@ -69,6 +72,7 @@ class Seen:
     connected: bool = False
     reason: str | None = "not connected yet"
     conflict: str | None = None
+    unwritable: str | None = None  # why the outbox cannot be written
     acknowledged_s: float | None = None
     telemetry_dropped: int = 0
     commands: deque[Arrived] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
@@ -104,6 +108,7 @@ class Link:
         self.poked.setblocking(False)
         self._poke_end.setblocking(False)
         self.moved_s = time.monotonic()  # the thread's last progress
+        self.session = 0  # of the last connection
         self._back_off_s = 1.0
         self._thread = threading.Thread(target=self._run, name="benchd.link", daemon=True)
 
@@ -203,6 +208,11 @@ class Link:
         """Return the next reply."""
         return self._answers.popleft() if self._answers else None
 
+    def free_space(self) -> None:
+        """Release the reserve, where there is one."""
+        if self._reserve:
+            self._reserve.release()
+
     def rest(self) -> None:
         """Forget the pokes so far."""
         with suppress(BlockingIOError):
@@ -217,8 +227,8 @@ class Link:
                 with Outbox(self._path, durable=False) as outbox:
                     self._talk(outbox, Collectors(outbox, self._collectors))
             except Exception as error:
-                if isinstance(error, Full) and self._reserve:
-                    self._reserve.release()  # else a disconnected device could not report its problem
+                if isinstance(error, Full):
+                    self.free_space()  # else a disconnected device could not report its problem
                 self._end(str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}")
         self.seen.connected = False
 
@@ -258,7 +268,7 @@ class _Conversation:
     def __init__(self, link: Link, outbox: Outbox, collectors: Collectors) -> None:
         self._link, self._outbox, self._collectors = link, outbox, collectors
         self._topics = link.topics
-        self._number = outbox.kept_as(SESSION, int, 0) + 1
+        self._number = max(outbox.kept_as(SESSION, int, 0), link.session) + 1
         self._sender = Sender(outbox, collectors.awaited)
         self._acks: deque[tuple[str, bytes]] = deque()
         self._ack_bytes = 0
@@ -266,6 +276,8 @@ class _Conversation:
         self._unsendable: deque[str] = deque(maxlen=MAX_WAITING)
         self._nonce = secrets.token_hex(8)
         self._born_s: float | None = None
+        self._is_begun = False
+        self._write_s = 0.0  # the outbox is not written before
 
     @property
     def held_s(self) -> float:
@@ -278,9 +290,8 @@ class _Conversation:
         client_id = f"benchd-{self._topics.device_id}-{self._link.identity.instance[:8]}"
         terms = Terms(will=(self._topics.of("status"), self._status("offline")))
         with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, terms)) as session:
-            # not earlier: nothing is written while the broker is unreachable
-            self._outbox.keep({SESSION: str(self._number).encode()})
-            self._outbox.retry_refused(every=False)
+            self._link.session = self._number
+            self._store(self._begin)  # not earlier: nothing is written while the broker is unreachable
             session.subscribe(self._topics.incoming)
             session.endure()
             self._be_born(session)
@@ -324,7 +335,9 @@ class _Conversation:
             self._link.seen.conflict = None
         self._say_always(session)
         if not self._link.held.is_set():
-            self._deliver(session)
+            self._say_documents(session)
+            if time.monotonic() >= self._write_s:
+                self._store(partial(self._deliver, session))
 
     def _take(self, session: Session, message: Arrived) -> None:
         kind, _, leaf = message.topic.removeprefix(self._topics.root).partition("/")
@@ -381,18 +394,39 @@ class _Conversation:
         if samples and not self._try_to_say(session, telemetry, samples, 0, expire_s=TELEMETRY_EXPIRY_S):
             self._link.drop_telemetry()
 
+    def _store(self, step: Callable[[], None]) -> None:
+        """Run a step that writes to the outbox; if that fails, which is logged once, begin again in a moment."""
+        unwritable = None
+        try:
+            step()
+        except UsageError as error:
+            if isinstance(error, Full):
+                self._link.free_space()
+            self._is_begun, self._write_s, unwritable = False, time.monotonic() + WRITE_AGAIN_S, str(error)
+            if unwritable != self._link.seen.unwritable:
+                log(f"nothing is delivered: {unwritable}")
+        self._link.seen.unwritable = unwritable
+
     def _deliver(self, session: Session) -> None:
         self._settle(session)
+        if not self._is_begun:
+            self._begin()
         self._store_acks()
         expired = self._collectors.expire(time.monotonic())
         if expired:
             self._link.tell("collector_expired", expired)
-        self._say_documents(session)
         if not self._sender.waiting:
             self._look_back()
         self._sender.fill(session)
         if self._sender.stopped and not self._sender.waiting:
             raise Ended(self._sender.reason or "the broker accepts no more messages for now")
+
+    def _begin(self) -> None:
+        """Store the number of this connection, before anyone hears it, and start from the first row."""
+        self._outbox.keep({SESSION: str(self._number).encode()})
+        self._outbox.retry_refused(every=False)
+        self._link.replaying.set()  # a row whose acknowledgement could not be recorded is still pending
+        self._is_begun = True
 
     def _store_acks(self) -> None:
         for _ in range(min(len(self._acks), ACKS_PER_TURN)):

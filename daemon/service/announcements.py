@@ -114,6 +114,8 @@ def health(
     """Return the service's health; `state` is its folder."""
     now_s = time.monotonic()
     free_bytes, gone = _free(state)
+    if link and link.seen.unwritable:
+        gone = gone or f"degraded:disk: {link.seen.unwritable}"
     problems = activity.problems or ""
     counts, unstored = outbox.backlog()
     due = agenda.next_due(device_id)

@@ -21,7 +21,7 @@ import paho.mqtt.client as paho
 import psutil
 import pytest
 from asyncapi import Document
-from disks import use_up_inodes
+from disks import failing_ext4, use_up_inodes
 from fake_nvml import FIRST, FakeNvml
 from paho.mqtt.enums import CallbackAPIVersion
 from records_made import made
@@ -643,17 +643,9 @@ def test_a_disk_without_inodes_ends_no_service_and_burns_no_case(site, disk):
 
 @pytest.fixture
 def failing_disk(site):
-    """An ext4 under the state folder; the yielded function makes the kernel find an error, which makes it read-only."""
-    image, folder = site.folder / "image", site.folder / "state"
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(128 * 2**20)
-    mount = ["mount", "-o", "loop,errors=remount-ro", image, folder]
-    if any(subprocess.run(command, check=False).returncode for command in (["mkfs.ext4", "-q", image], mount)):
-        pytest.skip("needs the right to mount an ext4")
-    source = subprocess.run(["findmnt", "-no", "SOURCE", folder], check=True, capture_output=True, text=True).stdout
-    yield Path("/sys/fs/ext4", Path(source.strip()).name, "trigger_fs_error").write_text
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    """The state folder on a disk that becomes read-only when the yielded function is called."""
+    with failing_ext4(site.folder / "image", site.folder / "state") as fail:
+        yield fail
 
 
 def test_a_disk_that_becomes_read_only_ends_no_service_and_takes_no_case(site, failing_disk):

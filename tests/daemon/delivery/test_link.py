@@ -3,20 +3,23 @@
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import msgspec
 import pytest
 from broker import HOST, free_port, running_broker
+from disks import failing_ext4
 from links import Watcher, acknowledge, acknowledgement, add, counts, linked
 from proxy import PUBACK, forward, kind, proxying, refuse_5
 from waiting import wait_for
 
 from benchd.daemon.delivery import link as link_module
+from benchd.daemon.delivery import outbox as outbox_module
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.collectors import SILENT
 from benchd.daemon.delivery.commands import MAX_BYTES
@@ -336,6 +339,56 @@ def test_on_a_full_disk_the_reserve_keeps_the_link_up(mosquitto, device_id, watc
         watcher.until(lambda topic, _: topic.endswith("/result/r1"))
         wait_for(lambda: counts(path)[0].sent == 1)
     assert not (small_disk / "reserve").exists()
+
+
+def sessions(watcher):
+    """Return the numbers of the connections that were announced."""
+    said = [json.loads(message.payload) for message in watcher.all if message.topic.endswith("/status")]
+    return {status["session"] for status in said if status["state"] == "online"}
+
+
+def test_a_link_on_a_read_only_disk_is_born_and_stays_to_say_so(mosquitto, device_id, watcher, tmp_path, capsys):
+    path, health = tmp_path / "disk/outbox.db", Topics(device_id).of("health")
+    with failing_ext4(tmp_path / "image", tmp_path / "disk") as fail:
+        with Outbox(path), linked(mosquitto, device_id, path) as (link, _):
+            watcher.until_status("online", session=1)
+            link.hold()
+            add(path, device_id, "r1")
+            fail("an error of the test")
+            link.release()
+            for number in range(3):  # longer than the first pauses before a new connection
+                wait_for(lambda: link.seen.unwritable)
+                link.retain(health, b'{"n":%d}' % number)
+                watcher.until(lambda topic, body, n=number: topic == health and json.loads(body) == {"n": n})
+                link.seen.unwritable = None  # set again by the next attempt
+        with Outbox(path), linked(mosquitto, device_id, path) as (link, _):
+            link.retain(health, b'{"n":3}')
+            watcher.until(lambda topic, body: topic == health and json.loads(body) == {"n": 3})
+            wait_for(lambda: link.seen.unwritable)
+    assert sessions(watcher) == {1, 2}
+    assert "attempt to write a readonly database" in link.seen.unwritable
+    assert "nothing is delivered: outbox" in capsys.readouterr().err
+
+
+def test_what_a_locked_outbox_kept_back_is_delivered_on_the_same_connection(
+    mosquitto, device_id, watcher, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(outbox_module, "BUSY_S", 0.1)
+    path, topics = tmp_path / "outbox.db", Topics(device_id)
+    add(path, device_id, "r1", "r2")
+    with linked(mosquitto, device_id, path) as (link, _):
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            wait_for(lambda: counts(path)[0].sent == 2)
+            other.execute("UPDATE outbox SET state = 'pending'")
+            other.execute("BEGIN IMMEDIATE")
+            link.replay()
+            wait_for(lambda: link.seen.unwritable)  # sent again, and the acknowledgements cannot be recorded
+            link.retain(topics.of("info"), b"{}")
+            watcher.until(lambda topic, _: topic == topics.of("info"))
+            other.execute("COMMIT")
+        wait_for(lambda: counts(path)[0].sent == 2)
+        assert link.seen.unwritable is None
+    assert sessions(watcher) == {1}
 
 
 def test_a_broker_that_is_away_costs_no_write(device_id, tmp_path):
