@@ -32,6 +32,7 @@ from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Record, Variant
 from benchd.daemon.reporting import comparisons as shown
+from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.verdicts import compare as verdicts
 from benchd.daemon.verdicts import noise_floor, results
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison, exit_code
@@ -151,7 +152,8 @@ def measured(
     """
     planned = [paired.planned_sides(request, settings.limits, machine) for request in requests]
     folder, comparisons, codes = made_output(output), list[Comparison](), list[int]()
-    with Session(settings, machine, folder, lasting(folder, settings.mqtt, sys.stderr), waiting=waiting) as session:
+    sinks = [*lasting(folder, settings.mqtt, sys.stderr), SlowStages(sys.stderr)]
+    with Session(settings, machine, folder, sinks, waiting=waiting) as session:
         try:
             for request, of_it in zip(requests, planned, strict=True):
                 made, code = paired.compare(request, of_it, session, sys.stderr)

@@ -47,6 +47,7 @@ from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserModel
 from benchd.daemon.reporting import report
+from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.verdicts.manifest import MANIFEST, Manifest
 
 BENCHD = Path(sys.executable).with_name("benchd")
@@ -130,7 +131,8 @@ def ship(
     settings = configuration.read(config) if config else Config()
     candidates = _candidates(suite, settings.limits, machine, own)
     folder = made_output(shipping.work_folder(out))
-    with Session(settings, machine, folder, waiting=sys.stderr if waits(wait) else None) as session:
+    waiting = sys.stderr if waits(wait) else None
+    with Session(settings, machine, folder, [SlowStages(sys.stderr)], waiting=waiting) as session:
         raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page))
 
 

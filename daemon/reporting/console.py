@@ -15,7 +15,7 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
-from benchd.daemon.records import Energy, Record, Timing, Variant, of_range, usable_variants
+from benchd.daemon.records import FILE_BACKENDS, Case, Energy, Record, Timing, Variant, of_range, usable_variants
 from benchd.daemon.reporting.results_table import figure, print_table
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.reporting.tables import figures, print_rows
@@ -69,8 +69,7 @@ class Screen(Sink):
         """Show the running case, its process and its stage."""
         case, self._place = planned.case, self._plan.index(planned)  # a search may skip cases
         of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
-        text = f"{case.model} {case.variant.label} b{case.batch_size} {case.direction}{of}: {stage.replace('_', ' ')}"
-        text += "" if percent is None else f" {percent} %"
+        text = f"{_name(case)} {case.direction}{of}: {_stage(stage, percent)}"
         if self._progress:
             self._progress.update(self._task, completed=self._place, description=text, refresh=True)
         else:
@@ -102,6 +101,27 @@ class Screen(Sink):
             _print_decisions(self._out, decisions)
             for one in comparisons(self._records):
                 self._out.print(one.line, markup=False)
+
+
+class SlowStages(Sink):
+    """Lines for what may take minutes in the first process of a case, before its first time can be shown."""
+
+    def __init__(self, err: TextIO) -> None:
+        self._err = err
+
+    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
+        """Show an export or a check."""
+        if process == 0 and (stage == "check" or (stage == "export" and planned.case.variant.backend in FILE_BACKENDS)):
+            self._err.write(f"{_name(planned.case)}: {_stage(stage, percent)}\n")
+            self._err.flush()
+
+
+def _name(case: Case) -> str:
+    return f"{case.model} {case.variant.label} b{case.batch_size}"
+
+
+def _stage(stage: StageName, percent: int | None) -> str:
+    return stage.replace("_", " ") + ("" if percent is None else f" {percent} %")
 
 
 def console_on(file: TextIO) -> Console:

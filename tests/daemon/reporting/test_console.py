@@ -26,7 +26,7 @@ from benchd.daemon.records import (
     encode,
 )
 from benchd.daemon.reporting import console
-from benchd.daemon.reporting.console import Screen, print_catalog, print_kernels, print_plan
+from benchd.daemon.reporting.console import Screen, SlowStages, print_catalog, print_kernels, print_plan
 from benchd.daemon.verdicts.accuracy import NOT_ASKED
 from benchd.daemon.verdicts.recommend import Requirements
 from benchd.kernels.shipped import CannotCompile, Compiled
@@ -73,6 +73,19 @@ def test_a_file_s_name_holds_no_emoji():
     console.print_rows(screen, ["case"], [["net.py:child: interrupted"]])
     assert "net.py:fire: it failed" in out.getvalue()
     assert "net.py:child: interrupted" in out.getvalue()
+
+
+def test_what_is_slow_before_the_first_time_is_said_once():
+    err = io.StringIO()
+    stages = SlowStages(err)
+    of_file = plan.plan([Suite(models=["square"], variants=["onnxruntime"])], LimitsConfig(), Machine("cpu", True))[0]
+    for process in (0, 1):
+        for planned in (PLAN[0], of_file):
+            for stage in ("import", "build", "export", "check", "warm_up", "measure"):
+                stages.stage(planned, process, stage)
+        stages.stage(of_file, process, "check", 40)
+    told = ["eager b1: check", "onnxruntime b1: export", "onnxruntime b1: check", "onnxruntime b1: check 40 %"]
+    assert err.getvalue().splitlines() == [f"square {line}" for line in told]
 
 
 def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
