@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module, metadata, util
@@ -62,7 +62,9 @@ def triton_version() -> str:
 
 
 def compile_all(
-    names: Sequence[str] | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+    names: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    architectures: Collection[int] = tuple(ARCHITECTURES),
 ) -> list[Compiled]:
     """Compile what the modules `names`, or else all of ours, ship; call `progress` with how many are done, of how many.
 
@@ -71,7 +73,8 @@ def compile_all(
     triton_version()
     workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
     with ProcessPoolExecutor(workers, get_context("spawn"), _compile_for_real) as pool:
-        jobs = [job for found in pool.map(_jobs, modules() if names is None else names) for job in found]
+        found = pool.map(_jobs, modules() if names is None else names)
+        jobs = [job for of_module in found for job in of_module if job.sm in architectures]
         rows = []
         for row in pool.map(_compile, jobs):
             rows.append(row)

@@ -296,12 +296,11 @@ def _ratio(sides: tuple[Side, Side]) -> float:
 
 
 def _verdict(ratios: Sequence[float], request: Request, min_effect: float) -> Verdict | None:
-    same = [1.0] * len(ratios)
     if request.pairs is None:
-        return effects.look(same, ratios, min_effect, request.comparisons)
+        return effects.look(ratios, min_effect, request.comparisons)
     if len(ratios) < request.pairs:
         return None
-    return effects.judge(effects.paired_effect(same, ratios), ALPHA / request.comparisons, min_effect)
+    return effects.judge(effects.paired_effect(ratios), ALPHA / request.comparisons, min_effect)
 
 
 def _tell(sides: Sequence[Side], ratios: Sequence[float], pairs: int | None, elapsed_s: float, err: TextIO) -> None:

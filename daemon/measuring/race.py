@@ -330,7 +330,8 @@ class Race:
         pairs = min(len(winner.confirmed), len(other.confirmed))
         first, second = (per_inference_ms(one.confirmed[:pairs], one.planned) for one in (winner, other))
         self._tell(f"confirmed by {pairs} processes each: {_means({winner.name: first, other.name: second})}")
-        return _concluded(found, effects.judge(effects.paired_effect(first, second), min_effect=self._asked.min_effect))
+        ratios = [late / early for early, late in zip(first, second, strict=True)]
+        return _concluded(found, effects.judge(effects.paired_effect(ratios), min_effect=self._asked.min_effect))
 
     def _failed(self, one: Candidate) -> str | None:
         """Return why the processes that confirm a candidate cannot, among them a limit that they certainly miss."""

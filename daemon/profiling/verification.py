@@ -86,7 +86,7 @@ def verified(profile: Profile, finding: Finding, made: Comparison) -> Finding:
     """
     images = (finding.batch_size or profile.case.batch_size) / profile.case.batch_size
     ratios = [ratio / images for ratio in made.ratios]
-    verdict = effects.judge(effects.paired_effect([1.0] * len(ratios), ratios))
+    verdict = effects.judge(effects.paired_effect(ratios))
     measured = 1 + (verdict.effect or 0.0)
     base, variant = median(made.first_ms), median(made.second_ms)
     predicted = "no prediction" if finding.expected is None else f"predicted {finding.expected:.3g} of the time"

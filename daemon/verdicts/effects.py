@@ -81,10 +81,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def paired_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
-    """Return the effect from the process medians of A and of B, measured in pairs; at least two pairs, all positive."""
-    _require_positive(first, second, fewest=2)
-    logs = [math.log(b / a) for a, b in zip(first, second, strict=True)]
+def paired_effect(ratios: Sequence[float]) -> Effect:
+    """Return the effect from B's time over A's in each of at least two pairs."""
+    _require_positive(ratios, fewest=2)
+    logs = [math.log(ratio) for ratio in ratios]
     centre, variance = mean_and_variance(logs)
     return Effect(centre, math.sqrt(variance / len(logs)), len(logs) - 1.0, math.sqrt(variance), "pairs")
 
@@ -211,17 +211,15 @@ def _deciding(effect: Effect, repeats: int, degrees: float, alpha: float, min_ef
     return 1.0 - (shown.cdf(beyond) - shown.cdf(-beyond)) + (shown.cdf(within) - shown.cdf(-within))
 
 
-def look(
-    first: Sequence[float], second: Sequence[float], min_effect: float = MIN_EFFECT, comparisons: int = 1
-) -> Verdict | None:
-    """Return the verdict of a live comparison after these pairs, None if more are needed.
+def look(ratios: Sequence[float], min_effect: float = MIN_EFFECT, comparisons: int = 1) -> Verdict | None:
+    """Return the verdict of a live comparison after pairs of these ratios, None if more are needed.
 
     Each of several `comparisons` gets its part of the error (C. E. Bonferroni), so that all together err in 5 %.
     """
-    if len(first) not in LOOKS:
+    if len(ratios) not in LOOKS:
         return None
-    verdict = judge(paired_effect(first, second), LOOK_ALPHA / comparisons, min_effect, LOOK_ALPHA)
-    return verdict if verdict.answer != "inconclusive" or len(first) == LOOKS[-1] else None
+    verdict = judge(paired_effect(ratios), LOOK_ALPHA / comparisons, min_effect, LOOK_ALPHA)
+    return verdict if verdict.answer != "inconclusive" or len(ratios) == LOOKS[-1] else None
 
 
 def judge_plan(

@@ -42,9 +42,14 @@ def process_medians(rng, shape, offset=OFFSET):
     return 5.0 * np.exp(offset * rng.standard_normal(shape) + BLOCK_NOISE * np.mean(blocks, axis=-1))
 
 
+def ratios(first, second):
+    """Return the ratio of each pair."""
+    return [late / early for early, late in zip(first, second, strict=True)]
+
+
 def live(first, second, **options):
     """Return the verdict that a live comparison ends with."""
-    looks = (look(first[:pairs], second[:pairs], **options) for pairs in LOOKS)
+    looks = (look(ratios(first[:pairs], second[:pairs]), **options) for pairs in LOOKS)
     return next(verdict for verdict in looks if verdict)
 
 
@@ -108,13 +113,13 @@ def test_what_is_two_percent_slower_is_never_called_the_same():
 
 def test_one_percent_is_found_with_seven_pairs_at_the_defaults():
     medians = process_medians(np.random.default_rng(1), (RUNS, 2, 7))
-    verdicts = [look(first, second) for first, second in (medians * [[[1.0], [1.01]]]).tolist()]
+    verdicts = [look(ratios(first, second)) for first, second in (medians * [[[1.0], [1.01]]]).tolist()]
     assert share([verdict and verdict.answer for verdict in verdicts], "slower") >= 0.95
 
 
 def test_half_a_percent_is_found_with_ten_pairs_where_any_effect_counts():
     medians = process_medians(np.random.default_rng(2), (RUNS, 2, 10)) * [[[1.0], [1.005]]]
-    answers = [judge(paired_effect(a, b), min_effect=0.0).answer for a, b in medians.tolist()]
+    answers = [judge(paired_effect(ratios(a, b)), min_effect=0.0).answer for a, b in medians.tolist()]
     assert share(answers, "slower") >= 0.80
 
 
@@ -226,10 +231,10 @@ def pairs_decide(runs, effect, offset, seed=13):
     rng, answers = np.random.default_rng(seed), []
     for first, second in (process_medians(rng, (runs, 2, LOOKS[-1]), offset) * [[[1.0], [1.0 + effect]]]).tolist():
         seen = live(first, second).answer == "inconclusive"
-        repeats = deciding_repeats(paired_effect(first, second), LOOK_ALPHA) if seen else None
+        repeats = deciding_repeats(paired_effect(ratios(first, second)), LOOK_ALPHA) if seen else None
         if repeats:
             again = process_medians(rng, (2, repeats), offset) * [[1.0], [1.0 + effect]]
-            answers.append(judge(paired_effect(*again.tolist())).answer)
+            answers.append(judge(paired_effect(ratios(*again.tolist()))).answer)
     return 1.0 - share(answers, "inconclusive")
 
 
