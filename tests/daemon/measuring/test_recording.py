@@ -10,9 +10,11 @@ from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.records import (
+    BlockStatistics,
     Case,
     Check,
     Deadlines,
+    Level,
     Load,
     Memory,
     ModelFacts,
@@ -165,6 +167,31 @@ def test_a_machine_that_others_use_is_flagged(percent, flags):
         "process_cpu_percent": Summary(0, 100, 100, 9, "procfs"),  # of one
     }
     assert record(outcome(timing=timing(), telemetry=seen)).flags == flags
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags"),
+    [
+        ({}, []),
+        ({"is_correlated": True}, ["correlated_blocks"]),
+        ({"is_correlated": True, "starts_ns": [0, 20]}, []),  # the other process's blocks have the same cause
+        ({"levels": [Level(ms=5.0, share=0.5), Level(ms=6.5, share=0.5)]}, ["two_levels"]),
+    ],
+)
+def test_times_that_depend_on_time_or_jump_are_flagged(fields, flags):
+    blocks = BlockStatistics(
+        count=2,
+        runs_per_block=1,
+        medians_ms=[5.0, 5.1],
+        bounds_ns=[0, 10, 30],
+        lag1=None,
+        doublings=0,
+        half_width=None,
+        converged=False,
+        stop_reason="cap",
+        **fields,
+    )
+    assert record(outcome(timing=timing(5.0), blocks=blocks)).flags == flags
 
 
 def test_memory_is_the_largest_peak():
