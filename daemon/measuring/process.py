@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from benchd.daemon.machine import strays
 from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, unmeasured
 from benchd.daemon.records import Status
@@ -36,7 +38,7 @@ class Child(Generic[T]):
     """A fresh interpreter that runs `module`: it gets a job on stdin and sends messages of `T` on a separate pipe.
 
     Its output goes to `log`, or to our stderr. It has its own session, so that a terminal's Ctrl-C does not reach it;
-    leaving the `with` block closes it. `rubbish` is the last line that was not a message.
+    leaving the `with` block ends it and all that it started. `rubbish` is the last line that was not a message.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Child(Generic[T]):
         self.rubbish: Rubbish | None = None
         self._log = log
         self._is_closed = False
+        self._mark = uuid.uuid4().hex
         read_end, write_end = os.pipe()
         self._lines = Lines(read_end, decoder)
         try:
@@ -66,7 +69,7 @@ class Child(Generic[T]):
                 stderr=out,
                 pass_fds=[write_end],
                 start_new_session=True,
-                env=environment(job.device, job.cache, job.gpu_uuid),
+                env=environment(job.device, job.cache, job.gpu_uuid) | {strays.MARK: self._mark},
             )
         with suppress(OSError):  # it died at once, as below
             Path(f"/proc/{process.pid}/oom_score_adj").write_text(FIRST_TO_KILL)
@@ -134,6 +137,7 @@ class Child(Generic[T]):
             self.stop()
         self._signal(signal.SIGKILL)  # whatever it left running in its session
         self._process.wait()
+        strays.end(self._mark)
         if self._process.stdin:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()

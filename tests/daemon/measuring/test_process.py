@@ -94,11 +94,13 @@ def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path):
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
 
 
-def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):
+@pytest.mark.parametrize("own_session", [False, True])
+def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path, own_session):
     fifo = tmp_path / "held-by-the-child"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    started = f"['sh', '-c', 'echo started; sleep 1000'], stdout=open('{fifo}', 'w')"
+    shell = "echo started; (sleep 1000; true) & sleep 1000; true"  # two shells and two children of theirs
+    started = f"['sh', '-c', '{shell}'], stdout=open('{fifo}', 'w'), start_new_session={own_session}"
     start_a_child = f"import subprocess; subprocess.Popen({started})"
     limits = msgspec.structs.replace(TINY, build_deadline_s=5.0)
     module = user_module(tmp_path, build=f"{start_a_child}; time.sleep(1000)")
