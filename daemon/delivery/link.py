@@ -1,8 +1,8 @@
 """The service's connection to its broker: a thread that maintains it, drains the outbox and receives messages.
 
 The outbox is the truth; everything else here may be lost and is bounded. While a case is timed the link is held: it
-only keeps the connection alive and sends health and telemetry, and does not touch the outbox. Nor does it deliver
-while the outbox cannot be written, but it stays connected: subscribers must hear what is wrong with the disk.
+only keeps the connection alive and sends health and telemetry, and does not touch the outbox. A connection that finds
+an outbox which cannot be written delivers nothing, but lasts: subscribers must hear what is wrong with the disk.
 """
 
 import random
@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -44,7 +43,7 @@ MAX_WAITING = 100  # unprocessed answers and commands
 MAX_ACK_BYTES = 4 * 2**20  # of unprocessed acknowledgements; a collector may send one per result
 TELEMETRY_EXPIRY_S = 5
 ACKS_PER_TURN = 500  # each is a commit
-WRITE_AGAIN_S = 2.0
+WRITE_AGAIN_S = 10.0
 SESSION = "session"
 
 
@@ -72,7 +71,8 @@ class Seen:
     connected: bool = False
     reason: str | None = "not connected yet"
     conflict: str | None = None
-    unwritable: str | None = None  # why the outbox cannot be written
+    session: int = 0  # the number of the last connection
+    unwritable: str | None = None  # why the outbox cannot be written, and nothing is delivered
     acknowledged_s: float | None = None
     telemetry_dropped: int = 0
     commands: deque[Arrived] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
@@ -98,7 +98,7 @@ class Link:
         self.seen = Seen()
         self.broker, self.topics, self.identity = broker, topics, identity
         self.held, self.stopping, self.replaying = threading.Event(), threading.Event(), threading.Event()
-        self._path, self._collectors, self._wake, self._reserve = outbox, collectors, wake, reserve
+        self.path, self._collectors, self._wake, self._reserve = outbox, collectors, wake, reserve
         self._lock = threading.Lock()
         self._documents: dict[str, bytes] = {}
         self._unsent: dict[str, None] = {}  # topics with an unsent document, in order
@@ -108,7 +108,6 @@ class Link:
         self.poked.setblocking(False)
         self._poke_end.setblocking(False)
         self.moved_s = time.monotonic()  # the thread's last progress
-        self.session = 0  # of the last connection
         self._back_off_s = 1.0
         self._thread = threading.Thread(target=self._run, name="benchd.link", daemon=True)
 
@@ -208,10 +207,12 @@ class Link:
         """Return the next reply."""
         return self._answers.popleft() if self._answers else None
 
-    def free_space(self) -> None:
-        """Release the reserve, where there is one."""
+    def write(self, action: Callable[[], None]) -> None:
+        """Run an action that writes to the outbox, with the reserve for a full disk."""
         if self._reserve:
-            self._reserve.release()
+            self._reserve.write(action)
+        else:
+            action()
 
     def rest(self) -> None:
         """Forget the pokes so far."""
@@ -224,15 +225,16 @@ class Link:
         while not self.stopping.is_set():
             self.moved_s = time.monotonic()
             try:
-                with Outbox(self._path, durable=False) as outbox:
+                with Outbox(self.path, durable=False) as outbox:
                     self._talk(outbox, Collectors(outbox, self._collectors))
             except Exception as error:
-                if isinstance(error, Full):
-                    self.free_space()  # else a disconnected device could not report its problem
+                if isinstance(error, Full) and self._reserve:
+                    self._reserve.release()  # else a disconnected device could not report its problem
                 self._end(str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}")
         self.seen.connected = False
 
     def _talk(self, outbox: Outbox, collectors: Collectors) -> None:
+        """Converse again and again with this outbox, as long as it can be written."""
         while not self.stopping.is_set():
             talk = _Conversation(self, outbox, collectors)
             for lost in outbox.take_lost():
@@ -241,6 +243,8 @@ class Link:
                 talk.run()
             except Ended as end:
                 self._end(str(end), talk.held_s)
+            if self.seen.unwritable:
+                return
 
     def _end(self, reason: str, lasted_s: float = 0.0) -> None:
         """Log why a connection ended and wait, with growing delays if connections end early."""
@@ -268,7 +272,7 @@ class _Conversation:
     def __init__(self, link: Link, outbox: Outbox, collectors: Collectors) -> None:
         self._link, self._outbox, self._collectors = link, outbox, collectors
         self._topics = link.topics
-        self._number = max(outbox.kept_as(SESSION, int, 0), link.session) + 1
+        self._number = max(outbox.kept_as(SESSION, int, 0), link.seen.session) + 1
         self._sender = Sender(outbox, collectors.awaited)
         self._acks: deque[tuple[str, bytes]] = deque()
         self._ack_bytes = 0
@@ -276,8 +280,7 @@ class _Conversation:
         self._unsendable: deque[str] = deque(maxlen=MAX_WAITING)
         self._nonce = secrets.token_hex(8)
         self._born_s: float | None = None
-        self._is_begun = False
-        self._write_s = 0.0  # the outbox is not written before
+        self._look_s = 0.0
 
     @property
     def held_s(self) -> float:
@@ -290,14 +293,24 @@ class _Conversation:
         client_id = f"benchd-{self._topics.device_id}-{self._link.identity.instance[:8]}"
         terms = Terms(will=(self._topics.of("status"), self._status("offline")))
         with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, terms)) as session:
-            self._link.session = self._number
-            self._store(self._begin)  # not earlier: nothing is written while the broker is unreachable
+            self._begin()  # not earlier: nothing is written while the broker is unreachable
             session.subscribe(self._topics.incoming)
             session.endure()
             self._be_born(session)
             while not self._link.stopping.is_set():
                 self._turn(session)
             self._say_goodbye(session)
+
+    def _begin(self) -> None:
+        """Store the number of this connection, before anyone hears it, or why that cannot be written."""
+        seen = self._link.seen
+        seen.session, seen.unwritable = self._number, None
+        try:
+            self._link.write(lambda: self._outbox.keep({SESSION: str(self._number).encode()}))
+            self._outbox.retry_refused(every=False)
+        except UsageError as error:
+            log(f"nothing is delivered: {error}")
+            seen.unwritable = str(error)
 
     def _status(self, state: Literal["online", "offline"], answers: str = "") -> bytes:
         return msgspec.json.encode(
@@ -336,8 +349,10 @@ class _Conversation:
         self._say_always(session)
         if not self._link.held.is_set():
             self._say_documents(session)
-            if time.monotonic() >= self._write_s:
-                self._store(partial(self._deliver, session))
+            if self._link.seen.unwritable:
+                self._look_again()
+            else:
+                self._deliver(session)
 
     def _take(self, session: Session, message: Arrived) -> None:
         kind, _, leaf = message.topic.removeprefix(self._topics.root).partition("/")
@@ -394,23 +409,17 @@ class _Conversation:
         if samples and not self._try_to_say(session, telemetry, samples, 0, expire_s=TELEMETRY_EXPIRY_S):
             self._link.drop_telemetry()
 
-    def _store(self, step: Callable[[], None]) -> None:
-        """Run a step that writes to the outbox; if that fails, which is logged once, begin again in a moment."""
-        unwritable = None
-        try:
-            step()
-        except UsageError as error:
-            if isinstance(error, Full):
-                self._link.free_space()
-            self._is_begun, self._write_s, unwritable = False, time.monotonic() + WRITE_AGAIN_S, str(error)
-            if unwritable != self._link.seen.unwritable:
-                log(f"nothing is delivered: {unwritable}")
-        self._link.seen.unwritable = unwritable
+    def _look_again(self) -> None:
+        """Raise Ended once the outbox can be written, for a connection that opens it anew."""
+        if time.monotonic() < self._look_s:
+            return
+        self._look_s = time.monotonic() + WRITE_AGAIN_S
+        with suppress(UsageError), Outbox(self._link.path, durable=False) as outbox:
+            outbox.keep({SESSION: str(self._number).encode()})
+            raise Ended("the outbox can be written again")
 
     def _deliver(self, session: Session) -> None:
         self._settle(session)
-        if not self._is_begun:
-            self._begin()
         self._store_acks()
         expired = self._collectors.expire(time.monotonic())
         if expired:
@@ -420,13 +429,6 @@ class _Conversation:
         self._sender.fill(session)
         if self._sender.stopped and not self._sender.waiting:
             raise Ended(self._sender.reason or "the broker accepts no more messages for now")
-
-    def _begin(self) -> None:
-        """Store the number of this connection, before anyone hears it, and start from the first row."""
-        self._outbox.keep({SESSION: str(self._number).encode()})
-        self._outbox.retry_refused(every=False)
-        self._link.replaying.set()  # a row whose acknowledgement could not be recorded is still pending
-        self._is_begun = True
 
     def _store_acks(self) -> None:
         for _ in range(min(len(self._acks), ACKS_PER_TURN)):

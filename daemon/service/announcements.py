@@ -114,8 +114,6 @@ def health(
     """Return the service's health; `state` is its folder."""
     now_s = time.monotonic()
     free_bytes, gone = _free(state)
-    if link and link.seen.unwritable:
-        gone = gone or f"degraded:disk: {link.seen.unwritable}"
     problems = activity.problems or ""
     counts, unstored = outbox.backlog()
     due = agenda.next_due(device_id)
@@ -129,7 +127,7 @@ def health(
         next_suite=due[0] if due else None,
         next_suite_in_s=round(due[1] - time.time(), 1) if due else None,
         waiting_for=activity.waiting_for,
-        problem="; ".join(filter(None, (problems, None if "degraded:disk" in problems else gone))) or None,
+        problem="; ".join(filter(None, (problems, *_of_disk(problems, gone, link)))) or None,
         outbox_pending=counts.pending,
         outbox_unstored=unstored,
         outbox_refused=counts.refused,
@@ -146,6 +144,13 @@ def status_line(activity: ServiceActivity, link: Link | None) -> str:
     parts += [activity.problems] if activity.problems else []
     parts += [] if link is None else ["mqtt up" if link.seen.connected else f"mqtt down: {link.seen.reason}"]
     return "; ".join(parts)
+
+
+def _of_disk(problems: str, gone: str | None, link: Link | None) -> list[str]:
+    """Return what is wrong with the disk beside what the problems say of it."""
+    unwritable = link.seen.unwritable if link and link.seen.connected else None
+    found = [gone, f"degraded:outbox: nothing is delivered: {unwritable}" if unwritable else None]
+    return [] if "degraded:disk" in problems else [one for one in found if one]
 
 
 def _free(state: Path) -> tuple[int, str | None]:

@@ -261,6 +261,7 @@ class Service:
         if old.publisher.link and (new := self._now.publisher.link):
             new.seen.commands.extend(old.publisher.link.seen.commands)
             new.seen.events.extend(old.publisher.link.seen.events)
+            new.seen.session = old.publisher.link.seen.session
         if put_back:
             self._between.event("outbox_salvaged", put_back)
         self._between.event("reloaded", why)

@@ -4,10 +4,11 @@ import os
 import re
 import select
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
-from waiting import WAIT_S
+from waiting import WAIT_S, wait_for
 from worker_jobs import TINY, job, run, run_here, user_module
 
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
@@ -110,6 +111,16 @@ def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path, own_session)
     assert select.select([reader], [], [], WAIT_S)[0], "a child is still there"
     assert os.read(reader, 100) == b""
     os.close(reader)
+
+
+def test_shared_memory_that_a_process_of_torch_guards_is_given_back(tmp_path):
+    share = "torch.multiprocessing.set_sharing_strategy('file_system'); kept = torch.zeros(2**18).share_memory_()"
+    tell = f"open('{tmp_path}/told', 'w').write(' '.join([str(os.getpid()), *os.listdir('/dev/shm')]))"
+    module = user_module(tmp_path, build=f"global kept; {share}; {tell}")
+    assert run(job(tmp_path, module=module)).process.status == "ok"
+    pid, *names = (tmp_path / "told").read_text().split()
+    (segment,) = [name for name in names if name.startswith(f"torch_{pid}_")]
+    wait_for(lambda: not Path("/dev/shm", segment).exists())  # noqa: S108 - torch's place
 
 
 def test_what_was_found_before_a_failure_is_kept(tmp_path):
