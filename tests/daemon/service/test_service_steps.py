@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from broker import HOST, free_port
+from links import unstarted
 
 from benchd.daemon import records
 from benchd.daemon.config import Shipped, Suite
@@ -15,6 +16,7 @@ from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.sinks import JournalSink
+from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.machine import lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.measuring import plan
@@ -60,6 +62,21 @@ def test_a_gpu_that_may_not_be_opened_is_a_problem_of_its_health(service, monkey
     service._begin_due()
     assert service._now.machine.device == "cuda"
     assert service._between.health().problem == "/dev/nvmap cannot be opened"
+
+
+def test_an_outbox_that_a_connection_cannot_write_is_a_problem_of_its_health(service, tmp_path):
+    def problem():
+        agenda, outbox = service._now.agenda, service._base.outbox
+        return announcements.health(activity, agenda, "d", link, outbox, tmp_path).problem
+
+    activity = announcements.ServiceActivity()
+    with unstarted(tmp_path / "outbox.db", Topics("d")) as link:
+        link.seen.unwritable = "outbox x: database is locked"
+        assert problem() is None, "not known while nothing is connected"
+        link.seen.connected = True
+        assert problem() == "degraded:outbox: nothing is delivered: outbox x: database is locked"
+        activity.problem = "degraded:disk: Read-only file system"
+        assert problem() == activity.problem
 
 
 def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service, tmp_path, monkeypatch):
