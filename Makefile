@@ -36,7 +36,7 @@ FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_pri
 export PYTHON JETSON_INDEX
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-gpu bench-cpu soak soak-aa soak-cluster check types weights occupancy pictures wheel bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights occupancy pictures wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -103,10 +103,13 @@ soak-cluster: $(TEST) programs  ## kill a node of a clustered broker amid 50,000
 soak-aa: $(ONCE)  ## compare cases with themselves for hours, resuming where it stopped; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.soak_aa $(ARGS)
 
+soak-gate: $(ONCE)  ## run the gate of docs/ci.md on a planted slowdown and on none, 40 times each; 1.5 hours, resuming where it stopped
+	@$(BIN)/python -m tests.soak.soak_gate $(ARGS)
+
 check: $(TEST) types  ## check lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p benchd -p benchmarks $(foreach soak,collector cluster telemetry pages,-m tests.soak.$(soak))
+	$(BIN)/mypy -p benchd -p benchmarks $(foreach soak,collector cluster soak_gate telemetry pages,-m tests.soak.$(soak))
 
 types:  ## make the link tree benchd/ that the type checker reads
 	@mkdir -p .typing/benchd

@@ -72,7 +72,7 @@ def print_line(text: str) -> None:
 def read(path: Path, name: str | None = None) -> list[dict[str, Any]]:
     """Return the comparisons in a file, of one case where it is named."""
     lines = [json.loads(line) for line in journal.read(path)] if path.exists() else []
-    return [line for line in lines if name in (None, line["case"])]
+    return [line for line in lines if name is None or line["case"] == name]
 
 
 def _left(kept: Sequence[dict[str, Any]], count: int, half: Half | None) -> list[bool]:
