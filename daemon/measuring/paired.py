@@ -118,7 +118,8 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
         _add_to_noise_floor(verdict, sides[0], len(sides[0].medians_ms))
     names, times_ms = (sides[0].name, sides[1].name), (sides[0].medians_ms, sides[1].medians_ms)
     made = comparison(names, verdict, times_ms, (first, second), ratios)
-    return made, 130 if session.interrupted else _code(sides)
+    code = 130 if session.interrupted else _code(sides)
+    return msgspec.structs.replace(made, broken_off=code != 0), code
 
 
 def _code(sides: Sequence[Side]) -> int:

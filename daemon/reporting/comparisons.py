@@ -38,19 +38,24 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
 
 
 def junit(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> str:
-    """Return one test per comparison: failed for what is in `fail_on`, else skipped if it is undecided."""
+    """Return one test per comparison: failed for what is in `fail_on`, an error if a process failed or was interrupted.
+
+    Else it is skipped if it is undecided.
+    """
     suite = ElementTree.Element("testsuite", name="benchd compare", tests=str(len(comparisons)))
     for one in comparisons:
         test = ElementTree.SubElement(suite, "testcase", classname="benchd", name=_case(one))
         words = "\n".join([" ".join(map(str, _row(one)[1:])), *_remarks(one)])
         if fails(one, fail_on):
             ElementTree.SubElement(test, "failure", message=words)
+        elif one.broken_off:
+            ElementTree.SubElement(test, "error", message=words)
         elif one.verdict.answer == "inconclusive":
             ElementTree.SubElement(test, "skipped", message=words)
         else:
             ElementTree.SubElement(test, "system-out").text = words
-    suite.set("failures", str(len(suite.findall("testcase/failure"))))
-    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    for name, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import OF_MODULE, InputSpec, Record
+from benchd.daemon.records import OF_MODULE, Check, InputSpec, Record
 from benchd.daemon.verdicts import levels, one_environment, one_model
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Effect, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
@@ -27,6 +27,10 @@ ADVISED_PROCESSES = 5
 CLOCK_SHARE = 0.03
 """Clocks that differ by more than this share count as different."""
 
+OTHER_SHARE = {"codes": 0.05}
+OTHER_SHARE_EXACT = 1e-4
+"""Exact answers that differ by more are of another network; in one with thresholds rounding alone may move a spike."""
+
 ALL_SHARED = "B has only records that A has too"
 
 FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
@@ -37,7 +41,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """The verdict on `second` against `first`.
 
     `ratios` are the second side's time over the first one's in each pair of a live comparison, and decide it. `notes`
-    are differences between the sides that do not prevent a comparison.
+    are differences between the sides that do not prevent a comparison. `check_failed` counts answers too that, with the
+    weights of the first side, differ from its answers. `broken_off`: a process failed, or the measurement was
+    interrupted.
     """
 
     first: str
@@ -48,6 +54,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     check_failed: bool
     ratios: list[float] = []
     check_void: bool = False
+    broken_off: bool = False
     notes: list[str] = []
 
     @property
@@ -174,17 +181,43 @@ def comparison(
     doubt = _doubt(records, verdict)
     if doubt:
         verdict = msgspec.structs.replace(verdict, answer="inconclusive", reason=doubt)
+    others = _other_answers(*records)
     return Comparison(
         first=names[0],
         second=names[1],
         verdict=verdict,
         first_ms=list(times_ms[0]),
         second_ms=list(times_ms[1]),
-        check_failed=any(wrong(record) for record in records[1]),
+        check_failed=bool(others) or any(wrong(record) for record in records[1]),
         check_void=any(void(record) for record in records[1]),
         ratios=list(ratios),
-        notes=_notes(*records),
+        notes=others + _notes(*records),
     )
+
+
+def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
+    """Return by how much B's exact answers differ from A's, if weights and inputs are equal and they do."""
+    told = "B has the weights of A, but its exact answers to the same inputs are off by {:.2g} of A's"
+    pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:] if _is_of_equal_weights(a, b)]
+    shares = [share for a, b in pairs if (share := _off(a.check, b.check)) is not None]
+    return [told.format(share) for share in shares]
+
+
+def _is_of_equal_weights(a: Record, b: Record) -> bool:
+    """Return whether the exact answers of two records are of the same weights and inputs."""
+    images = [(one.case.batch_size, one.case.seed, one.check.images if one.check else None) for one in (a, b)]
+    weights = [one.model.weights_sha256 if one.model else None for one in (a, b)]
+    return images[0] == images[1] and weights[0] == weights[1] is not None and _inputs(a) == _inputs(b)
+
+
+def _off(a: Check | None, b: Check | None) -> float | None:
+    """Return how far B's exact answers are from A's, as a share of these; None if no further than rounding explains."""
+    if a is None or b is None or not 0 < len(a.projections) == len(b.projections):
+        return None
+    apart, size = math.dist(a.projections, b.projections), math.hypot(*a.projections)
+    if apart <= OTHER_SHARE.get(b.rule, OTHER_SHARE_EXACT) * size:
+        return None
+    return apart / size if size else math.inf
 
 
 def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:

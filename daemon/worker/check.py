@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 
 from benchd.daemon.measuring.protocol import Job
@@ -21,6 +22,7 @@ from benchd.daemon.worker.workload import Workload
 SPIKING_IMAGES = 64
 FRESH_IMAGES = 4  # answered once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
+PROJECTIONS = 4
 
 
 class Checked(NamedTuple):
@@ -44,6 +46,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
     checked = -(-least // size)
     images = _images(workload, size, checked)
     right = truth.find(workload, job, images, _rule(workload, loaded, job), loaded.device)
+    projections = [] if _draws(workload, job) else _projections(right.exact)
     observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
     seen = of_batches(right.exact, range(checked), size, len(images))
     found = agreement.judge(seen, observed, right.limits, right.rule)
@@ -57,9 +60,23 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
         found,
         passed=found.passed and not doubt,
         reference="float32" if right.why_fp32 else "float64",
+        projections=projections,
         note="; ".join(filter(None, [found.note, doubt, right.why_fp32])) or _note(job),
     )
     return Checked(found, _expected(right, observed, checked), right.reference.synaptic_flops())
+
+
+def _draws(workload: Workload, job: Job) -> bool:
+    """Return whether each run draws random numbers of its own."""
+    return getattr(workload.plain, "encoding", None) == "rate" or job.case.direction == "training"
+
+
+def _projections(exact: Observation) -> list[float]:
+    """Return the exact answers in a few random directions, the same for as many answers; [] if they are not finite."""
+    answers = np.concatenate([exact.outputs[path].ravel() for path in sorted(exact.outputs)])
+    drawn = np.random.default_rng(0)
+    found = [float(drawn.standard_normal(answers.size) @ answers) for _ in range(PROJECTIONS)]
+    return found if np.isfinite(found).all() else []
 
 
 def _images(workload: Workload, size: int, checked: int) -> Batch:
@@ -85,10 +102,10 @@ def _expected(right: Truth, observed: Observation, checked: int) -> Expected | N
 
     Limited to the `checked` batches that fit KNOWN_BYTES, at least one: their answers stay in memory during timing.
     """
-    case, images = right.reference.job.case, right.reference.images
-    if getattr(right.reference.workload.plain, "encoding", None) == "rate" or case.direction == "training":
+    images = right.reference.images
+    if _draws(right.reference.workload, right.reference.job):
         return None
-    size = case.batch_size
+    size = right.reference.job.case.batch_size
     total = len(images) // size
 
     def exact(place: int) -> Answers:

@@ -9,11 +9,10 @@ from benchd.daemon.verdicts.compare import FAIL_ON, Comparison, exit_code
 from benchd.daemon.verdicts.effects import Interval, Verdict
 
 
-def one(answer, *, check_failed=False):
+def one(answer, **fields):
     verdict = Verdict(answer=answer, effect=0.1, interval=Interval(0.05, 0.2), confidence=0.95, reason="a | b\n<c>")
-    return Comparison(
-        first="A", second=answer, verdict=verdict, first_ms=[1.0] * 3, second_ms=[1.1] * 3, check_failed=check_failed
-    )
+    given = {"first": "A", "second": answer, "verdict": verdict, "first_ms": [1.0] * 3, "second_ms": [1.1] * 3}
+    return Comparison(**given | {"check_failed": False} | fields)
 
 
 GIVEN = [one("same"), one("slower"), one("inconclusive"), one("faster", check_failed=True)]
@@ -33,6 +32,13 @@ def test_a_test_fails_where_the_command_does(fail_on, outcomes):
     assert (suite.get("tests"), suite.get("failures")) == ("4", str(outcomes.count("failure")))
     assert bool(exit_code(GIVEN, fail_on)) == ("failure" in outcomes)
     assert "+10.00 % [+5.00, +20.00 at 95 %]" in (suite[1][0].get("message") or suite[1][0].text)
+
+
+def test_what_was_broken_off_is_an_error_unless_it_fails():
+    given = [one("inconclusive", broken_off=True), one("inconclusive", check_failed=True, broken_off=True)]
+    suite = ElementTree.fromstring(comparisons.junit(given, ["check"]))  # noqa: S314
+    assert [test[0].tag for test in suite] == ["error", "failure"]
+    assert [suite.get(name) for name in ("failures", "errors", "skipped")] == ["1", "1", "0"]
 
 
 def test_markdown_keeps_to_its_cells():

@@ -48,6 +48,35 @@ def test_each_side_is_the_processes_of_all_its_runs():
     assert exit_code([comparison], ["slower"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("projections", "fields", "failed"),
+    [
+        ([1.0, -2.0], {}, False),
+        ([1.0, -2.0 + 1e-6], {}, False),
+        ([1.0, -2.01], {}, True),
+        ([1.0, -2.01], {"rule": "codes"}, False),  # a spike that rounding moves changes thousands after it
+        ([1.5, -3.0], {"rule": "codes"}, True),
+        ([1.5, -3.0], {"images": 16}, False),
+        ([1.5, -3.0], {"weights_sha256": "1"}, False),
+        ([1.5], {}, False),
+        ([], {}, False),
+    ],
+)
+def test_other_answers_of_the_same_weights_fail_the_check(projections, fields, failed):
+    model = msgspec.structs.replace(MODEL, weights_sha256=fields.pop("weights_sha256", "0"))
+    check = msgspec.structs.replace(PASSED, projections=projections, **fields)
+    base = run(model=MODEL, check=msgspec.structs.replace(PASSED, projections=[1.0, -2.0]))
+    found = only([base], [run(model=model, check=check)])
+    assert found.check_failed is failed
+    assert [note for note in found.notes if "exact answers" in note] == [*found.notes[:1]] * failed
+    assert exit_code([found], ["check"]) == (5 if failed else 0)
+
+
+def test_answers_of_zeros_differ_from_any_others():
+    sides = [[run(model=MODEL, check=msgspec.structs.replace(PASSED, projections=[it]))] for it in (0.0, 1e-9)]
+    assert [only(sides[0], side).check_failed for side in sides] == [False, True]
+
+
 def test_one_side_is_of_one_model_and_the_other_may_be_another():
     other = msgspec.structs.replace(MODEL, weights_sha256="1")
     mixed = only([run(FAST, "r1", model=MODEL), run(FAST, "r2", model=other)], [run(SLOW, model=MODEL)])

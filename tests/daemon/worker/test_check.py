@@ -47,6 +47,23 @@ def test_a_module_that_is_right_passes(tmp_path):
     assert result.note == "accuracy unknown"
 
 
+def test_other_answers_show_in_the_projections_and_another_way_to_the_same_ones_does_not(tmp_path):
+    forwards = {
+        "base": "pass",
+        "same": "images = (images.double() * 3 / 3).to(images)",
+        "other": "images = images * 1.5",
+    }
+    found = {}
+    for name, forward in forwards.items():
+        (folder := tmp_path / name).mkdir()
+        result = checked(job(folder, module=user_module(folder, build="torch.manual_seed(0)", forward=forward)))
+        assert result.passed, name
+        found[name] = np.array(result.projections)
+    assert found["base"].shape == (4,)
+    np.testing.assert_allclose(found["same"], found["base"], rtol=1e-9)
+    assert np.linalg.norm(found["other"] - found["base"]) > 0.1 * np.linalg.norm(found["base"])
+
+
 def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):
     images = tmp_path / "images" / "one"
     images.mkdir(parents=True)
