@@ -166,7 +166,7 @@ def once(
         "accuracy": image_count(accuracy) if accuracy else None,
         "calibration": calibration and calibrated_with(calibration),
     }
-    fails = choices("--fail-on", names("--fail-on", fail_on or None), list(FAIL_ON))
+    fails = choices("--fail-on", names("--fail-on", fail_on), list(FAIL_ON))
     requirements = Requirements(max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None)
     workspace_bytes = byte_count("--workspace", workspace) if workspace else None
     settings = configuration.read(config) if config else Config(suite=[Suite(preset="quick")])

@@ -9,6 +9,7 @@ from worker_jobs import user_module
 from benchd.models import catalog
 
 CASE = "square,eager,b1,size=64"
+EMPTY = ("models", "baseline", "fail-on", "data", "mqtt", "artifacts", "module", "onnx", "weights", "labels", "queue")
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,8 @@ CASE = "square,eager,b1,size=64"
     [
         (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
         (["--models", ","], "--models is empty: give values separated by commas, or omit it"),
-        (["--models", ""], "--models is empty"),
+        (["--models", " "], "--models is empty"),
+        (["--fail-on", ","], "--fail-on is empty"),
         (["--dry-run", "--mqtt", "mqtt://x:99999"], "MQTT URL, port: expected a number"),
         (["--dry-run", "--artifacts", "nowhere"], "--artifacts nowhere: no such folder"),
         (["--dry-run", "--models", "square", "--data", "imagefolder:nowhere"], "nowhere is not a folder"),
@@ -51,6 +53,32 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(here, tmp_path, ar
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "out").glob("raw/*"))
+
+
+COMPARE = ("benchd", "compare", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        *((("bench-once", "--models", "square", f"--{name}", ""), f"--{name}") for name in EMPTY),
+        (("bench-once", "--models", "square", "--baseline="), "--baseline"),
+        *(((*COMPARE, f"--{name}", ""), f"--{name}") for name in ("fail-on", "junit", "markdown", "output", "config")),
+        ((*COMPARE, "--python", "bin/python", "--python", ""), "--python"),
+        (("benchd", "compare", "", "b"), "SIDES"),
+        (("benchd", "baseline", "set", "a", ""), "RUNS"),
+        (("benchd", "recommend", "a", "--streams", ""), "--streams"),
+        (("benchd", "dashboard", "--mqtt", ""), "--mqtt"),
+    ],
+    ids=str,
+)
+def test_an_empty_value_is_refused_and_names_its_option(here, tmp_path, results, line, name):
+    for side in ("a", "b"):
+        results(side)
+    done = here(*line)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{name} is empty: is the variable behind it set? Give a value, or leave it out" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "tiny.toml"}
 
 
 @pytest.mark.parametrize(
