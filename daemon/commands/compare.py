@@ -96,6 +96,8 @@ def compare(
         threads=threads,
         is_aa=aa,
     )
+    if junit and markdown and junit.resolve() == markdown.resolve():
+        raise UsageError(f"--junit and --markdown: both name {junit}; give each its own file")
     for path in filter(None, (junit, markdown)):
         _empty(path)
     if live or aa:

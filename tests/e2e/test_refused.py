@@ -108,6 +108,13 @@ def test_a_comparison_that_cannot_be_made_is_named(here, tmp_path, arguments, co
     assert not (tmp_path / "bench-out").exists()
 
 
+def test_verdicts_in_two_forms_need_two_files(here, tmp_path, results):
+    (tmp_path / "same.out").write_text("of an earlier run")
+    done = here("benchd", "compare", results("a"), results("b"), "--junit", "same.out", "--markdown", "./same.out")
+    assert (done.returncode, "--junit and --markdown: both name same.out" in done.stderr) == (2, True)
+    assert (tmp_path / "same.out").read_text() == "of an earlier run"
+
+
 def test_an_interpreter_that_is_not_there_is_named(command):
     pythons = ("--python", "nowhere/python", "--python", sys.executable)
     done = command("benchd", "compare", "--live", CASE, *pythons, "--device", "cpu")
