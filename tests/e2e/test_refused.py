@@ -154,6 +154,29 @@ def test_dry_run_prints_the_plan_and_why_not(here, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--baseline", "missing.jsonl", "missing.jsonl: no such file"),
+        ("--output", "tiny.toml", "--output tiny.toml: tiny.toml cannot be written: "),
+        ("--output", "tiny.toml/out", "--output tiny.toml/out: tiny.toml/out cannot be written: "),
+        ("--output", "dangling", "--output dangling: dangling cannot be written: "),
+        ("--output", "/proc/out", "--output /proc/out: /proc/out cannot be written: "),
+    ],
+)
+@pytest.mark.parametrize("mode", [["--dry-run"], []], ids=["dry", "real"])
+def test_a_dry_run_refuses_what_a_real_one_refuses(here, tmp_path, option, value, words, mode):
+    (tmp_path / "dangling").symlink_to("nowhere/out")
+    done = here("bench-once", "--models", "square", *mode, option, value)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert not mode or {path.name for path in tmp_path.iterdir()} == {"tiny.toml", "dangling"}
+
+
+def test_a_dry_run_creates_nothing(here, tmp_path):
+    assert here("bench-once", "--models", "square", "--dry-run", "--output", "deep/out").returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--accuracy", "some"], "--accuracy some: expected full or a number of images"),
