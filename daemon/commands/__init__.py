@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from benchd.daemon.commands.command import Application
+
 
 def _print_version(asked: bool) -> None:
     if asked:
@@ -19,6 +21,6 @@ Version = Annotated[
 
 
 def application(**settings: Any) -> typer.Typer:
-    """Return an empty Typer application with plain help and plain errors."""
+    """Return an empty Typer application with plain help and plain errors, whose commands refuse empty values."""
     settings["context_settings"] = {"help_option_names": ["-h", "--help"]}
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
+    return Application(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)

@@ -179,14 +179,14 @@ def limit(option: str, text: str | None, units: Mapping[str, float]) -> float | 
     """Return the quantity of a limit above 0, None if it was not given."""
     found = quantity(option, text, units) if text is not None else None
     if found == 0.0:
-        raise UsageError(f"{option} {text}: nothing can be below 0")
+        raise UsageError(f"{option} {text}: must be more than 0")
     return found
 
 
 def agreement(share: float | None) -> float | None:
     """Return the share of --min-agreement; raise UsageError unless it is above 0 and at most 1."""
     if share is not None and not 0.0 < share <= 1.0:
-        raise UsageError(f"--min-agreement {share:g}: expected a share above 0 and at most 1, such as 0.995")
+        raise UsageError(f"--min-agreement {share:.15g}: expected a share above 0 and at most 1, such as 0.995")
     return share
 
 

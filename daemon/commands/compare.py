@@ -81,7 +81,7 @@ def compare(
     json: AsJson = False,
 ) -> None:
     """Report whether B is faster than A, slower or the same."""
-    fails = choices("--fail-on", names("--fail-on", fail_on or None), list(FAIL_ON))
+    fails = choices("--fail-on", names("--fail-on", fail_on), list(FAIL_ON))
     chosen = [
         [Variant.parse(name).name for name in names("--variants", variants)],
         [f"b{size}" for size in whole_numbers("--batch-sizes", batch_sizes)],
@@ -96,6 +96,8 @@ def compare(
         threads=threads,
         is_aa=aa,
     )
+    if junit and markdown and junit.resolve() == markdown.resolve():
+        raise UsageError(f"--junit and --markdown: both name {junit}; give each its own file")
     for path in filter(None, (junit, markdown)):
         _empty(path)
     if live or aa:

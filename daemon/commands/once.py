@@ -166,7 +166,7 @@ def once(
         "accuracy": image_count(accuracy) if accuracy else None,
         "calibration": calibration and calibrated_with(calibration),
     }
-    fails = choices("--fail-on", names("--fail-on", fail_on or None), list(FAIL_ON))
+    fails = choices("--fail-on", names("--fail-on", fail_on), list(FAIL_ON))
     requirements = Requirements(max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None)
     workspace_bytes = byte_count("--workspace", workspace) if workspace else None
     settings = configuration.read(config) if config else Config(suite=[Suite(preset="quick")])
@@ -178,14 +178,15 @@ def once(
     planned = plan.plan(suites, settings.limits, machine, own, search=True)
     _refuse_absent_files(planned, requirements)
     given_artifacts, _ = _folder(artifacts), mqtt and parse_url(mqtt)
-    if dry_run:
-        return print_plan(sys.stdout, planned, plan.cannot_run(machine))
     stored = baselines.read(baseline) if baseline else []
     if page:
         report.require_page()
     device_id = identity.device_id(settings.device.id)
     floors = noise_floor.of_device(device_id, machine.device) if baseline else {}
-    folder, screen = made_output(output), Screen(sys.stdout, sys.stderr, json, requirements)
+    folder = made_output(output, create=not dry_run)
+    if dry_run:
+        return print_plan(sys.stdout, planned, plan.cannot_run(machine))
+    screen = Screen(sys.stdout, sys.stderr, json, requirements)
     with Session(
         settings,
         machine,

@@ -88,6 +88,7 @@ def _demand(
         return None
     if rate_hz is None or deadline_ms is None:
         raise UsageError("give both --rate and --deadline, as in --rate 30 --deadline 33ms")
-    loads.refuse(Suite(scenarios=["server"], rates_hz=[rate_hz], streams=[streams or 1], percentile=percentile))
+    streams = 1 if streams is None else streams
+    loads.refuse(Suite(scenarios=["server"], rates_hz=[rate_hz], streams=[streams], percentile=percentile))
     percentile = PERCENTILE if percentile is None else percentile
-    return Demand(rate_hz=rate_hz, streams=streams or 1, deadline_ms=deadline_ms, percentile=percentile)
+    return Demand(rate_hz=rate_hz, streams=streams, deadline_ms=deadline_ms, percentile=percentile)

@@ -9,6 +9,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.records import PERCENTILE, QUEUE, Load, Scenario
 
 MOST_HZ = 1e6
+LONGEST_MS = 1e9
 MOST_QUEUED = 100_000
 MOST_STREAMS = 64
 WITH_STREAMS = ("single_stream", "server")
@@ -55,15 +56,15 @@ def _refuse_streams(suite: Suite) -> None:
 
 
 def _refuse_values(suite: Suite) -> None:
-    """Raise UsageError for a value out of its range."""
+    """Raise UsageError for a value out of its range, which it shows unrounded: a rounded one could be within."""
     for rate_hz in suite.rates_hz:
         if not 0 < rate_hz <= MOST_HZ:
-            raise UsageError(f"--rate {rate_hz:g}: above 0 and at most {MOST_HZ:,.0f} requests per second")
-    if suite.deadline_ms is not None and not 0 < suite.deadline_ms <= 1e9:
-        raise UsageError(f"--deadline {suite.deadline_ms:g}ms: above 0")
+            raise UsageError(f"--rate {rate_hz:.15g}: above 0 and at most {MOST_HZ:,.0f} requests per second")
+    if suite.deadline_ms is not None and not 0 < suite.deadline_ms <= LONGEST_MS:
+        raise UsageError(f"--deadline {suite.deadline_ms:.15g}ms: above 0 and at most {LONGEST_MS:,.0f} ms")
     if suite.percentile is not None and not LOWEST_PERCENTILE <= suite.percentile <= HIGHEST_PERCENTILE:
         raise UsageError(
-            f"--percentile {suite.percentile:g}: at least {LOWEST_PERCENTILE:g} and at most {HIGHEST_PERCENTILE:g}"
+            f"--percentile {suite.percentile:.15g}: at least {LOWEST_PERCENTILE:g} and at most {HIGHEST_PERCENTILE:g}"
         )
     if suite.queue is not None and not 1 <= suite.queue <= MOST_QUEUED:
         raise UsageError(f"--queue {suite.queue}: at least 1 and at most {MOST_QUEUED:,} waiting requests")

@@ -214,21 +214,26 @@ class Session:
         return int(bool(self.failures))
 
 
-def writable(folder: Path, name: str) -> Path:
-    """Create the folder, test that it is writable before anything is measured, and return it."""
+def writable(folder: Path, name: str, *, create: bool = True) -> Path:
+    """Create the folder, test that it is writable before anything is measured, and return it.
+
+    Without `create` nothing is created: what exists of the path is tested.
+    """
+    tested = folder if create else next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        if create:
+            folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=tested):
             return folder.resolve()
     except OSError as error:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 
 
-def made_output(folder: Path) -> Path:
-    """Create and test the folder of `--output` and our own folders; raise UsageError if that fails."""
-    writable(folders.cache(), "the cache folder (set XDG_CACHE_HOME to another)")
-    writable(folders.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)")
-    return writable(folder, f"--output {folder}")
+def made_output(folder: Path, *, create: bool = True) -> Path:
+    """Create and test the folder of `--output` and our own as `writable` does; raise UsageError if that fails."""
+    writable(folders.cache(), "the cache folder (set XDG_CACHE_HOME to another)", create=create)
+    writable(folders.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)", create=create)
+    return writable(folder, f"--output {folder}", create=create)
 
 
 def spare_cpu(cpus: Collection[int], device: str, threads: int) -> int | None:

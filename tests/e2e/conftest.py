@@ -59,7 +59,7 @@ def here(
 
     def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         limits = LIMITS if program == "bench-once" else ()
-        monkeypatch.setattr(sys, "argv", [program, *arguments, *limits])
+        monkeypatch.setattr(sys, "argv", [program, *limits, *arguments])  # a test's own options come last, and hold
         with pytest.raises(SystemExit) as end:
             {"benchd": cli.benchd, "bench-once": cli.bench_once}[program]()
         said = capfd.readouterr()

@@ -9,6 +9,7 @@ from worker_jobs import user_module
 from benchd.models import catalog
 
 CASE = "square,eager,b1,size=64"
+EMPTY = ("models", "baseline", "fail-on", "data", "mqtt", "artifacts", "module", "onnx", "weights", "labels", "queue")
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,8 @@ CASE = "square,eager,b1,size=64"
     [
         (["--models", "vim_tni"], "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
         (["--models", ","], "--models is empty: give values separated by commas, or omit it"),
-        (["--models", ""], "--models is empty"),
+        (["--models", " "], "--models is empty"),
+        (["--fail-on", ","], "--fail-on is empty"),
         (["--dry-run", "--mqtt", "mqtt://x:99999"], "MQTT URL, port: expected a number"),
         (["--dry-run", "--artifacts", "nowhere"], "--artifacts nowhere: no such folder"),
         (["--dry-run", "--models", "square", "--data", "imagefolder:nowhere"], "nowhere is not a folder"),
@@ -53,6 +55,32 @@ def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(here, tmp_path, ar
     assert not list((tmp_path / "out").glob("raw/*"))
 
 
+COMPARE = ("benchd", "compare", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        *((("bench-once", "--models", "square", f"--{name}", ""), f"--{name}") for name in EMPTY),
+        (("bench-once", "--models", "square", "--baseline="), "--baseline"),
+        *(((*COMPARE, f"--{name}", ""), f"--{name}") for name in ("fail-on", "junit", "markdown", "output", "config")),
+        ((*COMPARE, "--python", "bin/python", "--python", ""), "--python"),
+        (("benchd", "compare", "", "b"), "SIDES"),
+        (("benchd", "baseline", "set", "a", ""), "RUNS"),
+        (("benchd", "recommend", "a", "--streams", ""), "--streams"),
+        (("benchd", "dashboard", "--mqtt", ""), "--mqtt"),
+    ],
+    ids=str,
+)
+def test_an_empty_value_is_refused_and_names_its_option(here, tmp_path, results, line, name):
+    for side in ("a", "b"):
+        results(side)
+    done = here(*line)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{name} is empty: is the variable behind it set? Give a value, or leave it out" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "tiny.toml"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -78,6 +106,13 @@ def test_a_comparison_that_cannot_be_made_is_named(here, tmp_path, arguments, co
     assert done.returncode == code
     assert words in done.stderr
     assert not (tmp_path / "bench-out").exists()
+
+
+def test_verdicts_in_two_forms_need_two_files(here, tmp_path, results):
+    (tmp_path / "same.out").write_text("of an earlier run")
+    done = here("benchd", "compare", results("a"), results("b"), "--junit", "same.out", "--markdown", "./same.out")
+    assert (done.returncode, "--junit and --markdown: both name same.out" in done.stderr) == (2, True)
+    assert (tmp_path / "same.out").read_text() == "of an earlier run"
 
 
 def test_an_interpreter_that_is_not_there_is_named(command):
@@ -116,6 +151,29 @@ def test_dry_run_prints_the_plan_and_why_not(here, tmp_path):
     assert "2 cases, at most about 00:00:" in done.stdout
     assert re.search(r"cannot run here: CUDA graphs need an NVIDIA GPU: cudagraph, ", done.stdout)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--baseline", "missing.jsonl", "missing.jsonl: no such file"),
+        ("--output", "tiny.toml", "--output tiny.toml: tiny.toml cannot be written: "),
+        ("--output", "tiny.toml/out", "--output tiny.toml/out: tiny.toml/out cannot be written: "),
+        ("--output", "dangling", "--output dangling: dangling cannot be written: "),
+        ("--output", "/proc/out", "--output /proc/out: /proc/out cannot be written: "),
+    ],
+)
+@pytest.mark.parametrize("mode", [["--dry-run"], []], ids=["dry", "real"])
+def test_a_dry_run_refuses_what_a_real_one_refuses(here, tmp_path, option, value, words, mode):
+    (tmp_path / "dangling").symlink_to("nowhere/out")
+    done = here("bench-once", "--models", "square", *mode, option, value)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert not mode or {path.name for path in tmp_path.iterdir()} == {"tiny.toml", "dangling"}
+
+
+def test_a_dry_run_creates_nothing(here, tmp_path):
+    assert here("bench-once", "--models", "square", "--dry-run", "--output", "deep/out").returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,13 @@ def test_training_beside_inference_is_named_as_left_out(tmp_path, capsys):
     assert capsys.readouterr().err == "not vim_tiny,eager,b1,training: training is not shipped\n"
 
 
-@pytest.mark.parametrize("share", [0.0, 99.5])
+@pytest.mark.parametrize("streams", [0, -3])
+def test_no_streams_are_refused(streams):
+    with pytest.raises(UsageError, match=f"--streams {streams}: at least 1"):
+        recommend.recommend([], rate=30.0, deadline="33ms", streams=streams)
+
+
+@pytest.mark.parametrize("share", [0.0, 99.5, 1.0000001])
 def test_an_agreement_is_a_share(share):
-    with pytest.raises(UsageError, match=f"--min-agreement {share:g}: expected a share above 0 and at most 1"):
+    with pytest.raises(UsageError, match=f"--min-agreement {share:.15g}: expected a share above 0 and at most 1"):
         recommend.recommend([], min_agreement=share)
