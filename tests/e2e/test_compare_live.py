@@ -259,6 +259,25 @@ def test_the_documented_gate_compares_a_change_with_its_base(tmp_path, child_env
     assert made["verdict"]["effect"] == pytest.approx(geometric_mean(made["ratios"]) - 1)
 
 
+def test_a_gate_fails_for_other_answers_of_the_same_weights_and_a_crash_is_an_error(compare, tmp_path):
+    made = {}
+    for name, forward in (("base", "pass"), ("other", "images = images * 1.5"), ("crash", "os.abort()")):
+        (tmp_path / name).mkdir()
+        made[name] = user_module(tmp_path / name, build="torch.manual_seed(0)", forward=forward)
+    options = ("--input", "3x4x4", "--variants", "eager", "--batch-sizes", "1", "--threads", "1", "--pairs", "2")
+
+    def gate(change):
+        modules = ("--module", made["base"], "--module", made[change])
+        done = compare("--live", *modules, *options, "--fail-on", "check", "--junit", "gate.xml")
+        return done.returncode, json.loads(done.stdout)[0]["notes"], (tmp_path / "gate.xml").read_text()
+
+    code, notes, xml = gate("other")
+    assert (code, "<failure" in xml) == (5, True)
+    assert notes[0].startswith("B has the weights of A, but its exact answers to the same inputs are off by ")
+    code, _, xml = gate("crash")
+    assert (code, "<error" in xml) == (1, True)
+
+
 def test_where_a_sensor_gives_joules_processes_run_one_after_the_other(compare, tmp_path):
     metric = {"metric": "power_w", "scope": "module", "values": [5.0, 6.0], "period_s": 0.05}
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
