@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from benchd.daemon.commands import Version, application
-from benchd.daemon.errors import BenchdError, NotAvailable, UsageError, require_measure
+from benchd.daemon.errors import BenchdError, NotAvailable, require_measure
 
 VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the file's name
     "ship",
@@ -89,36 +89,57 @@ def benchd() -> None:
 
 
 def _exit_with(verb: str | None) -> None:
-    """Run a verb, or the command line's; print a BenchdError as one line and exit with the code of its kind."""
+    """Run a verb, or the command line's, and exit with its code; 0 becomes 1 if its output could not be written."""
     given = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+    pipe = _discarding(given)
+    code = _code(verb, nullcontext(given) if pipe is None else _text(pipe, given))
+    if pipe and pipe.failure:
+        sys.stderr.write(f"error: standard output: {pipe.failure}\n")
+        code = code or 1
+    sys.exit(code)
+
+
+def _code(verb: str | None, output: AbstractContextManager[TextIO]) -> int | str | None:
+    """Run a verb, or the command line's; print a BenchdError as one line and return the exit code."""
     try:
-        with _outlasting_its_reader(given) as out, redirect_stdout(out):
+        with output as out, redirect_stdout(out):
             (command(verb) if verb else _benchd)()
+    except SystemExit as end:
+        return end.code
     except KeyboardInterrupt:  # before the command's own handler
-        sys.exit(130)
+        return 130
     except BenchdError as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(7 if isinstance(error, NotAvailable) else 2)
+        return 7 if isinstance(error, NotAvailable) else 2
+    return 0
 
 
 class _Discarding(io.FileIO):
-    """A pipe that discards what nobody reads any more, so that `| head` does not change a command's exit code."""
+    """A standard output that discards what cannot be written any more, so that the command's work goes on.
+
+    A reader that leaves, as `| head` does, is no failure; a full disk is, and `failure` says so.
+    """
+
+    failure: str | None = None
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            if isinstance(error, BrokenPipeError):
-                return len(data)
-            raise UsageError(f"standard output: {error.strerror}") from error
+            if not isinstance(error, BrokenPipeError):
+                self.failure = error.strerror
+            return len(data)
 
 
-def _outlasting_its_reader(out: Any) -> AbstractContextManager[TextIO]:
+def _discarding(out: TextIO) -> _Discarding | None:
     try:
-        pipe = _Discarding(os.dup(out.fileno()), "w")
+        return _Discarding(os.dup(out.fileno()), "w")
     except io.UnsupportedOperation:  # in memory: nobody reads it who could leave
-        return nullcontext(out)
+        return None
+
+
+def _text(pipe: _Discarding, out: TextIO) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(pipe), out.encoding, out.errors, line_buffering=out.isatty())
 
 

@@ -21,7 +21,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with _explaining(path):
+        with explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         self._open()
 
@@ -36,7 +36,7 @@ class Journal:
             moved = self._file
             self._open()
             moved.close()
-        with _explaining(self._path):
+        with explaining(self._path):
             line = (b"\n" if _is_torn(self._file) else b"") + record + b"\n"
             size = self.size_bytes()
             try:
@@ -54,7 +54,7 @@ class Journal:
 
     def move(self, path: Path) -> None:
         """Move the file to `path`, in a folder on the same file system, and continue in an empty one."""
-        with _explaining(path):
+        with explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._path.replace(path)
             self._file.close()
@@ -62,7 +62,7 @@ class Journal:
 
     def _open(self) -> None:
         """Open the file; raise UsageError for a pipe or a device, which keeps no record."""
-        with _explaining(self._path):
+        with explaining(self._path):
             if self._path.exists() and not self._path.is_file():
                 raise UsageError(f"{self._path}: not a regular file; move it away")
             self._file = self._path.open("ab+", buffering=0)
@@ -83,7 +83,7 @@ def read(path: Path) -> Iterator[bytes]:
 
     Raises SchemaError if a crash truncated the last one.
     """
-    with _explaining(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with explaining(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 raise SchemaError(
@@ -93,7 +93,8 @@ def read(path: Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def _explaining(path: Path) -> Iterator[None]:
+def explaining(path: Path) -> Iterator[None]:
+    """Raise an error of the file system as UsageError, or Full, that names the path and what to do."""
     try:
         yield
     except OSError as error:

@@ -321,7 +321,11 @@ class RawFile(Struct, frozen=True):
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """Run times of one quantity over one process, or over all processes of a case."""
+    """Run times of one quantity over one process, or over all processes of a case.
+
+    The median and the percentiles of a `server` count dropped requests as later than any answer. If half were dropped,
+    `median_ms` is of the answered ones alone: it has no interval, and the record's `missing` names it.
+    """
 
     median_ms: float
     low_ms: float | None = None

@@ -107,16 +107,24 @@ def compare(
     else:
         comparisons, code = of_files([Path(side) for side in sides or []], request.min_effect, chosen)
     shown.print_comparisons(sys.stdout, comparisons, json)
-    if junit:
-        junit.write_text(shown.junit(comparisons, fails), encoding="utf-8")
-    if markdown:
-        markdown.write_text(shown.markdown(comparisons), encoding="utf-8")
+    texts = {junit: shown.junit(comparisons, fails), markdown: shown.markdown(comparisons)}
+    unwritten = [_unwritten(path, text) for path, text in texts.items() if path]
     code = code or exit_code(comparisons, fails)
     if code == 0 and {one.verdict.answer for one in comparisons} <= {"inconclusive"}:
         sys.stderr.write(
             "nothing was decided: every comparison is inconclusive (--fail-on inconclusive makes it fail)\n"
         )
-    raise typer.Exit(code)
+    raise typer.Exit(code or max(unwritten, default=0))
+
+
+def _unwritten(path: Path, text: str) -> int:
+    """Write the verdicts to a file; return 1, with a warning, if that fails after all the work, else 0."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        sys.stderr.write(f"warning: not stored: {path}: {error.strerror}\n")
+        return 1
+    return 0
 
 
 def _empty(path: Path) -> None:

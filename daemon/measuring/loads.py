@@ -1,5 +1,6 @@
 """Streams and the load of a server from a suite, and what cannot be combined."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from benchd.daemon.records import PERCENTILE, QUEUE, Load, Scenario
 
 MOST_HZ = 1e6
 LONGEST_MS = 1e9
+LEAST_PER_HOUR = 10
 MOST_QUEUED = 100_000
 MOST_STREAMS = 64
 WITH_STREAMS = ("single_stream", "server")
@@ -60,6 +62,12 @@ def _refuse_values(suite: Suite) -> None:
     for rate_hz in suite.rates_hz:
         if not 0 < rate_hz <= MOST_HZ:
             raise UsageError(f"--rate {rate_hz:.15g}: above 0 and at most {MOST_HZ:,.0f} requests per second")
+        if 3600 * rate_hz < LEAST_PER_HOUR:
+            least_hz = math.ceil(1e4 * LEAST_PER_HOUR / 3600) / 1e4
+            raise UsageError(
+                f"--rate {rate_hz:.15g}: {LEAST_PER_HOUR} requests take longer than an hour; give at least "
+                f"{least_hz:g} per second, or measure a single request after a pause with --scenario wake_up"
+            )
     if suite.deadline_ms is not None and not 0 < suite.deadline_ms <= LONGEST_MS:
         raise UsageError(f"--deadline {suite.deadline_ms:.15g}ms: above 0 and at most {LONGEST_MS:,.0f} ms")
     if suite.percentile is not None and not LOWEST_PERCENTILE <= suite.percentile <= HIGHEST_PERCENTILE:

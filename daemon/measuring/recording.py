@@ -42,7 +42,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.sampling import energy, interference
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.verdicts import accuracy, levels, one_model, roofline, statistics
+from benchd.daemon.verdicts import accuracy, figures, levels, one_model, roofline, statistics
 
 RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, or not for long
 OF_NEIGHBOUR = {"busy_machine", "foreign_gpu_process"}  # what a neighbour looks like
@@ -148,6 +148,8 @@ def record(
     status, reason = _status(outcomes)
     measured = [outcome for outcome in outcomes if outcome.process.timing]
     timing = _combined([outcome.process.timing for outcome in measured]) if status == "ok" else None
+    if timing and _dropped_half(outcomes):
+        timing = msgspec.structs.replace(timing, low_ms=None, high_ms=None)
     telemetry = _summaries(outcomes)
     probes = probes or next((outcome.process.probes for outcome in outcomes if outcome.process.probes), None)
     model = next((outcome.model for outcome in outcomes if outcome.model), None)
@@ -332,6 +334,12 @@ def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
     )
 
 
+def _dropped_half(outcomes: Sequence[Outcome]) -> bool:
+    """Return whether the median request of a process was dropped, so that there is no median latency."""
+    found = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
+    return any(figures.is_dropped_median(one) for one in found)
+
+
 def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
     peaks = [outcome.process.memory for outcome in outcomes if outcome.process.memory]
     if not peaks:
@@ -487,6 +495,10 @@ def _missing_timing(
     if timing is None:
         missing["timing"] = missing["x_of_floor"] = reason or "not measured"
     else:
+        requests = _requests(outcomes)
+        if requests and _dropped_half(outcomes):
+            dropped = f"{requests.dropped} of {requests.asked} requests were dropped"
+            missing["timing.median_ms"] = f"{dropped}: what is there is of the answered ones alone"
         for name, q in PERCENTILES.items():
             if getattr(timing, name) is None:
                 missing[f"timing.{name}"] = _missing_percentile(statistics.minimum_samples(q), outcomes)

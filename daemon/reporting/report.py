@@ -9,6 +9,7 @@ from typing import TextIO
 import msgspec
 
 from benchd.daemon.errors import NotAvailable
+from benchd.daemon.journal import explaining
 from benchd.daemon.reporting.brief import Brief
 from benchd.daemon.reporting.cells import COLUMNS
 from benchd.daemon.reporting.console import print_decisions
@@ -22,11 +23,11 @@ from benchd.daemon.verdicts.spiking import comparisons
 def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> int:
     """Write the records of these files as `report.FORMAT` into `output`; print the decisions and the paths.
 
-    Raises NotAvailable if the page's packages are absent.
+    Raises NotAvailable if the page's packages are absent, and UsageError if the folder cannot be written.
     """
     if "html" in formats:
         require_page()
-    with spooled(paths, output) as found:
+    with explaining(output), spooled(paths, output) as found:
         decisions = decide(found.decisive, Requirements())
         output.mkdir(parents=True, exist_ok=True)
         for name in formats:
@@ -41,7 +42,7 @@ def page(folder: Path) -> Path:
     """Write the page of a folder's records into it and return its path."""
     path = folder / "report.html"
     require_page()
-    with spooled([folder], folder) as found:
+    with explaining(folder), spooled([folder], folder) as found:
         _replace(path, _html(found, decide(found.decisive, Requirements())))
     return path
 

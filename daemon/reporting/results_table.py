@@ -12,7 +12,7 @@ from rich.text import Text
 from benchd.daemon.records import Check, Environment, Record, Timing
 from benchd.daemon.reporting.tables import ALARM
 from benchd.daemon.verdicts import accuracy
-from benchd.daemon.verdicts.figures import memory_mib
+from benchd.daemon.verdicts.figures import dropped_half, memory_mib
 from benchd.daemon.verdicts.recommend import agreement, variant_name
 
 ALL_COLUMNS, FEW_COLUMNS, ONE_LINE = 160, 120, 80  # the least widths of a terminal for each form
@@ -101,7 +101,7 @@ def _narrow(name: str, records: Sequence[Record]) -> Table:
 
 
 def _block(record: Record) -> Text:
-    unit = " ms" if record.timing else ""
+    unit = " ms" if record.timing and not dropped_half(record) else ""
     lines = [f"{_model(record)} {_variant(record)} b{record.case.batch_size}"]
     lines += [f"  median {_median_and_error(record)}{unit}"]
     lines += [f"  energy {energy_and_error(record).replace(' ', ' mJ ', 1)}"] if record.energy else []
@@ -123,21 +123,26 @@ def _variant(record: Record) -> str:
 
 
 def median_and_interval(record: Record) -> str:
-    """Return the median in ms with its 95 % interval, a dash if not timed."""
+    """Return the median in ms with its 95 % interval; a dash if not timed, `dropped` if the median request was."""
     timing = record.timing
+    if timing and dropped_half(record):
+        return "dropped"
     if timing is None or timing.low_ms is None or timing.high_ms is None:
         return figure(timing.median_ms if timing else None)
     return f"{figure(timing.median_ms)} [{figure(timing.low_ms)}, {figure(timing.high_ms)}]"
 
 
 def _median_and_error(record: Record) -> str:
-    """Return the median and the half-width of its interval, both to the second digit of the latter; or the status."""
+    """Return the median and the half-width of its interval, both to the second digit of the latter; or the status.
+
+    An interval wider than twice the median has no half-width to show.
+    """
     timing = record.timing
     if timing is None:
         return record.status
-    half_ms = _half_width_ms(timing)
-    if not half_ms:
-        return figure(timing.median_ms)
+    half_ms = None if dropped_half(record) else _half_width_ms(timing)
+    if not half_ms or half_ms >= timing.median_ms:  # no time is 0 or less
+        return median_and_interval(record)
     digits = max(0, 1 - math.floor(math.log10(half_ms)))
     return f"{timing.median_ms:.{digits}f} ± {half_ms:.{digits}f}"
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable
 
 from benchd.daemon.records import Load, NeighbourResult, Record, Requests, Timing
-from benchd.daemon.verdicts.statistics import median
+from benchd.daemon.verdicts.figures import dropped_half
+from benchd.daemon.verdicts.statistics import median, minimum_samples
 
 _PIPELINE = ("decode", "resize", "normalise", "copy", "model", "post")
 _STAGES = ("spawn", "import", "build", "load", "first_run", "second_run")
@@ -76,12 +77,23 @@ def _server(record: Record) -> str:
         [
             f"{_rate(requests, load)}: {requests.asked} asked = {requests.answered} in time + {requests.late} late + "
             f"{requests.dropped} dropped",
-            _percentiles(timing),
+            *_all_percentiles(record, requests, timing),
             f"busy {100 * requests.busy_share:.3g} %",
             *([f"woken after {requests.noticed_ms:.3g} ms"] if requests.noticed_ms is not None else []),
-            *([_streams(record)] if record.case.streams > 1 else []),
+            # a dropped request has no stream, so those of a stream are of the answered ones alone
+            *([_streams(record)] if record.case.streams > 1 and not requests.dropped else []),
         ]
     )
+
+
+def _all_percentiles(record: Record, requests: Requests, timing: Timing) -> list[str]:
+    """Return the percentiles of all requests that have a latency, and those that are dropped requests."""
+    known = {90.0: timing.p90_ms, 99.0: timing.p99_ms, 99.9: timing.p999_ms}
+    hidden = [q for q, ms in known.items() if ms is None and requests.asked >= minimum_samples(q)]
+    dropped = [f"p{q:g}" for q in hidden if requests.dropped > (1 - q / 100) * requests.asked]
+    if dropped_half(record):
+        return [f"{' '.join(['p50', *dropped])} dropped"]
+    return [_percentiles(timing), *([f"{' '.join(dropped)} dropped"] if dropped else [])]
 
 
 def _rate(requests: Requests, load: Load) -> str:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from benchd.daemon.records import BlocksResult, Interference, Sample, Window, throttles
-from benchd.daemon.verdicts.statistics import median, median_interval
+from benchd.daemon.verdicts.statistics import block_estimate, median
 
 CLOCK_SHARE = 0.97
 STEAL_PERCENT = 1.0  # one tick of 10 ms in a block of half a second on two CPUs
@@ -60,10 +60,10 @@ def throttling_of(device: str) -> str:
 
 
 def _result(medians_ms: Sequence[float]) -> BlocksResult:
-    interval = median_interval(medians_ms)
+    centre_ms, interval = block_estimate(medians_ms)
     return BlocksResult(
-        median_ms=fmean(medians_ms),
-        low_ms=max(0.0, interval.low) if interval else None,
+        median_ms=centre_ms,
+        low_ms=interval.low if interval else None,
         high_ms=interval.high if interval else None,
         blocks=len(medians_ms),
     )

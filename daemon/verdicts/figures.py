@@ -2,7 +2,7 @@
 
 import math
 
-from benchd.daemon.records import Energy, Record
+from benchd.daemon.records import Energy, Record, Requests
 
 
 def latency_ms(record: Record) -> float | None:
@@ -14,6 +14,22 @@ def latency_ms(record: Record) -> float | None:
         return None
     has_dropped = record.requests is not None and record.requests.dropped > 0
     return record.timing.p99_ms or (None if has_dropped else record.timing.high_ms)
+
+
+def median_ms(record: Record) -> float | None:
+    """Return the median in ms; None without one, or if half of a process's requests or more were dropped."""
+    return record.timing.median_ms if record.timing and not dropped_half(record) else None
+
+
+def dropped_half(record: Record) -> bool:
+    """Return whether the median of a process's requests is one that was dropped."""
+    found = [record.requests, *(process.requests for process in record.processes)]
+    return any(is_dropped_median(one) for one in found if one)
+
+
+def is_dropped_median(requests: Requests) -> bool:
+    """Return whether the median request was dropped, which leaves no median latency."""
+    return 2 * requests.dropped >= requests.asked > 0
 
 
 def energy_error_share(energy: Energy | None) -> float | None:

@@ -9,11 +9,11 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import Check, Energy, Record, Timing, all_variants
+from benchd.daemon.records import Check, Energy, Record, Requests, Timing, all_variants
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
 from benchd.daemon.verdicts.demand import RATE_SHARE, Demand, answering, shortfall
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, welch_effect
-from benchd.daemon.verdicts.figures import energy_error_share, largest_power_w, latency_ms, memory_mib
+from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, largest_power_w, latency_ms, memory_mib
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import Interval
 
@@ -365,6 +365,10 @@ def _overloaded(record: Record) -> str | None:
     load, requests = record.case.load, record.requests
     if load is None or requests is None or requests.dropped <= (1.0 - load.percentile / 100.0) * requests.asked:
         return None
+    return _dropped(requests)
+
+
+def _dropped(requests: Requests) -> str:
     return f"dropped {requests.dropped} of {requests.asked} requests: lower --rate"
 
 
@@ -382,6 +386,8 @@ def impossible(record: Record) -> str | None:
     """Return the impossible value in the record that would break a ratio or a logarithm, else None."""
     if record.timing and record.timing.median_ms <= 0:
         return f"has a time of {record.timing.median_ms:g} ms"
+    if record.requests and dropped_half(record):
+        return _dropped(record.requests)
     found = [record.requests, *(process.requests for process in record.processes)]
     least_hz = min((requests.rate_hz for requests in found if requests), default=math.inf)
     if least_hz <= 0:

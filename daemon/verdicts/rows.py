@@ -5,7 +5,7 @@ from typing import Any
 
 from benchd.daemon.records import OptionValue, Record
 from benchd.daemon.verdicts.disturbed import disturbed
-from benchd.daemon.verdicts.figures import energy_error_share, latency_ms, memory_mib, power_w
+from benchd.daemon.verdicts.figures import energy_error_share, latency_ms, median_ms, memory_mib, power_w
 
 Cell = str | float | bool | None
 Row = dict[str, Cell]
@@ -41,7 +41,8 @@ def row(record: Record) -> Row:
         "threads": environment.threads,
         "status": record.status,
         "reason": record.reason,
-        **_fields(timing, "median_ms", "low_ms", "high_ms", "p99_ms", "p999_ms"),
+        "median_ms": median_ms(record),
+        **_fields(timing, "low_ms", "high_ms", "p99_ms", "p999_ms"),
         "disturbed_blocks": found.disturbed if found else 0,
         **_fields(found, "clean_ms", "as_experienced_ms"),
         "latency_upper_ms": latency_ms(record),

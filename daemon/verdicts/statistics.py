@@ -74,7 +74,7 @@ STOP_RULES = {
 class BlockSummary(msgspec.Struct, frozen=True):
     """A measuring loop's result. `half_width` is the achieved one, relative to `median_ns`.
 
-    `median_ns` is the centre of `interval_ns`, the mean of the block medians. `runs_per_block` counts the shortest
+    `median_ns` is the centre of `interval_ns` (`block_estimate`). `runs_per_block` counts the shortest
     block. `converged` means that the requested half-width was reached; it is never true without a request. `lag1`
     is None for fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two.
     `ends` counts the runs up to the end of each block. `is_correlated` says that the blocks still depend on each other,
@@ -168,6 +168,27 @@ def median_interval(block_medians: Sequence[float], confidence: float = 0.95) ->
     2011), applied where r exceeds 1.25 standard errors. Fewer than eight medians are taken as independent.
     """
     return _t_interval(block_medians, _effective_count(block_medians), confidence) if len(block_medians) > 1 else None
+
+
+def block_estimate(block_medians: Sequence[float], effective: float | None = None) -> tuple[float, Interval | None]:
+    """Return the centre and the 95 % interval of times from the medians of successive blocks, at least one.
+
+    They are the mean and its t interval (`median_interval`). One that reaches 0, which no time does, is computed on
+    logarithms instead, and the centre is the geometric mean, as in `combine`. `effective` replaces the number of
+    independent medians. No interval for a single median, nor for one of 0 whose interval would reach below.
+    """
+    centre = math.fsum(block_medians) / len(block_medians)
+    if len(block_medians) < 2:
+        return centre, None
+    effective = effective or _effective_count(block_medians)
+    interval = _t_interval(block_medians, effective, 0.95)
+    if interval.low > 0.0:
+        return centre, interval
+    if min(block_medians) <= 0.0:
+        return centre, None
+    logs = [math.log(value) for value in block_medians]
+    interval = _t_interval(logs, effective, 0.95)
+    return math.exp(math.fsum(logs) / len(logs)), Interval(math.exp(interval.low), math.exp(interval.high))
 
 
 def _t_interval(values: Sequence[float], effective: float, confidence: float) -> Interval:
@@ -419,7 +440,7 @@ class Blocks:
     def summary(self) -> BlockSummary:
         """Return the result so far; raise ValueError before the first run."""
         medians, runs_lag1 = self._medians(), self._runs_lag1()
-        interval = self._interval(medians, runs_lag1)
+        median_ns, interval = block_estimate(medians, self._effective(medians, runs_lag1))
         return BlockSummary(
             block_medians_ns=medians,
             count=len(medians),
@@ -427,11 +448,11 @@ class Blocks:
             runs_per_block=min(end - start for start, end in self._spans()),
             lag1=lag1_autocorrelation(medians),
             doublings=self._doublings,
-            half_width=_relative_half_width(interval),
+            half_width=_relative_half_width(self._interval(medians, runs_lag1)),
             converged=self._converged,
             stop_reason=self._stop_reason,
             ends=[end for _, end in self._spans()],
-            median_ns=math.fsum(medians) / len(medians),
+            median_ns=median_ns,
             interval_ns=interval,
             is_correlated=self._is_correlated(medians, runs_lag1),
             pieces_ns=list(self._pieces),
@@ -476,8 +497,10 @@ class Blocks:
     def _interval(self, medians: Sequence[float], runs_lag1: float) -> Interval | None:
         if len(medians) < 2:
             return None
-        expected = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
-        return _t_interval(medians, _effective_count(medians, *expected), 0.95)
+        return _t_interval(medians, self._effective(medians, runs_lag1), 0.95)
+
+    def _effective(self, medians: Sequence[float], runs_lag1: float) -> float:
+        return _effective_count(medians, *_block_correlation(runs_lag1, len(self._pieces) / len(medians)))
 
     def _runs_lag1(self) -> float:
         for start, end in pairwise([0, *self._ends][self._cut_blocks :]):

@@ -16,7 +16,7 @@ def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: fl
     mild, severe = statistics.tukey_outliers(ordered)
     found = Timing(
         median_ms=median_ns / 1e6,
-        low_ms=max(0.0, interval_ns.low / 1e6) if interval_ns else None,
+        low_ms=interval_ns.low / 1e6 if interval_ns else None,
         high_ms=interval_ns.high / 1e6 if interval_ns else None,
         mean_ms=math.fsum(ordered) / len(ordered) / 1e6,
         min_ms=ordered[0] / 1e6,
@@ -37,12 +37,28 @@ def _percentiles(ordered_ns: Sequence[float]) -> dict[str, float | None]:
 
 def part_timing(values_ns: Sequence[int]) -> Timing:
     """Return the statistics of a part that did not decide the stop: its blocks are tenths of the loop's runs."""
-    size = max(1, len(values_ns) // 10)
-    medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
-    return timing(values_ns, statistics.median_interval(medians), math.fsum(medians) / len(medians))
+    median_ns, interval_ns = statistics.block_estimate(_tenths(values_ns))
+    return timing(values_ns, interval_ns, median_ns)
 
 
-def request_timing(latencies_ns: Sequence[int], dropped: int) -> Timing:
-    """Return the statistics of answered requests; in the percentiles, those dropped count as later than any answer."""
-    ordered = sorted(map(float, latencies_ns)) + [math.inf] * dropped
-    return msgspec.structs.replace(part_timing(latencies_ns), **_percentiles(ordered))
+def _tenths(values: Sequence[float]) -> list[float]:
+    """Return the medians of successive tenths."""
+    size = max(1, len(values) // 10)
+    return [statistics.median(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
+
+
+def request_timing(latencies_ns: Sequence[float]) -> Timing:
+    """Return the statistics of requests in the order of their arrival; one that was dropped is infinitely late.
+
+    The median and the percentiles are those of all requests, the rest is of the answered ones. Without a drop it is
+    that of a part. If half of them or more were dropped the median is that of the answered ones, without an interval.
+    """
+    answered = [int(value) for value in latencies_ns if math.isfinite(value)]
+    ordered, medians = sorted(map(float, latencies_ns)), _tenths(latencies_ns)
+    if all(map(math.isfinite, medians)):
+        median_ns, interval_ns = statistics.block_estimate(medians)
+        found = timing(answered, interval_ns, median_ns)
+    else:
+        median_ns = statistics.median(ordered)
+        found = timing(answered, None, median_ns if math.isfinite(median_ns) else statistics.median(answered))
+    return msgspec.structs.replace(found, **_percentiles(ordered))

@@ -349,7 +349,7 @@ def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found
     _take_peaks(job, loaded, found)
     _rest(job, stages, found, settle_s=job.idle_s / 2)
     stages.leave()
-    found.process.timing = timings.request_timing(served.latency_ns, len(served.dropped))
+    found.process.timing = timings.request_timing(served.asked_ns)
     columns = {"service": served.service_ns, **_named_streams(served.of_stream_ns)}
     found.process.parts |= {name: timings.part_timing(column) for name, column in columns.items() if column}
     found.process.raw = measure.write_raw({"total": served.latency_ns, **columns}, Path(job.output), job.raw_name)

@@ -4,6 +4,7 @@ The queue is told the time instead of reading it, and the loop reads a clock tha
 same code.
 """
 
+import math
 import random
 import time
 from array import array
@@ -152,12 +153,13 @@ class Queue:
 class Served:
     """A run of a server: the times in ns of each answered request; latency counts from its arrival.
 
-    `arrived_ns` are those of all requests, `late` and `dropped` the numbers of some. `noticed_ns` has the delay with
-    which an idle stream woke up for a request.
+    `asked_ns` has the latency of every request, infinite if it was dropped. `arrived_ns` are those of all requests,
+    `late` and `dropped` the numbers of some. `noticed_ns` has the delay with which an idle stream woke up for one.
     """
 
     rate_hz: float
     latency_ns: "array[int]"
+    asked_ns: Sequence[float]
     of_stream_ns: "Sequence[array[int]]"
     service_ns: "array[int]"
     arrived_ns: Sequence[int]
@@ -298,6 +300,7 @@ def _served(
     return Served(
         rate_hz=rate_hz,
         latency_ns=array("q", latency_ns.values()),
+        asked_ns=[latency_ns.get(request, math.inf) for request in range(queue.asked)],
         of_stream_ns=[array("q", (latency_ns[request] for request in one)) for one in by_stream],
         service_ns=array("q", (queue.ended_ns[request] - queue.started_ns[request] for request in answered)),
         arrived_ns=arrived_ns[: queue.asked],

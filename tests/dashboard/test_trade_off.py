@@ -11,6 +11,7 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 from benchd.daemon.records import Case, Load, Neighbour, Variant
 from benchd.dashboard.answers import Kind, Newest
 from benchd.dashboard.messages import flat
+from benchd.dashboard.text import time
 from benchd.dashboard.trade_off import Figure, Point, front, groups
 
 ORIN, NANO = Kind("tegra234", "MAXN", "cuda"), Kind("tegra234", "15W", "cuda")
@@ -83,3 +84,8 @@ def test_nothing_beats_the_front_and_something_on_it_beats_the_rest(pairs):
 def test_what_failed_its_check_can_never_win():
     good = point(9.0, 9.0)
     assert front([point(1.0, 1.0, is_wrong=True), point(1.0, None), good]) == [good]
+
+
+def test_an_interval_that_would_reach_below_0_as_a_half_width_is_shown_with_both_ends():
+    wide = newest("d", "fp16", 5.0, timing=timing(5.0, low_ms=1.0, high_ms=20.0))
+    assert time(wide.result) == "5 [1, 20] ms"

@@ -43,7 +43,20 @@ def test_a_reader_that_leaves_does_not_change_the_exit_code(child_environment, w
 
 def test_a_full_disk_is_one_sentence(child_environment):
     done = shell("./benchd schema > /dev/full", child_environment)
-    assert (done.returncode, done.stderr) == (2, "error: standard output: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "error: standard output: No space left on device\n")
+
+
+def test_a_full_disk_keeps_the_exit_code_of_the_verdict(child_environment, results, tmp_path):
+    """The last line of stdout and the files of the verdicts come after all the work."""
+    before, *others = (tmp_path / results(*given) for given in (("before",), ("again",), ("after", 1.02)))
+    same, slower = (f"./benchd compare {before} {other}" for other in others)
+    for words, code in ((f"{slower} > /dev/full", 3), (f"{slower} --junit /dev/full --markdown /dev/full", 3)):
+        done = shell(words, child_environment)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+        assert "No space left on device" in done.stderr
+    done = shell(f"{same} --junit /dev/full", child_environment)
+    assert (done.returncode, done.stderr.count("warning: not stored: /dev/full: No space left on device")) == (1, 1)
+    assert done.stdout.count("SAME") == 2
 
 
 @pytest.mark.parametrize("command", ["benchd", "bench-once"])

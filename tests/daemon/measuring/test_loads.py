@@ -96,6 +96,10 @@ FOUND = {"scenarios": ["server"], "find_rate": True}
         (FOUND, "--find-rate: also give what the rate must meet, such as --deadline 33ms"),
         ({**FOUND, **SERVER, "deadline_ms": 3.0}, "--rate and --find-rate: give only one"),
         ({**SERVER, "rates_hz": [0.0]}, "--rate 0: above 0"),
+        (
+            {**SERVER, "rates_hz": [1e-9]},
+            "--rate 1e-09: 10 requests take longer than an hour; give at least 0.0028 per",
+        ),
         ({**SERVER, "rates_hz": [float("nan")]}, "--rate nan: above 0"),
         ({**SERVER, "rates_hz": [float("inf")]}, "--rate inf: above 0"),
         ({**SERVER, "deadline_ms": -1.0}, "--deadline -1ms: above 0"),

@@ -297,6 +297,15 @@ def test_a_percentile_that_dropped_requests_hide_says_so():
     assert found.missing["timing.p999_ms"] == "needs 6636 runs per process, has 1000"
 
 
+def test_a_median_that_dropped_requests_hide_has_no_interval_and_says_so():
+    calm = outcome(timing=timing(5.0), requests=requests(30.0))
+    found = record(calm, outcome(timing=timing(6.0), requests=requests(30.0, dropped=500)), case=SERVER)
+    assert (found.timing.low_ms, found.timing.high_ms) == (None, None)
+    words = "500 of 2000 requests were dropped: what is there is of the answered ones alone"
+    assert found.missing["timing.median_ms"] == words
+    assert "timing.median_ms" not in record(calm, calm, case=SERVER).missing
+
+
 def test_a_percentile_needs_its_requests_in_each_process():
     found = record(*(outcome(timing=timing(5.0), requests=requests(30.0, dropped=1)) for _ in range(7)), case=SERVER)
     assert found.missing["timing.p999_ms"] == "needs 6636 runs per process, has 1000"

@@ -292,3 +292,13 @@ def test_no_records_are_no_report(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(UsageError, match="contains no record"):
         report.report([tmp_path / "empty"], ["csv"], tmp_path, StringIO())
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"), [("page.py", "page.py: File exists; choose a folder"), ("/proc/page", "/proc/page: ")]
+)
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, folder, words):
+    (tmp_path / "page.py").write_text("")
+    (tmp_path / "records.jsonl").write_bytes(encode(made()) + b"\n")
+    with pytest.raises(UsageError, match=words):
+        report.report([tmp_path], ["html"], tmp_path / folder, StringIO())

@@ -16,7 +16,7 @@ from rich.console import Console
 from test_console import ENERGY, check
 from waiting import WAIT_S
 
-from benchd.daemon.records import Case, Memory, Variant
+from benchd.daemon.records import Case, Memory, Requests, Variant
 from benchd.daemon.reporting.results_table import print_table
 
 WIDTHS = (60, 80, 100, 120, 160, 200)
@@ -87,3 +87,18 @@ def test_a_terminal_that_is_called_dumb_keeps_its_width(columns):
     assert os.read(leader, 100).decode().strip() == str(columns)
     os.close(leader)
     os.close(follower)
+
+
+@pytest.mark.parametrize("width", [160, 100, 60])
+def test_the_median_of_a_server_that_dropped_half_its_requests_is_dropped(width):
+    counts = {"asked": 1000, "answered": 100, "late": 0, "dropped": 900}
+    requests = Requests(rate_hz=30.0, met=None, arrivals_p=0.5, noticed_ms=None, busy_share=1.0, **counts)
+    found = table(width, [made(timing=timing(69.97, low_ms=None, high_ms=None), requests=requests)])
+    assert "dropped" in found
+    assert "69.97" not in found
+
+
+@pytest.mark.parametrize("width", [160, 100, 60])
+def test_an_interval_wider_than_twice_its_median_is_shown_with_both_ends(width):
+    found = table(width, [made(timing=timing(5.0, low_ms=1.0, high_ms=20.0))])
+    assert "5 [1, 20]" in found

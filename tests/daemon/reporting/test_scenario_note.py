@@ -82,6 +82,22 @@ def test_a_server_tells_its_rate_and_what_became_of_each_request(load, met, word
     assert scenario_note(record).endswith(f": {words}: {COUNTS}")
 
 
+@pytest.mark.parametrize(
+    ("dropped", "words"),
+    [(60, "p50 5 p90 6 ms, p99 dropped, busy"), (350, "p50 p90 p99 dropped, busy"), (5, "p50 5 p90 6 ms, busy")],
+)
+def test_a_percentile_of_a_server_that_is_a_dropped_request_says_so(dropped, words):
+    """The streams' times are of answered requests, which a dropped one is not among."""
+    record = made(
+        case=Case(model="vim_tiny", scenario="server", load=Load(rate_hz=30.0), streams=2),
+        requests=msgspec.structs.replace(REQUESTS, answered=694 - dropped, dropped=dropped),
+        timing=timing(5.0, p90_ms=6.0 if dropped < 70 else None),
+        parts={"stream_1": timing(4.0)},
+    )
+    assert f"{dropped} dropped, {words}" in scenario_note(record)
+    assert "stream 1" not in scenario_note(record)
+
+
 def test_each_stream_and_the_neighbour_tell_their_percentiles():
     record = made(
         case=Case(model="vim_tiny", streams=2, beside=Neighbour("square,eager,b1", 30.0)),

@@ -17,6 +17,7 @@ from benchd.daemon.verdicts.statistics import (
     Interval,
     StopRule,
     backed_percentile,
+    block_estimate,
     combine,
     lag1_autocorrelation,
     mean_interval,
@@ -125,6 +126,19 @@ def test_correlated_medians_widen_the_interval():
     values = noise(400, 0.8)
     plain, widened = mean_interval(values), median_interval(values)
     assert widened.high - widened.low > 1.5 * (plain.high - plain.low)
+
+
+def test_the_interval_of_a_time_never_reaches_0():
+    """One block of ten is ten times as long: the mean 19 of [10] * 9 + [100] has the half-width 20.4."""
+    centre, interval = block_estimate([10.0] * 9 + [100.0])
+    logs = [math.log(10.0)] * 9 + [math.log(100.0)]
+    low, high = stats.t.interval(0.95, 9, np.mean(logs), stats.sem(logs))
+    assert centre == pytest.approx(math.exp(np.mean(logs)))
+    assert (interval.low, interval.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
+    summary = fed(StopRule(5, 1, 0.0, 1.0, None), [1e6, 1e6, 1e6, 1e6, 1e8])[0].summary()
+    assert 0.0 < summary.interval_ns.low < summary.median_ns < summary.interval_ns.high
+    assert block_estimate([0.0, 10.0]) == (5.0, None)
+    assert block_estimate([9.0, 10.0, 11.0]) == (10.0, median_interval([9.0, 10.0, 11.0]))
 
 
 def test_one_value_has_no_interval():

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import math
 import time
 from array import array
 from itertools import pairwise
@@ -123,11 +124,19 @@ def test_percentiles_appear_with_enough_runs_only():
 
 def test_dropped_requests_are_later_than_every_answer():
     """Of 1000 requests 60 are dropped: p90 is that of all, p95 is beyond the answers."""
-    found = timings.request_timing(array("q", range(1, 941)), 60)
+    found = timings.request_timing([*range(1, 941), *[math.inf] * 60])
     assert found.p90_ms == pytest.approx(900e-6, rel=0.01)
     assert (found.p95_ms, found.p99_ms, found.p99_upper_ms) == (None, None, None)
     assert (found.runs, found.max_ms) == (940, 940e-6)
-    assert timings.request_timing(array("q", range(1, 941)), 0) == timings.part_timing(range(1, 941))
+    assert (found.median_ms, found.low_ms, found.high_ms) == (500.5e-6, None, None)
+    assert timings.request_timing(range(1, 941)) == timings.part_timing(range(1, 941))
+
+
+def test_the_median_and_its_interval_count_the_requests_dropped_among_the_others():
+    """Of each ten requests four are dropped, so that the median is between the fifth and the sixth answer."""
+    found = timings.request_timing([1.0, math.inf, 2.0, math.inf, 3.0, math.inf, 4.0, math.inf, 5.0, 6.0] * 100)
+    assert (found.median_ms, found.low_ms, found.high_ms) == (5.5e-6, 5.5e-6, 5.5e-6)
+    assert timings.request_timing([1.0, 2.0, *[math.inf] * 2]).low_ms is None
 
 
 def test_raw_times_are_little_endian_int64_with_their_hash(tmp_path):
