@@ -1,7 +1,7 @@
 """`benchd compare`: two sets of records, or two cases measured here and now."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -81,6 +81,9 @@ def compare(
     json: AsJson = False,
 ) -> None:
     """Report whether B is faster than A, slower or the same."""
+    sources = [one.rpartition(":")[0] for one in module or []]
+    read = [*map(Path, [*(sides or []), *sources]), *([config] if config else [])]
+    _refuse_overwriting({"--junit": junit, "--markdown": markdown}, read)
     fails = choices("--fail-on", names("--fail-on", fail_on), list(FAIL_ON))
     chosen = [
         [Variant.parse(name).name for name in names("--variants", variants)],
@@ -96,8 +99,6 @@ def compare(
         threads=threads,
         is_aa=aa,
     )
-    if junit and markdown and junit.resolve() == markdown.resolve():
-        raise UsageError(f"--junit and --markdown: both name {junit}; give each its own file")
     for path in filter(None, (junit, markdown)):
         _empty(path)
     if live or aa:
@@ -125,6 +126,17 @@ def _unwritten(path: Path, text: str) -> int:
         sys.stderr.write(f"warning: not stored: {path}: {error.strerror}\n")
         return 1
     return 0
+
+
+def _refuse_overwriting(written: Mapping[str, Path | None], read: Sequence[Path]) -> None:
+    """Raise UsageError for a file that would be written and is also read, or written twice; a device loses nothing."""
+    taken = {path.resolve(): "what is compared" for path in read}
+    for option, path in written.items():
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        if other := taken.get(path.resolve()):
+            raise UsageError(f"{option} {path}: the same file as {other}; choose another one")
+        taken[path.resolve()] = option
 
 
 def _empty(path: Path) -> None:

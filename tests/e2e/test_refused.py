@@ -111,8 +111,21 @@ def test_a_comparison_that_cannot_be_made_is_named(here, tmp_path, arguments, co
 def test_verdicts_in_two_forms_need_two_files(here, tmp_path, results):
     (tmp_path / "same.out").write_text("of an earlier run")
     done = here("benchd", "compare", results("a"), results("b"), "--junit", "same.out", "--markdown", "./same.out")
-    assert (done.returncode, "--junit and --markdown: both name same.out" in done.stderr) == (2, True)
+    assert (done.returncode, "--markdown same.out: the same file as --junit" in done.stderr) == (2, True)
     assert (tmp_path / "same.out").read_text() == "of an earlier run"
+
+
+@pytest.mark.parametrize("option", ["--junit", "--markdown"])
+def test_verdicts_do_not_overwrite_what_is_compared(here, tmp_path, results, option):
+    kept = (tmp_path / results("a")).read_bytes()
+    done = here("benchd", "compare", results("a"), results("b"), option, f"./{results('a')}")
+    assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
+    assert (tmp_path / results("a")).read_bytes() == kept
+    module = tmp_path / "net.py"
+    module.write_text("def build(): ...\n")
+    done = here("benchd", "compare", "--live", "--module", "net.py:build", "--module", "a.py:build", option, "net.py")
+    assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
+    assert module.read_text() == "def build(): ...\n"
 
 
 def test_an_interpreter_that_is_not_there_is_named(command):

@@ -283,7 +283,7 @@ def test_a_format_that_fails_leaves_the_last_report(results, tmp_path, monkeypat
         raise OSError("no space left on device")
 
     monkeypatch.setitem(report.FORMATS, "csv", cut_off)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(UsageError, match="no space"):
         report.report([results], ["csv"], tmp_path, StringIO())
     assert (tmp_path / "report.csv").read_text() == last
 
