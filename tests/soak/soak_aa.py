@@ -87,9 +87,14 @@ def _left(kept: Sequence[dict[str, Any]], count: int, half: Half | None) -> list
 def _append(output: Path, name: str, beside_load: bool, arguments: Sequence[str]) -> None:
     """Make one comparison and keep its verdict."""
     with _load() if beside_load else nullcontext():
-        verdict = _compare(output, name, arguments)
+        verdict = compared("--aa", name, "--output", str(output), *arguments)["verdict"]
     line = {"case": name, "beside_load": beside_load, "answer": verdict["answer"], "effect": verdict["effect"]}
-    with closing(journal.Journal(output / FILE)) as kept:
+    keep(output / FILE, line)
+
+
+def keep(path: Path, line: dict[str, Any]) -> None:
+    """Append a line to a file, where it lasts."""
+    with closing(journal.Journal(path)) as kept:
         kept.append(json.dumps(line).encode())
 
 
@@ -103,16 +108,17 @@ def _load() -> Iterator[None]:
             process.kill()
 
 
-def _compare(output: Path, name: str, arguments: Sequence[str]) -> dict[str, Any]:
-    line = command("benchd", "compare", "--aa", name, "--json", "--output", str(output), *arguments)
+def compared(*arguments: str) -> dict[str, Any]:
+    """Return what one `benchd compare` finds; if it cannot be made, end with its exit code."""
+    line = command("benchd", "compare", *arguments, "--json")
     with TemporaryDirectory() as state:  # each by its own: a noise floor of those before would excuse this one
         environment = os.environ | {"STATE_DIRECTORY": state}
         done = subprocess.run(line, stdout=subprocess.PIPE, env=environment, check=False)
     if done.returncode not in (0, 3, 4):
         sys.exit(done.returncode)  # it has said why
+    comparison: dict[str, Any]
     (comparison,) = json.loads(done.stdout)
-    verdict: dict[str, Any] = comparison["verdict"]
-    return verdict
+    return comparison
 
 
 class Counts(NamedTuple):

@@ -3,14 +3,9 @@
 `make soak-gate` takes about one and a half hours and resumes where it was stopped: each trial is kept when it ends.
 """
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -18,9 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchd.daemon import journal
-from benchmarks.commands import command
-from tests.soak.soak_aa import print_line, read
+from tests.soak.soak_aa import compared, keep, print_line, read
 
 FILE = "soak_gate.jsonl"
 ANSWERS = ("slower", "same", "inconclusive", "faster")
@@ -48,8 +41,7 @@ def main(
     for is_planted in _left(read(output / FILE), trials):
         line = {"planted": is_planted, **_trial(is_planted, arguments.split())}
         print_line(f"{_kind(is_planted)}: {line['answer']} after {line['seconds']:.0f} s")
-        with closing(journal.Journal(output / FILE)) as kept:
-            kept.append(json.dumps(line).encode())
+        keep(output / FILE, line)
     for text in summary(read(output / FILE)):
         print_line(text)
 
@@ -66,7 +58,7 @@ def _kind(is_planted: bool) -> str:
 
 
 def _trial(is_planted: bool, arguments: Sequence[str]) -> dict[str, Any]:
-    """Run the gate once, without the noise floor of earlier ones; return its answer, interval and seconds."""
+    """Run the gate once; return its answer, interval and seconds."""
     with TemporaryDirectory() as folder:
         modules = []
         for name, layers in (("base", BASE), ("change", PLANTED if is_planted else BASE)):
@@ -74,14 +66,9 @@ def _trial(is_planted: bool, arguments: Sequence[str]) -> dict[str, Any]:
             path.parent.mkdir()
             path.write_text(NET.format(layers=layers))
             modules += ["--module", f"{path}:build"]
-        line = command("benchd", "compare", "--live", *modules, "--input", "384x128", "--variants", "eager")
-        line += ["--batch-sizes", "1", "--threads", "1", "--json", "--output", f"{folder}/out", *arguments]
+        case = ["--input", "384x128", "--variants", "eager", "--batch-sizes", "1", "--threads", "1"]
         started_s = time.monotonic()
-        environment = os.environ | {"STATE_DIRECTORY": f"{folder}/state"}
-        done = subprocess.run(line, stdout=subprocess.PIPE, env=environment, check=False)
-    if done.returncode not in (0, 3, 4):
-        sys.exit(done.returncode)  # it has said why
-    (comparison,) = json.loads(done.stdout)
+        comparison = compared("--live", *modules, *case, "--output", f"{folder}/out", *arguments)
     verdict = comparison["verdict"]
     return {
         "answer": verdict["answer"],

@@ -19,8 +19,10 @@ def failing_ext4(image: Path, folder: Path) -> Iterator[Callable[[str], int]]:
     if any(subprocess.run(command, check=False).returncode for command in (["mkfs.ext4", "-q", image], mount)):
         pytest.skip("needs the right to mount an ext4")
     source = subprocess.run(["findmnt", "-no", "SOURCE", folder], check=True, capture_output=True, text=True).stdout
-    yield Path("/sys/fs/ext4", Path(source.strip()).name, "trigger_fs_error").write_text
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    try:
+        yield Path("/sys/fs/ext4", Path(source.strip()).name, "trigger_fs_error").write_text
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def use_up_inodes(folder: Path) -> None:
