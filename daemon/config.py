@@ -269,7 +269,9 @@ def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
     try:
         with path.open("rb") as file:
             status, data = os.fstat(file.fileno()), tomllib.load(file)
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UsageError(f"configuration {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"configuration {path}: {error}") from error
     try:
         for key in _without_unknown_keys(data):

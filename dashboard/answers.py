@@ -127,4 +127,4 @@ def _agreed(record: Record) -> str:
     check = record.check
     if check is None or check.agreeing is None or not check.decided:
         return "check ok"
-    return f"{check.agreeing} of {check.decided} agree"
+    return f"{check.agreeing} of {check.decided} images agree"

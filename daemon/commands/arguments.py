@@ -5,7 +5,7 @@ Each error names the invalid text and what was expected.
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -107,20 +107,11 @@ def names(option: str, text: str | None) -> list[str]:
 
 def whole_numbers(option: str, text: str | None) -> list[int]:
     """Return the whole numbers between the commas; raise UsageError that names the option."""
-    return _numbers(option, text, int, "whole numbers")
-
-
-def numbers(option: str, text: str | None) -> list[float]:
-    """Return the numbers between the commas; raise UsageError that names the option."""
-    return _numbers(option, text, float, "numbers")
-
-
-def _numbers(option: str, text: str | None, read: Callable[[str], T], expected: str) -> list[T]:
     texts = names(option, text)
     try:
-        return [read(one) for one in texts]
+        return [int(one) for one in texts]
     except ValueError:
-        raise UsageError(f"{option} {','.join(texts)}: expected {expected} separated by commas") from None
+        raise UsageError(f"{option} {','.join(texts)}: expected whole numbers separated by commas") from None
 
 
 def options(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -164,14 +155,15 @@ def choices(kind: str, texts: Sequence[str], known: Sequence[T]) -> list[T]:
 
 def quantity(option: str, text: str, units: Mapping[str, float]) -> float:
     """Return `33ms` times what `units` has for ms; raise UsageError that names the option and its units."""
-    found = re.fullmatch(r"(\d+|\d*\.\d+) *([A-Za-z%]+)", text)
+    found = re.fullmatch(r"(\d+|\d*\.\d+) *([A-Za-z%]*)", text)
     if not found or found[2] not in units:
-        raise UsageError(f"{option} {text}: expected a number with its unit, one of {', '.join(units)}")
+        raise UsageError(f"{option} {text}: expected a number with its unit, one of {', '.join(filter(None, units))}")
     return float(found[1]) * units[found[2]]
 
 
 LATENCY_UNITS = {"ms": 1, "s": 1e3, "us": 1e-3}
 POWER_UNITS = {"W": 1, "mW": 1e-3}
+RATE_UNITS = {"Hz": 1, "fps": 1, "": 1}
 MEMORY_UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6}
 
 

@@ -202,7 +202,8 @@ def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence
     comparisons = verdicts.compare(first, second, min_effect, floors=floors)
     if any(record.status == "ok" for record in (*first, *second)):
         return comparisons, 0
-    sys.stderr.write(f"nothing was measured: no record in {paths[0]} or {paths[1]} succeeded\n")
+    which = "succeeded" if first or second else "is of these variants and batch sizes"
+    sys.stderr.write(f"nothing was compared: no record in {paths[0]} or {paths[1]} {which}\n")
     return comparisons, 6
 
 

@@ -1,8 +1,10 @@
 """`benchd doctor`: what this machine can measure and run and, if it cannot, why and what to do, one line per check."""
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Annotated, TextIO
 
 import msgspec
@@ -63,21 +65,22 @@ def _devices(root: Path) -> Iterator[Finding]:
 
 
 def _print(findings: Sequence[Finding], out: TextIO, as_json: bool) -> None:
-    out.write(_as_json(findings) if as_json else _as_text(findings))
+    columns = shutil.get_terminal_size().columns if out.isatty() else sys.maxsize
+    out.write(_as_json(findings) if as_json else _as_text(findings, columns))
 
 
 def _as_json(findings: Sequence[Finding]) -> str:
     return msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n"
 
 
-def _as_text(findings: Sequence[Finding]) -> str:
+def _as_text(findings: Sequence[Finding], columns: int) -> str:
     width = max((len(finding.name) for finding in findings), default=0)
-    return "".join(f"{_mark(finding)}  {finding.name:{width}}  {_line(finding)}\n" for finding in findings)
+    lines = TextWrapper(
+        width=columns, subsequent_indent=(width + 7) * " ", break_long_words=False, break_on_hyphens=False
+    )
+    return "".join(f"{lines.fill(_line(finding, width))}\n" for finding in findings)
 
 
-def _mark(finding: Finding) -> str:
-    return "yes" if finding.usable else "no "
-
-
-def _line(finding: Finding) -> str:
-    return f"{finding.detail}: {finding.remedy}" if finding.remedy else finding.detail
+def _line(finding: Finding, width: int) -> str:
+    remedy = f": {finding.remedy}" if finding.remedy else ""
+    return f"{'yes' if finding.usable else 'no '}  {finding.name:{width}}  {finding.detail}{remedy}"

@@ -12,6 +12,7 @@ from benchd.daemon import config as configuration
 from benchd.daemon.commands import Version, application
 from benchd.daemon.commands.arguments import (
     LATENCY_UNITS,
+    RATE_UNITS,
     Calibration,
     Data,
     Deadline,
@@ -31,8 +32,8 @@ from benchd.daemon.commands.arguments import (
     image_count,
     limit,
     names,
-    numbers,
     options,
+    quantity,
     user_model,
     waits,
     whole_numbers,
@@ -88,7 +89,7 @@ def once(
         str | None, typer.Option(help="Streams that run one model at the same time.", metavar="1,2,4")
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help="Requests per second of a server, each rate a case.", metavar="30,60")
+        str | None, typer.Option(help="Requests per second of a server, each rate a case.", metavar="30Hz,60Hz")
     ] = None,
     find_rate: Annotated[
         bool, typer.Option("--find-rate", help="Find the highest rate of a server that meets --deadline.")
@@ -149,7 +150,7 @@ def once(
         "directions": choices("direction", names("--direction", direction), DIRECTIONS),
         "scenarios": choices("scenario", names("--scenario", scenario), SCENARIOS),
         "streams": whole_numbers("--streams", streams),
-        "rates_hz": numbers("--rate", rate),
+        "rates_hz": [quantity("--rate", one, RATE_UNITS) for one in names("--rate", rate)],
         "find_rate": find_rate or None,
         "deadline_ms": limit("--deadline", deadline, LATENCY_UNITS),
         "percentile": percentile,
@@ -169,7 +170,7 @@ def once(
     fails = choices("--fail-on", names("--fail-on", fail_on), list(FAIL_ON))
     requirements = Requirements(max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None)
     workspace_bytes = byte_count("--workspace", workspace) if workspace else None
-    settings = configuration.read(config) if config else Config(suite=[Suite(preset="quick")])
+    settings = configuration.read(config) if config else Config()
     suites = _suites(settings, {name: value for name, value in given.items() if value not in (None, [], {})})
     own = user_model(
         module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts}, reference=reference
@@ -236,7 +237,7 @@ def _folder(path: Path | None) -> Path | None:
 
 def _suites(settings: Config, given: dict[str, object]) -> list[Suite]:
     """Return the configuration's suites with the fields in `given` overridden."""
-    suites = settings.suite or [Suite()]
+    suites = settings.suite or [Suite(preset="quick")]
     given |= {"onnx": None, "inputs": []} if "models" in given else {}  # --models also replaces a configured file
     try:
         return [msgspec.convert(msgspec.structs.asdict(suite) | given, Suite) for suite in suites]

@@ -10,6 +10,7 @@ from benchd.daemon.commands.arguments import (
     LATENCY_UNITS,
     MEMORY_UNITS,
     POWER_UNITS,
+    RATE_UNITS,
     AsJson,
     Deadline,
     Files,
@@ -44,7 +45,7 @@ def recommend(
     min_agreement: MinAgreement = None,
     max_accuracy_drop: MaxAccuracyDrop = None,
     rate: Annotated[
-        float | None, typer.Option(help="Requests per second that it must answer, with --deadline.", metavar="30")
+        str | None, typer.Option(help="Requests per second that it must answer, with --deadline.", metavar="30Hz")
     ] = None,
     streams: Annotated[int | None, typer.Option(help="Streams that answer them (default 1).")] = None,
     deadline: Deadline = None,
@@ -64,7 +65,9 @@ def recommend(
         max_memory_bytes=limit("--max-memory", max_memory, MEMORY_UNITS),
         min_agreement=agreement(min_agreement),
         max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
-        demand=_demand(rate, streams, limit("--deadline", deadline, LATENCY_UNITS), percentile),
+        demand=_demand(
+            limit("--rate", rate, RATE_UNITS), streams, limit("--deadline", deadline, LATENCY_UNITS), percentile
+        ),
         objective=objective,
     )
     found = results.read_all(files)

@@ -14,6 +14,7 @@ from benchd.daemon.commands.arguments import (
     LATENCY_UNITS,
     MEMORY_UNITS,
     POWER_UNITS,
+    RATE_UNITS,
     Data,
     Device,
     Inputs,
@@ -52,7 +53,6 @@ from benchd.daemon.verdicts.manifest import MANIFEST, Manifest
 
 BENCHD = Path(sys.executable).with_name("benchd")
 ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}
-RATE_UNITS = {"Hz": 1, "fps": 1}
 
 app = application()
 

@@ -209,8 +209,9 @@ def _versions(python: str) -> dict[str, str]:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         return msgspec.json.decode(done.stdout, type=dict[str, str])
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"--python {python}: {error}; give the interpreter of an environment that contains benchd"
+            f"--python {python}: {why}; give the interpreter of an environment that contains benchd"
         ) from error
 
 
@@ -308,9 +309,9 @@ def _tell(sides: Sequence[Side], ratios: Sequence[float], pairs: int | None, ela
     a, b = (side.medians_ms[-1] for side in sides)
     done, most = len(ratios), pairs or LOOKS[-1]
     left_s = (most - done) * elapsed_s / done
-    change = 100 * (ratios[-1] - 1)
+    change = f"{100 * (ratios[-1] - 1):+.2f} %{' in turns' if sides[0].is_interleaved else ''}"
     err.write(
-        f"pair {done} of {'' if pairs else 'at most '}{most}: {a:.4g} and {b:.4g} ms ({change:+.2f} %), "
+        f"pair {done} of {'' if pairs else 'at most '}{most}: {a:.4g} and {b:.4g} ms ({change}), "
         f"{elapsed_s:.0f} s so far, {'' if pairs else 'at most '}{left_s:.0f} s left\n"
     )
     err.flush()

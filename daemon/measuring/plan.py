@@ -31,8 +31,9 @@ from benchd.daemon.records import (
     Record,
     Scenario,
     Variant,
-    all_variants,
+    usable_variants,
 )
+from benchd.daemon.verdicts.demand import CONFIRMATIONS, MOST_TRIALS, TRIAL_SHARE
 from benchd.daemon.verdicts.statistics import STOP_RULES, minimum_samples
 from benchd.exporters import files, sessions
 from benchd.exporters.tegra import install, is_tegra
@@ -111,9 +112,19 @@ class Planned:
 
     @property
     def seconds(self) -> float:
-        """Return an upper estimate of how long the case takes, without its accuracy, which depends on the data."""
-        one = (START_S + self.limits.warm_up_cap_s) * (2 if self.beside else 1) + self.limits.rule.cap_s
+        """Return an upper estimate of how long the case takes.
+
+        Without its accuracy, which depends on the data, and the requests that a search needs for its percentile.
+        """
+        runs = CONFIRMATIONS + MOST_TRIALS * TRIAL_SHARE if self.searched_percentile else 1
+        one = (START_S + self.limits.warm_up_cap_s) * (2 if self.beside else 1) + self.limits.rule.cap_s * runs
         return 0.0 if self.reason else one * self.limits.processes
+
+    @property
+    def searched_percentile(self) -> float | None:
+        """Return the percentile for which the highest rate of a server is searched, None without a search."""
+        load = self.case.load
+        return load.percentile if load and load.rate_hz is None else None
 
 
 def inspect(device: str) -> Machine:
@@ -197,7 +208,7 @@ def plan(
     except catalog.BadOption as error:
         raise UsageError(str(error)) from error
     if not planned:
-        raise UsageError("the plan has no cases")
+        raise UsageError("the plan has no cases: training is measured with --scenario single_stream alone")
     return list(planned.values())
 
 
@@ -574,10 +585,10 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
 def cannot_run(machine: Machine) -> dict[str, list[str]]:
     """Return the names of the variants that cannot run on this machine, by reason."""
     found: dict[str, list[str]] = {}
-    for variant in all_variants():
-        reason = why_not(Case(model="", variant=variant), machine)
+    for name in usable_variants():
+        reason = why_not(Case(model="", variant=Variant.parse(name)), machine)
         if reason:
-            found.setdefault(reason, []).append(variant.name)
+            found.setdefault(reason, []).append(name)
     return found
 
 

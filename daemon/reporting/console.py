@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,7 +34,7 @@ from benchd.daemon.verdicts.recommend import (
 )
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.spiking import comparisons
-from benchd.daemon.verdicts.statistics import median
+from benchd.daemon.verdicts.statistics import median, minimum_samples
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
@@ -56,7 +56,8 @@ class Screen(Sink):
         """Show the bar."""
         self._total, self._plan = len(plan), list(plan)
         self._seconds = [planned.seconds for planned in plan]
-        self._err.print(f"{_cases(len(plan))}, at most about {self._left()}")
+        for text in _extent(plan):
+            self._err.print(text)
         if self._progress:
             self._progress.start()
             self._task = self._progress.add_task("starting", total=self._total, left=self._left())
@@ -344,6 +345,18 @@ def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:
     )
 
 
+def _extent(plan: Sequence[Planned]) -> Iterator[str]:
+    """Yield how many cases a plan has, how long they can take and what may come on top."""
+    yield f"{_cases(len(plan))}, at most about {_clock(sum(planned.seconds for planned in plan))}"
+    if any(planned.accuracy for planned in plan):
+        yield "plus accuracy, whose time depends on the number of images"
+    for percentile in sorted({one.searched_percentile for one in plan if one.searched_percentile is not None}):
+        yield (
+            f"--find-rate takes longer at low rates: p{percentile:g} needs {minimum_samples(percentile)} requests "
+            "of each trial that nears the deadline"
+        )
+
+
 def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:
     """Print every case of a plan, the variants that cannot run here by reason, and the longest time it can take."""
     console = console_on(out)
@@ -355,10 +368,8 @@ def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Se
     print_rows(console, ["case", *figures("processes", "at most")], rows, "plan")
     for text in reasons:
         console.print(text, markup=False)
-    longest = _clock(sum(planned.seconds for planned in plan))
-    console.print(f"{_cases(len(plan))}, at most about {longest}")
-    if any(planned.accuracy for planned in plan):
-        console.print("plus accuracy, whose time depends on the number of images")
+    for text in _extent(plan):
+        console.print(text)
     for reason, names in cannot_run.items():
         console.print(f"cannot run here: {reason}: {', '.join(names)}", markup=False)
 

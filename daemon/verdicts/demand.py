@@ -10,6 +10,12 @@ from benchd.daemon.records import PERCENTILE, Load, Record
 RATE_SHARE = 0.02
 """A server's search for the highest rate ends when it is known within this share."""
 
+LEAST_SHARE = 1 / 64
+"""It ends without a rate below this share of what back-to-back runs reach."""
+
+MOST_TRIALS, TRIAL_SHARE, CONFIRMATIONS = 12, 0.1, 5
+"""Its trials, which the two shares bound; the length of one as a share of a run; the runs that confirm a rate."""
+
 
 class Demand(Struct, frozen=True, kw_only=True):
     """Requests per second on so many streams; all but the share beyond `percentile` end within the deadline."""

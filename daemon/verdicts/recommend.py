@@ -626,10 +626,9 @@ def agreement(check: Check | None) -> str:
     if check is None or not check.argmax_disagreements or check.agreeing is None:
         return ""
     if not check.decided:
-        return f", all ties ({check.ties - check.tie_disagreements} of {check.ties} agree)"
-    if not check.ties:
-        return f", {check.agreeing} of {check.decided} agree"
-    return f", {check.agreeing} of {check.decided} agree ({check.ties - check.tie_disagreements} of {check.ties} ties)"
+        return f", all ties ({check.ties - check.tie_disagreements} of {check.ties} images agree)"
+    ties = f" ({check.ties - check.tie_disagreements} of {check.ties} ties)" if check.ties else ""
+    return f", {check.agreeing} of {check.decided} images agree{ties}"
 
 
 def _energy(energy: Energy | None) -> str:

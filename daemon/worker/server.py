@@ -18,18 +18,14 @@ from typing import Any, Protocol, TypeVar
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Load, Trial
 from benchd.daemon.verdicts import statistics
-from benchd.daemon.verdicts.demand import RATE_SHARE
+from benchd.daemon.verdicts.demand import CONFIRMATIONS, LEAST_SHARE, RATE_SHARE, TRIAL_SHARE
 from benchd.daemon.worker.steps import Step
 
 MOST_REQUESTS = 100_000
 """The most requests of one run, unless its percentile needs more."""
 
-LEAST_SHARE = 1 / 64
-"""A search ends without a rate below this share of what back-to-back runs reach."""
-
 BEAT_S = 10.0
 CAPACITY_S, CAPACITY_MARGIN = 0.5, 1.1
-CONFIRMATIONS = 5
 LEAD_NS = 100_000_000  # to fill the queue's tables before the first request arrives
 
 T = TypeVar("T")
@@ -209,7 +205,7 @@ def run(
     if load.rate_hz is not None:
         return served(load.rate_hz, cap_s, is_trial=False), []
     rate_hz, trials = highest_rate(
-        lambda rate_hz: is_met(served(rate_hz, cap_s / 10, is_trial=True), load) is True,
+        lambda rate_hz: is_met(served(rate_hz, TRIAL_SHARE * cap_s, is_trial=True), load) is True,
         CAPACITY_MARGIN * capacity_hz(together),
     )
     rate_hz = rate_hz or trials[-1].rate_hz

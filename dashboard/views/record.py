@@ -115,7 +115,7 @@ def _check(record: Record) -> dict[str, object]:
         return {"not checked": record.missing.get("check", "no reason given")}
     return {
         "verdict": check.verdict,
-        "agreement": f"{check.agreeing} of {check.decided} agree" if check.agreeing is not None else None,
+        "agreement": f"{check.agreeing} of {check.decided} images agree" if check.agreeing is not None else None,
         "rule": check.rule,
         "images": check.images,
         "largest error": f"{check.error_share:.2g} of the largest answer, {check.tolerance:.2g} allowed",

@@ -48,7 +48,7 @@ def test_home_ships_what_recommend_ships_and_names_what_fails(store):
     (choice,) = found["d1"]
     (decision,) = decide(records, Requirements())
     assert (choice.outcome, choice.variant, choice.failed, left) == ("ships", "custom", ("eager-fp16",), 0)
-    assert (choice.words, choice.agreed) == (line(decision), "8 of 8 agree")
+    assert (choice.words, choice.agreed) == (line(decision), "8 of 8 images agree")
 
 
 def test_a_newer_record_changes_the_choice_and_a_profile_or_a_late_one_does_not(store):

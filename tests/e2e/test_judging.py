@@ -32,6 +32,7 @@ def test_a_gate_fails_on_what_it_is_told_and_says_when_it_decided_nothing(here, 
     assert ["custom" in one["first"] for one in only] == [True]
     none = here("benchd", "compare", before, after, "--batch-sizes", "2", "--junit", "gate.xml")
     assert none.returncode == 6
+    assert f"no record in {before} or {after} is of these variants and batch sizes" in none.stderr
     undecided = here("benchd", "compare", after, before, "--min-effect", "5%", "--fail-on", "slower,check")
     assert undecided.returncode == 0
     assert "nothing was decided: every comparison is inconclusive" in undecided.stderr
@@ -45,7 +46,7 @@ def test_files_in_which_nothing_was_measured_exit_6(here, tmp_path):
     for before in ("before", "failed"):
         done = here("benchd", "compare", before, "after")
         assert done.returncode == 6
-        assert f"nothing was measured: no record in {before} or after succeeded" in done.stderr
+        assert f"nothing was compared: no record in {before} or after succeeded" in done.stderr
 
 
 def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(here, results):

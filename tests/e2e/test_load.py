@@ -9,7 +9,7 @@ GOAL = ("--deadline", "2s", "--percentile", "90")
 
 
 def test_a_server_is_measured_reported_and_recommended(once, here, tmp_path):
-    done = once(*SERVER, "--rate", "300", "--streams", "1,2", *GOAL)
+    done = once(*SERVER, "--rate", "300Hz", "--streams", "1,2", *GOAL)
     assert done.returncode == 0, done.stderr
     found = [decode(line) for line in (tmp_path / "out" / "records.jsonl").read_bytes().splitlines()]
     assert [record.case.streams for record in found] == [1, 2]
@@ -23,7 +23,7 @@ def test_a_server_is_measured_reported_and_recommended(once, here, tmp_path):
     recommended = here("benchd", "recommend", "out", "--rate", "200", "--streams", "2", *GOAL)
     assert "threads=1 for 200 requests per second on 2 streams within 2000 ms at p90: " in recommended.stdout
     assert "only up to" not in recommended.stdout  # whether it ships depends on the machine
-    faster = here("benchd", "recommend", "out", "--rate", "301", *GOAL)
+    faster = here("benchd", "recommend", "out", "--rate", "301fps", *GOAL)
     assert faster.returncode == 4
     assert "only up to the measured 300 requests per second" in faster.stdout
     reported = here("benchd", "report", "out", "--format", "md,csv,json,html", "--output", "page")

@@ -166,6 +166,12 @@ def test_dry_run_prints_the_plan_and_why_not(here, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_plan_of_a_search_says_what_its_percentile_needs(here):
+    search = ("--scenario", "server", "--find-rate", "--deadline", "33ms", "--percentile", "90")
+    done = here("bench-once", "--models", "square", "--variants", "eager", *search, "--dry-run")
+    assert "p90 needs 64 requests" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
@@ -240,7 +246,8 @@ def test_what_runs_nowhere_is_not_listed_and_says_why(here):
     assert not {*nowhere} & set(listed.split(", "))
     planned = here("bench-once", "--models", "square", "--variants", ",".join(nowhere), "--dry-run").stdout
     assert planned.count("not run: ") == len(nowhere)
-    assert "cannot run here: files are exported in fp32, fp16 and int8 only: onnxruntime-bf16" in planned
+    assert "not run: square,onnxruntime-bf16,b1: files are exported in fp32, fp16 and int8 only" in planned
+    assert not [line for line in planned.splitlines() if line.startswith("cannot run") and line.endswith("-bf16")]
     fp8 = here("bench-once", "--models", "square", "--variants", "tensorrt-fp8", "--dry-run")
     assert (fp8.returncode, "tensorrt-fp8: benchd writes no FP8 files: only GPUs of" in fp8.stderr) == (2, True)
     executorch = here("bench-once", "--models", "square", "--variants", "executorch-int8", "--dry-run")

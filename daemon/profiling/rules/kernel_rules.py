@@ -204,20 +204,21 @@ def flips(profile: Profile) -> Finding | None:
 
 
 def cpu_convolution(profile: Profile) -> Finding | None:
-    """Find a dominant eager convolution on a CPU. The custom one skips the zeros of spikes."""
+    """Find a dominant eager convolution on a CPU. The custom one of a spiking net skips the zeros of spikes."""
     part = evidence.work(profile, _CPU_CONVOLUTION)
     if part.share < 0.3:
         return None
     rates = [row.spike_rate for row in evidence.layers(profile) if row.spike_rate is not None]
     left = sum(rates) / len(rates) if rates else 0.0
+    spikes = "time_steps" in remedies.options(profile)
+    packed = "ONNX Runtime packs weights once and fuses the following operators."
     custom = remedies.changed(profile, kernels="custom")
     return Finding(
         rule="cpu_convolution",
         title="Eager convolutions dominate on this CPU",
         evidence=[*part.lines, *([f"mean spike rate {percent(left)}"] if rates else [])],
-        advice="Spikes are mostly zeros, which the custom convolution skips. ONNX Runtime packs weights once and fuses "
-        "the following operators.",
-        expected=1 - part.of_step * (1 - left),
+        advice=f"Spikes are mostly zeros, which the custom convolution skips. {packed}" if spikes else packed,
+        expected=1 - part.of_step * (1 - left) if spikes else None,
         variant=custom or remedies.changed(profile, backend="onnxruntime", precision="fp32"),
     )
 

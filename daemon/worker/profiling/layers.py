@@ -67,7 +67,9 @@ def run(work: Work) -> LayersProfile:
             window, passes = _repeated(work)
     fused_ns, coarse, fine = zip(*runs, strict=True)
     rates = probes.probe(work.device, work.job.case.variant.precision)
-    components = Breakdown(coarse, _placed(part_costs), _placed(part_spikes), rates).rows()
+    # those of the published profile, of spiking networks: a step of another is its forward pass
+    is_spiking = isinstance(work.module, OnePass | SpikingNetwork)
+    components = Breakdown(coarse, _placed(part_costs), _placed(part_spikes), rates).rows() if is_spiking else []
     layers = Breakdown(fine, part_costs, part_spikes, rates).rows()
     return LayersProfile(
         components=components,

@@ -67,6 +67,19 @@ def test_every_sampler_runtime_and_program_has_a_line(machine, torch_of):
     assert {line.split()[0] for line in out.getvalue().splitlines()} <= {"yes", "no"}
 
 
+def test_a_terminal_has_lines_of_its_width_and_whole_names(machine, torch_of, monkeypatch):
+    torch_of()
+    monkeypatch.setenv("COLUMNS", "80")
+    out, wrapped = io.StringIO(), io.StringIO()
+    wrapped.isatty = lambda: True
+    doctor.run(out, machine, as_json=False)
+    doctor.run(wrapped, machine, as_json=False)
+    assert max(map(len, out.getvalue().splitlines())) > 80
+    for line in wrapped.getvalue().splitlines():
+        assert len(line) <= 80 or max(map(len, line.split())) > 60, line  # a path stays whole
+    assert wrapped.getvalue().split() == out.getvalue().split()
+
+
 def test_json_says_the_same(machine, torch_of):
     torch_of(cuda="13.0", gpu="NVIDIA H200")
     out = io.StringIO()

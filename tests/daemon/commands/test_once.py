@@ -3,6 +3,7 @@
 import pytest
 from records_made import made
 from sessions_made import session
+from typer.testing import CliRunner
 
 from benchd.daemon.commands import once
 from benchd.daemon.config import LimitsConfig, Suite
@@ -73,6 +74,15 @@ def test_a_verdict_fails_the_pass_where_that_was_asked_for(answers, records, fai
     planned = plan.plan([Suite(models=["vim_tiny"], preset="quick")], LimitsConfig(), CPU)
     comparisons = [comparison(("a", "a"), Verdict(answer=answer), ([], []), ([], [])) for answer in answers]
     assert once.exit_code(planned, records, False, fail_on, comparisons) == code
+
+
+def test_a_configuration_without_suites_keeps_the_quick_preset(tmp_path):
+    file = tmp_path / "device.toml"
+    file.write_text('[device]\nid = "ci-4-core"\n')
+    plain = ["--models", "square", "--variants", "eager", "--dry-run"]
+    named = CliRunner().invoke(once.app, [*plain, "--config", str(file)])
+    assert named.stdout == CliRunner().invoke(once.app, plain).stdout
+    assert "square,eager,b1" in named.stdout
 
 
 def test_a_damaged_noise_floor_is_said_before_anything_is_measured(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ def test_training_beside_inference_is_named_as_left_out(tmp_path, capsys):
 @pytest.mark.parametrize("streams", [0, -3])
 def test_no_streams_are_refused(streams):
     with pytest.raises(UsageError, match=f"--streams {streams}: at least 1"):
-        recommend.recommend([], rate=30.0, deadline="33ms", streams=streams)
+        recommend.recommend([], rate="30Hz", deadline="33ms", streams=streams)
 
 
 @pytest.mark.parametrize("share", [0.0, 99.5, 1.0000001])

@@ -8,6 +8,12 @@ from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.measuring import plan
 
 
+def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
+    (tmp_path / "out").write_text("a file")
+    found = CliRunner().invoke(ship.app, ["square", "--out", str(tmp_path / "out")]).exception
+    assert str(found).endswith("already there; choose a new folder")
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "words"),
     [
@@ -17,7 +23,7 @@ from benchd.daemon.measuring import plan
         (["vim_tiny", "--max-latency", "0ms"], UsageError, "--max-latency 0ms: must be more than 0"),
         (["vim_tiny", "--rate", "0Hz"], UsageError, "--rate 0Hz: must be more than 0"),
         (["vim_tiny", "--max-latency", "fast"], UsageError, "expected a number with its unit"),
-        (["vim_tiny", "--rate", "30"], UsageError, "one of Hz, fps"),
+        (["vim_tiny", "--rate", "30rpm"], UsageError, "--rate 30rpm: expected a number with its unit, one of Hz, fps"),
         (["vim_tiny", "--min-agreement", "2"], UsageError, "at most 1"),
         (["vim_tiny", "--min-effect", "0%"], UsageError, "give the smallest that counts"),
         (["vim_tiny", "--minutes", "0"], UsageError, "more than 0"),

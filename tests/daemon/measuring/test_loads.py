@@ -9,6 +9,7 @@ from benchd.daemon.measuring import paired, plan
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import Case, Load
 from benchd.daemon.verdicts import compare
+from benchd.daemon.verdicts.demand import CONFIRMATIONS, MOST_TRIALS, TRIAL_SHARE
 from benchd.daemon.verdicts.statistics import minimum_samples
 
 CPU = Machine("cpu", has_cxx=True)
@@ -94,6 +95,7 @@ FOUND = {"scenarios": ["server"], "find_rate": True}
         ({"deadline_ms": 3.0, "scenarios": ["periodic"]}, "--deadline is for requests"),
         ({"scenarios": ["server"]}, "give --rate 30, requests per second, or --find-rate with --deadline 33ms"),
         (FOUND, "--find-rate: also give what the rate must meet, such as --deadline 33ms"),
+        ({**SERVER, "directions": ["training"]}, "training is measured with --scenario single_stream alone"),
         ({**FOUND, **SERVER, "deadline_ms": 3.0}, "--rate and --find-rate: give only one"),
         ({**SERVER, "rates_hz": [0.0]}, "--rate 0: above 0"),
         (
@@ -119,6 +121,13 @@ FOUND = {"scenarios": ["server"], "find_rate": True}
 def test_what_cannot_be_meant_is_refused(fields, words):
     with pytest.raises(UsageError, match=words):
         planned(**fields)
+
+
+def test_the_plan_counts_the_trials_of_a_search():
+    (asked,) = planned(**SERVER)
+    (searched,) = planned(**FOUND, deadline_ms=3.0)
+    runs_s = searched.seconds - asked.seconds + asked.limits.rule.cap_s
+    assert runs_s == pytest.approx((CONFIRMATIONS + MOST_TRIALS * TRIAL_SHARE) * searched.limits.rule.cap_s)
 
 
 def test_a_found_rate_is_not_compared_live():

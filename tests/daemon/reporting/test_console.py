@@ -193,7 +193,7 @@ def test_checks_and_kernels_are_named():
     assert "void 3.0e-07" in table
     assert "check: vim_tiny: rounding alone moves the output" in table
     table, _ = shown(made(check=check(images=64, argmax_disagreements=53)))
-    assert "ok 3.0e-07, 11 of 64 agree" in table
+    assert "ok 3.0e-07, 11 of 64 images agree" in table
 
 
 def test_accuracy_has_a_column_where_any_record_has_it_and_the_drop_a_note():

@@ -62,7 +62,7 @@ def test_the_line_says_where_images_get_another_class_though_the_check_passed():
     turned = msgspec.structs.replace(
         PASSED, rule="codes", images=64, argmax_disagreements=3, ties=4, tie_disagreements=2
     )
-    assert "check ok, 59 of 60 agree (2 of 4 ties)" in line(only([candidate("bf16", 4.1, check=turned)]))
+    assert "check ok, 59 of 60 images agree (2 of 4 ties)" in line(only([candidate("bf16", 4.1, check=turned)]))
 
 
 def test_a_variant_that_names_other_classes_does_not_ship_unasked():
@@ -74,7 +74,7 @@ def test_a_variant_that_names_other_classes_does_not_ship_unasked():
 
 def test_ties_alone_are_called_so_and_ship_unless_asked_for():
     more = msgspec.structs.replace(HALF_RIGHT, argmax_disagreements=3, tie_disagreements=3)
-    assert line(only([candidate("bf16", 4.1, check=more)])).endswith("check ok, all ties (5 of 8 agree)")
+    assert line(only([candidate("bf16", 4.1, check=more)])).endswith("check ok, all ties (5 of 8 images agree)")
     assert only([candidate("bf16", 4.1, check=HALF_RIGHT)]).ship is None
 
 

@@ -14,6 +14,7 @@ from worker_jobs import LONGER, job, run_here
 
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Load
+from benchd.daemon.verdicts.demand import MOST_TRIALS
 from benchd.daemon.verdicts.statistics import deadline_is_met, most_misses
 from benchd.daemon.worker import server
 from benchd.daemon.worker.streams import Streams
@@ -210,6 +211,13 @@ def test_a_found_rate_that_is_not_confirmed_is_lowered_in_growing_steps(monkeypa
     assert [after / before for before, after in pairwise(finals)] == pytest.approx(
         [0.98, 0.96, 0.92, 0.84][: len(finals) - 1]
     )
+
+
+@pytest.mark.parametrize("most_hz", [1.0, 1000.0])
+def test_no_search_takes_more_trials_than_the_plan_counts(most_hz):
+    limits = [most_hz * step / 10_000 for step in range(10_001)]
+    counts = [len(server.highest_rate(lambda rate_hz, limit=limit: rate_hz <= limit, most_hz)[1]) for limit in limits]
+    assert max(counts) == MOST_TRIALS
 
 
 def test_a_search_without_a_rate_ends():

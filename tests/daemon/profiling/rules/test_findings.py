@@ -323,6 +323,13 @@ def test_the_onepass_write_up_is_convolution_elementwise_and_casts():
     assert {"casts_and_copies", "elementwise_chain", "time_steps"} <= set(fired(ONEPASS_AMP))
 
 
+def test_a_net_without_spikes_is_not_advised_to_skip_zeros():
+    convolutions = [operator("aten::thnn_conv2d", 0.6), operator("aten::addmm", 0.4)]
+    (found,) = findings.find(on_cpu("eager", model="own.net.build", operators=convolutions))
+    assert (found.rule, found.variant, found.expected) == ("cpu_convolution", "onnxruntime", None)
+    assert "pikes" not in found.advice
+
+
 def test_occupancy_that_ncu_measured_goes_before_the_estimate():
     measured = kernel("reduce_kernel_0", 0.4, occupancy=None, measured_occupancy=0.2)
     ill = on_gpu(kernels=beside(kernel("reduce_kernel_0", 0.4)), ncu=NsightCompute(report="r", kernels=[measured]))

@@ -122,7 +122,7 @@ def names(rows):
 
 def test_the_shares_of_each_breakdown_are_the_whole_and_those_of_a_group_its_own(profiled):
     _, found = profiled
-    assert sum(row.share for row in found.components) == pytest.approx(1, abs=0.005)
+    assert sum(row.share for row in found.components) == pytest.approx(1 if found.components else 0, abs=0.005)
     assert sum(row.share for row in top(found.layers)) == pytest.approx(1, abs=0.005)
     for group in found.layers:
         parts = [row for row in found.layers if row.parent == group.name]
@@ -146,8 +146,16 @@ def test_names_tell_the_rows_apart_and_times_lie_within_their_runs(profiled):
     assert found.variation > 0
 
 
-def test_a_component_without_work_is_nothing_and_the_notes_say_why(profiled):
-    _, found = profiled
+@pytest.mark.parametrize("name", ["qann", "vim", "own"])
+def test_components_are_those_of_spiking_nets(name):
+    _, found = run_of(name)
+    assert not found.components
+    assert not any(component in note for (component, *_) in layers.COMPONENTS for note in found.notes)
+
+
+@pytest.mark.parametrize("name", ["onepass", "onepass custom", "stbif", "stbif custom"])
+def test_a_component_without_work_is_nothing_and_the_notes_say_why(name):
+    _, found = run_of(name)
     assert names(found.components) == [path[0] for path in layers.COMPONENTS]
     idle = [row.name for row in found.components if row.ns == 0]
     assert "Model_Reset" in idle
