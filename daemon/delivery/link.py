@@ -44,6 +44,7 @@ MAX_ACK_BYTES = 4 * 2**20  # of unprocessed acknowledgements; a collector may se
 TELEMETRY_EXPIRY_S = 5
 ACKS_PER_TURN = 500  # each is a commit
 WRITE_AGAIN_S = 10.0
+SILENT_S = 600.0  # a record of 2 MB takes its time on a slow network
 SESSION = "session"
 
 
@@ -281,6 +282,7 @@ class _Conversation:
         self._nonce = secrets.token_hex(8)
         self._born_s: float | None = None
         self._look_s = 0.0
+        self._answered_s = time.monotonic()
 
     @property
     def held_s(self) -> float:
@@ -447,10 +449,15 @@ class _Conversation:
             self._sender.begin_again()
 
     def _settle(self, session: Session) -> None:
-        before = self._sender.sent
+        """Take in the broker's acknowledgements; raise Ended for one that has given none of those it owes for long."""
+        sent, waiting, now_s = self._sender.sent, self._sender.waiting, time.monotonic()
         self._sender.settle(session)
-        if self._sender.sent > before:
-            self._link.seen.acknowledged_s = time.monotonic()
+        if self._sender.sent > sent:
+            self._link.seen.acknowledged_s = now_s
+        if self._sender.waiting < waiting or not waiting:
+            self._answered_s = now_s
+        elif now_s - self._answered_s > SILENT_S:
+            raise Ended(f"{session.address} acknowledges nothing")
 
     def _say_documents(self, session: Session) -> None:
         while session.free > 0 and (answer := self._link.take_answer()):

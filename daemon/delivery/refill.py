@@ -34,7 +34,7 @@ def refill(outbox: Outbox, paths: Sequence[Path], wanted: Callable[[Record], boo
     """Add the wanted records of these journals as their original bytes, unless they are there or were delivered."""
     delivered: set[str] = outbox.kept_as(DELIVERED, msgspec.json.Decoder(set[str]).decode, set())
     before, last, unreadable = sum(outbox.counts()), "", list[str]()
-    found = (result for path in paths for result in _results(path, unreadable))
+    found = (result for path in paths for result in results(path, unreadable))
     while part := list(islice(found, PART_ROWS)):
         outbox.add_all([message for record, message in part if wanted(record) and record.key not in delivered])
         last = part[-1][0].run_id
@@ -47,11 +47,14 @@ def after(path: Path, run_id: bytes) -> list[tuple[Record, Message]]:
     with suppress(SchemaError):  # the last line is truncated
         for number, line in enumerate(journal.read(path), 1):
             last = number if run_id and run_id in line else last
-    return list(_results(path, [], last))
+    return list(results(path, [], last))
 
 
-def _results(path: Path, unreadable: list[str], after_line: int = 0) -> Iterator[tuple[Record, Message]]:
-    """Yield each record with its message; describe lines that are not records in `unreadable`."""
+def results(path: Path, unreadable: list[str], after_line: int = 0) -> Iterator[tuple[Record, Message]]:
+    """Yield each record with its message; describe lines that are not records, or a damaged archive, in `unreadable`.
+
+    Raises UsageError if the file cannot be read.
+    """
     try:
         for number, line in islice(enumerate(journal.read(path), 1), after_line, None):
             found = _result(line)

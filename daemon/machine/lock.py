@@ -161,6 +161,7 @@ class ServiceLock:
             ignored = None
             try:
                 stack.enter_context(MachineLock(default_path()))
+                self._since_s.pop(run, None)  # its patience is with one wait, not with all of them together
             except Busy as busy:
                 if not self._is_overdue(run):
                     raise

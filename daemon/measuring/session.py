@@ -187,9 +187,9 @@ class Session:
 
     def reason_to_end(self) -> str | None:
         """Return why the child must end, else None."""
-        if self.interrupted:
-            return INTERRUPTED
-        return self.attend() if self.attend else None
+        reason = self.attend() if self.attend and not self.interrupted else None
+        self.interrupted = self.interrupted or reason == INTERRUPTED
+        return INTERRUPTED if self.interrupted else reason
 
     def publish(self, record: Record) -> None:
         """Give the record to each sink."""

@@ -124,10 +124,10 @@ class Agenda:
         reasons = []
         for entry in sorted(self.state.passes, key=lambda entry: entry.by_command):
             reason, planned = unmet(entry), self._planned(entry)
-            if reason is None and planned:
+            if reason is None and not isinstance(planned, str):
                 return entry, planned
-            if not planned:
-                reason = f"{entry.left[0]} skipped: no longer a case of this suite"
+            if isinstance(planned, str):
+                reason = f"{entry.left[0]} skipped: {planned}"
                 self.skip(entry.suite_id, entry.left[0])
             reasons.append(f"{entry.suite.name or 'run'}: {reason}")
         return next(iter(reasons), None)
@@ -138,13 +138,15 @@ class Agenda:
         known = [(name, at_s) for name, at_s in due if at_s is not None]
         return min(known, key=lambda entry: entry[1], default=None)
 
-    def _planned(self, entry: Progress) -> list[Planned]:
-        """Return the remaining cases, none if the next one no longer exists."""
+    def _planned(self, entry: Progress) -> list[Planned] | str:
+        """Return the remaining cases, or why the next one cannot be planned any more."""
         try:
             planned = {case.case.case_id: case for case in plan.plan([entry.suite], self._limits, self._machine)}
-        except BenchdError:  # stored by another version, or its library or file is gone
-            return []
-        return [planned[name] for name in entry.left if name in planned] if entry.left[0] in planned else []
+        except BenchdError as error:  # stored by another version, or its library or file is gone
+            return str(error)
+        if entry.left[0] not in planned:
+            return "no longer a case of this suite"
+        return [planned[name] for name in entry.left if name in planned]
 
     def _ids(self, suite: Suite) -> list[str]:
         lists: list[Sequence[object]] = [suite.models, suite.variants, suite.batch_sizes]

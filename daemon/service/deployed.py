@@ -1,15 +1,16 @@
 """The folders of `[[shipped]]`: when each is verified, what is published of it, and which variant is ahead."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from benchd.daemon.config import Shipped
+from benchd.daemon.delivery import refill
 from benchd.daemon.delivery.messages import Deployed
-from benchd.daemon.errors import BenchdError
+from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine.lock import Busy
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import plan, race, verifying
@@ -18,10 +19,11 @@ from benchd.daemon.records import Record, wall_now
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.trigger import DAY_S
-from benchd.daemon.verdicts import manifest, recommend, results
+from benchd.daemon.verdicts import manifest, recommend
 from benchd.daemon.verdicts.manifest import Manifest
 from benchd.daemon.verdicts.promise import Verified
 from benchd.daemon.verdicts.recommend import Requirements
+from benchd.daemon.verdicts.results import JOURNAL
 
 SHIPPED = "shipped"
 FINGERPRINT_S = 3600.0  # between two looks at whether the machine or its software has changed
@@ -80,7 +82,7 @@ def said(one: Shipped, shipped: Manifest | None, found: Verified | str, before: 
     )
 
 
-def better(shipped: Manifest, records: Sequence[Record]) -> str:
+def better(shipped: Manifest, records: Iterable[Record]) -> str:
     """Return which variant the plan's results show ahead of the shipped one beyond its interval; empty if none does.
 
     Only results of the same weights, inputs and batch size count, and only variants that meet the limits asked for.
@@ -143,7 +145,7 @@ class Deployments:
 
     def verify(self, one: Shipped, session: Session) -> None:
         """Verify a folder and publish what that found; another process that measures delays it."""
-        shipped, records = None, []
+        shipped = None
         try:
             shipped = manifest.read(Path(one.path))
             verifying.refuse_untrusted(Path(one.path), shipped, trust_code=one.trust_code)
@@ -151,21 +153,27 @@ class Deployments:
             found: Verified | str = verifying.verify(
                 Path(one.path), shipped, session, limits, trust_plan=one.trust_plan
             )
-            records = results.read(self._base.places.state / results.JOURNAL) if self._has_results() else []
         except Busy as busy:
             log(f"waiting: {busy}")
             self._busy_until_s = time.monotonic() + RETRY_S
             return
         except BenchdError as error:
             found = str(error)
+        except OSError as error:  # a file that the service may not read, or no free process or descriptor
+            found = f"{error.filename or one.path}: {error.strerror}"
         finally:
             self._now.publisher.end()
         if not session.interrupted:
-            self._publish(one, said(one, shipped, found, self.standings.get(one.called), _better(shipped, records)))
+            ahead = better(shipped, self._results()) if shipped else ""
+            self._publish(one, said(one, shipped, found, self.standings.get(one.called), ahead))
 
-    def _has_results(self) -> bool:
-        path = self._base.places.state / results.JOURNAL
-        return path.is_file() and path.stat().st_size > 0
+    def _results(self) -> Iterator[Record]:
+        """Yield the plan's results, without the lines that a power cut has torn; none if they cannot be read."""
+        try:
+            for record, _ in refill.results(self._base.places.state / JOURNAL, []):
+                yield record
+        except UsageError as error:
+            log(f"no other variant is looked for: {error}")
 
     def _publish(self, one: Shipped, now: Deployed) -> None:
         before = self.standings.get(one.called)
@@ -180,7 +188,3 @@ class Deployments:
             self._between.event("promise_kept", f"{now.name}: {now.verdict}: {now.told}")
         if now.better and now.better != was_better:
             self._between.event("shipped_behind", f"{now.name}: better: {now.better}")
-
-
-def _better(shipped: Manifest | None, records: Sequence[Record]) -> str:
-    return better(shipped, records) if shipped else ""

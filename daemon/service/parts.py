@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.disk_reserve import Clock, Reserve
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import Message, Outbox
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
@@ -66,6 +66,9 @@ class Base:
     outbox: Outbox
     journal: JournalSink
     notifier: Notifier = field(default_factory=Notifier)
+    owed: list[Message] = field(default_factory=list)
+    """Results that a full disk has kept from the outbox: they outlive a configuration."""
+
     activity: ServiceActivity = field(default_factory=ServiceActivity)
     every: Every = field(default_factory=Every)
     judge: Judge = field(default_factory=Judge)

@@ -41,6 +41,7 @@ class Running(Struct, frozen=True):
 class Publisher(Sink):
     """Takes records and events. Without a configured broker `link` is None, and only the service's facts are stored.
 
+    A result that the outbox cannot take is `owed`, and committed with the next one.
     While a case runs, the file `activity` names it, readable for any user's `bench-once`.
     """
 
@@ -53,6 +54,7 @@ class Publisher(Sink):
         agenda: Agenda,
         regressions: Regressions,
         activity: Path,
+        owed: list[Message],
     ) -> None:
         self.link: Link | None = None
         self.topics = topics
@@ -61,7 +63,7 @@ class Publisher(Sink):
         self._outbox, self._reserve, self._boot_id = outbox, reserve, boot_id
         self._agenda, self._regressions, self._activity = agenda, regressions, activity
         self._begun_s = time.monotonic()
-        self._owed: list[Message] = []  # results that a full disk has kept from the outbox
+        self._owed = owed
 
     def begin_case(self, suite_id: str, planned: Planned) -> None:
         """Store the next case, so that a crash can be attributed to it."""
@@ -88,7 +90,9 @@ class Publisher(Sink):
         again_s = time.time() + APART_S if update.again else None
         state = self._agenda.after(record, time.monotonic() - self._begun_s, again_s)
         self._owed.append(Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body))
-        facts = {SCHEDULE: msgspec.json.encode(state), RUNNING: b"", JOURNALLED: record.run_id.encode()}
+        facts = {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}
+        is_unread = self.link and self._outbox.kept(JOURNALLED) == b""  # the next start reads the whole journal
+        facts |= {} if is_unread else {JOURNALLED: record.run_id.encode()}
         self._apply(update, facts, *self._owed)
         self._owed.clear()
         self._agenda.state = state
@@ -98,7 +102,9 @@ class Publisher(Sink):
 
     def adopt(self, results: Sequence[Message], run_id: str) -> None:
         """Commit results that are in the journal up to this one."""
-        self._commit(results, {JOURNALLED: run_id.encode()})
+        self._owed += results
+        self._commit(self._owed, {JOURNALLED: run_id.encode()})
+        self._owed.clear()
 
     def _update(self, record: Record) -> Update:
         """Return the consequences of a result; cases listed in a command do not count as results of the plan."""

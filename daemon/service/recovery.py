@@ -11,6 +11,9 @@ from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.service.publisher import Running
 from benchd.daemon.verdicts.results import JOURNAL
 
+NO_RUN = "0" * 32
+"""The mark of a journal that was read while it was empty: all of its records come after it."""
+
 
 def recover(base: Base, now: Configured, between: Between, cases: Cases, running: Running | None) -> None:
     """Give the outbox what only the journal has, and end the case in which the last service died, if any."""
@@ -39,7 +42,7 @@ def _refill(base: Base, now: Configured, between: Between) -> None:
     if not now.publisher.link:
         return
     added, last, unreadable = base.reserve.write(lambda: refill.refill(base.outbox, refill.journals(base.places.state)))
-    now.publisher.adopt([], last)
+    now.publisher.adopt([], last or NO_RUN)
     if added or unreadable:
         lines = f", without {len(unreadable)} lines that are not records" if unreadable else ""
         between.event("outbox_refilled", f"the outbox lacked {added} results of {JOURNAL}; they are sent{lines}")

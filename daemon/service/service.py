@@ -178,9 +178,8 @@ class Service:
         regressions = _regressions(settings, agenda, standings)
         topics = Topics(identity.device_id(settings.device.id))
         activity = self._places.runtime / lock.ACTIVITY.name
-        publisher = Publisher(
-            self._base.outbox, self._base.reserve, topics, self._base.boot_id, agenda, regressions, activity
-        )
+        base = self._base
+        publisher = Publisher(base.outbox, base.reserve, topics, base.boot_id, agenda, regressions, activity, base.owed)
         publisher.link = self._connected(settings.mqtt.url, topics) if settings.mqtt.url else None
         self._now = Configured(settings, machine, topics, agenda, regressions, publisher)
         self._between = Between(self._base, self._now, self._ask_reload)

@@ -314,6 +314,21 @@ def test_a_keep_alive_that_paho_refuses_is_a_reason_and_not_the_end_of_the_link(
         assert link.is_alive()
 
 
+def test_a_broker_that_acknowledges_nothing_is_left_and_tried_again(mosquitto, device_id, tmp_path, monkeypatch):
+    monkeypatch.setattr(link_module, "SILENT_S", 1.0)
+    path = tmp_path / "outbox.db"
+    add(path, device_id, "r1", "r2")
+    with proxying(mosquitto, forget_acknowledgements) as proxy, linked(proxy, device_id, path) as (link, _):
+        wait_for(lambda: "acknowledges nothing" in (link.seen.reason or ""))
+        proxy.fault = forward
+        wait_for(lambda: counts(path)[1] == 0)
+
+
+def forget_acknowledgements(wire, packet, up):
+    if up or kind(packet) != PUBACK:
+        forward(wire, packet, up)
+
+
 def test_a_broker_that_takes_nothing_is_tried_later_and_later(mosquitto, device_id, watcher, tmp_path, capsys):
     path = tmp_path / "outbox.db"
     add(path, device_id, "r1")

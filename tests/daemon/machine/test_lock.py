@@ -70,6 +70,18 @@ def test_who_keeps_the_common_lock_holds_the_service_off_for_hours_and_not_for_e
         assert locked_by_other(path)
 
 
+def test_a_wait_that_has_ended_takes_nothing_from_the_patience_of_the_next(path, tmp_path, monkeypatch):
+    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(path.parent))
+    service, began_s = ServiceLock(tmp_path / "measuring.lock"), time.monotonic()
+    with MachineLock(path), pytest.raises(Busy), service.held("run"):
+        pass
+    with service.held("run"):
+        pass
+    monkeypatch.setattr(time, "monotonic", lambda: began_s + lock.PATIENCE_S + 60.0)
+    with MachineLock(path), pytest.raises(Busy), service.held("run"):
+        pass
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_cannot_take_the_lock_of_the_service_and_yields_to_it():
     with tempfile.TemporaryDirectory() as folder:

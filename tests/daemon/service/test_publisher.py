@@ -10,12 +10,13 @@ from records_made import made
 
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.disk_reserve import Reserve
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import JOURNALLED, Message, Outbox
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.errors import Full
+from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.measuring.plan import Machine, plan
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.publisher import RUNNING, Publisher, Running
+from benchd.daemon.service.recovery import NO_RUN
 from benchd.daemon.service.regressions import Regressions
 from benchd.daemon.service.schedule import State, begin
 from benchd.daemon.verdicts.alarms import Budget
@@ -37,12 +38,18 @@ def link(tmp_path):
         yield link
 
 
-def publisher(outbox, folder, link=None):
+def unable(*given):
+    raise UsageError("the outbox is locked")
+
+
+def publisher(outbox, folder, link=None, owed=None):
     state = begin(State(), SUITE, ["vim_tiny,eager,b1", "square,eager,b1"])
     state = msgspec.structs.replace(state, passes=[msgspec.structs.replace(state.passes[0], suite_id="s1")])
     agenda = Agenda(Config(), Machine("cpu", True), state)
     reserve, regressions = Reserve(folder / "reserve", 2**20), Regressions([], {}, Budget(0.05, {}))
-    sink = Publisher(outbox, reserve, TOPICS, "boot", agenda, regressions, folder / "activity.json")
+    sink = Publisher(
+        outbox, reserve, TOPICS, "boot", agenda, regressions, folder / "activity.json", [] if owed is None else owed
+    )
     sink.link = link
     return sink
 
@@ -124,6 +131,29 @@ def test_on_a_full_disk_a_result_goes_where_the_reserve_was(small_disk, link):
 def use_up_the_log(outbox):
     for number in count():
         outbox.keep({"fact": b"%d" % number})
+
+
+def test_what_the_outbox_could_not_take_is_delivered_after_a_reload_and_after_a_restart(outbox, tmp_path, link):
+    owed, (lost, adopted, next_) = [], (made(run_id=name) for name in ("lost", "adopted", "next"))
+    before = publisher(outbox, tmp_path, link, owed)
+    refuse = pytest.MonkeyPatch()
+    refuse.setattr(outbox, "add_all", unable)
+    with pytest.raises(UsageError):
+        before.publish(lost, b"lost")
+    reloaded = publisher(outbox, tmp_path, link, owed)
+    with pytest.raises(UsageError):
+        reloaded.adopt([Message(adopted.key, "topic", 1, b"adopted")], adopted.run_id)
+    refuse.undo()
+    reloaded.publish(next_, b"next")
+    assert [row.body for row in outbox.pending(9)] == [b"lost", b"adopted", b"next"]
+
+
+def test_a_journal_that_could_not_be_read_into_a_new_outbox_is_read_by_the_next_start(outbox, tmp_path, link):
+    publisher(outbox, tmp_path, link).publish(made(), b"the body")
+    assert outbox.kept(JOURNALLED) == b""
+    publisher(outbox, tmp_path, link).adopt([], NO_RUN)
+    publisher(outbox, tmp_path, link).publish(made(run_id="r2"), b"another")
+    assert outbox.kept(JOURNALLED) == b"r2"
 
 
 def test_on_a_full_disk_a_case_that_begins_is_kept_where_the_reserve_was(small_disk, link):

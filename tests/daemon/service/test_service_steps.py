@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from broker import HOST, free_port
 from links import unstarted
+from records_made import made
 
 from benchd.daemon import records
 from benchd.daemon.config import Shipped, Suite
@@ -123,6 +124,31 @@ def test_a_signal_that_comes_before_the_session_listens_ends_the_case_too(servic
     assert session.reason_to_end() is None
     service._on_signal(signal.SIGTERM, None)
     assert session.reason_to_end() == "interrupted by a signal"
+    assert session.interrupted, "a folder that was being verified would be called broken"
+
+
+def test_a_shipped_folder_that_the_service_may_not_read_ends_no_service(service, tmp_path):
+    service._settings = replace_shipped(service, tmp_path / ("n" * 300) / "net")
+    service._configure_again("a folder")
+    service._verify_due()
+    (said,) = [one.said for one in service._deployments.standings.values()]
+    assert (said.verdict, said.reason) == ("broken", "net/manifest.json: File name too long")
+
+
+def test_a_line_that_a_power_cut_has_torn_hides_no_other_result(service, tmp_path):
+    journal = service._base.journal._journal
+    (tmp_path / "records.jsonl").write_bytes(b'{"half')
+    journal.append(records.encode(made()))
+    assert [record.run_id for record in service._deployments._results()] == [made().run_id]
+
+
+def test_a_case_whose_file_is_gone_is_skipped_with_the_cause(service, tmp_path):
+    weights = tmp_path / "w.pt"
+    weights.touch()
+    service._now.agenda.begin(Suite(models=["snn_onepass"], variants=["eager"], weights=str(weights), preset="quick"))
+    weights.unlink()
+    assert service._cases.next() is None
+    assert f"skipped: --weights {weights}: no such file" in service._base.activity.waiting_for
 
 
 def test_a_shipped_folder_that_is_gone_breaks_its_promise_once(service, tmp_path):
