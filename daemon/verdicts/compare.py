@@ -204,10 +204,10 @@ def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[st
 
 
 def _is_of_equal_weights(a: Record, b: Record) -> bool:
-    """Return whether the exact answers of two records are of the same weights and inputs."""
+    """Return whether the exact answers of two records are of the same weights, options and inputs."""
     images = [(one.case.batch_size, one.case.seed, one.check.images if one.check else None) for one in (a, b)]
-    weights = [one.model.weights_sha256 if one.model else None for one in (a, b)]
-    return images[0] == images[1] and weights[0] == weights[1] is not None and _inputs(a) == _inputs(b)
+    nets = [(one.model.weights_sha256, one.model.options) if one.model else None for one in (a, b)]
+    return images[0] == images[1] and nets[0] == nets[1] is not None and _inputs(a) == _inputs(b)
 
 
 def _off(a: Check | None, b: Check | None) -> float | None:

@@ -102,7 +102,8 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
     """
     known = [record for record in records if record.case.direction == "inference"]
     demand = requirements.demand
-    found = answering(in_time(known), demand) if demand else newest(known)
+    latest = newest(known)
+    found = answering(in_time(latest), demand) if demand else latest
     where = place_names(map(place, found))
     groups: dict[str, list[Record]] = {}
     for record in found:

@@ -58,12 +58,15 @@ def test_each_side_is_the_processes_of_all_its_runs():
         ([1.5, -3.0], {"rule": "codes"}, True),
         ([1.5, -3.0], {"images": 16}, False),
         ([1.5, -3.0], {"weights_sha256": "1"}, False),
+        ([1.5, -3.0], {"options": {"time_steps": 4}}, False),
         ([1.5], {}, False),
         ([], {}, False),
     ],
 )
 def test_other_answers_of_the_same_weights_fail_the_check(projections, fields, failed):
-    model = msgspec.structs.replace(MODEL, weights_sha256=fields.pop("weights_sha256", "0"))
+    of_model = {name: value for name, value in fields.items() if name in ModelFacts.__struct_fields__}
+    model = msgspec.structs.replace(MODEL, **of_model)
+    fields = {name: value for name, value in fields.items() if name not in of_model}
     check = msgspec.structs.replace(PASSED, projections=projections, **fields)
     base = run(model=MODEL, check=msgspec.structs.replace(PASSED, projections=[1.0, -2.0]))
     found = only([base], [run(model=model, check=check)])

@@ -54,6 +54,12 @@ def test_the_fastest_that_meets_the_deadline_ships():
     assert "4.004 ms at 30 requests per second" in line(decision)
 
 
+def test_a_newer_failure_at_the_same_rate_counts_and_not_the_older_success():
+    then, now = server(), msgspec.structs.replace(server(run_id="r2", met=False), t_mono_ns=10**15)
+    assert decided(then, now).ship is None
+    assert "misses 33 ms" in decided(then, now).excluded["eager"]
+
+
 @pytest.mark.parametrize("is_found", [False, True])
 def test_a_higher_rate_or_a_found_one_answers_too(is_found):
     decision = decided(*(server(name, rate_hz=45.0, is_found=is_found) for name in ("eager", "amp")))

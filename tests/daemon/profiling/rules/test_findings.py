@@ -29,6 +29,7 @@ from benchd.daemon.profiling.profile import (
 )
 from benchd.daemon.profiling.rules import evidence, findings
 from benchd.daemon.records import Case, Variant
+from benchd.daemon.verdicts import effects
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.effects import Verdict
 
@@ -472,12 +473,12 @@ def test_measurement_confirms_or_refutes(variant_ms, verdict):
     assert made.expected == found.expected
 
 
-def compared(base_ms, variant_ms, *, check_failed=False):
-    ratios = [variant / base for base, variant in zip(base_ms, variant_ms, strict=True)]
+def compared(base_ms, variant_ms, *, check_failed=False, ratios=None):
+    ratios = ratios or [variant / base for base, variant in zip(base_ms, variant_ms, strict=True)]
     return Comparison(
         first="base",
         second="variant",
-        verdict=Verdict(answer="same"),
+        verdict=effects.judge(effects.paired_effect(ratios)),
         first_ms=base_ms,
         second_ms=variant_ms,
         check_failed=check_failed,
@@ -486,7 +487,7 @@ def compared(base_ms, variant_ms, *, check_failed=False):
 
 
 def test_the_pairs_decide_and_not_the_medians_of_a_side():
-    apart = msgspec.structs.replace(compared([10.0, 20.0, 10.0], [18.0, 9.0, 9.0]), ratios=[0.9, 0.9, 0.9])
+    apart = compared([10.0, 20.0, 10.0], [18.0, 9.0, 9.0], ratios=[0.9, 0.9, 0.9])
     made = verification.verified(VIM, fired(VIM)["flips"], apart)
     assert (made.verdict, round(made.measured, 3)) == ("confirmed", 0.9)
 
@@ -496,6 +497,14 @@ def test_a_larger_batch_is_judged_by_the_image():
     found = fired(ill)["low_utilization"]
     made = verification.verified(ill, found, compared([10.0, 10.0, 10.0], [20.0, 20.1, 19.9]))
     assert (made.verdict, round(made.measured, 2)) == ("confirmed", 0.5)
+    assert "measured 0.5: 10 ms and 5 ms" in made.evidence[-1]
+
+
+def test_what_makes_a_comparison_doubtful_confirms_nothing():
+    doubtful = Verdict(answer="inconclusive", effect=-0.5, reason="B: provider_fallback")
+    made = msgspec.structs.replace(compared([10.0] * 3, [5.0, 5.1, 4.9]), verdict=doubtful)
+    found = verification.verified(VIM, fired(VIM)["flips"], made)
+    assert (found.verdict, "provider_fallback" in found.evidence[-1]) == ("inconclusive", True)
 
 
 def test_faster_with_a_failed_check_is_no_confirmation():
