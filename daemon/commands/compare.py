@@ -83,7 +83,8 @@ def compare(
     """Report whether B is faster than A, slower or the same."""
     sources = [one.rpartition(":")[0] for one in module or []]
     read = [*map(Path, [*(sides or []), *sources]), *([config] if config else [])]
-    _refuse_overwriting({"--junit": junit, "--markdown": markdown}, read)
+    journals = [path / results.JOURNAL for path in [*read, *([output] if live or aa else [])]]
+    _refuse_overwriting({"--junit": junit, "--markdown": markdown}, [*read, *journals])
     fails = choices("--fail-on", names("--fail-on", fail_on), list(FAIL_ON))
     chosen = [
         [Variant.parse(name).name for name in names("--variants", variants)],

@@ -11,6 +11,7 @@ from functools import partial
 
 import msgspec
 
+from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import neighbours, plan, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.process import Worker
@@ -63,7 +64,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Measure every case of the plan, under the machine's lock."""
-        with self.session.measuring():
+        with self.session.measuring(ending()):
             self.session.sampler(self.plan)
             for sink in self.session.sinks:
                 sink.begin(self.plan)

@@ -1,6 +1,6 @@
 """The audit of a timed run: wrong answers that the check did not see, and cached answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -25,7 +25,8 @@ class Expected:
 
     `outputs` holds the reference's answers to batches of the pool by batch number, `own` the variant's answers to them
     in the check. `fresh` are inputs that the variant has not seen, and `fresh_outputs` the reference's answers to each
-    batch of them: the last images of `reference`.
+    batch of them: the last images of `reference`, which is built anew: no timed run shares its memory with a second
+    model.
     """
 
     outputs: dict[int, Answers]
@@ -35,7 +36,7 @@ class Expected:
     batch_size: int
     limits: Bounds
     rule: Rule
-    reference: Reference
+    reference: Callable[[], Reference]
 
 
 def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch]], when: str = TIMED) -> Check:
@@ -79,9 +80,10 @@ def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
 
 def _near_thresholds(expected: Expected, answers: list[Answers]) -> Expected:
     """Return the expectation with the limits of a network with thresholds, if the unseen inputs show it to be one."""
-    right = Truth(expected.reference, expected.rule, expected.reference.answers(), expected.limits)
+    reference = expected.reference()
+    right = Truth(reference, expected.rule, reference.answers(), expected.limits)
     sides = _sides(expected, expected.fresh_outputs, answers)
-    off = np.zeros((len(expected.reference.images), 2), np.bool_)
+    off = np.zeros((len(reference.images), 2), np.bool_)
     off[-len(expected.fresh) :] = agreement.off(*sides, expected.limits, expected.rule)
     found = truth.with_thresholds(right, off)
     return replace(expected, limits=found.limits, rule=found.rule)

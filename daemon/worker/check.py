@@ -15,8 +15,8 @@ from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe, of_batches
 from benchd.daemon.worker.structures import Answers, Batch, copied, joined, of_batch, rolled
-from benchd.daemon.worker.truth import Truth
-from benchd.daemon.worker.workload import Workload
+from benchd.daemon.worker.truth import Reference, Truth
+from benchd.daemon.worker.workload import Workload, build
 
 # with thresholds, one neuron at the edge flips thousands after it, and int8 is judged by classes: a share needs many
 SPIKING_IMAGES = 64
@@ -102,10 +102,10 @@ def _expected(right: Truth, observed: Observation, checked: int) -> Expected | N
 
     Limited to the `checked` batches that fit KNOWN_BYTES, at least one: their answers stay in memory during timing.
     """
-    images = right.reference.images
-    if _draws(right.reference.workload, right.reference.job):
+    job, images, dtype, device = (getattr(right.reference, name) for name in ("job", "images", "dtype", "device"))
+    if _draws(right.reference.workload, job):
         return None
-    size = right.reference.job.case.batch_size
+    size = job.case.batch_size
     total = len(images) // size
 
     def exact(place: int) -> Answers:
@@ -124,7 +124,7 @@ def _expected(right: Truth, observed: Observation, checked: int) -> Expected | N
         batch_size=size,
         limits=right.limits,
         rule=right.rule,
-        reference=right.reference,
+        reference=lambda: Reference(build(job), job, images, dtype, device),
     )
 
 

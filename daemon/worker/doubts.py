@@ -39,15 +39,17 @@ def _place_in_batch(loaded: Loaded, right: Truth, excess: np.ndarray) -> int | N
     """
     case, plain, images = right.reference.job.case, right.reference.workload.plain, right.reference.images
     size = case.batch_size
+    if size == 1 or not (excess > 1).any():  # the answer to a batch may have no row for each of its images
+        return None
     by_place = list(excess.reshape(-1, size))
     for first in range(1, len(images) - size + 1):
-        if size == 1 or not _suspect(by_place).any() or len(by_place) >= IMAGES_IN_PLACE:
+        if not _suspect(by_place).any() or len(by_place) >= IMAGES_IN_PLACE:
             break
         rows = range(first, first + size)
         answer = observe(loaded, plain, images[first : first + size], size, case.seed, rows)
         by_place.append(agreement.excess(of_images(right.exact, rows), answer, right.limits, right.rule))
     suspects = _suspect(by_place)
-    return int(np.argmax(suspects)) if suspects.any() and size > 1 else None
+    return int(np.argmax(suspects)) if suspects.any() else None
 
 
 def _suspect(by_place: list[np.ndarray]) -> np.ndarray:

@@ -313,7 +313,10 @@ def _record(job: Job, step: steps.Step, measured: measure.Measured, found: Outco
     found.process.blocks = measure.block_statistics(measured)
     found.process.window = measured.window
     found.process.raw = measure.write_raw(measured.values_ns, Path(job.output), job.raw_name)
-    found.process.throughput_per_s = job.case.batch_size * summary.runs * step.runs / found.process.measured_s
+    # of `offline` the timed chunks alone: the window also has the inferences that were not timed
+    timed_s = sum(measured.values_ns[first]) * step.runs / 1e9
+    seconds = timed_s if job.case.scenario == "offline" else found.process.measured_s
+    found.process.throughput_per_s = job.case.batch_size * summary.runs * step.runs / seconds
     if job.case.scenario == "sustained":
         found.process.timeline = scenarios.slices(measured.values_ns[first], measured.window)
     _flag_unsteady(found)
@@ -410,7 +413,7 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -
     step = steps.DeviceParts(loaded, pool)
     values: list[tuple[int, ...]] = []
     end = time.monotonic() + DEVICE_PARTS_S
-    while len(values) < 10 or time.monotonic() < end:
+    while len(values) < 2 or time.monotonic() < end:  # of a large batch each takes seconds of the stage
         values.append(step(len(values)))
     columns = zip(step.parts, zip(*values, strict=True), strict=True)
     found.process.parts |= {part: timings.part_timing(column) for part, column in columns}

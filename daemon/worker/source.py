@@ -5,7 +5,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -93,6 +93,11 @@ class Source:
         """Return the outputs of a file in the model's form: one tensor, or tensors by path."""
         only = next(iter(outputs))
         return outputs[only] if len(outputs) == 1 and (self.own or only == ONLY_OUTPUT) else Tensors(outputs)
+
+    def for_runs(self) -> "Source":
+        """Return what the runs of a file need: no images, and no module unless that draws their random input."""
+        module = self.module if self.encode else nn.Module()
+        return replace(self, module=module, images=self.images[:0].clone(), calibration=None)
 
     def onnx(self, precision: Precision, batch: int, target: Target) -> Artifact:
         """Return the ONNX file for this target: the user's, a given one, one exported before, or one exported now.

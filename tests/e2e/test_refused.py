@@ -121,6 +121,15 @@ def test_verdicts_do_not_overwrite_what_is_compared(here, tmp_path, results, opt
     done = here("benchd", "compare", results("a"), results("b"), option, f"./{results('a')}")
     assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
     assert (tmp_path / results("a")).read_bytes() == kept
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "records.jsonl").write_bytes(kept)
+    done = here("benchd", "compare", "before", "after", option, "before/records.jsonl")
+    assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
+    assert (tmp_path / "before" / "records.jsonl").read_bytes() == kept
+    live = ("--live", "square,eager", "square,compile", "--output", "after")
+    done = here("benchd", "compare", *live, option, "after/records.jsonl")
+    assert (done.returncode, "the same file as what is compared" in done.stderr) == (2, True)
     module = tmp_path / "net.py"
     module.write_text("def build(): ...\n")
     done = here("benchd", "compare", "--live", "--module", "net.py:build", "--module", "a.py:build", option, "net.py")

@@ -111,7 +111,7 @@ class _Bound:
     """
 
     def __init__(self, session: Any, source: Source, device: torch.device, example: Batch) -> None:
-        self._session, self._source, self._device = session, source, device
+        self._session, self._source, self._device = session, source.for_runs(), device
         self._names = [value.name for value in session.get_inputs()]
         self.dtype = float_type([_dtype(value) for value in session.get_inputs()])
         dtypes = [(value.name, _dtype(value)) for value in session.get_outputs()]

@@ -95,7 +95,7 @@ class _Bound:
     """A compiled model as a function of as many inputs as the file has; each run's outputs get new memory."""
 
     def __init__(self, openvino: Any, compiled: Any, source: Source) -> None:
-        self._tensor, self._request, self._source = openvino.Tensor, compiled.create_infer_request(), source
+        self._tensor, self._request, self._source = openvino.Tensor, compiled.create_infer_request(), source.for_runs()
         self.dtype = float_type(_dtype(port) for port in compiled.inputs)
         self._outputs = [(_name(port), _dtype(port), _shape(port)) for port in compiled.outputs]
 

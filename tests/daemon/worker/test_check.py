@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import gc
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -24,6 +26,19 @@ def checked(a_job):
     built = workload.build(a_job)
     loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
     return check.check(built, loaded, a_job)
+
+
+@pytest.mark.parametrize("variant", ["eager", "onnxruntime", "openvino"])
+def test_while_it_is_timed_a_variant_does_not_share_its_memory_with_the_reference(tmp_path, variant):
+    a_job = job(tmp_path, module=user_module(tmp_path), variant=Variant.parse(variant))
+    built = workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
+    _, right, _ = check.check_and_answers(built, loaded, a_job)
+    plain = weakref.ref(built.plain)
+    del built
+    gc.collect()
+    assert plain() is None or plain() is loaded.module
+    assert right.reference().answers().outputs
 
 
 def onepass(folder, **fields):

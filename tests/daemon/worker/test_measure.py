@@ -7,9 +7,11 @@ import time
 from array import array
 from itertools import pairwise
 
+import msgspec
 import pytest
 import torch
 from torch import nn
+from worker_jobs import TINY, job, run_here, user_module
 
 from benchd.daemon.verdicts import timings
 from benchd.daemon.verdicts.statistics import StopRule
@@ -206,6 +208,16 @@ def test_offline_does_a_chunk_and_returns_the_mean_of_one():
     assert 0 < 3 * first <= time.monotonic_ns() - start
     step(1)
     assert [seen[0] for seen in module.seen] == [0, 1, 0, 1, 0, 1]
+
+
+def test_the_throughput_of_offline_is_that_of_the_timed_chunks(tmp_path):
+    """Before every second chunk one inference is not timed: of chunks of two it would be a fifth of all."""
+    module = user_module(tmp_path, forward="time.sleep(0.06)")
+    rule = msgspec.structs.replace(TINY.rule, cap_s=1.5)
+    limits = msgspec.structs.replace(TINY, rule=rule)
+    found = run_here(job(tmp_path, module=module, limits=limits, scenario="offline", batch_size=3)).process
+    assert found.timing.runs >= 5
+    assert found.throughput_per_s == pytest.approx(3e3 / found.timing.mean_ms, rel=1e-6)
 
 
 class Stream:

@@ -220,6 +220,13 @@ def test_modules_as_they_are_agree_with_float64(name, given, tmp_path):
     assert (result.passed, result.reference, result.audited) == (True, "float64", 2), result.note
 
 
+def test_an_answer_without_rows_is_checked_in_several_batches(tmp_path):
+    given = zoo(tmp_path, "scalar", [], batch_size=4)
+    limits = msgspec.structs.replace(given.limits, check_images=8)
+    result = checked(msgspec.structs.replace(given, limits=limits))
+    assert result.passed, result.note
+
+
 @pytest.mark.parametrize(
     "name", ["as_dict", "as_dataclass", "scalar", "numbers", "unchanged", "whole", "in_float", "Named"]
 )
