@@ -6,13 +6,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from benchd.daemon.delivery.outbox import CLOCK_SET_S
 from benchd.daemon.errors import Full
+from benchd.daemon.machine.folders import sync
 
 RESERVE_BYTES = 16 * 2**20
 BESIDE_BYTES = 2**20  # for a case's log and raw times, which are written without the reserve
@@ -118,17 +119,31 @@ def tidy(folder: Path, now_s: float, keep_s: float = KEEP_S, keep_bytes: int = K
     """Compress raw times, logs and full journals under `folder` and delete the oldest beyond an age and a size.
 
     A record names its raw file without `.gz` and hashes the uncompressed bytes. Files dated by an unset clock have no
-    age, but are deleted first when the size limit is reached.
+    age, but are deleted first when the size limit is reached. A file that fails stops no other one: the first OSError
+    is raised at the end.
     """
+    failures: list[OSError] = []
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix not in (".gz", PART):
-            _compress(path)
+            with _collecting(failures):
+                _compress(path)
     found = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.rglob("*.gz"))
     size = sum(entry[1] for entry in found)
     for written_s, file_bytes, path in found:
         if size > keep_bytes or CLOCK_SET_S < written_s < now_s - keep_s:
-            path.unlink()
-            size -= file_bytes
+            with _collecting(failures):
+                path.unlink()
+                size -= file_bytes
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def _collecting(failures: list[OSError]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        failures.append(error)
 
 
 def _compress(path: Path) -> None:
@@ -137,10 +152,12 @@ def _compress(path: Path) -> None:
     try:
         with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
             shutil.copyfileobj(source, target)
+        written_s = path.stat().st_mtime
+        os.utime(part, (written_s, written_s))
+        sync(part)
     except OSError:
         part.unlink(missing_ok=True)  # on a full disk it would occupy the little space left
         raise
-    written_s = path.stat().st_mtime
-    os.utime(part, (written_s, written_s))
     part.replace(path.with_name(f"{path.name}.gz"))
+    sync(path.parent)
     path.unlink()

@@ -28,3 +28,12 @@ def file_id(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def sync(path: Path) -> None:
+    """Write a file, or the entries of a folder, through to the disk, so that a power cut does not take it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.machine import folders
 from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.plan import Planned
@@ -169,9 +170,7 @@ def _run_load(shipped: Manifest, folder: Path) -> None:
 def _sync(folder: Path) -> None:
     """Sync every file and folder, so that what the rename shows is on the disk."""
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        folders.sync(path)
 
 
 def refuse_existing(out: Path) -> None:

@@ -4,7 +4,9 @@ While a case is timed, only the connection's keep-alive, health and telemetry ar
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -109,12 +111,14 @@ class Between:
 
     def _limit_what_is_old(self) -> None:
         runs, now_s = self._base.places.state / "runs", self._base.clock.now_s()
-        try:
-            self._base.journal.put_away(runs, now_s)
-            tidy(runs, now_s)
-            self._base.outbox.forget_sent(now_s)
-        except (OSError, UsageError) as error:  # a full disk: undelivered messages are not touched
-            log(f"old files not removed: {error}")
+        limits = [
+            partial(self._base.journal.put_away, runs, now_s),
+            partial(tidy, runs, now_s),
+            partial(self._base.outbox.forget_sent, now_s),  # undelivered messages are not touched
+        ]
+        for limit in limits:
+            with _logging_failures():
+                limit()
 
     def feed_watchdog(self) -> None:
         """Report to systemd that loop, outbox and connection are alive; a worker has its own deadline."""
@@ -141,3 +145,12 @@ class Between:
             log(f"not kept: {error}")
             return False
         return True
+
+
+@contextmanager
+def _logging_failures() -> Iterator[None]:
+    """Log a failure and go on: on a full disk the next step may free space."""
+    try:
+        yield
+    except (OSError, UsageError) as error:
+        log(f"old files not removed: {error}")

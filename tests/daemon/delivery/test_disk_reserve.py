@@ -9,7 +9,7 @@ import subprocess
 from contextlib import closing
 
 import pytest
-from disks import use_up_inodes
+from disks import ext4_without_power, use_up_inodes
 from records_made import made
 
 from benchd.daemon.delivery.disk_reserve import BESIDE_BYTES, Clock, Reserve, tidy
@@ -17,6 +17,7 @@ from benchd.daemon.delivery.outbox import CLOCK_SET_S, Outbox, open_or_salvage
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.errors import Full
 from benchd.daemon.journal import read
+from benchd.daemon.machine.folders import sync
 
 SIZE = 2**20
 NO_SPACE = os.strerror(errno.ENOSPC)
@@ -200,6 +201,42 @@ def test_the_old_and_then_the_oldest_beyond_the_size_go(tmp_path):
         raw(tmp_path, name, age_s, os.urandom(1000))
     tidy(tmp_path, NOW_S, keep_s=400.0, keep_bytes=2500)
     assert sorted(entry.name for entry in (tmp_path / "raw").iterdir()) == ["a.gz", "b.gz"]
+
+
+def test_a_file_that_cannot_be_compressed_keeps_no_other_one(tmp_path):
+    for name, age_s in (("old", 500.0), ("bad", 200.0), ("good", 100.0)):
+        raw(tmp_path, name, age_s, b"x" * 1000)
+    tidy(tmp_path, NOW_S)
+    raw(tmp_path, "bad", 200.0, b"x" * 1000)
+    raw(tmp_path, "new", 100.0, b"x" * 1000)
+    (tmp_path / "raw/bad.gz.part").mkdir()
+    with pytest.raises(OSError, match=r"bad\.gz\.part"):
+        tidy(tmp_path, NOW_S, keep_s=400.0)
+    left = sorted(entry.name for entry in (tmp_path / "raw").iterdir())
+    assert left == ["bad", "bad.gz", "bad.gz.part", "good.gz", "new.gz"]
+
+
+def test_on_a_full_disk_the_oldest_still_go(small_disk):
+    raw(small_disk, "old", 500.0, b"x")
+    tidy(small_disk, NOW_S)
+    raw(small_disk, "new", 100.0, os.urandom(100_000))
+    eat(small_disk)
+    with pytest.raises(OSError, match=NO_SPACE):
+        tidy(small_disk, NOW_S, keep_s=400.0)
+    assert [entry.name for entry in (small_disk / "raw").iterdir()] == ["new"]
+
+
+def test_a_power_cut_takes_no_raw_times_that_were_compressed(tmp_path):
+    disk = tmp_path / "disk"
+    with ext4_without_power(tmp_path / "image", disk) as cut:
+        raw(disk, "a", 100.0, b"x" * 100_000)
+        os.sync()
+        tidy(disk, NOW_S)
+        # what any other write does seconds later: it commits names and sizes, not another file's content
+        (disk / "outbox.db").touch()
+        sync(disk / "outbox.db")
+        cut()
+        assert gzip.decompress((disk / "raw/a.gz").read_bytes()) == b"x" * 100_000
 
 
 def test_what_was_written_before_the_clock_was_set_goes_by_size_only(tmp_path):

@@ -14,7 +14,7 @@ from records_made import made
 from benchd.daemon import records
 from benchd.daemon.config import Shipped, Suite
 from benchd.daemon.delivery.disk_reserve import Reserve
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import CLOCK_SET_S, Outbox
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
@@ -166,6 +166,17 @@ def test_a_shipped_folder_that_is_gone_breaks_its_promise_once(service, tmp_path
     assert service._deployments.next() is None
     again = service._base.outbox.kept_as(deployed.SHIPPED, deployed.decode, {})
     assert again == service._deployments.standings
+
+
+def test_a_file_that_cannot_be_compressed_keeps_no_sent_message(service, tmp_path):
+    (tmp_path / "runs/log.gz.part").mkdir(parents=True)
+    (tmp_path / "runs/log").touch()
+    outbox = service._base.outbox
+    outbox.add("a", "t", 1, b"x")
+    for row in outbox.pending(100):
+        outbox.mark_sent(row.seq, at_s=CLOCK_SET_S + 1)
+    service._between._limit_what_is_old()
+    assert outbox.counts().sent == 0
 
 
 def replace_shipped(service, folder):
