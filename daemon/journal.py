@@ -3,13 +3,14 @@
 import errno
 import gzip
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
 from benchd.daemon.errors import Full, SchemaError, UsageError
-from benchd.daemon.machine.folders import file_id
+from benchd.daemon.machine.folders import file_id, sync
 
 
 class Journal:
@@ -33,9 +34,7 @@ class Journal:
         if b"\n" in record:
             raise ValueError("a record must be one line")
         if file_id(self._path) != self._id:
-            moved = self._file
-            self._open()
-            moved.close()
+            self._reopen()
         with explaining(self._path):
             line = (b"\n" if _is_torn(self._file) else b"") + record + b"\n"
             size = self.size_bytes()
@@ -57,8 +56,13 @@ class Journal:
         with explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._path.replace(path)
-            self._file.close()
+        self._reopen()
+
+    def _reopen(self) -> None:
+        """Continue in the file that is at the path now; if it cannot be opened, the next record tries again."""
+        moved = self._file
         self._open()
+        moved.close()
 
     def _open(self) -> None:
         """Open the file; raise UsageError for a pipe or a device, which keeps no record."""
@@ -66,7 +70,7 @@ class Journal:
             if self._path.exists() and not self._path.is_file():
                 raise UsageError(f"{self._path}: not a regular file; move it away")
             self._file = self._path.open("ab+", buffering=0)
-            _sync_folder(self._path.parent)
+            sync(self._path.parent)  # or a power cut takes the new file's name
         self._id = file_id(self._path)
 
     def size_bytes(self) -> int:
@@ -81,7 +85,7 @@ class Journal:
 def read(path: Path) -> Iterator[bytes]:
     """Yield every line of `path`, which may be compressed (`.gz`), without its line break.
 
-    Raises SchemaError if a crash truncated the last one.
+    Raises SchemaError if a crash truncated the last one, or a compressed file is damaged.
     """
     with explaining(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -94,9 +98,14 @@ def read(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def explaining(path: Path) -> Iterator[None]:
-    """Raise an error of the file system as UsageError, or Full, that names the path and what to do."""
+    """Raise an error of the file system as UsageError or Full, and a damaged archive as SchemaError.
+
+    The message names the path and what to do.
+    """
     try:
         yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SchemaError(f"{path}: a damaged archive ({error}); restore it from a copy, or move it away") from error
     except OSError as error:
         cause = error.strerror or error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -110,12 +119,3 @@ def _is_torn(file: FileIO) -> bool:
         return False
     file.seek(-1, os.SEEK_END)
     return file.read(1) != b"\n"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync the folder: after a power cut a new file would be unreachable without its directory entry."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

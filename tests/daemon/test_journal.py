@@ -1,5 +1,6 @@
 """A journal after every way a write can end."""
 
+import gzip
 import os
 import subprocess
 import sys
@@ -106,6 +107,22 @@ def test_a_journal_that_will_not_move_is_gone_on_with(tmp_path, sink):
         sink.put_away(tmp_path / "runs", 1000.0, from_bytes=1)
     sink.publish(made(), b"y")
     assert list(read(tmp_path / "records.jsonl")) == [b"x", b"y"]
+
+
+LINES = b"".join(b"%d\n" % number for number in range(10_000))
+ARCHIVE = gzip.compress(LINES)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [ARCHIVE[:-100], ARCHIVE[:5000] + b"\xff" * 5000 + ARCHIVE[10_000:], bytes(len(ARCHIVE)), LINES],
+    ids=["truncated", "overwritten", "zeros", "not compressed"],
+)
+def test_a_damaged_archive_is_named_as_one(tmp_path, damaged):
+    path = tmp_path / "records-1000.jsonl.gz"
+    path.write_bytes(damaged)
+    with pytest.raises(SchemaError, match=r"records-1000\.jsonl\.gz: a damaged archive .*; restore it from a copy"):
+        list(read(path))
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_cause(tmp_path):

@@ -109,6 +109,21 @@ def test_a_disk_without_inodes_takes_no_case_and_opens_the_outbox_in_the_place_o
     assert reserve.hold() is None
 
 
+def test_a_journal_that_moved_on_a_disk_without_inodes_begins_anew_once_there_is_one(few_files):
+    path, runs = few_files / "records.jsonl", few_files / "runs"
+    runs.mkdir()
+    with closing(JournalSink(path)) as sink:
+        sink.publish(made(), b"x")
+        use_up_inodes(few_files)
+        with pytest.raises(Full, match=r"records\.jsonl: No space left"):
+            sink.put_away(runs, 1000.0, from_bytes=1)
+        sink.put_away(runs, 2000.0, from_bytes=100)
+        (few_files / "small-1").unlink()
+        sink.publish(made(), b"y")
+    assert list(read(path)) == [b"y"]
+    assert list(read(runs / "records-1000.jsonl")) == [b"x"]
+
+
 def test_a_disk_that_became_read_only_takes_no_case(small_disk):
     reserve = Reserve(small_disk / "reserve", SIZE)
     assert reserve.hold() is None
