@@ -330,6 +330,12 @@ class _CuttingClient(Client):
         del self._in_packet["packet"][self.max_packet_bytes :]
         return super()._sock_recv(min(bufsize, self.max_packet_bytes))
 
+    def _handle_publish(self) -> MQTTErrorCode:
+        """End the connection on QoS 2, which nothing subscribes to: paho would hold each message until its release."""
+        if self._in_packet["command"] & 0x04:
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        return super()._handle_publish()
+
 
 def _client(broker: Broker, client_id: str, protocol: MQTTProtocolVersion, terms: Terms) -> _CuttingClient:
     client = _CuttingClient(

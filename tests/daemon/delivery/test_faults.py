@@ -1,13 +1,17 @@
 """A network between a device and a real mosquitto that cuts, stalls and repeats: nothing is lost, nobody misled."""
 
+import time
+import uuid
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from links import add, counts, linked
 from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying, refuse_5
-from waiting import wait_for
+from waiting import WAIT_S, wait_for
 
-from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.broker import Ended, parse_url
+from benchd.daemon.delivery.session import connect
 from benchd.daemon.delivery.topics import Topics
 
 RUNS = [f"r{number}" for number in range(150)]
@@ -59,6 +63,18 @@ def test_every_result_arrives_whatever_the_network_does(mosquitto, device_id, wa
         assert link.seen.conflict is None
     while set(watcher.results()) != set(RUNS):
         watcher.until(lambda topic, _: "/result/" in topic)
+
+
+def test_a_broker_that_sends_what_a_client_must_hold_is_left(mosquitto):
+    unasked = b"\x34\x07\0\1t\0\1\0x"  # a PUBLISH with QoS 2: topic "t", packet 1, no properties, body "x"
+
+    def lying(wire, packet, up):
+        forward(wire, packet if up else packet + unasked, up)
+
+    with proxying(mosquitto, lying) as proxy:
+        session = connect(parse_url(proxy.url), uuid.uuid4().hex, time.monotonic() + WAIT_S)
+        with closing(session), pytest.raises(Ended, match=r"the connection to .* ended"):
+            session.subscribe([("t", 1)])
 
 
 def test_a_half_open_connection_is_seen_by_both_sides_and_what_waited_goes_out(mosquitto, device_id, watcher, tmp_path):
