@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from benchd.daemon.machine.folders import sync
 from benchd.exporters import code
 
 SCHEMA = "benchd.artifact/1"
@@ -148,8 +149,8 @@ class Store:
     def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
         """Remove the least recently used artifacts until the rest take at most `limit_bytes`; return their keys.
 
-        Artifacts in use stay. Leftovers of killed processes, and entries without metadata, go first; with `run`,
-        artifacts limited to another run go too.
+        Artifacts in use stay. Leftovers of killed processes, and entries without metadata or content, go first; with
+        `run`, artifacts limited to another run go too.
         """
         with self._explaining():
             self._sweep()
@@ -224,12 +225,12 @@ class Store:
             metadata = _describe(fd, facts, found if isinstance(found, Mapping) else {})
             _write_synced(scratch / _METADATA, msgspec.json.format(msgspec.json.encode(metadata)))
             os.fsync(fd)
-            _sync_folder(scratch)
+            sync(scratch)
             entry = self._entry(key)
             if entry.exists():
                 shutil.rmtree(entry)
             scratch.rename(entry)
-            _sync_folder(self._folder)
+            sync(self._folder)
         return msgspec.structs.replace(_artifact(entry, metadata), reused=False)
 
     def _require_one_file(self, path: Path) -> None:
@@ -287,17 +288,20 @@ class Store:
             self.prune(self._limit_bytes, facts.get(_RUN))
 
     def _sweep(self) -> None:
-        remains = [*(self._folder / ".making").glob("*"), *(e for e in self._entries() if _metadata(e) is None)]
-        for path in remains:
+        for path in [*(self._folder / ".making").glob("*"), *self._entries()]:
             with self._locked(path.name, wait=False) as free:
-                if free:
+                # without the lock it might be one that another process is replacing
+                if free and not (path.parent == self._folder and _is_whole(path)):
                     shutil.rmtree(path, ignore_errors=True)
 
     def _remove_unused(self, artifact: Artifact) -> bool:
         with self._locked(artifact.key, wait=False) as free:
             if not free:
                 return False
-            fd = os.open(artifact.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fd = os.open(artifact.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:  # another process has removed it since it was listed
+                return True
             try:
                 unused = _flocked(fd, fcntl.LOCK_EX, wait=False)
                 if unused:
@@ -330,6 +334,13 @@ def _metadata(entry: Path) -> Metadata | None:
         return None
     ours = metadata.schema == SCHEMA and key_of(metadata.facts) == entry.name
     return metadata if ours else None
+
+
+def _is_whole(entry: Path) -> bool:
+    """Return whether an entry has its metadata and its content, whatever bytes that holds."""
+    metadata = _metadata(entry)
+    content = entry / _file_name(metadata.facts) if metadata else entry
+    return content.is_file() and not content.is_symlink()
 
 
 def _artifact(entry: Path, metadata: Metadata) -> Artifact:
@@ -433,14 +444,6 @@ def _write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _disk_full(error: BaseException | None) -> bool:

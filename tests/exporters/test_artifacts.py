@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -180,6 +181,7 @@ DAMAGE = {
     "no metadata": (lambda entry: (entry / "metadata.json").unlink(), "metadata cannot be read"),
     "another fact": (change_a_fact, "metadata cannot be read"),
 }
+LOST = ("no metadata", "no content", "content elsewhere")
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
@@ -328,13 +330,40 @@ def test_pruning_leaves_what_is_not_ours(tmp_path):
     assert (tmp_path / "my-models").exists()
 
 
-def test_pruning_drops_what_has_no_metadata(tmp_path):
-    filled(tmp_path, "a")
-    cut("metadata.json", 10)(tmp_path / key_of(facts_of("a")))
+@pytest.mark.parametrize("damage", [cut("metadata.json", 10), *(DAMAGE[name][0] for name in LOST)], ids=["cut", *LOST])
+def test_pruning_drops_what_lacks_metadata_or_content_and_the_rest_stays(tmp_path, damage):
+    filled(tmp_path, "a", "b")
+    damage(tmp_path / key_of(facts_of("a")))
+    with Store(tmp_path, limit_bytes=10**9) as store:
+        made = store.produce(KEY, FACTS, write)
+        assert {artifact.key for artifact in store.list()} == {key_of(facts_of("b")), made.key}
+    assert not (tmp_path / key_of(facts_of("a"))).exists()
+
+
+def test_what_another_process_has_removed_since_it_was_listed_is_removed(tmp_path, monkeypatch):
+    filled(tmp_path, "a", "b")
+    listed = Store(tmp_path).list()
+    shutil.rmtree(tmp_path / key_of(facts_of("a")))
     with Store(tmp_path) as store:
-        assert store.list() == ()
+        monkeypatch.setattr(store, "list", lambda: listed)
+        store.prune(len(CONTENT))
+        assert (tmp_path / key_of(facts_of("b"))).exists()
+
+
+def test_an_entry_that_was_replaced_before_its_lock_was_free_stays(tmp_path, monkeypatch):
+    filled(tmp_path, "a")
+    metadata, lock = tmp_path / key_of(facts_of("a")) / "metadata.json", artifacts._lock
+    replacement = metadata.read_bytes()
+
+    def lock_after_another_process(path, *, wait):
+        metadata.write_bytes(replacement)
+        return lock(path, wait=wait)
+
+    metadata.write_bytes(b"")
+    monkeypatch.setattr(artifacts, "_lock", lock_after_another_process)
+    with Store(tmp_path) as store:
         store.prune(10**9)
-    assert files(tmp_path) == []
+    assert metadata.exists()
 
 
 @pytest.fixture
