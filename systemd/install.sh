@@ -330,7 +330,17 @@ start_unit() {
     systemctl enable --quiet "$1"
     # a restart ends the case that runs
     systemctl "${changed:+re}start" "$1" || show_failure "$1"
+    if [ "$1" = benchd-dashboard ]; then check_stays "$1"; fi
     say "$1 runs; systemctl status $1 shows what it does"
+}
+
+# The dashboard's unit counts as started before the program has opened its database.
+check_stays() {
+    if [ -z "$changed" ]; then return; fi
+    for _ in {1..10}; do
+        sleep 1
+        systemctl is-active --quiet "$1" || show_failure "$1"
+    done
 }
 
 load_module() {
@@ -366,11 +376,26 @@ do_rollback() {
     asked='' platform=''
     find_parts
     check_dashboard "$to"
+    check_database "$to"
     if has service && [ -e "$root$configuration" ]; then check_configuration "$to" "$root$configuration"; fi
     if has service && [ -z "$root" ] && [ -d /run/systemd/system ]; then systemctl stop benchd; fi
     take_outbox_back "$to"
     switch_to "$to"
     start
+}
+
+# An earlier version refuses the dashboard's database of a later one.
+check_database() {
+    local database=$root/var/lib/benchd-dashboard/dashboard.db
+    if ! has dashboard || [ ! -e "$database" ]; then return; fi
+    "$home/$1/bin/python" - "$database" <<'END' && return
+import sqlite3, sys
+from benchd.dashboard.store import _MIGRATIONS
+((version,),) = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True).execute("SELECT number FROM version")
+sys.exit(version > len(_MIGRATIONS))
+END
+    die "$1 does not read the dashboard's database, which a later version wrote. $(running) stays. To go back all the same," \
+        "stop benchd-dashboard and move $database* away: $1 begins an empty one"
 }
 
 # An earlier version refuses the outbox of a later one, so the later one takes it back.

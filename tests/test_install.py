@@ -20,6 +20,7 @@ from waiting import wait_for
 
 from benchd.daemon import config
 from benchd.daemon.delivery.outbox import _MIGRATIONS, Message, Outbox, of_layout
+from benchd.dashboard.store import Store
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "systemd/install.sh"
@@ -250,6 +251,44 @@ def test_a_kernel_without_the_module_does_not_keep_the_service_from_starting(sit
     said = phase(site, "load_module; echo went on", PATH=f"{modprobe.parent}:{os.environ['PATH']}")
     assert "nvidia-uvm does not load" in said
     assert said.endswith("went on\n")
+
+
+def tool(folder, name, script):
+    """Put a program into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(("ahead", "code"), [(0, 0), (1, 1)])
+def test_a_rollback_that_the_dashboards_database_does_not_survive_is_refused(site, ahead, code):
+    for version in ("1-new", "0-old"):
+        tool(site.home / version / "bin", "python", f'exec {sys.executable} "$@"')
+    (site.home / "current").symlink_to("1-new")
+    (site.home / "previous").symlink_to("0-old")
+    database = site.root / "var/lib/benchd-dashboard/dashboard.db"
+    for path in (site.root / DASHBOARD, database):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    Store(f"sqlite:///{database}").close()
+    with closing(sqlite3.connect(database)) as later:
+        later.execute("UPDATE version SET number = number + ?", (ahead,))
+        later.commit()
+    said = site.install("--rollback", code=code)
+    assert site.points_to("current") == ("1-new" if ahead else "0-old")
+    assert (f"move {database}* away" in said) == bool(ahead)
+
+
+@pytest.mark.parametrize(("lasts", "end"), [(3, "does not start"), (99, "runs; systemctl")])
+def test_a_dashboard_that_ends_after_its_start_is_no_success(site, tmp_path, lasts, end):
+    programs, asked = tmp_path / "bin", tmp_path / "asked"
+    tool(programs, "systemctl", f'[ $1 != is-active ] || {{ echo >>{asked}; [ "$(wc -l <{asked})" -lt {lasts} ]; }}')
+    tool(programs, "journalctl", "echo written by a newer benchd")
+    tool(programs, "sleep", "")
+    code = "(changed=yes; start_unit benchd-dashboard) 2>&1 || true"
+    said = phase(site, code, PATH=f"{programs}:{os.environ['PATH']}")
+    assert f"benchd-dashboard {end}" in said
+    assert ("written by a newer benchd" in said) == (end == "does not start")
 
 
 @NEEDS_A_BARE_PYTHON
