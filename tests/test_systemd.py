@@ -86,6 +86,11 @@ def test_the_driver_is_there_before_its_devices_are_allowed_by_their_numbers(nam
         assert "modprobe@nvidia_uvm.service" in re.search(rf"^{option}=(.+)$", text, re.MULTILINE)[1].split()
 
 
+@pytest.mark.parametrize("name", UNITS)
+def test_a_worker_that_is_killed_for_memory_ends_no_other_case(name):
+    assert {"KillMode=mixed", "OOMPolicy=continue"} <= set(unit(name).splitlines())
+
+
 def test_the_service_is_started_again_for_ever():
     text = unit("benchd.service")
     lines = {"StartLimitIntervalSec=0", "Restart=on-failure", "RuntimeDirectoryPreserve=restart"}
