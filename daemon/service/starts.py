@@ -57,7 +57,8 @@ def _keep(file: Path, starts: Starts) -> None:
 
 def delay_s(failed: int) -> float:
     """Return how long to wait after so many starts that did not last; the first one may have been an accident."""
-    return 0.0 if failed < 2 else min(FIRST_S * 2 ** (failed - 2), LAST_S)
+    doublings = min(failed - 2, 10)  # after 18 hours of failed starts the power would no longer fit a float
+    return 0.0 if failed < 2 else min(FIRST_S * 2**doublings, LAST_S)
 
 
 def _last(file: Path) -> Starts:
