@@ -118,10 +118,8 @@ class Recipe(msgspec.Struct, frozen=True):
 class Built(NamedTuple):
     """A finished build. `note` says why typing is weak, if it is."""
 
-    typing: Typing
+    recipe: Recipe
     seconds: float
-    workspace_bytes: int
-    version: str
     note: str
 
 
@@ -221,13 +219,7 @@ def build(
             raise
         note = f"weakly typed, because a strongly typed build fails: {error}"
         recipe = attempt("weak")
-    return Built(
-        typing=recipe.typing,
-        seconds=time.monotonic() - start,
-        workspace_bytes=recipe.workspace_bytes,
-        version=trt.__version__,
-        note=note,
-    )
+    return Built(recipe, time.monotonic() - start, note)
 
 
 class _Build:

@@ -389,20 +389,20 @@ def test_a_build_writes_the_plan_and_the_times_and_says_what_it_did(libraries, t
     built = build(tmp_path, workspace_bytes=2**30)
     assert (tmp_path / "plan").read_bytes() == b"a plan"
     assert [path.read_bytes() for path in (tmp_path / "kept").iterdir()] == [b"times of kernels"]
-    assert built[:1] + built[2:] == ("strong", 6, 2**30, trt.__version__, "")
+    assert (built.recipe, built.seconds, built.note) == (tensorrt.Recipe("strong", 2**30), 6, "")
     assert libraries.flags == [1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)]
     assert libraries.profile == [(1, 3), (4, 3), (8, 3)]
     assert (libraries.set_flags, libraries.cleared_flags) == ([], [int(trt.BuilderFlag.TF32)])
 
 
 def test_a_quantised_file_is_built_in_the_types_that_it_states(libraries, tmp_path):
-    assert build(tmp_path, precision="int8").typing == "strong"
+    assert build(tmp_path, precision="int8").recipe.typing == "strong"
     assert libraries.flags == [1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)]
     assert libraries.set_flags == []
 
 
 def test_without_a_limit_the_workspace_is_tensorrts_own(libraries, tmp_path):
-    assert build(tmp_path).workspace_bytes == 2**33
+    assert build(tmp_path).recipe.workspace_bytes == 2**33
 
 
 def test_a_static_file_needs_no_profile(libraries, tmp_path):
@@ -449,7 +449,7 @@ def test_a_build_without_memory_says_what_may_help_and_is_not_tried_again(librar
 def test_a_strongly_typed_build_that_fails_is_tried_weakly_and_says_so(libraries, tmp_path, precision, flags):
     libraries.builds_strongly_typed = False
     built = build(tmp_path, precision=precision)
-    assert built.typing == "weak"
+    assert built.recipe.typing == "weak"
     assert "strongly typed networks lack this" in built.note
     assert libraries.set_flags == [int(getattr(trt.BuilderFlag, flag)) for flag in flags]
     assert Engine(trt, tmp_path / "plan").recipe.typing == "weak"

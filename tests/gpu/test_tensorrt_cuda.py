@@ -156,7 +156,7 @@ def built(folder, text):
 
 def test_a_dynamic_batch_takes_every_size_of_its_profile_and_layers_have_times(tmp_path):
     trt, plan, made = built(tmp_path, DYNAMIC)
-    assert (made.typing, made.workspace_bytes) == ("strong", 2**28)
+    assert made.recipe == tensorrt.Recipe("strong", 2**28)
     engine, stream = Engine(trt, plan), torch.cuda.Stream()
     for batch in (1, 8):
         context, x = engine.context(), torch.randn(batch, 4, device=CUDA)
