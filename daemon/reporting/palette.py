@@ -22,7 +22,7 @@ OF_RUNTIME = {
 COLOURS = tuple(OF_RUNTIME.values())
 """For what is no variant, in this order."""
 
-_SHAPES: dict[Precision, str] = {"fp32": "circle", "fp16": "diamond", "bf16": "triangle", "amp": "rect", "int8": "pin"}
+SHAPES: dict[Precision, str] = {"fp32": "circle", "fp16": "diamond", "bf16": "triangle", "amp": "rect", "int8": "pin"}
 
 
 def colour(variant: Variant) -> str:
@@ -31,5 +31,5 @@ def colour(variant: Variant) -> str:
 
 
 def shape(variant: Variant) -> str:
-    """Return the shape of a variant's points, by its number format, as Apache ECharts names it."""
-    return _SHAPES[variant.precision]
+    """Return the shape of a variant's points, by its number format, as Apache ECharts and charts.js name it."""
+    return SHAPES[variant.precision]

@@ -80,6 +80,7 @@ const SHAPES = {
   diamond: (x, y, r) => `M${x} ${y - 1.3 * r}l${1.3 * r} ${1.3 * r}l${-1.3 * r} ${1.3 * r}l${-1.3 * r} ${-1.3 * r}Z`,
   triangle: (x, y, r) => `M${x} ${y - 1.2 * r}l${1.2 * r} ${2.2 * r}h${-2.4 * r}Z`,
   rect: (x, y, r) => `M${x - r} ${y - r}h${2 * r}v${2 * r}h${-2 * r}Z`,
+  pin: (x, y, r) => `M${x} ${y + 1.3 * r}l${-r} ${-1.6 * r}a${r} ${r} 0 1 1 ${2 * r} 0Z`,
 };
 
 function mark(parent, trace, x, y, colour, title) {

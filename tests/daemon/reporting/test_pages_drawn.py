@@ -10,6 +10,7 @@ pytest.importorskip("jinja2", reason="the extra `report` is not installed")
 
 from benchd.daemon.profiling.output import report as profiles
 from benchd.daemon.records import encode
+from benchd.daemon.reporting.palette import SHAPES
 from benchd.daemon.reporting.report import page
 
 MOST_BYTES = 1_000_000
@@ -28,6 +29,7 @@ def made(tmp_path_factory):
     less = msgspec.structs.replace(ENERGY, gross_per_inference_j=0.02)
     found = [record(run, "custom", (4.0 if run < 7 else 4.5) + 0.01 * (run % 2)) for run in range(1, 13)]
     found += [record(12, "eager", 30.0, batch=4), record(12, "onnxruntime", 6.0, energy=less)]
+    found += [record(12, "onnxruntime-int8", 3.0)]
     found += [record(12, "fp16", 2.0, check=msgspec.structs.replace(PASSED, passed=False))]
     (folder / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in found))
     profile = folder / "profile.html"
@@ -60,6 +62,10 @@ def test_a_page_is_small_and_draws_every_chart(name, made, opened):
     for place in range(charts.count()):
         assert charts.nth(place).locator("svg").locator("circle, rect, path").count() > 1
     assert "NaN" not in shown_page.content()
+
+
+def test_every_number_format_has_a_shape(opened):
+    assert set(opened("report").evaluate("Object.keys(SHAPES)")) == set(SHAPES.values())
 
 
 def test_a_point_names_its_record_and_what_cannot_win_is_a_cross(opened):
