@@ -13,10 +13,17 @@ function figure(value) {
   return Math.abs(value) >= 1000 ? value.toFixed(0) : String(+value.toPrecision(4));
 }
 
+// The least and the largest value; Math.min(...values) fails beyond about 125,000 of them.
+function extent(values) {
+  let low = Infinity, high = -Infinity;
+  for (const value of values) [low, high] = [Math.min(low, value), Math.max(high, value)];
+  return [low, high];
+}
+
 // A scale from values to pixels: of times, of categories, logarithmic or linear, with its ticks as [value, label].
 function scaled(values, axis, from, to) {
   if (axis.type === "date") {
-    const times = values.map((value) => Date.parse(value)), low = Math.min(...times), high = Math.max(...times);
+    const [low, high] = extent(values.map((value) => Date.parse(value)));
     const at = (value) => from + ((Date.parse(value) - low) / (high - low || 1)) * (to - from);
     const count = Math.max(2, Math.floor(Math.abs(to - from) / 150));
     const ticks = Array.from({ length: count }, (_, n) => new Date(low + ((high - low) * n) / (count - 1)).toISOString());
@@ -27,7 +34,7 @@ function scaled(values, axis, from, to) {
     return { at: (value) => from + (names.indexOf(value) + 0.5) * step, ticks: names.map((name) => [name, name]), step };
   }
   const log = axis.type === "log", f = log ? Math.log10 : (value) => value, known = values.filter((v) => !log || v > 0);
-  let low = Math.min(...known.map(f)), high = Math.max(...known.map(f));
+  let [low, high] = extent(known.map(f));
   if (!log) [low, high] = [Math.min(low, axis.full ? 0 : low), Math.max(high, axis.full ? 0 : high)];
   const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
   if (!(axis.full && !log)) low -= room;

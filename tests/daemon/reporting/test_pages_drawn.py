@@ -68,6 +68,15 @@ def test_every_number_format_has_a_shape(opened):
     assert set(opened("report").evaluate("Object.keys(SHAPES)")) == set(SHAPES.values())
 
 
+@pytest.mark.parametrize("type_", ["date", "linear", "log"])
+def test_a_chart_of_a_fleet_s_year_has_its_scale(type_, opened):
+    values = (
+        "Array.from({ length: 200_000 }, (_, n) => type === 'date' ? new Date(1e9 * (n + 1)).toISOString() : n + 1)"
+    )
+    ticks = opened("report").evaluate(f"(type) => scaled({values}, {{ type }}, 0, 900).ticks.length", type_)
+    assert 2 <= ticks <= 20
+
+
 def test_a_point_names_its_record_and_what_cannot_win_is_a_cross(opened):
     energy = opened("report").locator("#chart0")
     titles = energy.locator("title").all_text_contents()
