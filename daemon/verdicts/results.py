@@ -14,7 +14,7 @@ from benchd.daemon.records import PROFILED, Record
 T = TypeVar("T")
 
 JOURNAL = "records.jsonl"
-SPECIAL = re.compile(rb"\\u|[^ -~]")  # what a record without control characters may lack
+SPECIAL = re.compile(rb"\\[bfrtu]|[^ -~]")  # what a record without control characters may lack
 
 
 def read(path: Path) -> list[Record]:

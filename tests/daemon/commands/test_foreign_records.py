@@ -10,6 +10,7 @@ from records_made import ENVIRONMENT, made
 from waiting import WAIT_S
 
 from benchd.daemon.records import Case, encode
+from benchd.daemon.verdicts import results
 
 CLEAR = "\x1b[2J\x1b]0;owned\x07\x9b2J\u202e"
 FORMULA = '=HYPERLINK("http://evil.example")'
@@ -25,6 +26,14 @@ def foreign(tmp_path):
     path = tmp_path / "foreign.jsonl"
     path.write_bytes(b"".join(encode(record) + b"\n" for record in (good, bad)))
     return path
+
+
+@pytest.mark.parametrize("char", list("\r\b\f\t"))
+def test_no_control_character_comes_back_from_a_file(tmp_path, char):
+    path = tmp_path / "foreign.jsonl"
+    path.write_bytes(encode(made(status="failed", reason=f"wrong{char}okay")) + b"\n")
+    (record,) = results.read(path)
+    assert record.reason == "wrong\N{REPLACEMENT CHARACTER}okay"
 
 
 def said(*arguments):
