@@ -12,7 +12,7 @@ from rich.text import Text
 from benchd.daemon.records import Check, Environment, Record, Timing
 from benchd.daemon.reporting.tables import ALARM
 from benchd.daemon.verdicts import accuracy
-from benchd.daemon.verdicts.figures import dropped_half, memory_mib
+from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, memory_mib, power_w
 from benchd.daemon.verdicts.recommend import agreement, variant_name
 
 ALL_COLUMNS, FEW_COLUMNS, ONE_LINE = 160, 120, 80  # the least widths of a terminal for each form
@@ -166,13 +166,8 @@ def energy_and_error(record: Record) -> str:
     """Return the energy of one inference in mJ with its error bar, a dash if not measured."""
     if record.energy is None:
         return "-"
-    share = record.energy.energy_err_j / record.energy.energy_j if record.energy.energy_j else 0.0
+    share = energy_error_share(record.energy) or 0.0
     return f"{figure(record.energy.gross_per_inference_j * 1e3)} ±{100 * share:.2g} %"
-
-
-def _power(record: Record) -> str:
-    powers = [summary.mean for name, summary in record.telemetry.items() if name.partition("@")[0] == "power_w"]
-    return figure(powers[0]) if len(powers) == 1 else "-"
 
 
 def _top1(record: Record) -> str:
@@ -204,7 +199,7 @@ _COLUMNS = (
     _Column("x of\nfloor", _x_of_floor, ALL_COLUMNS),
     _Column("per\nsecond", lambda record: figure(record.throughput_per_s), ALL_COLUMNS),
     _Column("energy\nmJ", energy_and_error),
-    _Column("power\nW", _power, ALL_COLUMNS),
+    _Column("power\nW", lambda record: figure(power_w(record)), ALL_COLUMNS),
     _Column("memory\nMiB", lambda record: figure(memory_mib(record))),
     _ACCURACY,
 )

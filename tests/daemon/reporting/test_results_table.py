@@ -16,9 +16,10 @@ from rich.console import Console
 from test_console import ENERGY, check
 from waiting import WAIT_S
 
-from benchd.daemon.records import Case, Memory, Requests, Variant
+from benchd.daemon.records import Case, Memory, ProcessResult, Requests, Summary, Variant, Window
 from benchd.daemon.reporting.results_table import print_table
 
+RAILS = (("VDD_IN", 12.34), ("VDD_CPU_GPU_CV", 6.5), ("VDD_SOC", 2.1))
 WIDTHS = (60, 80, 100, 120, 160, 200)
 
 
@@ -102,3 +103,17 @@ def test_the_median_of_a_server_that_dropped_half_its_requests_is_dropped(width)
 def test_an_interval_wider_than_twice_its_median_is_shown_with_both_ends(width):
     found = table(width, [made(timing=timing(5.0, low_ms=1.0, high_ms=20.0))])
     assert "5 [1, 20]" in found
+
+
+@pytest.mark.parametrize(
+    ("fields", "watts"),
+    [
+        ({"telemetry": {f"power_w@{rail}": Summary(5, mean, 20, 50, "ina3221") for rail, mean in RAILS}}, "12.34"),
+        ({"processes": [ProcessResult(status="ok", energy=ENERGY, window=Window(0, 4 * 10**9))]}, "2.5"),
+    ],
+    ids=["several rails", "a counter alone"],
+)
+def test_power_is_that_of_the_input_rail_or_of_the_counter(fields, watts):
+    found = table(200, [made(energy=ENERGY, timing=timing(104.3), **fields)])
+    (row,) = [line for line in found.splitlines() if "vim_tiny" in line]
+    assert watts in re.split(r"[│\s]+", row)
