@@ -20,6 +20,7 @@ from benchd.daemon.verdicts.statistics import combine, median
 from benchd.models import catalog, demo
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable: a record may come from anyone
+_DATA = re.compile(r"(?: images of | JPEG: )((?:imagefolder|cifar10|demo)[^,]*)")  # frames may also be drawn
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ADVISED_PROCESSES = 5
 """How many processes the commands ask for that a reason names."""
@@ -391,7 +392,7 @@ def command(record: Record, processes: int | None = None) -> str:
     words += ["--provider", case.provider] if case.provider else []
     words += ["--dla", str(case.dla)] if case.dla is not None else []
     words += ["--threads", str(case.threads)] if case.threads else []
-    words += [*_weights(record), *_images(record), *_device(record)]
+    words += [*_weights(record), *_images(record), *_calibration(record), *_device(record)]
     words += ["--preset", record.preset] if record.preset else []
     words += ["--processes", str(processes or int(record.limits.get("processes") or len(record.processes) or 1))]
     return " ".join([*_prefix(record), shlex.join(words)])
@@ -409,9 +410,24 @@ def _prefix(record: Record) -> Iterator[str]:
 
 def _images(record: Record) -> list[str]:
     """Return the arguments for real images and for accuracy on them."""
-    named = re.search(r" images of ([^,]+)", record.model.data if record.model else "")
+    named = _named(record.model.data) if record.model else None
     counted = ["--accuracy", str(record.accuracy.images)] if record.accuracy else []
-    return ["--data", named[1], *counted] if named else []
+    return ["--data", named, *counted] if named else []
+
+
+def _calibration(record: Record) -> list[str]:
+    """Return the argument for the images that an int8 file was calibrated with."""
+    quantised = next((one.quantisation for one in record.artifacts if one.quantisation), None)
+    named = _named(quantised.calibration) if quantised else None
+    return ["--calibration", named] if named else []
+
+
+def _named(images: str) -> str | None:
+    """Return the argument for the images of this description; None for those that no argument names."""
+    if images.endswith(" random inputs"):
+        return demo.RANDOM
+    found = _DATA.search(images)
+    return found[1] if found else None
 
 
 def _subject(record: Record) -> list[str]:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from records_made import ENVIRONMENT, PASSED, accuracy, made, timing
 
-from benchd.daemon.records import Case, Check, ModelFacts, ProcessResult, Summary, Variant
+from benchd.daemon.records import ArtifactFacts, Case, Check, ModelFacts, ProcessResult, Quantisation, Summary, Variant
 from benchd.daemon.verdicts.compare import VISIBLE, command, compare, comparison, exit_code
 from benchd.daemon.verdicts.effects import Verdict
 
@@ -247,6 +247,15 @@ def test_the_line_to_type_names_all_of_the_case():
     assert reason == f"B has 1 of 3 processes: run bench-once {wanted} --processes 5"
 
 
+def calibrated(source):
+    """Return the facts of an int8 file that was calibrated with these images."""
+    quantised = Quantisation(
+        layers=4, exact=0, left_fp32={}, calibration=source, max_error_share=0.1, mean_error_share=0.01
+    )
+    facts = {"key": "k", "format": "onnx", "bytes": 1, "sha256": "a", "made_at": "", "made_on": "", "versions": {}}
+    return [ArtifactFacts(**facts, reused=False, seconds=1.0, quantisation=quantised)]
+
+
 ON_GPU_HOST = msgspec.structs.replace(ENVIRONMENT, gpu="H200")
 RANDOM = msgspec.structs.replace(MODEL, weights="random, seed 0")
 DEMO = msgspec.structs.replace(MODEL, weights="demo")
@@ -277,6 +286,36 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
         (
             {"model": msgspec.structs.replace(DEMO, data="64 of the 500 images of demo"), "accuracy": accuracy()},
             "--models vim_tiny --variants eager --batch-sizes 1 --data demo --accuracy 100",
+        ),
+        (
+            {
+                "case": Case(model="square", scenario="pipeline"),
+                "model": msgspec.structs.replace(DEMO, data="256 JPEG: imagefolder:DIR, decoded by nvJPEG"),
+            },
+            "--models square --variants eager --batch-sizes 1 --scenario pipeline --data imagefolder:DIR",
+        ),
+        (
+            {
+                "case": Case(model="square", scenario="pipeline"),
+                "model": msgspec.structs.replace(DEMO, data="256 JPEG: drawn frames of 640 x 480, seed 0"),
+            },
+            "--models square --variants eager --batch-sizes 1 --scenario pipeline",
+        ),
+        (
+            {
+                "case": Case(model="own.net.build", variant=Variant("onnxruntime", "int8")),
+                "model": MODEL,
+                "artifacts": calibrated("512 of the 900 images of imagefolder:DIR"),
+            },
+            "--module net.py:build --input 3x4x4 --variants onnxruntime-int8 --batch-sizes 1 --weights w "
+            "--calibration imagefolder:DIR",
+        ),
+        (
+            {
+                "case": Case(model="square", variant=Variant("onnxruntime", "int8")),
+                "artifacts": calibrated("512 random inputs"),
+            },
+            "--models square --variants onnxruntime-int8 --batch-sizes 1 --calibration random",
         ),
         ({"model": RANDOM}, "--models vim_tiny --variants eager --batch-sizes 1 --weights random"),
         (
