@@ -11,6 +11,7 @@ from statistics import NormalDist
 from benchd.daemon.verdicts.statistics import Interval
 
 _PRECISION = 1e-9
+_ROUNDING = 1e-12  # of counts that are shares times items
 _MOST_ITEMS = 10**9
 
 
@@ -32,7 +33,7 @@ def paired_difference(first_only: float, second_only: float, items: float, confi
     off-diagonal cells of McNemar's table. It is the score interval of T. Tango, Statistics in Medicine 17, 1998.
     Counts need not be whole. Raises ValueError for no items.
     """
-    if min(first_only, second_only) < 0 or items < max(1, first_only + second_only):
+    if min(first_only, second_only) < 0 or items < max(1, (first_only + second_only) * (1 - _ROUNDING)):
         raise ValueError(f"no interval for {first_only} and {second_only} of {items}")
     z, estimate = _z(confidence), (first_only - second_only) / items
     low = _where_zero(lambda d: z - _score(first_only, second_only, items, d), -1.0, estimate)

@@ -71,7 +71,7 @@ def test_the_paired_interval_covers_as_often_as_it_says(items):
     assert 0.95 < np.mean(covered) < 0.98
 
 
-@pytest.mark.parametrize(("lost", "gained", "items"), [(0, 0, 100), (3, 1, 360), (2, 5, 200)])
+@pytest.mark.parametrize(("lost", "gained", "items"), [(0, 0, 100), (3, 1, 360), (2, 5, 200), (1, 4, 5)])
 def test_as_many_items_as_are_needed_and_not_one_fewer(lost, gained, items):
     needed = items_needed(lost, gained, items, 0.01)
     rates = lost / items, gained / items
