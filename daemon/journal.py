@@ -4,7 +4,7 @@ import errno
 import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -94,6 +94,15 @@ def read(path: Path) -> Iterator[bytes]:
                     f"{path} line {number}: truncated, as after a power cut; delete this line to use those before it"
                 )
             yield line[:-1]
+
+
+def replace(path: Path, lines: Iterable[bytes]) -> None:
+    """Replace the file with these lines, or create it; raise UsageError, or Full, if it cannot be written."""
+    unfinished = path.with_suffix(".unfinished")
+    with explaining(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(b"".join(line + b"\n" for line in lines))
+        unfinished.replace(path)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchd.daemon import records
+from benchd.daemon import journal, records
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.records import Record
@@ -50,10 +50,7 @@ def chosen(files: Sequence[Path]) -> list[Record]:
 
 def store(kept: Sequence[Record]) -> None:
     """Replace the stored baseline with these records."""
-    path().parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path().with_suffix(".unfinished")
-    unfinished.write_bytes(b"".join(records.encode(record) + b"\n" for record in kept))
-    unfinished.replace(path())
+    journal.replace(path(), map(records.encode, kept))
 
 
 def read(name: str) -> list[Record]:
@@ -98,6 +95,7 @@ def newest_environment(of_case: Sequence[Record]) -> list[Record]:
 
 def clear() -> bool:
     """Delete the baseline; return whether there was one."""
-    was_there = path().exists()
-    path().unlink(missing_ok=True)
+    with journal.explaining(path()):
+        was_there = path().exists()
+        path().unlink(missing_ok=True)
     return was_there

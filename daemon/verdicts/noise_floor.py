@@ -135,15 +135,14 @@ def clear(case_id: str | None = None) -> int:
     """Forget the effects of a case, or all; return how many there were."""
     path = folders.state() / FILE
     if case_id is None:  # also a damaged file
-        count = len(path.read_bytes().splitlines()) if path.exists() else 0
-        path.unlink(missing_ok=True)
+        with journal.explaining(path):
+            count = len(path.read_bytes().splitlines()) if path.exists() else 0
+            path.unlink(missing_ok=True)
         return count
     effects = stored()
     kept = [one for one in effects if one.case_id != case_id]
     if len(kept) < len(effects):
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in kept))
-        unfinished.replace(path)
+        journal.replace(path, map(msgspec.json.encode, kept))
     return len(effects) - len(kept)
 
 

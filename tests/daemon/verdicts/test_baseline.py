@@ -38,6 +38,18 @@ def test_what_is_set_is_read_until_it_is_cleared(tmp_path):
         baseline.read("stored")
 
 
+def test_a_baseline_that_cannot_be_stored_is_named(monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/x")
+    with pytest.raises(UsageError, match=r"/proc/x/benchd/baseline\.jsonl: No such file"):
+        baseline.store(three_runs())
+
+
+def test_a_baseline_that_cannot_be_cleared_is_named():
+    baseline.path().mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"baseline\.jsonl: Is a directory; choose a folder"):
+        baseline.clear()
+
+
 def test_a_file_or_a_folder_serves_as_a_baseline(tmp_path):
     written(tmp_path / "records.jsonl", *three_runs())
     assert baseline.read(str(tmp_path)) == baseline.read(str(tmp_path / "records.jsonl")) == three_runs()

@@ -7,7 +7,7 @@ import pytest
 from records_made import PASSED, made, timing
 
 from benchd.daemon.commands.noise_floor import noise_floor_
-from benchd.daemon.errors import SchemaError
+from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.records import ProcessResult, wall_now
 from benchd.daemon.verdicts import noise_floor
 from benchd.daemon.verdicts.compare import compare
@@ -128,3 +128,18 @@ def test_what_no_comparison_can_have_stored_does_not_count(fields):
     add(*[0.01] * 5, **fields)
     (found,) = noise_floor.every()
     assert (found.stored, found.counted, found.floor) == (5, 0, None)
+
+
+def test_a_noise_floor_that_cannot_be_cleared_is_named(tmp_path):
+    (tmp_path / "state" / "benchd" / noise_floor.FILE).mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"noise_floor\.jsonl: Is a directory; choose a folder"):
+        noise_floor.clear()
+
+
+def test_a_case_that_cannot_be_forgotten_is_kept_with_the_others(tmp_path):
+    add(0.001)
+    add(0.001, case_id="other")
+    (tmp_path / "state" / "benchd" / "noise_floor.unfinished").mkdir()
+    with pytest.raises(UsageError, match=r"noise_floor\.jsonl: Is a directory; choose a folder"):
+        noise_floor.clear("c")
+    assert len(noise_floor.every()) == 2
