@@ -40,9 +40,11 @@ def _of(record: Record) -> Iterator[Finding]:
 def _agreement(record: Record) -> Finding:
     check = record.check
     if check is None or check.verdict == "void":
-        return Finding(record.case_id, "agreement", "not tested", "its answers were not checked")
+        reason = "its check is void" if check else "its answers were not checked"
+        return Finding(record.case_id, "agreement", "not tested", reason)
     judgement: Judgement = "wrong" if check.verdict == "failed" else "right"
-    return Finding(record.case_id, "agreement", judgement, f"{check.verdict}, {check.error_share:.2g} of the tolerance")
+    detail = f"{check.verdict}, off by {check.error_share:.2g} of the largest answer"
+    return Finding(record.case_id, "agreement", judgement, detail)
 
 
 def _clocks(record: Record) -> Finding:

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from records_made import made, timing
+from records_made import PASSED, WRONG, made, timing
 
 from benchd.daemon.records import Energy, ProcessResult, Summary, Window
 from benchd.daemon.verdicts.sanity import examine
@@ -32,6 +32,20 @@ def process(window_s, energy_j=None, watts=None):
     return ProcessResult(
         status="ok", timing=timing(10.0, runs=100, mean_ms=10.0), window=window, energy=energy, telemetry=telemetry
     )
+
+
+@pytest.mark.parametrize(
+    ("check", "detail"),
+    [
+        (msgspec.structs.replace(PASSED, error_share=1e-5), "passed, off by 1e-05 of the largest answer"),
+        (WRONG, "failed, off by 1 of the largest answer"),
+        (msgspec.structs.replace(WRONG, void=True), "its check is void"),
+        (None, "its answers were not checked"),
+    ],
+)
+def test_the_agreement_says_what_its_figure_is_a_share_of(check, detail):
+    (finding,) = [one for one in examine([made(check=check)]) if one.subject == "agreement"]
+    assert finding.detail == detail
 
 
 @pytest.mark.parametrize(("window_s", "judgement"), [(1.0, "right"), (1.2, "right"), (0.9, "wrong"), (3.0, "wrong")])
