@@ -24,12 +24,13 @@ from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import folders, identity
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.machine.signals import on_signals
+from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.process import Child
-from benchd.daemon.measuring.protocol import Job, StageName
-from benchd.daemon.measuring.recording import Run
+from benchd.daemon.measuring.protocol import Job, StageName, unmeasured
+from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.user_model import UserFile, UserModule
-from benchd.daemon.records import Environment, Record, Sample
+from benchd.daemon.records import Environment, Record, Sample, encode
 from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.models import catalog
@@ -192,10 +193,21 @@ class Session:
         return INTERRUPTED if self.interrupted else reason
 
     def publish(self, record: Record) -> None:
-        """Give the record to each sink."""
-        body = msgspec.json.encode(record)
+        """Give the record to each sink; if it has a number that is not finite, a failed one takes its place."""
+        try:
+            body = encode(record)
+        except ValueError as error:
+            self.failures.append(f"{record.case_id}: {error}")
+            record = self._failed(record, str(error))
+            body = encode(record)
         for sink in self.sinks:
             self._hand_over(sink, record, body)
+
+    def _failed(self, record: Record, reason: str) -> Record:
+        """Return a failed record in its place: without one a service would measure the case again and again."""
+        run, run_id = self.run(record.suite_id), RunId(record.run_id, record.t_wall, record.t_mono_ns)
+        made = recording.record(record.case, record.preset, run, run_id, [unmeasured("failed", reason)])
+        return msgspec.structs.replace(made, flags=record.flags)
 
     def _hand_over(self, sink: Sink, record: Record, body: bytes) -> None:
         try:

@@ -1,6 +1,7 @@
 """What a session keeps over its cases: one sampler, sinks of which one may fail, one description of the machine."""
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.measuring.session import Sink, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.records import decode
 from benchd.daemon.verdicts.results import JOURNAL
 
 
@@ -44,6 +46,23 @@ def test_a_sink_that_fails_keeps_no_other_from_the_record(tmp_path):
     one.publish(made())
     assert len(kept) == 1
     assert one.failures == [f"{made().case_id}: no room"]
+
+
+def test_a_number_that_is_not_finite_costs_its_record_alone(tmp_path):
+    kept = []
+
+    class Keeping(Sink):
+        def publish(self, record, body):
+            kept.append((record, decode(body)))
+
+    one, reason = session(tmp_path, [Keeping()]), "record.throughput_per_s is not a finite number"
+    one.publish(made(throughput_per_s=math.nan, flags=["mqtt"]))
+    one.publish(made(run_id="r2"))
+    (bad, read), (good, _) = kept
+    assert (bad.run_id, bad.status, bad.timing, bad.flags, read) == ("r1", "failed", None, ["mqtt"], bad)
+    assert bad.reason.startswith(reason)
+    assert (good.run_id, good.status) == ("r2", "ok")
+    assert [failure.split("; ")[0] for failure in one.failures] == [f"{made().case_id}: {reason}"]
 
 
 def test_a_machine_that_is_busy_leaves_no_file_open(tmp_path):
