@@ -64,7 +64,7 @@ class Spool:
 
     def _keep(self, record: Record) -> Brief:
         """Write the record and return what memory holds of it; equal parts of records are one."""
-        entry = _Entry(msgspec.Raw(records.encode(record)), row(record), cells(record))
+        entry = _Entry(msgspec.Raw(msgspec.json.encode(record)), row(record), cells(record))
         start = self._file.tell()
         processes = record.processes
         return Brief(
