@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, Subquery, case, exists, func, or_,
 from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, throttles
 from benchd.daemon.verdicts.results import decoded
-from benchd.daemon.verdicts.statistics import combine
+from benchd.daemon.verdicts.statistics import centre
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.messages import Deployed, Event, Health, Info, Latest, Result
@@ -315,7 +315,7 @@ def _clean_ms(record: _Processes) -> float | None:
     if not any(any(interference.reasons) for _, interference in parts if interference):
         return None
     medians_ms = [found.clean.median_ms if found else timing.median_ms for timing, found in parts if timing]
-    return combine(medians_ms, [None] * len(medians_ms)).centre
+    return centre(medians_ms)
 
 
 def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:

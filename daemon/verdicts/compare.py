@@ -16,7 +16,7 @@ from benchd.daemon.verdicts import levels, one_environment, one_model
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Effect, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
-from benchd.daemon.verdicts.statistics import combine, median
+from benchd.daemon.verdicts.statistics import centre, median
 from benchd.models import catalog, demo
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable: a record may come from anyone
@@ -81,7 +81,7 @@ class Pair(Struct, frozen=True):
 def _centre(medians_ms: Sequence[float]) -> float | None:
     if not medians_ms or min(medians_ms) <= 0.0:
         return median(medians_ms) if medians_ms else None
-    return combine(medians_ms, [None] * len(medians_ms)).centre
+    return centre(medians_ms)
 
 
 def compare(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchd.daemon.records import ProcessResult
-from benchd.daemon.verdicts.statistics import combine
+from benchd.daemon.verdicts.statistics import centre
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,6 @@ def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
         disturbed=sum(map(bool, by_block)),
         blocks=len(by_block),
         reasons=sorted({reason for reasons in by_block for reason in reasons}),
-        clean_ms=_centre([one.clean.median_ms for one in found]),
-        as_experienced_ms=_centre([one.as_experienced.median_ms for one in found]),
+        clean_ms=centre([one.clean.median_ms for one in found]),
+        as_experienced_ms=centre([one.as_experienced.median_ms for one in found]),
     )
-
-
-def _centre(medians_ms: Sequence[float]) -> float:
-    return combine(medians_ms, [None] * len(medians_ms)).centre

@@ -14,7 +14,7 @@ from benchd.daemon.verdicts import effects, figures, one_environment, recommend
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, RUNS_APART
 from benchd.daemon.verdicts.manifest import REBUILT, Manifest
 from benchd.daemon.verdicts.results import process_medians_ms
-from benchd.daemon.verdicts.statistics import combine
+from benchd.daemon.verdicts.statistics import centre
 
 Answer = Literal["kept", "slower", "faster", "inconclusive", "another_machine", "broken", "failed"]
 EXIT_CODES: dict[Answer, int] = {
@@ -88,7 +88,7 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = 
         answer=answer,
         reason=reason,
         promised_ms=promised.latency_ms,
-        now_ms=combine(now_ms, [None] * len(now_ms)).centre if now_ms else None,
+        now_ms=centre(now_ms) if now_ms else None,
         change=change.share if change else None,
         change_low=change.interval(1.0 - ALPHA).low if change else None,
         change_high=change.interval(1.0 - ALPHA).high if change else None,

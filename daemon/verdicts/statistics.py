@@ -541,3 +541,8 @@ def combine(process_medians: Sequence[float], within: Sequence[Interval | None])
     interval = _t_interval(logs, len(logs), 0.95)
     centre = math.exp(math.fsum(logs) / len(logs))
     return Combined(centre, Interval(math.exp(interval.low), math.exp(interval.high)), "between_processes")
+
+
+def centre(process_medians: Sequence[float]) -> float:
+    """Return the centre of the medians of a case's processes, that of `combine`, which also says what it raises."""
+    return combine(process_medians, [None] * len(process_medians)).centre
