@@ -30,14 +30,14 @@ def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | s
         limits["+".join(each.limits)] += duration_ns
     return Occupancy(
         theoretical=sum(duration_ns * each.theoretical for duration_ns, each in known) / total_ns if known else None,
-        estimated=metrics.total.estimated_occupancy,
+        estimated=metrics.estimated_occupancy,
         measured=counted,
         measured_missing=reason,
         limits={limit: duration_ns / total_ns for limit, duration_ns in limits.most_common()},
-        utilization=metrics.total.utilization,
-        sm_efficiency=metrics.total.sm_efficiency,
-        kernels=metrics.total.kernels,
-        without_occupancy=metrics.total.without_occupancy,
+        utilization=metrics.utilization,
+        sm_efficiency=metrics.sm_efficiency,
+        kernels=metrics.kernels,
+        without_occupancy=metrics.without_occupancy,
     )
 
 

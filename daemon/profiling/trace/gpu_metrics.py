@@ -41,7 +41,7 @@ class LaunchOccupancy:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuMetrics:
-    """One GPU over one window, kernels cut to it; None where a kernel lacks what the figure needs, or there is none.
+    """One GPU over all steps, to the end of their last kernel; None where a kernel lacks what the figure needs.
 
     `utilization` is the share of time with a kernel running; `sm_efficiency` the mean share of SMs that had a block, as
     if blocks spread evenly. `estimated_occupancy` is the mean over kernel time: idle time does not count, and kernels
@@ -49,26 +49,12 @@ class GpuMetrics:
     time and only as good as the names: Triton's tell nothing.
     """
 
-    seconds: float
     kernels: int
     without_occupancy: int
     utilization: float
     sm_efficiency: float | None
     estimated_occupancy: float | None
     tensor_core_share_by_name: float | None
-
-
-@dataclass(frozen=True)
-class DeviceMetrics:
-    """All steps together, to the end of their last kernel, and each step by its number.
-
-    A step is its time on the CPU: a kernel that runs on behind it counts where it runs. `rounded` says that occupancy
-    is of the trace's whole percents, because this device's limits are not known here.
-    """
-
-    total: GpuMetrics
-    steps: dict[int, GpuMetrics]
-    rounded: bool
 
 
 def occupancy(launch: Launch, device: Device) -> LaunchOccupancy | None:
@@ -116,28 +102,19 @@ def uses_tensor_cores_by_name(kernel: str) -> bool:
     return bool(_TENSOR_CORES.search(kernel)) and not _NO_TENSOR_CORES.search(kernel)
 
 
-def by_device(trace: Trace) -> dict[int, DeviceMetrics]:
+def by_device(trace: Trace) -> dict[int, GpuMetrics]:
     """Return the metrics of each GPU that ran a kernel, by its id."""
     devices = {device.id: device for device in trace.devices}
     on = column(trace.kernels, "device")
     return {number: _of_device(trace, on == number, devices.get(number)) for number in np.unique(on).tolist()}
 
 
-def over(kernels: Sequence[Kernel], start_ns: int, end_ns: int) -> GpuMetrics:
-    """Return the metrics of one GPU's kernels over [start, end), occupancy as the trace gives it."""
-    return _Columns(kernels, np.ones(len(kernels), np.bool_)).over(start_ns, end_ns)
-
-
-def _of_device(trace: Trace, on_device: NDArray[np.bool_], device: Device | None) -> DeviceMetrics:
+def _of_device(trace: Trace, on_device: NDArray[np.bool_], device: Device | None) -> GpuMetrics:
     columns = _Columns(trace.kernels, on_device, device)
     steps = trace.steps
     start = min(step.start_ns for step in steps) if steps else int(columns.start.min())
     end = max([int(columns.end.max())] + [step.end_ns for step in steps])
-    return DeviceMetrics(
-        total=columns.over(start, end),
-        steps={step.number: columns.over(step.start_ns, step.end_ns) for step in steps},
-        rounded=columns.rounded,
-    )
+    return columns.over(start, end)
 
 
 def _computed(launches: Sequence[Launch], device: Device) -> list[float | None] | None:
@@ -151,15 +128,14 @@ def _computed(launches: Sequence[Launch], device: Device) -> list[float | None] 
 class _Columns:
     """The kernels of one GPU as arrays; NaN for what a launch lacks.
 
-    `rounded` says that occupancy is as the trace gives it: without a `device`, or where it cannot be computed.
+    Without a `device`, or if it cannot be computed, occupancy is of the trace's whole percents.
     """
 
-    def __init__(self, kernels: Sequence[Kernel], chosen: NDArray[np.bool_], device: Device | None = None) -> None:
+    def __init__(self, kernels: Sequence[Kernel], chosen: NDArray[np.bool_], device: Device | None) -> None:
         place, launches = places(kernels, "launch")
         used, place = np.unique(place[chosen], return_inverse=True)
         launches = [launches[at] for at in used]
         computed = _computed(launches, device) if device else None
-        self.rounded = computed is None
         self.start = column(kernels, "start_ns")[chosen]
         self.end = self.start + column(kernels, "duration_ns")[chosen]
         self._blocks = _numbers(launch.blocks_per_sm for launch in launches)[place]
@@ -179,7 +155,6 @@ class _Columns:
         warp_time = float((occupancies * duration)[known].sum()) if known.any() or not len(known) else math.nan
         busy, loaded = _busy_and_loaded(start, end, self._blocks[inside])
         return GpuMetrics(
-            seconds=(end_ns - start_ns) / 1e9,
             kernels=len(duration),
             without_occupancy=int((~known).sum()),
             utilization=busy / (end_ns - start_ns),

@@ -305,7 +305,7 @@ def _mean(weighted: Iterable[tuple[float | None, int]]) -> float | None:
 def _gpus(trace: Trace) -> list[Gpu]:
     devices = {device.id: device for device in trace.devices}
     return [
-        _gpu(devices.get(number, Device(id=number)), metrics.total)
+        _gpu(devices.get(number, Device(id=number)), metrics)
         for number, metrics in gpu_metrics.by_device(trace).items()
     ]
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 from traces_made import ORIN, kernel, launch
 
-from benchd.daemon.profiling.trace.gpu_metrics import by_device, occupancy, over, uses_tensor_cores_by_name
+from benchd.daemon.profiling.trace.gpu_metrics import by_device, occupancy, uses_tensor_cores_by_name
 from benchd.daemon.profiling.trace.trace import Annotation, Device, Trace
 
 EXACT = {"rel": 0, "abs": 1e-9}
@@ -20,6 +20,12 @@ def step(number, start_us, duration_us, on_gpu=False):
     )
 
 
+def over(kernels, start_us, end_us):
+    """Return the metrics of a device that the trace does not describe, over one step."""
+    (found,) = by_device(Trace(kernels=kernels, annotations=[step(1, start_us, end_us - start_us)])).values()
+    return found
+
+
 def golden():
     rows = [(100, 100, 0.5, 25), (150, 100, 2.0, 50), (400, 100, 0.25, 0), (900, 300, 1.0, 100), (600, 50, 1.0, None)]
     return [
@@ -29,52 +35,52 @@ def golden():
 
 
 def test_the_golden_vector():
-    found = over(golden(), 100_000, 1_000_000)
-    assert found.utilization == pytest.approx(400 / 900, **EXACT)
-    assert found.sm_efficiency == pytest.approx(300 / 900, **EXACT)
-    assert found.estimated_occupancy == pytest.approx(17500 / 400 / 100, **EXACT)
-    assert (found.kernels, found.without_occupancy, found.seconds) == (5, 1, 0.0009)
+    found = over(golden(), 150, 1_000)  # cuts the first kernel, and the last one ends at 1,200
+    assert found.utilization == pytest.approx(550 / 1050, **EXACT)
+    assert found.sm_efficiency == pytest.approx(475 / 1050, **EXACT)
+    assert found.estimated_occupancy == pytest.approx(36250 / 550 / 100, **EXACT)
+    assert (found.kernels, found.without_occupancy) == (5, 1)
 
 
 def test_the_order_of_the_kernels_does_not_matter():
-    assert over(golden()[::-1], 100_000, 1_000_000) == over(golden(), 100_000, 1_000_000)
+    assert over(golden()[::-1], 150, 1_000) == over(golden(), 150, 1_000)
 
 
 def test_overlapping_kernels_are_summed_before_the_cap():
     pair = [kernel(0, 10, launch(blocks_per_sm=0.25)), kernel(0, 10, launch(blocks_per_sm=0.5))]
-    assert over(pair, 0, 10_000).sm_efficiency == pytest.approx(0.75, **EXACT)
-    assert over([*pair, *pair], 0, 10_000).sm_efficiency == pytest.approx(1.0, **EXACT)
-    assert over(pair, 0, 20_000).utilization == pytest.approx(0.5, **EXACT)
+    assert over(pair, 0, 10).sm_efficiency == pytest.approx(0.75, **EXACT)
+    assert over([*pair, *pair], 0, 10).sm_efficiency == pytest.approx(1.0, **EXACT)
+    assert over(pair, 0, 20).utilization == pytest.approx(0.5, **EXACT)
 
 
 def test_a_kernel_that_failed_in_the_calculator_is_counted_and_not_averaged():
-    found = over([kernel(0, 10, launch(percent=None)), kernel(10, 10, launch(percent=80))], 0, 20_000)
+    found = over([kernel(0, 10, launch(percent=None)), kernel(10, 10, launch(percent=80))], 0, 20)
     assert (found.without_occupancy, found.estimated_occupancy) == (1, 0.8)
-    alone = over([kernel(0, 10, launch(percent=None))], 0, 20_000)
+    alone = over([kernel(0, 10, launch(percent=None))], 0, 20)
     assert (alone.without_occupancy, alone.estimated_occupancy) == (1, None)
     assert alone.utilization == 0.5
 
 
 def test_a_window_without_a_kernel_is_idle():
-    found = over(golden(), 2_000_000, 3_000_000)
+    found = over(golden(), 2_000, 3_000)
     assert (found.kernels, found.utilization, found.sm_efficiency) == (0, 0, 0)
     assert (found.estimated_occupancy, found.tensor_core_share_by_name) == (None, None)
 
 
 def test_a_kernel_without_its_blocks_leaves_no_efficiency():
-    found = over([kernel(0, 10, launch(blocks_per_sm=None)), kernel(20, 10)], 0, 30_000)
+    found = over([kernel(0, 10, launch(blocks_per_sm=None)), kernel(20, 10)], 0, 30)
     assert found.sm_efficiency is None
     assert found.utilization == pytest.approx(2 / 3, **EXACT)
 
 
 def test_a_window_without_length_is_refused():
     with pytest.raises(ValueError, match="no length"):
-        over(golden(), 100_000, 100_000)
+        by_device(Trace(kernels=[kernel(5, 0)]))
 
 
 def test_the_share_of_tensor_cores_is_of_kernel_time():
     rows = [kernel(0, 30, launch("ampere_fp16_s16816gemm_fp16_128x64")), kernel(0, 10, launch("elementwise"))]
-    assert over(rows, 0, 100_000).tensor_core_share_by_name == pytest.approx(0.75, **EXACT)
+    assert over(rows, 0, 100).tensor_core_share_by_name == pytest.approx(0.75, **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +148,8 @@ def test_no_room_for_a_block_on_an_unknown_device_is_unknown():
     assert occupancy(OPTED_IN, VOLTA) is None
     told = launch(grid=(1056, 1, 1), percent=50, active_blocks_per_sm=8)
     trace = Trace(devices=[VOLTA], kernels=[kernel(0, 10, OPTED_IN, device=2), kernel(10, 10, told, device=2)])
-    total = by_device(trace)[2].total
-    assert (total.without_occupancy, total.estimated_occupancy) == (1, pytest.approx(0.5, **EXACT))
+    found = by_device(trace)[2]
+    assert (found.without_occupancy, found.estimated_occupancy) == (1, pytest.approx(0.5, **EXACT))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +167,7 @@ def test_an_occupancy_that_cannot_be_computed(launched, device):
     assert occupancy(launched, device) is None
 
 
-def test_per_step_and_in_total():
+def test_from_the_first_step_to_the_end_of_the_last_kernel():
     small = launch(grid=(3, 1, 1), percent=3)
     trace = Trace(
         devices=[ORIN],
@@ -169,26 +175,24 @@ def test_per_step_and_in_total():
         annotations=[step(1, 10, 10), step(2, 20, 10), step(1, 11, 50, on_gpu=True)],
     )
     (found,) = by_device(trace).values()
-    assert {number: metrics.utilization for number, metrics in found.steps.items()} == {1: 0.4, 2: 0.2}
-    # from the first step to the end of the last kernel; what ran before the first step is left out
-    assert (found.total.seconds, found.total.kernels) == (22e-6, 2)
-    assert found.total.utilization == pytest.approx(8 / 22, **EXACT)
-    assert found.rounded is False
-    assert found.total.estimated_occupancy == pytest.approx(3 / 8 * 128 / 1536, **EXACT)
+    assert found.kernels == 2
+    assert found.utilization == pytest.approx(8 / 22, **EXACT)
+    assert found.estimated_occupancy == pytest.approx(3 / 8 * 128 / 1536, **EXACT)
 
 
 def test_a_trace_without_steps_is_one_window_from_the_first_kernel_to_the_last():
     (found,) = by_device(Trace(devices=[ORIN], kernels=[kernel(20, 10), kernel(0, 10)])).values()
-    assert (found.steps, found.total.seconds) == ({}, 30e-6)
-    assert found.total.utilization == pytest.approx(2 / 3, **EXACT)
+    assert found.utilization == pytest.approx(2 / 3, **EXACT)
 
 
 def test_each_device_for_itself_and_an_unknown_one_by_the_traces_percents():
     trace = Trace(devices=[ORIN], kernels=[kernel(0, 10), kernel(0, 20, launch(percent=7), device=1)])
     found = by_device(trace)
-    assert [(number, metrics.rounded) for number, metrics in found.items()] == [(0, False), (1, True)]
-    assert found[1].total.estimated_occupancy == pytest.approx(0.07, **EXACT)
-    assert found[0].total.seconds == 10e-6
+    assert {number: metrics.estimated_occupancy for number, metrics in found.items()} == {
+        0: pytest.approx(128 / 1536, **EXACT),
+        1: pytest.approx(0.07, **EXACT),
+    }
+    assert found[0].utilization == 1
 
 
 def test_no_kernel_no_device():
