@@ -146,7 +146,7 @@ class Step(_Span, frozen=True, gc=False, kw_only=True):
 
 
 class Trace(Struct, frozen=True, kw_only=True):
-    """All rows in the order of the file; `other` counts the events of categories that are not read."""
+    """All rows in the order of the file."""
 
     devices: list[Device] = []
     kernels: Sequence[Kernel] = ()
@@ -156,7 +156,6 @@ class Trace(Struct, frozen=True, kw_only=True):
     operators: Sequence[Operator] = ()
     annotations: Sequence[Annotation] = ()
     memory_events: Sequence[MemoryEvent] = ()
-    other: dict[str, int] = {}
 
     @property
     def steps(self) -> list[Step]:
@@ -436,10 +435,7 @@ class _Events:
             if event.name == "[memory]":
                 self._memory_event(event)
             return
-        add = self._by_category.get(event.cat)
-        if add is None:
-            self.trace.other[event.cat] = self.trace.other.get(event.cat, 0) + 1
-        else:
+        if add := self._by_category.get(event.cat):
             add(event)
 
     def _kernel(self, event: _Event) -> None:
