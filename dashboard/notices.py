@@ -130,7 +130,7 @@ class Teller:
         """Send the notices and return why not; empty if they were taken."""
         try:
             title, body = _message(self._settings, notices)
-            taken = _sender(url).notify(body, title)
+            taken = _sender(url).notify(body, title, body_format="text")  # or a mail would be HTML, written by devices
         except Exception as error:  # such as a template that was edited: the claim must not outlive it
             return f"failed with {type(error).__name__}"
         return "" if taken else f"did not take {len(notices)}"

@@ -162,6 +162,20 @@ def test_a_mail_is_sent_beside_a_webhook_that_fails_and_is_tried_again(store):
     assert (len(taken), len(mails)) == (1, 1)
 
 
+def test_what_a_device_says_is_no_html_in_a_mail_and_stays_in_lines(store):
+    link = '<a href="http://elsewhere.example/">sign in</a> & win'
+    regression(store, "orin-1", link)
+    regression(store, "orin-2", "slower")
+    with mail_server() as (mail, mails):
+        teller(store, mail, subjects=("regression",)).tell(NOW_S)
+    ((_, content),) = mails
+    leaves = [part for part in content.walk() if not part.is_multipart()]
+    parts = {part.get_content_type(): part.get_payload(decode=True).decode() for part in leaves}
+    assert "<a " not in parts.get("text/html", "")
+    lines = parts["text/plain"].splitlines()
+    assert {f"regression: orin-1: {link}", "regression: orin-2: slower"} <= set(lines)
+
+
 def test_a_template_that_fails_loses_no_notice_for_any_address(store, tmp_path):
     regression(store, "orin-1", "slower")
     said, template = [], tmp_path / "site.txt"
