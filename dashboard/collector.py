@@ -4,6 +4,7 @@ Unacknowledged messages come again after a crash of this process, the broker or 
 harmless. Several collectors can share the work: each has its own name.
 """
 
+import math
 import re
 import signal
 import socket
@@ -72,8 +73,9 @@ def run(broker: Broker, database: str, name: str, notify: Settings | None = None
             sys.stderr.write(f"collector {name}: {error}; trying again\n")
             stop.wait(DATABASE_S)
             continue
-        with closing(store), telling(store, notify, name):
-            Collector(store, broker, name).run(stop)
+        collector = Collector(store, broker, name)
+        with closing(store), telling(store, notify, name, collector.listens_since_s):
+            collector.run(stop)
 
 
 class _Ack(Struct):
@@ -88,10 +90,15 @@ class Collector:
 
     def __init__(self, store: Store, broker: Broker, name: str) -> None:
         self._store, self._broker, self._name = store, broker, name
+        self._since_s = math.inf
         self._presence_due = self._tidy_due = 0.0
         self._message_s: float | None = None
         self._asks: dict[Gap, tuple[float, float]] = {}  # when to ask for it next, and the last delay
         self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
+
+    def listens_since_s(self) -> float:
+        """Return since when messages can arrive, infinity while they cannot."""
+        return self._since_s
 
     def run(self, stop: threading.Event) -> None:
         """Collect until `stop`; lost connections are retried at growing intervals. Raises Unusable for the database."""
@@ -112,14 +119,18 @@ class Collector:
                 stop.wait(delay_s)
 
     def _collect(self, feed: Feed, stop: threading.Event) -> None:
-        while not _ended(stop):
-            arrived = feed.batch(IDLE_S)
-            if arrived:
-                found = self._keep(arrived)
-                feed.acknowledge(arrived)
-                self._confirm(feed, arrived, found)
-                self._message_s = arrived[-1].arrived_s
-            self._keep_house(feed)
+        self._since_s = time.time()
+        try:
+            while not _ended(stop):
+                arrived = feed.batch(IDLE_S)
+                if arrived:
+                    found = self._keep(arrived)
+                    feed.acknowledge(arrived)
+                    self._confirm(feed, arrived, found)
+                    self._message_s = arrived[-1].arrived_s
+                self._keep_house(feed)
+        finally:
+            self._since_s = math.inf
 
     def _keep(self, arrived: Sequence[Arrived]) -> list[list[Row]]:
         """Commit messages and return the rows of each; one that the database refuses goes to quarantine alone."""

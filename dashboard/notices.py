@@ -79,13 +79,13 @@ def read(path: Path) -> Settings:
 
 
 @contextmanager
-def telling(store: Store, settings: Settings | None, collector: str) -> Iterator[None]:
+def telling(store: Store, settings: Settings | None, collector: str, since_s: Callable[[], float]) -> Iterator[None]:
     """Look for news in a thread of its own while the block runs, if there are settings."""
     if settings is None:
         yield
         return
     stop = threading.Event()
-    teller = Teller(store, settings, lambda text: sys.stderr.write(f"collector {collector}: {text}\n"), time.time())
+    teller = Teller(store, settings, lambda text: sys.stderr.write(f"collector {collector}: {text}\n"), since_s)
     thread = threading.Thread(target=teller.run, args=[stop], name="benchd.notices", daemon=True)
     thread.start()
     try:
@@ -98,10 +98,12 @@ def telling(store: Store, settings: Settings | None, collector: str) -> Iterator
 class Teller:
     """Sends what is new in `store` to every channel; `say` hears of what could not be sent, which is tried again.
 
-    `since_s` is when its collector began to listen: before that no device could be heard.
+    `since_s` returns since when its collector listens, infinity while it cannot: until then no device could be heard.
     """
 
-    def __init__(self, store: Store, settings: Settings, say: Callable[[str], object], since_s: float) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, say: Callable[[str], object], since_s: Callable[[], float]
+    ) -> None:
         self._store, self._settings, self._say, self._since_s = store, settings, say, since_s
 
     def run(self, stop: threading.Event) -> None:
@@ -117,7 +119,7 @@ class Teller:
 
     def tell(self, now_s: float) -> None:
         """Send what is new, in one message per channel."""
-        if not (found := {notice.key: notice for notice in news(self._store, self._settings, now_s, self._since_s)}):
+        if not (found := {notice.key: notice for notice in news(self._store, self._settings, now_s, self._since_s())}):
             return
         for number, url in enumerate(self._settings.urls, 1):
             channel = hashlib.sha256(url.encode()).hexdigest()[:16]  # not the address: it may hold a password

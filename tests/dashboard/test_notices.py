@@ -1,22 +1,27 @@
 """Notices to a real HTTP server and a real mail server: what is told, how often, and what if nobody listens."""
 
 import json
+import math
 import threading
+import time
 from contextlib import closing, contextmanager
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from broker import HOST, free_port
+from broker import HOST, free_port, running_broker
 from postgres import running_postgres
 from records_made import WRONG, made
 from waiting import wait_for
 
+from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
 from benchd.dashboard import notices
+from benchd.dashboard.collector import Collector
 from benchd.dashboard.messages import rows
+from benchd.dashboard.queries import collectors
 from benchd.dashboard.store import Store
 
 pytest.importorskip("apprise", reason="needs apprise, of the extra notify")
@@ -76,6 +81,18 @@ def store(request, tmp_path):
         yield store
 
 
+@contextmanager
+def running(collector):
+    stop = threading.Event()
+    thread = threading.Thread(target=collector.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
 def arrive(store, device_id, leaf, body, at_s=NOW_S):
     store.add(rows(Arrived(f"benchd/v1/{device_id}/{leaf}", body, at_s, retained=False)))
 
@@ -96,7 +113,7 @@ def online(store, device_id, at_s):
 
 def teller(store, *urls, said=None, since_s=0.0, **settings):
     said = [] if said is None else said
-    return notices.Teller(store, notices.Settings(urls=list(urls), **settings), said.append, since_s)
+    return notices.Teller(store, notices.Settings(urls=list(urls), **settings), said.append, lambda: since_s)
 
 
 def test_each_subject_is_told_once_whichever_collector_looks(store):
@@ -133,6 +150,37 @@ def test_silent_is_a_device_with_a_service_that_a_collector_could_have_heard(sto
         for later_s in (15, 590, 610):
             telling.tell(NOW_S + later_s)
     assert [message["message"] for message in got] == ["silent: orin-1: nothing heard for 70 minutes"]
+
+
+def test_while_the_broker_is_away_no_device_is_silent(tmp_path, monkeypatch):
+    """Its clock goes on: all devices fall silent at once, for a collector that cannot hear any."""
+    monkeypatch.setattr(notices, "LOOK_S", 0.01)
+    port, wall, ahead_s, looked_s = free_port(), time.time, [0.0], []
+    monkeypatch.setattr(time, "time", lambda: wall() + ahead_s[0])
+    news = notices.news
+    monkeypatch.setattr(notices, "news", lambda *given: looked_s.append(given[2]) or news(*given))
+
+    def pass_by(seconds):
+        ahead_s[0] += seconds
+        now_s = time.time()
+        wait_for(lambda: sum(at_s > now_s for at_s in looked_s) > 2)
+
+    with webhook() as (url, got), closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
+        settings = notices.Settings(urls=[url], subjects=("silent",), every_s=0)
+        online(store, "orin-1", time.time())
+        kept = Collector(store, parse_url(f"mqtt://{HOST}:{port}"), "one")
+        with running(kept), notices.telling(store, settings, "one", kept.listens_since_s):
+            pass_by(700)
+            with running_broker(tmp_path, port=port):
+                wait_for(lambda: kept.listens_since_s() < math.inf)
+                pass_by(500)
+                assert got == []
+                pass_by(200)
+                wait_for(lambda: got)
+            wait_for(lambda: collectors(store, time.time())[0].problem)
+            online(store, "orin-2", time.time())
+            pass_by(700)
+    assert [message["message"] for message in got] == ["silent: orin-1: nothing heard for 23 minutes"]
 
 
 def test_what_is_new_meanwhile_waits_for_the_next_message(store):
@@ -198,7 +246,7 @@ def test_a_collector_looks_by_itself_and_with_the_site_s_template(store, tmp_pat
         path = tmp_path / "notify.toml"
         path.write_text(f'urls = ["{url}"]\ntemplate = "{tmp_path}/site.txt"\n')
         monkeypatch.setattr(notices.time, "time", lambda: NOW_S + 700)
-        with notices.telling(store, notices.read(path), "one"):
+        with notices.telling(store, notices.read(path), "one", lambda: NOW_S):
             wait_for(lambda: got)
     assert (got[0]["title"], got[0]["message"]) == ("1 from the lab", "quiet is regression")
 
