@@ -12,7 +12,7 @@ from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, throttles
 from benchd.daemon.verdicts.results import decoded
 from benchd.daemon.verdicts.statistics import centre
-from benchd.daemon.verdicts.when import measured_s
+from benchd.daemon.verdicts.when import AHEAD_S, measured_s
 from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.messages import Deployed, Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
@@ -103,7 +103,7 @@ def fleet(store: Store, now_s: float, *, device_id: str = "", offset: int = 0, l
         kinds = document.c.kind.in_(("status", "info", "health"))
         wanted = select(document).where(kinds, document.c.device_id.in_(mine))
         documents = {(row.device_id, row.kind): row for row in connection.execute(wanted)}
-        now = (telemetry.c.t_s > now_s - LIVE_S, telemetry.c.device_id.in_(mine), watched)
+        now = (telemetry.c.t_s.between(now_s - LIVE_S, now_s + AHEAD_S), telemetry.c.device_id.in_(mine), watched)
         live = connection.execute(select(telemetry).where(*now).limit(10 * READ)).all()
     latest: dict[str, dict[str, float]] = defaultdict(dict)
     for row in sorted(live, key=lambda row: row.t_s):

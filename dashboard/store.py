@@ -6,6 +6,7 @@ partition by partition.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -37,7 +38,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, Disconnecti
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.machine.folders import file_id
-from benchd.daemon.verdicts.when import measured_s
+from benchd.daemon.verdicts.when import AHEAD_S, measured_s
 from benchd.dashboard import partitions
 from benchd.dashboard.messages import Row
 from benchd.dashboard.partitions import Partition
@@ -505,11 +506,15 @@ def _insert(connection: Connection) -> Any:
 
 
 def _insertion(connection: Connection, table: Table) -> Any:
-    """Return the INSERT of rows into `table`: the first row of a key stays, in devices and documents the latest."""
+    """Return the INSERT of rows into `table`: the first row of a key stays, in devices and documents the latest.
+
+    A stamp from the future is that of a collector whose clock was ahead: whatever comes next is later.
+    """
     insertion, keys = _insert(connection)(table), _KEYS[table.name]
-    new, kept = insertion.excluded, table.c
+    new, kept, future_s = insertion.excluded, table.c, time.time() + AHEAD_S
     if table.name == "device":
         later = kept.seen_s.is_(None) | (new.seen_s > kept.seen_s)
+        later |= (kept.seen_s > future_s) & new.seen_s.is_not(None)
         return insertion.on_conflict_do_update(index_elements=keys, set_={"seen_s": new.seen_s}, where=later)
     if table.name == "collector":
         message_s, starts = func.coalesce(new.message_s, kept.message_s), kept.starts + new.starts
@@ -521,7 +526,7 @@ def _insertion(connection: Connection, table: Table) -> Any:
     if table.name == "document":
         # a broker may send a session's will after the next session has begun
         late_will = (new.state == "offline") & (new.session < kept.session)
-        later = (new.arrived_s >= kept.arrived_s) & ~func.coalesce(late_will, False)
+        later = ((new.arrived_s >= kept.arrived_s) | (kept.arrived_s > future_s)) & ~func.coalesce(late_will, False)
         changed = {name: new[name] for name in ("body", "arrived_s", "state", "session")}
         return insertion.on_conflict_do_update(index_elements=keys, set_=changed, where=later)
     return insertion.on_conflict_do_nothing(index_elements=keys)

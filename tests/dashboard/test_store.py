@@ -1,6 +1,7 @@
 import json
 import random
 import sqlite3
+import time
 from contextlib import closing
 
 import pytest
@@ -124,6 +125,25 @@ def test_a_device_was_seen_when_it_last_said_something_itself(store):
     add(store, message("health", {}, at_s=NOW_S + 5))
     add(store, message("info", {}, at_s=NOW_S + 9, retained=True))
     assert content(store, "device") == {"device": [f"('d1', {NOW_S + 5})"]}
+
+
+def test_a_collector_s_clock_that_was_ahead_freezes_nothing_once_it_is_right(store):
+    now_s = time.time()
+    for at_s in (now_s + 86400, now_s):
+        for kind, body in (("status", {"state": "online", "session": 2}), ("health", {"activity": repr(at_s)})):
+            add(store, message(kind, body, at_s=at_s))
+        add(store, message("info", {}, at_s=now_s, retained=True))
+        assert content(store, "device") == {"device": [f"('d1', {at_s})"]}
+    (device,) = queries.fleet(store, now_s + 600)
+    assert (device.state, device.age_s, device.health.activity) == ("stale", 600.0, repr(now_s))
+    add(store, message("status", {"state": "offline", "session": 1}, at_s=now_s + 1))
+    assert states(store).count(("online", 2)) == 1
+
+
+def test_a_sample_from_the_future_is_not_what_a_device_draws_now(store):
+    now_s = time.time()
+    add(store, power([9.0], now_s + 86400), power([5.0], now_s))
+    assert [device.power_w for device in queries.fleet(store, now_s + 1)] == [5.0]
 
 
 def test_telemetry_is_rolled_up_to_minutes_and_ends(store):
