@@ -50,6 +50,8 @@ QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # of results, and as ma
 SPANS = 1000  # ranges of one stream
 
 _LOCK = 0x62636864  # PostgreSQL's advisory lock for migrations
+_ORDER_LOCK = 0x62636865  # and that of whoever inserts into the tables that are read on from the last id
+_READ_ON = {"result", "event"}
 
 
 def _date(connection: Connection) -> None:
@@ -349,6 +351,9 @@ class Store:
         if self._is_partitioned and "telemetry" in by_table:
             self._create_partitions(row["t_s"] for row in by_table["telemetry"])
         with self._writing() as connection:
+            if self._is_partitioned and by_table.keys() & _READ_ON:
+                # PostgreSQL gives ids at the insertion: a lower one could be committed after a higher one was read
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ORDER_LOCK})")
             for name, found in sorted(by_table.items()):
                 # in the order of their keys, so that two collectors cannot deadlock
                 found.sort(key=itemgetter(*_KEYS[name]))

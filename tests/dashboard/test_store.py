@@ -2,6 +2,7 @@ import json
 import random
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 
 import pytest
@@ -11,7 +12,7 @@ from records_made import accuracy, made
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import UsageError
@@ -202,6 +203,30 @@ def test_two_stores_share_a_database(url):
             add(one, result(n))
             add(other, result(n), result(n + 1))
         assert len(content(one, "result")["result"]) == 21
+
+
+@pytest.mark.parametrize("table", ["result", "event"])
+def test_of_two_collectors_none_commits_behind_what_a_page_has_read(empty_postgres, table):
+    """Whoever reads on from the last id would never see it."""
+    messages = {"result": result, "event": lambda number, device: message("event", {"event": "throttled"}, device)}
+    with closing(Store(empty_postgres)) as one, closing(Store(empty_postgres)) as other, ThreadPoolExecutor(1) as pool:
+        found = one.tables[table]
+
+        def after(last):
+            with other.reading() as connection:
+                return list(connection.execute(select(found.c.id).where(found.c.id > last)).scalars())
+
+        def overtake(connection, cursor, statement, *_):
+            if statement.startswith(f"INSERT INTO {table}"):
+                overtaking.append(pool.submit(add, other, messages[table](2, "d2")))
+                wait(overtaking, 1.0)
+                seen.extend(after(0))
+
+        overtaking, seen = [], []
+        event.listen(one._engine, "after_cursor_execute", overtake)
+        add(one, messages[table](1, "d1"))
+        overtaking[0].result()
+        assert len(seen + after(max(seen, default=0))) == 2
 
 
 def test_a_database_without_accuracy_gets_its_columns_and_keeps_its_results(url, monkeypatch):
