@@ -158,11 +158,11 @@ def latest(store: Store, device_id: str) -> list[Latest]:
 
 
 class OnBoard(NamedTuple):
-    """A shipped folder on a board, and when its last verification arrived."""
+    """A shipped folder on a board, and when it was last verified, by the device's clock if that can have been right."""
 
     device_id: str
     found: Deployed
-    arrived_s: float
+    verified_s: float
 
 
 def deployed(store: Store) -> list[OnBoard]:
@@ -173,7 +173,13 @@ def deployed(store: Store) -> list[OnBoard]:
     )
     with store.reading() as connection:
         rows = connection.execute(wanted.order_by(table.c.kind, table.c.device_id).limit(READ)).all()
-    return [OnBoard(row.device_id, msgspec.json.decode(row.body, type=Deployed), row.arrived_s) for row in rows]
+    return [_on_board(*row) for row in rows]
+
+
+def _on_board(device_id: str, body: bytes, arrived_s: float) -> OnBoard:
+    """Return what a retained document says, which arrives anew with every connection."""
+    found = msgspec.json.decode(body, type=Deployed)
+    return OnBoard(device_id, found, measured_s(found.t_wall, arrived_s) or arrived_s)
 
 
 def presence(said: str | None, age_s: float | None) -> State:

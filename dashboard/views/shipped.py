@@ -8,7 +8,7 @@ from urllib.parse import quote
 from nicegui import ui
 
 from benchd.dashboard import queries
-from benchd.dashboard.layout import PATIENCE_S, follow, frame, heading, notice
+from benchd.dashboard.layout import PATIENCE_S, Part, follow, frame, heading, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Deployed
 from benchd.dashboard.queries import OnBoard
@@ -16,6 +16,7 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import age, figure, more, short
 
 REFRESH_S = 2.0
+AGES_S = 60.0  # what has not changed is drawn again this often: it grows older
 STALE_S = 7 * 86_400.0
 """A promise that was verified longer ago than this is no longer known to be kept."""
 
@@ -29,16 +30,13 @@ def add(store: Store) -> None:
     @ui.page("/shipped", response_timeout=PATIENCE_S)
     async def shipped(name: str = "") -> None:
         async with frame("What is deployed"):
-            empty, place = notice(NONE), ui.element("div")
-            shown: list[OnBoard] = []
+            empty, place = notice(NONE), Part("")
 
             async def refresh() -> None:
                 found = [one for one in await to_thread(queries.deployed, store) if name in ("", one.found.name)]
                 empty.set_visibility(not found)
-                if found != shown:
-                    shown[:] = found
-                    place.clear()
-                    with place:
+                if place.renew(found, time.time() // AGES_S):
+                    with place.column:
                         _folders(found)
 
             await follow(refresh, REFRESH_S)
@@ -63,7 +61,7 @@ def _calm(one: OnBoard, now_s: float) -> tuple[bool, bool]:
 
 def is_stale(one: OnBoard, now_s: float) -> bool:
     """Return whether the last verification is too old to rely on."""
-    return now_s - one.arrived_s > STALE_S
+    return now_s - one.verified_s > STALE_S
 
 
 def _table(boards: Sequence[OnBoard], now_s: float) -> None:
@@ -78,7 +76,7 @@ def _table(boards: Sequence[OnBoard], now_s: float) -> None:
             "promised": figure(one.found.promised_ms, "ms"),
             "case": short(one.found.case_id),
             "since": short(one.found.since[:16]),
-            "verified": age(now_s - one.arrived_s),
+            "verified": age(now_s - one.verified_s),
             "better": short(one.found.better or "-"),
         }
         for one in boards

@@ -13,7 +13,7 @@ from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, Pr
 from benchd.dashboard import export, queries
 from benchd.dashboard.messages import flat, rows
 from benchd.dashboard.queries import STALE_S, Filter, Happened
-from benchd.dashboard.views import charts, history
+from benchd.dashboard.views import charts, history, shipped
 
 NOW_S = 1_000_000_000.0
 
@@ -169,3 +169,14 @@ def test_what_is_deployed_is_known_of_each_board_until_it_is_taken_away(store):
     assert [(one.device_id, one.found.verdict) for one in queries.deployed(store)] == [("d1", "kept"), ("d2", "kept")]
     add(store, "d1", "shipped/net", b"")
     assert [one.device_id for one in queries.deployed(store)] == ["d2"]
+
+
+def test_a_promise_is_as_old_as_its_verification_however_often_the_broker_repeats_it(store):
+    verified_s = 1_767_225_600.0
+    for device, t_wall in (("right", "2026-01-01T00:00:00.000Z"), ("unset", "1970-01-01T00:00:00.000Z")):
+        said = {"name": "net", "verdict": "kept", "t_wall": t_wall}
+        for days in (0, 30):
+            add(store, device, "shipped/net", said, verified_s + 86400 * days)
+    right, unset = queries.deployed(store)
+    assert (right.verified_s, unset.verified_s) == (verified_s, verified_s + 30 * 86400)
+    assert shipped.is_stale(right, verified_s + 30 * 86400)
