@@ -395,7 +395,8 @@ def happenings(store: Store, device_id: str, since_s: float) -> list[Happened]:
     event, result_ = store.tables["event"], store.tables["result"]
     with store.reading() as connection:
         mine = (event.c.device_id == device_id, event.c.arrived_s >= since_s)
-        wanted = select(event.c.arrived_s, event.c.body).where(*mine).order_by(event.c.id.desc()).limit(SHOWN)
+        newest = (event.c.arrived_s.desc(), event.c.id.desc())
+        wanted = select(event.c.arrived_s, event.c.body).where(*mine).order_by(*newest).limit(SHOWN)
         events = connection.execute(wanted).all()
         ended = (result_.c.device_id == device_id, result_.c.measured_s >= since_s)
         rows = select(result_.c.measured_s, result_.c.case_id, result_.c.status).where(*ended)

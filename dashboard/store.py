@@ -160,6 +160,8 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
         "CREATE INDEX telemetry_time ON telemetry(t_s)",
         partitions.divide,
     ),
+    # the last events of a device, and those that have expired
+    ("CREATE INDEX event_device ON event(device_id, arrived_s, id)", "CREATE INDEX event_time ON event(arrived_s)"),
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {

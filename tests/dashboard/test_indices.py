@@ -11,8 +11,10 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import encode
-from benchd.dashboard.messages import flat, rows
-from benchd.dashboard.store import Store
+from benchd.dashboard import queries
+from benchd.dashboard.limits import SHOWN
+from benchd.dashboard.messages import Row, flat, rows
+from benchd.dashboard.store import MINUTES_S, Store
 from tests.soak.page_queries import asked, noted
 
 KNOWN = flat(made(device_id="d"), 0.0)
@@ -55,6 +57,32 @@ def test_what_a_device_reported_last_is_searched_by_device_and_time(store, name)
     assert all("device_id=? AND t_s>?" in step for step in steps), steps
 
 
+def test_the_last_events_of_a_device_and_the_expired_ones_are_walked_to_along_an_index(url):
+    """The page of a device asks every second, the expiry once a minute."""
+    with closing(Store(url)) as store:
+        store.add(
+            Row("event", {"key": f"{n}", "device_id": f"d{n % 20}", "arrived_s": 60.0 * n, "body": b'{"event":"a"}'})
+            for n in range(5000)
+        )
+        with noted(store._engine) as statements:
+            assert len(queries.happenings(store, "d1", 0.0)) == SHOWN
+            store.tidy(MINUTES_S + 600.0)
+        analyse, explain = (
+            ("ANALYZE event", "EXPLAIN") if url.startswith("postgresql") else ("ANALYZE", "EXPLAIN QUERY PLAN")
+        )
+        with store.reading() as connection:
+            connection.exec_driver_sql(analyse)
+            plans = [
+                str(connection.exec_driver_sql(f"{explain} {one.sql}", one.values).all())
+                for one in statements
+                if "FROM event" in one.sql
+            ]
+        last, expired = plans
+        assert "event_device" in last
+        assert not any(step in last for step in ("B-TREE", "Sort")), last
+        assert "event_time" in expired
+
+
 def test_a_record_is_searched_by_its_key(store):
     assert any("result" in step and "(key=?)" in step for plan in plans(store, "record").values() for step in plan)
 
@@ -73,6 +101,6 @@ def test_the_newest_results_are_read_once_and_not_looked_up_again(store, name):
 @pytest.mark.parametrize("name", asked(None, KNOWN))
 def test_no_query_of_a_page_reads_or_sorts_all_results(store, name):
     for statement, plan in plans(store, name).items():
-        scans = [step for step in plan if step.startswith(("SCAN result", "SCAN body", "SCAN telemetry"))]
+        scans = [step for step in plan if step.startswith(("SCAN result", "SCAN body", "SCAN telemetry", "SCAN event"))]
         # a walk along an index in the order asked for ends at the limit
         assert all("USING" in step and "INDEX" in step and "LIMIT" in statement for step in scans), (statement, plan)
