@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import jinja2
 import msgspec
 from msgspec import Struct
-from sqlalchemy import exists, select
+from sqlalchemy import exists, func, select
 
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
-from benchd.dashboard.messages import Event
+from benchd.dashboard.messages import TEXT_LIMIT, Event
 from benchd.dashboard.store import Store
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ else:
 Subject = Literal["regression", "silent", "failed check"]
 LOOK_S = 15.0
 NEWS_S = 86400.0  # what is older is no news, as on the day that notices are switched on
+KEPT = 10 * READ  # found within that time
 TEMPLATE = Path(__file__).with_name("templates") / "notice.txt"
 
 
@@ -47,7 +48,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     urls: Annotated[list[str], msgspec.Meta(min_length=1)]
     subjects: tuple[Subject, ...] = get_args(Subject)
-    every_s: Annotated[float, msgspec.Meta(ge=0)] = 600.0
+    every_s: Annotated[float, msgspec.Meta(ge=0, le=NEWS_S / 2)] = 600.0
     silent_s: Annotated[float, msgspec.Meta(ge=queries.STALE_S)] = 600.0
     template: str = str(TEMPLATE)
 
@@ -105,6 +106,8 @@ class Teller:
         self, store: Store, settings: Settings, say: Callable[[str], object], since_s: Callable[[], float]
     ) -> None:
         self._store, self._settings, self._say, self._since_s = store, settings, say, since_s
+        self._events = _Events(store)
+        self._found: dict[str, tuple[float, Notice]] = {}  # and when: a channel may be told half a day later
 
     def run(self, stop: threading.Event) -> None:
         """Tell until `stop`; a database that is away is the collector's to report."""
@@ -119,14 +122,21 @@ class Teller:
 
     def tell(self, now_s: float) -> None:
         """Send what is new, in one message per channel."""
-        if not (found := {notice.key: notice for notice in news(self._store, self._settings, now_s, self._since_s())}):
+        self._keep_news(now_s)
+        if not self._found:
             return
         for number, url in enumerate(self._settings.urls, 1):
             channel = hashlib.sha256(url.encode()).hexdigest()[:16]  # not the address: it may hold a password
-            keys = self._store.claim(channel, list(found), now_s, self._settings.every_s)
-            if keys and (failure := self._failure(url, [found[key] for key in keys])):
+            keys = self._store.claim(channel, list(self._found), now_s, self._settings.every_s)
+            if keys and (failure := self._failure(url, [self._found[key][1] for key in keys])):
                 self._store.unclaim(channel, keys)
                 self._say(f"notices: urls, entry {number} {failure}; trying again")
+
+    def _keep_news(self, now_s: float) -> None:
+        for notice in news(self._store, self._settings, now_s, self._since_s(), self._events):
+            self._found[notice.key] = now_s, notice
+        recent = [(key, one) for key, one in self._found.items() if one[0] > now_s - NEWS_S]
+        self._found = dict(recent[-KEPT:])
 
     def _failure(self, url: str, notices: Sequence[Notice]) -> str:
         """Send the notices and return why not; empty if they were taken."""
@@ -138,28 +148,45 @@ class Teller:
         return "" if taken else f"did not take {len(notices)}"
 
 
-def news(store: Store, settings: Settings, now_s: float, since_s: float) -> Iterator[Notice]:
-    """Yield what happened within a day, at most once per occurrence; the collector listens since `since_s`."""
+class _Events:
+    """Reads the events of the last day, each once: however many there are, they hide no regression."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._last: int | None = None  # the id of the last one that was read
+
+    def regressions(self, since_s: float) -> Iterator[tuple[str, str, str]]:
+        """Yield those that have not been read yet."""
+        while rows := self._next(since_s):
+            for id_, arrived_s, device_id, key, body in rows:
+                event = msgspec.json.decode(body, type=Event)
+                if event.event == "regression" and arrived_s > since_s:
+                    yield device_id, key, event.detail[:TEXT_LIMIT]
+                self._last = id_
+
+    def _next(self, since_s: float) -> Sequence[Any]:
+        table = self._store.tables["event"]
+        first = select(func.min(table.c.id)).where(table.c.arrived_s > since_s).scalar_subquery()
+        unread = table.c.id >= first if self._last is None else table.c.id > self._last
+        wanted = select(*(table.c[name] for name in ("id", "arrived_s", "device_id", "key", "body"))).where(unread)
+        with self._store.reading() as connection:
+            return connection.execute(wanted.order_by(table.c.id).limit(READ)).all()
+
+
+def news(store: Store, settings: Settings, now_s: float, since_s: float, events: _Events) -> Iterator[Notice]:
+    """Yield what is new within a day; the collector listens since `since_s`.
+
+    A silence and a failed check are yielded again for as long as they last, a regression only once.
+    """
     names = queries.names(store)
     found: dict[Subject, Callable[[], Iterator[tuple[str, str, str]]]] = {
-        "regression": lambda: _regressions(store, now_s - NEWS_S),
+        "regression": lambda: events.regressions(now_s - NEWS_S),
         "silent": lambda: _silent(store, now_s, since_s, settings.silent_s),
         "failed check": lambda: _failed(store, now_s - NEWS_S),
     }
     for subject in settings.subjects:
         for device_id, occurrence, detail in found[subject]():
             yield Notice(f"{subject}:{device_id}:{occurrence}", subject, names.get(device_id, device_id), detail)
-
-
-def _regressions(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
-    table = store.tables["event"]
-    wanted = select(table.c.device_id, table.c.key, table.c.body).where(table.c.arrived_s > since_s)
-    with store.reading() as connection:
-        rows = connection.execute(wanted.order_by(table.c.id.desc()).limit(READ)).all()
-    for device_id, key, body in rows:
-        event = msgspec.json.decode(body, type=Event)
-        if event.event == "regression":
-            yield device_id, key, event.detail
 
 
 def _silent(store: Store, now_s: float, since_s: float, silent_s: float) -> Iterator[tuple[str, str, str]]:

@@ -192,6 +192,39 @@ def test_what_is_new_meanwhile_waits_for_the_next_message(store):
     assert [len(message["message"].splitlines()) for message in got] == [1, 6, 6]
 
 
+def test_a_silence_that_ends_meanwhile_is_told_too(store):
+    online(store, "orin-1", NOW_S)
+    regression(store, "orin-2", "slower")
+    with webhook() as (url, got):
+        telling = teller(store, url, every_s=3600)
+        telling.tell(NOW_S + 1)
+        telling.tell(NOW_S + 700)
+        arrive(store, "orin-1", "health", b"{}", NOW_S + 3590)
+        telling.tell(NOW_S + 3700)
+    assert [message["message"] for message in got] == [
+        "regression: orin-2: slower",
+        "silent: orin-1: nothing heard for 12 minutes",
+    ]
+
+
+def test_other_events_hide_no_regression(store):
+    regression(store, "orin-1", "slower")
+    other = [json.dumps({"event": "throttled", "detail": str(number)}).encode() for number in range(2500)]
+    noise = [Arrived("benchd/v1/noisy/event", body, NOW_S + 1) for body in other]
+    store.add(row for one in noise for row in rows(one))
+    regression(store, "orin-2", "slower")
+    with webhook() as (url, got):
+        telling = teller(store, url, subjects=("regression",))
+        telling.tell(NOW_S + 2)
+        store.add(row for one in noise for row in rows(one._replace(body=one.body + b" ")))
+        regression(store, "orin-3", "slower", NOW_S + 3)
+        telling.tell(NOW_S + 1000)
+    assert [message["title"] for message in got] == [
+        "benchd: regression on orin-1 and 1 more",
+        "benchd: regression on orin-3",
+    ]
+
+
 def test_a_mail_is_sent_beside_a_webhook_that_fails_and_is_tried_again(store):
     regression(store, "orin-1", "slower")
     said = []
@@ -257,6 +290,7 @@ def test_a_collector_looks_by_itself_and_with_the_site_s_template(store, tmp_pat
         ("urls = []", "Expected `array` of length >= 1 - at `urls`"),
         ('urls = ["nowhere://secret@x"]', "urls, entry 1: apprise knows no such address (nowhere:...)"),
         ('urls = ["json://x"]\nevery = 3', "unknown field `every`"),
+        ('urls = ["json://x"]\nevery_s = 604800', "Expected `float` <= 43200.0 - at `every_s`"),
         ('urls = ["json://x"]\nsubjects = ["weather"]', "Invalid enum value 'weather'"),
         ('urls = ["json://x"]\ntemplate = "none.txt"', "No such file"),
         ("urls = [", "--notify "),
