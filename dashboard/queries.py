@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, Subquery, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, Subquery, and_, case, exists, func, or_, select
 
 from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, throttles
@@ -94,6 +94,7 @@ class Page(NamedTuple):
 def fleet(store: Store, now_s: float, *, device_id: str = "", offset: int = 0, limit: int = READ) -> list[Device]:
     """Return the known devices from `offset` on, by id, or only the one of `device_id`."""
     device, document, telemetry = (store.tables[name] for name in ("device", "document", "telemetry"))
+    metric = (telemetry.c.device_id, telemetry.c.metric)
     watched = or_(telemetry.c.metric.like("power_w%"), telemetry.c.metric.like("%throttle_reasons%"))
     page = select(device.c.device_id, device.c.seen_s).order_by(device.c.device_id).offset(offset).limit(limit)
     page = page.where(device.c.device_id == device_id) if device_id else page
@@ -103,10 +104,13 @@ def fleet(store: Store, now_s: float, *, device_id: str = "", offset: int = 0, l
         kinds = document.c.kind.in_(("status", "info", "health"))
         wanted = select(document).where(kinds, document.c.device_id.in_(mine))
         documents = {(row.device_id, row.kind): row for row in connection.execute(wanted)}
-        now = (telemetry.c.t_s.between(now_s - LIVE_S, now_s + AHEAD_S), telemetry.c.device_id.in_(mine), watched)
-        live = connection.execute(select(telemetry).where(*now).limit(10 * READ)).all()
+        recent = telemetry.c.t_s.between(now_s - LIVE_S, now_s + AHEAD_S)
+        now = (recent, telemetry.c.device_id.in_(mine), watched)
+        newest = select(*metric, func.max(telemetry.c.t_s).label("t_s")).where(*now).group_by(*metric).subquery()
+        same = and_(*(telemetry.c[name] == one for name, one in newest.c.items()))
+        live = connection.execute(select(telemetry).join(newest, same).where(recent)).all()
     latest: dict[str, dict[str, float]] = defaultdict(dict)
-    for row in sorted(live, key=lambda row: row.t_s):
+    for row in live:
         latest[row.device_id][row.metric] = row.value
     return [_device(*row, documents, latest[row.device_id], now_s) for row in seen]
 

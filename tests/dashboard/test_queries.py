@@ -11,7 +11,7 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, encode
 from benchd.dashboard import export, queries
-from benchd.dashboard.messages import flat, rows
+from benchd.dashboard.messages import Row, flat, rows
 from benchd.dashboard.queries import STALE_S, Filter, Happened
 from benchd.dashboard.views import charts, history, shipped
 
@@ -49,6 +49,20 @@ def test_the_fleet_shows_the_total_power_and_never_a_sum(store):
     assert (device.power_w, device.throttled, device.age_s) == (9.0, True, 1.0)
     (device,) = queries.fleet(store, NOW_S + 60)
     assert (device.power_w, device.throttled) == (None, None)
+
+
+def test_a_large_fleet_shows_the_newest_power_and_throttling_of_each_device(store):
+    metrics = ["power_w", *(f"power_w@rail{n}" for n in range(8)), "gpu_throttle_reasons"]
+    ids = [f"d{number:03}" for number in range(300)]
+    store.add(Row("device", {"device_id": device_id, "seen_s": NOW_S}) for device_id in ids)
+    store.add(
+        Row("telemetry", {"device_id": device_id, "metric": metric, "t_s": NOW_S + second, "value": 4.0 * second})
+        for second in range(5)
+        for device_id in ids
+        for metric in metrics
+    )
+    found = queries.fleet(store, NOW_S + 4.5)
+    assert [(one.power_w, one.throttled) for one in found] == [(16.0, False)] * 300
 
 
 def test_results_without_a_value_come_last_whichever_way_they_are_sorted(store):
