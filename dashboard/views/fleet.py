@@ -65,15 +65,7 @@ def add(store: Store, answers: Answers) -> None:
                 for board in shown:
                     entries[board.device.device_id].show(board)
                 if shown and len(shown) <= CARDS:
-                    await draw()
-
-            async def draw() -> None:
-                now_s = time.time()
-                since_s = max(drawn_s[0], now_s - SPARK_S)
-                found = await to_thread(queries.sparks, store, list(order), since_s)
-                drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step goes on
-                for device_id, sparks in found.items():
-                    entries[device_id].draw(sparks)
+                    await _draw(store, entries, drawn_s)
 
             async def filtered() -> None:
                 ui.navigate.history.replace(_path(search.value, chosen.value, 1))
@@ -82,6 +74,17 @@ def add(store: Store, answers: Answers) -> None:
             for field in (search, chosen):
                 field.on_value_change(filtered)
             await follow(refresh, REFRESH_S)
+
+
+async def _draw(store: Store, entries: "dict[str, _Entry]", drawn_s: list[float]) -> None:
+    """Draw what is new in the sparklines of all cards."""
+    now_s, mine = time.time(), dict(entries)
+    found = await to_thread(queries.sparks, store, list(mine), max(drawn_s[0], now_s - SPARK_S))
+    if mine != entries:  # a search meanwhile has drawn its own cards
+        return
+    drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step goes on
+    for device_id, sparks in found.items():
+        entries[device_id].draw(sparks)
 
 
 def _path(text: str | None, condition: str | None, page: int) -> str:

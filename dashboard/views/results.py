@@ -1,6 +1,7 @@
 """The results: filtered, sorted and paged on the server; what is chosen is in the URL, and the CSV holds the same."""
 
 from asyncio import to_thread
+from functools import partial
 from typing import Any, NamedTuple
 
 from nicegui import app, events, ui
@@ -118,18 +119,14 @@ async def _show(store: Store, asked: _Asked) -> None:
     compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
     seen: list[Any] = []
     total = [table.pagination["rowsNumber"]]
-
-    def chosen() -> _Asked:
-        paging, fields = table.pagination, {name: field.value or "" for name, field in inputs.items()}
-        which = Filter(fields.pop("device"), **fields, text=search.value or "")
-        rows = int(paging["rowsPerPage"])
-        sort = str(paging["sortBy"] or NEWEST)
-        return _Asked(which, sort, bool(paging["descending"]), int(paging["page"]), rows if rows in ROWS else ROWS[0])
+    chosen = partial(_chosen, table, inputs, search)
 
     async def show() -> None:
         now = chosen()
         found = await to_thread(_page, store, now)
         names = await to_thread(queries.names, store)
+        if chosen() != now:  # what was chosen meanwhile may have been answered first
+            return
         total[:] = [found.total]
         table.pagination = {**table.pagination, "rowsNumber": found.total}
         table.rows[:] = [_row(result, names) for result in found.results]
@@ -163,6 +160,14 @@ async def _show(store: Store, asked: _Asked) -> None:
     for field in (*inputs.values(), search):
         field.on_value_change(first_page)
     await follow(renew)
+
+
+def _chosen(table: _Table, inputs: dict[str, ui.select], search: ui.input) -> _Asked:
+    paging, fields = table.pagination, {name: field.value or "" for name, field in inputs.items()}
+    which = Filter(fields.pop("device"), **fields, text=search.value or "")
+    rows = int(paging["rowsPerPage"])
+    sort = str(paging["sortBy"] or NEWEST)
+    return _Asked(which, sort, bool(paging["descending"]), int(paging["page"]), rows if rows in ROWS else ROWS[0])
 
 
 def _offered(store: Store) -> dict[str, dict[str, str]]:

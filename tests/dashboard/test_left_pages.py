@@ -1,16 +1,33 @@
-"""Pages whose client leaves, or never connects as curl: NiceGUI deletes them, and no traceback tells of that."""
+"""Pages whose client leaves, or never connects as curl: NiceGUI deletes them, and no traceback tells of that.
+
+And pages whose reader has gone on to another search before the first one was answered.
+"""
 
 import asyncio
+import json
+import threading
+import time
+from contextlib import closing, contextmanager
 
 import pytest
+from records_made import made
+from waiting import WAIT_S
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from nicegui import Client
+from nicegui import Client, ui
 from nicegui.page import page
+from nicegui.testing import user_simulation
 from starlette.requests import Request
 
-from benchd.dashboard import layout
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.records import Case, encode
+from benchd.dashboard import layout, queries
+from benchd.dashboard.answers import Answers
+from benchd.dashboard.changes import Changes
+from benchd.dashboard.messages import rows
+from benchd.dashboard.store import Store
+from benchd.dashboard.views import fleet, results
 
 REQUEST = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
 
@@ -46,3 +63,73 @@ def test_of_a_client_that_has_left_only_what_is_wrong_with_benchd_is_said(caplog
             assert layout._has_left(client, error) is is_silent
 
     asyncio.run(leave())
+
+
+@pytest.fixture
+def store(tmp_path):
+    now_s = time.time()
+    with closing(Store(f"sqlite:///{tmp_path}/d.db")) as found:
+        for name in ("slow", "fast"):
+            record = made(device_id=name, run_id="r1", case=Case(model=name))
+            samples = json.dumps({"samples": [[0, "power_w", 5.0, "fake"]]}).encode()
+            for leaf, body in (("result/r1", encode(record)), ("telemetry", samples)):
+                found.add(rows(Arrived(f"benchd/v1/{name}/{leaf}", body, now_s)))
+        yield found
+
+
+@contextmanager
+def held(monkeypatch, name, is_slow):
+    """Hold up the queries that `is_slow`, from when the first of them is asked until the end of the block."""
+    asked, free, query = threading.Event(), threading.Event(), getattr(queries, name)
+
+    def wait(store, *given):
+        if is_slow(*given):
+            asked.set()
+            assert free.wait(WAIT_S)
+        return query(store, *given)
+
+    monkeypatch.setattr(queries, name, wait)
+    try:
+        yield asked
+    finally:
+        free.set()
+
+
+def search(user, text):
+    """Search for a text and return the tasks that this begins."""
+    before = asyncio.all_tasks()
+    with user:
+        (field,) = user.find(kind=ui.input).elements
+        field.value = text
+    return asyncio.all_tasks() - before
+
+
+def test_a_slow_search_does_not_replace_the_answer_of_a_later_one(store, monkeypatch):
+    async def read():
+        async with user_simulation() as user:
+            results.add(store)
+            await user.open("/results")
+            await user.should_not_see("Reading.", retries=600)
+            with held(monkeypatch, "results", lambda which, *_: which.text == "s") as asked:
+                slow = search(user, "s")
+                await asyncio.to_thread(asked.wait, WAIT_S)
+                await asyncio.wait(search(user, "fast"))
+            await asyncio.wait(slow)
+            (table,) = user.find(kind=ui.table).elements
+            return [row["model"] for row in table.rows]
+
+    assert asyncio.run(read()) == ["fast"]
+
+
+def test_a_search_while_the_fleet_is_drawn_ends_in_no_error(store, monkeypatch, caplog):
+    async def look():
+        async with user_simulation() as user:
+            fleet.add(store, Answers(store, Changes(store)))
+            with held(monkeypatch, "sparks", lambda ids, *_: len(ids) == 2) as asked:
+                await user.open("/fleet")
+                await asyncio.to_thread(asked.wait, WAIT_S)
+                await asyncio.wait(search(user, "fast"))
+            await user.should_not_see("Reading.", retries=600)
+
+    asyncio.run(look())
+    assert "a page failed" not in caplog.messages
