@@ -128,11 +128,14 @@ class Race:
         """Give each candidate its processes of the log, and say so."""
         by_case = {one.planned.case.case_id: one for one in self.candidates}
         for entry in self._log.entries:
-            self._keep(by_case[entry.case_id], entry)
+            one = by_case[entry.case_id]
+            if one.raced or entry.outcome.process.status == "ok":  # why a first one failed may be mended by now
+                self._keep(one, entry)
+        kept = sum(len(one.raced) for one in self.candidates)
         if self._log.is_other:
             self._tell("an earlier race was of another plan, machine or version: starting anew")
-        elif self._log.entries:
-            self._tell(f"going on behind {len(self._log.entries)} processes that are measured already")
+        elif kept:
+            self._tell(f"going on behind {kept} processes that are measured already")
 
     def _keep(self, one: Candidate, entry: Entry) -> None:
         one.raced.append(entry.outcome)

@@ -29,6 +29,7 @@ class Script(Supervisor):
 
     times_ms: dict[str, float] = field(default_factory=dict)
     failing: tuple[str, ...] = ()
+    not_running: tuple[str, ...] = ()
     interrupt_after: float = math.inf
     failing_later: str = ""
     edited_after: float = math.inf
@@ -48,6 +49,8 @@ class Script(Supervisor):
         if len(self.ran) > self.interrupt_after:
             self.session.interrupted = True
             return Outcome(process=ProcessResult(status="aborted"))
+        if variant in self.not_running:
+            return Outcome(process=ProcessResult(status="unsupported", reason="pip install onnx onnxscript"))
         time_ms = self.times_ms[variant] * math.exp(0.001 * random.gauss(0.0, 1.0))
         result = ProcessResult(status="ok", timing=timing(time_ms), memory=Memory(rss_peak_bytes=2**28))
         fails = variant in self.failing or (variant == self.failing_later and ".confirm." in turn.name)
@@ -151,6 +154,15 @@ def test_a_race_that_goes_on_keeps_its_runner_up_of_two_that_are_alike(tmp_path)
         racing, script = course(tmp_path / str(seed), times_ms)
         assert racing.run().winner == "compile"
         assert len(script.ran) == PROMISED + AGAINST_FAR - 7
+
+
+def test_what_could_not_run_is_tried_again_by_the_same_command(tmp_path):
+    first, _ = course(tmp_path, {"onnxruntime": 4.0}, not_running=("onnxruntime",))
+    assert "pip install onnx onnxscript" in first.run().reason
+    again, script = course(tmp_path, {"onnxruntime": 4.0})
+    assert (again.run().winner, len(script.ran)) == ("onnxruntime", 1 + PROMISED)
+    behind, script = course(tmp_path, {"onnxruntime": 4.0})
+    assert (behind.run().winner, len(script.ran)) == ("onnxruntime", 0)
 
 
 def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
