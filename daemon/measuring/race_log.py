@@ -95,6 +95,6 @@ def digest(planned: Sequence[Planned], environment: Environment, device_id: str)
 def _files(planned: Planned) -> dict[str, str]:
     """Return the hash of each file that the case reads, by its path."""
     own = planned.own
-    named = [planned.weights or "", own.path if isinstance(own, UserFile) else ""]
+    named = [planned.weights or "", planned.labels or "", own.path if isinstance(own, UserFile) else ""]
     named += [own.path.rpartition(":")[0]] if isinstance(own, UserModule) and not own.folder else []
     return {name: sha256_of(Path(name)) for name in named if Path(name).is_file()}

@@ -59,11 +59,10 @@ class Script(Supervisor):
         return Outcome(process=result, check=FAILED if fails else PASSED, model=model)
 
 
-def course(folder, times_ms, *, minutes=60.0, asked=None, **script):
+def course(folder, times_ms, *, minutes=60.0, asked=None, labels=None, **script):
     """Return a race of these variants in the folder, and its script."""
-    entries = [
-        Planned(Case(model="square", variant=Variant.parse(name)), "ship", race.LIMITS, True, None) for name in times_ms
-    ]
+    cases = [Case(model="square", variant=Variant.parse(name)) for name in times_ms]
+    entries = [Planned(case, "ship", race.LIMITS, True, None, labels=labels) for case in cases]
     supervisor = Script(session(folder), entries, times_ms=times_ms, **script)
     return Race(supervisor, asked or Asked(), minutes, io.StringIO()), supervisor
 
@@ -181,6 +180,15 @@ def test_a_race_of_another_plan_begins_anew(tmp_path):
     course(tmp_path, {"eager": 10.0, "compile": 4.0}, interrupt_after=2)[0].run()
     racing, _ = course(tmp_path, {"eager": 10.0, "onnxruntime": 4.0})
     assert not any(one.raced for one in racing.candidates)
+
+
+def test_a_race_with_other_labels_begins_anew(tmp_path):
+    labels, times_ms = tmp_path / "labels.txt", {"eager": 10.0, "compile": 4.0}
+    labels.write_text("1\n")
+    course(tmp_path, times_ms, interrupt_after=2, labels=str(labels))[0].run()
+    assert any(one.raced for one in course(tmp_path, times_ms, labels=str(labels))[0].candidates)
+    labels.write_text("2\n")
+    assert not any(one.raced for one in course(tmp_path, times_ms, labels=str(labels))[0].candidates)
 
 
 def test_a_runner_up_that_fails_when_it_is_confirmed_makes_way_for_the_next(tmp_path):
