@@ -133,7 +133,7 @@ class Supervisor:
             try:
                 pairs = [(started.enter_context(self._worker(waiting(self._job(turn)), turn)), turn) for turn in turns]
             except OSError as error:
-                yield turns[0], self._with_samples(_not_run(error), turns[0])
+                yield from ((turn, self._with_samples(_not_run(error), turn)) for turn in turns)
                 return
             ended = [self._wait(worker, turn, until_ready=True) for worker, turn in pairs]
             if interleaved:

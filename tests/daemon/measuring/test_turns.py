@@ -113,6 +113,13 @@ def test_one_that_dies_as_it_waits_fails_alone(opened):
     assert "killed by SIGKILL" in outcome.process.reason
 
 
+def test_one_that_cannot_start_fails_both(opened, tmp_path):
+    (tmp_path / "logs" / "turn.1.log").mkdir(parents=True)
+    outcomes = run(opened, entry())
+    assert [one.process.status for one in outcomes] == ["failed", "failed"]
+    assert not children()
+
+
 def test_who_stops_early_leaves_no_process_behind(opened):
     supervisor = Supervisor(opened[0], [entry()])
     with closing(supervisor.in_turn(turns(entry()))) as running:
