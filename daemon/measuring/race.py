@@ -36,9 +36,6 @@ PRESET = "ship"
 LIMITS = Limits(processes=1, warm_up_cap_s=2.0, rule=StopRule(5, 1, 0.25, 2.0, None), check_images=64)
 """Many short processes tell more than few long ones: what differs between processes, none of them shows."""
 
-INTERLEAVED = interleaved_rule(LIMITS.rule.cap_s)
-"""Of the last two, in place of that of `LIMITS`, if they can measure in turns."""
-
 FINALISTS = 2
 """Once so few are left, what is measured also confirms the winner."""
 
@@ -358,7 +355,7 @@ def _turn(one: Candidate, phase: Phase, *, interleaved: bool) -> Turn:
     """Return the candidate's next process; its first one checks all images and measures the accuracy."""
     number, case = len(one.raced), one.planned.case
     limits = _of_later(one.planned.limits) if number else one.planned.limits
-    limits = msgspec.structs.replace(limits, rule=INTERLEAVED) if interleaved else limits
+    limits = msgspec.structs.replace(limits, rule=interleaved_rule(limits.rule.cap_s)) if interleaved else limits
     accuracy = None if number else one.planned.accuracy
     planned, name = replace(one.planned, limits=limits), f"{case.case_id}.{phase}.{number}"
     return Turn(planned, name, min(number, 1), accuracy=accuracy, interleaved=interleaved)

@@ -3,7 +3,7 @@
 import io
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -84,6 +84,14 @@ def test_the_last_two_measure_in_turns_and_a_winner_alone_does_not(tmp_path):
     _, alone = course(tmp_path / "far", {"eager": 10.0, "compile": 4.0})
     Race(alone, Asked(), 60.0, io.StringIO()).run()
     assert (alone.interleaved.count("compile"), alone.interleaved.count("eager")) == (AGAINST_FAR, AGAINST_FAR)
+
+
+def test_processes_in_turns_keep_the_configured_time(tmp_path):
+    racing, _ = course(tmp_path, {"eager": 10.0})
+    rule = msgspec.structs.replace(race.LIMITS.rule, cap_s=0.5)
+    one = racing.named("eager")
+    one.planned = replace(one.planned, limits=msgspec.structs.replace(race.LIMITS, rule=rule))
+    assert race._turn(one, "confirm", interleaved=True).planned.limits.rule.cap_s == 0.5
 
 
 def test_a_runner_up_that_is_far_behind_needs_few_processes(tmp_path):
