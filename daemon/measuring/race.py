@@ -296,13 +296,15 @@ class Race:
         unclear = [one.name for one in left if not self._meets(one, len(one.raced))]
         why = f"; {', '.join(unclear)} may or may not meet the limits" if unclear else ""
         rounds = min(len(one.raced) for one in left)
-        if rounds < 3 or len(left) < 2:
+        if unclear and rounds >= racing.LOOKS[-1]:
+            return f"could not decide on {names}{why}: change the limit that they lie at, or calm the machine"
+        if rounds < 3 or len(left) < 2 or unclear:
             return f"could not decide on {names}{why}: give it more --minutes"
         times_ms = {one.name: one.times_ms(rounds) for one in left}
         needed = racing.rounds_to_decide(times_ms, len(self.candidates), self._asked.min_effect)
         more = max(needed - rounds, 1)
         minutes = more * len(left) * self.measured_s / len(self._log.entries) / 60.0
-        told = f"could not decide between {names}{why}; that would take about {more} more rounds, {minutes:.2g} minutes"
+        told = f"could not decide between {names}; that would take about {more} more rounds, {minutes:.2g} minutes"
         return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or calm the machine"
 
     def _confirmed(self, found: Result) -> Result:

@@ -17,7 +17,7 @@ from benchd.daemon.measuring.race import Race
 from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Case, Check, Memory, ModelFacts, ProcessResult, Variant
-from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, PROMISED
+from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, LOOKS, PROMISED
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
 FAILED = Check(**{name: getattr(PASSED, name) for name in PASSED.__struct_fields__} | {"passed": False})
@@ -119,6 +119,15 @@ def test_limits_that_nothing_meets_name_the_nearest_and_by_how_much(tmp_path):
     assert found.winner is None
     assert "the nearest is compile" in found.reason
     assert "above 3 ms, by 3" in found.reason
+
+
+@pytest.mark.parametrize("times_ms", [{"eager": 4.0}, {"eager": 4.0, "compile": 4.0}])
+def test_what_lies_at_a_limit_is_not_told_to_take_more_time(tmp_path, times_ms):
+    racing, script = course(tmp_path, times_ms, asked=Asked(max_memory_bytes=2**28))
+    reason = racing.run().reason
+    assert len(script.ran) == LOOKS[-1] * len(times_ms)
+    assert "may or may not meet the limits: change the limit that they lie at" in reason
+    assert "more" not in reason
 
 
 def test_a_faster_one_above_its_limit_puts_nobody_behind(tmp_path):
