@@ -47,7 +47,8 @@ LATER_IMAGES = 8
 class Candidate:
     """One variant of the race: its processes, and why it left, if so because it is `behind` another.
 
-    All of them are `raced`, and the last ones are `confirmed` if it came that far.
+    All of them are `raced`, and the last ones are `confirmed` if it came that far. `missed` are the limits that made it
+    leave.
     """
 
     planned: Planned
@@ -56,6 +57,7 @@ class Candidate:
     confirmed: list[Outcome] = field(default_factory=list)
     left: str | None = None
     behind: Behind | None = None
+    missed: list[Miss] = field(default_factory=list)
 
     def times_ms(self, rounds: int | None = None) -> list[float]:
         """Return the milliseconds per inference of each process of the first `rounds`."""
@@ -145,8 +147,7 @@ class Race:
         with session.measuring(ending()):
             self._started_s = time.monotonic()
             try:
-                found = self._raced()
-                return self._confirmed(found) if found.winner else found
+                return self._decided()
             except _Stopped as stopped:
                 return Result(reason=str(stopped), is_open=True)
 
@@ -171,10 +172,15 @@ class Race:
     def _left(self) -> list[Candidate]:
         return [one for one in self.candidates if one.left is None]
 
+    def _decided(self) -> Result:
+        found = self._raced()
+        return self._confirmed(found) if found.winner else found
+
     def _raced(self) -> Result:
         for rounds in racing.LOOKS:
             for number in range(rounds):
-                self._round(number)
+                if self._round(number):
+                    return self._raced()
             if not self._left():
                 return Result(reason=self._nearest())
             found = self._look(rounds)
@@ -182,8 +188,11 @@ class Race:
                 return found
         return Result(reason=self._undecided(), is_open=True)
 
-    def _round(self, number: int) -> None:
-        """Measure what is missing of a round, in drawn order; those that cannot ship leave."""
+    def _round(self, number: int) -> bool:
+        """Measure what is missing of a round, in drawn order; those that cannot ship leave.
+
+        Return whether others came back for them, which lack rounds.
+        """
         missing = [one for one in self._left() if len(one.raced) <= number]
         phase: Phase = "confirm" if number and len(self._left()) <= FINALISTS else "race"
         drawn = random.sample(missing, len(missing))
@@ -191,10 +200,19 @@ class Race:
             if number and self._is_late(phase):
                 raise _Stopped(self._undecided())
             self._measure(drawn[first : first + ABREAST], phase)
-        for one in self._left():
-            one.left = self._unfit(one, number)
-            if one.left:
-                self._tell(f"  not {one.name}: {one.left}")
+        unfit = {one.name: why for one in self._left() if (why := self._unfit(one, number))}
+        return self._leave(unfit)
+
+    def _leave(self, reasons: Mapping[str, str]) -> bool:
+        """Let those leave that cannot ship; return whether others come back, which had left as behind one of them."""
+        for name, why in reasons.items():
+            self.named(name).left = why
+            self._tell(f"  not {name}: {why}")
+        back = [one for one in self.candidates if one.behind and one.behind.than in reasons]
+        for one in back:
+            one.left = one.behind = None
+            self._tell(f"  {one.name} is back")
+        return bool(back)
 
     def _is_late(self, phase: Phase) -> bool:
         """Return whether the time that is left is only enough to confirm."""
@@ -234,10 +252,9 @@ class Race:
         """Let those leave that are above a limit or behind; return the result if that decides the race."""
         self._rounds = rounds
         for one in self._left():
-            misses = self._misses(one, rounds)
-            if misses:
-                one.left = misses[0].words
-                self._tell(f"  not {one.name}: {one.left}")
+            one.missed = self._misses(one, rounds)
+        if self._leave({one.name: one.missed[0].words for one in self._left() if one.missed}):
+            return self._raced()
         left = {one.name: one for one in self._left()}
         if not left:
             return Result(reason=self._nearest())
@@ -269,9 +286,9 @@ class Race:
     def _nearest(self) -> str:
         """Return which candidate misses its worst limit by least, and by how much."""
         worst = [
-            (max(misses, key=lambda miss: math.inf if miss.share is None else miss.share), one)
+            (max(one.missed, key=lambda miss: math.inf if miss.share is None else miss.share), one)
             for one in self.candidates
-            if (misses := self._misses(one, len(one.raced)))
+            if one.missed
         ]
         known = [(miss.share, miss.words, one.name) for miss, one in worst if miss.share is not None]
         if known:
@@ -321,7 +338,8 @@ class Race:
                 self._measure(random.sample(missing, len(missing)), "confirm")
         failed = self._failed(winner)
         if failed:
-            return Result(reason=f"{winner.name} won the race, but in fresh processes it {failed}")
+            self._leave({winner.name: f"won the race, but in fresh processes it {failed}"})
+            return self._decided()
         if other is None:
             return found
         failed = self._failed(other)
@@ -338,8 +356,10 @@ class Race:
     def _failed(self, one: Candidate) -> str | None:
         """Return why the processes that confirm a candidate cannot, among them a limit that they certainly miss."""
         failed = recommend.disqualified(self.record(one, one.confirmed))
-        misses = self._missed(one, one.confirmed, len(self._limits))
-        return failed or next((f"misses a limit: {miss.words}" for miss in misses), None)
+        if failed:
+            return failed
+        one.missed = self._missed(one, one.confirmed, len(self._limits))
+        return f"misses a limit: {one.missed[0].words}" if one.missed else None
 
     def _tell(self, text: str) -> None:
         self._told.write(f"{text}\n")
