@@ -42,19 +42,21 @@ class RaceLog:
         self.entries: list[Entry] = found[1] if found and not self.is_other else []
         self._path = path
         if found is None or self.is_other:
-            path.unlink(missing_ok=True)
-            self._append(_Header(digest))
+            self._begin(digest)
 
     def clear(self, digest: str) -> None:
         """Begin anew."""
-        self._path.unlink()
         self.is_other, self.entries = True, []
-        self._append(_Header(digest))
+        self._begin(digest)
 
     def add(self, entry: Entry) -> None:
         """Append an entry; when this returns, it is on the disk."""
         self._append(entry)
         self.entries.append(entry)
+
+    def _begin(self, digest: str) -> None:
+        self._path.unlink(missing_ok=True)
+        self._append(_Header(digest))
 
     def _append(self, line: _Header | Entry) -> None:
         with closing(Journal(self._path)) as written:

@@ -23,7 +23,7 @@ from benchd.daemon.worker.agreement import Rule
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import number_format
 from benchd.daemon.worker.observe import observe, uniforms
-from benchd.daemon.worker.structures import ONLY, Answers, Batch, cast, of_batch, tensors, values
+from benchd.daemon.worker.structures import OF_BATCH, ONLY, Answers, Batch, cast, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import sessions
 
@@ -58,17 +58,20 @@ def _refuse_name(name: str) -> None:
         raise Unsupported(f"LOAD.md imports its code, and {first} is also a package that it needs: rename the file")
 
 
-def write(job: Job, workload: Workload, loaded: Loaded) -> Packed:
-    """Write the variant's files to the job's folder; raise Unsupported or UnfitModel if it cannot be deployed."""
+def write(job: Job, workload: Workload, loaded: Loaded, answer: Batch) -> Packed:
+    """Write the files of the variant that gave this answer to the job's folder.
+
+    Raises Unsupported or UnfitModel if it cannot be deployed.
+    """
     folder, variant = Path(job.ship_to), job.case.variant
     if variant.backend in FILE_BACKENDS:
         names, entry = _file(job, workload, folder), ""
     else:
         names, entry = ([], []), _module(job, workload.source.module, folder)
-    inputs, outputs, golden = _golden(job, workload, loaded, names, folder)
+    inputs, golden = _golden(job, workload, loaded, names, folder)
     return Packed(
         inputs=inputs,
-        outputs=outputs,
+        outputs=_outputs(answer, names[1]),
         golden=golden,
         preprocessing=_preprocessing(workload),
         entry=entry,
@@ -119,8 +122,8 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def _golden(
     job: Job, workload: Workload, loaded: Loaded, names: tuple[list[str], list[str]], folder: Path
-) -> tuple[list[Tensor], list[Tensor], Golden]:
-    """Write the golden inputs with both answers; return what is read and answered, and how to compare it."""
+) -> tuple[list[Tensor], Golden]:
+    """Write the golden inputs with both answers; return what is read, and how to compare what is answered."""
     size = job.case.batch_size
     batches = max(2, GOLDEN_ROWS // size)
     images = workload.images[torch.arange(batches * size) % len(workload.images)]
@@ -145,7 +148,7 @@ def _golden(
         tolerances={name: float(limit) for name, limit in outputs.items()},
         rows_off=int(JUMPING_SHARE * batches * size) if jumps else 0,
     )
-    return _tensors(arrays, "input0:"), _outputs(loaded, workload, images[:size], names[1], job), golden
+    return _tensors(arrays, "input0:"), golden
 
 
 def _inputs(
@@ -164,7 +167,7 @@ def _inputs(
 
 def _paths(answers: Mapping[str, Any]) -> list[str]:
     """Return the outputs' paths, one whose shape changes between batches once."""
-    return list(dict.fromkeys(path.partition(" of batch ")[0] for path in answers))
+    return list(dict.fromkeys(path.partition(OF_BATCH)[0] for path in answers))
 
 
 def _named(answers: Answers, names: list[str]) -> Answers:
@@ -177,11 +180,9 @@ def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> list[Tensor]:
     return [Tensor(name, str(value.dtype), list(value.shape)) for name, value in named.items()]
 
 
-def _outputs(loaded: Loaded, workload: Workload, batch: Batch, names: list[str], job: Job) -> list[Tensor]:
+def _outputs(answer: Batch, names: list[str]) -> list[Tensor]:
     """Return the outputs in the types that the runtime answers in, which the golden answers are not."""
-    given = [batch, *uniforms(workload.plain, range(len(batch)), batch, job.case.seed)]
-    with torch.inference_mode():
-        found = tensors(loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in given)))
+    found = tensors(answer)
     called = names if names and list(found) == [ONLY] else list(found)
     return [
         Tensor(name, str(value.dtype).removeprefix("torch."), list(value.shape))

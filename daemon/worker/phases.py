@@ -83,7 +83,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     if job.deployed:
         golden.refuse_others(Path(job.deployed), workload, loaded)
     if job.ship_to:
-        found.packed = packing.write(job, workload, loaded)
+        found.packed = packing.write(job, workload, loaded, first)
         stages.leave()
         return
     found.check, right, found.synaptic_flops = check_and_answers(workload, loaded, job)
