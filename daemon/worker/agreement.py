@@ -471,6 +471,17 @@ def excess(exact: Observation, observed: Observation, limits: Bounds, rule: Rule
     return found
 
 
+def row_limit(bound: Bound, rule: Rule) -> float:
+    """Return the limit of one row, also for an output that is judged by its mean.
+
+    In half precision most rows of a network with thresholds exceed the bound's own limit, but few exceed what the mean
+    of a few may be. Half the spread still tells one image's answer from another's.
+    """
+    if rule.format == "fp32" or not bound.jumps or not math.isfinite(bound.spread):
+        return bound.limit
+    return max(bound.limit, min(_of_mean(FEWEST_ROWS) * bound.noise_mean, bound.spread / 2))
+
+
 def changed(before: Mapping[str, Array], after: Mapping[str, Array], limits: Bounds) -> str:
     """Return how the answer to the same batch changed by more than its limit, empty if it did not."""
     for name in dict.fromkeys([*before, *after]):

@@ -18,7 +18,7 @@ from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import FILE_BACKENDS
 from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX, WEIGHTS, Golden, Packed, Tensor
-from benchd.daemon.worker import backends, truth, user_code, user_module
+from benchd.daemon.worker import agreement, backends, truth, user_code, user_module
 from benchd.daemon.worker.agreement import Rule
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import number_format
@@ -140,13 +140,13 @@ def _golden(
             answers = _named(of_batch(found, place, size, batches * size), names[1])
             arrays |= {f"{kind}{place}:{name}": value for name, value in answers.items()}
     np.savez(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
-    outputs = _named({path: np.array(right.limits.of(path).limit) for path in _paths(right.exact.outputs)}, names[1])
-    jumps = any(right.limits.of(path).jumps for path in right.exact.outputs)
+    bounds = {path: right.limits.of(path) for path in _paths(right.exact.outputs)}
+    limits = {path: np.array(agreement.row_limit(bound, rule)) for path, bound in bounds.items()}
     golden = Golden(
         batches=batches,
         rows=batches * size,
-        tolerances={name: float(limit) for name, limit in outputs.items()},
-        rows_off=int(JUMPING_SHARE * batches * size) if jumps else 0,
+        tolerances={name: float(limit) for name, limit in _named(limits, names[1]).items()},
+        rows_off=int(JUMPING_SHARE * batches * size) if any(bound.jumps for bound in bounds.values()) else 0,
     )
     return _tensors(arrays, "input0:"), golden
 

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from worker_jobs import job, run_here, user_module
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import Variant
+from benchd.daemon.verdicts.manifest import GOLDEN
 from benchd.daemon.worker import packing
 
 
@@ -39,3 +42,26 @@ def test_names_that_python_imports_are_taken():
 def test_complex_answers_are_refused(tmp_path):
     module = user_module(tmp_path, forward="return torch.fft.fft(self.fc(images.flatten(1)))")
     assert refused(tmp_path, module) == "its answer output is complex: return real tensors to ship it"
+
+
+def beyond(answers, exact, golden):
+    """Return how many rows are beyond the tolerance, as LOAD.md counts them."""
+    off = np.abs(answers - exact).max(axis=1) / np.abs(exact).max(axis=1)
+    return int((off > golden.tolerances["output"]).sum())
+
+
+@pytest.mark.slow  # the reference of a deep network
+@pytest.mark.parametrize("variant", ["amp", "bf16"])
+def test_golden_rows_pass_a_right_variant_of_a_spiking_network_and_no_wrong_one(tmp_path, variant):
+    spiking = job(tmp_path, model="snn_stbif_resnet18", variant=Variant.parse(variant))
+    weights = {"options": {"width": 16}, "weights": "demo", "data": "demo"}
+    packed = run_here(msgspec.structs.replace(spiking, ship_to=str(tmp_path), **weights)).packed
+    arrays, golden = np.load(tmp_path / GOLDEN), packed.golden
+    exact, answers = (
+        np.concatenate([arrays[f"{kind}{place}:output"] for place in range(golden.batches)])
+        for kind in ("exact", "answer")
+    )
+    assert beyond(answers, exact, golden) <= golden.rows_off
+    no_channel = [answers * (np.arange(answers.shape[1]) != channel) for channel in range(answers.shape[1])]
+    for wrong in (np.roll(answers, 1, axis=0), np.roll(answers, 1, axis=1), 0 * answers, 2 * answers, *no_channel):
+        assert beyond(wrong, exact, golden) > golden.rows_off
