@@ -92,7 +92,7 @@ def with_samples(
     found: Energy | str | None = gpu.mismatch(sampled, ran_on) if sampled and ran_on else None
     if found is None:
         idle = (process.idle[0], process.idle[1]) if len(process.idle) == 2 else None
-        inferences = _inferences(process, window, case.batch_size)
+        inferences = _inferences(process, case.batch_size)
         found = energy.measure(read, samples.power(), window, inferences, read_period_s, idle)
     process = msgspec.structs.replace(
         process,
@@ -108,8 +108,8 @@ def with_samples(
     return msgspec.structs.replace(outcome, process=process, missing=missing)
 
 
-def _inferences(process: ProcessResult, window: Window, batch_size: int) -> int:
-    """Return how many inputs were answered in the window; runs with pauses are counted by their parts."""
+def _inferences(process: ProcessResult, batch_size: int) -> int:
+    """Return how many inputs were answered in the timed section; runs with pauses are counted by their parts."""
     if process.throughput_per_s is not None:
         return max(1, round(process.throughput_per_s * process.measured_s))
     if process.requests is not None:

@@ -33,11 +33,6 @@ class Checked(NamedTuple):
     synaptic_flops: float | None
 
 
-def check(workload: Workload, loaded: Loaded, job: Job) -> Check:
-    """Compare the loaded variant with the float64 reference."""
-    return check_and_answers(workload, loaded, job).check
-
-
 def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
     """Compare the loaded variant with the float64 reference; return what that shows."""
     size = job.case.batch_size

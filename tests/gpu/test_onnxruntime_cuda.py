@@ -39,7 +39,7 @@ def test_a_model_agrees_with_float64_on_cuda(tmp_path, model, precision):
     built = workload.build(a_job)
     loaded = backends.load(a_job.case.variant, built.source, torch.device("cuda"), built.images[:2])
     assert loaded.runtime.provider == sessions.PROVIDERS["cuda"]
-    result = check.check(built, loaded, a_job)
+    result = check.check_and_answers(built, loaded, a_job).check
     assert result.passed, result
 
 

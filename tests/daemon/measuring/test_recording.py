@@ -24,7 +24,6 @@ from benchd.daemon.records import (
     ProcessResult,
     Requests,
     Summary,
-    Window,
 )
 from benchd.models.cost import cost, parameters
 
@@ -315,7 +314,7 @@ def test_a_percentile_needs_its_requests_in_each_process():
 
 def test_energy_is_per_answered_request_and_of_a_batch_per_input():
     process = outcome(timing=timing(5.0), requests=requests(30.0, dropped=200), parts={"service": timing(1.0)}).process
-    assert recording._inferences(process, Window(0, 10**9), 4) == 3200
+    assert recording._inferences(process, 4) == 3200
 
 
 def test_several_streams_count_their_throughput_and_have_no_floor():

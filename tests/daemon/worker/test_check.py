@@ -25,7 +25,7 @@ def checked(a_job):
     """Build, load and check the job here, without a worker."""
     built = workload.build(a_job)
     loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
-    return check.check(built, loaded, a_job)
+    return check.check_and_answers(built, loaded, a_job).check
 
 
 @pytest.mark.parametrize("variant", ["eager", "onnxruntime", "openvino"])
@@ -142,7 +142,7 @@ def planted(a_job, edit=lambda module: None, run=None):
         edit(loaded.module)
     if run:
         loaded = dataclasses.replace(loaded, run=functools.partial(run, loaded.run))
-    return check.check(built, loaded, a_job)
+    return check.check_and_answers(built, loaded, a_job).check
 
 
 def half_zeroed(name):

@@ -59,7 +59,7 @@ def judged(a_job, plant=None):
     loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
     if plant and plant.run:
         loaded = dataclasses.replace(loaded, run=functools.partial(plant.run, loaded.run))
-    return check.check(built, loaded, a_job)
+    return check.check_and_answers(built, loaded, a_job).check
 
 
 @pytest.fixture(scope="module")

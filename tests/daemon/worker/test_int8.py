@@ -45,7 +45,7 @@ def checked(folder, path, reference=None, calibration=None):
     )
     built = workload.build(asked)
     loaded = backends.load(asked.case.variant, built.source, torch.device("cpu"), built.images[:1])
-    return check.check(built, loaded, asked), built.source.used
+    return check.check_and_answers(built, loaded, asked).check, built.source.used
 
 
 def test_a_users_int8_file_is_checked_against_its_reference(pair, tmp_path):
