@@ -141,7 +141,7 @@ def _golden(
             arrays |= {f"{kind}{place}:{name}": value for name, value in answers.items()}
     np.savez(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
     bounds = {path: right.limits.of(path) for path in _paths(right.exact.outputs)}
-    limits = {path: np.array(agreement.row_limit(bound, rule)) for path, bound in bounds.items()}
+    limits: Answers = {path: np.array(agreement.row_limit(bound, rule)) for path, bound in bounds.items()}
     golden = Golden(
         batches=batches,
         rows=batches * size,

@@ -50,7 +50,6 @@ def beyond(answers, exact, golden):
     return int((off > golden.tolerances["output"]).sum())
 
 
-@pytest.mark.slow  # the reference of a deep network
 @pytest.mark.parametrize("variant", ["amp", "bf16"])
 def test_golden_rows_pass_a_right_variant_of_a_spiking_network_and_no_wrong_one(tmp_path, variant):
     spiking = job(tmp_path, model="snn_stbif_resnet18", variant=Variant.parse(variant))
