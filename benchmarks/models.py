@@ -27,7 +27,7 @@ from benchd.daemon.records import Case, Check, OptionValue, Precision, Variant, 
 from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
-from benchd.daemon.worker.check import check
+from benchd.daemon.worker.check import check_and_answers
 from benchd.daemon.worker.steps import Training
 from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
@@ -184,7 +184,7 @@ def _ours(job: Job, name: str, device: torch.device) -> Entrant:
             backends.prepare(case.variant, built.source, device, case.batch_size)
             loaded = backends.load(case.variant, built.source, device, built.images[: case.batch_size])
             with torch.inference_mode():
-                found = check(built, loaded, job)
+                found = check_and_answers(built, loaded, job).check
         return Entrant(name, _call(built, loaded, job), _shown(found), found.passed)
     except (Unsupported, UsageError) as error:
         return Entrant(name, None, str(error), right=False)
@@ -240,7 +240,7 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
             peer = build(copy.deepcopy(built.plain).to(device, dtype)).eval()
             run = _autocast(peer, device) if variant.precision == "amp" else peer
             with torch.inference_mode():
-                found = check(built, Loaded(run, dtype, device, None), job)
+                found = check_and_answers(built, Loaded(run, dtype, device, None), job).check
         images = _images(built, job).to(device, dtype)
         call = (lambda: run(images)) if job.case.direction == "inference" else _training(peer, images, job)
         return Entrant(shown, call, _shown(found), found.passed)
