@@ -87,6 +87,7 @@ class Service:
             self.agenda,
             self.regressions,
             folder / "activity.json",
+            [],
         )
         self.sink.link = link
         self.sink.plan(self.agenda.cases["nightly"])
