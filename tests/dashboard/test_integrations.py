@@ -34,6 +34,7 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Case, Record, encode
 from benchd.daemon.service import homeassistant
+from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import metrics
 from benchd.dashboard.app import TOKEN_VARIABLE
 from benchd.dashboard.messages import Row, rows
@@ -190,7 +191,7 @@ def test_a_real_prometheus_finds_all_that_the_grafana_dashboard_asks_for(tmp_pat
     database, token = f"sqlite:///{tmp_path}/d.db", "secret"
     exprs, labels = queries_of_grafana()
     with closing(Store(database)) as store:
-        fill(store, time.time() + WAIT_S)  # what is live stays so until Prometheus has come round
+        fill(store, time.time() + AHEAD_S - 10.0)  # what is live stays so until Prometheus has come round
         with serving_pages(database, token) as port, prometheus(tmp_path, port, token) as asking:
 
             def answer(expr):
