@@ -5,6 +5,7 @@ And pages whose reader has gone on to another search before the first one was an
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -63,6 +64,13 @@ def test_of_a_client_that_has_left_only_what_is_wrong_with_benchd_is_said(caplog
             assert layout._has_left(client, error) is is_silent
 
     asyncio.run(leave())
+
+
+@pytest.fixture(autouse=True)
+def _modules_stay():
+    before = dict(sys.modules)
+    yield
+    sys.modules.update(before)  # NiceGUI's simulation ends by removing those of the pages, for later tests too
 
 
 @pytest.fixture
