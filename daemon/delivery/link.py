@@ -308,11 +308,14 @@ class _Conversation:
         seen = self._link.seen
         seen.session, seen.unwritable = self._number, None
         try:
-            self._link.write(lambda: self._outbox.keep({SESSION: str(self._number).encode()}))
+            self._link.write(lambda: self._keep_number(self._outbox))
             self._outbox.retry_refused(every=False)
         except UsageError as error:
             log(f"nothing is delivered: {error}")
             seen.unwritable = str(error)
+
+    def _keep_number(self, outbox: Outbox) -> None:
+        outbox.keep({SESSION: str(self._number).encode()})
 
     def _status(self, state: Literal["online", "offline"], answers: str = "") -> bytes:
         return msgspec.json.encode(
@@ -417,7 +420,7 @@ class _Conversation:
             return
         self._look_s = time.monotonic() + WRITE_AGAIN_S
         with suppress(UsageError), Outbox(self._link.path, durable=False) as outbox:
-            outbox.keep({SESSION: str(self._number).encode()})
+            self._keep_number(outbox)
             raise Ended("the outbox can be written again")
 
     def _deliver(self, session: Session) -> None:

@@ -313,9 +313,9 @@ def _record(job: Job, step: steps.Step, measured: measure.Measured, found: Outco
     found.process.blocks = measure.block_statistics(measured)
     found.process.window = measured.window
     found.process.raw = measure.write_raw(measured.values_ns, Path(job.output), job.raw_name)
-    # of `offline` the timed chunks alone: the window also has the inferences that were not timed
-    timed_s = sum(measured.values_ns[first]) * step.runs / 1e9
-    seconds = timed_s if job.case.scenario == "offline" else found.process.measured_s
+    seconds = found.process.measured_s
+    if job.case.scenario == "offline":  # its window also has the inferences that were not timed
+        seconds = sum(measured.values_ns[first]) * step.runs / 1e9
     found.process.throughput_per_s = job.case.batch_size * summary.runs * step.runs / seconds
     if job.case.scenario == "sustained":
         found.process.timeline = scenarios.slices(measured.values_ns[first], measured.window)
