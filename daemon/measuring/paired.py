@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 SHORT = StopRule(5, 1, 0.25, 1.25, None)
 INTERLEAVED = interleaved_rule(0.8)
-WARM_UP_CAP_S = 0.5
+WARM_UP_CAP_S = 0.1
 """Of interleaved processes of one case, in place of the preset's: what drifts for longer does so for both."""
 
 _VERSIONS = """

@@ -21,13 +21,11 @@ from benchd.daemon.verdicts.statistics import share_upper_bound
 from benchmarks.commands import command
 
 FILE = "soak_aa.jsonl"
-DEFAULT = ("square=100", "snn_onepass,eager,b1,threads=1=20")
+DEFAULT = ("square,eager,b1,threads=1=100", "snn_onepass,eager,b1,threads=1=60")
 """One thread: two wait for each other beside a load, and the check alone then takes 26 s a process instead of 0.3."""
 Half = Literal["alone", "loaded"]
 _LOAD = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    for _ in range(10**6): pass"
 """It ends with its parent, however that ends."""
-_LIMITS = "[limits]\nwarm_up_cap_s = 0.1\ncheck_images = 1\n"
-"""The processes measure for as long, and in turns, as those of any comparison."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -44,7 +42,7 @@ def main(
     """Compare each case with itself until so many comparisons are kept; print how many were false."""
     wanted = [text.rpartition("=") for text in case or DEFAULT]
     output.mkdir(parents=True, exist_ok=True)
-    given = arguments.split() or _short(output)
+    given = arguments.split()
     for name, _, count in wanted:
         kept = read(output / FILE, name)
         for number, beside_load in enumerate(_left(kept, int(count), half), len(kept) + 1):
@@ -53,14 +51,7 @@ def main(
     for name, _, _ in wanted:
         for which, found in counts(read(output / FILE, name)).items():
             print_line(f"{name}, {which}: {found}")
-    print_line(f"each by: benchd compare --aa CASE {' '.join(given)}")
-
-
-def _short(output: Path) -> list[str]:
-    """Return the arguments that keep a comparison short."""
-    path = output / "limits.toml"
-    path.write_text(_LIMITS)
-    return ["--config", str(path)]
+    print_line(f"each by: benchd compare --aa CASE {arguments}".rstrip())
 
 
 def print_line(text: str) -> None:

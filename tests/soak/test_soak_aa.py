@@ -68,13 +68,6 @@ def test_false_verdicts_are_counted_with_their_bound():
     assert soak_aa.counts([]) == {}
 
 
-def test_the_short_limits_are_a_configuration(tmp_path):
-    option, path = soak_aa._short(tmp_path)
-    limits = config.read(Path(path)).limits
-    assert (option, limits.warm_up_cap_s) == ("--config", 0.1)
-    assert limits.measure_cap_s is None  # or its processes would not measure in turns, as those of users do
-
-
 @pytest.mark.parametrize("entry", soak_aa.DEFAULT)
 def test_a_case_of_its_own_choice_can_be_compared(entry):
     suite = plan.suite_of(entry.rpartition("=")[0], "quick")

@@ -74,10 +74,10 @@ def test_blocks_are_interleaved_on_a_cpu_without_joules():
 @pytest.mark.parametrize(
     ("cases", "limits", "seconds"),
     [
-        (["square,eager,b1"], LimitsConfig(), 0.5),
+        (["square,eager,b1"], LimitsConfig(), 0.1),
         (["square,eager,b1", "square,compile,b1"], LimitsConfig(), 2.0),  # only one of them may still compile
         (["square,eager,b1"], LimitsConfig(warm_up_cap_s=5.0), 5.0),
-        (["square,eager,b1"], LimitsConfig(warm_up_cap_s=0.1), 0.1),
+        (["square,eager,b1"], LimitsConfig(warm_up_cap_s=0.2), 0.2),
     ],
 )
 def test_one_case_against_itself_warms_up_briefly(cases, limits, seconds):
