@@ -84,10 +84,20 @@ def _read(path: Path) -> tuple[str, list[Entry]] | None:
 def digest(planned: Sequence[Planned], environment: Environment, device_id: str) -> str:
     """Return what two races must share for one to go on with the processes of the other.
 
-    The cases with their limits, the bytes of every file that the command line names, and the machine with its versions.
+    The cases with their limits, the bytes of every file that the command line names, the list of the images, and the
+    machine with its versions.
     """
     cases = [
-        (one.case, one.limits, one.data, one.labels, one.accuracy, _files(one), one.own and one.own.inputs)
+        (
+            one.case,
+            one.limits,
+            one.data,
+            one.labels,
+            one.accuracy,
+            _files(one),
+            _images(one),
+            one.own and one.own.inputs,
+        )
         for one in planned
     ]
     facts = (cases, environment.fingerprint, device_id, code.sha256())
@@ -100,3 +110,10 @@ def _files(planned: Planned) -> dict[str, str]:
     named = [planned.weights or "", planned.labels or "", own.path if isinstance(own, UserFile) else ""]
     named += [own.path.rpartition(":")[0]] if isinstance(own, UserModule) and not own.folder else []
     return {name: sha256_of(Path(name)) for name in named if Path(name).is_file()}
+
+
+def _images(planned: Planned) -> list[tuple[str, int, int]]:
+    """Return name, size and time of change of each file of the case's images: reading them all takes minutes."""
+    folder = (planned.data or "").partition(":")[2]
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file()) if folder else []
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]

@@ -59,10 +59,10 @@ class Script(Supervisor):
         return Outcome(process=result, check=FAILED if fails else PASSED, model=model)
 
 
-def course(folder, times_ms, *, minutes=60.0, asked=None, labels=None, **script):
+def course(folder, times_ms, *, minutes=60.0, asked=None, labels=None, data=None, **script):
     """Return a race of these variants in the folder, and its script."""
     cases = [Case(model="square", variant=Variant.parse(name)) for name in times_ms]
-    entries = [Planned(case, "ship", race.LIMITS, True, None, labels=labels) for case in cases]
+    entries = [Planned(case, "ship", race.LIMITS, True, None, labels=labels, data=data) for case in cases]
     supervisor = Script(session(folder), entries, times_ms=times_ms, **script)
     return Race(supervisor, asked or Asked(), minutes, io.StringIO()), supervisor
 
@@ -205,13 +205,17 @@ def test_a_race_of_another_plan_begins_anew(tmp_path):
     assert not any(one.raced for one in racing.candidates)
 
 
-def test_a_race_with_other_labels_begins_anew(tmp_path):
-    labels, times_ms = tmp_path / "labels.txt", {"eager": 10.0, "compile": 4.0}
-    labels.write_text("1\n")
-    course(tmp_path, times_ms, interrupt_after=2, labels=str(labels))[0].run()
-    assert any(one.raced for one in course(tmp_path, times_ms, labels=str(labels))[0].candidates)
-    labels.write_text("2\n")
-    assert not any(one.raced for one in course(tmp_path, times_ms, labels=str(labels))[0].candidates)
+@pytest.mark.parametrize("edited", ["labels.txt", "images/0/a.png"])
+def test_a_race_with_other_labels_or_images_begins_anew(tmp_path, edited):
+    for path in (tmp_path / "labels.txt", tmp_path / "images/0/a.png"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1\n")
+    given = {"labels": str(tmp_path / "labels.txt"), "data": f"imagefolder:{tmp_path / 'images'}"}
+    times_ms = {"eager": 10.0, "compile": 4.0}
+    course(tmp_path, times_ms, interrupt_after=2, **given)[0].run()
+    assert any(one.raced for one in course(tmp_path, times_ms, **given)[0].candidates)
+    (tmp_path / edited).write_text("22\n")
+    assert not any(one.raced for one in course(tmp_path, times_ms, **given)[0].candidates)
 
 
 @pytest.mark.parametrize("failing", [("compile",), ("compile", "onnxruntime")])
