@@ -389,7 +389,8 @@ def test_a_build_writes_the_plan_and_the_times_and_says_what_it_did(libraries, t
     built = build(tmp_path, workspace_bytes=2**30)
     assert (tmp_path / "plan").read_bytes() == b"a plan"
     assert [path.read_bytes() for path in (tmp_path / "kept").iterdir()] == [b"times of kernels"]
-    assert (built.recipe, built.seconds, built.note) == (tensorrt.Recipe("strong", 2**30), 6, "")
+    assert (built.recipe, built.note) == (tensorrt.Recipe("strong", 2**30), "")
+    assert built.seconds > 0
     assert libraries.flags == [1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)]
     assert libraries.profile == [(1, 3), (4, 3), (8, 3)]
     assert (libraries.set_flags, libraries.cleared_flags) == ([], [int(trt.BuilderFlag.TF32)])
