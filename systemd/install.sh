@@ -28,7 +28,7 @@ changed it does nothing.
   --mqtt URL          the broker, mqtt://[user@]host[:port] or mqtts://...; its password goes into /etc/benchd/mqtt_password
   --device-name NAME  what people call this machine
   --wheels FOLDER     install from the wheels in there, ours among them, without a network (`make bundle` fills one)
-  --rollback          go back to the version before; a second time: forth again
+  --rollback          go back to the version before; a second time: to the newer one again
   --uninstall         remove the program and its units; configuration and results stay
 
 Environment: PYTHON (default /usr/bin/python3), JETSON_INDEX (the index of torch for a Jetson's JetPack), DESTDIR (install
@@ -68,7 +68,7 @@ parse() {
 
 check_values() {
     case ${mqtt#*://} in
-    *:*@*) die "a password does not belong into --mqtt: all may read $configuration. Put it into /etc/benchd/mqtt_password" ;;
+    *:*@*) die "a password does not belong in --mqtt: all may read $configuration. Put it into /etc/benchd/mqtt_password" ;;
     esac
     case $mqtt in
     '' | mqtt://?* | mqtts://?*) ;;

@@ -15,7 +15,7 @@ app = application()
 
 @app.command(epilog="Example: benchd schema > record.schema.json")
 def schema(
-    shipped: Annotated[bool, typer.Option("--shipped", help="Of manifest.json in a folder of benchd ship.")] = False,
+    shipped: Annotated[bool, typer.Option("--shipped", help="That of manifest.json in a shipped folder.")] = False,
 ) -> None:
     """Print the JSON Schema of a record."""
     printed = manifest.json_schema() if shipped else records.json_schema()
