@@ -223,7 +223,8 @@ class Store:
             # the lock stays with the renamed file, so nobody removes what was just made
             fcntl.flock(fd, fcntl.LOCK_SH)
             metadata = _describe(fd, facts, found if isinstance(found, Mapping) else {})
-            _write_synced(scratch / _METADATA, msgspec.json.format(msgspec.json.encode(metadata)))
+            (scratch / _METADATA).write_bytes(msgspec.json.format(msgspec.json.encode(metadata)))
+            sync(scratch / _METADATA)
             os.fsync(fd)
             sync(scratch)
             entry = self._entry(key)
@@ -421,7 +422,7 @@ def _describe(fd: int, facts: Mapping[str, Any], measured: Mapping[str, Any]) ->
         sha256=_sha256(fd),
         made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         made_on=_machine(),
-        versions=_versions(),
+        versions={"python": platform.python_version()} | code.versions(*_DISTRIBUTIONS),
         facts=dict(facts),
         measured=dict(measured),
     )
@@ -433,17 +434,6 @@ def _machine() -> str:
         return Path("/proc/device-tree/model").read_text().strip("\0\n ")
     except OSError:
         return f"{platform.system()} {platform.machine()}"
-
-
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | code.versions(*_DISTRIBUTIONS)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _disk_full(error: BaseException | None) -> bool:

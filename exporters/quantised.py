@@ -8,7 +8,7 @@ result and in the file's metadata.
 import json
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -19,7 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from benchd.exporters import activations, sessions, smoothing
+from benchd.exporters import sessions, smoothing
 from benchd.exporters.calibrated import CannotQuantise, Quantised
 from benchd.exporters.files import QuantisedFor
 
@@ -51,7 +51,8 @@ def quantise(
         scales = {name: step for name, step in grids.items() if step} | ranges
         names = [node.name for node in chosen]
         made = _converted(model, chosen, scales, feeds, target, Path(folder))
-    _describe(made, {**about, "benchd.left_fp32": json.dumps(left), "benchd.int8": json.dumps(names)})
+    for key, value in {**about, "benchd.left_fp32": json.dumps(left), "benchd.int8": json.dumps(names)}.items():
+        made.metadata_props.add(key=key, value=value)
     _refuse_unquantised(made, names)
     onnx.save(made, path)
     try:
@@ -122,7 +123,7 @@ def _seen(
     by_token = {node.input[0] for node in chosen if smooth and node.op_type == "MatMul"}
     magnitudes: dict[str, NDArray[Any] | None] = {}
     largest: dict[str, NDArray[Any]] = {}
-    for values in activations.run(model, list(dict.fromkeys(node.input[0] for node in chosen)), feeds):
+    for values in activations(model, list(dict.fromkeys(node.input[0] for node in chosen)), feeds):
         for name, value in values.items():
             if not np.isfinite(value).all():
                 raise CannotQuantise(f"the activation {name} is not finite on the calibration images")
@@ -132,6 +133,19 @@ def _seen(
             else:
                 magnitudes[name] = _merged(magnitudes.get(name, np.zeros(0, np.float32)), value)
     return {name: _step(seen) for name, seen in magnitudes.items()}, largest
+
+
+def activations(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) -> Iterator[Feed]:
+    """Yield the values of these tensors of `model` for each feed, by name."""
+    watched = ModelProto()
+    watched.CopyFrom(model)
+    del watched.graph.output[:]
+    watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in names)
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(watched, Path(folder) / "watched.onnx")
+        session = sessions.open_session(Path(folder) / "watched.onnx", spin=False)
+    for feed in feeds:
+        yield dict(zip(names, session.run(list(names), feed), strict=True))
 
 
 def _merged(seen: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | None:
@@ -260,11 +274,6 @@ class _quiet(redirect_stdout[StringIO]):  # noqa: N801 - a context manager
     def __exit__(self, *error: Any) -> None:
         logging.getLogger().setLevel(self._level)
         super().__exit__(*error)
-
-
-def _describe(model: ModelProto, about: Mapping[str, str]) -> None:
-    for key, value in about.items():
-        model.metadata_props.add(key=key, value=value)
 
 
 def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:

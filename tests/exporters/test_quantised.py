@@ -9,7 +9,7 @@ pytest.importorskip("onnxruntime.quantization.shape_inference", reason="quantise
 from int8_made import feeds, images, net  # noqa: E402 - writes ONNX
 from onnx import helper, numpy_helper  # noqa: E402
 
-from benchd.exporters import activations, calibrated, files, quantised, smoothing  # noqa: E402
+from benchd.exporters import calibrated, files, quantised, smoothing  # noqa: E402
 from benchd.exporters.calibrated import CannotQuantise  # noqa: E402
 
 
@@ -103,10 +103,10 @@ def test_smoothing_leaves_the_answers_and_moves_the_outliers():
     values[..., 3] *= 50  # an outlier channel
     values[:, :, 4] *= 20  # and an outlier token
     given = [{"x": one} for one in values]
-    before = [one["y"] for one in activations.run(model, ["y"], given)]
+    before = [one["y"] for one in quantised.activations(model, ["y"], given)]
     scales = smoothing.smooth(model, list(model.graph.node), {"x": np.abs(values).max(axis=(0, 1))})
     assert list(scales) == ["projection_smoothed"]
-    seen = list(activations.run(model, ["y", "projection_smoothed"], given))
+    seen = list(quantised.activations(model, ["y", "projection_smoothed"], given))
     np.testing.assert_allclose([one["y"] for one in seen], before, rtol=1e-4, atol=1e-4)
     smoothed = np.stack([one["projection_smoothed"] for one in seen])
     assert np.abs(smoothed).max() == pytest.approx(127 * scales["projection_smoothed"], rel=1e-5)
@@ -131,9 +131,9 @@ def projections(path):
 
 def test_smoothed_projections_take_one_pass_over_the_images(tmp_path, monkeypatch):
     source, given = projections(tmp_path / "float.onnx")
-    passes, run = [], activations.run
+    passes, run = [], quantised.activations
     monkeypatch.setattr(
-        activations, "run", lambda model, names, feeds: passes.append(names) or run(model, names, feeds)
+        quantised, "activations", lambda model, names, feeds: passes.append(names) or run(model, names, feeds)
     )
     found = quantised.quantise(source, tmp_path / "int8.onnx", given, "cpu", {}, smooth=True)
     assert (found.layers, passes) == (["m1", "m2"], [["x1", "x2"]])

@@ -58,10 +58,12 @@ def net(path: Path, *, products: int = 4, codes: bool = False) -> Path:
 
 def _trained(model: onnx.ModelProto) -> None:
     """Set the head to the centred features of each class's mean image."""
-    from benchd.exporters import activations
+    from benchd.exporters import quantised
 
     by_class = [np.mean(images(24 * CLASSES, 5)[place::CLASSES], axis=0) for place in range(CLASSES)]
-    found = [values["flat"][0] for values in activations.run(model, ["flat"], [{"x": one[None]} for one in by_class])]
+    found = [
+        values["flat"][0] for values in quantised.activations(model, ["flat"], [{"x": one[None]} for one in by_class])
+    ]
     features = np.stack(found) - np.mean(found, axis=0)
     head = next(tensor for tensor in model.graph.initializer if tensor.name == "head")
     head.CopyFrom(numpy_helper.from_array((features / np.linalg.norm(features)).astype(np.float32), "head"))
