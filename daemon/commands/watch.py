@@ -69,7 +69,7 @@ def _next(sampler: SamplerProcess) -> tuple[dict[str, Summary], SamplerReport]:
             sampler.receive()
     sampler.flush()
     found = sampler.cut(Window(start_ns, time.monotonic_ns()))
-    sampler.drop_before(start_ns)
+    sampler.samples.drop_before(start_ns)
     return found
 
 

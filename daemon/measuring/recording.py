@@ -79,25 +79,25 @@ class RunId:
 
 
 def with_samples(
-    outcome: Outcome, case: Case, samples: SamplerProcess, machine: Machine, read_period_s: float
+    outcome: Outcome, case: Case, sampler: SamplerProcess, machine: Machine, read_period_s: float
 ) -> Outcome:
     """Return a process's results with the sensors' readings of its window: summaries, energy and disturbed blocks."""
     process, window = outcome.process, outcome.process.window
     if window is None:
         return outcome
-    samples.flush()
-    telemetry, report = samples.cut(window)
-    read = samples.raw(Window(0, time.monotonic_ns()))
+    sampler.flush()
+    telemetry, report = sampler.cut(window)
+    read = sampler.samples.raw(Window(0, time.monotonic_ns()))
     sampled, ran_on = machine.gpu_uuid, outcome.device_uuid
     found: Energy | str | None = gpu.mismatch(sampled, ran_on) if sampled and ran_on else None
     if found is None:
         idle = (process.idle[0], process.idle[1]) if len(process.idle) == 2 else None
         inferences = _inferences(process, case.batch_size)
-        found = energy.measure(read, samples.power(), window, inferences, read_period_s, idle)
+        found = energy.measure(read, sampler.samples.power, window, inferences, read_period_s, idle)
     process = msgspec.structs.replace(
         process,
         telemetry=telemetry,
-        timeline=[_with_means(part, samples, window.start_ns) for part in process.timeline],
+        timeline=[_with_means(part, sampler, window.start_ns) for part in process.timeline],
         sampler=report,
         energy=found if isinstance(found, Energy) else None,
         interference=_interference(process, read, machine.device),
@@ -118,10 +118,10 @@ def _inferences(process: ProcessResult, batch_size: int) -> int:
     return max(1, runs) * batch_size
 
 
-def _with_means(part: TimeSlice, samples: SamplerProcess, start_ns: int) -> TimeSlice:
+def _with_means(part: TimeSlice, sampler: SamplerProcess, start_ns: int) -> TimeSlice:
     """Add the sensors' means to a part of a sustained run."""
     window = Window(start_ns + round(part.start_s * 1e9), start_ns + round(part.end_s * 1e9))
-    means = {name: summary.mean for name, summary in samples.cut(window)[0].items()}
+    means = {name: summary.mean for name, summary in sampler.cut(window)[0].items()}
     return msgspec.structs.replace(part, telemetry=means)
 
 

@@ -173,7 +173,7 @@ class Session:
 
     def latest_samples(self) -> list[Sample]:
         """Return the last sample of every sensor."""
-        return self._sampler.latest() if self._sampler else []
+        return self._sampler.samples.latest() if self._sampler else []
 
     def wait(self, child: Child[Any], remaining_s: float) -> bool:
         """Wait for the child, a signal or the time to attend; return whether the child has sent something."""

@@ -153,7 +153,7 @@ class Supervisor:
         return (
             self.session.machine.device == "cpu"
             and all(case.scenario in PLAIN and case.streams == 1 and case.beside is None for case in cases)
-            and not self.session.sampler(self.plan).power()
+            and not self.session.sampler(self.plan).samples.power
         )
 
     def _shared_cpus(self, turns: Sequence[Turn]) -> list[int]:
@@ -193,7 +193,7 @@ class Supervisor:
 
     def _job(self, turn: Turn) -> Job:
         session = self.session
-        power, period_s = session.sampler(self.plan).power(), session.config.sampling.period_s
+        power, period_s = session.sampler(self.plan).samples.power, session.config.sampling.period_s
         return msgspec.structs.replace(
             session.job(turn.planned, self.suite_id),
             raw_name=turn.name,

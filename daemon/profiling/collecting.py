@@ -95,22 +95,22 @@ def _foreign_cpus(begun: tuple[float, float], own_s: float) -> float:
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
     """Run the child beside the sampler; its layers get the energy of a run, or a note why there is none."""
-    samples, period_s = session.sampler([]), session.config.sampling.period_s
-    power = samples.power()
+    sampler, period_s = session.sampler([]), session.config.sampling.period_s
+    power = sampler.samples.power
     lasting_s = max(LEAST_S, energy.idle_s(power, period_s)) if power else 0.0
     beside = msgspec.structs.replace(job, energy_s=lasting_s, hold_s=energy.hold_s(power, period_s))
     collected = _collect(session, beside, deadline_s)
-    samples.flush()
-    layers = collected.layers and _measured(collected.layers, samples, period_s)
+    sampler.flush()
+    layers = collected.layers and _measured(collected.layers, sampler, period_s)
     session.rest()
     return msgspec.structs.replace(collected, layers=layers)
 
 
-def _measured(layers: LayersProfile, samples: SamplerProcess, read_period_s: float) -> LayersProfile:
+def _measured(layers: LayersProfile, sampler: SamplerProcess, read_period_s: float) -> LayersProfile:
     found: Energy | str = "no_sensor"
     if layers.energy_window:
-        read = samples.raw(Window(0, time.monotonic_ns()))
-        found = energy.measure(read, samples.power(), layers.energy_window, layers.energy_images, read_period_s)
+        read = sampler.samples.raw(Window(0, time.monotonic_ns()))
+        found = energy.measure(read, sampler.samples.power, layers.energy_window, layers.energy_images, read_period_s)
     if isinstance(found, str):
         return msgspec.structs.replace(layers, notes=[*layers.notes, f"Measured energy: {found}."])
     return msgspec.structs.replace(

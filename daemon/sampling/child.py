@@ -15,10 +15,10 @@ import msgspec
 
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.lines import Lines, Rubbish
-from benchd.daemon.records import Sample, SamplerReport, Summary, Window
+from benchd.daemon.records import SamplerReport, Summary, Window
 from benchd.daemon.sampling import sources as known
 from benchd.daemon.sampling.series import Samples
-from benchd.daemon.sampling.sources.protocol import Batch, Command, Message, PowerSource, Refusal
+from benchd.daemon.sampling.sources.protocol import Batch, Command, Message, Refusal
 
 START_S = 15.0  # together with the steps around it, less than the unit's watchdog timeout
 FLUSH_S = 2.0
@@ -32,11 +32,11 @@ class SamplerProcess:
 
     The owner waits on `fileno()` and calls `receive()` when it is readable. A process that dies is restarted once per
     case, and the reports of the windows that the gap touches name it as a failure. Entering raises UsageError for
-    invalid sources or an invalid period, and NotAvailable if the process does not start.
+    invalid sources, and NotAvailable if the process does not start.
     """
 
     def __init__(self, sources: Sequence[str], period_s: float, cpu: int | None = None) -> None:
-        self._samples = Samples(known.check(sources), period_s)
+        self.samples = Samples(known.check(sources), period_s)
         self._arguments = ["--sources", ",".join(sources), "--period", str(period_s)]
         self._arguments += [] if cpu is None else ["--cpu", str(cpu)]
         self._child: _Child | None = None
@@ -50,7 +50,7 @@ class SamplerProcess:
         self._silence = os.pipe()
         try:
             self._child = _Child(self._arguments)
-            self._wait(lambda: self._samples.last_tick_ns() is not None or self._child is None, START_S)
+            self._wait(lambda: self.samples.last_tick_ns() is not None or self._child is None, START_S)
             self._require_started()
         except BaseException:
             self.__exit__(None, None, None)
@@ -62,7 +62,7 @@ class SamplerProcess:
             raise UsageError(self._refusal)
         if self._lost:
             raise NotAvailable(f"{self._lost.reason} before its first reading; standard error says why")
-        if self._samples.last_tick_ns() is None:
+        if self.samples.last_tick_ns() is None:
             raise NotAvailable(f"the sampler process gave no sample within {START_S:g} s")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -83,7 +83,7 @@ class SamplerProcess:
 
     def watch(self, *pids: int) -> None:
         """Begin a case: follow these processes, and drop earlier samples."""
-        self._samples.drop_before(time.monotonic_ns())
+        self.samples.drop_before(time.monotonic_ns())
         self._watched = list(pids)
         self._restarts = 1
         if self._child is None:
@@ -111,33 +111,17 @@ class SamplerProcess:
         answered = child.answered >= child.asked
         if not answered and self._child is child:
             now_ns = time.monotonic_ns()
-            span = Window(self._samples.last_tick_ns() or now_ns, now_ns)
-            self._samples.fail(span, {ITSELF: f"no answer within {wait_s:g} s"})
+            span = Window(self.samples.last_tick_ns() or now_ns, now_ns)
+            self.samples.fail(span, {ITSELF: f"no answer within {wait_s:g} s"})
         return answered
 
     def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
         """Return the summaries of the samples in the window, by `metric` or `metric@rail`, and how sampling went."""
-        summaries, report = self._samples.cut(window)
+        summaries, report = self.samples.cut(window)
         if self._lost and self._lost.since_ns <= window.end_ns:
             failures = report.failures | {ITSELF: f"{self._lost.reason}; no samples since then"}
             report = msgspec.structs.replace(report, failures=failures)
         return summaries, report
-
-    def power(self) -> list[PowerSource]:
-        """Return the meaning of each sampled power and energy metric, in the order of the sources."""
-        return list(self._samples.power)
-
-    def raw(self, window: Window) -> list[Sample]:
-        """Return the raw samples of the window."""
-        return self._samples.raw(window)
-
-    def latest(self) -> list[Sample]:
-        """Return the last sample of every series."""
-        return self._samples.latest()
-
-    def drop_before(self, t_ns: int) -> None:
-        """Drop older samples, so that a long run does not fill the memory."""
-        self._samples.drop_before(t_ns)
 
     def _wait(self, done: Callable[[], bool], wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
@@ -156,13 +140,13 @@ class SamplerProcess:
     def _take(self, child: "_Child", message: Message | Rubbish) -> None:
         if isinstance(message, Rubbish):
             now_ns = time.monotonic_ns()
-            self._samples.fail(Window(now_ns, now_ns), {ITSELF: f"invalid message: {message}"})
+            self.samples.fail(Window(now_ns, now_ns), {ITSELF: f"invalid message: {message}"})
             return
         if isinstance(message, Refusal):
             self._refusal = message.reason
             return
         self._close_gap(message)
-        self._samples.add(message)
+        self.samples.add(message)
         child.answered = message.flushes
 
     def _close_gap(self, first: Batch) -> None:
@@ -170,16 +154,16 @@ class SamplerProcess:
             return
         until_ns = first.ticks_ns[0] if first.ticks_ns else first.t_ns
         seconds = (until_ns - self._lost.since_ns) / 1e9
-        self._samples.begin_process()
+        self.samples.begin_process()
         gap = Window(self._lost.since_ns, until_ns)
-        self._samples.fail(gap, {ITSELF: f"{self._lost.reason}; no samples for {seconds:.2f} s"})
+        self.samples.fail(gap, {ITSELF: f"{self._lost.reason}; no samples for {seconds:.2f} s"})
         self._lost = None
 
     def _lose(self, child: "_Child") -> None:
         """Record that the process has died; restart it once per case."""
         status = child.stop()
         self._child = None
-        since_ns = self._samples.last_tick_ns() or time.monotonic_ns()
+        since_ns = self.samples.last_tick_ns() or time.monotonic_ns()
         self._lost = self._lost or _Loss(since_ns, f"the sampler process ended with status {status}")
         if self._restarts > 0:
             self._restarts -= 1
@@ -189,7 +173,7 @@ class SamplerProcess:
         try:
             self._child = _Child(self._arguments)
         except OSError as error:  # the case goes on without samples
-            since_ns = self._samples.last_tick_ns() or time.monotonic_ns()
+            since_ns = self.samples.last_tick_ns() or time.monotonic_ns()
             self._lost = self._lost or _Loss(since_ns, f"the sampler process did not start: {error.strerror}")
             return
         if self._watched:

@@ -38,7 +38,7 @@ def assess(
         "low_clock": _low_clock(samples, blocks, device),
         "steal": _steal(samples, blocks),
         "major_faults": _any(samples, blocks, "process_major_faults_per_s", lambda reading: reading.value > 0),
-        "throttled": _any(samples, blocks, throttling_of(device), _throttles),
+        "throttled": _any(samples, blocks, throttling_of(device), lambda reading: throttles(reading.value)),
     }
     if device == "cuda":
         flagged["foreign_gpu_process"] = _any(
@@ -91,10 +91,6 @@ def _steal(samples: Sequence[Sample], blocks: Sequence[Window]) -> set[int]:
         for i, percent in _means(readings, blocks, _touching).items()
         if percent > STEAL_PERCENT
     }
-
-
-def _throttles(reading: _Reading) -> bool:
-    return throttles(reading.value)
 
 
 def _any(

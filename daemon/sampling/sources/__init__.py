@@ -30,7 +30,10 @@ SAMPLERS = {
 
 
 class Sampler(Protocol):
-    """One source of samples. The sampler stamps each sample as close to its reading as it can."""
+    """One source of samples. The sampler stamps each sample as close to its reading as it can.
+
+    It may set `min_interval_ns`: it is not read again sooner, however short the period.
+    """
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Sample
-from benchd.daemon.sampling.sources import Metered, Sampler, Watcher, check, load
+from benchd.daemon.sampling.sources import Metered, Sampler, Watcher, load
 from benchd.daemon.sampling.sources.protocol import Batch, Command, Message, PowerSource, Refusal
 
 BATCH_NS = 10**9
@@ -28,14 +28,13 @@ def main() -> int:
     out = _claim_stdout()
     try:
         arguments = _arguments()
-        sources = _sources(arguments.sources)
-        period_ns = _period_ns(arguments.period)
+        sources = [_Source(load(name)) for name in arguments.sources.split(",")]
         _pin(arguments.cpu)
     except UsageError as error:
         _write(out, Refusal(str(error)))
         return 2
     try:
-        _Loop(sources, period_ns, out).run()
+        _Loop(sources, round(arguments.period * 1e9), out).run()
     except BrokenPipeError:  # the parent is gone
         return 0
     return 0
@@ -54,18 +53,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--period", required=True, type=float, metavar="SECONDS", help="from one tick to the next")
     parser.add_argument("--cpu", type=int, metavar="N", help="run on this CPU only")
     return parser.parse_args()
-
-
-def _sources(given: str) -> list["_Source"]:
-    names = given.split(",")
-    check(names)
-    return [_Source(load(name)) for name in names]
-
-
-def _period_ns(period_s: float) -> int:
-    if not 1e-3 <= period_s <= 3600.0:
-        raise UsageError(f"a sampling period of {period_s:g} s: give 0.001 to 3600")
-    return round(period_s * 1e9)
 
 
 def _pin(cpu: int | None) -> None:
@@ -89,6 +76,7 @@ class _Source:
         self.sampler = sampler
         self.failure: str | None = None
         self._available = False
+        self._due_ns = 0
 
     def power(self) -> list[PowerSource]:
         """Return the meanings of its power and energy metrics while it is available."""
@@ -110,9 +98,11 @@ class _Source:
             self.failure = None
 
     def read(self, into: list[Sample]) -> None:
-        """Append the current samples; those before a failure stay."""
-        if not self._available:
+        """Append the current samples unless it is too soon; those before a failure stay."""
+        now_ns = time.monotonic_ns()
+        if not self._available or now_ns < self._due_ns:
             return
+        self._due_ns = now_ns + getattr(self.sampler, "min_interval_ns", 0)
         try:
             for sample in self.sampler.sample():
                 if not math.isfinite(sample.value):

@@ -7,8 +7,6 @@ from pathlib import Path
 from benchd.daemon.machine.sysfs import GPU_CLOCKS, KernelFile, gpu_nodes, number
 from benchd.daemon.records import Sample
 
-MIN_INTERVAL_S = 0.09
-
 
 class Devfreq:
     """Yields `gpu_utilization_percent` and `gpu_clock_hz` at most ten times per second.
@@ -17,11 +15,10 @@ class Devfreq:
     """
 
     name = "devfreq"
+    min_interval_ns = 90_000_000
 
-    def __init__(self, root: Path = Path("/"), min_interval_s: float = MIN_INTERVAL_S) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._min_interval_ns = round(min_interval_s * 1e9)
-        self._due_ns = 0
         self._metrics: dict[str, Callable[[], float]] = {}
 
     def unavailable(self) -> str | None:
@@ -38,14 +35,7 @@ class Devfreq:
         return None
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current values, or nothing if called again too soon.
-
-        Raises OSError or ValueError at the first value that can no longer be read.
-        """
-        now_ns = time.monotonic_ns()
-        if now_ns < self._due_ns:
-            return
-        self._due_ns = now_ns + self._min_interval_ns
+        """Yield the current values; raise OSError or ValueError at the first that can no longer be read."""
         for metric in self._metrics:
             value = self._read(metric)
             yield Sample(time.monotonic_ns(), metric, value, self.name)

@@ -16,7 +16,6 @@ from benchd.daemon.records import Sample
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CPUINFO_BYTES = 2**20
-MIN_INTERVAL_S = 0.09
 _MEMINFO_KIB = re.compile(rb"^(MemAvailable|SwapTotal|SwapFree|NvMapMemUsed):\s*(\d+)", re.MULTILINE)
 _CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
 
@@ -31,14 +30,13 @@ class Procfs:
     """
 
     name = "procfs"
+    min_interval_ns = 90_000_000
 
-    def __init__(self, root: Path = Path("/"), min_interval_s: float = MIN_INTERVAL_S) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
         self._proc = root / "proc"
-        self._min_interval_ns = round(min_interval_s * 1e9)
         self._stat = KernelFile(self._proc / "stat")
         self._meminfo = KernelFile(self._proc / "meminfo")
         self._clocks = _clocks(root)
-        self._due_ns = 0
         self._processes: list[_Process] = []
         self._times: tuple[int, int, int] | None = None
 
@@ -56,14 +54,7 @@ class Procfs:
         self._processes = [_Process(self._proc / str(pid) / "stat") for pid in pids]
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current values, or nothing if called again too soon.
-
-        Raises OSError or ValueError if a file can no longer be read.
-        """
-        now_ns = time.monotonic_ns()
-        if now_ns < self._due_ns:
-            return
-        self._due_ns = now_ns + self._min_interval_ns
+        """Yield the current values; raise OSError or ValueError if a file can no longer be read."""
         yield from self._cpu()
         yield from self._samples(self._memory())
         yield from self._samples(self._watched())

@@ -7,7 +7,6 @@ from pathlib import Path
 from benchd.daemon.machine.sysfs import KernelFile, text
 from benchd.daemon.records import Sample
 
-MIN_INTERVAL_S = 0.45
 RANGE_C = (-55.0, 150.0)
 
 
@@ -18,11 +17,10 @@ class Thermal:
     """
 
     name = "thermal"
+    min_interval_ns = 450_000_000
 
-    def __init__(self, root: Path = Path("/"), min_interval_s: float = MIN_INTERVAL_S) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
         self._folder = root / "sys/devices/virtual/thermal"
-        self._min_interval_ns = round(min_interval_s * 1e9)
-        self._due_ns = 0
         self._zones: dict[str, KernelFile] = {}
 
     def unavailable(self) -> str | None:
@@ -38,14 +36,7 @@ class Thermal:
         return None if readable else f"no thermal zone in {self._folder} gives a temperature"
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current temperatures, or nothing if called again too soon.
-
-        Finally raises OSError naming the zones that failed.
-        """
-        now_ns = time.monotonic_ns()
-        if now_ns < self._due_ns:
-            return
-        self._due_ns = now_ns + self._min_interval_ns
+        """Yield the current temperatures; finally raise OSError naming the zones that failed."""
         failures = []
         for rail, file in self._zones.items():
             try:

@@ -13,7 +13,6 @@ from benchd.daemon.records import Sample
 
 THERMAL, BRAKE = 0x20, 0x80  # NVML's bits: software thermal slowdown, power brake
 LOWERING = ("cpufreq", "devfreq", "throttle")  # in a cooling device's type; the others are fans and alerts
-MIN_INTERVAL_S = 0.09
 
 
 class Throttle:
@@ -24,11 +23,10 @@ class Throttle:
     """
 
     name = "throttle"
+    min_interval_ns = 90_000_000
 
-    def __init__(self, root: Path = Path("/"), min_interval_s: float = MIN_INTERVAL_S) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._min_interval_ns = round(min_interval_s * 1e9)
-        self._due_ns = 0
         self._cooling: dict[str, KernelFile] = {}
         self._limits: list[KernelFile] = []
         self._events: list[KernelFile] = []
@@ -54,11 +52,7 @@ class Throttle:
         return None
 
     def sample(self) -> Iterator[Sample]:
-        """Yield both masks, or nothing if called again too soon; raise OSError or ValueError for an unreadable file."""
-        now_ns = time.monotonic_ns()
-        if now_ns < self._due_ns:
-            return
-        self._due_ns = now_ns + self._min_interval_ns
+        """Yield both masks; raise OSError or ValueError for an unreadable file."""
         for metric, mask in self._masks().items():
             yield Sample(time.monotonic_ns(), metric, float(mask), self.name)
 

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from records_made import timing
@@ -52,8 +53,9 @@ class Measured:
     def sampler(self, _):
         return self
 
-    def power(self):
-        return list(self.sources)
+    @property
+    def samples(self):
+        return SimpleNamespace(power=self.sources)
 
 
 def sides(*cases, limits=None, python=sys.executable):

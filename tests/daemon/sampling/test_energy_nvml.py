@@ -31,8 +31,8 @@ def measured(tmp_path, monkeypatch):
             windows.append(Window(start, time.monotonic_ns()))
         time.sleep(1.0)
         assert sampler.flush()
-        samples = sampler.raw(Window(0, time.monotonic_ns()))
-        sources = sampler.power()
+        samples = sampler.samples.raw(Window(0, time.monotonic_ns()))
+        sources = sampler.samples.power
     found = [energy.measure(samples, sources, window, 1, PERIOD_S) for window in windows]
     return found, [fake.energy_j(window.start_ns, window.end_ns) for window in windows]
 

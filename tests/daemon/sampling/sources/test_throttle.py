@@ -15,7 +15,7 @@ def nano(tmp_path):
 
 
 def available(root):
-    sampler = Throttle(root, min_interval_s=0.0)
+    sampler = Throttle(root)
     assert sampler.unavailable() is None
     return sampler
 
