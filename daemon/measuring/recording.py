@@ -226,18 +226,12 @@ def _combined(timings: Sequence[Timing | None]) -> Timing | None:
     present = [timing for timing in timings if timing]
     if len(present) <= 1:
         return present[0] if present else None
-    within = [
-        statistics.Interval(timing.low_ms, timing.high_ms)
-        if timing.low_ms is not None and timing.high_ms is not None
-        else None
-        for timing in present
-    ]
-    combined = statistics.combine([timing.median_ms for timing in present], within)
+    median_ms, interval = statistics.combine([timing.median_ms for timing in present])
     runs = sum(timing.runs for timing in present)
     return Timing(
-        median_ms=combined.centre,
-        low_ms=combined.interval.low if combined.interval else None,
-        high_ms=combined.interval.high if combined.interval else None,
+        median_ms=median_ms,
+        low_ms=interval.low if interval else None,
+        high_ms=interval.high if interval else None,
         mean_ms=sum(timing.mean_ms * timing.runs for timing in present) / runs,
         min_ms=min(timing.min_ms for timing in present),
         max_ms=max(timing.max_ms for timing in present),
@@ -249,7 +243,7 @@ def _combined(timings: Sequence[Timing | None]) -> Timing | None:
         runs=runs,
         outliers_mild=sum(timing.outliers_mild for timing in present),
         outliers_severe=sum(timing.outliers_severe for timing in present),
-        interval_basis=combined.basis,
+        interval_basis="between_processes",
     )
 
 
@@ -469,10 +463,6 @@ def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) ->
     return msgspec.structs.replace(known, fingerprint=fingerprint(known))
 
 
-def _missing_energy(total: Energy | str | None) -> dict[str, str]:
-    return {} if isinstance(total, Energy) else {"energy": total or "no_sensor"}
-
-
 def _missing_percentile(least: int, outcomes: Sequence[Outcome]) -> str:
     """Return why a percentile is missing: each process needs so many runs, requests that were dropped included."""
     fewest = min((_runs(outcome.process) for outcome in outcomes if outcome.process.timing), default=0)
@@ -520,7 +510,8 @@ def _missing(
     reason: str | None,
 ) -> dict[str, str]:
     """Return the reason for each null field."""
-    missing = _missing_energy(total) | _missing_timing(case, timing, reason, outcomes)
+    missing = {} if isinstance(total, Energy) else {"energy": total or "no_sensor"}
+    missing |= _missing_timing(case, timing, reason, outcomes)
     if isinstance(least, str):
         missing["floor"] = missing["x_of_floor"] = least
     if not _ending(telemetry, "_clock_hz"):

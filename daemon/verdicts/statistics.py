@@ -1,7 +1,7 @@
 """Statistics of run durations: intervals on block medians, percentiles and the stop rule; pure.
 
 Neighbouring runs are correlated, so an interval on single runs is far too narrow. Runs are grouped into blocks instead,
-and the remaining correlation between block medians widens the interval (`median_interval`).
+and the remaining correlation between block medians widens the interval (`block_estimate`).
 tests/daemon/verdicts/test_statistics_coverage.py checks the coverage of the intervals through the complete rule.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 from operator import mul
 from statistics import NormalDist
-from typing import Literal
 
 import msgspec
 
@@ -40,14 +39,6 @@ class Interval(msgspec.Struct, frozen=True):
 
     low: float
     high: float
-
-
-class Combined(msgspec.Struct, frozen=True):
-    """The combined result of a case's processes; `basis` names the variation that `interval` covers."""
-
-    centre: float
-    interval: Interval | None
-    basis: Literal["within_process", "between_processes"]
 
 
 class StopRule(msgspec.Struct, frozen=True):
@@ -160,22 +151,16 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return _t_interval(values, len(values), confidence) if len(values) > 1 else None
 
 
-def median_interval(block_medians: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Return the t interval on the median from the medians of successive blocks; None for fewer than two.
-
-    Its centre is the mean of the block medians. Correlation lowers the effective number of medians: n becomes
-    n (1 - r) / (1 + r) with the lag-1 autocorrelation r, as in Skart (Tafazzoli and Wilson, IIE Transactions 43,
-    2011), applied where r exceeds 1.25 standard errors. Fewer than eight medians are taken as independent.
-    """
-    return _t_interval(block_medians, _effective_count(block_medians), confidence) if len(block_medians) > 1 else None
-
-
 def block_estimate(block_medians: Sequence[float], effective: float | None = None) -> tuple[float, Interval | None]:
     """Return the centre and the 95 % interval of times from the medians of successive blocks, at least one.
 
-    They are the mean and its t interval (`median_interval`). One that reaches 0, which no time does, is computed on
-    logarithms instead, and the centre is the geometric mean, as in `combine`. `effective` replaces the number of
-    independent medians. No interval for a single median, nor for one of 0 whose interval would reach below.
+    They are the mean and its t interval. One that reaches 0, which no time does, is computed on logarithms instead,
+    and the centre is the geometric mean, as in `combine`. No interval for a single median, nor for one of 0 whose
+    interval would reach below.
+
+    Correlation lowers the effective number of medians: n becomes n (1 - r) / (1 + r) with the lag-1 autocorrelation r,
+    as in Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011), applied where r exceeds 1.25 standard errors. Fewer
+    than eight medians are taken as independent. `effective` replaces that number.
     """
     centre = math.fsum(block_medians) / len(block_medians)
     if len(block_medians) < 2:
@@ -186,8 +171,16 @@ def block_estimate(block_medians: Sequence[float], effective: float | None = Non
         return centre, interval
     if min(block_medians) <= 0.0:
         return centre, None
-    logs = [math.log(value) for value in block_medians]
-    interval = _t_interval(logs, effective, 0.95)
+    return on_logarithms(block_medians, effective)
+
+
+def on_logarithms(values: Sequence[float], effective: float | None = None) -> tuple[float, Interval]:
+    """Return the geometric mean of two positive values or more, and its 95 % t interval on logarithms.
+
+    `effective` replaces the number of independent values, which their correlation lowers as in `block_estimate`.
+    """
+    logs = [math.log(value) for value in values]
+    interval = _t_interval(logs, effective or _effective_count(logs), 0.95)
     return math.exp(math.fsum(logs) / len(logs)), Interval(math.exp(interval.low), math.exp(interval.high))
 
 
@@ -297,20 +290,6 @@ def percentile_upper_bound(sorted_values: Sequence[float], q: float, confidence:
             break
         above += 1
     return float(sorted_values[count - above]) if above else None
-
-
-def share_upper_bound(successes: int, trials: int, confidence: float = 0.95) -> float:
-    """Return the largest share for which at most `successes` still has a probability of 1 - `confidence`.
-
-    One-sided and exact: C. J. Clopper and E. S. Pearson, Biometrika 26, 1934. Needs at least one trial.
-    """
-    low, high = successes / trials, 1.0
-    if successes == trials:
-        return 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _binomial_at_most(successes, trials, middle) > 1.0 - confidence else (low, middle)
-    return high
 
 
 def deadline_is_met(misses: int, requests: int, percentile: float) -> bool | None:
@@ -526,23 +505,20 @@ def _relative_half_width(interval: Interval | None) -> float | None:
     return None if interval is None else (interval.high - interval.low) / (interval.high + interval.low)
 
 
-def combine(process_medians: Sequence[float], within: Sequence[Interval | None]) -> Combined:
-    """Combine the medians of a case's processes, and their own intervals, into one centre and 95 % interval.
+def combine(process_medians: Sequence[float]) -> tuple[float, Interval | None]:
+    """Combine the medians of a case's processes into one centre and 95 % interval; None for a single process.
 
     The centre is the geometric mean, the point that a t interval on logarithms is about; processes differ by factors
-    (memory layout, clocks), which their own intervals do not cover. A single process has only its own interval.
-    Raises ValueError for no processes, lists of different lengths or a median that is not positive.
+    (memory layout, clocks), which their own intervals do not cover. Raises ValueError for no processes or a median
+    that is not positive.
     """
-    if not process_medians or len(process_medians) != len(within) or min(process_medians) <= 0.0:
-        raise ValueError(f"combine needs positive medians and as many intervals: {process_medians}, {within}")
+    if not process_medians or min(process_medians) <= 0.0:
+        raise ValueError(f"combine needs positive medians: {process_medians}")
     if len(process_medians) == 1:
-        return Combined(process_medians[0], within[0], "within_process")
-    logs = [math.log(value) for value in process_medians]
-    interval = _t_interval(logs, len(logs), 0.95)
-    centre = math.exp(math.fsum(logs) / len(logs))
-    return Combined(centre, Interval(math.exp(interval.low), math.exp(interval.high)), "between_processes")
+        return process_medians[0], None
+    return on_logarithms(process_medians, len(process_medians))
 
 
 def centre(process_medians: Sequence[float]) -> float:
     """Return the centre of the medians of a case's processes, that of `combine`, which also says what it raises."""
-    return combine(process_medians, [None] * len(process_medians)).centre
+    return combine(process_medians)[0]

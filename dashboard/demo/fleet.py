@@ -203,13 +203,13 @@ def _time_ms(device: Device, case: Case, moment: Moment) -> float:
     return time_ms * slower * (HOT_TIME if moment.is_hot else 1.0)
 
 
-def _timings(centre_ms: float, chance: random.Random) -> tuple[Timing, list[ProcessResult]]:
+def _timings(expected_ms: float, chance: random.Random) -> tuple[Timing, list[ProcessResult]]:
     """Return the timing over all processes, and each of them."""
-    medians_ms = [centre_ms * chance.gauss(1.0, NOISE) for _ in range(ADVISED_PROCESSES)]
-    found = combine(medians_ms, [None] * len(medians_ms))
-    low_ms, high_ms = (found.interval.low, found.interval.high) if found.interval else (None, None)
+    medians_ms = [expected_ms * chance.gauss(1.0, NOISE) for _ in range(ADVISED_PROCESSES)]
+    centre_ms, interval = combine(medians_ms)
+    low_ms, high_ms = (interval.low, interval.high) if interval else (None, None)
     processes = [ProcessResult(status="ok", timing=_timing(median_ms, None, None)) for median_ms in medians_ms]
-    return _timing(found.centre, low_ms, high_ms), processes
+    return _timing(centre_ms, low_ms, high_ms), processes
 
 
 def _timing(median_ms: float, low_ms: float | None, high_ms: float | None) -> Timing:

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
+from scipy import stats
 
 from benchd.daemon import journal
-from benchd.daemon.verdicts.statistics import share_upper_bound
 from benchmarks.commands import command
 
 FILE = "soak_aa.jsonl"
@@ -140,7 +140,7 @@ def counts(kept: Sequence[dict[str, Any]]) -> dict[str, Counts]:
 def _counts(kept: Sequence[dict[str, Any]]) -> Counts:
     answers = [line["answer"] for line in kept]
     false = answers.count("faster") + answers.count("slower")
-    bound = share_upper_bound(false, len(answers))
+    bound = stats.binomtest(false, len(answers), alternative="less").proportion_ci(0.95, method="exact").high
     return Counts(len(answers), false, bound, answers.count("same"), answers.count("inconclusive"))
 
 

@@ -1,6 +1,5 @@
 """Speed without a profiler: a whole step, its passes separately, and the cost that the torch profiler adds."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -54,13 +53,14 @@ def _timed(work: Work, call: Callable[[], object]) -> int:
 def _distribution(values_ns: Sequence[int]) -> Distribution:
     """Return the median of successive blocks with its interval; of a single block, the range of its values."""
     size = max(1, len(values_ns) // BLOCKS)
-    # as logarithms, so that the interval of few noisy blocks does not reach below zero
-    logs = [math.log(statistics.median(values_ns[i : i + size])) for i in range(0, len(values_ns) - size + 1, size)]
-    interval = statistics.median_interval(logs) or Interval(math.log(min(values_ns)), math.log(max(values_ns)))
+    medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
+    centre_ns, interval = medians[0], Interval(min(values_ns), max(values_ns))
+    if len(medians) > 1:  # on logarithms, so that the interval of few noisy blocks does not reach below zero
+        centre_ns, interval = statistics.on_logarithms(medians)
     return Distribution(
-        median_ns=math.exp(sum(logs) / len(logs)),
-        low_ns=math.exp(interval.low),
-        high_ns=math.exp(interval.high),
+        median_ns=centre_ns,
+        low_ns=interval.low,
+        high_ns=interval.high,
         mean_ns=sum(values_ns) / len(values_ns),
         min_ns=min(values_ns),
         max_ns=max(values_ns),

@@ -10,7 +10,7 @@ from records_made import PASSED, made, timing
 
 from benchd.daemon.records import Case, ProcessResult, all_variants
 from benchd.daemon.verdicts.recommend import Requirements, decide
-from benchd.daemon.verdicts.statistics import Interval, combine
+from benchd.daemon.verdicts.statistics import combine
 
 COUNT = 800
 BOUND = 0.05 + 2 * 0.0077
@@ -21,13 +21,13 @@ VARIANTS = [variant for variant in all_variants() if variant.kernels == "torch"]
 def record(variant, times_ms):
     """Return the record of a case with these process medians, each with its own narrow interval."""
     timings = [timing(time_ms, low_ms=time_ms * 0.9995, high_ms=time_ms * 1.0005) for time_ms in times_ms]
-    found = combine(times_ms, [Interval(one.low_ms, one.high_ms) for one in timings])
+    centre_ms, interval = combine(times_ms)
     case = Case(model="vim_tiny", variant=variant)
     return msgspec.structs.replace(
         BARE,
         case=case,
         case_id=case.case_id,
-        timing=timing(found.centre, low_ms=found.interval.low, high_ms=found.interval.high),
+        timing=timing(centre_ms, low_ms=interval.low, high_ms=interval.high),
         processes=[ProcessResult(status="ok", timing=one) for one in timings],
     )
 
