@@ -19,7 +19,6 @@ def launch(name="k", *, blocks_per_sm=1.0, percent=50.0, **facts):
         "block": (128, 1, 1),
         "registers": 32,
         "shared_bytes": 0,
-        "warps_per_sm": None,
         "active_blocks_per_sm": None,
         "limits": (),
     }
@@ -32,7 +31,6 @@ def kernel(start_us, duration_us, launched=None, device=0, correlation=1, extern
         duration_ns=duration_us * 1000,
         launch=launched or launch(),
         device=device,
-        stream=7,
         correlation=correlation,
         external_id=external_id,
     )
@@ -57,10 +55,7 @@ def annotation(name, start_us, duration_us, thread=1, on_gpu=False):
 def memory_operation(name, start_us, duration_us, correlation=0, external_id=None):
     return MemoryOperation(
         name=name,
-        device=0,
-        stream=7,
         correlation=correlation,
         external_id=external_id,
-        bytes=16,
         **_span(start_us, duration_us),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import KernelRow, NsightCompute, NsightSystems, Operator, Range
+from benchd.daemon.profiling.trace.tables import mean
 from benchd.daemon.profiling.trace.trace import COUNTERS_CURE
 
 _DURATION = "gpu__time_duration.sum"
@@ -191,19 +192,12 @@ def _ncu_kernel(name: str, launches: list[_Launch]) -> KernelRow:
         max_ns=round(longest.ns),
         registers=None if longest.registers is None else int(longest.registers),
         shared_bytes=None if longest.shared_bytes is None else int(longest.shared_bytes),
-        theoretical_occupancy=_weighted([(launch.theoretical, launch.ns) for launch in launches]),
-        measured_occupancy=_weighted([(launch.measured, launch.ns) for launch in launches]),
+        theoretical_occupancy=mean((launch.theoretical, launch.ns) for launch in launches),
+        measured_occupancy=mean((launch.measured, launch.ns) for launch in launches),
         limits=longest.limits,
         tensor_cores=any(used) if used else None,
         tensor_cores_by="counters" if used else None,
     )
-
-
-def _weighted(values: list[tuple[float | None, float]]) -> float | None:
-    """Return the weighted mean of the known values."""
-    known = [(value, weight) for value, weight in values if value is not None]
-    weights = sum(weight for _, weight in known)
-    return sum(value * weight for value, weight in known) / weights if weights else None
 
 
 def last_words(said: str) -> str:

@@ -28,14 +28,13 @@ _NO_TENSOR_CORES = re.compile(r"ffma|simt", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class LaunchOccupancy:
-    """The occupancies of one launch, unrounded; `blocks` fit on an SM at once.
+    """The occupancies of one launch, unrounded.
 
     `limits` names what allows no more than `estimated`: resources of the SM, or "grid" where it has too few blocks.
     """
 
     theoretical: float
     estimated: float
-    blocks: int
     limits: tuple[str, ...]
 
 
@@ -71,7 +70,6 @@ def occupancy(launch: Launch, device: Device) -> LaunchOccupancy | None:
     return LaunchOccupancy(
         theoretical=blocks * warps * WARP_THREADS / sm_threads,
         estimated=min(blocks, launched) * threads / sm_threads,
-        blocks=blocks,
         limits=("grid",) if launched < blocks else limits,
     )
 

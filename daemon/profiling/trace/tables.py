@@ -284,10 +284,10 @@ def _kernel_row(name: str, alike: Sequence[_Launched], operator: str | None) -> 
         mean_ns=total_ns / calls,
         min_ns=min(each.min_ns for each in alike),
         max_ns=max(each.max_ns for each in alike),
-        blocks_per_sm=_mean((each.launch.blocks_per_sm, each.total_ns) for each in alike),
+        blocks_per_sm=mean((each.launch.blocks_per_sm, each.total_ns) for each in alike),
         registers=longest.launch.registers,
         shared_bytes=longest.launch.shared_bytes,
-        estimated_occupancy=_mean((each.estimated, each.total_ns) for each in alike),
+        estimated_occupancy=mean((each.estimated, each.total_ns) for each in alike),
         limits=list(longest.occupancy.limits) if longest.occupancy else [],
         tensor_cores=gpu_metrics.uses_tensor_cores_by_name(name),
         tensor_cores_by="name",
@@ -295,7 +295,7 @@ def _kernel_row(name: str, alike: Sequence[_Launched], operator: str | None) -> 
     )
 
 
-def _mean(weighted: Iterable[tuple[float | None, int]]) -> float | None:
+def mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
     """Return the mean by weight of the values that are known; None for none, or no weight."""
     known = [(value, weight) for value, weight in weighted if value is not None]
     weight = sum(each for _, each in known)

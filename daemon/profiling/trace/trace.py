@@ -78,7 +78,6 @@ class Launch(Struct, frozen=True, gc=False, kw_only=True):
     registers: int | None
     shared_bytes: int | None
     blocks_per_sm: float | None
-    warps_per_sm: float | None
     estimated_occupancy_percent: float | None
     active_blocks_per_sm: int | None
     limits: tuple[str, ...]
@@ -89,7 +88,6 @@ class Kernel(_Span, frozen=True, gc=False, kw_only=True):
 
     launch: Launch
     device: int
-    stream: int
     correlation: int
     external_id: int | None
 
@@ -98,11 +96,8 @@ class MemoryOperation(_Span, frozen=True, gc=False, kw_only=True):
     """A memcpy or a memset on a GPU; the name says from where to where."""
 
     name: str
-    device: int
-    stream: int
     correlation: int
     external_id: int | None
-    bytes: int | None
 
 
 class RuntimeCall(_Span, frozen=True, gc=False, kw_only=True):
@@ -355,23 +350,14 @@ class _CallArguments(_Arguments, gc=False):
     correlation: int = 0
 
 
-class _MemoryArguments(_CallArguments, gc=False):
-    device: int = 0
-    stream: int = 0
-    bytes: int | None = None
-
-
 class _KernelArguments(_CallArguments, gc=False):
     device: int = 0
-    stream: int = 0
     grid: tuple[int, int, int] | None = None
     block: tuple[int, int, int] | None = None
     registers: int | None = field(name="registers per thread", default=None)
     shared_bytes: int | None = field(name="shared memory", default=None)
     blocks_per_sm: float | str | None = field(name="blocks per SM", default=None)  # "inf" on an unknown device
-    warps_per_sm: float | str | None = field(name="warps per SM", default=None)
     percent: float | None = field(name="est. achieved occupancy %", default=None)
-    percent_of_old: float | None = field(name="theoretical occupancy %", default=None)  # until May 2021
     occupancy: _Calculated = field(default_factory=_Calculated)
 
 
@@ -383,14 +369,13 @@ class _MemoryEventArguments(Struct, gc=False):
 
 _ARGUMENTS = msgspec.json.Decoder(_Arguments)
 _CALL_ARGUMENTS = msgspec.json.Decoder(_CallArguments)
-_MEMORY_ARGUMENTS = msgspec.json.Decoder(_MemoryArguments)
 _KERNEL_ARGUMENTS = msgspec.json.Decoder(_KernelArguments)
 _MEMORY_EVENT_ARGUMENTS = msgspec.json.Decoder(_MemoryEventArguments)
 
 
 _SPAN = ("start_ns", "duration_ns")
 _CALL = (*_SPAN, "name", "thread")
-_MEMORY = (*_SPAN, "name", "device", "stream", "correlation", "external_id", "bytes")
+_MEMORY = (*_SPAN, "name", "correlation", "external_id")
 
 
 class _Events:
@@ -402,7 +387,7 @@ class _Events:
         named = {"name": self._names}
         self._kernels = Rows(
             Kernel,
-            (*_SPAN, "launch", "device", "stream", "correlation", "external_id"),
+            (*_SPAN, "launch", "device", "correlation", "external_id"),
             {"launch": self._launches},
         )
         self._memcpys, self._memsets = Rows(MemoryOperation, _MEMORY, named), Rows(MemoryOperation, _MEMORY, named)
@@ -441,12 +426,12 @@ class _Events:
     def _kernel(self, event: _Event) -> None:
         facts = _KERNEL_ARGUMENTS.decode(event.args)
         launch = self._launches[_launch(event.name, facts)]
-        ids = (facts.device, facts.stream, facts.correlation, _or_missing(facts.external_id))
+        ids = (facts.device, facts.correlation, _or_missing(facts.external_id))
         self._kernels.add((event.start_ns, event.duration_ns, launch, *ids))
 
     def _memory_operation(self, event: _Event, rows: Rows[MemoryOperation]) -> None:
-        facts = _MEMORY_ARGUMENTS.decode(event.args)
-        ids = (facts.device, facts.stream, facts.correlation, _or_missing(facts.external_id), _or_missing(facts.bytes))
+        facts = _CALL_ARGUMENTS.decode(event.args)
+        ids = (facts.correlation, _or_missing(facts.external_id))
         rows.add((event.start_ns, event.duration_ns, self._names[event.name], *ids))
 
     def _runtime_call(self, event: _Event) -> None:
@@ -474,7 +459,7 @@ def _or_missing(value: int | None) -> int:
 
 
 def _launch(name: str, facts: _KernelArguments) -> Launch:
-    percent = facts.percent_of_old if facts.percent is None else facts.percent
+    percent = facts.percent
     factors = facts.occupancy.limiting_factors.split("|")
     return Launch(
         name=name,
@@ -483,7 +468,6 @@ def _launch(name: str, facts: _KernelArguments) -> Launch:
         registers=facts.registers,
         shared_bytes=facts.shared_bytes,
         blocks_per_sm=_finite(facts.blocks_per_sm),
-        warps_per_sm=_finite(facts.warps_per_sm),
         estimated_occupancy_percent=None if percent is None or percent < 0 else percent,
         active_blocks_per_sm=facts.occupancy.active_blocks_per_multiprocessor,
         limits=tuple(_LIMITS.get(factor, factor.lower()) for factor in factors if factor not in ("", "none")),

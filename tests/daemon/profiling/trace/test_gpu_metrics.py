@@ -105,29 +105,29 @@ def test_names_that_give_tensor_cores_away(name, uses):
 
 
 @pytest.mark.parametrize(
-    ("facts", "theoretical", "estimated", "blocks", "limits"),
+    ("facts", "theoretical", "estimated", "limits"),
     [
         # 48 warps an SM: 12 blocks of 4 warps fit
-        ({"grid": (96, 1, 1)}, 1.0, 1.0, 12, ("warps",)),
-        ({"grid": (1000, 10, 10)}, 1.0, 1.0, 12, ("warps",)),
+        ({"grid": (96, 1, 1)}, 1.0, 1.0, ("warps",)),
+        ({"grid": (1000, 10, 10)}, 1.0, 1.0, ("warps",)),
         # 3 blocks over 8 SMs: 3/8 * 128/1536, which a trace rounds to 3 %
-        ({"grid": (3, 1, 1)}, 1.0, 3 / 8 * 128 / 1536, 12, ("grid",)),
-        ({"grid": (800, 1, 1), "registers": 128}, 16 / 48, 16 / 48, 4, ("registers",)),
-        ({"grid": (800, 1, 1), "shared_bytes": 80 * 1024}, 8 / 48, 8 / 48, 2, ("shared memory",)),
-        ({"grid": (800, 1, 1), "block": (32, 1, 1)}, 16 / 48, 16 / 48, 16, ("blocks",)),
+        ({"grid": (3, 1, 1)}, 1.0, 3 / 8 * 128 / 1536, ("grid",)),
+        ({"grid": (800, 1, 1), "registers": 128}, 16 / 48, 16 / 48, ("registers",)),
+        ({"grid": (800, 1, 1), "shared_bytes": 80 * 1024}, 8 / 48, 8 / 48, ("shared memory",)),
+        ({"grid": (800, 1, 1), "block": (32, 1, 1)}, 16 / 48, 16 / 48, ("blocks",)),
         # 33 threads take two warps; the trace's formula counts threads
-        ({"grid": (800, 1, 1), "block": (33, 1, 1)}, 32 / 48, 16 * 33 / 1536, 16, ("blocks",)),
+        ({"grid": (800, 1, 1), "block": (33, 1, 1)}, 32 / 48, 16 * 33 / 1536, ("blocks",)),
         # what the trace's own calculator found goes first
-        ({"grid": (800, 1, 1), "active_blocks_per_sm": 3, "limits": ("barriers",)}, 12 / 48, 0.25, 3, ("barriers",)),
+        ({"grid": (800, 1, 1), "active_blocks_per_sm": 3, "limits": ("barriers",)}, 12 / 48, 0.25, ("barriers",)),
     ],
 )
-def test_the_occupancy_of_a_launch_unrounded(facts, theoretical, estimated, blocks, limits):
+def test_the_occupancy_of_a_launch_unrounded(facts, theoretical, estimated, limits):
     found = occupancy(launch(**facts), ORIN)
-    assert (found.theoretical, found.estimated) == (
+    assert (found.theoretical, found.estimated, found.limits) == (
         pytest.approx(theoretical, **EXACT),
         pytest.approx(estimated, **EXACT),
+        limits,
     )
-    assert (found.blocks, found.limits) == (blocks, limits)
 
 
 H200 = Device(id=1, compute_major=9, compute_minor=0, num_sms=132, max_threads_per_multiprocessor=2048)
@@ -140,8 +140,8 @@ OPTED_IN = launch(
 
 def test_a_kernel_that_ran_had_room_for_a_block_whatever_the_trace_says():
     found = occupancy(OPTED_IN, H200)
-    assert (found.blocks, found.limits) == (1, ("shared memory",))
-    assert found.estimated == pytest.approx(128 / 2048, **EXACT)
+    assert found.limits == ("shared memory",)
+    assert found.theoretical == found.estimated == pytest.approx(128 / 2048, **EXACT)
 
 
 def test_no_room_for_a_block_on_an_unknown_device_is_unknown():

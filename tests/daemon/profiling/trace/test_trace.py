@@ -76,15 +76,14 @@ def test_every_kind_of_row(tmp_path):
         registers=32,
         shared_bytes=1024,
         blocks_per_sm=0.5,
-        warps_per_sm=2.0,
         estimated_occupancy_percent=3,
         active_blocks_per_sm=None,
         limits=(),
     )
     assert (kernel.start_ns, kernel.duration_ns, kernel.end_ns) == (4416952146536301, 257, 4416952146536558)
-    assert (kernel.device, kernel.stream, kernel.correlation, kernel.external_id) == (0, 7, 9, 5)
-    assert (memcpy.device, memcpy.stream, memcpy.bytes, memcpy.name[:11]) == (1, 8, 4096, "Memcpy HtoD")
-    assert (memset.bytes, memset.correlation) == (16, 4)
+    assert (kernel.device, kernel.correlation, kernel.external_id) == (0, 9, 5)
+    assert (memcpy.correlation, memcpy.name[:11]) == (3, "Memcpy HtoD")
+    assert memset.correlation == 4
     assert [(call.name, call.correlation) for call in found.runtime_calls] == [
         ("cudaLaunchKernel", 9),
         ("cuLaunchKernelEx", 10),
@@ -100,7 +99,6 @@ def test_every_kind_of_row(tmp_path):
     [
         ({}, 3, None, ()),
         ({"est. achieved occupancy %": -100}, None, None, ()),
-        ({"est. achieved occupancy %": None, "theoretical occupancy %": 50}, 50, None, ()),
         ({"est. achieved occupancy %": None}, None, None, ()),
         ({"occupancy": CALCULATED}, 3, 16, ("registers", "warps", "new")),
         ({"occupancy": {"activeBlocksPerMultiprocessor": 0, "limitingFactors": "none"}}, 3, 0, ()),
@@ -141,14 +139,14 @@ def test_memory_that_is_taken_and_given_back(tmp_path):
 def test_a_kernel_of_another_maker_with_few_facts(tmp_path):
     path = write_trace(tmp_path / "t.json", [complete("kernel", "k", stream=3)], devices=[{"id": 0, "name": "AMD"}])
     (kernel,) = read(path).kernels
-    assert (kernel.stream, kernel.launch.grid, kernel.launch.registers) == (3, None, None)
+    assert (kernel.launch.grid, kernel.launch.registers) == (None, None)
     assert read(path).devices[0].num_sms is None
 
 
 def test_a_kernel_on_a_device_that_the_trace_does_not_know(tmp_path):
-    unknown = {"blocks per SM": "inf", "warps per SM": "inf", "est. achieved occupancy %": -100}
+    unknown = {"blocks per SM": "inf", "est. achieved occupancy %": -100}
     (kernel,) = read(write_trace(tmp_path / "t.json", [complete("kernel", "k", **KERNEL | unknown)])).kernels
-    assert (kernel.launch.blocks_per_sm, kernel.launch.warps_per_sm) == (None, None)
+    assert kernel.launch.blocks_per_sm is None
 
 
 @pytest.mark.parametrize("dumps", [{}, {"indent": 2}, {"sort_keys": True}, {"separators": (",", ":")}], ids=str)
