@@ -164,7 +164,7 @@ def _change(
             now_key=other.key,
             runs=(len(before), len(now)),
             last_s=(of[0].last_s, of[1].last_s),
-            pair=setups.across(*sides) if is_across else pair(*sides),
+            pair=pair(*sides, across_setups=is_across),
             differences=tuple(setups.changed(one, other)) if is_across else (),
             separating=setups.separating(one, other) if is_across else "",
             is_across=is_across,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, TextIO, TypeVar
 
 import typer
 
@@ -91,9 +91,9 @@ def broker(url: str, ca_file: str | None, certificate_file: str | None, key_file
     return replace(parse_url(url), ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
 
 
-def waits(wait: bool | None) -> bool:
-    """Return whether to wait for the machine; by default only on a terminal."""
-    return sys.stderr.isatty() if wait is None else wait
+def waits(wait: bool | None) -> TextIO | None:
+    """Return where to say that this waits for the machine, None if it does not; by default only on a terminal."""
+    return sys.stderr if wait or (wait is None and sys.stderr.isatty()) else None
 
 
 def names(option: str, text: str | None) -> list[str]:

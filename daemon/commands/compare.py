@@ -104,7 +104,7 @@ def compare(
         _empty(path)
     if live or aa:
         settings = configuration.read(config) if config else Config()
-        waiting = sys.stderr if waits(wait) else None
+        waiting = waits(wait)
         comparisons, code = measured(_requests(request, chosen), settings, plan.inspect(device), output, waiting)
     else:
         comparisons, code = of_files([Path(side) for side in sides or []], request.min_effect, chosen)

@@ -82,6 +82,8 @@ def export(
         return list_store(sys.stdout, json)
     if prune is not None:
         return prune_store(byte_count("--prune", prune), sys.stdout)
+    if onnx and not onnx.is_file():
+        raise UsageError(f"--onnx {onnx}: no such file")
     request = ExportRequest(
         models=names("--models", models),
         to=choices("target", [to], TARGETS)[0],
@@ -97,7 +99,7 @@ def export(
         calibration_images=images,
         quantised_for=None if quantised_for == "auto" else choices("runtime", [quantised_for], files.QUANTISED_FOR)[0],
         module=UserModule.at(module, input_ or []) if module else None,
-        onnx=_own_file(onnx, input_ or []) if onnx else None,
+        onnx=UserFile.at(onnx.resolve(), input_ or []) if onnx else None,
     )
     raise typer.Exit(run(request, sys.stdout, json))
 
@@ -121,12 +123,6 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
     if child.returncode < 0:
         sys.stderr.write(f"error: the export child was killed by signal {-child.returncode}\n")
     return child.returncode if child.returncode >= 0 else 1
-
-
-def _own_file(path: Path, inputs: Sequence[str]) -> UserFile:
-    if not path.is_file():
-        raise UsageError(f"--onnx {path}: no such file")
-    return UserFile.at(path.resolve(), inputs)
 
 
 def _path(kind: type, text: str) -> object:

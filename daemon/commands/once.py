@@ -193,7 +193,7 @@ def once(
         machine,
         folder,
         [*lasting(folder, settings.mqtt, sys.stderr, mqtt), screen],
-        waiting=sys.stderr if waits(wait) else None,
+        waiting=waits(wait),
         given_artifacts=given_artifacts,
         workspace_bytes=workspace_bytes,
     ) as session:

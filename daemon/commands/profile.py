@@ -44,7 +44,7 @@ from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.published import record
 from benchd.daemon.profiling.output.sections import all_finding_lines, sections, warning
 from benchd.daemon.profiling.output.terminal import print_compared, print_profile
-from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, ProfileJob, encode
+from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, ProfileJob
 from benchd.daemon.profiling.rules.findings import find
 from benchd.daemon.profiling.trace import tables
 from benchd.daemon.profiling.verification import tried
@@ -151,7 +151,7 @@ def profile(
     tables.sorted_by([], sort)
     planned = _planned(given, machine, own)
     folder = _folder(output, planned.case)
-    sinks, waiting = lasting(folder, MqttConfig(), sys.stderr, mqtt), sys.stderr if waits(wait) else None
+    sinks, waiting = lasting(folder, MqttConfig(), sys.stderr, mqtt), waits(wait)
     with _not_left_empty(folder, output is None), Session(Config(), machine, folder, sinks, waiting=waiting) as session:
         run = session.run(uuid.uuid4().hex)
         job = ProfileJob(
@@ -269,7 +269,7 @@ def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profi
 def _write(profile: Profile, sort: str, job: ProfileJob, err: TextIO) -> None:
     """Write profile.json, report.md and, if its packages are installed, report.html."""
     folder = Path(job.output)
-    (folder / "profile.json").write_bytes(encode(profile) + b"\n")
+    (folder / "profile.json").write_bytes(msgspec.json.encode(profile) + b"\n")
     (folder / "report.md").write_text(report.markdown(profile, sort), encoding="utf-8")
     try:
         (folder / "report.html").write_text(report.page(profile, sort), encoding="utf-8")
@@ -279,7 +279,7 @@ def _write(profile: Profile, sort: str, job: ProfileJob, err: TextIO) -> None:
 
 def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: TextIO) -> None:
     if as_json:
-        out.write(encode(profile).decode() + "\n")
+        out.write(msgspec.json.encode(profile).decode() + "\n")
         return
     print_profile(out, all_finding_lines(profile), sections(profile, sort))
     out.writelines(f"{path}\n" for path in sorted(Path(job.output).glob("*")) if path.is_file())

@@ -54,7 +54,7 @@ def selfcheck(
     planned = plan.plan([Suite(models=[MODEL], preset="standard", processes=1)], LIMITS, machine)
     screen = Screen(sys.stderr, sys.stderr, as_json=False)
     with Session(settings, machine, folder, [*lasting(folder, settings.mqtt, sys.stderr), screen]) as session:
-        session.waiting = sys.stderr if waits(wait) else None
+        session.waiting = waits(wait)
         supervisor = Supervisor(session, planned)
         supervisor.run()
     findings = examine(supervisor.records) + _left_out(machine)

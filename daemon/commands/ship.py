@@ -130,9 +130,8 @@ def ship(
     machine = plan.inspect(device)
     settings = configuration.read(config) if config else Config()
     candidates = _candidates(suite, settings.limits, machine, own)
-    folder = made_output(shipping.work_folder(out))
-    waiting = sys.stderr if waits(wait) else None
-    with Session(settings, machine, folder, [SlowStages(sys.stderr)], waiting=waiting) as session:
+    folder = made_output(out.with_name(f"{out.name}.race"))  # holds the race until `out` is whole
+    with Session(settings, machine, folder, [SlowStages(sys.stderr)], waiting=waits(wait)) as session:
         raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page))
 
 

@@ -46,7 +46,7 @@ def verify(
     verifying.refuse_untrusted(folder, shipped, trust_code=trust_code)
     settings, machine = configuration.read(config) if config else Config(), plan.inspect(device)
     limits = plan.limited(race.LIMITS, settings.limits)
-    waiting = sys.stderr if waits(wait) else None
+    waiting = waits(wait)
     with tempfile.TemporaryDirectory() as output, Session(settings, machine, Path(output), waiting=waiting) as session:
         found = verifying.verify(folder, shipped, session, limits, processes, trust_plan=trust_plan)
     if session.interrupted:

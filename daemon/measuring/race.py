@@ -251,8 +251,9 @@ class Race:
     def _look(self, rounds: int) -> Result | None:
         """Let those leave that are above a limit or behind; return the result if that decides the race."""
         self._rounds = rounds
+        bounds = len(self._limits) * len(self.candidates)
         for one in self._left():
-            one.missed = self._misses(one, rounds)
+            one.missed = self._missed(one, one.raced[:rounds], bounds)
         if self._leave({one.name: one.missed[0].words for one in self._left() if one.missed}):
             return self._raced()
         left = {one.name: one for one in self._left()}
@@ -270,9 +271,6 @@ class Race:
         tied = [left[name] for name in seen.may_win]
         winner = min(tied, key=simplicity)
         return Result(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
-
-    def _misses(self, one: Candidate, rounds: int) -> list[Miss]:
-        return self._missed(one, one.raced[:rounds], len(self._limits) * len(self.candidates))
 
     def _missed(self, one: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
         """Return the limits that these processes certainly miss; `bounds` share the error."""
@@ -376,16 +374,13 @@ def _concluded(found: Result, verdict: Verdict) -> Result:
 def _turn(one: Candidate, phase: Phase, *, interleaved: bool) -> Turn:
     """Return the candidate's next process; its first one checks all images and measures the accuracy."""
     number, case = len(one.raced), one.planned.case
-    limits = _of_later(one.planned.limits) if number else one.planned.limits
+    limits = one.planned.limits
+    if number:
+        limits = msgspec.structs.replace(limits, check_images=min(LATER_IMAGES, limits.check_images))
     limits = msgspec.structs.replace(limits, rule=interleaved_rule(limits.rule.cap_s)) if interleaved else limits
     accuracy = None if number else one.planned.accuracy
     planned, name = replace(one.planned, limits=limits), f"{case.case_id}.{phase}.{number}"
     return Turn(planned, name, min(number, 1), accuracy=accuracy, interleaved=interleaved)
-
-
-def _of_later(limits: Limits) -> Limits:
-    """Return the limits of a candidate's later processes."""
-    return msgspec.structs.replace(limits, check_images=min(LATER_IMAGES, limits.check_images))
 
 
 def _names(plan: Sequence[Planned]) -> list[str]:

@@ -30,11 +30,6 @@ class NotShipped(BenchdError):
     """The winner's folder could not be made; the message says why."""
 
 
-def work_folder(out: Path) -> Path:
-    """Return the folder beside `out` that holds the race until `out` is whole."""
-    return out.with_name(f"{out.name}.race")
-
-
 def ship(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
     """Make the folder of the winner beside `out`, run its LOAD.md, and move it there whole.
 
@@ -64,7 +59,8 @@ def _shipped(race: Race, found: Result, supervisor: Supervisor, asked: Asked, ou
     (made / JOURNAL).write_bytes(b"".join(encode(one) + b"\n" for one in [*race.records(), record]))
     shipped = msgspec.structs.replace(shipped, resources=manifest.resources(made))
     (made / MANIFEST).write_bytes(manifest.encode(shipped))
-    _sync(made)
+    for path in [*made.rglob("*"), made]:  # so that what the rename shows is on the disk
+        folders.sync(path)
     manifest.remember(made)
     made.rename(out)
     shutil.rmtree(session.output)
@@ -163,12 +159,6 @@ def _run_load(shipped: Manifest, folder: Path) -> None:
     if done.returncode:
         words = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise NotShipped(f"LOAD.md does not run here: {words}")
-
-
-def _sync(folder: Path) -> None:
-    """Sync every file and folder, so that what the rename shows is on the disk."""
-    for path in [*folder.rglob("*"), folder]:
-        folders.sync(path)
 
 
 def refuse_existing(out: Path) -> None:

@@ -98,8 +98,7 @@ def _file(path: Path, changed_ns: int, given: Sequence[str]) -> UserFile:
         from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - everything else works without onnx
     except ImportError:
         return UserFile(str(path), inputs)  # the worker reports what to install
-    read = user_onnx.reads(path, inputs)
-    return UserFile(str(path), read.inputs, read.batch_size, user_onnx.is_quantised(path))
+    return UserFile(str(path), *user_onnx.reads(path, inputs), user_onnx.is_quantised(path))
 
 
 def _referred(found: UserFile, reference: Path) -> UserFile:

@@ -1,7 +1,6 @@
 """The inputs of a user's ONNX file, read without torch: names, types and sizes; and each reason to refuse it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -26,24 +25,17 @@ _INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 _DOMAINS = ("", "ai.onnx")
 
 
-@dataclass(frozen=True)
-class Reads:
-    """The inputs of a file; `batch_size` is its fixed batch size, None if it accepts any."""
+def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int | None]:
+    """Return the inputs of the file, and its fixed batch size, None if it accepts any.
 
-    inputs: list[InputSpec]
-    batch_size: int | None
-
-
-def reads(path: Path, given: Sequence[InputSpec]) -> Reads:
-    """Return the inputs of the file, with open sizes from `given`; those without a name are matched by position.
-
-    Raises UsageError for an unreadable file, for operators that are not part of ONNX, and for inputs that do not fit.
+    Open sizes are those of `given`, whose inputs without a name are matched by position. Raises UsageError for an
+    unreadable file, for operators that are not part of ONNX, and for inputs that do not fit.
     """
     values = _values(path)
     by_name = _by_name(path, [value.name for value in values], given)
     sizes = {value.name: _sizes(path, value) for value in values}
     inputs = [_input(path, value, sizes[value.name], by_name.get(value.name)) for value in values]
-    return Reads(inputs, _batch_size(path, {name: first for name, (first, *_) in sizes.items() if first}))
+    return inputs, _batch_size(path, {name: first for name, (first, *_) in sizes.items() if first})
 
 
 def is_quantised(path: Path) -> bool:

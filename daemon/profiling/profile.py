@@ -5,9 +5,8 @@ Times are nanoseconds, shares are 0 to 1. Values that a method did not give are 
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from benchd.daemon.measuring.protocol import Job
@@ -353,28 +352,9 @@ class Collected(Struct, frozen=True, kw_only=True):
     unsupported: bool = False
 
 
-class Lasting(Protocol):
-    """A step of a trace or of its table."""
-
-    @property
-    def number(self) -> int:
-        """The number that torch.profiler gave it."""
-        ...
-
-    @property
-    def duration_ns(self) -> int:
-        """How long it took."""
-        ...
-
-
-_Step = TypeVar("_Step", bound=Lasting)
+_Step = TypeVar("_Step", bound=Any)  # of a trace or of its table
 
 
 def median_step(steps: Sequence[_Step]) -> _Step:
     """Return the step of median duration, of an even number the longer of the two in the middle."""
     return sorted(steps, key=lambda step: (step.duration_ns, step.number))[len(steps) // 2]
-
-
-def encode(profile: Profile) -> bytes:
-    """Return the profile as JSON."""
-    return msgspec.json.encode(profile)

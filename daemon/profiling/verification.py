@@ -37,8 +37,9 @@ def tried(profile: Profile, pairs: int, session: Session, err: TextIO) -> Profil
         err.write(f"verify {number} of {len(chosen)}: {case_id} against {profile.case_id}\n")
         made[case_id] = _compared([profile.case_id, case_id], pairs, session, err)
     reasons = {f"verify {case_id}": found for case_id, found in made.items() if isinstance(found, str)}
+    compared = {case_id: found for case_id, found in made.items() if isinstance(found, Comparison)}
     findings = [
-        _judged(profile, finding, made.get(case.case_id) if case else None)
+        verified(profile, finding, compared[case.case_id]) if case and case.case_id in compared else finding
         for finding, case in zip(profile.findings, tests, strict=True)
     ]
     return msgspec.structs.replace(profile, findings=findings, missing=profile.missing | reasons)
@@ -55,12 +56,6 @@ def _compared(cases: list[str], pairs: int, session: Session, err: TextIO) -> Co
     if code == 130:
         raise KeyboardInterrupt
     return made if code == 0 else made.verdict.reason
-
-
-def _judged(profile: Profile, finding: Finding, made: Comparison | str | None) -> Finding:
-    if not isinstance(made, Comparison):
-        return finding
-    return verified(profile, finding, made)
 
 
 def case_for(profile: Profile, finding: Finding) -> Case | None:

@@ -153,11 +153,7 @@ def _clock(seconds: float) -> str:
 
 def _notes(records: Sequence[Record]) -> list[str]:
     """Return why cases did not run, and what the figures cannot show."""
-    notes = [
-        f"{record.status}: {record.case.model} {record.case.variant.label} b{record.case.batch_size}: {record.reason}"
-        for record in records
-        if record.status != "ok"
-    ]
+    notes = [f"{record.status}: {_name(record.case)}: {record.reason}" for record in records if record.status != "ok"]
     notes += _check_notes(records)
     measured = [record for record in records if record.timing]
     notes += _accuracy_notes(measured)

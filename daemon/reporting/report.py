@@ -20,7 +20,7 @@ from benchd.daemon.verdicts.rows import spreadsheet
 from benchd.daemon.verdicts.spiking import comparisons
 
 
-def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> int:
+def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> None:
     """Write the records of these files as `report.FORMAT` into `output`; print the decisions and the paths.
 
     Raises NotAvailable if the page's packages are absent, and UsageError if the folder cannot be written.
@@ -35,7 +35,6 @@ def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: Tex
     print_decisions(out, decisions, as_json=False)
     out.writelines(f"{one.line}\n" for one in comparisons(found.decisive))
     out.writelines(f"{output / f'report.{name}'}\n" for name in formats)
-    return 0
 
 
 def page(folder: Path) -> Path:

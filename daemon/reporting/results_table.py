@@ -41,11 +41,12 @@ def print_table(console: Console, records: Sequence[Record]) -> None:
             console.print(_block(record))
 
 
-def figure(value: float | None) -> str:
-    """Return four significant digits, or a dash if not measured."""
+def figure(value: float | None, scale: float = 1.0) -> str:
+    """Return the value times `scale` with four significant digits, or a dash if not measured."""
     if value is None:
         return "-"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    scaled = value * scale
+    return f"{scaled:.0f}" if abs(scaled) >= 1000 else f"{scaled:.4g}"
 
 
 def machine(environment: Environment) -> str:
@@ -151,10 +152,6 @@ def _half_width_ms(timing: Timing) -> float | None:
     return None if timing.low_ms is None or timing.high_ms is None else (timing.high_ms - timing.low_ms) / 2
 
 
-def _p99(record: Record) -> str:
-    return figure(record.timing.p99_ms if record.timing else None)
-
-
 def _x_of_floor(record: Record) -> str:
     """Return the run time as a multiple of the roofline, and which resource bounds it."""
     if record.x_of_floor is None or record.floor is None:
@@ -168,10 +165,6 @@ def energy_and_error(record: Record) -> str:
         return "-"
     share = energy_error_share(record.energy) or 0.0
     return f"{figure(record.energy.gross_per_inference_j * 1e3)} ±{100 * share:.2g} %"
-
-
-def _top1(record: Record) -> str:
-    return accuracy.top1(record.accuracy) if record.accuracy else "-"
 
 
 def _check(record: Record) -> Text:
@@ -192,10 +185,10 @@ def _verdict(check: Check) -> str:
     return "ok" if check.passed else "void" if check.void else "FAILED"
 
 
-_ACCURACY = _Column("top-1 %\n[95 %]", _top1)
+_ACCURACY = _Column("top-1 %\n[95 %]", lambda record: accuracy.top1(record.accuracy) if record.accuracy else "-")
 _COLUMNS = (
     _Column("median ms\n[95 %]", median_and_interval),
-    _Column("p99\nms", _p99, ALL_COLUMNS),
+    _Column("p99\nms", lambda record: figure(record.timing.p99_ms if record.timing else None), ALL_COLUMNS),
     _Column("x of\nfloor", _x_of_floor, ALL_COLUMNS),
     _Column("per\nsecond", lambda record: figure(record.throughput_per_s), ALL_COLUMNS),
     _Column("energy\nmJ", energy_and_error),

@@ -26,28 +26,23 @@ MAX_PRODUCT = 1000  # of a suite's lists: a command of 64 KiB could request more
 
 
 class Agenda:
-    """Suites, their cases and the current runs. Raises UsageError for a suite that cannot be planned."""
+    """Suites, the ids of their `cases`, and the current runs. Raises UsageError for a suite that cannot be planned."""
 
     def __init__(self, settings: Config, machine: Machine, state: State) -> None:
         self.suites = [suite for suite in settings.suite if suite.name]
         self.state = state
         self._limits, self._machine = settings.limits, machine
         self._booted_s: float | None = None
-        self._cases = {suite.name: self._ids(suite) for suite in self.suites}
-
-    @property
-    def cases(self) -> dict[str, list[str]]:
-        """Return the case ids of each suite."""
-        return self._cases
+        self.cases = {suite.name: self._ids(suite) for suite in self.suites}
 
     def results_per_month(self, now_s: float) -> dict[str, float]:
         """Return how many results per month each case gets by its suites' schedules."""
-        return schedule.results_per_month(self.suites, self._cases, now_s)
+        return schedule.results_per_month(self.suites, self.cases, now_s)
 
     @property
     def digest(self) -> str:
         """Return a hash of all suites and their cases."""
-        return hashlib.sha256(msgspec.json.encode(self._cases, order="sorted")).hexdigest()
+        return hashlib.sha256(msgspec.json.encode(self.cases, order="sorted")).hexdigest()
 
     def look(self, now_s: float, boottime_s: float, device_id: str) -> bool:
         """Begin the runs that are due; return whether the state has changed.
@@ -58,7 +53,7 @@ class Agenda:
         clock_set = self._booted_s is not None and abs(booted_s - self._booted_s) > DAY_S
         self._booted_s = booted_s
         state = schedule.serve(self.state, self.suites, now_s, clock_set=clock_set)
-        state = schedule.begin_due(state, self.suites, self._cases, now_s, device_id)
+        state = schedule.begin_due(state, self.suites, self.cases, now_s, device_id)
         changed, self.state = state != self.state, state
         return changed
 

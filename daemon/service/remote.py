@@ -36,19 +36,15 @@ class Remote:
         save: Callable[[], None],
         reload: Callable[[], None],
     ) -> None:
-        self._link, self._gate, self._agenda, self._outbox = link, gate, agenda, outbox
+        self._link, self.gate, self._agenda, self._outbox = link, gate, agenda, outbox
         self._health, self._save, self._reload = health, save, reload
         self._waiting: deque[Command] = deque()
-        self._gate.remember(outbox.kept_as(COMMANDS, remembered_ids, []), _boottime_s())
-
-    def remembered(self) -> bytes:
-        """Return the ids of commands, to be stored as `COMMANDS`."""
-        return self._gate.remembered()
+        self.gate.remember(outbox.kept_as(COMMANDS, remembered_ids, []), _boottime_s())
 
     def listen(self) -> None:
         """Read the commands that arrived, and answer refused ones at once."""
         while self._link and self._link.seen.commands:
-            found = self._gate.take(self._link.seen.commands.popleft(), _boottime_s(), time.time())
+            found = self.gate.take(self._link.seen.commands.popleft(), _boottime_s(), time.time())
             if isinstance(found, Command) and len(self._waiting) >= MAX_WAITING:
                 reason = f"{MAX_WAITING} commands are already waiting"
                 found = Refused(found.parameters.id, found.verb, reason, found.answer_to, found.correlation)

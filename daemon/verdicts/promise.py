@@ -58,11 +58,6 @@ class Verified(Struct, frozen=True, kw_only=True):
     t_wall: str
     fingerprint: str
 
-    @property
-    def is_broken(self) -> bool:
-        """Return whether the promise is not kept."""
-        return self.answer in ("broken", "slower", "failed")
-
 
 def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = "") -> Verified:
     """Return the verdict on what was measured of a folder; `is_golden` is False if its answers were others.

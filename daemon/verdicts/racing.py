@@ -59,11 +59,9 @@ class Behind(Struct, frozen=True):
 class Look(Struct, frozen=True, kw_only=True):
     """What a look shows: who is `behind` and leaves, and who `may_win`; nobody may before it is decided.
 
-    All who may win are at most `min_effect` worse than any other that is left. `best` has the lowest mean of those that
-    meet the limits, None without any.
+    All who may win are at most `min_effect` worse than any other that is left.
     """
 
-    best: str | None
     behind: dict[str, Behind] = {}
     may_win: list[str] = []
 
@@ -79,13 +77,13 @@ def look(times: Mapping[str, Sequence[float]], fit: Collection[str], field: int,
     means = {name: math.fsum(values) / rounds for name, values in logs.items()}
     best = min((name for name in times if name in fit), key=means.__getitem__, default=None)
     if best is None:
-        return Look(best=None)
+        return Look()
     against = {name: _behind(logs[name], logs[best], best, field) for name in times if name != best}
     behind = {name: one for name, one in against.items() if _is_behind(one)}
     left = [name for name in times if name not in behind]
     decided = rounds >= FEW or len(left) == 1
     may_win = [name for name in left if name in fit and _within(name, left, logs, field, min_effect)] if decided else []
-    return Look(best=best, behind=behind, may_win=may_win)
+    return Look(behind=behind, may_win=may_win)
 
 
 def _is_behind(one: Behind) -> bool:

@@ -1,16 +1,9 @@
 """Two setups of one board: what changed between them, how a case differs across them, and what would tell why; pure."""
 
-from collections.abc import Sequence
-
 from benchd.daemon.machine.environment import SOURCES
 from benchd.daemon.records import Record
 from benchd.daemon.verdicts import one_environment
-from benchd.daemon.verdicts.compare import ADVISED_PROCESSES, Pair, both_here, clocks, command, pair
-
-
-def across(before: Sequence[Record], now: Sequence[Record]) -> Pair:
-    """Return two sides of a case in different setups of one board, as strict as within one."""
-    return pair(before, now, across_setups=True)
+from benchd.daemon.verdicts.compare import ADVISED_PROCESSES, both_here, clocks, command
 
 
 def changed(before: Record, now: Record) -> list[str]:

@@ -3,7 +3,6 @@
 torchvision is imported here only when it is needed: it takes a second.
 """
 
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.steps import Sample
+from benchd.daemon.worker.steps import Sample, now
 from benchd.daemon.worker.structures import Batch, cast, first_scores
 
 FRAME_HEIGHT, FRAME_WIDTH, QUALITY = 480, 640, 90
@@ -143,24 +142,19 @@ class Pipeline:
         """Return the nanoseconds of the whole and of each stage."""
         place = self.sample.place(index % len(self._batches))
         camera, device = self._camera, self._loaded.device
-        times = [self._now()]
+        times = [now(device)]
         pictures = [camera.decode(frame) for frame in self._batches[place]]
-        times.append(self._now())
+        times.append(now(device))
         pictures = [camera.resize(picture) for picture in pictures]
-        times.append(self._now())
+        times.append(now(device))
         images: Batch = torch.stack([camera.normalise(picture) for picture in pictures])
-        times.append(self._now())
+        times.append(now(device))
         images = cast(images, self._loaded.dtype).to(device)
-        times.append(self._now())
+        times.append(now(device))
         output = self._loaded.run(images)
-        times.append(self._now())
+        times.append(now(device))
         scores = first_scores(output).softmax(-1)
         scores.topk(min(BEST, scores.shape[-1])).indices.cpu()
-        times.append(self._now())
+        times.append(now(device))
         self.sample.keep(place, output.cpu())
         return (times[-1] - times[0], *(after - before for before, after in pairwise(times)))
-
-    def _now(self) -> int:
-        if self._loaded.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.monotonic_ns()

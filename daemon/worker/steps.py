@@ -198,17 +198,12 @@ class Training:
         """Return the nanoseconds of the whole step, of the forward and of the backward pass."""
         images = self._pool[index % len(self._pool)]
         self._module.zero_grad(set_to_none=True)
-        start = self._now()
+        start = now(self._device)
         loss = self._loss(images.to(self._device))
-        middle = self._now()
+        middle = now(self._device)
         loss.backward()
-        end = self._now()
+        end = now(self._device)
         return end - start, middle - start, end - middle
-
-    def _now(self) -> int:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.monotonic_ns()
 
     def _loss(self, images: Batch) -> Tensor:
         if not self._parameters:  # nothing to train: the gradient goes to the input, as in a microbenchmark
@@ -216,6 +211,13 @@ class Training:
         scores = first_scores(self._module(*values(images)))
         targets = torch.randint(scores.shape[1], (len(scores),), generator=self._targets)
         return functional.cross_entropy(scores, targets.to(scores.device))
+
+
+def now(device: torch.device) -> int:
+    """Return the time in nanoseconds once the device is done with its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.monotonic_ns()
 
 
 class DeviceParts:

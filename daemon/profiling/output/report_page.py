@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchd.daemon.profiling.output.sections import MIB, Section, all_finding_lines, figure, warning
+from benchd.daemon.profiling.output.sections import MIB, Section, all_finding_lines, warning
 from benchd.daemon.profiling.profile import LayerRow, MemoryProfile, Profile
 from benchd.daemon.reporting.page import Chart, render
+from benchd.daemon.reporting.results_table import figure
 
 ROWS = 200
 """The page shows the first rows of a longer table; profile.json holds all rows."""

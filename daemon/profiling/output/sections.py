@@ -25,6 +25,7 @@ from benchd.daemon.profiling.profile import (
     median_step,
 )
 from benchd.daemon.profiling.trace.tables import sorted_by
+from benchd.daemon.reporting.results_table import figure
 
 MIB = 2**20
 BUSY = "times are too long and gains uncertain; run it again on a quiet machine"
@@ -71,14 +72,6 @@ def _sections(profile: Profile, sort: str) -> Iterator[Section]:
         yield _benchmark(profile.benchmark)
     if profile.layers:
         yield from _layers(profile.layers)
-
-
-def figure(value: float | None, scale: float = 1.0) -> str:
-    """Return the value times `scale` with four significant digits, or a dash if not measured."""
-    if value is None:
-        return "-"
-    scaled = value * scale
-    return f"{scaled:.0f}" if abs(scaled) >= 1000 else f"{scaled:.4g}"
 
 
 def all_finding_lines(profile: Profile) -> list[list[str]]:

@@ -7,8 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchd.daemon.profiling.comparison import Change, Compared
-from benchd.daemon.profiling.output.sections import INDENT, Section, figure
+from benchd.daemon.profiling.output.sections import INDENT, Section
 from benchd.daemon.reporting.console import console_on
+from benchd.daemon.reporting.results_table import figure
 from benchd.daemon.reporting.tables import figures, print_rows
 
 NAME_WIDTH = 60

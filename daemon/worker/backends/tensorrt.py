@@ -68,7 +68,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         engine_bytes=artifact.metadata.bytes,
         workspace_bytes=engine.recipe.workspace_bytes,
         context_bytes=engine.device_memory_bytes,
-        notes=[*notes, *_notes(engine), *filter(None, refusals[:1])],
+        notes=[*notes, f"{engine.aux_streams} auxiliary streams", *filter(None, refusals[:1])],
     )
     run = of_images(source, rotating(slots))
     layer_times = partial(_layer_times, engine, source, len(example), device)
@@ -139,10 +139,6 @@ def _plan(
 def _shares(dla_share: float | None) -> dict[str, float]:
     """Return the share of layers on the DLA and of those that fell back to the GPU; none of an engine without a DLA."""
     return {} if dla_share is None else {"DLA": dla_share, "GPU": 1 - dla_share}
-
-
-def _notes(engine: Engine) -> list[str]:
-    return [f"{engine.aux_streams} auxiliary streams"]
 
 
 def _slot(engine: Engine, source: Source, batch: int, device: torch.device) -> tuple[Slot, str]:

@@ -8,6 +8,7 @@ the formulas of benchd.models.cost. Fused steps move less: the floor of a model 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -48,13 +49,7 @@ def count(module: nn.Module, forward: Callable[[], object], batch_size: int, seg
 def total(costs: Iterable[Cost]) -> Cost:
     """Return the cost of all of these, one after another."""
     every = list(costs)
-    return Cost(
-        matrix_flops=sum(each.matrix_flops for each in every),
-        elementwise_flops=sum(each.elementwise_flops for each in every),
-        exponentials=sum(each.exponentials for each in every),
-        bytes=sum(each.bytes for each in every),
-        parameters_bytes=sum(each.parameters_bytes for each in every),
-    )
+    return Cost(*(sum(getattr(each, field.name) for each in every) for field in fields(Cost)))
 
 
 def _innermost(segments: Segments) -> Iterator[nn.Module]:

@@ -19,6 +19,7 @@ from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker import backends, phases, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.daemon.worker.profiling.segments import wait_for
 from benchd.daemon.worker.structures import Batch, cast, each, first_scores, like, to_train, values
 from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
@@ -64,7 +65,7 @@ class Work:
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
-        _synchronize(self.device)
+        wait_for(self.device)
 
 
 def open_work(job: ProfileJob) -> Work:
@@ -113,11 +114,6 @@ def _pool(built: Workload, batch: int, loaded: Loaded, run: Callable[..., Any]) 
     return TensorDataset(*values(images), built.labels[taken] if built.labels is not None and is_labelled else labels)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def _refuse_training(job: ProfileJob, module: nn.Module) -> None:
     variant = job.case.variant
     if isinstance(module, Whole):
@@ -138,7 +134,7 @@ class _Forward:
 
     def step(self) -> None:
         self.forward()
-        _synchronize(self._device)
+        wait_for(self._device)
 
 
 class _Evaluation(_Forward):
@@ -183,4 +179,4 @@ class _Training:
     def step(self) -> None:
         self.forward()
         self.backward()
-        _synchronize(self._labels.device)
+        wait_for(self._labels.device)

@@ -12,7 +12,7 @@ from waiting import WAIT_S
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling import comparison
 from benchd.daemon.profiling.output.terminal import print_compared
-from benchd.daemon.profiling.profile import LayerRow, LayersProfile, StepTime, encode
+from benchd.daemon.profiling.profile import LayerRow, LayersProfile, StepTime
 
 
 def profile(steps_ms, operators_ms, layers_ms=None, **fields):
@@ -77,7 +77,7 @@ def test_a_profile_without_steps_is_refused():
 def test_two_folders_are_compared_from_a_shell(tmp_path, child_environment):
     for name, made in (("a", BEFORE), ("b", AFTER)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "profile.json").write_bytes(encode(made))
+        (tmp_path / name / "profile.json").write_bytes(msgspec.json.encode(made))
 
     def run(*sides):
         line = [sys.executable, "-m", "benchd.daemon.cli", "profile", *sides]

@@ -13,7 +13,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.sections import all_finding_lines, digits, finding_lines, sections
 from benchd.daemon.profiling.output.terminal import print_profile
-from benchd.daemon.profiling.profile import Finding, LayerRow, Profile, encode
+from benchd.daemon.profiling.profile import Finding, LayerRow, Profile
 from benchd.daemon.profiling.rules.layer_rules import late_stages
 
 GPU_SORT, CPU_SORT = "self_device_ns", "self_cpu_ns"
@@ -29,7 +29,7 @@ def column(section, heading):
 
 def test_a_profile_survives_its_json():
     profile = shown()
-    assert msgspec.json.decode(encode(profile), type=Profile) == profile
+    assert msgspec.json.decode(msgspec.json.encode(profile), type=Profile) == profile
     assert profile.measured
     assert not shown_on_cpu(torch=None).measured
 

@@ -73,7 +73,7 @@ def written(results, tmp_path):
 
     def write(name):
         out = StringIO()
-        assert report.report([results], [name], tmp_path / "out", out) == 0
+        report.report([results], [name], tmp_path / "out", out)
         return (tmp_path / "out" / f"report.{name}").read_text(), out.getvalue()
 
     return write

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchd.daemon.verdicts.racing import LOOKS, exceeds, look, rounds_to_decide
+from benchd.daemon.verdicts.racing import LOOKS, Look, exceeds, look, rounds_to_decide
 from benchd.daemon.verdicts.statistics import student_t_quantile
 
 MIN_EFFECT = 0.01
@@ -115,7 +115,7 @@ def test_only_one_that_meets_the_limits_puts_others_behind():
     times = {"fast": [1.0] * 8, "slow": [2.0] * 8}
     assert look(times, {"slow"}, 2, MIN_EFFECT).may_win == []
     assert look(times, {"fast"}, 2, MIN_EFFECT).may_win == ["fast"]
-    assert look(times, set(), 2, MIN_EFFECT).best is None
+    assert look(times, set(), 2, MIN_EFFECT) == Look()
 
 
 def test_so_many_rounds_as_it_says_would_decide():
