@@ -157,7 +157,6 @@ def _too_few_steps(options: Mapping[str, Any]) -> str | None:
 
 
 def _patch_too_large(options: Mapping[str, Any]) -> str | None:
-    """Return why no patch fits into the image."""
     if options["patch_size"] <= options["image_size"]:
         return None
     return f"patch_size={options['patch_size']} is larger than the image, {options['image_size']} pixels"

@@ -72,6 +72,14 @@ class ImageSet:
             raise DataError(f"cannot read an image of {self.spec}; replace or remove it: {error}") from error
         return torch.stack(images), torch.tensor(labels)
 
+    def taken(self, count: int) -> Images:
+        """Return `count` images spread evenly over the set, or all if it has fewer; raise as `read` does."""
+        images, classes = self.read(self.spread(count))
+        source = f"{len(images)} of the {len(self)} images of {self.spec}"
+        if len(images) < count:
+            source = f"all {len(images)} images of {self.spec}, fewer than the {count} asked for"
+        return Images(images, source, classes, self)
+
     def why_unlabelled(self, classes: int) -> str | None:
         """Return why a model with this number of classes does not fit the labels, else None."""
         if self.has_label_file:
@@ -102,37 +110,6 @@ def random_images(shape: tuple[int, ...], count: int, inputs: Literal["unit", "n
     """
     draw = {"unit": torch.rand, "normal": torch.randn}[inputs]
     return draw((count, *shape), generator=torch.Generator().manual_seed(seed))
-
-
-def open_data(
-    spec: str,
-    input_shape: tuple[int, ...],
-    count: int = 256,
-    *,
-    dataset: str | None = None,
-    inputs: Literal["unit", "normal"] = "normal",
-    labels: str | None = None,
-    preprocess: Preprocess | None = None,
-    calibrating: bool = False,
-) -> Images:
-    """Return `count` images spread evenly over the set that `spec` names, or all if it has fewer.
-
-    The arguments are those of `open_set`, which also says what it raises; an unreadable image is a DataError too.
-    """
-    found = open_set(
-        spec,
-        input_shape,
-        dataset=dataset,
-        inputs=inputs,
-        labels=labels,
-        preprocess=preprocess,
-        calibrating=calibrating,
-    )
-    images, classes = found.read(found.spread(count))
-    source = f"{len(images)} of the {len(found)} images of {spec}"
-    if len(images) < count:
-        source = f"all {len(images)} images of {spec}, fewer than the {count} asked for"
-    return Images(images, source, classes, found)
 
 
 def digests(images: torch.Tensor) -> list[str]:

@@ -21,7 +21,7 @@ def settle(net: nn.Module, input_shape: tuple[int, ...]) -> None:
     for name, parameter in net.named_parameters():
         if not name.endswith("bias") and parameter.abs().max() < _SWITCHED_OFF:
             _switch_on(parameter)
-    _calibrate(net, torch.randn(IMAGES, *input_shape))
+    calibrate(net, torch.randn(IMAGES, *input_shape))
 
 
 @torch.no_grad()
@@ -34,7 +34,8 @@ def _switch_on(parameter: nn.Parameter) -> None:
 
 
 @torch.no_grad()
-def _calibrate(net: nn.Module, inputs: torch.Tensor) -> None:
+def calibrate(net: nn.Module, inputs: torch.Tensor) -> None:
+    """Give batch norm the statistics of one pass over these inputs; `net` is left in eval mode."""
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

@@ -15,7 +15,6 @@ from torch import nn
 
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
 from benchd.kernels.lif import lif_pool
-from benchd.models import encoders
 from benchd.models.catalog import Kernels
 from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
@@ -39,11 +38,7 @@ class PooledLif(nn.Module):
     def forward(self, current: torch.Tensor) -> torch.Tensor:
         """Return the pooled spikes of `current`."""
         return lif_pool(
-            current,
-            decay=self.decay,
-            threshold=self.threshold,
-            reset=self.reset,
-            implementation=self.implementation,
+            current, decay=self.decay, threshold=self.threshold, reset=self.reset, implementation=self.implementation
         )
 
 
@@ -124,7 +119,7 @@ class OnePass(nn.Module):
     def encode(self, images: torch.Tensor, uniforms: torch.Tensor | None = None) -> torch.Tensor:
         """Return what `encoded` reads: spikes (T, B, 3, 32, 32) with rate encoding, else the images, all the same."""
         if self.encoding == "rate":
-            return encoders.rate(images, self.time_steps, self.p_scale, uniforms)
+            return _rate_coded(images, self.time_steps, self.p_scale, uniforms)
         if uniforms is not None:
             raise ValueError('uniforms are for encoding="rate"; this model has "repeat"')
         return images
@@ -142,7 +137,8 @@ class OnePass(nn.Module):
     def _stem(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the current of lif1, (T, B, 64, 32, 32)."""
         if self.encoding == "repeat":
-            return encoders.repeat(self._stem_layers(inputs), self.time_steps)
+            still = self._stem_layers(inputs)
+            return still.expand(self.time_steps, *still.shape)
         current: torch.Tensor = self._stem_layers(inputs.flatten(0, 1)).unflatten(0, (self.time_steps, -1))
         return current
 
@@ -151,6 +147,16 @@ class OnePass(nn.Module):
         if self.batch_norm:
             current = self.bn1(current)
         return current
+
+
+def _rate_coded(images: torch.Tensor, time_steps: int, p_scale: float, uniforms: torch.Tensor | None) -> torch.Tensor:
+    """Return Bernoulli spikes, (T, *images.shape): 1 where u < clamp(p_scale * image, 0, 1), else 0."""
+    shape = (time_steps, *images.shape)
+    if uniforms is None:
+        uniforms = torch.rand(shape, dtype=images.dtype, device=images.device)
+    elif uniforms.shape != shape:
+        raise ValueError(f"rate encoding: uniforms must be (T, B, ...) = {shape}, not {tuple(uniforms.shape)}")
+    return (uniforms < (p_scale * images).clamp(0, 1)).to(images.dtype)
 
 
 def build(

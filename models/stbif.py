@@ -32,7 +32,7 @@ from benchd.kernels.op import is_exported, is_watched
 from benchd.kernels.stbif import max_pool_delta, stbif_block
 from benchd.kernels.stbif.native import fire
 from benchd.kernels.stbif.torch_impl import running_sums
-from benchd.models import encoders
+from benchd.models import random_weights
 from benchd.models.catalog import Kernels
 from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
@@ -145,22 +145,11 @@ def build_qann(*, name: str, kernels: Kernels, level: int, width: int = 64) -> Q
     benchd.kernels.dispatch.Unavailable if the default device is no CPU or has no instructions for that.
     """
     model = QuantisedResNet18(level, width)
-    _calibrate(model)
-    model.eval()
-    return model if kernels == "torch" else fold(model, name, kernels)
-
-
-@torch.no_grad()
-def _calibrate(model: QuantisedResNet18) -> None:
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     hooks = [quantiser.register_forward_pre_hook(_initialise_scale) for quantiser in model.neurons()]
-    for norm in norms:
-        norm.momentum = 1.0
-    model.train()(torch.randn(_CALIBRATION_IMAGES, *model.input_shape))
-    for norm in norms:
-        norm.momentum = 0.1
+    random_weights.calibrate(model, torch.randn(_CALIBRATION_IMAGES, *model.input_shape))
     for hook in hooks:
         hook.remove()
+    return model if kernels == "torch" else fold(model, name, kernels)
 
 
 def _initialise_scale(quantiser: Quantiser, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -339,7 +328,10 @@ def _cross_zones(graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, st
 
 
 def _encoded(charge: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
-    return encoders.analog(charge, time_steps, step).flatten(0, 1)
+    """Return charge / step for t < step and zeros after, (T*B, ...)."""
+    share = charge / step
+    # one after the other, images keep their layout
+    return torch.cat([share] * step + [torch.zeros_like(share)] * (time_steps - step))
 
 
 def _steps(folded: torch.Tensor, time_steps: int) -> torch.Tensor:
@@ -406,14 +398,14 @@ def _introduce(body: nn.Module, graph: fx.Graph) -> None:
             source = source.args[0]
         sender = _module(body, source)
         if isinstance(sender, _SpikingLayer):
-            sender = sender.neuron
+            sender = sender.members[1]
         if isinstance(sender, (Quantiser, StBif)):
             layer.reads(sender)
 
 
 def _synapses(module: nn.Module | None) -> _Folded | None:
     if isinstance(module, _SpikingLayer):
-        return module.synapses
+        return module.members[0]
     return module if isinstance(module, _Folded) else None
 
 
@@ -459,22 +451,12 @@ class _SpikingLayer(nn.Module):
     def __init__(self, synapses: _Folded, neuron: StBif, time_steps: int) -> None:
         super().__init__()
         # a tuple keeps them out of this module's own children, so that the state dict names them once
-        self._members = synapses, neuron
+        self.members = synapses, neuron
         self._time_steps = time_steps
-
-    @property
-    def synapses(self) -> _Folded:
-        """The folded layer."""
-        return self._members[0]
-
-    @property
-    def neuron(self) -> StBif:
-        """The layer of neurons."""
-        return self._members[1]
 
     def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
         """Return scale times the codes, (T*B, ...), for inputs (T*B, ...)."""
-        synapses, neuron = self._members
+        synapses, neuron = self.members
         if not torch.compiler.is_compiling() and synapses.suits(x) and not is_watched(synapses, neuron):
             y, bias = synapses.convolved(x, None), synapses.bias
             return fire(y, self._time_steps, bias, shortcut, neuron.scale, neuron.pos_max, neuron.neg_min)

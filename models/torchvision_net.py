@@ -45,14 +45,7 @@ class OneStageDetector(nn.Module):
         return found
 
 
-def build(
-    *,
-    name: str,
-    kernels: Kernels,
-    image_size: int,
-    is_random: bool = True,
-    **shape: Any,
-) -> nn.Module:
+def build(*, name: str, kernels: Kernels, image_size: int, is_random: bool = True, **shape: Any) -> nn.Module:
     """Return the model of `name`, `torchvision:NAME`, in eval mode on plain PyTorch.
 
     `image_size` is the side of its images, 0 for the model's own; `shape` what `shape_from` found. Random weights are

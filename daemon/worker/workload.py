@@ -198,15 +198,15 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
         return _frames(job, specs, data.normalisation(entry.dataset if entry else None, kind))
     if job.data:
         _refuse_images(job, specs)
-        found = data.open_data(
+        opened = data.open_set(
             job.data,
             shape,
-            max(POOL_IMAGES, batch, job.limits.check_images),
             dataset=entry.dataset if entry else None,
             inputs=kind,
             labels=job.labels,
             preprocess=getattr(module, "preprocess", None),
         )
+        found = opened.taken(max(POOL_IMAGES, batch, job.limits.check_images))
         return _Pool(found.images, found.source, found.labels, found.of)
     item_bytes = sum(dtype_of(spec).itemsize * math.prod(spec.shape) for spec in specs)
     count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // item_bytes))
@@ -249,15 +249,15 @@ def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> Cal
         source = f"{count} random inputs"
     else:
         _refuse_images(job, specs)
-        found = data.open_data(
+        opened = data.open_set(
             named,
             tuple(specs[0].shape),
-            count,
             dataset=entry.dataset if entry else None,
             inputs=kind,
             preprocess=getattr(module, "preprocess", None),
             calibrating=True,
         )
+        found = opened.taken(count)
         images, source = found.images, found.source
     return Calibration(images, source, data.digests(values(images)[0]), job.calibration is not None)
 

@@ -247,7 +247,7 @@ def test_real_images_and_weights_give_top_1(once_here, tmp_path):
     done = once_here(*arguments, "--data", "imagefolder:images", "--processes", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = written(tmp_path)
-    images = data.open_data(f"imagefolder:{tmp_path}/images", (3, 32, 32), dataset="cifar10", inputs="unit")
+    images = data.open_set(f"imagefolder:{tmp_path}/images", (3, 32, 32), dataset="cifar10", inputs="unit").taken(256)
     with torch.no_grad():
         right = (model(images.images).argmax(1) == images.labels).double().mean()
     assert record.accuracy.top1 == pytest.approx(float(right))

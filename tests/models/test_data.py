@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import datasets
 from torchvision.transforms import functional
 
-from benchd.models.data import DataError, open_data, open_set, random_images
+from benchd.models.data import DataError, open_set, random_images
 
 IMAGENET = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
 CIFAR10 = torch.tensor([[0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]])[:, :, None, None]
@@ -50,7 +50,7 @@ def cifar10(tmp_path, monkeypatch):
 @pytest.mark.parametrize("inputs", ["unit", "normal"])
 def test_cifar10_is_spread_evenly_and_normalised_as_its_models_were_trained(cifar10, inputs):
     folder, pixels = cifar10
-    taken = open_data(f"cifar10:{folder}", (3, 32, 32), 10, dataset="cifar10", inputs=inputs)
+    taken = open_set(f"cifar10:{folder}", (3, 32, 32), dataset="cifar10", inputs=inputs).taken(10)
     want = pixels[::3] / 255
     torch.testing.assert_close(taken.images, want if inputs == "unit" else (want - CIFAR10[0]) / CIFAR10[1])
     assert taken.labels.tolist() == [3 * index % 10 for index in range(10)]
@@ -58,33 +58,33 @@ def test_cifar10_is_spread_evenly_and_normalised_as_its_models_were_trained(cifa
 
 
 def test_a_small_set_is_taken_whole_and_says_so(cifar10):
-    taken = open_data(f"cifar10:{cifar10[0]}", (3, 32, 32))
+    taken = open_set(f"cifar10:{cifar10[0]}", (3, 32, 32)).taken(256)
     assert taken.images.shape == (30, 3, 32, 32)
     assert taken.source.startswith("all 30 images of")
     assert taken.source.endswith("fewer than the 256 asked for")
 
 
 def test_the_digits_that_ship_take_the_shape_of_the_model():
-    digits = open_data("demo", (3, 32, 32), 100, inputs="unit")
+    digits = open_set("demo", (3, 32, 32), inputs="unit").taken(100)
     assert digits.source == "100 of the 359 images of demo"
     assert digits.images.shape == (100, 3, 32, 32)
     assert len(digits.labels.unique()) == 10
     assert torch.equal(digits.images[:, 0], digits.images[:, 2])
-    normal = open_data("demo", (3, 32, 32), 400)
+    normal = open_set("demo", (3, 32, 32)).taken(400)
     assert normal.source == "all 359 images of demo, fewer than the 400 asked for"
     assert abs(normal.images.mean()) < 0.02
     assert abs(normal.images.std() - 1) < 0.02
-    larger = open_data("demo", (1, 224, 224), 2)
+    larger = open_set("demo", (1, 224, 224)).taken(2)
     assert larger.images.shape == (2, 1, 224, 224)
     assert larger.of.why_unlabelled(10) is None
     assert "demo has 10 classes, but the model has 1000" in larger.of.why_unlabelled(1000)
     with pytest.raises(DataError, match="reads no images"):
-        open_data("demo", (64, 64))
+        open_set("demo", (64, 64))
 
 
 def test_an_image_folder_is_resized_cropped_and_normalised(tmp_path):
     write_image_folder(tmp_path, {"a": 3, "b": 2})
-    taken = open_data(f"imagefolder:{tmp_path}", (3, 28, 28), dataset="imagenet")
+    taken = open_set(f"imagefolder:{tmp_path}", (3, 28, 28), dataset="imagenet").taken(256)
     assert taken.images.shape == (5, 3, 28, 28)
     assert taken.labels.tolist() == [0, 0, 0, 1, 1]
     picture = Image.open(tmp_path / "b" / "001.png")
@@ -95,7 +95,7 @@ def test_an_image_folder_is_resized_cropped_and_normalised(tmp_path):
 
 def test_an_image_folder_of_ten_classes_is_labelled_for_a_cifar_model(tmp_path):
     write_image_folder(tmp_path, {f"class{index}": 1 for index in range(10)}, size=(32, 32))
-    taken = open_data(f"imagefolder:{tmp_path}", (3, 32, 32), dataset="cifar10", inputs="unit")
+    taken = open_set(f"imagefolder:{tmp_path}", (3, 32, 32), dataset="cifar10", inputs="unit").taken(256)
     assert taken.labels.tolist() == list(range(10))
     picture = functional.to_tensor(Image.open(tmp_path / "class7" / "000.png"))
     torch.testing.assert_close(taken.images[7], picture)
@@ -115,23 +115,23 @@ def test_an_image_folder_of_ten_classes_is_labelled_for_a_cifar_model(tmp_path):
 def test_what_cannot_be_opened_says_what_to_do(tmp_path, spec, words):
     (tmp_path / "empty-class").mkdir()
     with pytest.raises(DataError, match=words):
-        open_data(spec.format(root=tmp_path), (3, 32, 32))
+        open_set(spec.format(root=tmp_path), (3, 32, 32))
 
 
 def test_a_model_that_is_not_square_gets_a_cut_of_its_own_shape(tmp_path):
     write_image_folder(tmp_path, {"a": 1})
-    assert open_data(f"imagefolder:{tmp_path}", (3, 20, 36)).images.shape == (1, 3, 20, 36)
+    assert open_set(f"imagefolder:{tmp_path}", (3, 20, 36)).taken(256).images.shape == (1, 3, 20, 36)
 
 
 def test_a_model_of_one_channel_needs_preprocessing_of_its_own(tmp_path):
     write_image_folder(tmp_path, {"a": 1})
     with pytest.raises(DataError, match="reads 1x8x8: give the module an attribute `preprocess`"):
-        open_data(f"imagefolder:{tmp_path}", (1, 8, 8))
+        open_set(f"imagefolder:{tmp_path}", (1, 8, 8))
 
     def grey(picture):
         return functional.to_tensor(picture.convert("L").resize((8, 8)))
 
-    taken = open_data(f"imagefolder:{tmp_path}", (1, 8, 8), preprocess=grey)
+    taken = open_set(f"imagefolder:{tmp_path}", (1, 8, 8), preprocess=grey).taken(256)
     torch.testing.assert_close(taken.images[0], grey(Image.open(tmp_path / "a" / "000.png")))
 
 
@@ -141,7 +141,7 @@ def test_a_model_of_one_channel_needs_preprocessing_of_its_own(tmp_path):
 def test_preprocessing_that_makes_something_else_is_named(tmp_path, made, words):
     write_image_folder(tmp_path, {"a": 1})
     with pytest.raises(DataError, match=rf"`preprocess` returned {words} a tensor of shape \(3, 8, 8\)"):
-        open_data(f"imagefolder:{tmp_path}", (3, 8, 8), preprocess=made)
+        open_set(f"imagefolder:{tmp_path}", (3, 8, 8), preprocess=made).taken(1)
 
 
 def test_a_file_of_labels_names_images_and_classes_in_place_of_folders(tmp_path):
@@ -186,25 +186,25 @@ def test_labels_that_do_not_fit_name_the_line(tmp_path, text, words):
 
 def test_a_set_with_labels_of_its_own_takes_no_others(cifar10):
     with pytest.raises(DataError, match="cifar10 has its own labels"):
-        open_data(f"cifar10:{cifar10[0]}", (3, 32, 32), labels="labels.txt")
+        open_set(f"cifar10:{cifar10[0]}", (3, 32, 32), labels="labels.txt")
 
 
 def test_images_outside_class_folders_are_a_wrong_layout(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "flat.png")
     with pytest.raises(DataError, match="one folder per class"):
-        open_data(f"imagefolder:{tmp_path}", (3, 32, 32))
+        open_set(f"imagefolder:{tmp_path}", (3, 32, 32))
 
 
 def test_a_file_that_is_no_image_is_named(tmp_path):
     write_image_folder(tmp_path, {"a": 1})
     (tmp_path / "a" / "bad.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"cannot read an image of .*; replace or remove it: .*"):
-        open_data(f"imagefolder:{tmp_path}", (3, 32, 32))
+        open_set(f"imagefolder:{tmp_path}", (3, 32, 32)).taken(2)
 
 
 def test_a_model_without_images_takes_none(cifar10):
     with pytest.raises(DataError, match="reads no images"):
-        open_data(f"cifar10:{cifar10[0]}", (64, 64), dataset="none")
+        open_set(f"cifar10:{cifar10[0]}", (64, 64), dataset="none")
 
 
 def test_random_images_are_seeded_apart_from_the_global_generator():

@@ -25,7 +25,7 @@ def built(model, kernels):
 def images(model):
     entry = catalog.entry(model)
     shape = entry.image_shape(CHECKPOINTS[model].options)
-    return data.open_data("demo", shape, 64, dataset=entry.dataset, inputs=entry.inputs).images
+    return data.open_set("demo", shape, dataset=entry.dataset, inputs=entry.inputs).taken(64).images
 
 
 @needs_instructions

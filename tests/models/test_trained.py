@@ -23,7 +23,7 @@ def loaded(model, **options):
 def images(model):
     entry = catalog.entry(model)
     shape = entry.image_shape(CHECKPOINTS[model].options)
-    return data.open_data("demo", shape, 10_000, dataset=entry.dataset, inputs=entry.inputs)
+    return data.open_set("demo", shape, dataset=entry.dataset, inputs=entry.inputs).taken(10_000)
 
 
 @torch.inference_mode()
@@ -76,7 +76,7 @@ def test_the_digits_are_every_fifth_and_exact_in_half_precision():
     held = load_file(demo.IMAGES)
     assert torch.equal(held["images"], kept.images.to(torch.uint8))
     assert torch.equal(held["labels"], kept.labels.to(torch.uint8))
-    shown = data.open_data("demo", (3, 32, 32), 359, inputs="unit")
+    shown = data.open_set("demo", (3, 32, 32), inputs="unit").taken(359)
     assert torch.equal(shown.images.half().float(), shown.images)
     assert shown.images.amin() == 0
     assert shown.images.amax() == 1
