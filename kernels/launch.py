@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,8 +19,7 @@ class Shipped:
 
     `name` is a row of docs/occupancy.md. `signature` gives each argument's Triton type ("*fp16", "i32", "constexpr"),
     `constants` the values of the constexpr ones, and `aligned` names the arguments that the launcher finds divisible
-    by 16: without them Triton compiles another, slower kernel. `reason` says why it is right where it holds less than
-    half of the warps of an sm_87.
+    by 16: without them Triton compiles another, slower kernel.
     """
 
     name: str
@@ -30,8 +29,7 @@ class Shipped:
     aligned: tuple[str, ...]
     num_warps: int
     fp_fusion: bool
-    architectures: tuple[int, ...] = field(default=ARCHITECTURES)
-    reason: str = ""
+    architectures: tuple[int, ...] = ARCHITECTURES
 
 
 def shipped(

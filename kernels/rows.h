@@ -1,14 +1,13 @@
 /* Rows of numbers in registers, for kernels of channels-last tokens; in float32, or in bfloat16 outside of registers.
    An #include of a kernel's only file: everything is static. */
 
-#include <stdint.h>
 #include <string.h>
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
-#define PUBLIC __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
+#include "common.h"
+
 #define CHANNELS 16 /* of a row: a cache line of a token in float32 */
 
 /* LANES numbers with the operators of C: one register, since compilers split a longer vector badly */

@@ -45,7 +45,6 @@ class Compiled:
     shared_bytes: int
     occupancy: float
     limits: tuple[str, ...]
-    reason: str
 
 
 def modules() -> list[str]:
@@ -120,7 +119,6 @@ def _compile(job: _Job) -> Compiled:
         shared_bytes=shared_bytes,
         occupancy=occupancy.share,
         limits=occupancy.limits,
-        reason=shipped.reason,
     )
 
 
@@ -169,8 +167,6 @@ def _table(op: str, rows: Sequence[Compiled]) -> str:
         cells = {row.sm: row for row in group}
         shared = max(row.shared_bytes for row in cells.values())
         lines.append(_line([kernel, str(warps), f"{shared} B", *(_cell(cells.get(sm)) for sm in architectures)]))
-    reasons = {row.kernel: row.reason for row in rows if row.reason}
-    lines += ["", *(f"- {kernel}: {reason}" for kernel, reason in reasons.items())] if reasons else []
     return "\n".join(lines) + "\n"
 
 

@@ -1,9 +1,9 @@
 /* The sum of two rows and its root mean square norm, a row after the other: what is written is read from the cache. */
 
 #include <math.h>
-#include <stdint.h>
 
-#define PUBLIC __attribute__((visibility("default")))
+#include "../common.h"
+
 #define WORTH_A_THREAD 4096 /* fewer numbers are done before a second thread is awake */
 
 #ifdef BF16 /* of hidden and normed: the upper half of a float */

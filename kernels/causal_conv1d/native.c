@@ -3,7 +3,6 @@
    A task owns a block of channels of some tokens in a row, for one direction or both: what the taps of neighbouring
    tokens share, and what the directions do, is read from the first-level cache. */
 
-#include <stdint.h>
 #include <string.h>
 
 #include "../rows.h"
@@ -29,10 +28,6 @@ typedef struct {
 typedef struct {
     int64_t image, token, tokens, channel, channels;
 } task;
-
-INLINE int64_t at_most(int64_t n, int64_t limit) {
-    return n < limit ? n : limit;
-}
 
 /* One number of every channel of a task. */
 static void read_parameter(row *to, const float *from, int64_t distance, int64_t channels) {

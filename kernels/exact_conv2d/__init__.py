@@ -20,17 +20,12 @@ from benchd.kernels.dispatch import Implementations
 from benchd.kernels.exact_conv2d import native, reference, torch_impl
 from benchd.kernels.exact_conv2d.whole import Digits, pack
 
-__all__ = ["MOST_PRODUCTS", "Digits", "exact_conv2d", "fits", "pack"]
+__all__ = ["MOST_PRODUCTS", "Digits", "exact_conv2d", "pack"]
 
 MOST_PRODUCTS = (2**31 - 1) // (2**15 + 2**7)
 """So many products of a code of 1 with the upper two digits of a weight fit into 32 bits."""
 
 _implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
-
-
-def fits(weight: torch.Tensor, largest: int) -> bool:
-    """Return whether no sum of codes up to `largest` times `weight` (O, C, kh, kw) can overflow."""
-    return largest * math.prod(weight.shape[1:]) <= MOST_PRODUCTS
 
 
 def exact_conv2d(
@@ -52,8 +47,8 @@ def exact_conv2d(
     a tensor of one element; `packed` is `pack(weight)`, or `pack(weight, 1)` for int8 weights. It is None if a number
     of x is not `scale` times a whole number up to `largest`, or if fewer of them than the share `least_density` are not
     0, by a sample of at most 64 rows in "native". Inference only. Raises ValueError for a wrong shape, a weight that is
-    not finite or sums that could overflow (see `fits`), TypeError for another dtype, and dispatch.Unavailable where the
-    implementation cannot run.
+    not finite or sums that could overflow (see `MOST_PRODUCTS`), TypeError for another dtype, and dispatch.Unavailable
+    where the implementation cannot run.
     """
     _check(x, weight, bias)
     if stride < 1 or padding < 0 or not 1 <= largest <= 127:
@@ -61,7 +56,7 @@ def exact_conv2d(
         raise ValueError(f"exact_conv2d: expected stride >= 1, padding >= 0 and codes up to 127, not {given}")
     if any(side + 2 * padding < taps for side, taps in zip(x.shape[2:], weight.shape[2:], strict=True)):
         raise ValueError(f"exact_conv2d: a window {tuple(weight.shape[2:])} does not fit in {tuple(x.shape[2:])}")
-    if not fits(weight, largest):
+    if largest * math.prod(weight.shape[1:]) > MOST_PRODUCTS:
         raise ValueError(f"exact_conv2d: sums of codes up to {largest} times {tuple(weight.shape)} could overflow")
     module = _implementation(implementation, x.device)
     digits = pack(weight) if packed is None else packed

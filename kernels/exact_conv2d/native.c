@@ -6,7 +6,6 @@
    all pictures are zeros as a whole, and are left out as any such block. */
 
 #define _GNU_SOURCE /* syscall */
-#include <stdint.h>
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -16,8 +15,8 @@
 #include <arm_neon.h>
 #endif
 
-#define PUBLIC __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
+#include "../common.h"
+
 #define ROWS 16  /* output pixels of a block */
 #define DEPTH 64 /* codes of a block's row */
 #define LANES 16 /* output channels of a tile of digits */
@@ -52,10 +51,6 @@ typedef struct {
     double least_density;
     int64_t status;
 } problem;
-
-static int64_t clipped(int64_t at, int64_t end) { return at < 0 ? 0 : at < end ? at : end; }
-
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
 static int64_t blocks_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 

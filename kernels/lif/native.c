@@ -3,13 +3,11 @@
    REAL is the state's type, float or double; the caller compiles the file for each. Blocks are always inlined with
    their width, layout and reset known, so that a membrane block becomes vectors and its loops vectorise. */
 
-#include <stdint.h>
+#include "../common.h"
 
 #ifndef REAL
 #define REAL float
 #endif
-#define PUBLIC __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 #define LANES 16 /* windows a pooling block; four membranes each */
 #define BLOCK 16 /* membranes a block without pooling: a line of floats of each step; wider ones were slower */
 #define LINE ((int64_t)(64 / sizeof(REAL)))

@@ -17,9 +17,6 @@ from benchd.kernels import launch
 from benchd.kernels.lif import layout, ops
 from benchd.kernels.op import computes
 
-__all__ = ["SHIPPED", "lif", "lif_pool"]
-
-
 lif, lif_pool = partial(ops.lif, "triton"), partial(ops.lif_pool, "triton")
 
 

@@ -7,7 +7,6 @@
 #include <math.h>
 #include <omp.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "../rows.h"

@@ -6,14 +6,13 @@
    that it meets: (window_height, window_width, channels) lie in this order. Where a window hangs over the picture's
    edge its list is shorter, and nothing is padded. */
 
-#include <stdint.h>
 #include <string.h>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
-#define PUBLIC __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
+#include "../common.h"
+
 #define BLOCK 64   /* output channels of a pixel whose sums stay in registers */
 #define PADDED 16  /* weights are filled up to a multiple of so many channels */
 /* floats of a register: compilers keep a longer vector in memory */
@@ -101,10 +100,6 @@ INLINE void walk(
         for (int v = 0; v < vectors; v++) sums[v] += list[i].value * row[v];
     }
 }
-
-static int64_t clipped(int64_t at, int64_t end) { return at < 0 ? 0 : at < end ? at : end; }
-
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
 /* where the window of an output pixel begins in its picture, whose first row is `origin` */
 typedef struct {

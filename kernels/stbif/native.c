@@ -6,15 +6,14 @@
 #define _DEFAULT_SOURCE /* madvise */
 #include <math.h>
 #include <omp.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "../common.h"
 
 #ifndef REAL
 #define REAL float
 #endif
-#define PUBLIC __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 #define TILE 64              /* neurons a tile: few, so that its rows of all steps share the cache */
 #define LANES 64             /* channels a pooling tile */
 #define WORTH_A_THREAD 16384 /* below so many elements a step, waking a thread costs more than it saves */
@@ -215,8 +214,6 @@ PUBLIC void stbif_backward(
 typedef struct {
     int64_t height, width, channels, kernel, stride, padding, out_height, out_width;
 } pooling;
-
-static int64_t clipped(int64_t at, int64_t end) { return at < 0 ? 0 : at < end ? at : end; }
 
 static void add_step(double *restrict sums, const REAL *restrict values, int64_t pixels, int64_t channels, int64_t n) {
     for (int64_t pixel = 0; pixel < pixels; pixel++)

@@ -23,9 +23,6 @@ from benchd.kernels.op import computes
 from benchd.kernels.stbif import layout, ops
 from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled, state_dtype
 
-__all__ = ["SHIPPED", "max_pool_delta", "stbif", "stbif_block"]
-
-
 stbif = stbif_block = partial(ops.stbif, "triton")
 max_pool_delta = partial(ops.max_pool_delta, "triton")
 

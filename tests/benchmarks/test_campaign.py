@@ -252,7 +252,7 @@ def test_the_scatter_of_energies_and_their_cross_check_are_read_off_the_records(
 def test_static_occupancy_is_held_against_the_trace(tmp_path):
     folder = tmp_path / "nvidia-h200"
     (folder / "profiles").mkdir(parents=True)
-    compiled = [Compiled("lif", "lif fp32", name, 87, 4, 32, 0, 512, 1.0, (), "") for name in ("_lif", "_scan")]
+    compiled = [Compiled("lif", "lif fp32", name, 87, 4, 32, 0, 512, 1.0, ()) for name in ("_lif", "_scan")]
     (folder / "occupancy.json").write_bytes(msgspec.json.encode({"triton": "3", "kernels": compiled}))
     takes = [("_lif", 32), ("_scan", 40), ("gemm", 99)]
     ran = [profiles_made.kernel(name, 0.1, registers=registers, shared_bytes=512) for name, registers in takes]

@@ -132,5 +132,5 @@ def test_the_page_is_what_make_occupancy_writes(everything, tables):
 
 
 @pytest.mark.usefixtures("tables")
-def test_what_ships_fills_half_of_an_orin_sm_or_says_why_not(rows):
-    assert [row for row in rows if row.sm == ORIN and row.occupancy < 0.5 and not row.reason] == []
+def test_what_ships_fills_half_of_an_orin_sm(rows):
+    assert [row for row in rows if row.sm == ORIN and row.occupancy < 0.5] == []

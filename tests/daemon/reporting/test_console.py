@@ -266,7 +266,7 @@ def test_the_catalog_names_every_model_and_option(as_json):
 @pytest.fixture
 def compiled(monkeypatch):
     """One kernel, as if Triton 3.8.0 had compiled it."""
-    row = Compiled("lif", "fp16, [256]", "_lif", 87, 4, 46, 0, 512, 5 / 6, ("registers", "shared memory"), "")
+    row = Compiled("lif", "fp16, [256]", "_lif", 87, 4, 46, 0, 512, 5 / 6, ("registers", "shared memory"))
     monkeypatch.setattr(console, "compile_all", lambda **_: [row])
     monkeypatch.setattr(console, "triton_version", lambda: "3.8.0")
 
