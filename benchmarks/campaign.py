@@ -33,7 +33,7 @@ import msgspec
 import typer
 
 from benchd.daemon.measuring import plan
-from benchd.daemon.records import Case
+from benchd.daemon.records import Case, Direction
 from benchd.models import catalog
 from benchmarks import models, performance, rows
 from benchmarks.commands import command
@@ -249,7 +249,7 @@ def _kernels(settings: Settings) -> Iterator[Part]:
         yield _python(f"{op} {precision} batch {batch}", "benchmarks.kernels", *what, *how)
 
 
-def _workloads(settings: Settings) -> Iterator[tuple[str, int, models.Direction]]:
+def _workloads(settings: Settings) -> Iterator[tuple[str, int, Direction]]:
     """Yield what is raced and recorded: each model at each batch size, and its training at the last."""
     for model in settings.models:
         for batch in settings.batch_sizes:
@@ -271,7 +271,7 @@ def _models(settings: Settings) -> Iterator[Part]:
     return (_race(*workload, settings) for workload in _workloads(settings))
 
 
-def _race(model: str, batch: int, direction: models.Direction, settings: Settings) -> Part:
+def _race(model: str, batch: int, direction: Direction, settings: Settings) -> Part:
     what = ["--model", model, "--batch-size", str(batch), "--direction", direction, "--device", settings.device]
     variants = settings.variants or (_raced(model, batch, direction) if settings.device == "cuda" else [])
     what += [argument for variant in variants for argument in ("--variant", variant)]
@@ -280,7 +280,7 @@ def _race(model: str, batch: int, direction: models.Direction, settings: Setting
     return _python(f"{model} batch {batch} {direction}", "benchmarks.models", *what, *how)
 
 
-def _raced(model: str, batch: int, direction: models.Direction) -> list[str]:
+def _raced(model: str, batch: int, direction: Direction) -> list[str]:
     """Return what races on a GPU by default; who cannot run there is named in the race."""
     able = (name for name in RACED if direction == "inference" or catalog.trains(model, name))
     return [*(name for name in able if not models.crowds(name, batch)), *models.BESIDE.get(model, [])]

@@ -11,7 +11,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -23,7 +23,7 @@ from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import Job
-from benchd.daemon.records import Case, Check, OptionValue, Precision, Variant, all_variants
+from benchd.daemon.records import Case, Check, Direction, OptionValue, Precision, Variant, all_variants
 from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
@@ -38,7 +38,6 @@ from benchmarks.rows import Entrant
 # what a reader asks of the model: a spiking net beside the same net without spikes
 BESIDE = {"snn_stbif_resnet18": ["qann_resnet18/eager"]}
 GRAPH_IMAGES = 64  # in a race at most: each plain graph keeps a pool of its own, tens of gigabytes beyond that
-Direction = Literal["inference", "training"]
 Call = Callable[[], object]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -63,7 +62,7 @@ def main(
     ] = None,
     batch_size: Annotated[list[int] | None, typer.Option(help="A batch size; may be repeated.")] = None,
     option: Annotated[list[str] | None, typer.Option(help="An option of the model.", metavar="KEY=VALUE")] = None,
-    direction: Annotated[str, typer.Option(help="inference or training.")] = "inference",
+    direction: Annotated[Direction, typer.Option(help="inference or training.")] = "inference",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     seconds: Annotated[float, typer.Option(help="Time to race one model at one batch size.")] = 20.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
@@ -72,24 +71,17 @@ def main(
 ) -> None:
     """Race the variants of a model and the peers that are installed."""
     where = rows.open_device(device, threads)
-    chosen = cast("Direction", _one_of(direction, ("inference", "training")))
     wrong: list[str] = []
     for name in model or list(plan.DEFAULT_MODELS):
         options = _options(name, option or [])
         for size in batch_size or [1]:
-            case = Case(model=name, variant=Variant("eager", "fp32"), batch_size=size, direction=chosen)
+            case = Case(model=name, variant=Variant("eager", "fp32"), batch_size=size, direction=direction)
             raced = _raced(_job(case, options, where), variant, peers, where, seconds, output)
             _print(raced)
             rows.write(raced, output)
             ours = [row for row in raced if not row.is_peer and row.median_ms is not None]
             wrong += [f"{name} {row.contender} batch {size}" for row in ours if not row.right]
     rows.end(wrong)
-
-
-def _one_of(value: str, known: Sequence[str]) -> str:
-    if value not in known:
-        raise typer.BadParameter(f"{value!r}: choose one of {', '.join(known)}")
-    return value
 
 
 def _options(model: str, given: Sequence[str]) -> dict[str, OptionValue]:
@@ -225,7 +217,7 @@ def _peers(job: Job, device: torch.device) -> Iterator[Entrant]:
     """Yield each peer in float32 and, where nothing is learned, in half as its users run it: amp, on a GPU fp16 too."""
     halves: list[Precision] = ["amp", "fp16"] if device.type == "cuda" else ["amp"]
     precisions: list[Precision] = ["fp32", *(halves if job.case.direction == "inference" else [])]
-    for name, build in peer_models.of(job.case.model).items():
+    for name, build in peer_models.PEERS.get(job.case.model, {}).items():
         for precision in precisions:
             yield _peer(job, name, build, Variant("eager", precision), device)
             gc.collect()

@@ -221,17 +221,18 @@ def _lif(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Prob
 
 
 def _lif_pool(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
-    arguments = {"current": _current(shape, dtype, device), "decay": 0.95}
-    others = peers.spikingjelly_lif(then=_pool) | {"lif by torch steps + avg_pool2d": peers.plain_lif_pool}
-    return Problem(lif_pool, arguments, exact=True, flops=5.0 * math.prod(shape), peers=others)
+    return _pooled(_current(shape, dtype, device))
 
 
 def _lif_pool_repeat(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
     steps, *one = shape
-    current = _current(one, dtype, device).expand(steps, *one)
-    arguments = {"current": current, "decay": 0.95}
+    return _pooled(_current(one, dtype, device).expand(steps, *one))
+
+
+def _pooled(current: Tensor) -> Problem:
     others = peers.spikingjelly_lif(then=_pool) | {"lif by torch steps + avg_pool2d": peers.plain_lif_pool}
-    return Problem(lif_pool, arguments, exact=True, flops=5.0 * math.prod(shape), peers=others)
+    arguments = {"current": current, "decay": 0.95}
+    return Problem(lif_pool, arguments, exact=True, flops=5.0 * current.numel(), peers=others)
 
 
 def _pool(spikes: Tensor) -> Tensor:

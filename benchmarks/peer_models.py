@@ -215,8 +215,3 @@ PEERS: Mapping[str, Mapping[str, Build]] = {
     "snn_onepass": {"spikingjelly": SpikingJellyOnePass, "step by step": SteppedOnePass},
     "snn_stbif_resnet18": {"spikingjelly": spikingjelly_stbif_net},
 }
-
-
-def of(model: str) -> Mapping[str, Build]:
-    """Return the peers of a catalogued model by name."""
-    return PEERS.get(model, {})

@@ -19,6 +19,7 @@ import typer
 from benchd.daemon.profiling.profile import Profile, TorchProfile
 from benchd.daemon.records import Record
 from benchd.daemon.reporting.cells import COLUMNS, cells
+from benchd.daemon.reporting.tables import markdown_table
 from benchd.daemon.verdicts import results
 from benchd.kernels.shipped import Compiled
 from benchmarks import kernels, models, rows
@@ -71,7 +72,8 @@ def page(folder: Path) -> str:
     """Return one machine's part of the page, without what its stages have not measured."""
     found = read(folder)
     parts = (_machine, _tests, _kernels, _models, _records, _profiles, _occupancy, _targets, _comparisons, _soak)
-    return "\n".join([f"## {_title(found)}", "", *(line for part in parts for line in part(found))])
+    title = found.machine.device if found.machine else found.name
+    return "\n".join([f"## {title}", "", *(line for part in parts for line in part(found))])
 
 
 def read(folder: Path) -> Found:
@@ -118,10 +120,6 @@ def _last(found: Sequence[Any], race: Callable[[Any], Any]) -> list[Any]:
     return list(kept.values())
 
 
-def _title(found: Found) -> str:
-    return found.machine.device if found.machine else found.name
-
-
 def _machine(found: Found) -> Iterator[str]:
     if found.machine is None:
         return
@@ -146,11 +144,8 @@ def _machine(found: Found) -> Iterator[str]:
 
 
 def _tests(found: Found) -> Iterator[str]:
-    if not found.tests:
-        return
-    yield "### Correctness"
-    yield ""
-    yield from _table(
+    return _section(
+        "Correctness",
         ("tests", "ran", "failed", "skipped"),
         (
             (name, str(its["tests"] - its["skipped"]), str(its["failures"] + its["errors"]), str(its["skipped"]))
@@ -160,23 +155,19 @@ def _tests(found: Found) -> Iterator[str]:
 
 
 def _kernels(found: Found) -> Iterator[str]:
-    if not found.kernels:
-        return
     others = list(dict.fromkeys(row.contender for row in found.kernels if row.ratio and row.contender != OURS))
-    yield "### Kernels"
-    yield ""
-    yield "The time of ours, and how many times it the others take."
-    yield ""
     races: dict[tuple[str, str, str], dict[str, kernels.Row]] = {}
     for row in found.kernels:
         shape = ",".join(map(str, row.shape))
         races.setdefault((row.op, shape, row.dtype), {})[row.contender] = row
-    yield from _table(
+    return _section(
+        "Kernels",
         ("op", "shape", "dtype", "ours ms", "x of floor", "bound by", "answer", *others),
         (
             (*race, *_ours(by_name.get(OURS)), *(_ratio(by_name.get(name)) for name in others))
             for race, by_name in races.items()
         ),
+        "The time of ours, and how many times it the others take.",
     )
 
 
@@ -213,24 +204,13 @@ def _models(found: Found) -> Iterator[str]:
 
 
 def _records(found: Found) -> Iterator[str]:
-    if not found.records:
-        return
-    yield "### Records"
-    yield ""
-    yield "Each case in a process of its own, from input to output on the host; the table of `benchd report`."
-    yield ""
-    yield from _table(list(COLUMNS.values()), map(cells, found.records))
+    words = "Each case in a process of its own, from input to output on the host; the table of `benchd report`."
+    return _section("Records", list(COLUMNS.values()), map(cells, found.records), words)
 
 
 def _profiles(found: Found) -> Iterator[str]:
-    if not found.profiles:
-        return
-    yield "### Profiles"
-    yield ""
-    yield from _table(
-        ("case", "launches a step", "GPU busy", "most time in", "findings"),
-        (_profile(profile) for profile in found.profiles),
-    )
+    headings = ("case", "launches a step", "GPU busy", "most time in", "findings")
+    return _section("Profiles", headings, map(_profile, found.profiles))
 
 
 def _launches_a_step(torch: TorchProfile | None) -> float | None:
@@ -282,28 +262,25 @@ def _traced(found: Found) -> Iterator[Traced]:
 
 
 def _occupancy(found: Found) -> Iterator[str]:
-    rows = list(_traced(found))
-    if not rows:
-        return
-    yield "### Static occupancy against the trace's"
-    yield ""
-    yield "What decides how many blocks an SM holds, as compiled ahead for this architecture and as launched."
-    yield ""
-    yield from _table(
+    return _section(
+        "Static occupancy against the trace's",
         ("case", "kernel", "registers, shared bytes in the trace", "compiled ahead", ""),
         (
-            (row.case_id, row.function, _pair(row.traced), "; ".join(map(_pair, sorted(row.compiled))), _agree(row))
-            for row in rows
+            (
+                row.case_id,
+                row.function,
+                _pair(row.traced),
+                "; ".join(map(_pair, sorted(row.compiled))),
+                "agree" if row.agrees else "DIFFER",
+            )
+            for row in _traced(found)
         ),
+        "What decides how many blocks an SM holds, as compiled ahead for this architecture and as launched.",
     )
 
 
 def _pair(pair: tuple[int, int]) -> str:
     return f"{pair[0]}, {pair[1]}"
-
-
-def _agree(row: Traced) -> str:
-    return "agree" if row.agrees else "DIFFER"
 
 
 @dataclass(frozen=True)
@@ -460,48 +437,44 @@ TARGETS = (
 
 
 def _targets(found: Found) -> Iterator[str]:
-    if "h200" not in found.name:
-        return
-    yield "### Targets"
-    yield ""
-    yield from _table(("what", "wanted", "measured", ""), (target.row(found) for target in TARGETS))
+    targets = TARGETS if "h200" in found.name else ()
+    return _section("Targets", ("what", "wanted", "measured", ""), (target.row(found) for target in targets))
 
 
 def _comparisons(found: Found) -> Iterator[str]:
-    if not found.comparisons:
-        return
-    yield "### Verdicts on identical code"
-    yield ""
-    yield "Cases compared with themselves by `make soak-aa`: FASTER and SLOWER are false, and 5 % of them are allowed."
-    yield ""
-    yield from _table(
+    return _section(
+        "Verdicts on identical code",
         ("case", "comparisons", "made", "false", "at most, with 95 % confidence", "same", "inconclusive"),
         (
             (case, half, str(its.made), str(its.false), f"{its.bound:.1%}", str(its.same), str(its.inconclusive))
             for case in dict.fromkeys(line["case"] for line in found.comparisons)
             for half, its in soak_aa.counts([line for line in found.comparisons if line["case"] == case]).items()
         ),
+        "Cases compared with themselves by `make soak-aa`: FASTER and SLOWER are false, and 5 % of them are allowed.",
     )
 
 
 def _soak(found: Found) -> Iterator[str]:
-    if not found.soak:
-        return
-    yield "### Delivery"
-    yield ""
-    yield "By `make soak`, with real processes: the service, mosquitto, a collector."
-    yield ""
-    yield from _table(
+    return _section(
+        "Delivery",
         ("figure", "value", "target", ""),
         ((figure.name, f"{figure.value:,.6g}", figure.target, soak.verdict(figure.met)) for figure in found.soak),
+        "By `make soak`, with real processes: the service, mosquitto, a collector.",
     )
 
 
+def _section(
+    title: str, columns: Sequence[str], lines: Iterable[Sequence[str]], words: str | None = None
+) -> Iterator[str]:
+    """Yield a heading, what the table below it means, and the table; nothing where that has no lines."""
+    known = list(lines)
+    if known:
+        yield from (f"### {title}", "", *((words, "") if words else ()))
+        yield from _table(columns, known)
+
+
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(columns)} |"
-    yield f"|{' --- |' * len(columns)}"
-    for line in lines:
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in line)} |"
+    yield from markdown_table(columns, lines)
     yield ""
 
 

@@ -91,16 +91,12 @@ def fields(entrant: Entrant, result: Paired | Dropped | None) -> dict[str, Any]:
         return {"contender": entrant.name, "verdict": result.reason, "right": False}
     verdict = entrant.verdict if entrant.right or not entrant.call else f"WRONG: {entrant.verdict}"
     verdict += ", not raced" if entrant.call and result is None else ""
-    return {"contender": entrant.name, "verdict": verdict, "right": entrant.right, **times(result)}
-
-
-def times(result: Paired | None) -> dict[str, Any]:
-    """Return the fields of what the race found; none where it was not run."""
-    if result is None:
-        return {}
-    low, high = (result.interval.low, result.interval.high) if result.interval else (None, None)
-    found = {"median_ms": result.median_ms, "ratio": result.ratio, "rounds": result.rounds}
-    return found | {"ratio_low": low, "ratio_high": high}
+    found: dict[str, Any] = {"contender": entrant.name, "verdict": verdict, "right": entrant.right}
+    if result is not None:
+        found |= {"median_ms": result.median_ms, "ratio": result.ratio, "rounds": result.rounds}
+        low, high = (result.interval.low, result.interval.high) if result.interval else (None, None)
+        found |= {"ratio_low": low, "ratio_high": high}
+    return found
 
 
 def cells(row: Timed) -> tuple[str, str]:
