@@ -6,9 +6,11 @@ view under this policy.
 
 import hmac
 import ipaddress
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
 COOKIE = "benchd_token"
 POLICY = (
@@ -46,11 +48,12 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if not self._same_origin(headers):
+        request = HTTPConnection(scope)
+        tokens = request.cookies.get(COOKIE, ""), _bearer(request.headers)
+        given = request.query_params.get("token", "")
+        if not self._same_origin(request.headers):
             await _refuse(scope, send, 403, "This server does not accept requests from other sites or host names.")
-        elif self._token is None or self._matches(_cookie(headers)) or self._matches(_bearer(headers)):
+        elif self._token is None or any(map(self._matches, tokens)):
             await self._app(scope, receive, _with_headers(send))
         elif scope["type"] == "http" and self._matches(given):
             cookie = f"{COOKIE}={given}; HttpOnly; SameSite=Strict; Path=/"
@@ -61,21 +64,13 @@ class Guard:
     def _matches(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
 
-    def _same_origin(self, headers: dict[str, str]) -> bool:
+    def _same_origin(self, headers: Headers) -> bool:
         host, origin = headers.get("host", ""), headers.get("origin")
         known = self._token is not None or is_loopback(urlsplit(f"//{host}").hostname or "")
         return known and (origin is None or urlsplit(origin).netloc == host)
 
 
-def _cookie(headers: dict[str, str]) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return found.value if found else ""
-
-
-def _bearer(headers: dict[str, str]) -> str:
+def _bearer(headers: Headers) -> str:
     """Return the token as sent by programs without cookies, such as Prometheus."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token if scheme.lower() == "bearer" else ""

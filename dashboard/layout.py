@@ -18,7 +18,7 @@ from benchd.daemon.reporting.palette import LOOK
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.text import more, short
 
-REFRESH_S = 0.5
+REFRESH_S = 2.0
 PATIENCE_S = 30.0  # of NiceGUI with a page that is being built; it would answer 500 after 3 s on a busy board
 SLOW_S = 5.0
 SLOW = f"The database has not answered for {SLOW_S:.0f} s. This page waits for it."

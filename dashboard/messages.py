@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +23,9 @@ INTEGER_LIMIT = 2**63  # the range of both databases
 SENSOR_RANGE = (1e-30, 1e30)  # in any unit; sums of such values stay finite
 BATCH_S = 60.0  # no batch of telemetry spans more; a time stamp beyond it is wrong
 READER = version("benchd")  # a later one may be able to read what this one puts in quarantine
+
+_Rows = Iterator[tuple[str, dict[str, Any]]]
+_Reader = Callable[[topics.Address, Arrived], _Rows]
 
 
 class Row(NamedTuple):
@@ -123,7 +126,7 @@ def delivery_key(topic: str) -> tuple[str, str] | None:
     return address.device_id, f"{address.device_id}:{address.leaf}"
 
 
-def _result(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
+def _result(address: topics.Address, message: Arrived) -> _Rows:
     record = decode(message.body)
     if (record.device_id, record.run_id) != (address.device_id, address.leaf):
         raise _Unreadable(f"the record says it is {record.key}")
@@ -148,16 +151,8 @@ def flat(record: Record, arrived_s: float) -> Result:
 
 
 class _Status(Struct):
-    state: str
+    state: Literal["online", "offline"]
     session: int = 0
-
-
-def _status(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
-    status = msgspec.json.decode(message.body, type=_Status)
-    if status.state not in ("online", "offline"):
-        raise _Unreadable(f"state {status.state[:40]!r}; expected online or offline")
-    document = _document(address, message)
-    yield "document", document | {"state": status.state, "session": status.session}
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_LIMIT - 1)]
@@ -196,16 +191,6 @@ class Health(Struct, frozen=True):
     disk_free_bytes: Count = 0
 
 
-def _info(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
-    msgspec.json.decode(message.body, type=Info)
-    yield "document", _document(address, message)
-
-
-def _health(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
-    msgspec.json.decode(message.body, type=Health)
-    yield "document", _document(address, message)
-
-
 class Latest(Struct, frozen=True):
     """The part of a planned case's last result that a page shows; no verdict without a baseline."""
 
@@ -218,13 +203,6 @@ class Latest(Struct, frozen=True):
     accuracy_low: float | None = None
     accuracy_high: float | None = None
     accuracy_drop: float | None = None
-
-
-def _latest(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield one document per case; an empty body, which removes a case, leaves one without a verdict."""
-    document = _document(address, message) | {"kind": f"latest/{address.leaf}", "body": message.body or b"{}"}
-    latest = msgspec.json.decode(document["body"], type=Latest)
-    yield "document", document | {"state": latest.verdict}
 
 
 class Deployed(Struct, frozen=True):
@@ -244,29 +222,35 @@ class Deployed(Struct, frozen=True):
     better: str = ""
 
 
-def _shipped(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield one document per folder; an empty body, which removes it, leaves one without a verdict."""
-    document = _document(address, message) | {"kind": f"shipped/{address.leaf}", "body": message.body or b"{}"}
-    found = msgspec.json.decode(document["body"], type=Deployed)
-    yield "document", document | {"state": found.verdict or None}
+def _retained(kind: type[Struct], state: str = "") -> _Reader:
+    """Return the reader of a document of a `kind`, whose field `state` is the document's.
 
+    An empty body removes what the leaf of a topic names: it leaves a document without a state.
+    """
 
-def _document(address: topics.Address, message: Arrived) -> dict[str, Any]:
-    return {
-        "device_id": address.device_id,
-        "kind": address.kind,
-        "body": message.body,
-        "arrived_s": message.arrived_s,
-        "state": None,
-        "session": 0,
-    }
+    def read(address: topics.Address, message: Arrived) -> _Rows:
+        body = message.body or (b"{}" if address.leaf else b"")
+        found = msgspec.json.decode(body, type=kind)
+        yield (
+            "document",
+            {
+                "device_id": address.device_id,
+                "kind": f"{address.kind}/{address.leaf}" if address.leaf else address.kind,
+                "body": body,
+                "arrived_s": message.arrived_s,
+                "state": getattr(found, state, None) or None,
+                "session": getattr(found, "session", 0),
+            },
+        )
+
+    return read
 
 
 class _Telemetry(Struct):
     samples: list[Sample]
 
 
-def _telemetry(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
+def _telemetry(address: topics.Address, message: Arrived) -> _Rows:
     """Yield one row per sample; the last is timed at its arrival, the others relative to it by the device's clock."""
     samples = msgspec.json.decode(message.body, type=_Telemetry).samples
     last_ns = max((sample.t_ns for sample in samples), default=0)
@@ -303,26 +287,21 @@ class Event(Struct, frozen=True):
     judgement: Judgement | None = None
 
 
-def _event(address: topics.Address, message: Arrived) -> Iterator[tuple[str, dict[str, Any]]]:
+def _event(address: topics.Address, message: Arrived) -> _Rows:
     msgspec.json.decode(message.body, type=Event)
     yield (
         "event",
-        {
-            "key": _digest(message),
-            "device_id": address.device_id,
-            "arrived_s": message.arrived_s,
-            "body": message.body,
-        },
+        {"key": _digest(message), "device_id": address.device_id, "arrived_s": message.arrived_s, "body": message.body},
     )
 
 
-_READERS: dict[str, Callable[[topics.Address, Arrived], Iterator[tuple[str, dict[str, Any]]]]] = {
+_READERS: dict[str, _Reader] = {
     "result": _result,
-    "status": _status,
-    "info": _info,
-    "health": _health,
-    "latest": _latest,
-    "shipped": _shipped,
+    "status": _retained(_Status, "state"),
+    "info": _retained(Info),
+    "health": _retained(Health),
+    "latest": _retained(Latest, "verdict"),
+    "shipped": _retained(Deployed, "verdict"),
     "telemetry": _telemetry,
     "event": _event,
 }

@@ -75,7 +75,7 @@ class Fleet(Collector):
         yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
         yield _missing(queries.gaps(self._store))
-        yield from _families(CASE, CASE_LABELS, _newest(self._store))
+        yield from _families(CASE, CASE_LABELS, queries.last_of_each_case(self._store, CASES))
         yield from _families(VERDICT, ("device_id", "case_id"), _verdicts(self._store))
 
 
@@ -121,15 +121,6 @@ def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_
             if found is not None:
                 family.add_metric([str(getattr(thing, label)) for label in labels], found)
         yield family
-
-
-def _newest(store: Store) -> list[Result]:
-    """Return the last result of every case on every device, however it ended."""
-    table = store.tables["result"]
-    last = table.c.id.in_(queries.last_of_each_case(store))
-    wanted = select(*(table.c[name] for name in Result._fields)).where(last).limit(CASES)
-    with store.reading() as connection:
-        return [Result(*row) for row in connection.execute(wanted)]
 
 
 def _verdicts(store: Store) -> list[Verdict]:

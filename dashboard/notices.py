@@ -215,7 +215,6 @@ def _failed(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
 
 
 def _message(settings: Settings, notices: Sequence[Notice]) -> tuple[str, str]:
-    """Return the title and the body."""
     plain = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)  # noqa: S701 - not HTML
     template = plain.from_string(Path(settings.template).read_text(encoding="utf-8"))
     title, _, body = template.render(notices=notices).strip().partition("\n")

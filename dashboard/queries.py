@@ -237,7 +237,6 @@ def _newest(table: Any, which: Filter, columns: Sequence[Any]) -> Subquery:
 
 
 def _count(table: Any, which: Filter) -> Select[Any]:
-    """Return how many of the newest results match."""
     places = [table.c[name] for name in PLACES] if which.text else []
     newest = _newest(table, which, places)
     return select(func.count()).select_from(newest).where(*_contains(newest, which.text))
@@ -338,8 +337,8 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
         return [Result(*row) for row in rows][::-1]
 
 
-def last_of_each_case(store: Store, *conditions: ColumnElement[bool]) -> Select[tuple[int]]:
-    """Return the ids of the last result of every case on every device for which this holds; it reads no others."""
+def last_of_each_case(store: Store, limit: int) -> list[Result]:
+    """Return the last result of every case on every device, however it ended; it reads no others."""
     table, device = store.tables["result"], store.tables["device"]
     mine = table.alias()
     first = select(func.min(mine.c.case_id)).where(mine.c.device_id == device.c.device_id).scalar_subquery()
@@ -348,8 +347,11 @@ def last_of_each_case(store: Store, *conditions: ColumnElement[bool]) -> Select[
     later = select(func.min(mine.c.case_id)).where(*beyond).scalar_subquery()
     cases = cases.union_all(select(cases.c.device_id, later).where(cases.c.case_id.is_not(None)))
     same = (table.c.device_id == cases.c.device_id, table.c.case_id == cases.c.case_id)
-    last = select(table.c.id).where(*same, *conditions).order_by(*newest_first(table)).limit(1)
-    return select(last.correlate(cases).scalar_subquery()).select_from(cases).where(cases.c.case_id.is_not(None))
+    last = select(table.c.id).where(*same).order_by(*newest_first(table)).limit(1).correlate(cases).scalar_subquery()
+    ids = select(last).select_from(cases).where(cases.c.case_id.is_not(None))
+    with store.reading() as connection:
+        rows = connection.execute(select(*_columns(table)).where(table.c.id.in_(ids)).limit(limit))
+        return [Result(*row) for row in rows]
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:

@@ -5,7 +5,6 @@ Records stay forever, each with its original bytes; telemetry is aggregated to m
 partition by partition.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, Disconnecti
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.machine import folders
 from benchd.daemon.machine.folders import file_id
 from benchd.daemon.verdicts.when import AHEAD_S, measured_s
 from benchd.dashboard import partitions
@@ -189,10 +189,9 @@ class Unusable(BenchdError):
 
 def default_url() -> str:
     """Return the default database URL: a file in the state folder, which is created if absent."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    folder = os.environ.get("STATE_DIRECTORY") or Path(home, "benchd")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{Path(folder).absolute()}/dashboard.db"
+    folder = folders.state()
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{folder.absolute()}/dashboard.db"
 
 
 class Store:
@@ -289,8 +288,9 @@ class Store:
             # the first to write here blocks other collectors, so that nothing is aggregated twice
             connection.execute(update(_VERSION).values(tidied_s=now_s))
             if not self._is_partitioned:
-                self._roll_up(connection, self.tables["telemetry"], before_s)
-                self._delete_raw(connection, self.tables["telemetry"], before_s)
+                raw = self.tables["telemetry"]
+                self._roll_up(connection, raw, before_s)
+                connection.execute(delete(raw).where(raw.c.t_s < before_s))
             self._join(connection)
             for name, column in _EXPIRING if expire else ():
                 if not (self._is_partitioned and name in partitions.SPANS_S):
@@ -389,7 +389,8 @@ class Store:
         with self._writing() as connection:
             connection.execute(update(_VERSION).values(number=_VERSION.c.number))  # blocks other collectors
             there = set(partitions.partitions(connection, "telemetry"))  # others may have been here first
-            found = {one: self._part(one) for one in batch if one in there}
+            raw = self.tables["telemetry"]
+            found = {one: raw.to_metadata(MetaData(), name=one.name) for one in batch if one in there}
             if not found or not partitions.lock(connection, list(found)):
                 return
             for part in found.values():
@@ -397,10 +398,7 @@ class Store:
             over = [one for one in found if one.end_s <= before_s]
             dropped = over if partitions.drop(connection, over) else []
             for part in (found[one] for one in found if one not in dropped):
-                self._delete_raw(connection, part, before_s)
-
-    def _part(self, partition: Partition) -> Table:
-        return self.tables["telemetry"].to_metadata(MetaData(), name=partition.name)
+                connection.execute(delete(part).where(part.c.t_s < before_s))
 
     def _join(self, connection: Connection) -> None:
         """Join the numbers that have arrived to the ranges of their streams, of which the last SPANS are kept."""
@@ -439,9 +437,6 @@ class Store:
             "maximum": case((new.maximum > kept.maximum, new.maximum), else_=kept.maximum),
         }
         connection.execute(insertion.on_conflict_do_update(index_elements=list(minutes.primary_key), set_=merged))
-
-    def _delete_raw(self, connection: Connection, raw: Table, before_s: float) -> None:
-        connection.execute(delete(raw).where(raw.c.t_s < before_s))
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

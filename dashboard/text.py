@@ -7,13 +7,9 @@ from benchd.daemon.verdicts.effects import Verdict
 from benchd.dashboard.messages import Latest, Result
 from benchd.dashboard.queries import Device, State
 
+UNITS = {"bytes": (2.0**30, "GiB"), "hz": (1e6, "MHz"), "w": (1.0, "W")}
 TEXT = 200  # characters of a device's text shown at once
-SIGNS: dict[State, str] = {
-    "online": "● online",
-    "stale": "◐ stale",
-    "offline": "○ offline",
-    "unknown": "◌ no status",
-}
+SIGNS: dict[State, str] = {"online": "● online", "stale": "◐ stale", "offline": "○ offline", "unknown": "◌ no status"}
 
 
 def short(value: object) -> str:
@@ -68,6 +64,15 @@ def time(result: Result) -> str:
 def count(number: int, noun: str) -> str:
     """Return a number of things."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def fact(name: str, value: object) -> tuple[str, object]:
+    """Return a fact of an environment in words, in a unit that a person reads."""
+    stem, _, ending = name.rpartition("_")
+    if ending in UNITS and isinstance(value, int | float):
+        size, unit = UNITS[ending]
+        return stem.replace("_", " "), figure(value / size, unit)
+    return name.replace("_", " "), value
 
 
 def more(number: int) -> str:

@@ -17,7 +17,6 @@ from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import clock, count, figure, more, short
 
-REFRESH_S = 2.0
 SUMMARY = 5  # updates named above the changes
 DATE = "date"
 SINCE = {
@@ -110,7 +109,7 @@ def add(store: Store, changes: Changes) -> None:
                 await refresh()
 
             search.on_value_change(searched)
-            await follow(refresh, REFRESH_S)
+            await follow(refresh)
 
 
 def _is_known(since: str) -> bool:

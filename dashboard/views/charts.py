@@ -34,22 +34,21 @@ PANELS = (
 
 def base(unit: str) -> dict[str, Any]:
     """Return a chart over time without lines yet."""
-    text = SOFT
     return {
         "aria": {"enabled": True},
         "useUTC": True,  # as all times in text
         "animation": False,
         "color": list(COLOURS),
         "grid": {"left": 56, "right": 40, "top": 56, "bottom": 32},
-        "legend": {"textStyle": text, "type": "scroll", "top": 0, "left": 0, "right": 60},
+        "legend": {"textStyle": SOFT, "type": "scroll", "top": 0, "left": 0, "right": 60},
         "tooltip": {"trigger": "axis", "confine": True, "axisPointer": {"type": "cross"}}
         | {":valueFormatter": rounded(unit)},
         "toolbox": {"itemSize": 12, "feature": {"dataZoom": {"yAxisIndex": "none"}, "restore": {}}},
         "xAxis": {
             "type": "time",
             "name": "UTC",
-            "nameTextStyle": text,
-            "axisLabel": text | {"hideOverlap": True, "formatter": TICKS},
+            "nameTextStyle": SOFT,
+            "axisLabel": SOFT | {"hideOverlap": True, "formatter": TICKS},
         },
         "yAxis": _value_axis(unit),
         "series": [],
@@ -62,10 +61,9 @@ def rounded(unit: str) -> str:
 
 
 def _value_axis(name: str) -> dict[str, Any]:
-    text = SOFT
     lines = {"lineStyle": {"color": "rgba(128, 136, 145, 0.3)"}}
     axis = {"type": "value", "name": name, "scale": True, "splitLine": lines}
-    return axis | {"nameTextStyle": text, "axisLabel": text}
+    return axis | {"nameTextStyle": SOFT, "axisLabel": SOFT}
 
 
 def throttled(series: Series) -> list[tuple[float, float]]:
@@ -139,15 +137,8 @@ def _interval(result: Result, runs: int) -> dict[str, Any]:
     """Return the line of its interval; those of many runs are drawn fainter, so that medians stay to be seen."""
     t_ms = result.measured_s * 1e3
     line = {"color": GREY, "width": 3, "opacity": 0.6 if runs <= MANY else 0.2}
-    data = [[t_ms, result.low_ms], [t_ms, result.high_ms]]
-    return {
-        "type": "line",
-        "data": data,
-        "showSymbol": False,
-        "lineStyle": line,
-        "silent": True,
-        "tooltip": {"show": False},
-    }
+    ends = [[t_ms, end_ms] for end_ms in (result.low_ms, result.high_ms)]
+    return _bar(ends) | {"lineStyle": line, "tooltip": {"show": False}}
 
 
 def trade_off(points: Sequence[Point], front: Sequence[Point]) -> dict[str, Any]:
@@ -205,6 +196,6 @@ def _marked(point: Point, height: float) -> list[dict[str, Any]]:
     return [_bar([[end, height] for end in point.latency_ms[1:]]), shown]
 
 
-def _bar(ends: list[list[float]]) -> dict[str, Any]:
+def _bar(ends: list[list[float | None]]) -> dict[str, Any]:
     look = {"color": GREY, "width": 2, "opacity": 0.7}
     return {"type": "line", "data": ends, "showSymbol": False, "lineStyle": look, "silent": True}

@@ -65,7 +65,8 @@ def _side_by_side(a: Result, b: Result) -> None:
         "benchd": (a.tool_version, b.tool_version),
         "when": (a.t_wall, b.t_wall),
     }
-    columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in _headings()]
+    headings = {"name": "", "a": "A", "b": "B"}
+    columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in headings.items()]
     table = [{"name": name, "a": short(left), "b": short(right)} for name, (left, right) in rows.items()]
     ui.table(rows=table, columns=columns, row_key="name").props("flat dense wrap-cells").style("width: 100%")
     with ui.row():
@@ -73,12 +74,7 @@ def _side_by_side(a: Result, b: Result) -> None:
         ui.link("raw record of B", record_path(b.key)).classes("link")
 
 
-def _headings() -> list[tuple[str, str]]:
-    return [("name", ""), ("a", "A"), ("b", "B")]
-
-
 def _ratio(a: Result, b: Result) -> str:
-    """Return the ratio of the medians in words."""
     if not a.median_ms or b.median_ms is None:
         return "One of the two was not measured, so there is no ratio."
     return f"The median of B is {figure(b.median_ms / a.median_ms)} times that of A."

@@ -19,13 +19,12 @@ from benchd.dashboard.messages import Latest, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
 from benchd.dashboard.requests import Request, progress
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, clock, count, doing, figure, more, short, throttling, top1
+from benchd.dashboard.text import SIGNS, age, clock, count, doing, fact, figure, more, short, throttling, top1
 from benchd.dashboard.views.charts import Series
 from benchd.dashboard.views.live import LiveCharts
 
 REFRESH_S = 1.0
 CASE_OK, WELL = "case ok", 8
-UNITS = {"bytes": (2**30, "GiB"), "hz": (1e9, "GHz")}
 SPANS = {300: "5 minutes", 3600: "1 hour", 86400: "24 hours"}
 QUIET = "No telemetry in this period: a device sends it while a case runs and a sensor can be read."
 
@@ -172,18 +171,9 @@ def _about(device: Device) -> None:
             "benchd": info.tool_version,
             "disk free": figure(health.disk_free_bytes / 2**30, "GiB") if health.disk_free_bytes else None,
             "service memory": figure(health.rss_bytes / 2**20, "MiB") if health.rss_bytes else None,
-            **dict(_plain(name, value) for name, value in info.environment.items()),
+            **dict(fact(name, value) for name, value in info.environment.items()),
         }
     )
-
-
-def _plain(name: str, value: object) -> tuple[str, object]:
-    """Return a fact of the environment in a unit that a person reads."""
-    stem, _, ending = name.rpartition("_")
-    size, unit = UNITS.get(ending, (1, ""))
-    if unit and isinstance(value, int | float):
-        return stem.replace("_", " "), figure(value / size, unit)
-    return name.replace("_", " "), value
 
 
 class _Lines:

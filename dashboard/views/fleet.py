@@ -9,14 +9,13 @@ from nicegui import ui
 from benchd.dashboard import limits, queries
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, boards, looks, matches
-from benchd.dashboard.layout import PATIENCE_S, follow, frame, notice
+from benchd.dashboard.layout import PATIENCE_S, follow, frame, notice, query
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short, throttling
 
 CARDS = 24  # more devices are shown as rows
 FEW = 4  # fill the width
-REFRESH_S = 2.0
 SPARK_S = 300.0
 EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
 NONE = "No device matches. Clear the search or choose another state."
@@ -73,7 +72,7 @@ def add(store: Store, answers: Answers) -> None:
 
             for field in (search, chosen):
                 field.on_value_change(filtered)
-            await follow(refresh, REFRESH_S)
+            await follow(refresh)
 
 
 async def _draw(store: Store, entries: "dict[str, _Entry]", drawn_s: list[float]) -> None:
@@ -88,9 +87,7 @@ async def _draw(store: Store, entries: "dict[str, _Entry]", drawn_s: list[float]
 
 
 def _path(text: str | None, condition: str | None, page: int) -> str:
-    given = {"q": text, "state": condition, "page": page if page > 1 else None}
-    words = "&".join(f"{name}={quote(str(value))}" for name, value in given.items() if value)
-    return f"/fleet?{words}" if words else "/fleet"
+    return f"/fleet{query({'q': text, 'state': condition, 'page': page if page > 1 else None})}"
 
 
 def _read(store: Store, answers: Answers) -> tuple[list[Board], list[str]]:

@@ -23,7 +23,6 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, more, short
 from benchd.dashboard.views.shipped import BROKEN, word
 
-REFRESH_S = 2.0
 NAMED = 4  # boards by name in each condition
 SUBJECTS = 24
 EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
@@ -79,7 +78,7 @@ def add(store: Store, answers: Answers) -> None:
                     with table.column:
                         _table(now.shown, names, now.deployed)
 
-            await follow(refresh, REFRESH_S)
+            await follow(refresh)
 
 
 async def _begin(answers: Answers) -> None:

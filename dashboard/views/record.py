@@ -15,7 +15,7 @@ from benchd.dashboard.layout import PATIENCE_S, facts, frame, heading, history_p
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Result
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import error_share, figure, more, plus_minus, rounded, short, time, top1
+from benchd.dashboard.text import error_share, fact, figure, more, plus_minus, rounded, short, time, top1
 from benchd.dashboard.views import charts
 
 BLOCKS = (
@@ -40,7 +40,8 @@ def add(store: Store) -> None:
             with ui.element("div").classes("grid"):
                 _card("Result", _result(result, record))
                 _card("Check", _check(record))
-                _card("Energy", _energy(record.energy) or {"not measured": record.missing.get("energy", "no sensor")})
+                missing: dict[str, object] = {"not measured": record.missing.get("energy", "no sensor")}
+                _card("Energy", _energy(record.energy) if record.energy else missing)
                 _card("Stages, median of processes", _stages(record.processes))
             _processes(record.processes)
             with ui.element("div").classes("wide"):
@@ -125,15 +126,10 @@ def _check(record: Record) -> dict[str, object]:
     }
 
 
-def _energy(found: Energy | None) -> dict[str, object]:
-    if found is None:
-        return {}
+def _energy(found: Energy) -> dict[str, object]:
     share = found.energy_err_j / found.energy_j if found.energy_j else 0.0
-    gross_mj, net_j, net_err_j = (
-        1e3 * found.gross_per_inference_j,
-        found.net_per_inference_j,
-        found.net_per_inference_err_j,
-    )
+    gross_mj, net_j = 1e3 * found.gross_per_inference_j, found.net_per_inference_j
+    net_err_j = found.net_per_inference_err_j
     return {
         "per inference": plus_minus(gross_mj, share * gross_mj, "mJ"),
         "without idle": plus_minus(1e3 * net_j, 1e3 * net_err_j if net_err_j else None, "mJ") if net_j else None,
@@ -187,12 +183,6 @@ def _process(process: ProcessResult) -> Iterator[str]:
 
 
 def _environment(record: Record) -> dict[str, object]:
-    """Return the facts of the machine and the software; sizes as people say them."""
+    """Return the facts of the machine and the software."""
     found = msgspec.structs.asdict(record.environment)
-    units = {"_bytes": (2.0**-30, "GiB"), "_hz": (1e-6, "MHz"), "_w": (1.0, "W")}
-    known = {}
-    for name, value in found.items():
-        plain, ending = next(((name.removesuffix(end), end) for end in units if name.endswith(end)), (name, ""))
-        is_size = bool(ending) and isinstance(value, int | float)
-        known[plain.replace("_", " ")] = figure(value * units[ending][0], units[ending][1]) if is_size else value
-    return {name: value for name, value in known.items() if name != "cpu flags"}
+    return dict(fact(name, value) for name, value in found.items() if name != "cpu_flags")

@@ -15,7 +15,6 @@ from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import age, figure, more, short
 
-REFRESH_S = 2.0
 AGES_S = 60.0  # what has not changed is drawn again this often: it grows older
 STALE_S = 7 * 86_400.0
 """A promise that was verified longer ago than this is no longer known to be kept."""
@@ -39,7 +38,7 @@ def add(store: Store) -> None:
                     with place.column:
                         _folders(found)
 
-            await follow(refresh, REFRESH_S)
+            await follow(refresh)
 
 
 def _folders(found: Sequence[OnBoard]) -> None:

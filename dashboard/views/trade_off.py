@@ -3,13 +3,12 @@
 from asyncio import to_thread
 from collections.abc import Sequence
 from typing import NamedTuple
-from urllib.parse import urlencode
 
 from nicegui import ui
 
 from benchd.dashboard import queries
 from benchd.dashboard.answers import Answers, Newest
-from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice, result_path
+from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice, query, result_path
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, figure, more, short
@@ -66,8 +65,7 @@ def _read(store: Store, answers: Answers) -> _State:
 
 def _choices(now: _State, chosen: dict[str, str]) -> None:
     def choose(**changed: str) -> None:
-        words = {name: value for name, value in {**chosen, **changed}.items() if value}
-        ui.navigate.to(f"/trade-off?{urlencode(words)}")
+        ui.navigate.to(f"/trade-off{query({**chosen, **changed})}")
 
     with ui.row().style("gap: .75rem; width: 100%"):
         model = ui.select(now.models, label="model", value=chosen["model"])

@@ -110,7 +110,7 @@ def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
         (RESULT, encode(made(run_id="other")), f"the record says it is {DEVICE}:other"),
         (RESULT, encode(made(case=Case(model="m" * 513))), "longer than 512 characters"),
         (RESULT, encode(made(case=Case(model="m", batch_size=2**63))), "does not fit in 64 bits"),
-        (f"benchd/v1/{DEVICE}/status", b'{"state":"asleep"}', "expected online or offline"),
+        (f"benchd/v1/{DEVICE}/status", b'{"state":"asleep"}', "Invalid enum value 'asleep'"),
         (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1,"power_w",1e999,"x"]]}', "out of range"),
         (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1,"power_w",1e300,"x"]]}', "not a sensor value"),
         (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1%s,"w",1,"x"],[0,"w",1,"x"]]}' % (b"0" * 400), "too large"),

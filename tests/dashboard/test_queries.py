@@ -10,10 +10,11 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, encode
-from benchd.dashboard import export, queries
+from benchd.dashboard import queries
 from benchd.dashboard.messages import Row, flat, rows
 from benchd.dashboard.queries import STALE_S, Filter, Happened
 from benchd.dashboard.views import charts, history, shipped
+from benchd.dashboard.views.results import csv_lines
 
 NOW_S = 1_000_000_000.0
 
@@ -173,7 +174,7 @@ def test_the_latest_results_say_verdict_and_accuracy_until_their_case_is_taken_a
 
 def test_a_spreadsheet_takes_no_cell_for_a_formula(store):
     measure(store, 1, 5.0, case=Case(model="=1+1"))
-    (cells,) = csv.DictReader("".join(export.lines(store, Filter())).splitlines())
+    (cells,) = csv.DictReader("".join(csv_lines(store, Filter())).splitlines())
     assert (cells["model"], cells["median_ms"]) == ("'=1+1", "5.0")
 
 

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Engine, event
 
-from benchd.dashboard import export, metrics, queries
+from benchd.dashboard import metrics, queries
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import UPDATES, Changes
 from benchd.dashboard.conditions import boards
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
+from benchd.dashboard.views.results import csv_lines
 
 
 class Statement(NamedTuple):
@@ -53,8 +54,8 @@ def asked(store: Store, known: Result) -> dict[str, Callable[[], object]]:
         "sparklines": lambda: queries.sparks(store, [known.device_id], time.time() - 300),
         "metrics": lambda: list(metrics.Fleet(store, time.time()).collect()),
         "missing": lambda: [queries.gaps(store), queries.unheard(store)],
-        "csv": lambda: list(export.lines(store, Filter())),
-        "csv of a device": lambda: list(export.lines(store, Filter(device_id=known.device_id))),
+        "csv": lambda: list(csv_lines(store, Filter())),
+        "csv of a device": lambda: list(csv_lines(store, Filter(device_id=known.device_id))),
     }
 
 
