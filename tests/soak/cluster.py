@@ -26,10 +26,11 @@ from benchd.daemon.machine import environment
 from benchd.daemon.records import encode
 from benchd.dashboard.store import Store
 from tests.soak import nodes
-from tests.soak.collector import collector, connected, count, record, say, wait_until
+from tests.soak.collector import collector, connected, count, record
 from tests.soak.database import postgres
+from tests.soak.nodes import HOST, wait_until
 
-HOST, CONNECT_S = nodes.HOST, 30.0
+CONNECT_S = 30.0
 COMMITTED = 500  # results in one commit of a device
 LONGEST_S = 3600.0
 _DEVICE = "import sys; from tests.soak.cluster import deliver; deliver(*sys.argv[1:])"
@@ -45,7 +46,7 @@ def main(
     down: Annotated[float, typer.Option(help="Seconds until the killed node is started again.")] = 10.0,
 ) -> None:
     """Deliver results while a node is killed and started again, and count what is stored."""
-    say(f"{nodes.version()}, two nodes")
+    typer.echo(f"{nodes.version()}, two nodes")
     os.environ.setdefault(PASSWORD_VARIABLE, "any")  # of the processes, too
     with tempfile.TemporaryDirectory(prefix="benchd-cluster-") as name, nodes.cluster(Path(name)) as brokers:
         probe(brokers)
@@ -56,7 +57,7 @@ def main(
                     store, database.url, brokers, _broker(port), Path(name), total, devices, collectors, down
                 )
     lost = total - found[0]
-    say(f"{total:,} delivered, {found[0]:,} stored, {lost:,} lost, {found[1] - found[0]:,} doubled")
+    typer.echo(f"{total:,} delivered, {found[0]:,} stored, {lost:,} lost, {found[1] - found[0]:,} doubled")
     raise typer.Exit(int(not found[0] == found[1] == total))
 
 
@@ -76,19 +77,23 @@ def _deliver(
     with ExitStack() as stack:
         for number in range(collectors):
             stack.enter_context(collector(front, url, f"c{number}"))
-        wait_until(lambda: connected(store) == collectors)
+        wait_until(lambda: connected(store) == collectors, "the collectors' connection")
         for path in outboxes:
             stack.enter_context(device(front, path, total // devices))
-        wait_until(lambda: count(store, "result") > 0)
+        wait_until(lambda: count(store, "result") > 0, "the arrival of the first result")
         begun_s = time.monotonic()
-        wait_until(lambda: count(store, "result") > total // 3, LONGEST_S)
+        wait_until(lambda: count(store, "result") > total // 3, "the arrival of a third", within_s=LONGEST_S)
         brokers[0].kill()
-        say(f"a node killed after {count(store, 'result'):,} results, {time.monotonic() - begun_s:.0f} s")
+        typer.echo(f"a node killed after {count(store, 'result'):,} results, {time.monotonic() - begun_s:.0f} s")
         time.sleep(down_s)
         brokers[0].start()
-        say(f"started again; {count(store, 'result'):,} results")
-        wait_until(lambda: count(store, "result") >= total and is_settled(outboxes), LONGEST_S)
-        say(f"{total / (time.monotonic() - begun_s):,.0f} records/s, the kill included")
+        typer.echo(f"started again; {count(store, 'result'):,} results")
+        wait_until(
+            lambda: count(store, "result") >= total and is_settled(outboxes),
+            "the arrival of the last result",
+            within_s=LONGEST_S,
+        )
+        typer.echo(f"{total / (time.monotonic() - begun_s):,.0f} records/s, the kill included")
         return count(store, "result"), count(store, "body")
 
 
@@ -134,18 +139,18 @@ def probe(brokers: Sequence[nodes.Node]) -> None:
     """Print what the cluster does with groups of subscribers, retained messages and sessions."""
     one, other = (_broker(node.port) for node in brokers)
     with closing(_session(one)) as session:
-        say(f"shared subscriptions: {_word(session.shares)}")
+        typer.echo(f"shared subscriptions: {_word(session.shares)}")
         _put(session, "probe/retained", retain=True)
     for place, node in (("its", one), ("the other", other)):
         with closing(_session(node)) as session:
             session.subscribe([("probe/retained", 1)])
-            say(f"a retained message at {place} node: {_word(_hears(session))}")
+            typer.echo(f"a retained message at {place} node: {_word(_hears(session))}")
     with closing(_session(one, "probe", 60)) as session:
         session.subscribe([("probe/kept", 1)])
     with closing(_session(one)) as session:
         _put(session, "probe/kept")
     with closing(_session(other, "probe", 60)) as session:
-        say(f"a session with its messages moves to the other node: {_word(_hears(session))}")
+        typer.echo(f"a session with its messages moves to the other node: {_word(_hears(session))}")
 
 
 def _broker(port: int) -> Broker:

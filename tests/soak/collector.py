@@ -6,12 +6,10 @@ where a result is lost or doubled.
 
 import os
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -26,12 +24,13 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import environment
 from benchd.daemon.records import Case, Environment, ProcessResult, Record, Timing, encode
 from benchd.dashboard.store import Store
+from benchmarks.commands import command
+from tests.soak.nodes import HOST, free_port, wait_until
 
-HOST, DEVICE = "127.0.0.1", "bench-collector"
+DEVICE = "bench-collector"
 SETTINGS = Path(__file__).parents[2] / "docs/integrations/broker.conf"
 PROCESSES = 3
 WAIT_S = 600.0
-_BENCHD = "from benchd.daemon.cli import benchd; benchd()"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -52,14 +51,8 @@ def main(
             publish(broker, records)
             drain(store, broker, url, names, records, kill=kill)
             results, bodies = count(store, "result"), count(store, "body")
-    say(f"{records:,} published, {results:,} stored, {records - results:,} lost, {bodies - results:,} doubled")
+    typer.echo(f"{records:,} published, {results:,} stored, {records - results:,} lost, {bodies - results:,} doubled")
     raise typer.Exit(int(not results == bodies == records))
-
-
-def say(text: str) -> None:
-    """Print at once, for who watches."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 @contextmanager
@@ -68,9 +61,7 @@ def mosquitto(folder: Path) -> Iterator[Broker]:
     program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         raise NotAvailable("mosquitto is not installed: apt install mosquitto")
-    with closing(socket.socket()) as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     settings = SETTINGS.read_text().replace("/var/lib/mosquitto", str(folder))
     user = "user root" if os.geteuid() == 0 else ""  # its own user may not enter the folder
     (folder / "mosquitto.conf").write_text(f"{settings}\nlistener {port} {HOST}\nallow_anonymous true\n{user}\n")
@@ -83,9 +74,8 @@ def mosquitto(folder: Path) -> Iterator[Broker]:
 
 @contextmanager
 def collector(broker: Broker, database: str, name: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Yield the process of a collector."""
     options = ["--only", "collector", "--collector", name, "--mqtt", broker.url, "--database", database]
-    with subprocess.Popen([sys.executable, "-c", _BENCHD, "dashboard", *options]) as process:
+    with subprocess.Popen(command("benchd", "dashboard", *options)) as process:
         try:
             yield process
         finally:
@@ -97,7 +87,7 @@ def subscribe(store: Store, broker: Broker, database: str, names: Sequence[str])
     with ExitStack() as stack:
         for name in names:
             stack.enter_context(collector(broker, database, name))
-        wait_until(lambda: connected(store) == len(names))
+        wait_until(lambda: connected(store) == len(names), "the collectors' connection")
 
 
 def connected(store: Store) -> int:
@@ -118,7 +108,7 @@ def publish(broker: Broker, total: int) -> None:
                 sent += 1
             session.step()
             session.take_acknowledged()
-    say(f"{total:,} results of {len(body):,} bytes wait for the collectors")
+    typer.echo(f"{total:,} results of {len(body):,} bytes wait for the collectors")
 
 
 def record(number: int, described: Environment, device_id: str = DEVICE) -> Record:
@@ -146,31 +136,21 @@ def drain(store: Store, broker: Broker, database: str, names: Sequence[str], tot
     """Let the collectors store the backlog and print their rate, from the first result on to the last."""
     with ExitStack() as stack:
         running = [stack.enter_context(collector(broker, database, name)) for name in names]
-        wait_until(lambda: count(store, "result") > 0)
+        wait_until(lambda: count(store, "result") > 0, "the arrival of the first result")
         first, begun_s = count(store, "result"), time.monotonic()
         if kill:
-            wait_until(lambda: count(store, "result") > total // 3)
+            wait_until(lambda: count(store, "result") > total // 3, "the arrival of a third", within_s=WAIT_S)
             running[0].kill()
-            say(f"one killed after {count(store, 'result'):,} results")
+            typer.echo(f"one killed after {count(store, 'result'):,} results")
             stack.enter_context(collector(broker, database, names[0]))
-        wait_until(lambda: count(store, "result") >= total)
+        wait_until(lambda: count(store, "result") >= total, "the arrival of the last result", within_s=WAIT_S)
         rate = (total - first) / (time.monotonic() - begun_s)
-    say(f"{len(names)} collector(s) into {database.partition(':')[0]}: {rate:,.0f} records/s")
+    typer.echo(f"{len(names)} collector(s) into {database.partition(':')[0]}: {rate:,.0f} records/s")
 
 
 def count(store: Store, table: str) -> int:
-    """Return how many rows a table has."""
     with store.reading() as connection:
         return int(connection.execute(select(func.count()).select_from(store.tables[table])).scalar_one())
-
-
-def wait_until(holds: Callable[[], bool], within_s: float = WAIT_S) -> None:
-    """Return once it holds; raise TimeoutError where that takes too long."""
-    until_s = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"not within {within_s:g} s")
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import psycopg
 
-from tests.soak.collector import wait_until
 from tests.soak.delivery_site import POSTGRES, postgres_in
+from tests.soak.nodes import wait_until
 
 
 class Database(NamedTuple):
@@ -27,7 +27,7 @@ def postgres(folder: Path) -> Iterator[Database]:
     command, url = postgres_in(folder / "database")
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, user=POSTGRES, cwd=folder / "database") as server:
         try:
-            wait_until(lambda: accepts(url))
+            wait_until(lambda: accepts(url), "the start of PostgreSQL")
             yield Database(url, server.pid)
         finally:
             server.send_signal(2)  # which does not wait for who is connected

@@ -6,18 +6,18 @@ The writer does what the service does with a result, far more often than anythin
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+import typer
 from sqlalchemy import Row, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
@@ -31,15 +31,16 @@ from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.records import Case, ProcessResult
 from benchd.daemon.verdicts.results import JOURNAL
+from benchmarks.commands import command
+from tests.soak.nodes import HOST, free_port, wait_until
 
-HOST, DEVICE, COLLECTOR = "127.0.0.1", "soak", "store"
+DEVICE, COLLECTOR = "soak", "store"
 RECORD_BYTES = 4900  # of a record that was measured
 KEEP_ALIVE_S = 5
 WRITTEN = "written"  # how many results were committed, kept in their commits
 POSTGRES = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
 PAUSE_S = 0.005  # between two commits
 PROMPT_S = 60.0
-WAIT_S = 300.0
 
 _BROKER = """listener {port} {host}
 allow_anonymous true
@@ -65,7 +66,6 @@ warm_up_cap_s = 0.2
 measure_cap_s = 0.2
 check_images = 1
 """
-_BENCHD = "import sys; from benchd.daemon.cli import benchd; sys.argv[0] = 'benchd'; benchd()"
 _COLLECT = """import sys
 from benchd.daemon.delivery.broker import parse_url
 from benchd.dashboard.collector import run
@@ -85,16 +85,9 @@ class Site:
     A `fresh` one has no collector in its configuration. With `postgres` the database is a PostgreSQL of its own.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        quota_bytes: int = 2**40,
-        *,
-        fresh: bool = False,
-        postgres: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, quota_bytes: int = 2**40, *, fresh: bool = False, postgres: bool = False) -> None:
         self.folder, self.outbox = folder, folder / "outbox.db"
-        self.port = _free_port()
+        self.port = free_port()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._configure(quota_bytes, "" if fresh else f'collectors = ["{COLLECTOR}"]')
@@ -103,7 +96,7 @@ class Site:
         database, store = postgres_in(folder / "database") if postgres else ([], f"sqlite:///{folder / 'store.db'}")
         self._commands = {
             "broker": [broker, "-c", str(folder / "mosquitto.conf")],
-            "service": [python, "-c", _BENCHD, "run", "--config", str(folder / "benchd.toml")],
+            "service": command("benchd", "run", "--config", str(folder / "benchd.toml")),
             "writer": [python, "-c", _WRITE, str(self.outbox), str(PAUSE_S)],
             "collector": [python, "-c", _COLLECT, url, store, COLLECTOR],
             "database": database,
@@ -166,23 +159,16 @@ class Site:
         self._running[name].send_signal(number)
 
     def close(self) -> None:
-        """Kill what runs."""
         for process in self._running.values():
             process.kill()
             process.wait(PROMPT_S)
 
     def pid(self, name: str) -> int:
-        """Return the process id."""
         return self._running[name].pid
 
     def log(self, name: str) -> str:
         """Return what a process has printed, in all its lives."""
         return (self.folder / f"{name}.log").read_text()
-
-    def answers(self) -> bool:
-        """Say whether the broker takes connections."""
-        with closing(socket.socket()) as probe:
-            return probe.connect_ex((HOST, self.port)) == 0
 
     def is_drained(self) -> bool:
         """Say whether the collector has confirmed everything; raise EndedByItself where that cannot come any more."""
@@ -224,22 +210,6 @@ class Site:
         return [run_id for (run_id,) in self._rows("SELECT run_id FROM result")]
 
 
-@contextmanager
-def site(folder: Path, quota_bytes: int = 2**40, *, fresh: bool = False, postgres: bool = False) -> Iterator[Site]:
-    """Yield a site in an empty folder, and kill what is left of it."""
-    with closing(Site(folder, quota_bytes, fresh=fresh, postgres=postgres)) as found:
-        yield found
-
-
-def wait_until(holds: Callable[[], bool], what: str, step_s: float = 0.05) -> None:
-    """Return once it holds; raise TimeoutError that says what did not."""
-    until_s = time.monotonic() + WAIT_S
-    while not holds():
-        if time.monotonic() > until_s:
-            raise TimeoutError(f"{what} did not happen in {WAIT_S:g} s")
-        time.sleep(step_s)
-
-
 def write(path: str, pause_s: float) -> None:
     """Commit one result after another for ever, and print the number of each once it is on the disk."""
     result = Result()
@@ -250,8 +220,7 @@ def write(path: str, pause_s: float) -> None:
                 result.commit(outbox, number)
             except UsageError:  # locked by a process that a busy machine has stopped; the service tries again, too
                 continue
-            sys.stdout.write(f"{number}\n")
-            sys.stdout.flush()
+            typer.echo(number)
             number += 1
             time.sleep(pause_s)
 
@@ -283,21 +252,10 @@ def postgres_in(folder: Path) -> tuple[list[str], str]:
     folder.mkdir()
     if POSTGRES:
         shutil.chown(folder, POSTGRES)
-    make = [
-        _program("initdb"),
-        "-D",
-        str(folder),
-        "-U",
-        "benchd",
-        "-A",
-        "trust",
-        "--no-sync",
-        "-E",
-        "UTF8",
-        "--locale=C",
-    ]
+    make = [_program("initdb"), "-D", str(folder), "-U", "benchd", "-A", "trust"]
+    make += ["--no-sync", "-E", "UTF8", "--locale=C"]
     subprocess.run(make, check=True, stdout=subprocess.DEVNULL, user=POSTGRES, cwd=folder)
-    port = _free_port()
+    port = free_port()
     serve = [_program("postgres"), "-D", str(folder), "-k", str(folder), "-h", HOST, "-p", str(port), "-F"]
     return serve, f"postgresql://benchd@{HOST}:{port}/postgres"
 
@@ -305,9 +263,3 @@ def postgres_in(folder: Path) -> tuple[list[str], str]:
 def _program(name: str) -> str:
     places = [os.environ["PATH"], *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
     return shutil.which(name, path=":".join(places)) or sys.exit(f"needs {name}: apt install postgresql")
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

@@ -11,14 +11,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from benchd.daemon.errors import NotAvailable
 
 HOST = "127.0.0.1"
-WAIT_S = 120.0
+START_S, WAIT_S = 120.0, 300.0
 _SETTINGS = """hosts: [localhost]
 loglevel: warning
 auth_method: [anonymous]
@@ -63,7 +63,7 @@ class Node:
         """Start it and wait until it takes connections, of any user with any password."""
         mnesia = ["-mnesia", "dir", f'"{self._folder}/mnesia"']
         self._process = self._erl(self.name, *mnesia, "-s", "ejabberd", output=self._folder / "output")
-        until_s = time.monotonic() + WAIT_S
+        until_s = time.monotonic() + START_S
         while not answers(self.port):
             if self._process.poll() is not None or time.monotonic() > until_s:
                 raise TimeoutError(f"{self.name} does not start: {(self._folder / 'output').read_text()[-1000:]}")
@@ -73,12 +73,11 @@ class Node:
         """Become one cluster with a node that runs."""
         output = self._folder / "joining"
         call = _JOIN.format(node=self.name, other=other.name)
-        self._erl(f"join@{HOST}", "-hidden", "-eval", call, output=output).wait(WAIT_S)
+        self._erl(f"join@{HOST}", "-hidden", "-eval", call, output=output).wait(START_S)
         if output.read_text() != "ok":
             raise RuntimeError(f"{self.name} does not join: {output.read_text()[-1000:]}")
 
     def kill(self) -> None:
-        """End it with SIGKILL, if it was started."""
         if self._process:
             self._process.kill()
             self._process.wait()
@@ -143,14 +142,21 @@ async def _pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter) -
     target.close()
 
 
+def wait_until(holds: Callable[[], bool], what: str, *, within_s: float = WAIT_S, step_s: float = 0.05) -> None:
+    """Return once it holds; raise TimeoutError that says what did not."""
+    until_s = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"{what} did not happen in {within_s:g} s")
+        time.sleep(step_s)
+
+
 def answers(port: int) -> bool:
-    """Return whether something listens there."""
     with closing(socket.socket()) as probe:
         return probe.connect_ex((HOST, port)) == 0
 
 
 def free_port() -> int:
-    """Return a port that nobody uses."""
     with closing(socket.socket()) as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

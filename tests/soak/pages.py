@@ -8,7 +8,6 @@ import json
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,9 +28,10 @@ from benchd.daemon.records import Case, Environment, Variant, encode
 from benchd.dashboard import queries
 from benchd.dashboard.messages import Result, rows
 from benchd.dashboard.store import RAW_S, Store
-from tests.soak.collector import count, record, say, wait_until
+from benchmarks.commands import command
+from tests.soak.collector import count, record
 from tests.soak.database import postgres
-from tests.soak.nodes import HOST, answers, free_port
+from tests.soak.nodes import HOST, answers, free_port, wait_until
 from tests.soak.page_queries import Statement, asked, noted
 from tests.soak.telemetry import METRICS
 
@@ -53,7 +53,6 @@ _LIKE = (
 )
 _TELEMETRY = """WITH RECURSIVE seconds(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM seconds WHERE n < :last)
     INSERT INTO telemetry SELECT device_id, :name, :begun_s + n, :low + :range * (n % 17) / 17.0 FROM device, seconds"""
-_BENCHD = "from benchd.daemon.cli import benchd; benchd()"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -83,7 +82,7 @@ def _run(url: str, folder: Path, boards: int, records: int) -> bool:
             _fill(store, boards, records)
         if not count(store, "telemetry"):
             _fill_telemetry(store)
-        say(f"{records:,} results of {boards:,} boards in {url.partition(':')[0]}")
+        typer.echo(f"{records:,} results of {boards:,} boards in {url.partition(':')[0]}")
         with _reporting(store, boards):
             slow = _time_statements(store)
             with _serving(url, folder) as port:
@@ -116,7 +115,7 @@ def _fill(store: Store, boards: int, records: int) -> None:
             with store._engine.begin() as connection:
                 given = {"step": step, "first": len(CASES), "turning": turning, "rounds": rounds}
                 connection.execute(text(statement), given)
-    say(f"filled in {time.monotonic() - begun_s:.0f} s")
+    typer.echo(f"filled in {time.monotonic() - begun_s:.0f} s")
 
 
 def _first(board: int, described: Environment, rounds: int) -> Iterator[Arrived]:
@@ -186,10 +185,10 @@ def _time_statements(store: Store) -> bool:
         # the best of several, because other work on the machine only delays
         statements = min((_statements(store, ask) for _ in range(LOADS)), key=_longest_s)
         worst = max(statements, key=lambda one: one.took_s)
-        say(f"{name}: {len(statements)} statements, the slowest {1e3 * worst.took_s:.0f} ms")
+        typer.echo(f"{name}: {len(statements)} statements, the slowest {1e3 * worst.took_s:.0f} ms")
         if worst.took_s > STATEMENT_S:
             is_slow = True
-            say(f"{worst.sql}\n{_plan(store, worst.sql, worst.values)}")
+            typer.echo(f"{worst.sql}\n{_plan(store, worst.sql, worst.values)}")
     return is_slow
 
 
@@ -217,9 +216,9 @@ def _plan(store: Store, sql: str, values: Any) -> str:
 def _serving(url: str, folder: Path) -> Iterator[int]:
     port = free_port()
     options = ["--only", "pages", "--mqtt", f"mqtt://{HOST}:1", "--database", url, "--port", str(port)]
-    with subprocess.Popen([sys.executable, "-c", _BENCHD, "dashboard", *options], cwd=folder) as process:
+    with subprocess.Popen(command("benchd", "dashboard", *options), cwd=folder) as process:
         try:
-            wait_until(lambda: answers(port))
+            wait_until(lambda: answers(port), "the start of the pages")
             yield port
         finally:
             process.terminate()
@@ -240,7 +239,9 @@ def _time_pages(port: int) -> bool:
                 paints = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
                 painted_s = page.evaluate(paints) / 1e3
                 is_late |= painted_s > PAINT_S
-                say(f"load {load + 1} of {name or 'home'}: painted {painted_s:.2f} s, with data {filled_s:.2f} s")
+                typer.echo(
+                    f"load {load + 1} of {name or 'home'}: painted {painted_s:.2f} s, with data {filled_s:.2f} s"
+                )
                 page.close()
     return is_late
 
@@ -260,7 +261,7 @@ def _weigh_traffic(port: int) -> bool:
             page.wait_for_timeout(1000 * TRAFFIC_S)
             per_s = sum(heard) / TRAFFIC_S
             is_heavy |= per_s > VIEWER_BYTES_PER_S
-            say(f"{path} is sent {per_s / 1024:.1f} KiB/s in {len(heard)} messages of {TRAFFIC_S} s")
+            typer.echo(f"{path} is sent {per_s / 1024:.1f} KiB/s in {len(heard)} messages of {TRAFFIC_S} s")
             page.close()
     return is_heavy
 

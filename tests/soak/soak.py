@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -30,7 +30,8 @@ from benchd.daemon.records import OptionValue
 from benchd.daemon.service.publisher import SCHEDULE
 from benchd.daemon.service.schedule import State, begin
 from benchd.daemon.verdicts.statistics import percentile
-from tests.soak.delivery_site import DEVICE, HOST, KEEP_ALIVE_S, WAIT_S, Result, Site, site, wait_until
+from tests.soak.delivery_site import DEVICE, KEEP_ALIVE_S, Result, Site
+from tests.soak.nodes import HOST, WAIT_S, answers, wait_until
 
 FILE = "soak.json"
 ALIVE_S, DOWN_S = 2.0, 0.5  # at most, between two kills and until what was killed is begun again
@@ -104,7 +105,6 @@ def verdict(met: bool | None) -> str:
 
 
 def print_table(figures: Sequence[Figure]) -> None:
-    """Print a line a figure."""
     table = Table("figure", "value", "target", "")
     for figure in figures:
         table.add_row(figure.name, f"{figure.value:,.6g}", figure.target, verdict(figure.met))
@@ -114,11 +114,11 @@ def print_table(figures: Sequence[Figure]) -> None:
 def break_links(output: Path, count: int) -> list[Figure]:
     """Stop the service as a network that forwards nothing more does, and take the time until it shows as offline."""
     seconds = []
-    with _emptied(output / "half-open") as folder, site(folder) as here:
+    with _emptied(output / "half-open") as folder, closing(Site(folder)) as here:
         here.start("broker")
-        wait_until(here.answers, "the broker's start")
+        wait_until(lambda: answers(here.port), "the broker's start")
         for number in range(count):
-            _say(f"half-open link {number + 1} of {count}")
+            typer.echo(f"half-open link {number + 1} of {count}", err=True)
             seconds.append(_offline_s(here))
     return [
         at_most(f"offline after a dead link, s (keep-alive {KEEP_ALIVE_S} s)", max(seconds), 1.5 * KEEP_ALIVE_S + 1)
@@ -160,8 +160,8 @@ def _status(here: Site) -> Iterator[dict[str, threading.Event]]:
 
 def fill_up(output: Path) -> list[Figure]:
     """Let a pass wait at an outbox beyond its quota while the broker is down: nothing begins, nothing is deleted."""
-    _say("an outbox beyond its quota")
-    with _emptied(output / "full") as folder, site(folder, FULL_BYTES) as here:
+    typer.echo("an outbox beyond its quota", err=True)
+    with _emptied(output / "full") as folder, closing(Site(folder, FULL_BYTES)) as here:
         result = Result()
         suite = Suite(models=["square"], variants=["eager"])
         with Outbox(here.outbox) as outbox:
@@ -178,13 +178,13 @@ def fill_up(output: Path) -> list[Figure]:
 
 def sit_out(output: Path, count: int) -> list[Figure]:
     """Commit results while the broker is down, then let the service drain them to a collector."""
-    with _emptied(output / "outage") as folder, site(folder) as here:
+    with _emptied(output / "outage") as folder, closing(Site(folder)) as here:
         here.start("service")
         wait_until(lambda: "mqtt down: " in here.log("service"), "the service's start")
         begun_bytes = _forget_peak(here.pid("service"))
-        _say(f"an outage of {count} results")
+        typer.echo(f"an outage of {count} results", err=True)
         commit_ms = sorted(_committed_ms(here, count))
-        _say("drained")
+        typer.echo("drained", err=True)
         per_s = _drained_per_s(here, count)
         growth_bytes = _peak_bytes(here.pid("service")) - begun_bytes
         lost, doubled = _lost_and_doubled(here)
@@ -219,9 +219,9 @@ def _drained_per_s(here: Site, count: int) -> float:
     here.signal("service", signal.SIGCONT)
     with Outbox(here.outbox) as outbox:
         first = outbox.pending(1)
-        wait_until(lambda: outbox.pending(1) != first, "the first message", 0.01)
+        wait_until(lambda: outbox.pending(1) != first, "the first message", step_s=0.01)
         begun_s = time.monotonic()
-        wait_until(here.is_drained, "the last confirmation", 0.2)
+        wait_until(here.is_drained, "the last confirmation", step_s=0.2)
     return count / (time.monotonic() - begun_s)
 
 
@@ -244,14 +244,14 @@ def kill_all(output: Path, count: int, least: int, seed: int, *, postgres: bool)
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
     databases = ("database",) * postgres
-    with _emptied(output / "kills") as folder, site(folder, fresh=True, postgres=postgres) as here:
+    with _emptied(output / "kills") as folder, closing(Site(folder, fresh=True, postgres=postgres)) as here:
         with Outbox(here.outbox) as outbox:
             outbox.keep({SCHEDULE: msgspec.json.encode(_passes())})
         here.start(*databases, "broker", "service", "writer", "collector")
         while killed.total() < count or here.written() < least:
             time.sleep(chance.uniform(0, ALIVE_S))
             victim = chance.choice((*_VICTIMS, *databases))
-            _say(f"kill {killed.total() + 1} of at least {count}: {victim}")
+            typer.echo(f"kill {killed.total() + 1} of at least {count}: {victim}", err=True)
             _kill(here, victim, chance.uniform(0, DOWN_S))
             killed[victim] += 1
         here.kill("writer")
@@ -294,7 +294,7 @@ def _settle(here: Site) -> None:
     here.start_collecting()
     here.start("service")
     with suppress(TimeoutError):  # what then lacks is counted as lost
-        wait_until(lambda: here.is_drained() and _lost_and_doubled(here)[0] == 0, "the last confirmation", 1.0)
+        wait_until(lambda: here.is_drained() and _lost_and_doubled(here)[0] == 0, "the last confirmation", step_s=1.0)
 
 
 def _lost_and_doubled(here: Site) -> tuple[int, int]:
@@ -310,11 +310,6 @@ def _emptied(folder: Path) -> Iterator[Path]:
     folder.mkdir(parents=True)
     yield folder
     shutil.rmtree(folder)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

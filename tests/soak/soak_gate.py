@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tests.soak.soak_aa import compared, keep, print_line, read
+from tests.soak.soak_aa import compared, keep, read
 
 FILE = "soak_gate.jsonl"
 ANSWERS = ("slower", "same", "inconclusive", "faster")
@@ -40,10 +40,10 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     for is_planted in _left(read(output / FILE), trials):
         line = {"planted": is_planted, **_trial(is_planted, arguments.split())}
-        print_line(f"{_kind(is_planted)}: {line['answer']} after {line['seconds']:.0f} s")
+        typer.echo(f"{_kind(is_planted)}: {line['answer']} after {line['seconds']:.0f} s")
         keep(output / FILE, line)
     for text in summary(read(output / FILE)):
-        print_line(text)
+        typer.echo(text)
 
 
 def _left(kept: Sequence[dict[str, Any]], trials: int) -> Iterator[bool]:

@@ -24,7 +24,7 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.dashboard.feed import BATCH
 from benchd.dashboard.messages import rows
 from benchd.dashboard.store import MINUTES_S, RAW_S, Store
-from tests.soak.collector import count, say
+from tests.soak.collector import count
 from tests.soak.database import postgres
 
 METRICS = {  # of a GPU under load, from and to
@@ -74,20 +74,22 @@ def _run(url: str, pid: int | None, devices: int, seconds: int) -> None:
     with closing(Store(url)) as store:
         used = _store(store, pid, devices, seconds)
         samples, size = count(store, "telemetry"), size_bytes(store, "telemetry")
-        say(f"{samples:,} samples of {devices:,} devices: {samples / used.wall_s:,.0f} per second")
-        say(f"{seconds} s of telemetry in {used.wall_s:.1f} s")
-        say(f"processor per second of telemetry: {_cores(used, seconds)}")
-        say(
+        typer.echo(f"{samples:,} samples of {devices:,} devices: {samples / used.wall_s:,.0f} per second")
+        typer.echo(f"{seconds} s of telemetry in {used.wall_s:.1f} s")
+        typer.echo(f"processor per second of telemetry: {_cores(used, seconds)}")
+        typer.echo(
             f"{size / samples:.0f} bytes per sample, {size / seconds * RAW_S / 1e9:.1f} GB for the hour that it is kept"
         )
         tidied = _tidy(store, pid, BEGUN_S + seconds + RAW_S + 60)
         minutes, size = count(store, "telemetry_minute"), size_bytes(store, "telemetry_minute")
-        say(f"aggregated to {minutes:,} minutes in {tidied.wall_s:.1f} s; {count(store, 'telemetry'):,} samples left")
-        say(f"processor per second of telemetry: {_cores(tidied, seconds)}")
+        typer.echo(
+            f"aggregated to {minutes:,} minutes in {tidied.wall_s:.1f} s; {count(store, 'telemetry'):,} samples left"
+        )
+        typer.echo(f"processor per second of telemetry: {_cores(tidied, seconds)}")
         a_day = devices * len(METRICS) * 1440
-        say(f"{size / minutes:.0f} bytes per sensor and minute, {size / minutes * a_day / 1e9:.1f} GB per day")
+        typer.echo(f"{size / minutes:.0f} bytes per sensor and minute, {size / minutes * a_day / 1e9:.1f} GB per day")
         expired = _tidy(store, pid, BEGUN_S + MINUTES_S + 2 * DAY_S)
-        say(f"expired in {1e3 * expired.wall_s:.0f} ms; {count(store, 'telemetry_minute'):,} minutes left")
+        typer.echo(f"expired in {1e3 * expired.wall_s:.0f} ms; {count(store, 'telemetry_minute'):,} minutes left")
 
 
 def _store(store: Store, pid: int | None, devices: int, seconds: int) -> Used:

@@ -38,11 +38,9 @@ class Machine:
         return subprocess.run(arguments, capture_output=True, text=True, check=False, input=stdin, timeout=WAIT_S)
 
     def write(self, path: str, text: str) -> None:
-        """Write a file in there."""
         self.run("sh", "-c", 'mkdir -p "$(dirname "$0")" && cat > "$0"', path, stdin=text)
 
     def show(self, unit: str, name: str) -> str:
-        """Return a property of a unit."""
         return self.run("systemctl", "show", unit, f"--property={name}", "--value").strip()
 
     def until(self, condition: Callable[[], bool], unit: str) -> None:
@@ -60,12 +58,8 @@ def booted(folder: Path, *sources: Path) -> Iterator[Machine]:
     if os.geteuid() != 0 or not SYSTEMD.exists():
         pytest.skip("needs root and systemd to boot a machine of its own")
     with _cgroup() as group, (folder.with_suffix(".log")).open("w+") as log:
-        joined = [
-            "sh",
-            "-c",
-            'echo $$ > "$0" && exec "$@"',
-            str(group / "cgroup.procs"),
-        ]  # before its namespace is made
+        # before its namespace is made
+        joined = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
         boot = [program("unshare"), *NAMESPACES, "--fork", "--kill-child", str(BOOT), str(folder), *map(str, sources)]
         with subprocess.Popen([*joined, *boot], stdout=log, stderr=log) as process:
             try:

@@ -42,7 +42,6 @@ class FakeNvml:
         new.replace(self._file)
 
     def reset(self) -> None:
-        """Return to the defaults."""
         self._settings = {}
         self.set()
 

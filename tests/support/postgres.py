@@ -51,7 +51,6 @@ class Postgres:
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """Yield a server that runs."""
     folder = Path(tempfile.mkdtemp(prefix="benchd-postgres-"))  # pytest's own folders are closed to other users
     try:
         server = Postgres(folder)

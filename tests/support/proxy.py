@@ -81,7 +81,6 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """End all connections."""
         for wire in self._wires:
             wire.shut()
 

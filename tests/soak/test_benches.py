@@ -1,0 +1,34 @@
+"""The benchmarks of the collectors and of a fleet's telemetry, small, as a user starts them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from broker import program
+
+pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bench", "said"),
+    [
+        ("collector --records 300 --kill", ["300 published, 300 stored, 0 lost, 0 doubled", "one killed after"]),
+        (
+            "telemetry --devices 20 --seconds 3 --sqlite",
+            ["360 samples of 20 devices", "aggregated to 120 minutes", "; 0 minutes left"],
+        ),
+    ],
+)
+def test_a_small_one_loses_nothing(bench, said, child_environment):
+    if bench.startswith("collector"):
+        program("mosquitto")
+    name, *options = bench.split()
+    command = [sys.executable, "-m", f"tests.soak.{name}", *options]
+    paths = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(command, cwd=ROOT, env=child_environment | paths, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [words for words in said if words not in done.stdout] == []
