@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from broker import HOST, free_port, running_broker
-from postgres import running_postgres
 from records_made import WRONG, made
 from waiting import wait_for
 
@@ -69,16 +68,6 @@ def mail_server():
         yield f"mailto://{HOST}:{controller.port}?from=benchd@example.org&to=lab@example.org", got
     finally:
         controller.stop()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request, tmp_path):
-    if request.param == "postgresql":
-        with running_postgres() as server, closing(Store(server.url)) as store:
-            yield store
-        return
-    with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
-        yield store
 
 
 @contextmanager

@@ -78,26 +78,45 @@ MESSAGES = [
 ]
 
 
-@settings(max_examples=25)
-@given(st.lists(st.sampled_from(MESSAGES), max_size=20), st.randoms(use_true_random=False), st.integers(1, 5))
-def test_any_order_and_any_duplication_give_the_same_rows(again, order, batches):
-    """Whatever is delivered, in whatever order and how often, the store holds what one delivery leaves."""
+@pytest.fixture(scope="module")
+def delivered_once():
+    """What a store holds after each message came once."""
+    with closing(Store("sqlite://")) as once:
+        add(once, *MESSAGES)
+        return content(once)
+
+
+def holds_what_one_delivery_leaves(delivered_once, again, order, batches):
     delivered = MESSAGES + again
     order.shuffle(delivered)
-    with closing(Store("sqlite://")) as once, closing(Store("sqlite://")) as store:
-        add(once, *MESSAGES)
+    with closing(Store("sqlite://")) as store:
         for first in range(batches):
             add(store, *delivered[first::batches])
-        assert content(store) == content(once)
+        assert content(store) == delivered_once
 
 
-def test_any_order_gives_the_same_rows_in_both_databases(store):
+DELIVERIES = (st.lists(st.sampled_from(MESSAGES), max_size=20), st.randoms(use_true_random=False), st.integers(1, 5))
+
+
+@settings(max_examples=10)
+@given(st.tuples(*DELIVERIES))
+def test_any_order_and_any_duplication_give_the_same_rows(delivered_once, delivery):
+    """Whatever is delivered, in whatever order and how often, the store holds what one delivery leaves."""
+    holds_what_one_delivery_leaves(delivered_once, *delivery)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(st.tuples(*DELIVERIES))
+def test_many_more_orders_give_the_same_rows(delivered_once, delivery):
+    holds_what_one_delivery_leaves(delivered_once, *delivery)
+
+
+def test_any_order_gives_the_same_rows_in_both_databases(store, delivered_once):
     delivered = MESSAGES * 2
     random.Random(0).shuffle(delivered)
     add(store, *delivered)
-    with closing(Store("sqlite://")) as once:
-        add(once, *MESSAGES)
-        assert content(store) == content(once)
+    assert content(store) == delivered_once
 
 
 def states(store):
