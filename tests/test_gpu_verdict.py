@@ -56,7 +56,7 @@ def table(*arguments, folder=ROOT):
     return {row[1]: (row[2], row[3]) for row in rows}
 
 
-@pytest.mark.parametrize("parallel", [[], ["-n", "2"]], ids=["alone", "two processes"])
+@pytest.mark.parametrize("parallel", [pytest.param([], marks=pytest.mark.slow), ["-n", "1"]], ids=["alone", "xdist"])
 def test_each_area_is_right_wrong_or_not_tested_and_says_why(tmp_path, parallel):
     (tmp_path / "test_areas.py").write_text(TESTS)
     (tmp_path / "test_unreadable.py").write_text("import nothing_of_this_name")

@@ -8,8 +8,8 @@ SERVER = ("--models", "square", "--option", "size=16", "--variants", "eager", "-
 GOAL = ("--deadline", "2s", "--percentile", "90")
 
 
-def test_a_server_is_measured_reported_and_recommended(once, here, tmp_path):
-    done = once(*SERVER, "--rate", "300Hz", "--streams", "1,2", *GOAL)
+def test_a_server_is_measured_reported_and_recommended(once_here, here, tmp_path):
+    done = once_here(*SERVER, "--rate", "300Hz", "--streams", "1,2", *GOAL)
     assert done.returncode == 0, done.stderr
     found = [decode(line) for line in (tmp_path / "out" / "records.jsonl").read_bytes().splitlines()]
     assert [record.case.streams for record in found] == [1, 2]

@@ -30,15 +30,15 @@ def planned(**fields):
 
 
 def test_a_case_is_measured_beside_another(tmp_path):
-    plans = planned(beside="square,eager:50Hz", threads=[1])
-    assert plans[0].case.case_id == "square,eager,b1,size=16,threads=1,beside=square_eager_b1_50Hz"
+    plans = planned(beside="square,eager,size=16:50Hz", threads=[1])
+    assert plans[0].case.case_id == "square,eager,b1,size=16,threads=1,beside=square_eager_b1_size=16_50Hz"
     with session(tmp_path) as opened:
         supervisor = Supervisor(opened, plans)
         supervisor.run()
     (record,) = supervisor.records
     assert record.status == "ok", record.reason
     found = record.beside
-    assert (found.case_id, found.rate_hz) == ("square,eager,b1", 50.0)
+    assert (found.case_id, found.rate_hz) == ("square,eager,b1,size=16", 50.0)
     assert found.releases == pytest.approx(50 * record.processes[0].window.seconds, abs=1)
     assert found.timing.runs <= found.releases
     assert found.misses >= found.releases - found.timing.runs
@@ -46,7 +46,8 @@ def test_a_case_is_measured_beside_another(tmp_path):
     assert record.x_of_floor is None
     assert "x_of_floor" in record.missing
     assert "busy_machine" not in record.flags
-    assert f"beside square,eager,b1 at 50 Hz, {found.misses} of {found.releases} missed" in scenario_note(record)
+    missed = f"{found.misses} of {found.releases} missed"
+    assert f"beside square,eager,b1,size=16 at 50 Hz, {missed}" in scenario_note(record)
     assert decode(encode(record)) == record
 
 

@@ -1,6 +1,7 @@
 """Processes that import torch side by side and are measured one after the other, or block by block: real workers."""
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from waiting import wait_for
 from worker_jobs import user_module
 
 from benchd.daemon.config import LimitsConfig
-from benchd.daemon.measuring import paired, plan, process
+from benchd.daemon.measuring import paired, plan, process, supervisor
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.session import Sink
@@ -95,10 +96,10 @@ def test_a_cold_start_and_an_older_benchd_take_turns_whole(opened, tmp_path):
     older.chmod(0o755)
     assert paired._may_wait(sys.executable)
     assert not paired._may_wait(str(older))
-    run(opened, entry(), may_wait=False)
-    assert in_order(opened[1].seen)
-    opened[1].seen.clear()
-    run(opened, entry("square,eager,b1,cold_start,size=16"))
+    assert not supervisor._waits(turns(entry(), may_wait=False)[0])
+    sides = [Turn(entry(), "turn.0", 0), Turn(entry("square,eager,b1,cold_start,size=16"), "turn.1", 1)]
+    with closing(Supervisor(opened[0], [entry()]).in_turn(sides)) as running:
+        assert len([*running]) == 2
     assert in_order(opened[1].seen)
 
 
@@ -168,7 +169,7 @@ def windows(outcomes):
     return sorted(found, key=lambda each: each[0].start_ns)
 
 
-def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew(opened):
+def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew_and_a_sink_hears_of_each_stage_once(opened):
     outcomes = run(opened, interleaved_entry(), interleaved=True)
     assert [one.process.status for one in outcomes] == ["ok", "ok"]
     found = windows(outcomes)
@@ -180,10 +181,7 @@ def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew(opened):
         assert one.process.measured_s < 0.6 * one.process.window.seconds
         assert one.process.throughput_per_s == pytest.approx(one.process.timing.runs / one.process.measured_s)
         assert "warm_up_not_steady" not in one.flags
-
-
-def test_a_sink_hears_of_each_stage_once_however_often_turns_change(opened):
-    run(opened, interleaved_entry(), interleaved=True)
+    # however often turns change, a sink hears of each stage once
     assert opened[1].seen.count((0, "measure")) == opened[1].seen.count((1, "measure")) == 1
     assert "ready" not in {stage for _, stage in opened[1].seen}
 
@@ -206,7 +204,8 @@ def test_a_process_that_waits_is_suspended_with_its_threads_and_reads_nothing_of
 def test_a_pair_shares_the_cpus_it_needs_and_each_pair_draws(opened, tmp_path):
     own = UserModule.at(user_module(tmp_path, forward=NOTING), [])
     used = []
-    while len({*used}) < 2:  # two CPUs in 100 pairs that draw one of two: always
+    for seed in (0, 1):  # whose first draws are two CPUs, whatever the number of them
+        random.seed(seed)
         outcomes = run(opened, interleaved_entry(own, threads=1), interleaved=True)
         first, second = (one.process.cpus for one in outcomes)
         assert len(first) == 1
@@ -214,7 +213,7 @@ def test_a_pair_shares_the_cpus_it_needs_and_each_pair_draws(opened, tmp_path):
         assert {path.read_text() for path in tmp_path.glob("cpus.*")} == {repr(first)}
         [path.unlink() for path in tmp_path.glob("cpus.*")]
         used.append(tuple(first))
-        assert len(used) < 20
+    assert len({*used}) == 2
     assert all(not one.process.cpus for one in run(opened, interleaved_entry(own), interleaved=True))
 
 

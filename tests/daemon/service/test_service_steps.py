@@ -27,6 +27,7 @@ from benchd.daemon.service.parts import Base, Places
 from benchd.daemon.service.service import Service
 
 SUITE = '[device]\nid = "d"\n[[suite]]\nname = "s"\nmodels = ["square"]\npreset = "quick"\n'
+LIMITS = "[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.1\ncheck_images = 1\n"
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def service(tmp_path, monkeypatch):
     """A service that has started without a GPU, and whose broker is away."""
     monkeypatch.setattr(plan, "has_gpu", lambda *root: False)
     path, (reader, writer) = tmp_path / "benchd.toml", socket.socketpair()
-    path.write_text(f'{SUITE}[mqtt]\nurl = "mqtt://{HOST}:{free_port()}"\n')
+    path.write_text(f'{SUITE}{LIMITS}[mqtt]\nurl = "mqtt://{HOST}:{free_port()}"\n')
     with closing(reader), closing(writer), Outbox(tmp_path / "outbox.db") as outbox:
         places, reserve = Places(tmp_path, tmp_path), Reserve(tmp_path / "reserve")
         service, journal = Service(path, places), JournalSink(tmp_path / "records.jsonl", reserve)
@@ -94,7 +95,7 @@ def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(service,
 
 def test_a_run_that_was_held_off_too_long_is_measured_and_its_record_says_so(service, monkeypatch):
     cases = service._cases
-    service._now.agenda.begin(Suite(models=["square"], variants=["eager"], preset="quick"))
+    service._now.agenda.begin(Suite(models=["square"], options={"size": [16]}, variants=["eager"], preset="quick"))
     with MachineLock():
         assert cases.next() is None
         assert service._base.activity.waiting_for.startswith("this machine is already being measured")
