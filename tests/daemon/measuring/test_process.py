@@ -50,6 +50,14 @@ os.write(pipe, b'{{"type":"stage","name":"build"}}\\n')
 """
 
 
+def without_torch(folder, ends):
+    """Write such a worker; return its path."""
+    worker = folder / "worker"
+    worker.write_text(BUILDS.format(python=sys.executable, ends=ends))
+    worker.chmod(0o755)
+    return str(worker)
+
+
 @pytest.mark.parametrize(
     ("ends", "reason"),
     [
@@ -62,10 +70,7 @@ os.write(pipe, b'{{"type":"stage","name":"build"}}\\n')
     ids=["segfault", "exit", "last-words", "rubbish", "torn"],
 )
 def test_a_worker_that_ends_badly(tmp_path, ends, reason):
-    worker = tmp_path / "worker"
-    worker.write_text(BUILDS.format(python=sys.executable, ends=ends))
-    worker.chmod(0o755)
-    outcome = run(job(tmp_path, module=user_module(tmp_path)), str(worker))
+    outcome = run(job(tmp_path, module=user_module(tmp_path)), without_torch(tmp_path, ends))
     assert outcome.process.status == "failed"
     assert re.search(reason, outcome.process.reason), outcome.process.reason
 
@@ -89,28 +94,32 @@ def test_a_module_that_fails_gives_a_reason(tmp_path, lines, reason):
 def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path):
     """A child that says five times that it goes on, a little apart, within a deadline shorter than all of it."""
     line = '{"type":"stage","name":"accuracy","percent":1}'
-    says = f"[(os.write(int(sys.argv[1]), b'{line}\\n'), time.sleep(1.5)) for part in range(5)]"
+    says = f"import time; [(os.write(pipe, b'{line}\\n'), time.sleep(1.5)) for part in range(5)]"
     limits = msgspec.structs.replace(TINY, check_deadline_s=6.5)
-    outcome = run(job(tmp_path, limits=limits, module=user_module(tmp_path, build=says)))
-    assert (outcome.process.status, outcome.process.reason) == ("ok", None)
+    worker = without_torch(tmp_path, f"{says}; os.write(1, b'all said'); os._exit(3)")
+    outcome = run(job(tmp_path, limits=limits, module=user_module(tmp_path)), worker)
+    assert outcome.process.status == "failed"
+    assert "in stage accuracy: all said" in outcome.process.reason
 
 
-@pytest.mark.parametrize("own_session", [False, True])
-def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path, own_session):
-    fifo = tmp_path / "held-by-the-child"
-    os.mkfifo(fifo)
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):
+    """A child of its own session, and one of another."""
     shell = "echo started; (sleep 1000; true) & sleep 1000; true"  # two shells and two children of theirs
-    started = f"['sh', '-c', '{shell}'], stdout=open('{fifo}', 'w'), start_new_session={own_session}"
-    start_a_child = f"import subprocess; subprocess.Popen({started})"
+    readers, starts = [], "import subprocess"
+    for own_session in (False, True):
+        os.mkfifo(fifo := tmp_path / f"held-by-the-child-{own_session}")
+        readers.append(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))
+        started = f"['sh', '-c', '{shell}'], stdout=open('{fifo}', 'w'), start_new_session={own_session}"
+        starts += f"; subprocess.Popen({started})"
     limits = msgspec.structs.replace(TINY, build_deadline_s=5.0)
-    module = user_module(tmp_path, build=f"{start_a_child}; time.sleep(1000)")
+    module = user_module(tmp_path, build=f"{starts}; time.sleep(1000)")
     outcome = run(job(tmp_path, limits=limits, module=module))
     assert (outcome.process.status, outcome.process.reason) == ("timeout", "stage build")
-    assert os.read(reader, 100) == b"started\n"
-    assert select.select([reader], [], [], WAIT_S)[0], "a child is still there"
-    assert os.read(reader, 100) == b""
-    os.close(reader)
+    for reader in readers:
+        assert os.read(reader, 100) == b"started\n"
+        assert select.select([reader], [], [], WAIT_S)[0], "a child is still there"
+        assert os.read(reader, 100) == b""
+        os.close(reader)
 
 
 def test_shared_memory_that_a_process_of_torch_guards_is_given_back(tmp_path):

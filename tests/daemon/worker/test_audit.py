@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_check import onepass
 from test_measure import loaded
 from torch import nn
-from worker_jobs import TINY, job, run, run_here, user_module
+from worker_jobs import TINY, job, run_here, user_module
 
 from benchd.daemon.records import Check
 from benchd.daemon.worker import agreement, audit, check, steps, workload
@@ -36,9 +36,9 @@ CACHING = """
 """
 
 
-def measured(folder, forward="pass", by=run_here, **fields):
+def measured(folder, forward="pass", **fields):
     """Run the module as a worker does; `forward` stands in it."""
-    return by(job(folder, module=user_module(folder, forward=forward), **fields))
+    return run_here(job(folder, module=user_module(folder, forward=forward), **fields))
 
 
 @pytest.mark.parametrize("scenario", ["offline", "wake_up"])
@@ -51,7 +51,7 @@ def test_answers_that_go_stale_while_they_are_timed_fail_the_check(tmp_path, sce
 
 
 def test_a_cache_of_right_answers_passes_its_check_and_is_seen(tmp_path):
-    outcome = measured(tmp_path, CACHING, by=run)
+    outcome = measured(tmp_path, CACHING)
     assert outcome.process.status == "ok", outcome.process.reason
     assert "repeated_input_faster" in outcome.flags
     assert "output_changed" not in outcome.flags

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from worker_jobs import job, run, run_here
+from worker_jobs import job, run_here
 
 from benchd.daemon.records import BytesBy, ExponentialsBy
 from benchd.daemon.worker import phases, probes
@@ -125,7 +125,7 @@ def test_the_rates_are_probed_before_a_profiler_is_attached(tmp_path, monkeypatc
 
 
 def test_a_real_worker_probes_after_what_it_timed(tmp_path):
-    outcome = run(job(tmp_path, probes=True))
+    outcome = run_here(job(tmp_path, probes=True))
     found = outcome.process.probes
     assert found is not None
     assert all(value > 0 for value in msgspec.structs.asdict(found).values() if isinstance(value, float))
