@@ -187,7 +187,8 @@ def site(tmp_path, mosquitto, child_environment):
 
 
 def test_a_command_is_measured_published_and_left_on_the_broker(site):
-    site.configure()
+    """A run probes first and last, as bench-once does, and keeps its sampler."""
+    site.configure(sizes="[16, 32, 64]")
     (site.folder / "benchd.toml").write_text(
         (site.folder / "benchd.toml").read_text().replace("[limits]", "home_assistant = true\n[limits]")
     )
@@ -196,15 +197,22 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
         assert (info["name"], [suite["name"] for suite in info["suites"]]) == ("Test board", ["small"])
         answer = site.command("run", suite="small")
         assert answer["accepted"]
-        assert len(answer["cases"]) == 2
-        results = [site.until("result/"), site.until("result/")]
+        assert len(answer["cases"]) == 3
+        results, samplers = [], set()
+        for _ in answer["cases"]:
+            results.append(site.until("result/"))
+            samplers |= samplers_of(process.pid)
+        assert len(samplers) == 1
         assert [result["case_id"] for result in results] == answer["cases"]
+        probed = [process["probes"] is not None for result in results for process in result["processes"]]
+        assert probed == [True, False, True]
+        assert not any("probes_moved" in result["flags"] for result in results[:2])
         for result in results:
             record = records.decode(msgspec.json.encode(result))
             assert (record.status, record.suite_id, record.device_id) == ("ok", answer["suite_id"], site.device)
             assert {"mqtt", "service"} <= set(record.flags)
-        latest = site.seen_or_until(f"latest/{answer['cases'][1]}")
-        assert latest["median_ms"] == results[1]["timing"]["median_ms"]
+        latest = site.seen_or_until(f"latest/{answer['cases'][2]}")
+        assert latest["median_ms"] == results[2]["timing"]["median_ms"]
         assert latest["check"] == "passed"
         assert all(not isinstance(value, list | dict) for value in latest.values())
         assert len(msgspec.json.encode(latest)) <= 2048
@@ -214,8 +222,8 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
         assert site.command("run", suite="other")["reason"] == "no suite of that name; the command `list` names them"
         assert "unknown model" in site.command("run", models=["../../etc/passwd"])["reason"]
         assert [suite["cases"] for suite in site.command("list")["suites"]] == [answer["cases"]]
-        assert site.command("replay", since_seq=1)["rows"] >= 2
-        while sum("/result/" in message.topic for message in site.heard) < 4:  # they may come before the answer
+        assert site.command("replay", since_seq=1)["rows"] >= 3
+        while sum("/result/" in message.topic for message in site.heard) < 6:  # they may come before the answer
             site.until("result/")
         process.terminate()
         site.until("status", state="offline")
@@ -307,14 +315,14 @@ def test_a_slower_case_is_announced_once_it_was_slower_twice_and_until_it_is_not
 
 
 def test_a_service_that_is_stopped_in_a_case_goes_on_with_that_case(site):
-    with site.configure(cap_s=LONG_S).service() as process:
+    with site.configure(cap_s=LONG_S, sizes="[16]").service() as process:
         cases = site.command("run", suite="small")["cases"]
         site.begun()
         process.terminate()
         aborted = site.until("result/")
         assert (aborted["status"], aborted["case_id"]) == ("aborted", cases[0])
         assert process.wait(WAIT_S) == 0
-    with site.configure().service():
+    with site.configure(sizes="[16]").service():
         again = site.until("result/")
     assert (again["case_id"], again["status"], again["suite_id"]) == (cases[0], "ok", aborted["suite_id"])
 
@@ -333,18 +341,19 @@ def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next
 
 @pytest.mark.parametrize("connects", [True, False], ids=["broker", "no broker"])
 def test_a_record_that_only_the_journal_has_is_taken_up_and_nothing_is_measured_twice(site, connects):
-    site.configure()
+    sizes = [16, 32] if connects else [16]
+    site.configure(sizes=str(sizes))
     outbox = site.folder / "state/benchd/outbox.db"
     outbox.parent.mkdir(parents=True)
-    case_ids = ["square,eager,b1,size=16", "square,eager,b1,size=32"]
-    suite = Suite(name="small", models=["square"], options={"size": [16, 32]}, variants=["eager"], preset="quick")
+    case_ids = [f"square,eager,b1,size={size}" for size in sizes]
+    suite = Suite(name="small", models=["square"], options={"size": sizes}, variants=["eager"], preset="quick")
     keep(outbox, schedule=begin(State(), suite, case_ids))
     if not connects:
         without_broker(site)
     with site.service(connects=connects, dying=True) as process:
         assert process.wait(WAIT_S) == -signal.SIGKILL
     with site.service(connects=connects) as process:
-        wait_for(lambda: len(journal_of(site)) == 2, process)
+        wait_for(lambda: not left_of(outbox), process)
         process.terminate()
         assert process.wait(WAIT_S) == 0
     kept = journal_of(site)
@@ -358,6 +367,12 @@ def journal_of(site):
     path = site.folder / "state/benchd/records.jsonl"
     whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""  # a line may be half written just now
     return [records.decode(line) for line in whole.splitlines()]
+
+
+def left_of(path):
+    """Return the passes that are not finished."""
+    with Outbox(path) as outbox:
+        return json.loads(outbox.kept(SCHEDULE))["passes"]
 
 
 def keep(path, **values):
@@ -382,22 +397,6 @@ def test_an_outbox_that_was_lost_is_filled_from_the_journal(site, damage):
         assert [result["run_id"] for result in site.seen("result/")] == ["lost"] * again
         details = [event["detail"] for event in site.seen("event") if event["event"] == "outbox_refilled"]
         assert details == ["the outbox lacked 1 results of records.jsonl; they are sent"] * again
-
-
-def test_a_run_probes_first_and_last_as_bench_once_does_and_keeps_its_sampler(site):
-    with site.configure(sizes="[16, 32, 64]").service() as process:
-        site.command("run", suite="small")
-        results, samplers = [], set()
-        for _ in range(3):
-            results.append(site.until("result/"))
-            samplers |= samplers_of(process.pid)
-    assert [process["probes"] is not None for result in results for process in result["processes"]] == [
-        True,
-        False,
-        True,
-    ]
-    assert not any("probes_moved" in result["flags"] for result in results[:2])
-    assert len(samplers) == 1
 
 
 def samplers_of(pid):
@@ -653,8 +652,8 @@ def test_a_disk_that_becomes_read_only_ends_no_service_and_takes_no_case(site, f
         site.until("info")
         failing_disk("an error of the test")
         site.say("run", id="1", client="test", suite="small")
-        site.say("status", id="2", client="test")
-        assert site.until("health", activity="waiting")["problem"] == "degraded:disk: Read-only file system"
+        health = site.health_once(lambda health: health["activity"] == "waiting")
+        assert health["problem"] == "degraded:disk: Read-only file system"
         process.terminate()
         assert process.wait(WAIT_S) == 0
 

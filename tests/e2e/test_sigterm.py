@@ -29,8 +29,9 @@ warm_up_cap_s = 0.2
 measure_cap_s = 0.5
 check_images = 1
 """
-SUITE = Suite(models=["square"], variants=["eager", "onnxruntime", "compile"], preset="quick")
-CASES = ["square,eager,b1", "square,onnxruntime,b1", "square,compile,b1"]
+VARIANTS = ["eager", "onnxruntime", "compile"]
+SUITE = Suite(models=["square"], variants=VARIANTS, options={"size": [16]}, preset="quick")
+CASES = [f"square,{variant},b1,size=16" for variant in VARIANTS]
 PASS_S = 16.0  # of these cases with empty caches, on two cores
 WITHIN_S = 5.0
 
