@@ -19,7 +19,7 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 from sqlalchemy import func, select
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.outbox import Outbox, body_digest
+from benchd.daemon.delivery.outbox import Message, Outbox, body_digest
 from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
@@ -83,10 +83,13 @@ def publish(url, folder, numbers, device="d1"):
 def publish_to(broker, folder, numbers, device="d1"):
     """Send results as `publish` does to a broker that is more than its URL."""
     with closing(Outbox(folder / f"{uuid.uuid4().hex}.db")) as outbox:
-        for number in numbers:
-            body = encode(made(run_id=f"r{number}", device_id=device))
-            outbox.add(f"{device}:r{number}", Topics(device).result(f"r{number}"), 1, body)
+        outbox.add_all([message(device, f"r{number}") for number in numbers])
         assert drain(outbox, broker, f"device-{uuid.uuid4().hex[:8]}", WAIT_S).left == 0
+
+
+def message(device, run_id):
+    body = encode(made(run_id=run_id, device_id=device))
+    return Message(f"{device}:{run_id}", Topics(device).result(run_id), 1, body)
 
 
 def say(broker, topic, body, *options):
@@ -205,7 +208,7 @@ def test_results_that_come_while_no_collector_runs_wait_for_it(broker, url, tmp_
 
 
 def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_path):
-    total = 1500
+    total = 800
     with closing(Store(url)) as store:
         with collecting(broker.url, url):
             pass
@@ -222,7 +225,7 @@ def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_p
 
 
 def test_two_collectors_share_the_work_and_one_that_dies_leaves_nothing_behind(broker, empty_postgres, tmp_path):
-    total, url = 1000, empty_postgres
+    total, url = 400, empty_postgres
     with closing(Store(url)) as store:
         with collecting(broker.url, url, "one") as one, collecting(broker.url, url, "two"):
             publish(broker.url, tmp_path, range(total // 2))

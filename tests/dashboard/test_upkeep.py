@@ -85,26 +85,26 @@ def test_a_collector_that_cannot_live_ends_the_dashboard_with_a_failure(tmp_path
         assert process.wait(WAIT_S) == 1
 
 
-@pytest.mark.parametrize("put_there", [None, "another"])
-def test_a_database_that_is_replaced_is_never_acknowledged_and_the_new_one_gets_the_results(tmp_path, url, put_there):
+def test_a_database_that_is_replaced_is_never_acknowledged_and_the_new_one_gets_the_results(tmp_path, url):
+    """First it is moved away, then another one is put in its place."""
     with (
         running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker,
         serving(broker.url, url, "--collector", "site") as (port, _),
     ):
         wait_for(lambda: metric(port, "up") == 1.0)
-        if put_there:
-            Store(f"sqlite:///{tmp_path}/another.db").close()
-        (tmp_path / "old").mkdir()
-        for path in tmp_path.glob("dashboard.db*"):
-            path.replace(tmp_path / "old" / path.name)
-        if put_there:
-            (tmp_path / "another.db").replace(tmp_path / "dashboard.db")
-        publish(broker.url, tmp_path, [1, 2])
-        with closing(Store(url)) as store:
-            wait_for(lambda: count(store, "result") == 2)
-        wait_for(lambda: b"d1" in get(port, "/metrics")[2])
-        with closing(Store(f"sqlite:///{tmp_path}/old/dashboard.db")) as old:
-            assert count(old, "result") == 0
+        Store(f"sqlite:///{tmp_path}/another.db").close()
+        for device, is_put_there, before in (("d1", False, 0), ("d2", True, 2)):
+            (old_place := tmp_path / f"before-{device}").mkdir()
+            for path in tmp_path.glob("dashboard.db*"):
+                path.replace(old_place / path.name)
+            if is_put_there:
+                (tmp_path / "another.db").replace(tmp_path / "dashboard.db")
+            publish(broker.url, tmp_path, [1, 2], device)
+            with closing(Store(url)) as store:
+                wait_for(lambda store=store: count(store, "result") == 2)
+            wait_for(lambda device=device: device.encode() in get(port, "/metrics")[2])
+            with closing(Store(f"sqlite:///{old_place}/dashboard.db")) as old:
+                assert count(old, "result") == before
 
 
 def test_a_database_that_is_damaged_ends_the_collector(tmp_path, url, mosquitto):
