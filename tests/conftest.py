@@ -42,7 +42,7 @@ OURS = (
 # its names are digests of everything that it was made from: tests share it with each other and with the next run
 COMPILED = {name: folders.cache().with_name("benchd-tests") / name for name in ("native", "inductor")}
 # the files that take longest begin first
-FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/", "tests/test_")
+FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/", "tests/ptx/", "tests/test_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

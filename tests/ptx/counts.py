@@ -82,7 +82,7 @@ class Counted:
         }
 
 
-def count(sm: int) -> list[Counted]:
+def count(sm: int, precisions: Sequence[str] = ("fp16", "fp32")) -> list[Counted]:
     """Return what the models' launches execute on an architecture, one of a kind, as they ship.
 
     It is for a process of its own.
@@ -94,7 +94,7 @@ def count(sm: int) -> list[Counted]:
 
     ships = [(name.split(".")[-2], each) for name in shipped.modules() for each in import_module(name).SHIPPED]
     found: dict[tuple[str, str], Counted] = {}
-    for batch, call in workloads.launches():
+    for batch, call in workloads.launches(precisions):
 
         def note(kernel, arguments, warps, executed, batch=batch):
             op, name = _name(ships, kernel, arguments, warps)

@@ -14,14 +14,20 @@ pytest.importorskip("triton")
 PAGE = (Path(__file__).parents[2] / "docs" / "roofline.md").read_text().partition(shipped.GENERATED)[2]
 
 
-@pytest.mark.parametrize("sm", [87, *(pytest.param(sm, marks=pytest.mark.slow) for sm in (75, 90))])
-def test_the_page_holds_what_is_executed(sm):
+BOTH = "fp16 fp32"
+
+
+@pytest.mark.parametrize(
+    ("sm", "precisions"), [(87, "fp32"), *(pytest.param(sm, BOTH, marks=pytest.mark.slow) for sm in (75, 87, 90))]
+)
+def test_the_page_holds_what_is_executed(sm, precisions):
     version = re.search(r"Made with Triton (\S+)\.\n", PAGE)[1]
     if version != shipped.triton_version():
         pytest.skip(f"Triton {shipped.triton_version()} makes other PTX than {version}, which made the page")
     with get_context("spawn").Pool(1) as pool:  # a process is of one architecture for good
-        (rows,) = pool.map(counts.count, [sm])
-    written = [line.strip("| ").split(" | ")[:-2] for line in PAGE.splitlines() if f" | {sm} | " in line]
+        rows = pool.apply(counts.count, (sm, precisions.split()))
+    lines = [line.strip("| ").split(" | ")[:-2] for line in PAGE.splitlines() if f" | {sm} | " in line]
+    written = [line for line in lines if {*line[0].split()} & {*precisions.split()}]
     assert written == list(map(counts.cells, rows)), "make occupancy writes it anew"
 
 

@@ -1,6 +1,6 @@
 """The ops as our models call them: between them they launch every Triton kernel that ships."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -14,14 +14,15 @@ from benchd.kernels.stbif import max_pool_delta, stbif_block
 Launch = tuple[int, Callable[[], object]]  # with its number of images
 TOKENS, DIM, CHANNELS, STATES, RANK = 197, 192, 384, 16, 12  # Vim tiny
 STEPS = 8
+PRECISIONS = {"fp16": torch.float16, "fp32": torch.float32}
 
 
-def launches() -> Iterator[Launch]:
+def launches(precisions: Iterable[str] = PRECISIONS) -> Iterator[Launch]:
     """Yield the ops that launch what ships, as the models call them, and how many images that is for.
 
     The second batch of an op is one that takes the other cut of a kernel on each architecture.
     """
-    for dtype in (torch.float16, torch.float32):
+    for dtype in map(PRECISIONS.__getitem__, precisions):
         yield from _vim(dtype)
         yield from _onepass(dtype)
         yield from _stbif(dtype)
