@@ -27,6 +27,7 @@ def test_variants_and_another_model_take_turns_and_who_cannot_is_named(tmp_path,
     rows = tmp_path / "rows.jsonl"
     command = [sys.executable, "-m", "benchmarks.models", "--model", "square", "--device", "cpu", "--seconds", "0.05"]
     command += ["--variant", "amp", "--variant", "custom", "--variant", "square/bf16", "--output", str(rows)]
+    command += ["--option", "size=16"]
     done = subprocess.run(command, check=False, cwd=ROOT, env=child_environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in rows.read_text().splitlines()]
