@@ -42,7 +42,7 @@ def test_energy_comes_with_scope_error_bar_and_idle(once, tmp_path):
     limits = (tmp_path / "tiny.toml").read_text().replace("measure_cap_s = 0.3", "measure_cap_s = 2.5")
     sampling = limits + '[sampling]\nsources = ["fake=script.json"]\nperiod_s = 0.02\n'
     (tmp_path / "tiny.toml").write_text(sampling)
-    done = once("--models", "square", "--variants", "eager")
+    done = once("--models", "square", "--option", "size=16", "--variants", "eager")
     assert done.returncode == 0, done.stderr
     (record,) = written(tmp_path)
     (process,) = record.processes
@@ -297,7 +297,7 @@ def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once_her
     assert once_here(*arguments).returncode == 0
 
 
-def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, here, tmp_path):
+def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once_here, here, tmp_path):
     """A module that answers wrongly in bf16 alone."""
     for label in range(5):
         (tmp_path / "images" / str(label)).mkdir(parents=True)
@@ -308,7 +308,7 @@ def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(once, he
     wrong = f"{levels}; {scores}; return scores.roll(1, 1) if images.dtype == torch.bfloat16 else scores"
     module = user_module(tmp_path, forward=wrong)
     arguments = ["--module", module, "--variants", "eager,bf16", "--data", "imagefolder:images", "--accuracy", "full"]
-    done = once(*arguments, "--max-accuracy-drop", "20%", "--fail-on", "slower")
+    done = once_here(*arguments, "--max-accuracy-drop", "20%", "--fail-on", "slower")
     assert done.returncode == 0, done.stderr
     eager, bf16 = written(tmp_path)
     assert (eager.accuracy.right, bf16.accuracy.lost) == (20, 20)
@@ -336,9 +336,9 @@ def test_nothing_measured_exits_6(once, tmp_path):
     assert "not today" in done.stdout
 
 
-def test_what_only_the_worker_can_know_of_a_command_line_exits_2_too(once, tmp_path):
+def test_what_only_the_worker_can_know_of_a_command_line_exits_2_too(once_here, tmp_path):
     user_module(tmp_path)
-    done = once("--module", "net.py:torch", "--variants", "eager")
+    done = once_here("--module", "net.py:torch", "--variants", "eager")
     assert done.returncode == 2
     assert "--module net.py:torch: this is module, not a function" in written(tmp_path)[0].reason
     assert "usage_error" in written(tmp_path)[0].flags

@@ -1,6 +1,7 @@
 """Models of other libraries by name, through the real `bench-once`, `benchd compare --live` and `benchd profile`."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from stub_interpreter import interpreter
 from torchvision import models
 
 from benchd.daemon import journal, records
+from benchd.models import libraries
 
 
 @pytest.fixture
@@ -76,11 +78,20 @@ def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(m
     assert record.model.parameters == seven
 
 
-def test_timm_s_models_run_where_it_is_installed(once, tmp_path):
-    path = str(timm_stub.written(tmp_path))
-    done = once("--models", "timm:tiny_vit.a1_in1k", "--variants", "eager", PYTHONPATH=path)
+@pytest.fixture
+def _timm(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(timm_stub.written(tmp_path))
+    yield
+    libraries._registered.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+        del sys.modules[name]
+    sys.modules.pop("benchd.models.timm_net", None)
+
+
+@pytest.mark.usefixtures("_timm")
+def test_timm_s_models_run_where_it_is_installed(measured):
+    done, (record,) = measured("--models", "timm:tiny_vit.a1_in1k", "--variants", "eager")
     assert done.returncode == 0, done.stdout + done.stderr
-    (record,) = written(tmp_path)
     assert (record.case_id, record.model.input_shape) == ("timm_tiny_vit.a1_in1k,eager,b1", [3, 24, 24])
 
 
