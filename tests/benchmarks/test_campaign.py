@@ -15,6 +15,7 @@ from records_made import ENERGY, made
 from typer.testing import CliRunner
 
 from benchd.daemon import cli
+from benchd.daemon.measuring import process
 from benchd.daemon.records import Case, CrossCheck, ProcessResult, all_variants, encode
 from benchd.kernels.shipped import Compiled
 from benchmarks import campaign, kernels, models, performance
@@ -30,7 +31,10 @@ def run(tmp_path, child_environment):
     def start(*arguments):
         line = [sys.executable, "-m", "benchmarks.campaign", "--device", "cpu", "--seconds", "0.02"]
         line += ["--output", str(tmp_path / "results"), "--no-compile", *arguments]
-        environment = child_environment | {"PYTHONPATH": f"{child_environment.get('PYTHONPATH', '')}:{ROOT}"}
+        # with a worker's settings, without which each race would begin by starting itself again
+        settings = process.settings("cpu", str(Path(child_environment["XDG_CACHE_HOME"]) / "benchd"))
+        paths = {"PYTHONPATH": f"{child_environment.get('PYTHONPATH', '')}:{ROOT}"}
+        environment = child_environment | paths | settings
         done = subprocess.run(line, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True)
         (folder,) = (tmp_path / "results").iterdir()
         return done, folder
