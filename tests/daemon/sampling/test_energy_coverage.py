@@ -10,6 +10,7 @@ import sys
 
 import msgspec
 import pytest
+from counts import most
 from simulated_power import Load, Sensor, held, span
 
 from benchd.daemon.sampling import energy
@@ -181,17 +182,13 @@ def outcomes(name, load_of, fault, sensor, seeds):
     return missed / len(seeds), 1 - len(halves) / len(seeds), median(halves) if halves else math.nan
 
 
-def most(share, runs):
-    return share + 2 * math.sqrt(share * (1 - share) / runs)
-
-
 @pytest.mark.parametrize(
     ("sensors", "name", "row"),
     [(POWERS, *row) for row in OF_POWERS.items()] + [(COUNTERS, *row) for row in OF_COUNTERS.items()],
     ids=[f"power, {name}" for name in OF_POWERS] + [f"counter, {name}" for name in OF_COUNTERS],
 )
 def test_the_bar_covers_the_truth_over_all_sensors(sensors, name, row):
-    runs = 25
+    runs = 10
     missed = [outcomes(name, *row, sensor, range(runs))[0] for sensor in sensors]
     assert sum(missed) / len(missed) <= most(MISSED, runs * len(missed))
 

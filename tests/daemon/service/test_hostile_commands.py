@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import pytest
+from counts import counts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -81,12 +82,16 @@ def begun(given):
     return True
 
 
-@settings(max_examples=400, derandomize=True, deadline=None)
-@given(TOPIC, bodies(), st.booleans(), RESPONSES)
-@example(f"{TOPICS.root}cmd/run", b"[" * MAX_BYTES, False, None)
-@example(f"{TOPICS.root}cmd/run", b"x" * (MAX_BYTES + 1), False, None)
-def test_nothing_that_arrives_raises_or_gets_past_the_verbs(outbox, topic, body, retained, response_topic):
-    carried_out(Arrived(topic, body, WALL_S, retained, response_topic, b"\0\xff"), outbox)
+@counts(200, 400)
+def test_nothing_that_arrives_raises_or_gets_past_the_verbs(count, outbox):
+    @settings(max_examples=count, derandomize=True, deadline=None)
+    @given(TOPIC, bodies(), st.booleans(), RESPONSES)
+    @example(f"{TOPICS.root}cmd/run", b"[" * MAX_BYTES, False, None)
+    @example(f"{TOPICS.root}cmd/run", b"x" * (MAX_BYTES + 1), False, None)
+    def arrives(topic, body, retained, response_topic):
+        carried_out(Arrived(topic, body, WALL_S, retained, response_topic, b"\0\xff"), outbox)
+
+    arrives()
 
 
 @pytest.mark.parametrize("verb", VERBS)

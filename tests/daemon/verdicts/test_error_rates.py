@@ -2,12 +2,14 @@
 
 Each process has an offset of its own (0.3 %) and block medians that resemble their neighbours; its median is what the
 code under test sees. The rates are those of docs/measuring.md; a bound of 5 % is held with two deviations more.
+`make test` draws a quarter or half of the comparisons, `make test-slow` all.
 """
 
 import sys
 
 import numpy as np
 import pytest
+from counts import counts, most
 from scipy.signal import lfilter
 
 from benchd.daemon.verdicts.effects import (
@@ -25,11 +27,10 @@ from benchd.daemon.verdicts.effects import (
 OFFSET = 0.003
 BLOCKS, BLOCK_NOISE, CORRELATION = 20, 0.004, 0.5  # 0.15 % between repetitions in one process
 RESEMBLANCE = 0.4
-RUNS = 10_000
+MANY, FEWER = counts(2_500, 10_000), counts(1_000, 2_000)
 SPREADS = (0.0, 0.003, 0.01, 0.03)
 """One deviation of what differs between runs: nothing, 0.3, 1 and 3 %."""
 
-RARELY = 0.05 + 2 * 0.0022
 HIDDEN = 0.5
 """A smallest effect that nothing reaches, so that only SAME can be answered: where it errs most."""
 
@@ -64,16 +65,18 @@ def share(answers, *wanted):
 
 
 @pytest.mark.parametrize("options", [{}, {"min_effect": 0.0}], ids=["defaults", "any effect counts"])
-def test_identical_code_is_rarely_called_different_in_a_live_comparison(options):
-    answers = live_answers(RUNS, 0.0, **options)
+@MANY
+def test_identical_code_is_rarely_called_different_in_a_live_comparison(count, options):
+    answers = live_answers(count, 0.0, **options)
     assert share(answers, "faster", "slower") <= 0.05
 
 
-def test_neither_is_it_where_no_look_ends_early():
+@MANY
+def test_neither_is_it_where_no_look_ends_early(count):
     """With processes 2 % apart nearly all comparisons take all three looks: 4.9 % in the limit, here two deviations."""
-    answers = live_answers(RUNS, 0.0, offset=0.02)
+    answers = live_answers(count, 0.0, offset=0.02)
     assert share(answers, "inconclusive") > 0.9
-    assert share(answers, "faster", "slower") <= 0.049 + 2 * 0.0022
+    assert share(answers, "faster", "slower") <= most(0.049, count)
 
 
 def levels(rng, runs):
@@ -90,15 +93,16 @@ def answers_by_order(runs, first_goes_first):
     return [live(first, second).answer for first, second in np.moveaxis(ordered, 2, 1).tolist()]
 
 
-def test_identical_code_is_rarely_called_different_where_processes_resemble_those_before_them():
-    lots = np.random.default_rng(7).random((RUNS, LOOKS[-1])) < 0.5
-    assert share(answers_by_order(RUNS, lots), "faster", "slower") <= RARELY
+@MANY
+def test_identical_code_is_rarely_called_different_where_processes_resemble_those_before_them(count):
+    lots = np.random.default_rng(7).random((count, LOOKS[-1])) < 0.5
+    assert share(answers_by_order(count, lots), "faster", "slower") <= most(0.05, count)
 
 
 def test_in_a_fixed_order_it_would_be():
     """Noise of two that follow each other and those of the next pair has the same sign in each A B B A."""
     abba = np.arange(LOOKS[-1]) % 2 == 0
-    assert share(answers_by_order(RUNS, abba), "faster", "slower") > 0.07
+    assert share(answers_by_order(2_500, abba), "faster", "slower") > most(0.05, 2_500)
 
 
 def test_identical_code_is_mostly_called_the_same_in_a_live_comparison():
@@ -111,24 +115,27 @@ def test_what_is_two_percent_slower_is_never_called_the_same():
     assert share(answers, "same", "faster") == 0.0
 
 
-def test_one_percent_is_found_with_seven_pairs_at_the_defaults():
-    medians = process_medians(np.random.default_rng(1), (RUNS, 2, 7))
+@MANY
+def test_one_percent_is_found_with_seven_pairs_at_the_defaults(count):
+    medians = process_medians(np.random.default_rng(1), (count, 2, 7))
     verdicts = [look(ratios(first, second)) for first, second in (medians * [[[1.0], [1.01]]]).tolist()]
     assert share([verdict and verdict.answer for verdict in verdicts], "slower") >= 0.95
 
 
-def test_half_a_percent_is_found_with_ten_pairs_where_any_effect_counts():
-    medians = process_medians(np.random.default_rng(2), (RUNS, 2, 10)) * [[[1.0], [1.005]]]
+@MANY
+def test_half_a_percent_is_found_with_ten_pairs_where_any_effect_counts(count):
+    medians = process_medians(np.random.default_rng(2), (count, 2, 10)) * [[[1.0], [1.005]]]
     answers = [judge(paired_effect(ratios(a, b)), min_effect=0.0).answer for a, b in medians.tolist()]
     assert share(answers, "slower") >= 0.80
 
 
 @pytest.mark.parametrize("effect", [0.01, -0.01])
 @pytest.mark.parametrize("offset", [0.003, 0.008, 0.012, 0.02])
-def test_what_is_one_percent_away_is_rarely_called_the_same_in_a_live_comparison(effect, offset):
+@FEWER
+def test_what_is_one_percent_away_is_rarely_called_the_same_in_a_live_comparison(count, effect, offset):
     """What differs between runs is common to both sides of a pair; what differs between processes is not."""
-    answers = live_answers(2_000, effect, seed=8, offset=offset, min_effect=HIDDEN)
-    assert share(answers, "same") <= 0.05 + 2 * 0.0049
+    answers = live_answers(count, effect, seed=8, offset=offset, min_effect=HIDDEN)
+    assert share(answers, "same") <= most(0.05, count)
 
 
 def sides(rng, shape, between_runs, effect=0.0):
@@ -147,25 +154,28 @@ def answers_in_files(shape, between_runs, effect=0.0, seed=5, **options):
 
 @pytest.mark.parametrize("runs", [(3, 1), (2, 2), (3, 3), (10, 5)])
 @pytest.mark.parametrize("between_runs", SPREADS)
-def test_verdicts_on_files_rarely_err_however_far_runs_are_apart(runs, between_runs):
+@FEWER
+def test_verdicts_on_files_rarely_err_however_far_runs_are_apart(count, runs, between_runs):
     """Both ways: identical code called different, and what is 1 % away called the same."""
-    shape = (2_000, *runs, 5)
-    assert share(answers_in_files(shape, between_runs, min_effect=0.0), "faster", "slower") <= 0.05 + 2 * 0.0049
+    shape = (count, *runs, 5)
+    assert share(answers_in_files(shape, between_runs, min_effect=0.0), "faster", "slower") <= most(0.05, count)
     for effect in (0.01, -0.01):
-        assert share(answers_in_files(shape, between_runs, effect, min_effect=HIDDEN), "same") <= 0.05 + 2 * 0.0049
+        assert share(answers_in_files(shape, between_runs, effect, min_effect=HIDDEN), "same") <= most(0.05, count)
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_a_run_of_fewer_processes_than_those_before_it_errs_no_more(processes):
+@FEWER
+def test_a_run_of_fewer_processes_than_those_before_it_errs_no_more(count, processes):
     rng = np.random.default_rng(9)
-    found = [(before, [run[:processes] for run in after]) for before, after in sides(rng, (2_000, 3, 1, 5), 0.0)]
+    found = [(before, [run[:processes] for run in after]) for before, after in sides(rng, (count, 3, 1, 5), 0.0)]
     answers = [judge(runs_effect(*one), min_effect=0.0).answer for one in found]
-    assert share(answers, "faster", "slower") <= 0.05 + 2 * 0.0049
+    assert share(answers, "faster", "slower") <= most(0.05, count)
 
 
 @pytest.mark.parametrize("between_runs", SPREADS)
-def test_one_run_per_side_of_identical_code_is_rarely_called_different(between_runs):
-    assert share(answers_in_files((10_000, 1, 1, 5), between_runs), "faster", "slower") <= 0.03
+@MANY
+def test_one_run_per_side_of_identical_code_is_rarely_called_different(count, between_runs):
+    assert share(answers_in_files((count, 1, 1, 5), between_runs), "faster", "slower") <= 0.03
 
 
 @pytest.mark.parametrize("between_runs", SPREADS)
@@ -173,22 +183,24 @@ def test_one_run_per_side_is_never_called_the_same(between_runs):
     assert share(answers_in_files((1_000, 1, 1, 5), between_runs), "same") == 0.0
 
 
-@pytest.mark.parametrize("counts", [(3, 3), (3, 15), (5, 5), (5, 7)])
-def test_three_processes_per_side_are_enough_for_welch(counts):
+@pytest.mark.parametrize("sizes", [(3, 3), (3, 15), (5, 5), (5, 7)])
+@MANY
+def test_three_processes_per_side_are_enough_for_welch(count, sizes):
     """Without the degrees of the smaller side, 3 against 15 err in 7 %."""
-    medians = process_medians(np.random.default_rng(10), (RUNS, sum(counts))).tolist()
-    intervals = [welch_effect(row[: counts[0]], row[counts[0] :]).interval(0.95) for row in medians]
-    assert np.mean([not one.low <= 0.0 <= one.high for one in intervals]) <= RARELY
+    medians = process_medians(np.random.default_rng(10), (count, sum(sizes))).tolist()
+    intervals = [welch_effect(row[: sizes[0]], row[sizes[0] :]).interval(0.95) for row in medians]
+    assert np.mean([not one.low <= 0.0 <= one.high for one in intervals]) <= most(0.05, count)
 
 
 @pytest.mark.parametrize("between_runs", [0.0, 0.01])
 @pytest.mark.parametrize("min_effect", [0.005, 0.0])
-def test_identical_code_stays_green_over_a_plan_of_thirty(min_effect, between_runs):
-    rng, red, plans = np.random.default_rng(3), 0, 500
-    for _ in range(plans):
+@counts(125, 500)
+def test_identical_code_stays_green_over_a_plan_of_thirty(count, min_effect, between_runs):
+    rng, red = np.random.default_rng(3), 0
+    for _ in range(count):
         effects = [runs_effect(*found) for found in sides(rng, (30, 3, 1, 5), between_runs)]
         red += any(verdict.answer == "slower" for verdict in judge_plan(effects, min_effect))
-    assert red / plans <= 0.05 + 2 * 0.0098
+    assert red / count <= most(0.05, count)
 
 
 def test_without_the_correction_a_plan_of_thirty_would_not_stay_green():

@@ -6,14 +6,13 @@ The rates are those of docs/measuring.md; a bound of 5 % is held with two deviat
 import msgspec
 import numpy as np
 import pytest
+from counts import counts, most
 from records_made import PASSED, made, timing
 
 from benchd.daemon.records import Case, ProcessResult, all_variants
 from benchd.daemon.verdicts.recommend import Requirements, decide
 from benchd.daemon.verdicts.statistics import combine
 
-COUNT = 800
-BOUND = 0.05 + 2 * 0.0077
 BARE = made(check=PASSED)
 VARIANTS = [variant for variant in all_variants() if variant.kernels == "torch"][:8]
 
@@ -32,7 +31,7 @@ def record(variant, times_ms):
     )
 
 
-def decisions(equal, processes, lead=0.0, slower=0, count=COUNT):
+def decisions(equal, processes, lead=0.0, slower=0, *, count):
     """Decide among so many equal variants, the first faster by `lead`, and others that are 1.5 times as slow."""
     rng = np.random.default_rng(equal * processes)
     times = 5.0 * np.exp(0.003 * rng.standard_normal((count, equal + slower, processes)))
@@ -45,9 +44,10 @@ def decisions(equal, processes, lead=0.0, slower=0, count=COUNT):
 
 @pytest.mark.parametrize("processes", [3, 5])
 @pytest.mark.parametrize(("equal", "slower"), [(2, 0), (2, 2), (3, 0), (8, 0)])
-def test_of_equal_variants_one_is_rarely_named(equal, slower, processes):
-    named = [decision.ship is not None for decision in decisions(equal, processes, slower=slower)]
-    assert np.mean(named) <= BOUND
+@counts(400, 800)
+def test_of_equal_variants_one_is_rarely_named(count, equal, slower, processes):
+    named = [decision.ship is not None for decision in decisions(equal, processes, slower=slower, count=count)]
+    assert np.mean(named) <= most(0.05, count)
 
 
 def test_of_one_process_nothing_ships_however_far_apart():
