@@ -53,7 +53,9 @@ def test_a_block_is_the_reference_bit_for_bit(dtype, names, output):
         current, residual = (drawn(4, *shape, seed=seed, dtype=dtype) for seed in (0, 1))
         terms = {"bias": drawn(4, 9, seed=2, dtype=dtype), "residual": residual}
         terms = {name: terms[name] for name in names}
-        for layout in (current, channels_last(current), current.mT.contiguous().mT):
+        # in other layouts none and both terms show what one alone would
+        others = () if len(names) == 1 else (channels_last(current), current.mT.contiguous().mT)
+        for layout in (current, *others):
             want = stbif_block(layout, **terms, **neuron, output=output, implementation="reference")
             got = stbif_block(layout, **terms, **neuron, output=output, implementation="triton")
             assert got.dtype == want.dtype
