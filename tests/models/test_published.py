@@ -106,9 +106,9 @@ def test_own_names_load_beside_published_ones_and_none_is_lost():
 @pytest.mark.parametrize(
     ("shapes", "reason"),
     [
-        (qann_shapes(stem=3), r"conv1\.weight is \(64, 3, 3, 3\) in place of \(64, 3, 7, 7\): only the stem of 7x7"),
-        (qann_shapes(16), r"conv1\.weight is \(16, 3, 7, 7\) in place of \(64, 3, 7, 7\); pass --option width=16$"),
-        (qann_shapes() | {"fc.weight": (100, 512)}, r"1 of another shape: fc\.weight \(100, 512\) in place of"),
+        (qann_shapes(8, stem=3), r"conv1\.weight is \(8, 3, 3, 3\) in place of \(8, 3, 7, 7\): only the stem of 7x7"),
+        (qann_shapes(4), r"conv1\.weight is \(4, 3, 7, 7\) in place of \(8, 3, 7, 7\); pass --option width=4$"),
+        (qann_shapes(8) | {"fc.weight": (100, 64)}, r"1 of another shape: fc\.weight \(100, 64\) in place of"),
         (onepass_shapes(), r"conv1\.weight is \(64, 3, 3, 3\) in place of"),
     ],
     ids=["a stem of 3x3", "a narrow net", "a hundred classes", "another model"],
@@ -117,7 +117,7 @@ def test_own_names_load_beside_published_ones_and_none_is_lost():
 def test_a_qann_that_differs_is_named_with_both_shapes(tmp_path, model, shapes, reason):
     path = published(tmp_path / "best_QANN.pth", tensors(shapes))
     with pytest.raises(WeightsError, match=rf"best_QANN\.pth does not fit {model}: {reason}"):
-        weights.load(model, path)
+        weights.load(model, path, width=8)
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -129,10 +129,10 @@ def test_batch_norms_of_onepass_are_asked_for_by_option(tmp_path, batch_norm):
 
 
 def test_a_vim_of_a_closer_stride_is_not_taken_for_a_larger_image(tmp_path):
-    state = build("vim_tiny", stride=8).state_dict()
+    state = build("vim_tiny", stride=8, depth=1).state_dict()
     assert state["pos_embed"].shape == (1, 27 * 27 + 1, 192)
     path = published(tmp_path / "vim_t_midclstok_ft_78p3acc.pth", state)
     with pytest.raises(WeightsError, match=r"27x27\+1 .*stride=8, which gives 224 pixels, or --option image_size=432$"):
-        weights.load("vim_tiny", path)
-    assert weights.load("vim_tiny", path, stride=8).input_shape == (3, 224, 224)
-    assert weights.load("vim_tiny", path, image_size=432).input_shape == (3, 432, 432)
+        weights.load("vim_tiny", path, depth=1)
+    assert weights.load("vim_tiny", path, depth=1, stride=8).input_shape == (3, 224, 224)
+    assert weights.load("vim_tiny", path, depth=1, image_size=432).input_shape == (3, 432, 432)

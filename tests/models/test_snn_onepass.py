@@ -218,12 +218,12 @@ def test_without_a_compiler_the_custom_kernels_are_refused_by_name(tmp_path):
     code = """
 from benchd.kernels.dispatch import Unavailable
 from benchd.models.catalog import build
-for name in ("snn_onepass", "snn_stbif_resnet18"):
+for name, options in (("snn_onepass", {}), ("snn_stbif_resnet18", {"width": 8}), ("vim_tiny", {"depth": 1})):
     try:
-        build(name, kernels="custom")
+        build(name, kernels="custom", **options)
     except Unavailable as error:
         print(error)
 """
     environment = {**os.environ, "CC": "no-such-compiler", "CACHE_DIRECTORY": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.count("native kernels need a C compiler") == 2
+    assert done.stdout.count("native kernels need a C compiler") == 3

@@ -284,7 +284,7 @@ def test_the_quantiser_has_the_gradients_of_lsq():
 
 @torch.no_grad()
 def test_a_compiler_and_an_exporter_take_the_network_whole():
-    network, images = convert(small_qann(), 9), dyadic_images()
+    network, images = convert(small_qann(), STEP), dyadic_images()
     want = network(images)
     assert torch.equal(torch.compile(network, fullgraph=True, backend="aot_eager")(images), want)
     assert torch.equal(torch.export.export(network, (images,)).module()(images), want)
@@ -298,7 +298,7 @@ def test_a_compiler_and_an_exporter_take_the_network_whole():
     reason="torch 2.8 traces the folded layers' parameters as constants; no variant trains a compiled network",
 )
 def test_a_compiled_network_learns():
-    network, images = convert(small_qann(), 9), dyadic_images()
+    network, images = convert(small_qann(), STEP), dyadic_images()
     network(images).sum().backward()
     want = {name: parameter.grad.clone() for name, parameter in network.named_parameters()}
     network.zero_grad()
@@ -457,7 +457,7 @@ def test_custom_kernels_read_spikes_in_every_layer_that_they_can_be(synapses, re
 
 @torch.no_grad()
 def test_custom_kernels_take_every_precision_a_compiler_and_an_exporter():
-    network, images = convert(small_qann(), 9, kernels="custom"), dyadic_images()
+    network, images = convert(small_qann(), STEP, kernels="custom"), dyadic_images()
     want = network(images)
     assert torch.equal(torch.compile(network, fullgraph=True, backend="aot_eager")(images), want)
     assert torch.equal(torch.export.export(network, (images,)).module()(images), want)

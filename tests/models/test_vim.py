@@ -2,10 +2,7 @@
 
 import copy
 import math
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -377,13 +374,9 @@ def test_custom_kernels_do_not_learn():
         custom(pictures(custom).float())
 
 
-def test_custom_kernels_that_cannot_run_are_refused_at_build_time(tmp_path):
+def test_custom_kernels_that_cannot_run_are_refused_at_build_time():
     with torch.device("meta"), pytest.raises(Unavailable, match="for CPU tensors, not meta"):
         build("vim_tiny", kernels="custom")
-    code = "from benchd.models.catalog import build; build('vim_tiny', kernels='custom')"
-    environment = {**os.environ, "CC": "no-such-compiler", "CACHE_DIRECTORY": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert "Unavailable: native kernels need a C compiler" in done.stderr
 
 
 @pytest.mark.parametrize(

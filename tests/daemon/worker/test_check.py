@@ -50,7 +50,7 @@ def onepass(folder, **fields):
 
 def trained(folder, **fields):
     """Return a job of the trained net that ships, on the images that ship."""
-    a_job = onepass(folder, **{"options": {"time_steps": 4}} | fields)
+    a_job = onepass(folder, **{"options": {"time_steps": 2}} | fields)
     return msgspec.structs.replace(a_job, weights="demo", data="demo")
 
 
@@ -183,7 +183,7 @@ def shared(tmp_path_factory):
         (lambda module: module.fc2.weight.neg_(), None),
         (lambda module: module.fc2.weight[0].fill_(torch.inf), None),
         (lambda module: module.conv2.weight.copy_(module.conv2.weight.roll(1, 1)), None),
-        (lambda module: setattr(module, "time_steps", 3), None),
+        (lambda module: setattr(module, "time_steps", 1), None),
         (None, scaled),
         (None, shifted),
         (None, one_not_a_number),
@@ -287,7 +287,7 @@ def test_right_variants_of_a_spiking_net_pass(shared, variant):
 
 def test_a_deep_spiking_net_of_random_weights_is_void_in_half_precision(shared):
     a_job = job(shared, model="qann_resnet18", variant=Variant(precision="bf16"), batch_size=8)
-    a_job = msgspec.structs.replace(a_job, options=catalog.entry("qann_resnet18").resolve({}))
+    a_job = msgspec.structs.replace(a_job, options=catalog.entry("qann_resnet18").resolve({"width": 16}))
     assert planted(a_job).verdict == "void"
     assert planted(a_job, run=one_not_a_number).verdict == "failed"
 

@@ -19,12 +19,14 @@ from benchd.models import vim
 from benchd.models.catalog import MODELS, build
 from benchd.models.cost import cost
 
+NO_OPTIONS = {}
+NARROW = {"width": 16}  # a sixteenth of the arithmetic, the same layers
 SMALL_VIM = {"dim": 16, "depth": 3, "patch_size": 8, "stride": 8, "num_classes": 5, "image_size": 32}
 
 
-def work_of(module, images, model="own", variant="eager", **job):
+def work_of(module, images, model="own", variant="eager", given=NO_OPTIONS, **job):
     case = Case(model=model, variant=Variant.parse(variant), batch_size=len(images))
-    options = MODELS[model].resolve({}) if model in MODELS else {}
+    options = MODELS[model].resolve(given) if model in MODELS else {}
     fixed = {"methods": ["layers"], "device": "cpu", "cache": "", "limits": PRESETS["quick"]}
     asked = {"workload": "forward", "warm_up": 1, "steps": 1, "runs": 5, **job}
     facts = ModelFacts(
@@ -50,7 +52,7 @@ def work_of(module, images, model="own", variant="eager", **job):
 def catalogued(model, variant="eager", batch_size=2, **options):
     torch.manual_seed(0)
     module = build(model, kernels=Variant.parse(variant).kernels, **options)
-    return work_of(module, torch.rand(batch_size, *module.input_shape), model, variant)
+    return work_of(module, torch.rand(batch_size, *module.input_shape), model, variant, options)
 
 
 def small_vim(implementation):
@@ -61,10 +63,10 @@ def small_vim(implementation):
 WORKS = {
     "onepass": lambda: catalogued("snn_onepass"),
     "onepass custom": lambda: catalogued("snn_onepass", "custom"),
-    "stbif": lambda: catalogued("snn_stbif_resnet18"),
-    "stbif custom": lambda: catalogued("snn_stbif_resnet18", "custom"),
-    "qann": lambda: catalogued("qann_resnet18"),
-    "qann custom": lambda: catalogued("qann_resnet18", "custom"),
+    "stbif": lambda: catalogued("snn_stbif_resnet18", **NARROW),
+    "stbif custom": lambda: catalogued("snn_stbif_resnet18", "custom", **NARROW),
+    "qann": lambda: catalogued("qann_resnet18", **NARROW),
+    "qann custom": lambda: catalogued("qann_resnet18", "custom", **NARROW),
     "vim": lambda: small_vim("torch"),
     "vim custom": lambda: small_vim("auto"),
     "own": lambda: work_of(nn.Sequential(nn.Linear(8, 4), nn.ReLU()), torch.rand(3, 8)),
@@ -236,14 +238,15 @@ def test_the_parts_of_onepass_cost_what_the_formula_of_the_whole_says(kernels):
 
 @pytest.mark.parametrize("kernels", ["torch", "custom"])
 def test_the_parts_of_the_spiking_resnet_cost_what_the_formula_of_the_whole_says(kernels):
-    module = build("snn_stbif_resnet18", kernels=kernels)
-    found, whole = total_of(module, torch.randn(2, 3, 32, 32)), cost("snn_stbif_resnet18", {}, 2, "fp32", "inference")
+    module = build("snn_stbif_resnet18", kernels=kernels, **NARROW)
+    found = total_of(module, torch.randn(2, 3, 32, 32))
+    whole = cost("snn_stbif_resnet18", NARROW, 2, "fp32", "inference")
     assert found.matrix_flops == whole.matrix_flops
-    pool_and_shortcuts = 2 * 8 * (8 * 64 * 8**2 + 2 * sum(width * side**2 for _, width, side in STAGES))
+    pool_and_shortcuts = 2 * 8 * (8 * 16 * 8**2 + 2 * sum(width * side**2 for _, width, side in STAGES))
     assert found.elementwise_flops == whole.elementwise_flops - pool_and_shortcuts
 
 
-STAGES = ((64, 64, 8), (64, 128, 4), (128, 256, 2), (256, 512, 1))
+STAGES = ((16, 16, 8), (16, 32, 4), (32, 64, 2), (64, 128, 1))
 
 
 def test_the_parts_of_vim_cost_what_the_formula_of_the_whole_says():
@@ -320,7 +323,7 @@ def test_products_below_the_second_level_and_of_no_module_are_counted_as_torch_m
 @pytest.fixture(scope="module")
 def ranges():
     """The ranges of a session as a trace holds them: name, begin and end."""
-    work = catalogued("snn_stbif_resnet18", batch_size=1)
+    work = catalogued("snn_stbif_resnet18", batch_size=1, **NARROW)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         layers.run(work)
     noted = [event for event in profiler.events() if event.is_user_annotation]
