@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchd.daemon.delivery import outbox as outbox_module
 from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, PART_ROWS, Outbox, open_or_salvage
 from benchd.daemon.errors import UsageError
 
@@ -119,7 +120,8 @@ def test_two_processes_may_share_it(tmp_path):
         assert keys(one) == keys(other) == ["a", "b"]
 
 
-def test_a_locked_file_says_so(tmp_path):
+def test_a_locked_file_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(outbox_module, "BUSY_S", 0.1)
     path = tmp_path / "outbox.db"
     with Outbox(path) as outbox, closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -245,7 +247,8 @@ def test_room_that_was_freed_does_not_count_as_used(tmp_path):
         assert outbox.used_bytes() < 100_000
 
 
-def test_another_s_commit_under_way_makes_it_unwritable(tmp_path):
+def test_another_s_commit_under_way_makes_it_unwritable(tmp_path, monkeypatch):
+    monkeypatch.setattr(outbox_module, "BUSY_S", 0.1)
     path = tmp_path / "outbox.db"
     with Outbox(path) as outbox, closing(sqlite3.connect(path, isolation_level=None)) as other:
         assert outbox.is_writable()

@@ -29,14 +29,18 @@ def test_a_kernel_whose_figures_are_missing_is_counted_and_left_out():
     assert (found.measured, found.measured_missing) == (None, "no counters")
 
 
-COUNTED = """
+MEASURED = """
 import os, sys
 from pathlib import Path
-from benchd.daemon.worker.occupancy import _counted
+import torch
+from benchd.daemon.worker import occupancy
+occupancy.COUNTED_S = 0.2
 settings = Path(os.environ["FAKE_NVML"])
 for then in sys.argv[2:]:
     settings.write_text("gpm 1\\n")
-    print(_counted(lambda run: settings.write_text(then), sys.argv[1]))
+    print(occupancy._counted(lambda run: settings.write_text(then), sys.argv[1]))
+settings.write_text("gpm 1\\n")
+occupancy.measure(lambda run: print(int(torch._C._autograd._profiler_enabled()), end=""), sys.argv[1])
 """
 FAULTS = {
     "gpm 1": (0.035, ""),
@@ -46,12 +50,18 @@ FAULTS = {
 }
 
 
-def test_counters_that_fail_after_they_worked_cost_themselves_alone(tmp_path):
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Return what a process prints: what is counted under each fault, and whether the profiler sees each step."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    fake = FakeNvml(tmp_path)
-    command = [sys.executable, "-c", COUNTED, FIRST, *(f"{fault}\n" for fault in FAULTS)]
+    fake = FakeNvml(tmp_path_factory.mktemp("nvml"))
+    command = [sys.executable, "-c", MEASURED, FIRST, *(f"{fault}\n" for fault in FAULTS)]
     done = subprocess.run(command, env=os.environ | fake.environment, capture_output=True, text=True, check=True)
-    assert [ast.literal_eval(line) for line in done.stdout.splitlines()] == list(FAULTS.values())
+    return done.stdout.splitlines()
+
+
+def test_counters_that_fail_after_they_worked_cost_themselves_alone(measured):
+    assert [ast.literal_eval(line) for line in measured[:-1]] == list(FAULTS.values())
 
 
 def test_a_trace_without_kernels_is_a_reason_and_no_figure():
@@ -59,17 +69,7 @@ def test_a_trace_without_kernels_is_a_reason_and_no_figure():
     assert "1 launches and no kernel" in of_trace(Trace(runtime_calls=[call]), None, "")
 
 
-def test_the_hardware_counts_before_a_profiler_is_attached(tmp_path):
-    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    fake = FakeNvml(tmp_path)
-    fake.set(gpm=1)
-    code = (
-        "import torch\nfrom benchd.daemon.worker import occupancy\n"
-        "def step(run):\n    print(int(torch._C._autograd._profiler_enabled()), end='')\n"
-        f"occupancy.COUNTED_S = 0.2\noccupancy.measure(step, {FIRST!r})"
-    )
-    environment = os.environ | fake.environment
-    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
-    *counted, first, second, third = shown.stdout
+def test_the_hardware_counts_before_a_profiler_is_attached(measured):
+    *counted, first, second, third = measured[-1]
     assert set(counted) == {"0"}
     assert (first, second, third) == ("1", "1", "1")

@@ -7,7 +7,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.profiling.trace.trace import MAX_EVENT_BYTES, MISSING, PIECE_BYTES, Launch, column, places, read
+from benchd.daemon.profiling.trace import trace
+from benchd.daemon.profiling.trace.trace import MISSING, PIECE_BYTES, Launch, column, places, read
 
 H200 = {
     "id": 0,
@@ -149,14 +150,22 @@ def test_a_kernel_on_a_device_that_the_trace_does_not_know(tmp_path):
     assert kernel.launch.blocks_per_sm is None
 
 
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Pieces and the longest event are a small part of what they are, and so is a trace of several pieces."""
+    monkeypatch.setattr(trace, "PIECE_BYTES", 2**16)
+    monkeypatch.setattr(trace, "MAX_EVENT_BYTES", 2**20)
+
+
 @pytest.mark.parametrize("dumps", [{}, {"indent": 2}, {"sort_keys": True}, {"separators": (",", ":")}], ids=str)
+@pytest.mark.usefixtures("small_pieces")
 def test_a_trace_of_several_pieces_keeps_every_event(dumps, tmp_path):
     # names that look like the end of an event, and objects inside events: where a piece is cut must not matter
     awkward = {"name": 'a"}, {"ph": "X"}, {', "inner": [{"a": 1}, {"name": 2}, {"c": [{}, {}]}] * 10}
-    count = PIECE_BYTES // 250
+    count = trace.PIECE_BYTES // 250
     events = [complete("kernel", f'k{i % 3} "}},{{', ts=float(i), **KERNEL | awkward) for i in range(count)]
     path = write_trace(tmp_path / "t.json", events, **dumps)
-    assert path.stat().st_size > 2 * PIECE_BYTES
+    assert path.stat().st_size > 2 * trace.PIECE_BYTES
     found = read(path)
     assert [kernel.start_ns for kernel in found.kernels] == [1000 * i for i in range(count)]
     assert len(found.devices) == 1
@@ -164,8 +173,9 @@ def test_a_trace_of_several_pieces_keeps_every_event(dumps, tmp_path):
 
 
 def test_a_gzipped_trace_of_several_pieces(tmp_path):
-    count = PIECE_BYTES // 40
+    count = PIECE_BYTES // 80  # of the real size
     path = write_trace(tmp_path / "t.json", [complete("cpu_op", f"aten::op{i % 7}", ts=float(i)) for i in range(count)])
+    assert path.stat().st_size > PIECE_BYTES
     path.write_bytes(gzip.compress(path.read_bytes(), 1))
     assert [row.start_ns for row in read(path).operators] == [1000 * i for i in range(count)]
 
@@ -206,11 +216,12 @@ def test_a_trace_cut_short_is_refused(is_gzip, tmp_path):
             read(path)
 
 
+@pytest.mark.usefixtures("small_pieces")
 def test_damage_deep_inside_a_large_file_is_not_searched_for_long(tmp_path):
     path = tmp_path / "t.json"
     event = json.dumps(complete("cpu_op", "aten::add")).encode()
     path.write_bytes(
-        b'{"traceEvents": [' + b'{"ph": "X" oops}, ' + (event + b", ") * (2 * MAX_EVENT_BYTES // len(event))
+        b'{"traceEvents": [' + b'{"ph": "X" oops}, ' + (event + b", ") * (2 * trace.MAX_EVENT_BYTES // len(event))
     )
     with pytest.raises(UsageError, match="damaged"):
         read(path)
