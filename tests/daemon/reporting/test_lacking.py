@@ -85,7 +85,9 @@ def show(found: list[Record], folder: Path) -> None:
 def test_no_part_that_a_record_may_lack_is_needed(number, tmp_path):
     found, seen = kinds(), []
     plain = msgspec.to_builtins(found[number])
-    for path, then in itertools.product(paths(plain), ("null", "empty", "missing")):
+    # all kinds have the first one's environment, which the same code reads
+    own = [path for path in paths(plain) if number == 0 or path[0] != "environment" or len(path) == 1]
+    for path, then in itertools.product(own, ("null", "empty", "missing")):
         with suppress(SchemaError):  # it may not lack that
             changed = results.decoded(msgspec.json.encode(lacking(plain, path, then)))
             if changed not in seen:
