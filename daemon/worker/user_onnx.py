@@ -25,8 +25,8 @@ class UserFile(nn.Module):
 
     def __init__(self, path: Path, given: Sequence[InputSpec]) -> None:
         super().__init__()
+        self.inputs, self.batch_size = user_onnx.reads(path, given)  # refuses a file that cannot be read
         self.path, self.sha256 = path, sha256_of(path)
-        self.inputs, self.batch_size = user_onnx.reads(path, given)
         self.is_quantised = user_onnx.is_quantised(path)
         self._session: Any = None
 

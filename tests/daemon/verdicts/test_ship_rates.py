@@ -26,7 +26,7 @@ def record(variant, times_ms):
         BARE,
         case=case,
         case_id=case.case_id,
-        timing=timing(centre_ms, low_ms=interval.low, high_ms=interval.high),
+        timing=timing(centre_ms, low_ms=interval.low, high_ms=interval.high) if interval else timings[0],
         processes=[ProcessResult(status="ok", timing=one) for one in timings],
     )
 
