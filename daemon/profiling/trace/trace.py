@@ -28,6 +28,7 @@ MISSING = -(2**63)  # what stands for None in a column
 
 PIECE_BYTES = 4 * 2**20
 MAX_EVENT_BYTES = 32 * 2**20  # beyond it the file is damaged and not merely long
+MOST_CUTS = 16  # places of a piece that are tried as the end of an event
 
 MODULE_RANGE = "nn.Module: "  # what the name of a module's range begins with
 DATA_LOADER_RANGE = "enumerate(DataLoader)#"
@@ -322,17 +323,22 @@ def _split_head(read_some: Callable[[int], bytes]) -> tuple[_File, bytes]:
 def _split_complete(buffer: bytes) -> tuple[list[_Event], bytes]:
     """Return the events that are complete in the buffer, and the rest.
 
-    What looks like the end of an event may lie inside one; then nothing is taken and the next piece brings another.
+    What looks like the end of an event may lie inside one; then the one before it may be the end.
     """
-    found = _LAST_EVENT.match(buffer)
-    try:
-        return (_EVENTS.decode(b"[" + found[1] + b"]"), buffer[found.end() :]) if found else ([], buffer)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError:
-        if len(buffer) > MAX_EVENT_BYTES:
+    end, cut = len(buffer), msgspec.DecodeError("an event is too long")
+    for _ in range(MOST_CUTS):
+        found = _LAST_EVENT.match(buffer, 0, end)
+        if not found:
+            break
+        try:
+            return _EVENTS.decode(b"[" + found[1] + b"]"), buffer[found.end() :]
+        except msgspec.ValidationError:
             raise
-        return [], buffer
+        except msgspec.DecodeError as error:
+            end, cut = found.end(1), error
+    if len(buffer) > MAX_EVENT_BYTES:
+        raise cut
+    return [], buffer
 
 
 class _Calculated(Struct, gc=False, rename="camel"):

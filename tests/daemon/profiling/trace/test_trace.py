@@ -159,13 +159,14 @@ def small_pieces(monkeypatch):
 
 @pytest.mark.parametrize("dumps", [{}, {"indent": 2}, {"sort_keys": True}, {"separators": (",", ":")}], ids=str)
 @pytest.mark.usefixtures("small_pieces")
-def test_a_trace_of_several_pieces_keeps_every_event(dumps, tmp_path):
+def test_a_trace_of_several_pieces_keeps_every_event(dumps, tmp_path, monkeypatch):
     # names that look like the end of an event, and objects inside events: where a piece is cut must not matter
-    awkward = {"name": 'a"}, {"ph": "X"}, {', "inner": [{"a": 1}, {"name": 2}, {"c": [{}, {}]}] * 10}
-    count = trace.PIECE_BYTES // 250
+    awkward = {"name": 'a"}, {"ph": "X"}, {', "inner": [{"a": 1}, {"name": 2}, {"c": [{}, {}]}] * 5}
+    monkeypatch.setattr(trace, "MAX_EVENT_BYTES", 2 * trace.PIECE_BYTES)
+    count = 1500
     events = [complete("kernel", f'k{i % 3} "}},{{', ts=float(i), **KERNEL | awkward) for i in range(count)]
     path = write_trace(tmp_path / "t.json", events, **dumps)
-    assert path.stat().st_size > 2 * trace.PIECE_BYTES
+    assert path.stat().st_size > 2 * trace.MAX_EVENT_BYTES
     found = read(path)
     assert [kernel.start_ns for kernel in found.kernels] == [1000 * i for i in range(count)]
     assert len(found.devices) == 1
