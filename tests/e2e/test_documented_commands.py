@@ -17,6 +17,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -30,7 +31,6 @@ from waiting import WAIT_S
 
 from benchd.daemon import cli
 from benchd.daemon.machine.lock import NAME
-from benchd.daemon.profiling.profile import encode as encode_profile
 from benchd.daemon.records import Case, Load, ProcessResult, Requests, Variant, encode
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def checkout(tmp_path_factory):
         (folder / name / "records.jsonl").write_bytes(records)
     (folder / "load/records.jsonl").write_bytes(encode(_served()) + b"\n")
     for name in ("before", "after"):
-        (folder / "profiles" / name / "profile.json").write_bytes(encode_profile(shown_on_cpu()))
+        (folder / "profiles" / name / "profile.json").write_bytes(msgspec.json.encode(shown_on_cpu()))
     return folder
 
 

@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 import torch
-from counts import slow
 from safetensors.torch import load_file
+from simulations import slow
 
 from benchd.models import catalog, data, demo, stbif, weights
 from benchd.models.catalog import BadOption

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from counts import counts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, made, timing
+from simulations import counts
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Case, ProcessResult, Variant, encode

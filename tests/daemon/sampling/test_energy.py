@@ -6,8 +6,8 @@ from itertools import accumulate
 
 import msgspec
 import pytest
-from counts import counts
 from simulated_power import IDLE_W, READ_S, START_NS, Sensor, held, sample, source, span
+from simulations import counts
 
 from benchd.daemon.records import Energy, Window
 from benchd.daemon.sampling import energy

@@ -10,8 +10,8 @@ import sys
 
 import msgspec
 import pytest
-from counts import most
 from simulated_power import Load, Sensor, held, span
+from simulations import most
 
 from benchd.daemon.sampling import energy
 from benchd.daemon.verdicts.statistics import median

@@ -4,9 +4,9 @@ import json
 
 import msgspec
 import pytest
-from counts import counts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from simulations import counts
 
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.commands import MAX_BYTES, VERBS, Command, Gate, Parameters

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 import msgspec
 import numpy as np
 import pytest
-from counts import counts, most
 from records_made import made, timing
 from scipy.signal import lfilter
+from simulations import counts, most
 
 from benchd.daemon.delivery.messages import Judgement
 from benchd.daemon.errors import SchemaError

@@ -9,8 +9,8 @@ import sys
 
 import numpy as np
 import pytest
-from counts import counts, most
 from scipy.signal import lfilter
+from simulations import counts, most
 
 from benchd.daemon.verdicts.effects import (
     LOOK_ALPHA,

@@ -4,8 +4,8 @@ import sys
 
 import numpy as np
 import pytest
-from counts import most, slow
 from scipy.signal import lfilter
+from simulations import most, slow
 
 from benchd.daemon.verdicts.history import shifts
 

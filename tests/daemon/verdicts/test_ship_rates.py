@@ -6,8 +6,8 @@ The rates are those of docs/measuring.md; a bound of 5 % is held with two deviat
 import msgspec
 import numpy as np
 import pytest
-from counts import counts, most
 from records_made import PASSED, made, timing
+from simulations import counts, most
 
 from benchd.daemon.records import Case, ProcessResult, all_variants
 from benchd.daemon.verdicts.recommend import Requirements, decide

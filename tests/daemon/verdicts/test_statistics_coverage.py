@@ -9,8 +9,8 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from counts import slow
 from scipy.signal import lfilter
+from simulations import slow
 
 from benchd.daemon.verdicts.statistics import STOP_RULES, Blocks, mean_interval
 
