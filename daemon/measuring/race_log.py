@@ -116,4 +116,4 @@ def _images(planned: Planned) -> list[tuple[str, int, int]]:
     """Return name, size and time of change of each file of the case's images: reading them all takes minutes."""
     folder = (planned.data or "").partition(":")[2]
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file()) if folder else []
-    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return [(str(path), found.st_size, found.st_mtime_ns) for path in files for found in [path.stat()]]

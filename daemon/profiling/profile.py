@@ -5,7 +5,7 @@ Times are nanoseconds, shares are 0 to 1. Values that a method did not give are 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -352,7 +352,21 @@ class Collected(Struct, frozen=True, kw_only=True):
     unsupported: bool = False
 
 
-_Step = TypeVar("_Step", bound=Any)  # of a trace or of its table
+class Lasting(Protocol):
+    """A step of a trace or of its table."""
+
+    @property
+    def number(self) -> int:
+        """The number that torch.profiler gave it."""
+        ...
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        ...
+
+
+_Step = TypeVar("_Step", bound=Lasting)
 
 
 def median_step(steps: Sequence[_Step]) -> _Step:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -134,7 +134,18 @@ def newest(records: Iterable[Record]) -> list[Record]:
     return list({(place(record), record.case_id): record for record in in_time(records)}.values())
 
 
-T = TypeVar("T", bound=Any)  # a record, or what has its times
+class Timed(Protocol):
+    """What has the times of a record."""
+
+    @property
+    def t_wall(self) -> str: ...  # noqa: D102
+    @property
+    def t_mono_ns(self) -> int: ...  # noqa: D102
+    @property
+    def boot_id(self) -> str: ...  # noqa: D102
+
+
+T = TypeVar("T", bound=Timed)
 
 
 def in_time(records: Iterable[T]) -> list[T]:

@@ -215,9 +215,14 @@ class Training:
 
 def now(device: torch.device) -> int:
     """Return the time in nanoseconds once the device is done with its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    wait_for(device)
     return time.monotonic_ns()
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has finished its work; on a CPU every call is already synchronous."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class DeviceParts:

@@ -325,7 +325,8 @@ def _split_complete(buffer: bytes) -> tuple[list[_Event], bytes]:
 
     What looks like the end of an event may lie inside one; then the one before it may be the end.
     """
-    end, cut = len(buffer), msgspec.DecodeError("an event is too long")
+    end = len(buffer)
+    cut: msgspec.DecodeError | None = None
     for _ in range(MOST_CUTS):
         found = _LAST_EVENT.match(buffer, 0, end)
         if not found:
@@ -336,7 +337,7 @@ def _split_complete(buffer: bytes) -> tuple[list[_Event], bytes]:
             raise
         except msgspec.DecodeError as error:
             end, cut = found.end(1), error
-    if len(buffer) > MAX_EVENT_BYTES:
+    if cut and len(buffer) > MAX_EVENT_BYTES:
         raise cut
     return [], buffer
 

@@ -76,6 +76,7 @@ class _Source:
         self.sampler = sampler
         self.failure: str | None = None
         self._available = False
+        self._min_interval_ns: int = getattr(sampler, "min_interval_ns", 0)
         self._due_ns = 0
 
     def power(self) -> list[PowerSource]:
@@ -102,7 +103,7 @@ class _Source:
         now_ns = time.monotonic_ns()
         if not self._available or now_ns < self._due_ns:
             return
-        self._due_ns = now_ns + getattr(self.sampler, "min_interval_ns", 0)
+        self._due_ns = now_ns + self._min_interval_ns
         try:
             for sample in self.sampler.sample():
                 if not math.isfinite(sample.value):

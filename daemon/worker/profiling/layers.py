@@ -29,6 +29,7 @@ from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.segments import Path, Segments
 from benchd.daemon.worker.profiling.spikes import Spikes
 from benchd.daemon.worker.profiling.work import Work
+from benchd.daemon.worker.steps import wait_for
 from benchd.daemon.worker.structures import values
 from benchd.models import stbif
 from benchd.models.snn_onepass import OnePass
@@ -176,10 +177,10 @@ def _timed(work: Work, split: Segments, number: int) -> tuple[int, dict[Path, in
 
 
 def _fused(work: Work) -> int:
-    segments.wait_for(work.device)
+    wait_for(work.device)
     begun = time.monotonic_ns()
     work.forward()
-    segments.wait_for(work.device)
+    wait_for(work.device)
     return time.monotonic_ns() - begun
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from benchd.daemon.worker.profiling.nvtx import named_range
+from benchd.daemon.worker.steps import wait_for
 from benchd.models import vim
 from benchd.models.snn_onepass import OnePass
 from benchd.models.stbif import FoldedNetwork, SpikingNetwork
@@ -187,12 +188,6 @@ def run(
         forward()
         passed.cut(())
     return dict(passed.times_ns)
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until the device has finished its work; on a CPU every call is already synchronous."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

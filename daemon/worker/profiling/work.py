@@ -19,7 +19,7 @@ from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker import backends, phases, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.profiling.nvtx import named_range
-from benchd.daemon.worker.profiling.segments import wait_for
+from benchd.daemon.worker.steps import wait_for
 from benchd.daemon.worker.structures import Batch, cast, each, first_scores, like, to_train, values
 from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
