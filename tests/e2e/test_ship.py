@@ -147,7 +147,7 @@ def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, t
     found = json.loads(done.stdout)
     assert found["answer"] in {"kept", "slower", "faster", "inconclusive"}, found  # a busy machine is slow
     assert found["processes"] == 3
-    assert found["reason"] == "" or found["answer"] == "inconclusive"
+    assert found["reason"] == "" or found["answer"] != "kept"  # why inconclusive, or what of the machine is in doubt
 
 
 def test_a_changed_byte_is_found(shipped, benchd, tmp_path):
