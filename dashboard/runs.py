@@ -3,6 +3,7 @@
 Only a board with a new record is read again.
 """
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -11,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
 
 from benchd.daemon.records import PROFILED, Record
 from benchd.dashboard.limits import READ, SHOWN
@@ -97,11 +99,21 @@ class Kept(Generic[T]):
                 self._note_changed(connection)
                 while self._changed:
                     device_id = next(iter(self._changed))
-                    self._found[device_id] = self._of_board(Runs(self._store, connection, device_id))
+                    self._read(Runs(self._store, connection, device_id))
                     del self._changed[device_id]
                     if time.monotonic() > until_s:
                         break
             return dict(self._found), len(self._changed), self._newest
+
+    def _read(self, board: Runs) -> None:
+        """Read one board; records that nothing can be made of cost their board its place, and no other board."""
+        try:
+            self._found[board.device_id] = self._of_board(board)
+        except DBAPIError:
+            raise
+        except Exception:  # whatever a device sent: the page would fail for everyone, for ever
+            logging.getLogger(__name__).exception("the records of %s cannot be judged", board.device_id)
+            self._found.pop(board.device_id, None)
 
     def _note_changed(self, connection: Connection) -> None:
         """Note every board at first, then those with a newer result."""

@@ -56,16 +56,20 @@ class Effect(msgspec.Struct, frozen=True):
     @property
     def share(self) -> float:
         """Return B over A minus 1: 0.02 is 2 % slower."""
-        return math.expm1(self.log_ratio)
+        return as_share(self.log_ratio)
 
     def interval(self, confidence: float) -> Interval:
         """Return the interval of `share`."""
         reach = student_t_quantile(0.5 + confidence / 2.0, self.degrees) * self.error
-        reach = min(reach, _LARGEST_LOG)
-        return Interval(math.expm1(self.log_ratio - reach), math.expm1(self.log_ratio + reach))
+        return Interval(as_share(self.log_ratio - reach), as_share(self.log_ratio + reach))
 
 
-_LARGEST_LOG = 300.0  # two runs against one in a long plan reach further than a float
+def as_share(log_ratio: float) -> float:
+    """Return B over A minus 1, of a factor of at most 1e13 either way: it stays finite, and above -1."""
+    return math.expm1(max(-_LARGEST_LOG, min(log_ratio, _LARGEST_LOG)))
+
+
+_LARGEST_LOG = 30.0  # foreign times, and two runs against one in a long plan, reach further than a float
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

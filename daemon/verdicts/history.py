@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from benchd.daemon.verdicts.effects import ALPHA, MIN_EFFECT
+from benchd.daemon.verdicts.effects import ALPHA, MIN_EFFECT, as_share
 from benchd.daemon.verdicts.statistics import student_t_quantile
 
 FEWEST_RUNS = 4
@@ -50,7 +50,7 @@ def _strengths(logs: Sequence[float], found: Sequence[int]) -> list[float]:
     for (before, after), (mean, next_mean) in zip(pairwise(levels), pairwise(means), strict=True):
         step = next_mean - mean
         least = reach * math.sqrt(1 / len(before) + 1 / len(after))
-        counts = abs(math.expm1(step)) >= MIN_EFFECT
+        counts = abs(as_share(step)) >= MIN_EFFECT
         strengths.append(0.0 if not counts else abs(step) / least if least else math.inf)
     return strengths
 
@@ -98,4 +98,4 @@ def _shift(logs: Sequence[float]) -> int | None:
     left = max(squares - sums[place - 1] ** 2 * count / (place * (count - place)), 0.0)
     error = math.sqrt(left / (count - 2) * count / (place * (count - place)))
     reach = student_t_quantile(1.0 - ALPHA / (2.0 * len(places)), count - 2.0) * error
-    return place if abs(step) > reach and abs(math.expm1(step)) >= MIN_EFFECT else None
+    return place if abs(step) > reach and abs(as_share(step)) >= MIN_EFFECT else None

@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 from msgspec import Struct
 
-from benchd.daemon.verdicts.effects import mean_and_variance
+from benchd.daemon.verdicts.effects import as_share, mean_and_variance
 from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
 
 ALPHA = 0.04
@@ -100,12 +100,12 @@ def _behind(logs: Sequence[float], best: Sequence[float], than: str, field: int)
     differences = [mine - theirs for mine, theirs in zip(logs, best, strict=True)]
     rounds = len(differences)
     if rounds < FEW:
-        low, high = map(math.expm1, (min(differences), max(differences)))
-        return Behind(than, math.expm1(math.fsum(differences) / rounds), Interval(low, high), rounds)
+        low, high = map(as_share, (min(differences), max(differences)))
+        return Behind(than, as_share(math.fsum(differences) / rounds), Interval(low, high), rounds)
     centre, variance = mean_and_variance(differences)
     error = max(math.sqrt(variance), LEAST_SPREAD) / math.sqrt(rounds)
-    reach = min(student_t_quantile(1.0 - _per_bound(field), rounds - 1.0) * error, 300.0)
-    return Behind(than, math.expm1(centre), Interval(math.expm1(centre - reach), math.expm1(centre + reach)), rounds)
+    reach = student_t_quantile(1.0 - _per_bound(field), rounds - 1.0) * error
+    return Behind(than, as_share(centre), Interval(as_share(centre - reach), as_share(centre + reach)), rounds)
 
 
 def _per_bound(field: int) -> float:

@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 from records_made import ENVIRONMENT, PASSED, WRONG, made, timing
+from sqlalchemy.exc import OperationalError
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -16,6 +17,7 @@ from benchd.dashboard.changes import Changes
 from benchd.dashboard.conditions import boards, counts, matches
 from benchd.dashboard.matrix import matrix
 from benchd.dashboard.messages import rows
+from benchd.dashboard.runs import Kept
 from benchd.dashboard.views import home
 
 NOW_S = 1_000_000_000.0
@@ -69,6 +71,39 @@ def test_what_is_not_told_apart_is_inconclusive_and_what_has_no_check_does_not_s
     measured(store, "s1", "eager", 5.0, device="d2", check=None)
     found, _ = Answers(store, Changes(store)).update()
     assert [found[name][0].outcome for name in ("d1", "d2")] == ["inconclusive", "nothing"]
+
+
+def test_a_board_with_times_that_no_machine_measures_costs_no_other_board(store):
+    for device, time_ms in (("d1", 1e-160), ("d2", 5.0)):
+        measured(store, "s1", "eager", time_ms, device=device, **of_setup("old"))
+        measured(store, "s2", "eager", 1 / time_ms, device=device, at_s=NOW_S + 1, **of_setup("new"))
+        measured(store, "s2", "fp16", time_ms, device=device, at_s=NOW_S + 1, **of_setup("new"))
+    changes = Changes(store)
+    found, left = Answers(store, changes).update()
+    assert (sorted(found), left) == (["d1", "d2"], 0)
+    assert [found[name][0].variant for name in ("d1", "d2")] == ["eager-fp16", "eager"]
+    assert [change.verdict.answer for change in changes.update("setup")[0]] == ["slower", "faster"]
+
+
+def test_a_board_that_cannot_be_read_is_left_out_and_logged_and_a_database_that_is_away_is_told(store, caplog):
+    for device in ("d1", "d2", "d3"):
+        measured(store, "s1", "eager", 5.0, device=device)
+    failures = {"d2": ZeroDivisionError("a bug"), "d3": OperationalError("SELECT", {}, Exception("away"))}
+
+    def read(board):
+        if failure := failures.get(board.device_id):
+            raise failure
+        return board.device_id
+
+    kept = Kept(store, read)
+    with pytest.raises(OperationalError):
+        kept.update()
+    del failures["d3"]
+    assert kept.update()[:2] == ({"d1": "d1", "d3": "d3"}, 0)
+    assert "ZeroDivisionError: a bug" in caplog.text
+    failures.clear()
+    measured(store, "s2", "eager", 5.0, device="d2", at_s=NOW_S + 1)
+    assert kept.update()[0].keys() == {"d1", "d2", "d3"}
 
 
 def test_a_change_is_against_the_setup_before_with_its_interval_and_cause(store):

@@ -96,6 +96,13 @@ def test_a_wide_interval_of_few_runs_in_a_long_plan_is_a_number():
     assert math.isfinite(judge_plan([effect] * 200)[0].interval.high)
 
 
+def test_times_that_no_machine_measures_still_differ_by_a_number():
+    slower, faster = welch_effect([1e-160] * 3, [1e160] * 3), welch_effect([1e160] * 3, [1e-160] * 3)
+    for share in (slower.share, faster.share, slower.interval(0.95).high, faster.interval(0.95).low):
+        assert -1.0 < share < math.inf
+    assert [verdict.answer for verdict in judge_plan([slower, faster])] == ["slower", "faster"]
+
+
 @pytest.mark.parametrize(
     ("effect", "repeats"),
     [
