@@ -97,8 +97,8 @@ class Collector:
         self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
 
     def listens_since_s(self) -> float:
-        """Return since when messages can arrive, infinity while they cannot."""
-        return self._since_s
+        """Return since when messages can arrive, by the clock as it is set now; infinity while they cannot."""
+        return time.time() - time.monotonic() + self._since_s
 
     def run(self, stop: threading.Event) -> None:
         """Collect until `stop`; lost connections are retried at growing intervals. Raises Unusable for the database."""
@@ -119,7 +119,7 @@ class Collector:
                 stop.wait(delay_s)
 
     def _collect(self, feed: Feed, stop: threading.Event) -> None:
-        self._since_s = time.time()
+        self._since_s = time.monotonic()
         try:
             while not _ended(stop):
                 arrived = feed.batch(IDLE_S)

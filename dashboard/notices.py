@@ -34,6 +34,7 @@ else:
 
 Subject = Literal["regression", "silent", "failed check"]
 LOOK_S = 15.0
+CLOCK_STEP_S = 10.0  # by which the clock was set, or the machine slept, since the last look
 NEWS_S = 86400.0  # what is older is no news, as on the day that notices are switched on
 KEPT = 10 * READ  # found within that time
 TEMPLATE = Path(__file__).with_name("templates") / "notice.txt"
@@ -107,6 +108,7 @@ class Teller:
     ) -> None:
         self._store, self._settings, self._say, self._since_s = store, settings, say, since_s
         self._events = _Events(store)
+        self._clock_s, self._set_s = time.time() - time.monotonic(), 0.0
         self._found: dict[str, tuple[float, Notice]] = {}  # and when: a channel may be told half a day later
 
     def run(self, stop: threading.Event) -> None:
@@ -115,8 +117,12 @@ class Teller:
             self._look()
 
     def _look(self) -> None:
+        now_s = time.time()
+        was_s, self._clock_s = self._clock_s, now_s - time.monotonic()
+        if abs(self._clock_s - was_s) > CLOCK_STEP_S:
+            self._set_s = now_s  # what was heard before is dated by another clock
         try:
-            self.tell(time.time())
+            self.tell(now_s)
         except Exception as error:  # whatever it is, the next look may succeed
             self._say(f"notices: {type(error).__name__}; trying again")
 
@@ -133,7 +139,8 @@ class Teller:
                 self._say(f"notices: urls, entry {number} {failure}; trying again")
 
     def _keep_news(self, now_s: float) -> None:
-        for notice in news(self._store, self._settings, now_s, self._since_s(), self._events):
+        since_s = max(self._since_s(), self._set_s)
+        for notice in news(self._store, self._settings, now_s, since_s, self._events):
             self._found[notice.key] = now_s, notice
         recent = [(key, one) for key, one in self._found.items() if one[0] > now_s - NEWS_S]
         self._found = dict(recent[-KEPT:])

@@ -7,6 +7,7 @@ import time
 from contextlib import closing, contextmanager
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 from broker import HOST, free_port, running_broker
@@ -17,7 +18,7 @@ from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
-from benchd.dashboard import notices
+from benchd.dashboard import collector, notices
 from benchd.dashboard.collector import Collector
 from benchd.dashboard.messages import rows
 from benchd.dashboard.queries import collectors
@@ -71,15 +72,39 @@ def mail_server():
 
 
 @contextmanager
-def running(collector):
+def running(kept):
     stop = threading.Event()
-    thread = threading.Thread(target=collector.run, args=(stop,))
+    thread = threading.Thread(target=kept.run, args=(stop,))
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
+
+
+class Clock:
+    """The clocks of a collector and of the one who tells; each `seconds` or `set_s` lasts a few looks."""
+
+    def __init__(self, monkeypatch):
+        wall, steady, news = time.time, time.monotonic, notices.news
+        self._passed_s, self._set_s, self._looks = 0.0, 0.0, 0
+        monkeypatch.setattr(time, "time", lambda: wall() + self._passed_s + self._set_s)
+        both = SimpleNamespace(time=time.time, monotonic=lambda: steady() + self._passed_s)
+        for module in (notices, collector):
+            monkeypatch.setattr(module, "time", both)
+        monkeypatch.setattr(notices, "LOOK_S", 0.01)
+        monkeypatch.setattr(notices, "news", lambda *given: self._look(news, given))
+
+    def _look(self, news, given):
+        yield from news(*given)
+        self._looks += 1
+
+    def move(self, seconds=0.0, set_s=0.0):
+        self._set_s += set_s
+        self._passed_s += seconds
+        looks = self._looks
+        wait_for(lambda: self._looks > looks + 2)
 
 
 def arrive(store, device_id, leaf, body, at_s=NOW_S):
@@ -143,33 +168,48 @@ def test_silent_is_a_device_with_a_service_that_a_collector_could_have_heard(sto
 
 def test_while_the_broker_is_away_no_device_is_silent(tmp_path, monkeypatch):
     """Its clock goes on: all devices fall silent at once, for a collector that cannot hear any."""
-    monkeypatch.setattr(notices, "LOOK_S", 0.01)
-    port, wall, ahead_s, looked_s = free_port(), time.time, [0.0], []
-    monkeypatch.setattr(time, "time", lambda: wall() + ahead_s[0])
-    news = notices.news
-    monkeypatch.setattr(notices, "news", lambda *given: looked_s.append(given[2]) or news(*given))
-
-    def pass_by(seconds):
-        ahead_s[0] += seconds
-        now_s = time.time()
-        wait_for(lambda: sum(at_s > now_s for at_s in looked_s) > 2)
-
+    port, clock = free_port(), Clock(monkeypatch)
     with webhook() as (url, got), closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
         settings = notices.Settings(urls=[url], subjects=("silent",), every_s=0)
         online(store, "orin-1", time.time())
         kept = Collector(store, parse_url(f"mqtt://{HOST}:{port}"), "one")
         with running(kept), notices.telling(store, settings, "one", kept.listens_since_s):
-            pass_by(700)
+            clock.move(700)
             with running_broker(tmp_path, port=port):
                 wait_for(lambda: kept.listens_since_s() < math.inf)
-                pass_by(500)
+                clock.move(500)
                 assert got == []
-                pass_by(200)
+                clock.move(200)
                 wait_for(lambda: got)
             wait_for(lambda: collectors(store, time.time())[0].problem)
             online(store, "orin-2", time.time())
-            pass_by(700)
+            clock.move(700)
     assert [message["message"] for message in got] == ["silent: orin-1: nothing heard for 23 minutes"]
+
+
+def test_a_clock_that_is_set_and_a_machine_that_slept_make_no_device_silent(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    with webhook() as (url, got), closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
+        settings = notices.Settings(urls=[url], subjects=("silent",), every_s=0)
+        with running_broker(tmp_path) as broker:
+            kept = Collector(store, parse_url(broker.url), "one")
+            with running(kept), notices.telling(store, settings, "one", kept.listens_since_s):
+                wait_for(lambda: kept.listens_since_s() < math.inf)
+                clock.move(3600)
+                online(store, "orin-1", time.time())
+                clock.move(set_s=3 * 3600)
+                clock.move(500)
+                assert got == []
+                clock.move(200)
+                wait_for(lambda: got)
+                clock.move(set_s=-5 * 3600)
+                online(store, "orin-2", time.time())
+                clock.move(500)
+                assert len(got) == 1
+                clock.move(200)
+                wait_for(lambda: len(got) == 2)
+    told = ["silent: orin-1: nothing heard for 192 minutes", "silent: orin-2: nothing heard for 12 minutes"]
+    assert [message["message"] for message in got] == told
 
 
 def test_what_is_new_meanwhile_waits_for_the_next_message(store):
