@@ -18,7 +18,7 @@ class Row(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What the boards of a row choose for one model: `lead` is the one of median time among the `agreeing`.
+    """What the boards of a row, `device_ids`, choose for a model: `lead` is the one of median time of the `agreeing`.
 
     `range_ms` are the least and the greatest median of those, None for a single board. `failed` are variants with
     the number of boards on which they fail their check; `slower` boards became so since their last setup.
@@ -26,11 +26,16 @@ class Cell(NamedTuple):
 
     lead: Choice
     agreeing: int
-    boards: int
+    device_ids: frozenset[str]
     range_ms: tuple[float, float] | None
     others: tuple[str, ...]
     failed: tuple[tuple[str, int], ...]
     slower: int
+
+    @property
+    def boards(self) -> int:
+        """Return how many boards there are."""
+        return len(self.device_ids)
 
 
 class Matrix(NamedTuple):
@@ -69,7 +74,7 @@ def _cell(group: Sequence[Choice]) -> Cell:
     return Cell(
         lead=same[len(same) // 2],
         agreeing=agreeing,
-        boards=len(group),
+        device_ids=frozenset(choice.device_id for choice in group),
         range_ms=(_time_ms(same[0]), _time_ms(same[-1])) if len(group) > 1 and same[0].result else None,
         others=tuple(f"{number} {_other(*choice)}" for choice, number in rest),
         failed=tuple(sorted(Counter(name for choice in group for name in choice.failed).items())),

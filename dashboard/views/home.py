@@ -170,16 +170,15 @@ def _head(head: _Head, names: dict[str, str]) -> None:
 
 
 def beside(cell: Cell, deployed: Sequence[OnBoard]) -> _Line | None:
-    """Return what is deployed of the cell's model and batch size, on its one board or on those of its kind."""
+    """Return what is deployed of the cell's model and batch size, on its boards."""
     result = cell.lead.result
     if result is None:
         return None
-    boards = None if cell.boards > 1 else cell.lead.device_id
     wanted = result.case_id.split(",")[::2][:2]  # model and batch size
     found = [
         one.found
         for one in deployed
-        if one.found.case_id.split(",")[::2][:2] == wanted and boards in (None, one.device_id)
+        if one.device_id in cell.device_ids and one.found.case_id.split(",")[::2][:2] == wanted
     ]
     if not found:
         return None

@@ -132,6 +132,7 @@ def test_boards_of_one_kind_are_counted_by_what_they_choose(store):
     (cell,) = shown.cells.values()
     assert (cell.lead.variant, cell.agreeing, cell.boards, cell.range_ms) == ("custom", 4, 5, (5.1, 5.4))
     assert cell.others == ("1 eager",)
+    assert cell.device_ids == {f"d{number}" for number in range(5)}
     assert ("4 of 5 boards agree", "", "") in home.lines(cell)
 
 

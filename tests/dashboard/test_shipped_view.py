@@ -17,7 +17,7 @@ KIND = Kind("chip", "", "cpu")
 def cell(boards=1, device="d1"):
     values = dict.fromkeys(Result._fields) | {"case_id": "m,onnxruntime,b1"}
     lead = Choice("m b1", device, KIND, "ships", "onnxruntime", Result(**values), "", "", (), None)
-    return Cell(lead, boards, boards, None, (), (), 0)
+    return Cell(lead, boards, frozenset([device, *(f"d{number}" for number in range(2, boards + 1))]), None, (), (), 0)
 
 
 def on(device, verdict="kept", case_id="m,eager,b1", **fields):
@@ -35,6 +35,7 @@ def on(device, verdict="kept", case_id="m,eager,b1", **fields):
         ),
         (1, [on("d2"), on("d1", case_id="m,eager,b4"), on("d1", case_id="o,eager,b1")], None),
         (3, [on("d1"), on("d2", "broken")], ("deployed on 2 boards: eager, 1 broken", "bad", "/shipped")),
+        (3, [on("d3"), on("d4"), on("d5", "broken")], ("deployed: eager, \N{CHECK MARK} kept", "soft", "/shipped")),
     ],
 )
 def test_what_is_deployed_stands_beside_what_would_ship(boards, deployed, line):
