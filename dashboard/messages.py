@@ -111,7 +111,7 @@ def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
 
 def _plain(address: topics.Address, message: Arrived) -> bytes:
     """Return the body with each control or formatting character replaced; that of a result stays as it was made."""
-    if address.kind == "result" or not results.SPECIAL.search(message.body):
+    if address.kind == "result" or not results.has_special(message.body):
         return message.body
     given = msgspec.json.decode(message.body or b"{}")
     plain = results.printable(given)

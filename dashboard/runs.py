@@ -15,6 +15,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
 from benchd.daemon.records import PROFILED, Record
+from benchd.daemon.verdicts import results
 from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.queries import newest_first
 from benchd.dashboard.store import Store
@@ -78,8 +79,15 @@ class Runs:
         """Return records in the order of their keys."""
         table, order = self._tables["body"], list(keys)
         rows = self._connection.execute(select(table.c.key, table.c.body).where(table.c.key.in_(order)))
-        found = {key: msgspec.json.decode(body, type=_Stored) for key, body in rows}
+        found = {key: _decoded(body) for key, body in rows}
         return [found[key] for key in order if key in found]
+
+
+def _decoded(body: bytes) -> Record:
+    """Return a stored record with the characters replaced that `results.decoded` replaces."""
+    if results.has_special(body):
+        return msgspec.convert(results.printable(msgspec.json.decode(body)), _Stored)
+    return msgspec.json.decode(body, type=_Stored)
 
 
 class Kept(Generic[T]):

@@ -14,7 +14,8 @@ from benchd.daemon.records import PROFILED, Record
 T = TypeVar("T")
 
 JOURNAL = "records.jsonl"
-SPECIAL = re.compile(rb"\\[bfrtu]|[^ -~]")  # what a record without control characters may lack
+_SPECIAL = re.compile(rb"\\[bfrtu]|[^ -~]")  # what a record without control characters may lack
+_ORDINARY = bytes(range(ord(" "), ord("~") + 1)).replace(b"\\", b"")
 
 
 def read(path: Path) -> list[Record]:
@@ -69,7 +70,13 @@ def _decoded(file: Path, number: int, line: bytes) -> Record:
 def decoded(line: bytes) -> Record:
     """Return a foreign record; control characters are replaced, because a terminal or a browser would obey them."""
     record = records.decode(line)
-    return msgspec.convert(printable(msgspec.to_builtins(record)), Record) if SPECIAL.search(line) else record
+    return msgspec.convert(printable(msgspec.to_builtins(record)), Record) if has_special(line) else record
+
+
+def has_special(text: bytes) -> bool:
+    """Return whether there may be a control character in this JSON."""
+    # most records consist of ordinary characters, which this finds several times faster
+    return bool(text.translate(None, _ORDINARY) and _SPECIAL.search(text))
 
 
 def printable(value: Any) -> Any:

@@ -4,13 +4,15 @@ from contextlib import closing
 
 import msgspec
 import pytest
-from records_made import made
+from records_made import ENVIRONMENT, PASSED, made
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
 from benchd.daemon.delivery.session import Arrived
-from benchd.daemon.records import encode
+from benchd.daemon.records import Case, encode
 from benchd.dashboard import limits, queries
+from benchd.dashboard.answers import Answers
+from benchd.dashboard.changes import Changes
 from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
 
@@ -46,6 +48,20 @@ def test_characters_that_steer_a_terminal_or_turn_text_around_are_replaced_where
     assert stored["telemetry"]
     assert stored["event"]
     shown = repr([stored, queries.record(store, "d1:r1")])
+    assert_plain(shown)
+
+
+def test_characters_that_turn_text_around_are_replaced_in_what_the_boards_choose(store):
+    place = msgspec.structs.replace(ENVIRONMENT, power_mode=f"15W{STEERING}", cpu_model=f"cpu{STEERING}")
+    record = made(run_id="r2", device_id="d1", case=Case(model=f"net{STEERING}"), environment=place, check=PASSED)
+    store.add(rows(Arrived("benchd/v1/d1/result/r2", encode(record), 1_790_000_000.0)))
+    answers = Answers(store, Changes(store))
+    chosen, newest = answers.update(), answers.newest()
+    assert (len(chosen[0]["d1"]), len(newest[0])) == (2, 2)
+    assert_plain(repr([chosen, newest]))
+
+
+def assert_plain(shown):
     assert "\N{REPLACEMENT CHARACTER}" in shown
     for char in (*STEERING, *(f"\\{escape}" for escape in ("x1b", "x07", "x9b", "u202e", "u001b", "u0007"))):
         assert char not in shown
