@@ -10,6 +10,8 @@ from nicegui import ui
 from benchd.daemon.records import PROFILED, Energy, ProcessResult, Record
 from benchd.daemon.reporting.scenario_note import scenario_figures
 from benchd.daemon.verdicts.compare import command
+from benchd.daemon.verdicts.figures import memory_mib
+from benchd.daemon.verdicts.statistics import median
 from benchd.dashboard import queries
 from benchd.dashboard.layout import PATIENCE_S, facts, frame, heading, history_path, notice, record_path, result_path
 from benchd.dashboard.limits import SHOWN
@@ -81,7 +83,7 @@ def _card(title: str, pairs: dict[str, object]) -> None:
 
 
 def _result(result: Result, record: Record) -> dict[str, object]:
-    timing, floor = record.timing, record.floor
+    timing, floor, memory = record.timing, record.floor, memory_mib(record)
     if timing is None:
         return {"median": "not measured", "flags": record.flags}
     share = error_share(result)
@@ -97,13 +99,21 @@ def _result(result: Result, record: Record) -> dict[str, object]:
         "of floor": f"{rounded(record.x_of_floor, share, 'x')}" if record.x_of_floor else None,
         "floor": f"{figure(floor.floor_ms, 'ms')}, bound by {floor.bound_by}" if floor else None,
         "top-1": top1(result) if record.accuracy else None,
-        "memory": figure(record.memory.rss_peak_bytes / 2**20, "MiB") if record.memory else None,
+        "memory": figure(memory, "MiB") if memory is not None else None,
+        "memory of the process": _beside_device(record),
         "power mode": record.environment.power_mode,
         "clocks": [f"{_plain(name)} {figure(found.mean / 1e6, 'MHz')}" for name, found in record.clocks.items()],
         "temperature": [f"{_plain(name)} {figure(found.mean, '°C')}" for name, found in record.temperature.items()],
         "preset": record.preset,
         "flags": record.flags,
     }
+
+
+def _beside_device(record: Record) -> str | None:
+    """Return the process's own memory, where `memory` is the accelerator's."""
+    if record.memory is None or record.environment.device == "cpu":
+        return None
+    return figure(record.memory.rss_peak_bytes / 2**20, "MiB")
 
 
 def _plain(metric: str) -> str:
@@ -144,9 +154,9 @@ def _energy(found: Energy) -> dict[str, object]:
 def _stages(processes: Sequence[ProcessResult]) -> dict[str, object]:
     """Return the median duration of each stage over the processes that reached it."""
     every = [msgspec.structs.asdict(process.stages) for process in processes]
-    known = {name: sorted(s for one in every if (s := one[name]) is not None) for name in (every[0] if every else ())}
+    known = {name: [s for one in every if (s := one[name]) is not None] for name in (every[0] if every else ())}
     return {
-        name.removesuffix("_s").replace("_", " "): _duration(times_s[len(times_s) // 2])
+        name.removesuffix("_s").replace("_", " "): _duration(median(times_s))
         for name, times_s in known.items()
         if times_s
     }

@@ -1,0 +1,35 @@
+"""What the page of one record says where a device, a process or a sensor is missing."""
+
+import msgspec
+import pytest
+
+pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from records_made import ENVIRONMENT, made
+
+from benchd.daemon.records import Memory, ProcessResult, Stages
+from benchd.dashboard.messages import flat
+from benchd.dashboard.views import record
+
+ON_GPU = msgspec.structs.replace(ENVIRONMENT, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("environment", "device_bytes", "shown"),
+    [
+        (ENVIRONMENT, None, ("300 MiB", None)),
+        (ON_GPU, 50 * 2**20, ("50 MiB", "300 MiB")),
+        (ON_GPU, None, (None, "300 MiB")),
+    ],
+)
+def test_memory_is_that_of_the_device_as_everywhere_and_the_process_has_its_own(environment, device_bytes, shown):
+    memory = Memory(rss_peak_bytes=300 * 2**20, device_peak_bytes=device_bytes)
+    found = made(environment=environment, memory=memory)
+    said = record._result(flat(found, 0.0), found)
+    assert (said["memory"], said["memory of the process"]) == shown
+
+
+def test_a_stage_takes_the_median_of_an_even_number_of_processes_too():
+    times_s = (4.0, 1.0, None)
+    processes = [ProcessResult(status="ok", stages=Stages(build_s=time_s)) for time_s in times_s]
+    assert record._stages(processes) == {"build": "2.5 s"}
