@@ -306,6 +306,15 @@ class Store:
                 beyond = (held.c.bytes > QUARANTINE_BYTES) | (held.c.rows > QUARANTINE_ROWS)
                 connection.execute(delete(table).where(table.c.id.in_(select(held.c.id).where(beyond))))
 
+    def forget(self, before_s: float, results: int) -> None:
+        """Delete telemetry from before a time, and all but so many of the newest results; their bodies stay."""
+        telemetry, result = self.tables["telemetry"], self.tables["result"]
+        order = (result.c.measured_s.desc(), result.c.arrived_s.desc(), result.c.id.desc())
+        newest = select(result.c.id).order_by(*order).limit(results)
+        with self._writing() as connection:
+            connection.execute(delete(telemetry).where(telemetry.c.t_s < before_s))
+            connection.execute(delete(result).where(result.c.id.not_in(newest)))
+
     def close(self) -> None:
         """Close the database."""
         self._engine.dispose()

@@ -1,7 +1,7 @@
 """`benchd watch --mqtt`: the fleet as a live table in the terminal, trouble first, and the newest results below it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TextIO
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.tables import ALARM, BAR, bar, cut, figures, light
@@ -26,6 +27,8 @@ from benchd.dashboard.text import SIGNS, age, energy, figure, median
 REFRESH_S = 1.0
 KEYS_S = 0.2  # how long a key may wait
 RESULTS = 10
+TELEMETRY_S = 60.0  # kept: far more than is shown
+TABLES = ("device", "document", "result", "telemetry")  # what is shown is in these alone
 MORE, ALL = 80, 120  # the least widths of a terminal with more columns, and with all
 AROUND = 6  # lines that are neither devices nor results
 
@@ -67,28 +70,34 @@ def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) ->
 
 def _follow(store: Store, feed: Feed, keys: Keys, console: Console, seconds: float | None) -> None:
     end_s = time.monotonic() + seconds if seconds is not None else float("inf")
-    view, seen, due_s = View(), _seen(store), 0.0
+    view, seen, due_s = View(), look(store), 0.0
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while time.monotonic() < end_s:
             arrived = feed.batch(min(KEYS_S, max(end_s - time.monotonic(), 0.0)))
-            store.add(row for one in arrived for row in rows(one))
+            keep(store, arrived)
             feed.acknowledge(arrived)
             pressed = keys.pressed()
             if "quit" in pressed:
                 return
             is_due = time.monotonic() >= due_s
             if is_due:
-                due_s, seen = time.monotonic() + REFRESH_S, _seen(store)
+                due_s, seen = time.monotonic() + REFRESH_S, look(store)
             for key in pressed:
                 view = moved(view, key, len(seen.devices), _room(console))
             if pressed or is_due:
                 live.update(screen(seen, view, console), refresh=True)
-        live.update(screen(_seen(store), view, console), refresh=True)
+        live.update(screen(look(store), view, console), refresh=True)
 
 
-def _seen(store: Store) -> Seen:
+def keep(store: Store, arrived: Iterable[Arrived]) -> None:
+    """Store what is shown of these messages."""
+    store.add(row for one in arrived for row in rows(one) if row.table in TABLES)
+
+
+def look(store: Store) -> Seen:
+    """Return what is to be shown, and forget the rest: this may run for weeks."""
     now_s = time.time()
-    store.tidy(now_s)
+    store.forget(now_s - TELEMETRY_S, RESULTS)
     newest = queries.results(store, Filter(), "measured_s", True, 0, RESULTS).results
     return Seen(queries.fleet(store, now_s), newest)
 

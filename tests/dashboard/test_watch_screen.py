@@ -1,11 +1,14 @@
 """The fleet in a terminal of any width: trouble first, whole numbers, what is hidden counted, and its keys."""
 
 import io
+import json
 import os
 import pty
 import re
 import select
 import termios
+import time
+from contextlib import closing
 
 import pytest
 
@@ -14,12 +17,15 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 from records_made import ENERGY, PASSED, WRONG, made, timing
 from rich.console import Console
 
-from benchd.daemon.records import Case, Summary, Variant
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.records import Case, Summary, Variant, encode
 from benchd.daemon.records import SamplerReport as Report
 from benchd.daemon.reporting.sensors_table import sensors
+from benchd.dashboard import watch
 from benchd.dashboard.keys import Keys
 from benchd.dashboard.messages import Health, Info, flat
 from benchd.dashboard.queries import Device
+from benchd.dashboard.store import Store
 from benchd.dashboard.watch import Seen, View, moved, screen
 
 WIDTHS = (60, 80, 100, 120, 200)
@@ -70,6 +76,34 @@ def test_trouble_comes_first_and_what_is_hidden_is_counted(width):
     assert all("offline" in line or "THROTTLED" in line or "disk full" in line for line in first)
     assert re.search(r"1 to 19, and 281 more", text)
     assert "FAILED" in text
+
+
+def test_hours_of_results_and_telemetry_leave_only_what_is_shown(monkeypatch):
+    start_s = 1_790_000_000.0
+    with closing(Store("sqlite://")) as store:
+        for number in range(200):
+            now_s = start_s + 36 * number
+            monkeypatch.setattr(time, "time", lambda now_s=now_s: now_s)
+            said = {
+                "status": b'{"state": "online"}',
+                f"result/r{number}": encode(made(run_id=f"r{number}", device_id="d1")),
+                "event": json.dumps({"event": f"e{number}"}).encode(),
+                "telemetry": json.dumps({"samples": [[0, "power_w", float(number), "fake"]]}).encode(),
+                "rubbish": str(number).encode(),
+            }
+            watch.keep(store, [Arrived(f"benchd/v1/d1/{kind}", body, now_s) for kind, body in said.items()])
+            seen = watch.look(store)
+        with store.reading() as connection:
+            kept = {name: len(connection.execute(table.select()).all()) for name, table in store.tables.items()}
+    assert {name: count for name, count in kept.items() if count} == {
+        "device": 1,
+        "document": 1,
+        "result": 10,
+        "telemetry": 2,
+        "version": 1,
+    }
+    assert [result.run_id for result in seen.results] == [f"r{number}" for number in range(199, 189, -1)]
+    assert [(device.state, device.power_w) for device in seen.devices] == [("online", 199.0)]
 
 
 def test_keys_scroll_and_sort():
