@@ -32,6 +32,7 @@ from benchd.daemon.commands.arguments import (
 from benchd.daemon.config import Config, LimitsConfig, MqttConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine.environment import without_credentials
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.recording import Run, RunId
@@ -247,7 +248,7 @@ def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profi
         workload=job.workload,
         t_wall=run_id.t_wall,
         tool_version=shared.tool_version,
-        command=shlex.join(["benchd", *sys.argv[1:]]),
+        command=shlex.join(["benchd", *map(without_credentials, sys.argv[1:])]),
         device=job.device,
         device_name=collected.device_name,
         environment=msgspec.structs.replace(described, versions=described.versions | collected.versions),

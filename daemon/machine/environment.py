@@ -373,9 +373,14 @@ def _hashed(found: re.Match[str]) -> str:
     return f"#{hashlib.sha256(found[0].encode()).hexdigest()[:8]}"
 
 
+def without_credentials(word: str) -> str:
+    """Return a word of a command line; a URL is without its user, password and query."""
+    return _CREDENTIALS.sub("", word) if "://" in word else word
+
+
 def _without_folders(value: str) -> str:
     """Return `.../file` for each path, which differs between equal machines, and a URL without its credentials."""
-    return _CREDENTIALS.sub("", value) if "://" in value else _FOLDERS.sub(".../", value)
+    return without_credentials(value) if "://" in value else _FOLDERS.sub(".../", value)
 
 
 def _found(file: Path, pattern: str) -> str | None:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine.environment import without_credentials
 from benchd.daemon.machine.sysfs import text
 
 NAME = "benchd.lock"
@@ -188,7 +189,8 @@ def _holder(file: os.stat_result) -> str | None:
     for line in (text(Path("/proc/locks")) or "").splitlines():
         fields = line.split()
         if "FLOCK" in fields and "->" not in fields and fields[5] == wanted and int(fields[4]) > 0:
-            command = (text(Path("/proc", fields[4], "cmdline")) or "?").replace("\0", " ")
+            words = (text(Path("/proc", fields[4], "cmdline")) or "?").split("\0")
+            command = " ".join(map(without_credentials, words))  # the service publishes it
             return f"process {fields[4]} ({' '.join(command.split())[:120]})"
     return None
 

@@ -51,7 +51,8 @@ def published(folder):
 
 
 def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
-    done = profile(*SMALL, "--method", "all", "--preset", "quick", "--mqtt", mosquitto.url)
+    url = mosquitto.url.replace("//", "//me:not-for-others@")
+    done = profile(*SMALL, "--method", "all", "--preset", "quick", "--mqtt", url)
     assert done.returncode == 0, done.stderr
     found = written(tmp_path)
     assert all((found.torch, found.memory, found.benchmark, found.layers, found.nesting))
@@ -64,6 +65,9 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
         assert text in done.stdout
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"profile.json", "report.md", "records.jsonl", "outbox.db", "trace.json.gz"} <= names
+    assert written(tmp_path).command.endswith(f"--mqtt {mosquitto.url} --output {tmp_path / 'out'}")
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert [path.name for path in files if b"not-for-others" in path.read_bytes()] == []
     (record,) = published(tmp_path)
     flags = [flag for flag in record.flags if flag != "busy_machine"]  # as tests beside this one decide
     assert (record.status, flags, record.case_id) == ("ok", ["profiled"], found.case_id)

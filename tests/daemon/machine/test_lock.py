@@ -22,6 +22,7 @@ with MachineLock(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()
 """
+BROKER = f"mqtt://me:{'word' * 40}@broker"  # longer than what is told of a command line
 
 
 @pytest.fixture
@@ -31,8 +32,8 @@ def path(tmp_path):
 
 @pytest.fixture
 def holder(path):
-    """Another process that holds the lock until its standard input is closed."""
-    command = [sys.executable, "-c", HOLD, str(path)]
+    """Another process that holds the lock until its standard input is closed; its options name a broker."""
+    command = [sys.executable, "-X", BROKER, "-c", HOLD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"locked\n"
         yield process
@@ -46,7 +47,7 @@ def locked_by_other(path):
 def test_a_second_process_is_told_who_holds_the_lock_and_what_to_do(holder, path):
     with pytest.raises(NotAvailable) as told, MachineLock(path):
         pass
-    assert f"process {holder.pid} (" in str(told.value)
+    assert f"process {holder.pid} ({sys.executable} -X mqtt://broker -c" in str(told.value)
     assert str(path) in str(told.value)
     assert "wait" in str(told.value)
     assert "\n" not in str(told.value)
