@@ -198,7 +198,7 @@ def record(
         flags=sorted(
             {
                 *run.flags,
-                *_flags(telemetry, run.environment.cpu_count, x_of_floor, outcomes),
+                *_flags(telemetry, run.environment, x_of_floor, outcomes),
                 *_moved(probes, outcomes),
                 *_slow_clocks(run.environment, telemetry),
             }
@@ -391,7 +391,7 @@ def _pooled(summaries: Sequence[Summary]) -> Summary:
 
 
 def _flags(
-    telemetry: dict[str, Summary], cpu_count: int, x_of_floor: float | None, outcomes: Sequence[Outcome]
+    telemetry: dict[str, Summary], environment: Environment, x_of_floor: float | None, outcomes: Sequence[Outcome]
 ) -> list[str]:
     flags = {flag for outcome in outcomes for flag in outcome.flags}
     runtimes = [outcome.runtime for outcome in outcomes if outcome.runtime]
@@ -403,7 +403,7 @@ def _flags(
         flags |= _disturbances(outcome.process.interference)
     if x_of_floor is not None and x_of_floor < 1:
         flags.add("faster_than_floor")
-    if _foreign_cpus(telemetry, cpu_count) > FOREIGN_CPUS:
+    if _foreign_cpus(telemetry, _online_cpus(environment)) > FOREIGN_CPUS:
         flags.add("busy_machine")
     return sorted(flags | _uneven([outcome.process for outcome in outcomes]))
 
@@ -439,10 +439,16 @@ def _disturbances(found: Interference | None) -> set[str]:
     return {reason for reason, count in reasons.items() if found and count > DISTURBED_SHARE * len(found.reasons)}
 
 
-def _foreign_cpus(telemetry: dict[str, Summary], cpu_count: int) -> float:
+def _foreign_cpus(telemetry: dict[str, Summary], online_cpus: int) -> float:
     """Return the mean number of CPUs that other processes used while the case was timed, 0 if not observed."""
     machine, process = telemetry.get("cpu_utilization_percent"), telemetry.get("process_cpu_percent")
-    return (machine.mean * cpu_count - process.mean) / 100 if machine and process else 0.0
+    return (machine.mean * online_cpus - process.mean) / 100 if machine and process else 0.0
+
+
+def _online_cpus(environment: Environment) -> int:
+    """Return how many CPUs the utilisation is of: all that are online, and not only those that the case may use."""
+    spans = [span.partition("-") for span in environment.system.get("online_cpus", "").split(",") if span]
+    return sum(int(last or first) - int(first) + 1 for first, _, last in spans) or environment.cpu_count
 
 
 def _ending(telemetry: dict[str, Summary], suffix: str) -> dict[str, Summary]:

@@ -159,13 +159,25 @@ def test_a_clock_that_is_low_from_start_to_end_is_flagged(metric, most_hz, flags
     assert made.flags == flags
 
 
-@pytest.mark.parametrize(("percent", "flags"), [(55.0, []), (60.0, []), (70.0, ["busy_machine"])])
-def test_a_machine_that_others_use_is_flagged(percent, flags):
+@pytest.mark.parametrize(
+    ("online", "percent", "flags"),
+    [
+        (None, 55.0, []),
+        (None, 60.0, []),
+        (None, 70.0, ["busy_machine"]),
+        ("0-1", 60.0, []),
+        ("0-2,5-8,11", 15.0, []),  # the case may use two of these eight
+        ("0-2,5-8,11", 16.0, ["busy_machine"]),
+    ],
+)
+def test_a_machine_that_others_use_is_flagged(online, percent, flags):
     seen = {
-        "cpu_utilization_percent": Summary(0, percent, 100, 9, "procfs"),  # of two CPUs
+        "cpu_utilization_percent": Summary(0, percent, 100, 9, "procfs"),  # of all CPUs that are online
         "process_cpu_percent": Summary(0, 100, 100, 9, "procfs"),  # of one
     }
-    assert record(outcome(timing=timing(), telemetry=seen)).flags == flags
+    environment = msgspec.structs.replace(ENVIRONMENT, cpu_count=2, system={"online_cpus": online} if online else {})
+    shared, one = replace(SHARED, environment=environment), outcome(timing=timing(), telemetry=seen)
+    assert recording.record(Case(model="vim_tiny"), "quick", shared, RunId("r7", "", 7), [one], None).flags == flags
 
 
 @pytest.mark.parametrize(
