@@ -187,12 +187,12 @@ def comparable(environment: Environment) -> dict[str, Any]:
     """Return what two environments share if their measurements may be compared.
 
     Everything counts except benchd itself, which each record names and which a baseline exists to compare; memory below
-    a whole GiB, because firmware and kernel reserve a different amount at each boot; the threads, which are the case's;
-    what a moment determines (thermal state, load, command line, affinity); and for the device cpu everything about the
-    GPU.
+    a whole GiB, because firmware and kernel reserve a different amount at each boot, and so with swap, which zram makes
+    a share of it; the threads, which are the case's; what a moment determines (thermal state, load, command line,
+    affinity); and for the device cpu everything about the GPU.
     """
     facts = {name: value for name, value in msgspec.structs.asdict(environment).items() if name not in PLAIN}
-    facts["memory_bytes"] = -(-environment.memory_bytes // 2**30)
+    facts |= {name: -(-facts[name] // 2**30) for name in ("memory_bytes", "swap_bytes")}
     for field, ours in (("versions", "benchd"), ("software", SOURCES)):
         facts[field] = {name: value for name, value in facts[field].items() if name != ours}
     if environment.device == "cpu":

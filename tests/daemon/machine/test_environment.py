@@ -326,6 +326,7 @@ def test_this_machine():
         {"allocator": {"MALLOC_ARENA_MAX": "1"}},
         {"versions": {"torch": "2.8.0"}},
         {"memory_bytes": 2**36},
+        {"swap_bytes": 2**36},
         {"jetpack": "6.2"},
         {"cpu_flags": ["sve"]},
         {"variables": {"ONEDNN_MAX_CPU_ISA": "SSE41"}},
@@ -339,10 +340,11 @@ def test_the_fingerprint_tells_what_makes_a_difference(change, tmp_path, tools):
 
 
 def test_the_fingerprint_leaves_out_what_makes_none(tmp_path, tools):
-    found = describe("cpu", None, orin_nano(tmp_path))
+    found = stamped(msgspec.structs.replace(describe("cpu", None, orin_nano(tmp_path)), swap_bytes=3900000 * 1024))
     same = msgspec.structs.replace(
         found,
         memory_bytes=found.memory_bytes - 2**20,
+        swap_bytes=found.swap_bytes - 2**19,
         driver="another",
         gpu="another",
         gpu_governor="another",
