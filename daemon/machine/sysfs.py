@@ -48,15 +48,22 @@ class KernelFile:
         self._path = path
         self._fd: int | None = None
 
-    def read(self, size: int = 4096) -> bytes:
-        """Return at most `size` bytes from the start, as they are now; raise OSError on failure."""
+    def read(self, size: int = 4096, start: int = 0) -> bytes:
+        """Return at most `size` bytes from `start` on, as they are now; raise OSError on failure."""
         if self._fd is None:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.pread(self._fd, size, 0)
+            return os.pread(self._fd, size, start)
         except OSError:
             self.close()
             raise
+
+    def read_all(self) -> bytes:
+        """Return the whole file; of one with many records the kernel gives a page at most at a time."""
+        found = bytearray()
+        while part := self.read(start=len(found)):
+            found += part
+        return bytes(found)
 
     def close(self) -> None:
         """Close the file until the next reading."""

@@ -15,7 +15,6 @@ from benchd.daemon.records import Sample
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-CPUINFO_BYTES = 2**20
 _MEMINFO_KIB = re.compile(rb"^(MemAvailable|SwapTotal|SwapFree|NvMapMemUsed):\s*(\d+)", re.MULTILINE)
 _CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
 
@@ -171,11 +170,9 @@ class _Cpufreq(_Clocks):
 class _Cpuinfo(_Clocks):
     def __init__(self, cpuinfo: Path) -> None:
         self._file = KernelFile(cpuinfo)
-        # Allocating a buffer for the largest machine each time would cost more than the reading.
-        self._bytes = 2 * len(self._file.read(CPUINFO_BYTES))
 
     def read(self) -> list[tuple[str, int, float]]:
-        megahertz = _CPUINFO_MHZ.findall(self._file.read(self._bytes))
+        megahertz = _CPUINFO_MHZ.findall(self._file.read_all())
         return [(f"cpu{i}", 1, float(mhz) * 1e6) for i, mhz in enumerate(megahertz)]
 
 

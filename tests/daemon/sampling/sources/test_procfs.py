@@ -111,6 +111,19 @@ def test_clocks_from_cpuinfo_where_there_is_no_cpufreq(pc):
     assert not [rail for metric, rail in found if rail]
 
 
+def test_a_clock_is_the_mean_over_all_cpus_of_a_large_machine(pc):
+    cpus = [f"processor\t: {cpu}\ncpu MHz\t\t: {1000 + cpu}.000\nflags\t: {'fpu ' * 300}\n\n" for cpu in range(9)]
+    write(pc, {"proc/cpuinfo": "".join(cpus)})
+    assert Reader(pc).read()["cpu_clock_hz", ""] == pytest.approx(1004e6)
+
+
+def test_a_file_of_many_records_is_read_to_its_end():
+    file = KernelFile(Path("/proc/self/smaps"))
+    assert len(file.read(2**20)) < len(file.read_all())
+    mappings = Path("/proc/self/maps").read_bytes().count(b"\n")
+    assert file.read_all().count(b"\nSize: ") == pytest.approx(mappings, abs=5)
+
+
 def test_clocks_that_nobody_tells_are_not_claimed(orin):
     for policy in ("policy0", "policy4"):
         write(orin, {f"sys/devices/system/cpu/cpufreq/{policy}/scaling_cur_freq": "<unknown>\n"})
