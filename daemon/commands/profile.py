@@ -33,6 +33,7 @@ from benchd.daemon.config import Config, LimitsConfig, MqttConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.environment import without_credentials
+from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.recording import Run, RunId
@@ -153,7 +154,11 @@ def profile(
     planned = _planned(given, machine, own)
     folder = _folder(output, planned.case)
     sinks, waiting = lasting(folder, MqttConfig(), sys.stderr, mqtt), waits(wait)
-    with _not_left_empty(folder, output is None), Session(Config(), machine, folder, sinks, waiting=waiting) as session:
+    with (
+        as_interrupt(),
+        _not_left_empty(folder, output is None),
+        Session(Config(), machine, folder, sinks, waiting=waiting) as session,
+    ):
         run = session.run(uuid.uuid4().hex)
         job = ProfileJob(
             **msgspec.structs.asdict(session.job(planned, run.suite_id)),

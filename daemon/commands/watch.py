@@ -1,11 +1,9 @@
 """`benchd watch`: a fleet in the terminal, or without a broker this machine's sensors, once per second."""
 
 import select
-import signal
 import sys
 import time
 from contextlib import suppress
-from types import FrameType
 from typing import Annotated, TextIO
 
 import typer
@@ -13,6 +11,7 @@ from rich.live import Live
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, broker
+from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.records import SamplerReport, Summary, Window
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.sensors_table import sensors
@@ -50,7 +49,7 @@ def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> Non
     console, most = console_on(out), dict[str, float]()
     until = time.monotonic() + seconds if seconds is not None else float("inf")
     screen = Live(console=console, auto_refresh=False)
-    with suppress(KeyboardInterrupt), _terminable(), SamplerProcess(sources, PERIOD_S) as sampler, screen:
+    with suppress(KeyboardInterrupt), as_interrupt(), SamplerProcess(sources, PERIOD_S) as sampler, screen:
         while time.monotonic() < until:
             summaries, report = _next(sampler)
             if out.isatty():
@@ -71,16 +70,3 @@ def _next(sampler: SamplerProcess) -> tuple[dict[str, Summary], SamplerReport]:
     found = sampler.cut(Window(start_ns, time.monotonic_ns()))
     sampler.samples.drop_before(start_ns)
     return found
-
-
-class _terminable:  # noqa: N801 - reads as a word in a with statement
-    """Handles SIGTERM like Ctrl-C, so that the sampler process ends too."""
-
-    def __enter__(self) -> None:
-        self._old = signal.signal(signal.SIGTERM, self._interrupt)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._old)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt

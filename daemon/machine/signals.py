@@ -1,4 +1,4 @@
-"""Signals as a byte on a socket, so that they wake a loop that waits in `select`."""
+"""Signals: as a byte on a socket, so that they wake a loop that waits in `select`, or as an interrupt."""
 
 import signal
 import socket
@@ -34,3 +34,19 @@ def ending() -> tuple[signal.Signals, ...]:
     """Return the signals that end a run, including a lost remote shell unless nohup blocks that."""
     is_held = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *([] if is_held else [signal.SIGHUP]))
+
+
+@contextmanager
+def as_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt, once, for each other signal that ends a run, so that what was started ends too."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a lost shell's SIGHUP comes twice: from the kernel and from the shell
+        raise KeyboardInterrupt
+
+    old = {number: signal.signal(number, interrupt) for number in ending() if number != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,6 +1,8 @@
 import ast
 import os
 import re
+import signal
+import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from waiting import wait_for
+from waiting import WAIT_S, wait_for
 
 import benchd.kernels.lif
 import benchd.kernels.selective_scan
@@ -234,6 +236,32 @@ def test_one_that_hangs_is_ended_with_all_it_started(job, tmp_path, monkeypatch)
     (tmp_path / "ncu").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "ncu was stopped after 1 s" in nsight.compute(job, 1.0)
+    wait_for(lambda: not running(seconds))  # what is killed may take its time to go
+
+
+UNDER_NCU = """
+import signal, sys
+import msgspec
+from benchd.daemon.machine.signals import as_interrupt
+from benchd.daemon.profiling.nsight import nsight
+from benchd.daemon.profiling.profile import ProfileJob
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has the tests ignore it
+with as_interrupt():
+    nsight.compute(msgspec.json.decode(sys.argv[1], type=ProfileJob), 6000.0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_tool_with_all_it_started(number, job, tmp_path, monkeypatch):
+    seconds = f"6000.{uuid.uuid4().int}"
+    (tmp_path / "ncu").write_text(f"#!/bin/sh\n/bin/sleep {seconds} &\nwait\n")
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command = [sys.executable, "-c", UNDER_NCU, msgspec.json.encode(job).decode()]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: running(seconds), process)
+        process.send_signal(number)
+        assert process.wait(WAIT_S) == -signal.SIGINT  # as after Ctrl-C
     wait_for(lambda: not running(seconds))  # what is killed may take its time to go
 
 
