@@ -25,6 +25,7 @@ from benchd.daemon.profiling.trace import gpu_metrics
 from benchd.daemon.profiling.trace.nesting import Nesting
 from benchd.daemon.profiling.trace.trace import (
     DATA_LOADER_RANGE,
+    END_OF_STEP,
     MODULE_RANGE,
     Device,
     Ints,
@@ -333,10 +334,13 @@ def _launches(nesting: Nesting) -> Ints:
 
 
 def _synchronizations(nesting: Nesting, work: _Work) -> list[Synchronization]:
+    """Return the waits of the model; the gap after benchd's own is nobody's."""
     calls = _runtime_calls(nesting, (bool(_WAITS.fullmatch(name)) for name in nesting.names))
     idle_ns, behind = _idle_after(nesting, calls, work), _launches_behind(nesting, calls)
     sums: dict[tuple[str, str | None], Counter[str]] = {}
     for call, idle, launches in zip(calls.tolist(), idle_ns, behind.tolist(), strict=True):
+        if nesting.parent[call] >= 0 and nesting.names[nesting.name[nesting.parent[call]]] == END_OF_STEP:
+            continue
         operators = [each for each in nesting.around(call) if nesting.kind[each] == nesting.OPERATOR]
         key = nesting.names[nesting.name[call]], nesting.names[nesting.name[operators[-1]]] if operators else None
         waited = int(nesting.end[call] - nesting.start[call])

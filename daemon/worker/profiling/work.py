@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import ProfileJob
+from benchd.daemon.profiling.trace.trace import END_OF_STEP
 from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker import backends, phases, workload
 from benchd.daemon.worker.backends import Loaded
@@ -122,6 +123,12 @@ def _refuse_training(job: ProfileJob, module: nn.Module) -> None:
         raise Unsupported(catalog.TRAINING)
 
 
+def _end_step(device: torch.device) -> None:
+    """Wait for the device, in a range by which the tables tell this wait from those of the model."""
+    with named_range(END_OF_STEP):
+        wait_for(device)
+
+
 class _Forward:
     backward: Callable[[], None] | None = None
 
@@ -134,7 +141,7 @@ class _Forward:
 
     def step(self) -> None:
         self.forward()
-        wait_for(self._device)
+        _end_step(self._device)
 
 
 class _Evaluation(_Forward):
@@ -179,4 +186,4 @@ class _Training:
     def step(self) -> None:
         self.forward()
         self.backward()
-        wait_for(self._labels.device)
+        _end_step(self._labels.device)

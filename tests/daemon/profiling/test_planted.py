@@ -11,7 +11,7 @@ from traces_made import ORIN, kernel, launch
 
 from benchd.daemon.profiling.rules import findings
 from benchd.daemon.profiling.trace import tables, trace
-from benchd.daemon.profiling.trace.trace import Annotation, Operator, RuntimeCall, Trace
+from benchd.daemon.profiling.trace.trace import END_OF_STEP, Annotation, Operator, RuntimeCall, Trace
 from benchd.daemon.records import Case, Variant
 
 SIDE = torch.randn(256, 256)
@@ -86,7 +86,10 @@ def test_nothing_is_found_in_products_alone(tmp_path):
 
 
 def gpu_trace(*, product="ampere_fp16_s16816gemm_fp16_128x64_tn", waits=False):
-    """Return three steps of 1 ms in which six kernels of 150 us run, after each of which the host may wait for it."""
+    """Return three steps of 1 ms in which six kernels of 150 us run, after each of which the host may wait for it.
+
+    Each step ends with benchd's own wait, and the GPU idles until the next one begins.
+    """
     made = Trace(devices=[ORIN], kernels=[], runtime_calls=[], operators=[], annotations=[])
     every = [f"{product}_{number}" for number in range(6)]
     for step in range(3):
@@ -96,6 +99,8 @@ def gpu_trace(*, product="ampere_fp16_s16816gemm_fp16_128x64_tn", waits=False):
             _launch(made, name, begin + 150 * number, 100 if waits else 150, correlation=10 * step + number + 1)
             if waits:
                 _wait(made, begin + 150 * number + 5, 100)
+        made.annotations.append(_row(Annotation, END_OF_STEP, begin + 905, 50, on_gpu=False))
+        made.runtime_calls.append(_row(RuntimeCall, "cudaDeviceSynchronize", begin + 910, 40, correlation=0))
     return made
 
 

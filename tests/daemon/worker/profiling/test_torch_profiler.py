@@ -10,6 +10,7 @@ from torch import nn
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.profile import TorchProfile
 from benchd.daemon.profiling.trace import tables, trace
+from benchd.daemon.profiling.trace.trace import END_OF_STEP
 from benchd.daemon.worker.profiling import profiled, torch_profiler
 from benchd.daemon.worker.profiling.work import open_work
 
@@ -41,6 +42,13 @@ def test_a_training_step_of_a_model_as_it_is_deployed(tmp_path):
     found = profile_of(own_job(tmp_path, workload="train", variant="amp"), tmp_path)
     names = {row.name for row in found.operators}
     assert {"aten::linear", "aten::mm", "aten::_log_softmax_backward_data", "aten::to"} <= names
+
+
+@pytest.mark.parametrize(("workload", "waits"), [("forward", 2), ("train", 2), ("eval", 0)])
+def test_a_wait_of_benchd_s_own_ends_each_step_in_a_range(workload, waits, tmp_path):
+    torch_profiler.run(open_work(own_job(tmp_path, workload=workload)))
+    ranges = trace.read(tmp_path / torch_profiler.TRACE).annotations
+    assert [row.name for row in ranges].count(END_OF_STEP) == waits
 
 
 def test_a_compiled_model_is_one_range(tmp_path):
