@@ -64,11 +64,11 @@ def quantise(
     return Quantised(layers=names, left_fp32=left, exact=exact, nodes=len(made.graph.node), **found)
 
 
-def input_names(path: Path) -> list[str]:
-    """Return the names of the file's inputs, in order."""
+def names_of(path: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the file's inputs and of its outputs, in order."""
     graph = onnx.load(path, load_external_data=False).graph
     held = {tensor.name for tensor in graph.initializer}
-    return [value.name for value in graph.input if value.name not in held]
+    return [value.name for value in graph.input if value.name not in held], [value.name for value in graph.output]
 
 
 def _prepared(source: Path, path: Path) -> ModelProto:

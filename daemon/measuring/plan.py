@@ -548,6 +548,9 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         "OpenVINO runs on the CPU here: give --device cpu": variant.backend == "openvino" and machine.device != "cpu",
         variant.runs_nowhere or "": variant.runs_nowhere is not None,
         machine.no_onnxruntime or "": variant.backend == "onnxruntime" and machine.no_onnxruntime is not None,
+        f"the reference of an ONNX file is its own run in ONNX Runtime: {machine.no_onnxruntime}": (
+            user_onnx and machine.no_onnxruntime is not None
+        ),
         "the package openvino is not installed: pip install 'benchd[openvino]'": variant.backend == "openvino"
         and not machine.has_openvino,
         "int8 inside torch is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8 on a GPU": variant.needs_torchao

@@ -206,7 +206,7 @@ class Source:
             base = self.export("fp32", batch, form)
         about = {"benchd.precision": "int8", "benchd.calibration": calibration.source}
         try:
-            names = quantised.input_names(base.path)
+            names, _ = quantised.names_of(base.path)
             feeds = [
                 {name: value.numpy() for name, value in zip(names, self.inputs(*parts), strict=True)}
                 for parts in _batches(calibration, batch or 1)

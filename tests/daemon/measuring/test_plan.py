@@ -206,6 +206,21 @@ def test_what_cannot_run_stays_in_the_plan_with_its_reason(suite, machine, reaso
         assert entry.seconds == 0
 
 
+@pytest.mark.parametrize(
+    ("variant", "machine"),
+    [
+        ("tensorrt", Machine("cuda", has_cxx=True, has_tensorrt=True, no_onnxruntime="pip install it")),
+        ("openvino", Machine("cpu", has_cxx=True, has_openvino=True, no_onnxruntime="pip install it")),
+    ],
+)
+def test_a_file_of_the_user_s_needs_onnx_runtime_in_every_runtime(variant, machine, monkeypatch):
+    monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
+    case = Case(model="net", variant=Variant.parse(variant))
+    assert plan.why_not(case, machine) is None
+    told = "the reference of an ONNX file is its own run in ONNX Runtime: pip install it"
+    assert plan.why_not(case, machine, user_onnx=True) == told
+
+
 def test_a_model_whose_kernels_have_gradients_trains_on_them():
     suite = Suite(models=["snn_stbif_resnet18"], variants=["custom"], directions=["training"])
     (planned,) = plan.plan([suite], LimitsConfig(), CPU)

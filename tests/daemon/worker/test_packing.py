@@ -9,8 +9,9 @@ from worker_jobs import job, run_here, user_module
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Variant
-from benchd.daemon.verdicts.manifest import GOLDEN
+from benchd.daemon.verdicts.manifest import GOLDEN, ONNX
 from benchd.daemon.worker import packing
+from benchd.exporters import sessions
 
 
 def refused(folder, module):
@@ -42,6 +43,19 @@ def test_names_that_python_imports_are_taken():
 def test_complex_answers_are_refused(tmp_path):
     module = user_module(tmp_path, forward="return torch.fft.fft(self.fc(images.flatten(1)))")
     assert refused(tmp_path, module) == "its answer output is complex: return real tensors to ship it"
+
+
+def test_a_file_ships_where_onnx_runtime_is_missing_and_another_runtime_runs_it(tmp_path, monkeypatch):
+    """As on a Jetson whose index lacks it, where TensorRT wins the race."""
+    pytest.importorskip("openvino", reason="stands for TensorRT here")
+    asked = job(tmp_path, module=user_module(tmp_path), variant=Variant.parse("openvino"))
+    with monkeypatch.context() as without:
+        without.setattr(sessions, "why_not", lambda: "ONNX Runtime is not installed")
+        outcome = run_here(msgspec.structs.replace(asked, ship_to=str(tmp_path)))
+    assert outcome.packed, outcome.process.reason
+    session, packed = sessions.open_session(tmp_path / ONNX), outcome.packed
+    assert [one.name for one in packed.inputs] == [one.name for one in session.get_inputs()]
+    assert [one.name for one in packed.outputs] == [one.name for one in session.get_outputs()]
 
 
 def beyond(answers, exact, golden):
