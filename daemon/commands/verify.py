@@ -26,10 +26,10 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="A folder that benchd ship wrote.", metavar="DIR")],
     processes: Annotated[int, typer.Option(help="Fresh processes to measure.")] = verifying.PROCESSES,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Run a module's Python code that another machine shipped.")
+        bool, typer.Option("--trust-code", help="Run Python code that another user or machine shipped.")
     ] = False,
     trust_plan: Annotated[
-        bool, typer.Option("--trust-plan", help="Load a TensorRT plan that another machine shipped.")
+        bool, typer.Option("--trust-plan", help="Load a TensorRT plan of another user or machine.")
     ] = False,
     device: Device = "auto",
     config: Annotated[Path | None, typer.Option(help="A TOML file for the device's id, limits and sensors.")] = None,

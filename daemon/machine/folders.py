@@ -1,6 +1,7 @@
 """The application's folders: from systemd for the service, else from the XDG base directory specification."""
 
 import os
+import pwd
 from pathlib import Path
 
 
@@ -14,6 +15,14 @@ def state() -> Path:
     """Return the folder for data that outlives a run."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(os.environ.get("STATE_DIRECTORY") or Path(home) / "benchd")
+
+
+def user() -> str:
+    """Return the name of the user whose folders these are, or the number of one without a name, as in a container."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def artifacts() -> Path:

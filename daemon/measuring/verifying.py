@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan, race, recording
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.protocol import Limits, Outcome
@@ -23,11 +24,11 @@ PROCESSES = 5
 
 
 def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> None:
-    """Raise UsageError for a folder that runs code when it is loaded, unless this machine made it or it is trusted."""
+    """Raise UsageError for a folder that runs code when it is loaded, unless this user made it or it is trusted."""
     if shipped.runs_code and not trust_code and not manifest.is_ours(folder):
         raise UsageError(
-            f"{folder}: loading it runs Python code ({CODE}/), which this machine did not ship; if you know who did, "
-            "give --trust-code"
+            f"{folder}: loading it runs Python code ({CODE}/), which this user ({folders.user()}) did not ship; if you "
+            "know who did, give --trust-code, or for the service set trust_code = true in [[shipped]]"
         )
 
 
@@ -36,7 +37,10 @@ def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_pla
     if not shipped.has_plan:
         return ""
     if not (trust_plan or manifest.is_ours(folder)):
-        return f"this machine did not make {PLAN}, which is a program: --trust-plan loads it"
+        return (
+            f"this user ({folders.user()}) did not make {PLAN}, which is a program: --trust-plan loads it, or for the "
+            "service trust_plan = true in [[shipped]]"
+        )
     was = shipped.environment
     parts = [
         ("GPU", _gpu(was), _gpu(here)),

@@ -7,8 +7,8 @@
     DIR/...                the files that the runtime reads
 
 Every file is a resource with its size and SHA-256, and a file that is not listed, or that is no plain file, is refused.
-Hashes beside their files show damage, not origin: what runs code when it is loaded is loaded only if this machine made
-it, or if the user says so.
+Hashes beside their files show damage, not origin: what runs code when it is loaded is loaded only if the same user made
+it on this machine, or says so.
 """
 
 import hashlib
@@ -249,14 +249,14 @@ def _refuse_damage(folder: Path, listed: Sequence[Resource]) -> None:
 
 
 def remember(folder: Path) -> None:
-    """Note that this machine made the folder, by the hash of its manifest, so that what runs code may be loaded."""
+    """Note that this user made the folder, by the hash of its manifest, so that what runs code may be loaded."""
     path = _memory(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether this machine made the folder."""
+    """Return whether this user made the folder on this machine."""
     return _memory(folder).is_file()
 
 

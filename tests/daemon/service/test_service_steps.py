@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from broker import HOST, free_port
 from links import unstarted
+from machines import write
+from manifests_made import manifest
 from records_made import made
 
 from benchd.daemon import records
@@ -18,13 +20,14 @@ from benchd.daemon.delivery.outbox import CLOCK_SET_S, Outbox
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.machine import lock
+from benchd.daemon.machine import folders, lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.measuring import plan
 from benchd.daemon.service import announcements, deployed
 from benchd.daemon.service.cases import Cases
 from benchd.daemon.service.parts import Base, Places
 from benchd.daemon.service.service import Service
+from benchd.daemon.verdicts import manifest as manifests
 
 SUITE = '[device]\nid = "d"\n[[suite]]\nname = "s"\nmodels = ["square"]\npreset = "quick"\n'
 LIMITS = "[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.1\ncheck_images = 1\n"
@@ -134,6 +137,23 @@ def test_a_shipped_folder_that_the_service_may_not_read_ends_no_service(service,
     service._verify_due()
     (said,) = [one.said for one in service._deployments.standings.values()]
     assert (said.verdict, said.reason) == ("broken", "net/manifest.json: File name too long")
+
+
+def test_what_was_shipped_at_the_shell_is_another_user_s_and_the_alarm_names_the_key(service, tmp_path, monkeypatch):
+    write(tmp_path / "net", {"code/net.py": ""})
+    shipped = manifest(resources=manifests.resources(tmp_path / "net"))
+    (tmp_path / "net/manifest.json").write_bytes(manifests.encode(shipped))
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "of-the-shell"))
+    manifests.remember(tmp_path / "net")
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "of-the-service"))
+    service._settings = replace_shipped(service, tmp_path / "net")
+    service._configure_again("a folder")
+    service._verify_due()
+    (said,) = [one.said for one in service._deployments.standings.values()]
+    assert said.reason == (
+        f"net: loading it runs Python code (code/), which this user ({folders.user()}) did not ship; if you know who "
+        "did, give --trust-code, or for the service set trust_code = true in [[shipped]]"
+    )
 
 
 def test_a_line_that_a_power_cut_has_torn_hides_no_other_result(service, tmp_path):
