@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,6 +107,7 @@ def _torch_and_cuda(root: Path, timeout_s: float) -> Iterator[Finding]:
     yield _torchvision(facts, root)
     if facts["gpu"]:
         yield Finding("cuda", "runtime", usable=True, detail=f"{facts['cuda']} on {facts['gpu']}")
+        yield _python_headers()
     else:
         detail, remedy = _why_no_cuda(facts, root)
         yield Finding("cuda", "runtime", usable=False, detail=detail, remedy=remedy)
@@ -132,6 +134,15 @@ def _torchvision(facts: dict[str, str | None], root: Path) -> Finding:
         return Finding("torchvision", "runtime", usable=True, detail=str(facts["torchvision"]))
     remedy = install("torchvision", root) if is_tegra(root) or facts["cuda"] else CPU_PAIR
     return Finding("torchvision", "runtime", usable=False, detail=str(facts["no_torchvision"]), remedy=remedy)
+
+
+def _python_headers() -> Finding:
+    """Triton compiles its launchers with them on a GPU."""
+    path = Path(sysconfig.get_path("include"), "Python.h")
+    if path.exists():
+        return Finding("Python.h", "program", usable=True, detail=str(path))
+    remedy = "sudo apt install python3-dev"
+    return Finding("Python.h", "program", usable=False, detail=f"no {path}, which Triton compiles with", remedy=remedy)
 
 
 def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -158,6 +159,17 @@ def test_why_cuda_cannot_be_used(machine, torch_of):
     cuda = findings(machine)["cuda"]
     assert cuda.detail == "the driver is too old"
     assert "CUDA 13.0" in cuda.remedy
+
+
+def test_a_gpu_needs_python_s_headers_too(machine, torch_of, tmp_path, monkeypatch):
+    torch_of()
+    assert "Python.h" not in findings(machine)
+    torch_of(cuda="13.0", gpu="NVIDIA H200")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / name))
+    headers = findings(machine)["Python.h"]
+    assert (headers.usable, headers.remedy) == (False, "sudo apt install python3-dev")
+    write(tmp_path, {"include/Python.h": ""})
+    assert findings(machine)["Python.h"].usable
 
 
 def test_an_integrated_gpu_is_known_by_the_node_that_everyone_opens(machine, torch_of):
