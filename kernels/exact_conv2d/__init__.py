@@ -20,7 +20,10 @@ from benchd.kernels.dispatch import Implementations
 from benchd.kernels.exact_conv2d import native, reference, torch_impl
 from benchd.kernels.exact_conv2d.whole import Digits, pack
 
-__all__ = ["MOST_PRODUCTS", "Digits", "exact_conv2d", "pack"]
+__all__ = ["LARGEST_CODE", "MOST_PRODUCTS", "Digits", "exact_conv2d", "pack"]
+
+LARGEST_CODE = 127
+"""The native kernel keeps a code, which may be negative, in a byte."""
 
 MOST_PRODUCTS = (2**31 - 1) // (2**15 + 2**7)
 """So many products of a code of 1 with the upper two digits of a weight fit into 32 bits."""
@@ -51,9 +54,11 @@ def exact_conv2d(
     where the implementation cannot run.
     """
     _check(x, weight, bias)
-    if stride < 1 or padding < 0 or not 1 <= largest <= 127:
+    if stride < 1 or padding < 0 or not 1 <= largest <= LARGEST_CODE:
         given = f"{stride}, {padding} and {largest}"
-        raise ValueError(f"exact_conv2d: expected stride >= 1, padding >= 0 and codes up to 127, not {given}")
+        raise ValueError(
+            f"exact_conv2d: expected stride >= 1, padding >= 0 and codes up to {LARGEST_CODE}, not {given}"
+        )
     if any(side + 2 * padding < taps for side, taps in zip(x.shape[2:], weight.shape[2:], strict=True)):
         raise ValueError(f"exact_conv2d: a window {tuple(weight.shape[2:])} does not fit in {tuple(x.shape[2:])}")
     if largest * math.prod(weight.shape[1:]) > MOST_PRODUCTS:

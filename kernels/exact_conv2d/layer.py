@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.exact_conv2d import MOST_PRODUCTS, Digits, native, pack
+from benchd.kernels.exact_conv2d import LARGEST_CODE, MOST_PRODUCTS, Digits, native, pack
 from benchd.kernels.exact_conv2d.whole import whole
 from benchd.kernels.op import computes, op
 from benchd.kernels.spike_conv2d import pack as pack_floats
@@ -79,7 +79,8 @@ class SpikeConvolution:
         grid: Grid | None,
     ) -> torch.Tensor:
         """Return what a call does, by the kernel that suits these spikes."""
-        digits = self._digits(weight) if grid is not None and native.paths() else None
+        exact = grid is not None and grid.largest <= LARGEST_CODE and native.paths()
+        digits = self._digits(weight) if exact else None
         if grid is not None and digits is not None and grid.largest * digits.depth <= MOST_PRODUCTS:
             path = native.paths()[0]
             least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]

@@ -559,6 +559,16 @@ def test_a_folded_dyadic_net_is_equal_bit_for_bit_and_traced_whole():
     assert torch.equal(folded(images), other_qann()(images))
 
 
+@torch.no_grad()
+def test_a_folded_net_whose_codes_fit_no_byte_is_equal_too(monkeypatch):
+    monkeypatch.setattr(native, "paths", lambda: ("avx_vnni",))
+    monkeypatch.setattr(native, "convolved", lambda *_: pytest.fail("bytes cannot hold these codes"))
+    qann, images = small_qann(), 100 * dyadic_images()
+    qann.relu1, qann.relu2, qann.relu3 = (Quantiser(512) for _ in range(3))
+    assert qann.relu1(images).max() > 127
+    assert torch.equal(fold(qann, "small")(images), qann(images))
+
+
 def test_a_custom_qann_is_refused_without_the_instructions_and_for_a_gpu(monkeypatch):
     with torch.device("meta"), pytest.raises(Unavailable, match="qann_resnet18 has custom kernels for a CPU only"):
         fold(small_qann(), "qann_resnet18")

@@ -15,7 +15,9 @@ from benchd.kernels.spike_conv2d import spike_conv2d
 ROOT = Path(__file__).parents[3]
 GRID = Grid(torch.tensor(0.5), 1)
 
-pytestmark = pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
+needs_instructions = pytest.mark.skipif(
+    not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes"
+)
 
 
 @pytest.fixture
@@ -31,6 +33,7 @@ def spikes(density):
     return (torch.rand(8, 64, 8, 8) < density) * 0.5
 
 
+@needs_instructions
 @torch.no_grad()
 def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran, monkeypatch):
     convolve, weight, path = SpikeConvolution(), torch.randn(32, 64, 3, 3), native.paths()[0]
@@ -49,6 +52,7 @@ def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran, monkey
     assert ran == {path: 2, "c": 2}, "a picture of one pixel waits for weights"
 
 
+@needs_instructions
 @torch.no_grad()
 def test_what_has_no_exact_sums_runs_over_its_nonzeros(ran):
     weight, x = torch.randn(4, 64, 3, 3), spikes(0.9)
@@ -61,6 +65,17 @@ def test_what_has_no_exact_sums_runs_over_its_nonzeros(ran):
     assert ran == {"c": 3}
 
 
+@torch.no_grad()
+def test_codes_that_fit_no_byte_run_over_their_nonzeros(ran, monkeypatch):
+    monkeypatch.setattr(native, "paths", lambda: ("avx_vnni",))
+    monkeypatch.setattr(native, "convolved", lambda *_: pytest.fail("bytes cannot hold these codes"))
+    weight, codes = torch.randn(8, 16, 1, 1), torch.randint(0, 256, (2, 16, 4, 4))
+    y = SpikeConvolution()(codes * 0.5, weight, grid=Grid(GRID.scale, 255))
+    assert torch.equal(y, spike_conv2d(codes * 0.5, weight))
+    assert ran == {"c": 1}
+
+
+@needs_instructions
 @torch.no_grad()
 def test_a_profiler_sees_the_op_that_nobody_else_pays_for():
     convolve, weight = SpikeConvolution(), torch.randn(32, 64, 3, 3)
