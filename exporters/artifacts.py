@@ -17,7 +17,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -149,8 +149,8 @@ class Store:
     def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
         """Remove the least recently used artifacts until the rest take at most `limit_bytes`; return their keys.
 
-        Artifacts in use stay. Leftovers of killed processes, and entries without metadata or content, go first; with
-        `run`, artifacts limited to another run go too.
+        Artifacts in use stay, and those that another user lets nobody remove. Leftovers of killed processes, and
+        entries without metadata or content, go first; with `run`, artifacts limited to another run go too.
         """
         with self._explaining():
             self._sweep()
@@ -276,7 +276,7 @@ class Store:
     def _locked(self, key: str, *, wait: bool = True) -> Iterator[bool]:
         """Hold the key's lock during a block; yield whether it was acquired, which may fail without `wait`."""
         path = self._entry(key).parent / ".locks" / key
-        with self._explaining():
+        with self._explaining() if wait else nullcontext():
             path.parent.mkdir(parents=True, exist_ok=True)
             fd, free = _lock(path, wait=wait)
         try:
@@ -290,13 +290,13 @@ class Store:
 
     def _sweep(self) -> None:
         for path in [*(self._folder / ".making").glob("*"), *self._entries()]:
-            with self._locked(path.name, wait=False) as free:
+            with suppress(PermissionError), self._locked(path.name, wait=False) as free:
                 # without the lock it might be one that another process is replacing
                 if free and not (path.parent == self._folder and _is_whole(path)):
                     shutil.rmtree(path, ignore_errors=True)
 
     def _remove_unused(self, artifact: Artifact) -> bool:
-        with self._locked(artifact.key, wait=False) as free:
+        with suppress(PermissionError), self._locked(artifact.key, wait=False) as free:
             if not free:
                 return False
             try:
@@ -311,6 +311,7 @@ class Store:
                 return unused
             finally:
                 os.close(fd)
+        return False
 
     def _entries(self) -> Iterator[Path]:
         """Yield the folders of entries, complete or not, and ignore everything else."""
@@ -401,7 +402,8 @@ def _is_at(fd: int, path: Path) -> bool:
 def _lock(path: Path, *, wait: bool) -> tuple[int, bool]:
     """Return the open lock file, and whether the lock was acquired."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        # to read: the lock of another member of the group may be read-only, and flock does not mind
+        fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         free = _flocked(fd, fcntl.LOCK_EX, wait=wait)
         if not free or _is_at(fd, path):
             return fd, free

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -38,11 +39,9 @@ def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     folder = folders.cache() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{source.parent.name}-{_key(source, command)}.so"
-    with (folder / f"{library.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            _compile(source, command, library)
-    return ctypes.CDLL(str(library))
+    with suppress(OSError):  # a rename made it whole, so it needs no lock
+        return ctypes.CDLL(str(library))
+    return _compiled(source, command, library)
 
 
 def functions(module: str, flags: tuple[str, ...], **arguments: Sequence[type]) -> ctypes.CDLL:
@@ -133,6 +132,17 @@ def _openmp() -> Path | None:
     A second runtime would have its own threads, which compete with torch's for the cores.
     """
     return next(iter(sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))), None)
+
+
+def _compiled(source: Path, command: tuple[str, ...], library: Path) -> ctypes.CDLL:
+    """Return the library, compiled by the first process that gets here."""
+    # to read: another member of the folder's group may have made the lock
+    with os.fdopen(os.open(f"{library}.lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(OSError):
+            return ctypes.CDLL(str(library))
+        _compile(source, command, library)
+    return ctypes.CDLL(str(library))
 
 
 def _compile(source: Path, command: tuple[str, ...], library: Path) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from benchd.exporters.artifacts import ArtifactError, Store, key_of
 FACTS = {"model": "vim_tiny", "precision": "fp16", "format": "onnx", "options": {"stride": 16}, "torch": "2.8.0"}
 KEY = key_of(FACTS)
 CONTENT = bytes(range(256)) * 40
+GROUP = 65533
+LOCKS = [0o660, 0o644, 0o600]
 
 PRODUCE = """
 import sys, time
@@ -479,3 +482,29 @@ def test_a_folder_that_can_only_be_read_gives_what_it_has():
         found, (note,) = json.loads(shown.stdout)
         assert found == [True, False]
         assert "SHA-256" in note
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_members_of_a_group_share_a_folder_and_keep_from_each_other_what_their_umask_says():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "store")
+        folder.mkdir()
+        os.chown(folder, 0, GROUP)
+        folder.chmod(0o2775)
+        Path(name).chmod(0o755)
+        for umask, label in ((0o007, "a"), (0o022, "b"), (0o077, "c")):
+            before = os.umask(umask)
+            filled(folder, label)
+            os.umask(before)
+        assert [stat.S_IMODE(path.stat().st_mode) for path in sorted((folder / ".locks").iterdir())] == LOCKS
+        code = (
+            "import os, sys\n"
+            "from pathlib import Path\n"
+            "from benchd.exporters.artifacts import Store\n"
+            "os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(65534)\n"
+            "with Store(Path(sys.argv[1])) as store:\n"
+            "    print(*store.prune(0))\n"
+        )
+        command = [sys.executable, "-c", code, str(folder), str(GROUP)]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert shown.stdout.split() == [key_of(facts_of("a"))]

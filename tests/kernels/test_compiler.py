@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -83,13 +84,36 @@ def test_no_compiler_and_broken_code_say_so(source, monkeypatch):
         compiler.load(source)
 
 
-def test_processes_that_come_at_once_compile_one_library(source):
-    code = "import sys; from pathlib import Path; from benchd.kernels import compiler; "
+def loading(source, first="pass"):
+    """Return a process that prints 1 once it has loaded the library."""
+    code = f"import os, sys; from pathlib import Path; from benchd.kernels import compiler; {first}; "
     code += "print(compiler.load(Path(sys.argv[1])).count(1))"
-    command = [sys.executable, "-c", code, str(source)]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    return subprocess.Popen([sys.executable, "-c", code, str(source)], stdout=subprocess.PIPE, text=True)
+
+
+def loaded(source, first="pass"):
+    return loading(source, first).communicate(timeout=WAIT_S)[0].strip() == "1"
+
+
+def test_processes_that_come_at_once_compile_one_library(source):
+    children = [loading(source) for _ in range(3)]
     assert [child.communicate(timeout=WAIT_S)[0].strip() for child in children] == ["1"] * 3
     assert len(kept(source)) == 1
+
+
+def test_a_library_and_a_lock_of_another_user_are_used_read_only(monkeypatch):
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name, "op", "native.c")
+        monkeypatch.setenv("CACHE_DIRECTORY", str(Path(name, "cache")))
+        source.parent.mkdir()
+        source.write_text(SOURCE)
+        assert loaded(source)
+        (library,) = kept(source)
+        Path(f"{library}.lock").chmod(0o444)
+        Path(name).chmod(0o755)
+        before = library.stat().st_mtime_ns
+        assert loaded(source, first="os.geteuid() or os.setuid(65534)")
+        assert library.stat().st_mtime_ns == before
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # from Python 3.12 on
