@@ -30,7 +30,8 @@ COMPILE_TIMEOUT_S = 300
 def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Return the compiled C file `source` as a library, compiling it unless an earlier process has.
 
-    `flags` are further compiler flags, such as EXACT. Raises Unavailable if there is no compiler or it fails.
+    `flags` are further compiler flags, such as EXACT. Raises Unavailable if there is no compiler, if it fails or if
+    its library cannot be loaded.
     """
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -142,7 +143,10 @@ def _compiled(source: Path, command: tuple[str, ...], library: Path) -> ctypes.C
         with suppress(OSError):
             return ctypes.CDLL(str(library))
         _compile(source, command, library)
-    return ctypes.CDLL(str(library))
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise Unavailable(f"a compiled kernel cannot be loaded: {error}") from error
 
 
 def _compile(source: Path, command: tuple[str, ...], library: Path) -> None:
@@ -151,7 +155,9 @@ def _compile(source: Path, command: tuple[str, ...], library: Path) -> None:
         runtime = str(_openmp() or "-fopenmp")
         _run([*command, "-c", str(source), "-o", str(compiled)])
         _run([command[0], "-shared", str(compiled), "-o", str(linked), runtime, "-lm"])
+        folders.sync(linked)
         linked.replace(library)
+    folders.sync(library.parent)
 
 
 def _run(command: list[str]) -> None:

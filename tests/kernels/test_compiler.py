@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from disks import ext4_without_power
 from waiting import WAIT_S
 
+from benchd.daemon.machine.folders import sync
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable
 
@@ -114,6 +116,39 @@ def test_a_library_and_a_lock_of_another_user_are_used_read_only(monkeypatch):
         before = library.stat().st_mtime_ns
         assert loaded(source, first="os.geteuid() or os.setuid(65534)")
         assert library.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF"])
+def test_a_damaged_library_is_compiled_again(source, damage):
+    assert loaded(source)
+    (library,) = kept(source)
+    library.write_bytes(damage)
+    assert loaded(source)
+    assert kept(source) == [library]
+
+
+def test_a_power_cut_takes_no_library_that_was_compiled(source, tmp_path, monkeypatch):
+    disk = tmp_path / "disk"
+    with ext4_without_power(tmp_path / "image", disk) as cut:
+        monkeypatch.setenv("CACHE_DIRECTORY", str(disk))
+        os.sync()
+        assert loaded(source)
+        (library,) = disk.glob("native/*.so")
+        content = library.read_bytes()
+        # what any other write does seconds later: it commits names and sizes, not another file's content
+        (disk / "other").touch()
+        sync(disk / "other")
+        cut()
+        assert library.read_bytes() == content
+
+
+def test_a_library_that_cannot_be_loaded_is_unavailable(source, monkeypatch):
+    empty = source.with_name("cc")
+    empty.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && : > "$2"; shift; done\n')
+    empty.chmod(0o755)
+    monkeypatch.setenv("CC", str(empty))
+    with pytest.raises(Unavailable, match=r"cannot be loaded: .*file too short"):
+        compiler.load(source)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # from Python 3.12 on
