@@ -66,10 +66,7 @@ class ImageSet:
 
     def read(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return float32 images (n, C, H, W) and class indices (n,); raise DataError for one that cannot be read."""
-        try:
-            images, labels = zip(*(self.opened[i] for i in indices), strict=True)
-        except OSError as error:
-            raise DataError(f"cannot read an image of {self.spec}; replace or remove it: {error}") from error
+        images, labels = zip(*(self.opened[i] for i in indices), strict=True)
         return torch.stack(images), torch.tensor(labels)
 
     def taken(self, count: int) -> Images:
@@ -188,10 +185,20 @@ class _Listed:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        from torchvision.datasets import folder  # noqa: PLC0415 - see above
-
         path, label = self._samples[index]
-        return self.transform(folder.pil_loader(str(path))), label
+        return self.transform(_picture(str(path))), label
+
+
+def _picture(path: str) -> Any:
+    """Return the PIL image in the file."""
+    from PIL import Image  # noqa: PLC0415 - see above
+    from torchvision.datasets import folder  # noqa: PLC0415
+
+    try:
+        return folder.pil_loader(path)
+    # a SyntaxError is that of a PNG
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"cannot read {path}; replace or remove it: {error}") from error
 
 
 def _open_cifar10(folder: str, train: bool) -> Any:
@@ -211,7 +218,7 @@ def _open_image_folder(folder: str, train: bool) -> Any:
     from torchvision import datasets  # noqa: PLC0415 - see above
 
     try:
-        return datasets.ImageFolder(folder)
+        return datasets.ImageFolder(folder, loader=_picture)
     except FileNotFoundError as error:
         raise DataError(
             f"no images in {folder}: expected {folder}/<class>/<image>, one folder per class, or --labels FILE"

@@ -195,11 +195,31 @@ def test_images_outside_class_folders_are_a_wrong_layout(tmp_path):
         open_set(f"imagefolder:{tmp_path}", (3, 32, 32))
 
 
-def test_a_file_that_is_no_image_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        (lambda _: b"no image", "cannot identify"),
+        (lambda png: png[: len(png) // 2], "truncated"),
+        (lambda png: bytes(4).join(png.rsplit(b"IDAT", 1)), "broken PNG"),
+    ],
+    ids=["no image", "half of one", "a chunk without a name"],
+)
+@pytest.mark.parametrize("listed", [False, True], ids=["folders", "labels"])
+def test_a_file_that_is_no_image_is_named(tmp_path, damaged, words, listed):
+    write_image_folder(tmp_path, {"a": 2}, size=(200, 200))
+    labels, bad = tmp_path / "labels.txt", tmp_path / "a" / "bad.png"
+    labels.write_text("a/bad.png 1\n")
+    bad.write_bytes(damaged((tmp_path / "a" / "001.png").read_bytes()))
+    found = open_set(f"imagefolder:{tmp_path}", (3, 32, 32), labels=str(labels) if listed else None)
+    with pytest.raises(DataError, match=rf"cannot read {bad}; replace or remove it: .*{words}"):
+        found.taken(3)
+
+
+def test_an_image_that_memory_may_not_hold_is_named(tmp_path, monkeypatch):
     write_image_folder(tmp_path, {"a": 1})
-    (tmp_path / "a" / "bad.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"cannot read an image of .*; replace or remove it: .*"):
-        open_set(f"imagefolder:{tmp_path}", (3, 32, 32)).taken(2)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 900)
+    with pytest.raises(DataError, match=r"cannot read .*/000\.png; replace or remove it: .*decompression bomb"):
+        open_set(f"imagefolder:{tmp_path}", (3, 32, 32)).taken(1)
 
 
 def test_a_model_without_images_takes_none(cifar10):
