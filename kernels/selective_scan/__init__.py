@@ -89,8 +89,7 @@ def delta_projection(
     low (2, batch, L, R), weight (2, E, R), bias (2, E). Errors are those of `selective_scan`.
     """
     op = "delta_projection"
-    if low.dim() != 4 or len(low) != 2:
-        raise ValueError(f"{op}: low must be (2, batch, length, rank), not {tuple(low.shape)}")
+    _check_low(op, low)
     if weight.dim() != 3 or (weight.shape[0], weight.shape[2]) != (2, low.shape[3]):
         raise ValueError(f"{op}: weight must be (2, channels, {low.shape[3]}), not {tuple(weight.shape)}")
     _check_tensor(op, "low", low, low.device, low.shape)
@@ -123,6 +122,7 @@ def bidirectional_scan(
     op = "bidirectional_scan"
     _check_form(op, form)
     _check(op, (2,), u=u, A=A, B=B, C=C, D=D)
+    _check_low(op, low)
     per_channel, rank, device = D.shape, low.shape[-1:], u.device
     _check_tensor(op, "low", low, device, u.shape[:-1] + rank)
     _check_tensor(op, "weight", weight, device, per_channel + rank)
@@ -132,6 +132,11 @@ def bidirectional_scan(
         u, low, weight, bias, A, B, C, D, z, form
     )
     return y
+
+
+def _check_low(op: str, low: torch.Tensor) -> None:
+    if low.dim() != 4 or len(low) != 2 or not low.shape[3]:
+        raise ValueError(f"{op}: low must be (2, batch, length, rank of at least 1), not {tuple(low.shape)}")
 
 
 def _check_form(op: str, form: str) -> None:

@@ -577,7 +577,7 @@ def test_a_wrong_tensor_of_a_layer_is_named(name, value, expected):
 
 def test_a_wrong_tensor_of_a_projection_is_named():
     low, weight, bias = (layer(1, 2, 3, 4, 2)[name] for name in ("low", "weight", "bias"))
-    with pytest.raises(ValueError, match=r"low must be \(2, batch, length, rank\), not \(1, 2, 2\)"):
+    with pytest.raises(ValueError, match=r"low must be \(2, batch, length, rank of at least 1\), not \(1, 2, 2\)"):
         delta_projection(low[0], weight, bias)
     with pytest.raises(ValueError, match=r"weight must be \(2, channels, 2\), not \(2, 3, 1\)"):
         delta_projection(low, weight[..., :1], bias)
@@ -585,6 +585,15 @@ def test_a_wrong_tensor_of_a_projection_is_named():
         delta_projection(low, weight, bias[0])
     with pytest.raises(TypeError, match=r"weight must be floating point, not torch\.int64"):
         delta_projection(low, weight.long(), bias)
+
+
+@pytest.mark.parametrize("implementation", PLAIN)
+def test_a_projection_from_no_numbers_is_refused(implementation):
+    tensors = layer(1, 2, 3, 4, 0)
+    steps = {name: tensors[name] for name in ("low", "weight", "bias")}
+    for op, given_tensors in ((bidirectional_scan, tensors), (delta_projection, steps)):
+        with pytest.raises(ValueError, match=r"rank of at least 1\), not \(2, 1, 2, 0\)"):
+            op(**given_tensors, implementation=implementation)
 
 
 @pytest.mark.parametrize("step", [1e-4, 0.02, 0.04, 0.08, 0.15, 0.3, 2.0, 20.0])
