@@ -79,22 +79,27 @@ INLINE lanes power(lanes rest, lanes shifted) {
     return (lanes)((whole)near_power(rest) + ((whole)shifted << 23));
 }
 
-/* e^x for x <= 0; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
+/* -|x|, but at least -87, where e^x is still a normal number; a NaN stays */
+INLINE lanes exponent_of(lanes x) {
+    return larger(every(-87.0f), -magnitude(x));
+}
+
+/* e^x of such an x; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
 INLINE lanes exp_of(lanes x) {
-    x = larger(every(-87.0f), x);
     lanes shifted = x * LOG2_E + ROUND;
     return power((x * LOG2_E - (shifted - ROUND)) + x * LOG2_E_REST, shifted);
 }
 
-/* x / (1 + e^-x); 1 / (1 + e) for 0 <= e <= 1 is a parabola to 1/99 of itself, squared by each step of Newton's */
+/* x / (1 + e^-x), below -87 what it is there, -1e-36; 1 / (1 + e) for 0 <= e <= 1 is a parabola to 1/99 of itself,
+   squared by each step of Newton's */
 INLINE lanes silu_of(lanes x) {
-    lanes e = exp_of(-magnitude(x)), d = 1.0f + e;
+    lanes low = exponent_of(x), e = exp_of(low), d = 1.0f + e;
     lanes r = 9.89898990e-1f + e * (e * 3.23232323e-1f - 8.08080808e-1f);
     r *= 2.0f - d * r;
 #ifndef BF16
     r *= 2.0f - d * r;
 #endif
-    return chosen(x > 0.0f, x, x * e) * r;
+    return chosen(x >= 0.0f, x, low * e) * r;
 }
 
 #ifdef BF16

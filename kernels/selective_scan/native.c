@@ -114,7 +114,7 @@ INLINE lanes decay(lanes x, form how) {
 
 /* max(x, 0) + log(1 + e^-|x|), the logarithm as e times a polynomial: a division would take as long as all of it */
 INLINE lanes softplus_of(lanes x) {
-    lanes e = exp_of(-magnitude(x));
+    lanes e = exp_of(exponent_of(x));
 #ifdef BF16
     lanes p = 3.06302650e-1f + e * (e * 4.13476900e-2f - 1.57428790e-1f);
     p = 9.99943340e-1f + e * (-4.96978440e-1f + e * p);
