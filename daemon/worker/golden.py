@@ -69,12 +69,15 @@ def _answers(
 
 
 def _off(answers: Answers, exact: np.ndarray, name: str) -> np.ndarray:
-    """Return how far each row of an output is off, as a share of the largest exact answer; NaN is never within."""
+    """Return how far each row of an output is off, as a share of the largest finite exact answer.
+
+    NaN is never within; an infinity, as of a mask, is where the exact answer is the same one.
+    """
     answer = answers[name]
     if answer.shape != exact.shape:
         raise UnfitModel(f"{NOT_GOLDEN}: {name} has the shape {list(answer.shape)}, not {list(exact.shape)}")
-    largest = float(np.abs(exact).max(initial=0.0)) or 1.0
-    rows: np.ndarray = (
-        np.abs(answer - exact).reshape(len(exact) if exact.ndim else 1, -1).max(axis=1, initial=0.0) / largest
-    )
+    largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0)) or 1.0
+    with np.errstate(invalid="ignore"):  # inf - inf
+        off = np.where(answer == exact, 0.0, np.abs(answer - exact) / largest)
+    rows: np.ndarray = off.max(axis=tuple(range(1, exact.ndim)), initial=0.0)
     return rows

@@ -1,8 +1,10 @@
-"""TensorRT plans of shipped folders: which are loaded, which are built again and why, and what lacks without it."""
+"""Plans of shipped folders, which are loaded and which are built again; and the lines of LOAD.md, run on a CPU."""
 
 import io
 import os
 import sys
+from contextlib import nullcontext
+from math import inf, nan
 
 import msgspec
 import onnx
@@ -107,9 +109,80 @@ def test_without_tensorrt_one_sentence_says_what_is_missing(folder):
     assert str(found) == f"{folder}: tensorrt-fp16 cannot run here: TensorRT needs an NVIDIA GPU"
 
 
+def run_lines(folder, patch, given, exact, *, forward="return x", outputs=("output",), variant="eager"):
+    """Run LOAD.md of a module that reads `given`; `exact` are its golden answers, in the order of `outputs`."""
+    numpy, safetensors = pytest.importorskip("numpy"), pytest.importorskip("safetensors.torch")
+    code = folder / "code"
+    code.mkdir()
+    (code / "same.py").write_text(
+        f"import torch\n\n\nclass build(torch.nn.Module):\n    def forward(self, x):\n        {forward}\n"
+    )
+    safetensors.save_file({}, folder / "weights.safetensors")
+    golden = {f"exact0:{name}": numpy.array(one) for name, one in zip(outputs, exact, strict=True)}
+    numpy.savez(folder / "golden.npz", **{"input0:0": numpy.array(given, numpy.float32)}, **golden)
+    text = load_text.code(
+        manifest(
+            case=Case(model="own.same.build", variant=Variant.parse(variant)),
+            entry="same:build",
+            inputs=[Tensor("0", "float32", [])],
+            outputs=[Tensor(name, "float32", []) for name in outputs],
+            golden=manifests.Golden(1, 1, dict.fromkeys(outputs, 1e-6)),
+        )
+    )
+    patch.chdir(folder)
+    patch.setattr(sys, "path", list(sys.path))
+    patch.setattr(sys, "dont_write_bytecode", True)
+    sys.modules.pop("same", None)  # of another folder, which the finder of its path remembers too
+    sys.path_importer_cache.pop("code", None)
+    names = {}
+    try:
+        exec(text, names)  # noqa: S102 - it is what a user runs
+    finally:
+        names["golden"].close()
+
+
+@pytest.mark.parametrize(
+    ("forward", "outputs"),
+    [
+        ("return x, None", ["0"]),
+        ("return None, x", ["1"]),
+        ("return x, 3.0", ["0", "1"]),
+        ("return {'scores': x, 'others': None}", ["scores"]),
+        ("return {'scores': x, 'loss': 3.0}", ["scores", "loss"]),
+    ],
+)
+def test_the_lines_take_the_tensors_and_numbers_of_an_answer(tmp_path, monkeypatch, capsys, forward, outputs):
+    run_lines(
+        tmp_path, monkeypatch, [[1.0, 2.0]], ([[1.0, 2.0]], 3.0)[: len(outputs)], forward=forward, outputs=outputs
+    )
+    assert capsys.readouterr().out == "the answers are the golden ones\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "exact", "rows_off"),
+    [
+        ([[0.0, 0.0]], [[0.0, 0.0]], 0),
+        ([[0.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]], 1),
+        ([[1.0, -inf]], [[1.0, -inf]], 0),
+        ([[1.1, -inf], [1.0, -inf]], [[1.0, -inf], [1.0, -inf]], 1),
+        ([[1.0, -inf]], [[1.0, 2.0]], 1),
+        ([[1.0, 2.0]], [[1.0, -inf]], 1),
+        ([[1.0, inf]], [[1.0, -inf]], 1),
+        ([[nan, -inf]], [[1.0, -inf]], 1),
+        ([[]], [[]], 0),
+        ([], [], 0),
+        (3.0, 3.0, 0),
+        (3.1, 3.0, 1),
+    ],
+)
+def test_the_lines_count_the_inputs_whose_answers_are_off(tmp_path, monkeypatch, answer, exact, rows_off):
+    found = rf"\{{'output': {rows_off}\}} inputs are off"
+    with pytest.raises(AssertionError, match=found) if rows_off else nullcontext():
+        run_lines(tmp_path, monkeypatch, answer, [exact])
+
+
 def test_the_lines_that_load_a_cuda_graph_replay_what_was_captured(monkeypatch, tmp_path, capsys):
-    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
-    safetensors = pytest.importorskip("safetensors.torch")
+    torch = pytest.importorskip("torch")
     graphs = []
 
     class Graph:
@@ -121,26 +194,6 @@ def test_the_lines_that_load_a_cuda_graph_replay_what_was_captured(monkeypatch, 
     stands = {"CUDAGraph": Graph, "graph": lambda graph: io.BytesIO(), "Stream": io.BytesIO, "stream": lambda one: one}
     for name, value in (stands | {"synchronize": lambda: None}).items():
         monkeypatch.setattr(torch.cuda, name, value)
-    code = tmp_path / "code"
-    code.mkdir()
-    (code / "same.py").write_text("import torch\nbuild = torch.nn.Identity\n")
-    safetensors.save_file({}, tmp_path / "weights.safetensors")
-    given = numpy.arange(3, dtype=numpy.float32).reshape(1, 3)
-    numpy.savez(tmp_path / "golden.npz", **{"input0:0": given, "exact0:output": given})
-    text = load_text.code(
-        manifest(
-            case=Case(model="own.same.build", variant=Variant.parse("cudagraph")),
-            entry="same:build",
-            inputs=[Tensor("0", "float32", [1, 3])],
-            outputs=[Tensor("output", "float32", [1, 3])],
-            golden=manifests.Golden(1, 1, {"output": 1e-6}),
-        )
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    names = {}
-    exec(text, names)  # noqa: S102 - it is what a user runs
-    names["golden"].close()
+    run_lines(tmp_path, monkeypatch, [[0.0, 1.0, 2.0]], [[[0.0, 1.0, 2.0]]], variant="cudagraph")
     assert capsys.readouterr().out == "the answers are the golden ones\n"
     assert len(graphs) == 1
