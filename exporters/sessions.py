@@ -26,6 +26,8 @@ PROVIDERS: dict[Provider, str] = {
 }
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 EXACT_INT8 = "session.x64quantprecision"
+# no TF32, as in torch here, and no algorithm search in every session
+CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 _ERRORS_ONLY = 3
 
 

@@ -46,16 +46,21 @@ _ONNX = """import os
 
 import numpy
 import onnxruntime
-
+{libraries}
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = {threads}{exact}
-session = onnxruntime.InferenceSession("model.onnx", options, providers=["{provider}"])
+session = onnxruntime.InferenceSession("model.onnx", options, providers=[{chosen}])
 assert session.get_providers()[0] == "{provider}"
 names = [output.name for output in session.get_outputs()]
 
 
 def run(inputs):
     return dict(zip(names, session.run(names, inputs)))"""
+
+_CUDA_LIBRARIES = """
+if hasattr(onnxruntime, "preload_dlls"):
+    onnxruntime.preload_dlls()  # CUDA's libraries, if they came in wheels
+"""
 
 _OPENVINO = """import os
 
@@ -80,7 +85,7 @@ import torch
 from safetensors.torch import load_file
 
 sys.dont_write_bytecode = True
-{build}
+{build}{exact}
 model = model.eval().to("{device}", torch.{dtype})
 call = {call}
 torch.set_num_threads({threads})
@@ -144,6 +149,9 @@ def captured(call):
 
 """
 
+_NO_TF32 = """
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False"""
+
 _HALF: dict[Precision, str] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -190,7 +198,15 @@ def _threads(manifest: Manifest) -> str:
 def _onnx(manifest: Manifest) -> str:
     is_int8 = manifest.case.variant.precision == "int8"
     exact = f'\noptions.add_session_config_entry("{sessions.EXACT_INT8}", "1")' if is_int8 else ""
-    return _ONNX.format(threads=_threads(manifest), provider=manifest.provider, exact=exact)
+    provider = manifest.provider
+    is_cuda = provider == sessions.PROVIDERS["cuda"]
+    return _ONNX.format(
+        threads=_threads(manifest),
+        provider=provider,
+        chosen=f'("{provider}", {sessions.CUDA_OPTIONS})' if is_cuda else f'"{provider}"',
+        libraries=_CUDA_LIBRARIES if is_cuda else "",
+        exact=exact,
+    )
 
 
 def _openvino(manifest: Manifest) -> str:
@@ -216,6 +232,7 @@ def _torch(manifest: Manifest) -> str:
     calls = {"compile": "torch.compile(model, dynamic=False)", "cudagraph": "captured(model)"}
     return _TORCH.format(
         build=_build(manifest) + (_GRAPH if is_graph else ""),
+        exact=_NO_TF32 if device == "cuda" else "",
         device=device,
         dtype=_HALF.get(variant.precision, "float32"),
         call=calls.get(variant.backend, "model"),

@@ -32,8 +32,6 @@ _DTYPES = {
     "tensor(uint8)": torch.uint8,
     "tensor(bool)": torch.bool,
 }
-# no TF32, as in torch here, and no algorithm search in every session
-_CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 
 _ENGINE_FOLDERS = 16
 _BINDINGS = 1024  # more than a pool has batches; images of a data set lie elsewhere each time
@@ -70,7 +68,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 
 def _options(provider: Provider, precision: Precision, artifact: Artifact) -> dict[str, Any]:
     if provider == "cuda":
-        return dict(_CUDA_OPTIONS)
+        return dict(sessions.CUDA_OPTIONS)
     if provider == "tensorrt":
         kept = _engines(artifact)
         # the binding accepts the strings True and False, and refuses 1 and 0

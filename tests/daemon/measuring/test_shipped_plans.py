@@ -5,6 +5,7 @@ import os
 import sys
 from contextlib import nullcontext
 from math import inf, nan
+from types import SimpleNamespace
 
 import msgspec
 import onnx
@@ -22,6 +23,7 @@ from benchd.daemon.records import Case, RuntimeFacts, Variant
 from benchd.daemon.verdicts import manifest as manifests
 from benchd.daemon.verdicts import promise
 from benchd.daemon.verdicts.manifest import Resource, Tensor
+from benchd.exporters import sessions
 
 ORIN = msgspec.structs.replace(
     ENVIRONMENT, device="cuda", gpu="Orin", driver="540.4", versions={"tensorrt": "10.3.0"}, threads=None
@@ -179,6 +181,40 @@ def test_the_lines_count_the_inputs_whose_answers_are_off(tmp_path, monkeypatch,
     found = rf"\{{'output': {rows_off}\}} inputs are off"
     with pytest.raises(AssertionError, match=found) if rows_off else nullcontext():
         run_lines(tmp_path, monkeypatch, answer, [exact])
+
+
+def test_the_lines_of_pytorch_on_a_gpu_compute_without_tf32_as_was_measured():
+    torch_lines = load_text.code(shipped(case=Case(model="net", variant=Variant.parse("eager")), entry="same:build"))
+    assert "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False\n" in torch_lines
+
+
+def test_the_lines_of_onnx_runtime_run_on_a_gpu_as_was_measured(monkeypatch, tmp_path, capsys):
+    numpy, called = pytest.importorskip("numpy"), []
+
+    class Session:
+        def __init__(self, path, options, providers):
+            called.append(providers)
+
+        def get_providers(self):
+            return [called[-1][0][0]]
+
+        def get_outputs(self):
+            return [SimpleNamespace(name="y")]
+
+        def run(self, names, inputs):
+            return [inputs["x"]]
+
+    runtime = SimpleNamespace(SessionOptions=SimpleNamespace, InferenceSession=Session)
+    runtime.preload_dlls = lambda: called.append("libraries")
+    monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+    monkeypatch.chdir(tmp_path)
+    numpy.savez("golden.npz", **{"input0:x": numpy.ones((1, 3)), "exact0:y": numpy.ones((1, 3))})
+    names, given = {}, {"golden": manifests.Golden(1, 1, {"y": 1e-6}), "provider": "CUDAExecutionProvider"}
+    code = load_text.code(shipped(case=Case(model="net", variant=Variant.parse("onnxruntime")), **given))
+    exec(code, names)  # noqa: S102 - it is what a user runs
+    names["golden"].close()
+    assert capsys.readouterr().out == "the answers are the golden ones\n"
+    assert called == ["libraries", [("CUDAExecutionProvider", sessions.CUDA_OPTIONS)]]
 
 
 def test_the_lines_that_load_a_cuda_graph_replay_what_was_captured(monkeypatch, tmp_path, capsys):
