@@ -17,11 +17,19 @@ def index(root: Path = Path("/")) -> str:
     """Return the index of wheels for this Jetson's JetPack; "URL" if none is known for it."""
     release = root / "etc/nv_tegra_release"
     major = re.match(r"# R(\d+)", release.read_text() if release.exists() else "")
-    return INDEXES.get(major[1] if major else "", "URL")
+    return index_of(major[1] if major else "")
+
+
+def index_of(major: str) -> str:
+    """Return the index of wheels for a major release of L4T; "URL" if none is known for it."""
+    return INDEXES.get(major, "URL")
 
 
 def install(packages: str, root: Path = Path("/")) -> str:
     """Return the line that installs these packages on this machine: on a Jetson from its board's index."""
-    return (
-        f"pip install --no-deps --index-url {index(root)} {packages}" if is_tegra(root) else f"pip install {packages}"
-    )
+    return install_from(index(root), packages) if is_tegra(root) else f"pip install {packages}"
+
+
+def install_from(board_index: str, packages: str) -> str:
+    """Return the line that installs these packages from the index of a board."""
+    return f"pip install --no-deps --index-url {board_index} {packages}"

@@ -1,18 +1,19 @@
 """LOAD.md of a shipped folder: the lines that load and run exactly this in an environment with only its runtime."""
 
+import re
 from collections.abc import Sequence
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Precision
 from benchd.daemon.verdicts.manifest import CODE, Manifest
-from benchd.exporters import openvino, sessions
+from benchd.exporters import openvino, sessions, tegra
 
 _PAGE = """# How to load this
 
 {name}: {variant}, batch size {batch_size}, measured on {device}.
 
 ```sh
-python -m pip install {packages}
+{install}
 ```
 {needs}
 Run this in this folder; it ends without an error if the answers are the golden ones.
@@ -152,6 +153,9 @@ def captured(call):
 _NO_TF32 = """
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False"""
 
+_PYTORCH_INDEX = "https://download.pytorch.org/whl"
+_OF_BOARD = ("torch", "torchvision", "onnxruntime-gpu")
+
 _HALF: dict[Precision, str] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -163,7 +167,7 @@ def page(manifest: Manifest) -> str:
         variant=manifest.case.variant.label,
         batch_size=manifest.case.batch_size,
         device=manifest.device,
-        packages=" ".join(f"{name}=={version}" for name, version in manifest.packages.items()),
+        install=_install(manifest),
         needs=_needs(manifest),
         code=code(manifest),
         tensors="\n".join(f"| {kind} | `{one.name}` | {one.dtype} | {one.shape} |" for kind, one in rows),
@@ -176,7 +180,32 @@ def _needs(manifest: Manifest) -> str:
     if "benchd" not in manifest.packages:
         return ""
     kernels = ", and the kernels, which a C compiler builds" if manifest.case.variant.kernels == "custom" else ""
-    return f"\nbenchd itself is needed: it has the code of {manifest.case.model}{kernels}.\n"
+    wheel = "no index has its wheel, which `make wheel` writes"
+    return f"\nbenchd itself is needed ({wheel}): it has the code of {manifest.case.model}{kernels}.\n"
+
+
+def _install(manifest: Manifest) -> str:
+    """Return the shell lines that install what the code imports."""
+    wanted = {name: f"{name}=={version.partition('+')[0]}" for name, version in manifest.packages.items()}
+    if "benchd" in wanted:
+        wanted["benchd"] = f"benchd-{manifest.packages['benchd']}-py3-none-any.whl"
+    if manifest.environment.l4t:
+        return _install_on_board(wanted, manifest.environment.l4t)
+    builds = {version.partition("+")[2] for version in manifest.packages.values()}
+    indexes = [f"--extra-index-url {_PYTORCH_INDEX}/{build}" for build in builds if re.fullmatch(r"cpu|cu\d+", build)]
+    return " ".join(["python -m pip install", *wanted.values(), *indexes])
+
+
+def _install_on_board(wanted: dict[str, str], l4t: str) -> str:
+    """Return the lines for a Jetson, for whose GPU the usual index has no builds."""
+    lines = ["python3 -m venv --system-site-packages env && . env/bin/activate"]
+    if "tensorrt" in wanted:
+        lines.append(f"sudo apt install python3-libnvinfer  # JetPack's, here {wanted.pop('tensorrt')}")
+    of_board = [wanted.pop(name) for name in _OF_BOARD if name in wanted]
+    if of_board:
+        index = tegra.index_of(l4t.removeprefix("R").partition(".")[0])
+        lines.append(f"python -m {tegra.install_from(index, ' '.join(of_board))}")
+    return "\n".join([*lines, " ".join(["python -m pip install", *wanted.values()])])
 
 
 def code(manifest: Manifest) -> str:

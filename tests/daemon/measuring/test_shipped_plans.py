@@ -183,6 +183,58 @@ def test_the_lines_count_the_inputs_whose_answers_are_off(tmp_path, monkeypatch,
         run_lines(tmp_path, monkeypatch, answer, [exact])
 
 
+HERE = msgspec.structs.replace(ORIN, l4t=None)
+BOARD = msgspec.structs.replace(ORIN, l4t="R36.4.3")
+OF_BOARD = "python -m pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126"
+VENV = "python3 -m venv --system-site-packages env && . env/bin/activate"
+
+
+@pytest.mark.parametrize(
+    ("environment", "packages", "lines"),
+    [
+        (HERE, {"numpy": "2.4.6", "torch": "2.14.1"}, ["python -m pip install numpy==2.4.6 torch==2.14.1"]),
+        (
+            HERE,
+            {"torch": "2.14.1+cpu", "torchvision": "0.29.1+cpu", "benchd": "0.1.0"},
+            [
+                "python -m pip install torch==2.14.1 torchvision==0.29.1 benchd-0.1.0-py3-none-any.whl "
+                "--extra-index-url https://download.pytorch.org/whl/cpu"
+            ],
+        ),
+        (HERE, {"torch": "2.9.0a0+git1234"}, ["python -m pip install torch==2.9.0a0"]),
+        (
+            BOARD,
+            {"numpy": "1.26.4", "torch": "2.8.0", "tensorrt": "10.3.0"},
+            [
+                VENV,
+                "sudo apt install python3-libnvinfer  # JetPack's, here tensorrt==10.3.0",
+                f"{OF_BOARD} torch==2.8.0",
+                "python -m pip install numpy==1.26.4",
+            ],
+        ),
+        (
+            BOARD,
+            {"numpy": "1.26.4", "onnxruntime-gpu": "1.23.0"},
+            [VENV, f"{OF_BOARD} onnxruntime-gpu==1.23.0", "python -m pip install numpy==1.26.4"],
+        ),
+        (
+            msgspec.structs.replace(BOARD, l4t="R99.1"),
+            {"torch": "2.8.0", "safetensors": "0.5.3"},
+            [
+                VENV,
+                "python -m pip install --no-deps --index-url URL torch==2.8.0",
+                "python -m pip install safetensors==0.5.3",
+            ],
+        ),
+    ],
+)
+def test_what_is_to_be_installed_comes_from_where_it_is(environment, packages, lines):
+    case = Case(model="net", variant=Variant.parse("eager"))
+    page = load_text.page(shipped(case=case, entry="same:build", environment=environment, packages=packages))
+    assert page.split("```")[1].splitlines()[1:] == lines
+    assert ("benchd itself is needed (no index has its wheel" in page) == ("benchd" in packages)
+
+
 def test_the_lines_of_pytorch_on_a_gpu_compute_without_tf32_as_was_measured():
     torch_lines = load_text.code(shipped(case=Case(model="net", variant=Variant.parse("eager")), entry="same:build"))
     assert "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False\n" in torch_lines
