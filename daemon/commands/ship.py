@@ -39,6 +39,7 @@ from benchd.daemon.commands.arguments import (
 )
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import plan, race, shipping
 from benchd.daemon.measuring import power_modes as modes
 from benchd.daemon.measuring.plan import Machine, Planned
@@ -171,21 +172,26 @@ def _why_not(entry: Planned) -> str | None:
 
 
 def _ship(session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool) -> int:
-    """Race, and make the winner's folder; return the exit code."""
+    """Race, and make the winner's folder; return the exit code.
+
+    The machine's lock covers all of it: the log of a race that still runs is not ours to read, let alone to replace.
+    """
     supervisor = Supervisor(session, candidates)
-    course = Race(supervisor, asked, minutes, sys.stderr)
-    found = course.run()
-    if session.interrupted:
-        sys.stderr.write(f"{found.reason}\n")
-        return 130
-    if not found.winner:
-        sys.stdout.write(f"nothing shipped: {found.reason}\n")
-        return 4 if any(record.status == "ok" for record in course.records()) else 6
-    try:
-        shipped = shipping.ship(course, found, supervisor, asked, out)
-    except shipping.NotShipped as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 130 if session.interrupted else 1
+    with session.measuring(ending()):
+        shipping.refuse_existing(out)  # the command that this one waited for may have made it
+        course = Race(supervisor, asked, minutes, sys.stderr)
+        found = course.run()
+        if session.interrupted:
+            sys.stderr.write(f"{found.reason}\n")
+            return 130
+        if not found.winner:
+            sys.stdout.write(f"nothing shipped: {found.reason}\n")
+            return 4 if any(record.status == "ok" for record in course.records()) else 6
+        try:
+            shipped = shipping.ship(course, found, supervisor, asked, out)
+        except shipping.NotShipped as error:
+            sys.stderr.write(f"error: {error}\n")
+            return 130 if session.interrupted else 1
     sys.stdout.write(_told(shipped, found, out, course.measured_s))
     if page:
         target = out.with_name(f"{out.name}.html")

@@ -16,7 +16,6 @@ from typing import TextIO
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import race_limits, race_log, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Limits, Outcome
@@ -101,6 +100,7 @@ def simplicity(one: Candidate) -> tuple[int, int, int, int]:
 class Race:
     """The candidates of a supervisor's plan, raced in its session's folder, behind what the log there holds.
 
+    The machine's lock is held from before it is made, because a log of another race there is replaced at once.
     `minutes` limits what is measured now, of which 5 pairs are kept for confirming. `told` receives a line for each
     step. `measured_s` is the time of all processes of the log.
     """
@@ -142,14 +142,12 @@ class Race:
             one.confirmed.append(entry.outcome)
 
     def run(self) -> Result:
-        """Race until one may win and confirm it, under the machine's lock; an interrupt leaves it open."""
-        session = self._supervisor.session
-        with session.measuring(ending()):
-            self._started_s = time.monotonic()
-            try:
-                return self._decided()
-            except _Stopped as stopped:
-                return Result(reason=str(stopped), is_open=True)
+        """Race until one may win and confirm it; an interrupt leaves it open."""
+        self._started_s = time.monotonic()
+        try:
+            return self._decided()
+        except _Stopped as stopped:
+            return Result(reason=str(stopped), is_open=True)
 
     def records(self) -> list[Record]:
         """Return the record of each candidate that was measured, with all of its processes."""

@@ -12,7 +12,6 @@ import msgspec
 
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import folders
-from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.race import Candidate, Race, Result
@@ -31,7 +30,7 @@ class NotShipped(BenchdError):
 
 
 def ship(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
-    """Make the folder of the winner beside `out`, run its LOAD.md, and move it there whole.
+    """Make the folder of the winner beside `out`, run its LOAD.md, and move it there whole; under the machine's lock.
 
     Raises NotShipped if a file cannot be made, LOAD.md does not run, or something has come to be at `out`.
     """
@@ -45,17 +44,15 @@ def ship(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: P
 
 
 def _shipped(race: Race, found: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
-    refuse_existing(out)  # another process may have made it while this one waited
     winner, session = race.named(str(found.winner)), supervisor.session
     made = session.output / "deploy"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
-    with session.measuring(ending()):
-        packed = _packed(winner.planned, supervisor, made)
-        record = race.record(winner, winner.confirmed)
-        shipped = _manifest(winner, packed, record, found, asked)
-        (made / LOAD).write_text(load_text.page(shipped))
-        _run_load(shipped, made)
+    packed = _packed(winner.planned, supervisor, made)
+    record = race.record(winner, winner.confirmed)
+    shipped = _manifest(winner, packed, record, found, asked)
+    (made / LOAD).write_text(load_text.page(shipped))
+    _run_load(shipped, made)
     (made / JOURNAL).write_bytes(b"".join(encode(one) + b"\n" for one in [*race.records(), record]))
     shipped = msgspec.structs.replace(shipped, resources=manifest.resources(made))
     (made / MANIFEST).write_bytes(manifest.encode(shipped))

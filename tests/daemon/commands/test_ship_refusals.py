@@ -1,11 +1,16 @@
 """What `benchd ship` and `benchd verify` refuse before anything is measured, each in one sentence."""
 
 import pytest
+from sessions_made import session
 from typer.testing import CliRunner
 
 from benchd.daemon.commands import ship, verify
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.measuring import plan
+from benchd.daemon.machine.lock import Busy, MachineLock
+from benchd.daemon.measuring import plan, race
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.race_limits import Asked
+from benchd.daemon.records import Case
 
 
 def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
@@ -37,6 +42,30 @@ def test_bad_input_says_what_to_do(tmp_path, arguments, kind, words):
     assert words in str(found)
     assert "\n" not in str(found)
     assert not list(tmp_path.iterdir())
+
+
+def shipped(folder):
+    """Ship a case into the folder, as after the command line was read."""
+    candidates = [Planned(Case(model="square"), "ship", race.LIMITS, True, None)]
+    with session(folder) as opened:
+        return ship._ship(opened, candidates, Asked(), 1.0, folder / "out", page=False)
+
+
+def test_a_busy_machine_leaves_the_log_of_the_race_that_runs_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHD_LOCK_DIR", str(tmp_path))
+    log = tmp_path / race.LOG
+    log.write_bytes(b'{"digest":"of another plan"}\n')
+    with MachineLock(), pytest.raises(Busy):
+        shipped(tmp_path)
+    assert log.read_bytes() == b'{"digest":"of another plan"}\n'
+
+
+def test_a_folder_that_the_command_before_made_is_not_raced_for_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHD_LOCK_DIR", str(tmp_path))
+    monkeypatch.setattr(ship, "Race", lambda *_: pytest.fail("it raced"))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="already there"):
+        shipped(tmp_path)
 
 
 def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):
