@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from benchd.daemon.machine import sysfs
 from benchd.daemon.records import BytesBy, ExponentialsBy, Precision, Probes
 from benchd.daemon.worker.backends import eager
 from benchd.kernels import compiler
@@ -55,11 +56,12 @@ def probe(device: torch.device, precision: Precision) -> Probes:
     )
 
 
-def cache_bytes(device: torch.device) -> int | None:
+def cache_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
     """Return the size of the last-level cache; None if this machine does not say."""
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or None
-    sizes = [(path / "size").read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")]
+    caches = (root / "sys/devices/system/cpu/cpu0/cache").glob("index*")
+    sizes = [sysfs.text(path / "size") or "" for path in caches]  # which kernels of some Arm boards hide
     return max((1024 * int(size.removesuffix("K")) for size in sizes if size.endswith("K")), default=None)
 
 

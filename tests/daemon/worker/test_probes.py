@@ -19,6 +19,19 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
+    ("sizes", "found"),
+    [([], None), ([None, None], None), (["32K", None, "1024K"], 2**20), (["none", "64K"], 2**16)],
+)
+def test_the_last_cache_is_the_largest_that_the_kernel_tells(tmp_path, sizes, found):
+    for number, size in enumerate(sizes):
+        index = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{number}"
+        index.mkdir(parents=True)
+        if size:
+            (index / "size").write_text(f"{size}\n")
+    assert probes.cache_bytes(CPU, tmp_path) == found
+
+
+@pytest.mark.parametrize(
     ("precision", "types"),
     [
         ("fp32", {"float32"}),
