@@ -299,7 +299,7 @@ def deadline_is_met(misses: int, requests: int, percentile: float) -> bool | Non
     """
     if misses <= most_misses(requests, percentile):
         return True
-    return False if _binomial_at_most(misses - 1, requests, _tail(percentile)) >= 0.99 else None
+    return False if misses >= failing_misses(requests, percentile) else None
 
 
 def most_misses(requests: int, percentile: float) -> int:
@@ -310,6 +310,16 @@ def most_misses(requests: int, percentile: float) -> int:
         allowed += 1
         odds += _binomial(allowed + 1, requests, tail)
     return allowed
+
+
+def failing_misses(requests: int, percentile: float) -> int:
+    """Return from how many misses of so many requests on `deadline_is_met` is false."""
+    tail, misses = _tail(percentile), 1
+    odds = _binomial(0, requests, tail)
+    while odds < 0.99:
+        odds += _binomial(misses, requests, tail)
+        misses += 1
+    return misses
 
 
 def exponential_p(gaps: Sequence[float], mean: float) -> float:

@@ -75,7 +75,7 @@ class Queue:
 
     At most `bound` requests wait while every stream answers another. `asked` have arrived; `noticed_ns` has the delay
     of each that an idle stream waited for. With `most_late` no more requests are asked once more than so many are late
-    or dropped: then the deadline cannot be met any more.
+    or dropped: then the answer is known.
     """
 
     def __init__(
@@ -192,12 +192,15 @@ def run(
     """Serve at the load's rate, or find the highest that meets its deadline and serve at that; return the trials too.
 
     `cap_s` is the length of a run unless the percentile needs longer, and ten times that of a trial. The search trusts
-    a trial with 99 % confidence; a rate that the final run does not confirm is lowered by 2, 4, 8 and 16 %.
+    a trial with 99 % confidence; a rate that the final run does not confirm is lowered by 2, 4, 8 and 16 %. If no trial
+    met the deadline, the final run ends once its answer is no.
     """
 
-    def served(rate_hz: float, seconds: float, *, is_trial: bool) -> Served:
+    def served(rate_hz: float, seconds: float, *, is_trial: bool, is_hopeless: bool = False) -> Served:
         count = request_count(rate_hz, seconds, load.percentile)
         most_late = statistics.most_misses(count, load.percentile) if is_trial else None
+        if is_hopeless:  # at a 64th of the capacity all requests take half an hour
+            most_late = statistics.failing_misses(count, load.percentile) - 1
         # a final run draws its own arrivals: those of a trial were chosen by passing
         drawn = f"{seed} {rate_hz} {'trial' if is_trial else 'final'}"
         return serve(together, load, rate_hz, count, drawn, clock, streams=streams, most_late=most_late)
@@ -208,11 +211,12 @@ def run(
         lambda rate_hz: is_met(served(rate_hz, TRIAL_SHARE * cap_s, is_trial=True), load) is True,
         CAPACITY_MARGIN * capacity_hz(together),
     )
+    is_hopeless = rate_hz is None
     rate_hz = rate_hz or trials[-1].rate_hz
     for failed in range(CONFIRMATIONS):
-        final = served(rate_hz, cap_s, is_trial=False)
+        final = served(rate_hz, cap_s, is_trial=False, is_hopeless=is_hopeless)
         trials.append(Trial(rate_hz, is_met(final, load) is True))
-        if trials[-1].met or not any(trial.met for trial in trials):
+        if trials[-1].met or is_hopeless:
             break
         rate_hz *= 1 - RATE_SHARE * 2**failed
     return final, trials

@@ -15,7 +15,7 @@ from worker_jobs import LONGER, job, run_here
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Load
 from benchd.daemon.verdicts.demand import MOST_TRIALS
-from benchd.daemon.verdicts.statistics import deadline_is_met, most_misses
+from benchd.daemon.verdicts.statistics import deadline_is_met, failing_misses, most_misses
 from benchd.daemon.worker import server
 from benchd.daemon.worker.streams import Streams
 
@@ -218,6 +218,22 @@ def test_no_search_takes_more_trials_than_the_plan_counts(most_hz):
     limits = [most_hz * step / 10_000 for step in range(10_001)]
     counts = [len(server.highest_rate(lambda rate_hz, limit=limit: rate_hz <= limit, most_hz)[1]) for limit in limits]
     assert max(counts) == MOST_TRIALS
+
+
+def test_a_deadline_that_cannot_be_met_is_not_asked_for_half_an_hour(monkeypatch):
+    load, clock = Load(deadline_ms=10.0), Simulated(lambda: 50_000_000)
+    monkeypatch.setattr(server, "capacity_hz", lambda together: 20.0)
+    found, trials = server.run(lambda work: [work(clock)], load, 5.0, "0", clock)
+    assert server.is_met(found, load) is False
+    assert not any(trial.met for trial in trials)
+    assert found.rate_hz == trials[-1].rate_hz < 20.0 / 32
+    assert found.asked <= failing_misses(662, 99) + load.queue < 50
+
+
+@pytest.mark.parametrize("count", [10, 662, 5000])
+def test_the_fewest_misses_of_a_no_are_those_of_the_binomial_law(count):
+    fewest = failing_misses(count, 99)
+    assert stats.binom.cdf(fewest - 2, count, 0.01) < 0.99 <= stats.binom.cdf(fewest - 1, count, 0.01)
 
 
 def test_a_search_without_a_rate_ends():
