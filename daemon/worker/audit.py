@@ -118,22 +118,18 @@ def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch]) -> bool:
 
 
 def _is_faster(loaded: Loaded, pool: Sequence[Batch], first: int) -> bool:
-    timed = [pool[number % len(pool)] for number in range(first, first + PAIRS)]
-    fresh = steps.pinned((rolled(batch, 2 + first + number) for number, batch in enumerate(timed)), loaded.device)
-    inputs = [*timed, *fresh]
-    step = steps.SingleStream(loaded, inputs)
-
-    def run(number: int) -> int:
-        for value in values(inputs[number]):
-            value.copy_(value.clone())
-        return step(number)[0]
-
-    times = [0] * (2 * PAIRS)
-    for number in range(PAIRS):
-        places = (number, PAIRS + number)
-        for place in places if number % 2 else places[::-1]:
-            times[place] = run(place)
-        if not may_be_cached(times[PAIRS : PAIRS + number + 1], times[: number + 1]):
+    unseen: list[int] = []
+    seen: list[int] = []
+    for number in range(first, first + PAIRS):
+        timed = pool[number % len(pool)]
+        # not all new batches at once: beside large ones there may be no memory for eight
+        pair = [timed, *steps.pinned([rolled(timed, 2 + number)], loaded.device)]
+        step = steps.SingleStream(loaded, pair)
+        for place in (0, 1) if number % 2 else (1, 0):
+            for value in values(pair[place]):
+                value.copy_(value.clone())
+            (unseen if place else seen).extend(step(place))
+        if not may_be_cached(unseen, seen):
             return False
     return True
 

@@ -40,7 +40,7 @@ from benchd.daemon.worker import (
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import check_and_answers
-from benchd.daemon.worker.child import StageClock
+from benchd.daemon.worker.child import StageClock, diagnose
 from benchd.daemon.worker.pipeline import Camera, Pipeline
 from benchd.daemon.worker.streams import Streams, back_to_back
 from benchd.daemon.worker.structures import Batch, Tensors, tensors
@@ -266,12 +266,19 @@ def _audit(timed: Sequence[steps.Step], loaded: Loaded, right: Expected, found: 
 
 
 def _repeated(job: Job, loaded: Loaded, met: list[Batch], found: Outcome) -> None:
-    """Flag a variant of inference that answers a repeated input faster, in runs of their own."""
+    """Flag a variant of inference that answers a repeated input faster, in runs of their own.
+
+    A test that fails costs only its answer, which a flag says, not the measurement.
+    """
     if job.case.direction == "training" or found.process.timing is None or not job.repeats:
         return
-    with torch.inference_mode():
-        if audit.repeated_is_faster(loaded, met):
-            found.flags.append("repeated_input_faster")
+    try:
+        with torch.inference_mode():
+            if audit.repeated_is_faster(loaded, met):
+                found.flags.append("repeated_input_faster")
+    except Exception as error:  # of torch and the other runtimes, as without memory for a further batch
+        found.flags.append("repeated_input_untested")
+        found.missing["repeated_input"] = f"the test for cached answers did not run: {diagnose(error)[1]}"
 
 
 def _rest(job: Job, stages: StageClock, found: Outcome, settle_s: float = 0.0) -> None:

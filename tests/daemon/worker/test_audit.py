@@ -1,6 +1,7 @@
 """The audits of a timed section on modules that cheat: answers that are kept, and answers that went stale."""
 
 import time
+import weakref
 
 import msgspec
 import numpy as np
@@ -79,6 +80,35 @@ def test_a_cache_by_identity_address_or_content_is_seen(key):
     for images in pool:
         caching.run(images)
     assert audit.repeated_is_faster(caching, pool)
+
+
+def test_one_new_batch_at_a_time_lies_beside_the_timed_ones(monkeypatch):
+    made, most = [], []
+    roll = audit.rolled
+
+    def rolled(batch, by):
+        most.append(1 + sum(one() is not None for one in made))
+        made.append(weakref.ref(new := roll(batch, by)))
+        return new
+
+    monkeypatch.setattr(audit, "rolled", rolled)
+    monkeypatch.setattr(audit, "may_be_cached", lambda unseen, seen: True)
+    assert audit.repeated_is_faster(loaded(nn.Identity()), [torch.rand(1, 3, 4, 4)])
+    assert (len(made), max(most)) == (audit.TRIALS * audit.PAIRS, 2)  # the one before is replaced, then freed
+
+
+@pytest.mark.parametrize("raised", [torch.OutOfMemoryError("a further batch"), MemoryError()])
+def test_a_test_for_cached_answers_that_fails_costs_only_its_answer(tmp_path, monkeypatch, raised):
+    def rolled(*_):
+        raise raised
+
+    monkeypatch.setattr(audit, "rolled", rolled)
+    outcome = measured(tmp_path, probes=True)
+    assert outcome.process.status == "ok", outcome.process.reason
+    assert outcome.process.timing is not None
+    assert outcome.process.probes is not None
+    assert "repeated_input_untested" in outcome.flags
+    assert outcome.missing["repeated_input"].startswith("the test for cached answers did not run: out of memory")
 
 
 STEADY, LOADED = [100] * 8, [80] * 3 + [100] * 5
