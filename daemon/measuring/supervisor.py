@@ -1,5 +1,6 @@
 """One run over a plan: the supervisor runs the processes of each case and makes its Record. It never imports torch."""
 
+import math
 import os
 import random
 import time
@@ -24,6 +25,7 @@ from benchd.daemon.verdicts.statistics import StopRule
 
 PROGRESS_S = 10.0  # between two progress lines of a stage
 NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
+INTERLEAVED_BLOCK_S = 0.006
 ABREAST = 2  # processes that import torch side by side; one that waits holds 0.3 GiB
 PLAIN = ("single_stream", "offline")  # scenarios of nothing but runs, of which any stretch is like any other
 
@@ -250,8 +252,10 @@ class Supervisor:
             return planned.is_searched
         alone = [entry for entry in self.plan if not entry.reason and not entry.beside]
         probing = [entry for entry in alone if entry.case.scenario != "cold_start"]
-        last = [entry for entry in probing if _rates_of(entry.case) == rates][-1]
-        return planned == last and index == planned.limits.processes - 1
+        last = [entry for entry in probing if _rates_of(entry.case) == rates][
+            -1:
+        ]  # none if the GPU was gone when it was planned
+        return [planned] == last and index == planned.limits.processes - 1
 
     def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> _Ending:
         """Wait for the worker to end, or to wait for its turn; return how and why we ended it, else (None, None)."""
@@ -283,7 +287,7 @@ def interleaved_rule(cap_s: float) -> StopRule:
 
     It asks for more blocks than fit, so that none are merged: those of both processes correspond.
     """
-    return StopRule(10_000, 1, 0.006, cap_s, None)
+    return StopRule(math.ceil(cap_s / INTERLEAVED_BLOCK_S) + 1, 1, INTERLEAVED_BLOCK_S, cap_s, None)
 
 
 def _waits(turn: Turn) -> bool:

@@ -1,11 +1,17 @@
 """What the supervisor decides by itself; whole passes run in tests/e2e."""
 
-import pytest
+import math
+from dataclasses import replace
 
+import pytest
+from sessions_made import session
+
+from benchd.daemon.measuring.plan import PRESETS, Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.session import spare_cpu
-from benchd.daemon.measuring.supervisor import _end_of_search
-from benchd.daemon.records import ProcessResult
+from benchd.daemon.measuring.supervisor import Supervisor, _end_of_search, _rates_of, interleaved_rule
+from benchd.daemon.records import Case, Probes, ProcessResult
+from benchd.daemon.verdicts.statistics import Blocks
 
 
 @pytest.mark.parametrize(
@@ -20,6 +26,32 @@ from benchd.daemon.records import ProcessResult
 )
 def test_the_sampler_gets_a_cpu_that_the_case_does_not_compute_on(cpus, device, threads, spare):
     assert spare_cpu(set(cpus), device, threads) == spare
+
+
+def test_a_case_of_a_plan_whose_gpu_came_back_is_not_the_last_to_be_probed(tmp_path):
+    case = Case(model="square")
+    unfit = Planned(case, "quick", PRESETS["quick"], True, "no GPU")
+    supervisor = Supervisor(session(tmp_path), [unfit])
+    later = replace(unfit, reason=None)
+    assert supervisor._is_to_probe(later, 0)
+    supervisor._rates[_rates_of(case)] = Probes(
+        copy_bytes_per_s=1.0,
+        matrix_flops_per_s=1.0,
+        matrix_dtype="float32",
+        exponentials_per_s=1.0,
+        exponentials_by="torch",
+    )
+    assert not supervisor._is_to_probe(later, 0)
+
+
+@pytest.mark.parametrize("cap_s", [0.8, 130.0])
+def test_no_blocks_of_processes_in_turns_are_merged_however_long_they_measure(cap_s):
+    blocks, elapsed_s = Blocks(interleaved_rule(cap_s)), 0.0
+    while not blocks.stop_reason(elapsed_s):
+        elapsed_s += 0.006
+        assert blocks.add(6e6 * (1.0 + 0.1 * math.sin(elapsed_s / cap_s)))  # a drift, for which others are merged
+    summary = blocks.summary()
+    assert (summary.doublings, summary.count) == (0, len(blocks.values_ns))
 
 
 @pytest.mark.parametrize(
