@@ -304,7 +304,7 @@ def answer(names: Sequence[str]) -> str:
     """Return the expression of the answers by name; raise Unsupported for answers that a few lines cannot name."""
     wanted = list(names)
     if wanted == ["output"]:
-        return '{"output": answer}'
+        return '{"output": answer["output"] if isinstance(answer, dict) else answer}'
     if all(name.isdigit() for name in names):
         return f"{{name: answer[int(name)] for name in {wanted}}}"
     if all(name.isidentifier() for name in names):

@@ -151,6 +151,7 @@ def run_lines(folder, patch, given, exact, *, forward="return x", outputs=("outp
         ("return x, 3.0", ["0", "1"]),
         ("return {'scores': x, 'others': None}", ["scores"]),
         ("return {'scores': x, 'loss': 3.0}", ["scores", "loss"]),
+        ("return {'output': x}", ["output"]),
     ],
 )
 def test_the_lines_take_the_tensors_and_numbers_of_an_answer(tmp_path, monkeypatch, capsys, forward, outputs):
