@@ -8,7 +8,7 @@ units=$(cd "$(dirname "$0")" && pwd)
 rules=$(dirname "$units")/docs/integrations/mosquitto.acl
 root=${DESTDIR:-}
 home=/etc/mosquitto
-port=1883
+port=''
 
 usage() {
     cat <<'END'
@@ -16,7 +16,7 @@ Usage: sudo systemd/broker.sh [--port PORT] DEVICE_ID...
 
 Lets only known users into the mosquitto of this machine: `collector` (dashboards), `reader` (whoever only looks) and one per
 device, whose name is the device's id. Each password is in /etc/mosquitto/benchd/USER, which only root may read; one that you
-put there before is taken.
+put there before is taken. The broker listens on 1883 until --port names another; later runs keep it.
 
 Environment: DESTDIR (write below that folder and restart nothing).
 END
@@ -38,6 +38,7 @@ parse() {
         --help) usage && exit ;;
         --port)
             port=${2:-}
+            [[ $port =~ ^[0-9]+$ ]] || die "--port needs a number"
             shift
             ;;
         collector | reader) die "$1 is the name of a user of its own: give the device another id" ;;
@@ -46,7 +47,6 @@ parse() {
         shift
     done
     [ "${#devices[@]}" -gt 0 ] || die "give the ids of the devices, [device] id in their configuration; --help shows more"
-    [[ $port =~ ^[0-9]+$ ]] || die "--port needs a number"
     local device
     for device in "${devices[@]}"; do
         [[ $device =~ ^[a-z0-9][a-z0-9_-]*$ ]] || die "$device is no device id: lower-case letters, digits, - and _"
@@ -76,9 +76,11 @@ add_user() {
 }
 
 write_settings() {
+    local kept
+    kept=$(sed -n 's/^listener //p' "$settings" 2>/dev/null) || true
     {
         echo "# written by benchd's broker.sh"
-        has_listener || echo "listener $port"
+        has_listener || echo "listener ${port:-${kept:-1883}}"
         printf '%s\n' "allow_anonymous false" "password_file $home/benchd.passwords" "acl_file $home/benchd.acl"
     } >"$settings.new"
     mv "$settings.new" "$settings"

@@ -1,6 +1,7 @@
 """systemd/broker.sh below a folder of the test's own, and a real mosquitto with what it wrote."""
 
 import os
+import re
 import subprocess
 import time
 from contextlib import closing
@@ -89,6 +90,15 @@ def test_a_second_run_adds_and_changes_nobody_s_password(tmp_path):
     assert "listener 1883" in (folder / "conf.d/benchd.conf").read_text()
 
 
+def test_a_second_run_keeps_the_listener(tmp_path):
+    settings = tmp_path / "etc/mosquitto/conf.d/benchd.conf"
+    run(tmp_path, "--port", "8884", "d1")
+    run(tmp_path, "d1", "d2")
+    assert "listener 8884\n" in settings.read_text()
+    run(tmp_path, "--port", "8885", "d1")
+    assert re.findall("^listener .*", settings.read_text(), re.MULTILINE) == ["listener 8885"]
+
+
 def test_a_password_that_lies_there_is_taken(tmp_path):
     (tmp_path / "etc/mosquitto/benchd").mkdir(parents=True)
     (tmp_path / "etc/mosquitto/benchd/collector").write_text("chosen")
@@ -105,7 +115,7 @@ def test_a_listener_of_the_site_s_own_stays_the_only_one(tmp_path):
     assert "listener" not in (folder / "benchd.conf").read_text()
 
 
-@pytest.mark.parametrize("given", [(), ("collector",), ("A",), ("a/b",), ("--port", "x", "d1"), ("#",)])
+@pytest.mark.parametrize("given", [(), ("collector",), ("A",), ("a/b",), ("--port", "x", "d1"), ("--port",), ("#",)])
 def test_what_is_no_device_is_refused_and_nothing_written(tmp_path, given):
     assert "benchd: " in run(tmp_path, *given, code=1)
     assert not list(tmp_path.iterdir())
