@@ -11,6 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pip._vendor.packaging.version import Version
+
+OLDEST_TORCH = "2.8"  # as pyproject.toml says; pip refuses an older one without a cure
 BOARD_PACKAGES = ("torch", "torchvision", "triton", "onnxruntime-gpu")
 RETRY = os.environ.get("RETRY", "make once SETTING").replace("SETTING", "JETSON_INDEX=URL")
 INSTALL = f"{RETRY}   # the index of wheels for this board's JetPack; for 6: https://pypi.jetson-ai-lab.io/jp6/cu126"
@@ -39,9 +42,12 @@ def main() -> int:
 
 
 def check_board() -> None:
-    """Raise BoardError where torch or torchvision is missing, broken or without the GPU."""
+    """Raise BoardError if torch or torchvision is missing, broken, too old or without the GPU."""
     torch = _imported("torch")
     location = Path(torch.__file__).parent
+    if Version(torch.__version__) < Version(OLDEST_TORCH):
+        cause = f"torch {torch.__version__} in {location} is too old: benchd needs {OLDEST_TORCH}."
+        raise BoardError(cause, _replacement(location))
     if torch.version.cuda is None:
         raise BoardError(f"torch {torch.__version__} in {location} is a CPU-only build.", _replacement(location))
     if not torch.cuda.is_available():

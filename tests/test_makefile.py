@@ -176,7 +176,16 @@ def test_a_torch_without_cudss_names_the_package(tmp_path):
     assert "sudo apt install cudss" in board_check(site).stderr
 
 
-def test_the_torch_of_a_board_is_kept_whatever_its_version(tmp_path):
+@pytest.mark.parametrize("version", ["2.5.0a0+872d972e41.nv24.8", "2.8.0a0+5228986c39.nv25.5"])
+def test_a_torch_that_pip_would_refuse_is_named_with_the_cure(tmp_path, version):
+    ended = board_check(installed(tmp_path / "site", "12.6", version))
+    (oldest,) = re.findall('"torch>=(.+?)"', (ROOT / "pyproject.toml").read_text())
+    assert ended.returncode == 1
+    assert f"torch {version} in {tmp_path}/site/torch is too old: benchd needs {oldest}." in ended.stderr
+    assert "JETSON_INDEX=URL" in ended.stderr
+
+
+def test_a_newer_torch_of_a_board_is_kept(tmp_path):
     ended = board_check(installed(tmp_path / "site", "12.6", "2.9.1"))
     assert ended.returncode == 0, ended.stderr
     pins = ended.stdout.splitlines()
