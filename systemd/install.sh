@@ -15,17 +15,18 @@ broker=/etc/systemd/system/benchd-dashboard.service.d/broker.conf
 unit_files=/etc/systemd/system
 declare -A services=([service]=benchd [dashboard]=benchd-dashboard)
 python=${PYTHON:-/usr/bin/python3}
-action=install asked=service mqtt='' device_name='' wheels='' changed=''
+action=install asked=service mqtt='' device_id='' device_name='' wheels='' changed=''
 
 usage() {
     cat <<'END'
-Usage: sudo systemd/install.sh [--dashboard] [--mqtt URL] [--device-name NAME] [--wheels FOLDER] | --rollback | --uninstall
+Usage: sudo systemd/install.sh [--dashboard] [--mqtt URL] [--device-id ID] [--device-name NAME] [--wheels FOLDER] | --rollback | --uninstall
 
 Installs benchd under /opt/benchd and starts it as a service. Run it again to upgrade what is installed; where nothing
 changed it does nothing.
 
   --dashboard         install the dashboard and not the service; what is installed already stays, and is upgraded with it
   --mqtt URL          the broker, mqtt://[user@]host[:port] or mqtts://...; its password goes into /etc/benchd/mqtt_password
+  --device-id ID      its id on the broker, where its user has the same name
   --device-name NAME  what people call this machine
   --wheels FOLDER     install from the wheels in there, ours among them, without a network (`make bundle` fills one)
   --rollback          go back to the version before; a second time: to the newer one again
@@ -48,10 +49,11 @@ die() {
 parse() {
     while [ $# -gt 0 ]; do
         case $1 in
-        --mqtt | --device-name | --wheels)
+        --mqtt | --device-id | --device-name | --wheels)
             [ -n "${2:-}" ] || die "$1 needs a value; --help shows them all"
             case $1 in
             --mqtt) mqtt=$2 ;;
+            --device-id) device_id=$2 ;;
             --device-name) device_name=$2 ;;
             --wheels) wheels=$(cd "$2" && pwd) ;;
             esac
@@ -74,7 +76,7 @@ check_values() {
     '' | mqtt://?* | mqtts://?*) ;;
     *) die "--mqtt $mqtt is no mqtt://[user@]host[:port] nor mqtts://..." ;;
     esac
-    case $mqtt$device_name in *[\"\\\|\&[:cntrl:]]*) die 'a value may not hold any of " \ | &' ;; esac
+    case $mqtt$device_id$device_name in *[\"\\\|\&[:cntrl:]]*) die 'a value may not hold any of " \ | &' ;; esac
 }
 
 check_machine() {
@@ -260,6 +262,7 @@ draft_configuration() {
     draft=$scratch/benchd.toml
     cat "$root$configuration" >"$draft" 2>/dev/null || cat "$tree/docs/benchd.toml" >"$draft"
     set_key mqtt url "$mqtt"
+    set_key device id "$device_id"
     set_key device name "$device_name"
     check_password
     check_configuration "$version" "$draft"

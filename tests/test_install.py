@@ -102,6 +102,7 @@ def test_the_life_of_an_installation(site, wheels, broken_update):
     uninstalled(site)
 
 
+LAB_1 = ("--device-id", "lab-1", "--device-name", "Lab 1")
 DASHBOARD = "etc/systemd/system/benchd-dashboard.service"
 
 
@@ -116,7 +117,7 @@ def dashboard_alone(site, wheels):
 
 def service_beside_the_dashboard(site, wheels):
     alone, files = site.points_to("current"), site.files()
-    said = site.install("--wheels", wheels, "--mqtt", "mqtt://broker.local:1884", "--device-name", "Lab 1")
+    said = site.install("--wheels", wheels, "--mqtt", "mqtt://broker.local:1884", *LAB_1)
     assert "yes  torch" in said
     assert "enable --now benchd benchd-dashboard\n" in said
     broker = files.pop(f"{DASHBOARD}.d/broker.conf")
@@ -125,7 +126,8 @@ def service_beside_the_dashboard(site, wheels):
     look = [site.home / "current/bin/python", "-c", "import benchd.dashboard.app"]
     assert subprocess.run(look, check=False, env=site.environment).returncode == 0
     settings = config.read(site.root / "etc/benchd/benchd.toml")
-    assert (settings.mqtt.url, settings.device.name) == ("mqtt://broker.local:1884", "Lab 1")
+    assert settings.mqtt.url == "mqtt://broker.local:1884"
+    assert (settings.device.id, settings.device.name) == ("lab-1", "Lab 1")
     unit = site.files()["etc/systemd/system/benchd.service"]
     command = site.root / re.search(r"^ExecStart=/(\S+)", unit, re.MULTILINE)[1]
     shown = subprocess.run([command, "list"], capture_output=True, text=True, check=True, env=site.environment)
@@ -370,6 +372,7 @@ def test_a_password_in_a_configuration_that_all_may_read_is_refused(site, mode):
         (["--mqtt", "me:secret@broker"], "a password does not belong"),
         (["--mqtt", "mqtt://me:secret@broker"], "/etc/benchd/mqtt_password"),
         (["--device-name", 'a"b'], "may not hold"),
+        (["--device-id", "a|b"], "may not hold"),
         (["--device-name"], "needs a value"),
         (["--rollback"], "no version before nothing"),
         (["--verbose"], "no option --verbose"),

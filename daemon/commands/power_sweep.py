@@ -1,4 +1,4 @@
-"""`sudo benchd power-sweep`: runs bench-once in each of a Jetson's power modes, then restores the original mode."""
+"""`benchd power-sweep`, as root: runs bench-once in each of a Jetson's power modes, then restores the original mode."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ BENCH_ONCE = Path(sys.executable).with_name("bench-once")
 app = application()
 
 
-@app.command("power-sweep", epilog="Example: sudo benchd power-sweep --modes 15W,25W -- --models vim_tiny")
+@app.command("power-sweep", epilog="Example: sudo .venv/bin/benchd power-sweep --modes 15W,25W -- --models vim_tiny")
 def power_sweep(
     modes: Annotated[str, typer.Option(help="Power modes by nvpmodel's names.", metavar="15W,25W,MAXN")],
     case: Annotated[list[str], typer.Argument(help="Options of bench-once.", metavar="-- OPTIONS")],

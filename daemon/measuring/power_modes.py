@@ -9,6 +9,7 @@ import pwd
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -187,7 +188,9 @@ def _nvpmodel(*arguments: str) -> str:
     printed = done.stdout + done.stderr
     if done.returncode and WANTS_REBOOT not in printed:
         last = (printed.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise NotAvailable(f"{' '.join(command)} failed: {last}; switching modes needs root: sudo benchd")
+        # by its path: sudo does not look into a virtual environment
+        as_root = f"sudo {Path(sys.executable).with_name('benchd')}"
+        raise NotAvailable(f"{' '.join(command)} failed: {last}; switching modes needs root: {as_root}")
     return printed
 
 

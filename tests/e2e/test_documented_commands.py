@@ -78,6 +78,12 @@ def test_each_reason_is_for_a_command_that_is_documented():
     assert [start for start in NOT_RUN if not any(re.match(start, line) for _, line in COMMANDS)] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, "docs/commands.md"])
+def test_no_page_lets_sudo_look_for_our_programs(page):
+    """Its secure_path holds no virtual environment."""
+    assert not re.search(r"sudo (benchd|bench-once) ", (ROOT / page).read_text())
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """A folder as the pages find it: the checkout's entries, and what the user brings or has measured before."""
