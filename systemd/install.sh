@@ -25,7 +25,8 @@ Installs benchd under /opt/benchd and starts it as a service. Run it again to up
 changed it does nothing.
 
   --dashboard         install the dashboard and not the service; what is installed already stays, and is upgraded with it
-  --mqtt URL          the broker, mqtt://[user@]host[:port] or mqtts://...; its password goes into /etc/benchd/mqtt_password
+  --mqtt URL          the broker of what is installed, mqtt://[user@]host[:port] or mqtts://...; the service's password goes
+                      into /etc/benchd/mqtt_password, the dashboard's into /etc/benchd/dashboard_mqtt_password
   --device-id ID      its id on the broker, where its user has the same name
   --device-name NAME  what people call this machine
   --wheels FOLDER     install from the wheels in there, ours among them, without a network (`make bundle` fills one)
@@ -70,7 +71,8 @@ parse() {
 
 check_values() {
     case ${mqtt#*://} in
-    *:*@*) die "a password does not belong in --mqtt: all may read $configuration. Put it into /etc/benchd/mqtt_password" ;;
+    *:*@*) die "a password does not belong in --mqtt: all may read $configuration. Put it into /etc/benchd/mqtt_password," \
+        "that of the dashboard into /etc/benchd/dashboard_mqtt_password" ;;
     esac
     case $mqtt in
     '' | mqtt://?* | mqtts://?*) ;;
@@ -227,9 +229,18 @@ place() {
 
 place_files() {
     local from to
+    if has dashboard; then place_password; fi
     while read -r from to; do place "$units/$from" "$to"; done < <(list_files "$platform")
     if has service; then place_configuration; fi
-    if has dashboard; then place_broker; fi
+    if [ "$asked" = dashboard ]; then place_broker; fi
+}
+
+# Before there was this file, the dashboard read the service's.
+place_password() {
+    local from=$root/etc/benchd/mqtt_password to=$root/etc/benchd/dashboard_mqtt_password
+    if [ -e "$to" ]; then return; fi
+    if [ ! -e "$root$unit_files/benchd-dashboard.service" ] || [ ! -e "$from" ]; then from=/dev/null; fi
+    install -D --mode=600 "$from" "$to"
 }
 
 # The site's file keeps its owner, its mode and the link that leads to it.
@@ -261,7 +272,7 @@ draft_configuration() {
     if ! has service; then return; fi
     draft=$scratch/benchd.toml
     cat "$root$configuration" >"$draft" 2>/dev/null || cat "$tree/docs/benchd.toml" >"$draft"
-    set_key mqtt url "$mqtt"
+    if [ "$asked" = service ]; then set_key mqtt url "$mqtt"; fi
     set_key device id "$device_id"
     set_key device name "$device_name"
     check_password

@@ -95,6 +95,7 @@ def broken_update(tmp_path, ours):
 def test_the_life_of_an_installation(site, wheels, broken_update):
     dashboard_alone(site, wheels)
     first = service_beside_the_dashboard(site, wheels)
+    the_dashboard_s_broker_is_its_own(site, wheels)
     installed_again_and_only_what_differs_changes(site, wheels)
     second = interrupted_or_broken_and_the_first_stays(site, broken_update, first)
     cured_and_switched(site, broken_update, first, second)
@@ -112,6 +113,8 @@ def dashboard_alone(site, wheels):
     files = site.files()
     assert files[f"{DASHBOARD}.d/broker.conf"] == '[Service]\nEnvironment="MQTT_URL=mqtt://a%%40b@h"\n'
     assert "mqtt_password" in files["etc/tmpfiles.d/benchd.conf"]
+    password = site.root / "etc/benchd/dashboard_mqtt_password"
+    assert (password.read_text(), password.stat().st_mode & 0o777) == ("", 0o600)
     assert not any("benchd.service" in name or name.endswith(".toml") for name in files)
 
 
@@ -120,8 +123,7 @@ def service_beside_the_dashboard(site, wheels):
     said = site.install("--wheels", wheels, "--mqtt", "mqtt://broker.local:1884", *LAB_1)
     assert "yes  torch" in said
     assert "enable --now benchd benchd-dashboard\n" in said
-    broker = files.pop(f"{DASHBOARD}.d/broker.conf")
-    assert (files | {f"{DASHBOARD}.d/broker.conf.old": broker}).items() <= site.files().items()
+    assert files.items() <= site.files().items()
     assert site.points_to("current") != alone
     look = [site.home / "current/bin/python", "-c", "import benchd.dashboard.app"]
     assert subprocess.run(look, check=False, env=site.environment).returncode == 0
@@ -133,6 +135,15 @@ def service_beside_the_dashboard(site, wheels):
     shown = subprocess.run([command, "list"], capture_output=True, text=True, check=True, env=site.environment)
     assert "vim_tiny" in shown.stdout
     return site.points_to("current")
+
+
+def the_dashboard_s_broker_is_its_own(site, wheels):
+    before = site.files()
+    site.install("--wheels", wheels, "--dashboard", "--mqtt", "mqtt://collector@h")
+    files, name = site.files(), f"{DASHBOARD}.d/broker.conf"
+    assert "mqtt://collector@h" in files.pop(name)
+    broker = before.pop(name)
+    assert files == before | {f"{name}.old": broker}
 
 
 def installed_again_and_only_what_differs_changes(site, wheels):
@@ -200,9 +211,22 @@ def uninstalled(site):
     assert "Kept: /etc/benchd" in site.install("--uninstall")
     kept = {f"etc/benchd/benchd.toml{end}" for end in ("", ".old")}
     kept |= {f"etc/systemd/system/{name}" for name in ("benchd.service.old", "benchd.service.d/override.conf")}
-    kept |= {f"{DASHBOARD}.d/broker.conf{end}" for end in ("", ".old")}
+    kept |= {f"{DASHBOARD}.d/broker.conf{end}" for end in ("", ".old")} | {"etc/benchd/dashboard_mqtt_password"}
     assert site.files().keys() == kept
     assert not site.home.exists()
+
+
+@pytest.mark.parametrize(("dashboard", "password"), [(True, "secret"), (False, "")])
+def test_a_dashboard_that_read_the_service_s_password_keeps_it(site, dashboard, password):
+    own, before = (site.root / "etc/benchd" / name for name in ("dashboard_mqtt_password", "mqtt_password"))
+    for path in (before, site.root / DASHBOARD if dashboard else before):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("secret")
+    phase(site, "place_password")
+    assert (own.read_text(), own.stat().st_mode & 0o777) == (password, 0o600)
+    own.write_text("another")
+    phase(site, "place_password")
+    assert own.read_text() == "another"
 
 
 @pytest.fixture

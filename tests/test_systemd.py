@@ -107,7 +107,9 @@ def test_units_and_code_agree_on_paths():
     service = unit("benchd.service")
     runtime = Path("/run", re.search(r"^RuntimeDirectory=(.+)$", service, re.MULTILINE)[1])
     assert lock.ACTIVITY.parent == runtime
-    assert re.search(rf"^LoadCredential={CREDENTIAL}:(.+)$", service, re.MULTILINE)[1] in unit("tmpfiles.conf")
+    credential = re.compile(rf"^LoadCredential={CREDENTIAL}:(.+)$", re.MULTILINE)
+    assert f"f {credential.search(service)[1]} 0600 " in unit("tmpfiles.conf")
+    assert f"to=$root{credential.search(unit(DASHBOARD))[1]}\n" in unit("install.sh")
     assert f"f {lock.RUN_LOCK / lock.NAME} 0644 " in unit("tmpfiles.conf")
     groups = re.search(r"^SupplementaryGroups=(.+)$", service, re.MULTILINE)[1].split()
     assert [group for group in groups if f"g {group} -" not in unit("sysusers.conf")] == []

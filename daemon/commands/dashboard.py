@@ -12,7 +12,7 @@ from benchd.dashboard.start import start
 app = application()
 
 
-@app.command(epilog="Example: benchd dashboard --mqtt mqtt://broker.local")
+@app.command(epilog="Example: benchd dashboard --mqtt mqtt://collector@broker.local")
 def dashboard(
     mqtt: Annotated[str, typer.Option(help="The fleet's broker.", metavar="mqtt://HOST[:PORT]")],
     database: Annotated[

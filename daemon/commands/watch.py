@@ -25,7 +25,7 @@ SHOWN_S = 1.0
 app = application()
 
 
-@app.command(epilog="Example: benchd watch --mqtt mqtt://broker.local")
+@app.command(epilog="Example: benchd watch --mqtt mqtt://collector@broker.local")
 def watch(
     mqtt: Annotated[str | None, typer.Option(help="The fleet's broker.", metavar="mqtt://HOST[:PORT]")] = None,
     seconds: Annotated[

@@ -217,6 +217,7 @@ def gives_way_to_another_of_its_id(machine):
 
 def is_shown_by_the_dashboard(machine):
     unit, page = "benchd-dashboard.service", "http://127.0.0.1:8420/"
+    machine.write("/etc/benchd/dashboard_mqtt_password", "secret")
     machine.run(*INSTALLER, "--dashboard", "--mqtt", f"mqtt://board@127.0.0.1:{PORT}")
     assert machine.succeeds("systemctl", "is-enabled", unit)
     machine.until(lambda: status(machine) == "idle; mqtt up", SERVICE)
