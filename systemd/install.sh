@@ -142,22 +142,30 @@ find_wheel() {
     wheel=${found[0]}
 }
 
-# What is installed belongs to the name: a development build keeps the number of the release before.
+# What is installed belongs to the name: a development build keeps the number of the release before, and a GPU that was found
+# later or an upgraded system needs other packages.
 name_version() {
     local hash number
     constraints=$tree/constraints.txt
     if [ "$platform" = jetson ]; then constraints=$tree/constraints-jetson62.txt; fi
-    hash=$( (cat "$wheel" "$constraints" && case $extras in *dashboard) echo "$extras" ;; esac) | sha256sum)
+    hash=$( (cat "$wheel" "$constraints" && echo "$extras" && "$python" -V) | sha256sum)
     number=$(basename "$wheel")
     number=${number#benchd-}
     version=${number%%-*}-${hash:0:6}
 }
 
+# The Python below it may be gone, and a board's index may give today what it lacked before.
+is_whole() {
+    [ -e "$home/$version/.complete" ] && { [ "$platform" != jetson ] || [ -z "${JETSON_INDEX:-}" ]; } &&
+        "$home/$version/bin/python" -c 'import benchd.daemon.cli' 2>/dev/null
+}
+
 make_environment() {
-    if [ -e "$home/$version/.complete" ]; then
+    if is_whole; then
         say "$version is installed already"
         return
     fi
+    rm -f "$home/$version/.complete"
     PYTHON=$python WHEELS=$wheels RETRY="sudo SETTING $0${wheels:+ --wheels $wheels}" \
         "$tree/.ci/setup" "$home/$version" "$platform" "$extras" "$constraints" "$wheel"
     touch "$home/$version/.complete"

@@ -97,6 +97,7 @@ def test_the_life_of_an_installation(site, wheels, broken_update):
     first = service_beside_the_dashboard(site, wheels)
     the_dashboard_s_broker_is_its_own(site, wheels)
     installed_again_and_only_what_differs_changes(site, wheels)
+    repaired_after_its_python_is_gone(site, wheels, first)
     second = interrupted_or_broken_and_the_first_stays(site, broken_update, first)
     cured_and_switched(site, broken_update, first, second)
     rolled_back_and_forth(site, first, second)
@@ -153,6 +154,15 @@ def installed_again_and_only_what_differs_changes(site, wheels):
     assert "installed already" in said
     assert "/etc/systemd/system/benchd.service.old" in said
     assert site.files() == before | {"etc/systemd/system/benchd.service.old": "the site's own"}
+
+
+def repaired_after_its_python_is_gone(site, wheels, first):
+    (library,) = (site.home / "current/lib").glob("python3.*")
+    library.rename(library.with_name("python3.1"))
+    assert "installed already" not in site.install("--wheels", wheels)
+    assert site.points_to("current") == first
+    look = [site.home / "current/bin/python", "-c", "import benchd.daemon.cli"]
+    assert subprocess.run(look, check=False, env=site.environment).returncode == 0
 
 
 def interrupted_or_broken_and_the_first_stays(site, update, first):
@@ -284,6 +294,29 @@ def tool(folder, name, script):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
+
+
+def test_a_version_s_name_tells_platform_and_python_apart(site, tmp_path):
+    (tmp_path / "benchd-1.0-py3-none-any.whl").touch()
+    tool(tmp_path, "python", "echo Python 3.99")
+
+    def name(platform, python=sys.executable):
+        given = f"tree={ROOT} wheel={tmp_path}/benchd-1.0-py3-none-any.whl platform={platform} asked=service python={python}"
+        return phase(site, f"{given}; find_parts; name_version; echo $version").strip()
+
+    assert len({name("cpu"), name("gpu"), name("cpu", tmp_path / "python")}) == 3
+    assert name("cpu") == name("cpu")
+
+
+@pytest.mark.parametrize(
+    ("platform", "index", "end", "whole"),
+    [("jetson", "", 0, True), ("jetson", "http://i", 0, False), ("cpu", "http://i", 0, True), ("cpu", "", 1, False)],
+)
+def test_a_version_is_used_again_only_if_it_works_and_lacks_nothing(site, platform, index, end, whole):
+    tool(site.home / "1-a/bin", "python", f"exit {end}")
+    (site.home / "1-a/.complete").touch()
+    said = phase(site, f"version=1-a platform={platform}; is_whole || echo no", JETSON_INDEX=index)
+    assert (said == "") == whole
 
 
 @pytest.mark.parametrize(("ahead", "code"), [(0, 0), (1, 1)])
