@@ -11,6 +11,7 @@ tree=$(dirname "$units") # a checkout or a bundle, which is laid out alike
 root=${DESTDIR:-}
 home=$root/opt/benchd
 configuration=/etc/benchd/benchd.toml
+requirements=$root/etc/benchd/requirements.txt
 broker=/etc/systemd/system/benchd-dashboard.service.d/broker.conf
 unit_files=/etc/systemd/system
 declare -A services=([service]=benchd [dashboard]=benchd-dashboard)
@@ -22,7 +23,7 @@ usage() {
 Usage: sudo systemd/install.sh [--dashboard] [--mqtt URL] [--device-id ID] [--device-name NAME] [--wheels FOLDER] | --rollback | --uninstall
 
 Installs benchd under /opt/benchd and starts it as a service. Run it again to upgrade what is installed; where nothing
-changed it does nothing.
+changed it does nothing. What /etc/benchd/requirements.txt names is installed into every version.
 
   --dashboard         install the dashboard and not the service; what is installed already stays, and is upgraded with it
   --mqtt URL          the broker of what is installed, mqtt://[user@]host[:port] or mqtts://...; the service's password goes
@@ -119,6 +120,7 @@ find_parts() {
     for part in service dashboard; do if has "$part"; then parts+=("$part"); fi; done
     if ! has service; then platform=cpu; fi # a board's torch is for measuring
     extras=${parts[*]/service/$platform}
+    extras=${extras/dashboard/dashboard,notify,postgres}
     extras=${extras// /,}
 }
 
@@ -146,9 +148,10 @@ find_wheel() {
 # later or an upgraded system needs other packages.
 name_version() {
     local hash number
+    if [ ! -e "$requirements" ]; then requirements=''; fi
     constraints=$tree/constraints.txt
     if [ "$platform" = jetson ]; then constraints=$tree/constraints-jetson62.txt; fi
-    hash=$( (cat "$wheel" "$constraints" && echo "$extras" && "$python" -V) | sha256sum)
+    hash=$( (cat "$wheel" "$constraints" ${requirements:+"$requirements"} && echo "$extras" && "$python" -V) | sha256sum)
     number=$(basename "$wheel")
     number=${number#benchd-}
     version=${number%%-*}-${hash:0:6}
@@ -166,7 +169,7 @@ make_environment() {
         return
     fi
     rm -f "$home/$version/.complete"
-    PYTHON=$python WHEELS=$wheels RETRY="sudo SETTING $0${wheels:+ --wheels $wheels}" \
+    PYTHON=$python WHEELS=$wheels REQUIREMENTS=$requirements RETRY="sudo SETTING $0${wheels:+ --wheels $wheels}" \
         "$tree/.ci/setup" "$home/$version" "$platform" "$extras" "$constraints" "$wheel"
     touch "$home/$version/.complete"
 }

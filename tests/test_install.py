@@ -116,16 +116,24 @@ def dashboard_alone(site, wheels):
     assert "mqtt_password" in files["etc/tmpfiles.d/benchd.conf"]
     password = site.root / "etc/benchd/dashboard_mqtt_password"
     assert (password.read_text(), password.stat().st_mode & 0o777) == ("", 0o600)
+    assert installed(site, "apprise")
+    assert installed(site, "psycopg")
     assert not any("benchd.service" in name or name.endswith(".toml") for name in files)
 
 
+def installed(site, distribution):
+    return list(site.home.glob(f"current/lib/python3.*/site-packages/{distribution}-*.dist-info"))
+
+
 def service_beside_the_dashboard(site, wheels):
+    (site.root / "etc/benchd/requirements.txt").write_text("scikit-learn\n")
     alone, files = site.points_to("current"), site.files()
     said = site.install("--wheels", wheels, "--mqtt", "mqtt://broker.local:1884", *LAB_1)
     assert "yes  torch" in said
     assert "enable --now benchd benchd-dashboard\n" in said
     assert files.items() <= site.files().items()
     assert site.points_to("current") != alone
+    assert installed(site, "scikit_learn")
     look = [site.home / "current/bin/python", "-c", "import benchd.dashboard.app"]
     assert subprocess.run(look, check=False, env=site.environment).returncode == 0
     settings = config.read(site.root / "etc/benchd/benchd.toml")
@@ -220,8 +228,9 @@ def uninstalled(site):
     override.write_text("[Service]\n")
     assert "Kept: /etc/benchd" in site.install("--uninstall")
     kept = {f"etc/benchd/benchd.toml{end}" for end in ("", ".old")}
+    kept |= {f"etc/benchd/{name}" for name in ("dashboard_mqtt_password", "requirements.txt")}
     kept |= {f"etc/systemd/system/{name}" for name in ("benchd.service.old", "benchd.service.d/override.conf")}
-    kept |= {f"{DASHBOARD}.d/broker.conf{end}" for end in ("", ".old")} | {"etc/benchd/dashboard_mqtt_password"}
+    kept |= {f"{DASHBOARD}.d/broker.conf{end}" for end in ("", ".old")}
     assert site.files().keys() == kept
     assert not site.home.exists()
 
@@ -296,7 +305,7 @@ def tool(folder, name, script):
     (folder / name).chmod(0o755)
 
 
-def test_a_version_s_name_tells_platform_and_python_apart(site, tmp_path):
+def test_a_version_s_name_tells_platform_python_and_own_packages_apart(site, tmp_path):
     (tmp_path / "benchd-1.0-py3-none-any.whl").touch()
     tool(tmp_path, "python", "echo Python 3.99")
 
@@ -304,8 +313,11 @@ def test_a_version_s_name_tells_platform_and_python_apart(site, tmp_path):
         given = f"tree={ROOT} wheel={tmp_path}/benchd-1.0-py3-none-any.whl platform={platform} asked=service python={python}"
         return phase(site, f"{given}; find_parts; name_version; echo $version").strip()
 
-    assert len({name("cpu"), name("gpu"), name("cpu", tmp_path / "python")}) == 3
-    assert name("cpu") == name("cpu")
+    found = [name("cpu"), name("gpu"), name("cpu", tmp_path / "python")]
+    assert name("cpu") == found[0]
+    (site.root / "etc/benchd").mkdir(parents=True)
+    (site.root / "etc/benchd/requirements.txt").write_text("mine\n")
+    assert len({*found, name("cpu")}) == 4
 
 
 @pytest.mark.parametrize(
