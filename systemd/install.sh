@@ -16,18 +16,20 @@ broker=/etc/systemd/system/benchd-dashboard.service.d/broker.conf
 unit_files=/etc/systemd/system
 declare -A services=([service]=benchd [dashboard]=benchd-dashboard)
 python=${PYTHON:-/usr/bin/python3}
-action=install asked=service mqtt='' device_id='' device_name='' wheels='' changed=''
+action=install asked='' mqtt='' device_id='' device_name='' wheels='' changed=''
 
 usage() {
     cat <<'END'
-Usage: sudo systemd/install.sh [--dashboard] [--mqtt URL] [--device-id ID] [--device-name NAME] [--wheels FOLDER] | --rollback | --uninstall
+Usage: sudo systemd/install.sh [--service | --dashboard] [--mqtt URL] [--device-id ID] [--device-name NAME]
+                               [--wheels FOLDER] | --rollback | --uninstall
 
 Installs benchd under /opt/benchd and starts it as a service. Run it again to upgrade what is installed; where nothing
 changed it does nothing. What /etc/benchd/requirements.txt names is installed into every version.
 
-  --dashboard         install the dashboard and not the service; what is installed already stays, and is upgraded with it
-  --mqtt URL          the broker of what is installed, mqtt://[user@]host[:port] or mqtts://...; the service's password goes
-                      into /etc/benchd/mqtt_password, the dashboard's into /etc/benchd/dashboard_mqtt_password
+  --service           install the service; this is the default on a machine without a dashboard
+  --dashboard         install the dashboard; what is installed already is upgraded with either of them
+  --mqtt URL          the broker, mqtt://[user@]host[:port] or mqtts://...; its password goes into /etc/benchd/mqtt_password,
+                      the dashboard's with --dashboard into /etc/benchd/dashboard_mqtt_password
   --device-id ID      its id on the broker, where its user has the same name
   --device-name NAME  what people call this machine
   --wheels FOLDER     install from the wheels in there, ours among them, without a network (`make bundle` fills one)
@@ -61,7 +63,7 @@ parse() {
             esac
             shift
             ;;
-        --dashboard) asked=dashboard ;;
+        --service | --dashboard) asked=${1#--} ;;
         --rollback | --uninstall) action=${1#--} ;;
         --help) usage && exit ;;
         *) die "no option $1; --help shows them all" ;;
@@ -114,10 +116,18 @@ has() {
     [ "$asked" = "$1" ] || [ -e "$root$unit_files/${services[$1]}.service" ]
 }
 
+# Without an option it is what is there already, and on a bare machine the service.
+choose_part() {
+    if [ -n "$asked" ]; then return; fi
+    if has dashboard && ! has service; then asked=dashboard; else asked=service; fi
+}
+
 find_parts() {
     local part
-    parts=()
-    for part in service dashboard; do if has "$part"; then parts+=("$part"); fi; done
+    parts=() names=()
+    for part in service dashboard; do
+        if has "$part"; then parts+=("$part") names+=("${services[$part]}"); fi
+    done
     if ! has service; then platform=cpu; fi # a board's torch is for measuring
     extras=${parts[*]/service/$platform}
     extras=${extras/dashboard/dashboard,notify,postgres}
@@ -336,10 +346,29 @@ remove_older() {
     done
 }
 
+has_systemd() {
+    [ -z "$root" ] && [ -d /run/systemd/system ]
+}
+
+# A new unit is enabled and started; one that was there is restarted unless the site has turned it off.
+find_units() {
+    local unit
+    new=() wanted=()
+    if ! has_systemd; then return; fi
+    for unit in "${names[@]}"; do
+        if [ ! -e "$root$unit_files/$unit.service" ]; then
+            new+=("$unit")
+        elif systemctl is-enabled --quiet "$unit" || systemctl is-active --quiet "$unit"; then
+            wanted+=("$unit")
+        else
+            say "$unit is off and stays off; this starts it: sudo systemctl enable --now $unit"
+        fi
+    done
+}
+
 start() {
-    local name names=()
-    for name in "${parts[@]}"; do names+=("${services[$name]}"); done
-    if [ -n "$root" ] || [ ! -d /run/systemd/system ]; then
+    local unit
+    if ! has_systemd; then
         say "systemd was not asked to do anything. To start the service where it runs:" \
             "  sudo systemd-sysusers && sudo systemd-tmpfiles --create && sudo systemctl enable --now$(printf ' %s' "${names[@]}")"
         return
@@ -348,11 +377,11 @@ start() {
     systemd-tmpfiles --create benchd.conf
     load_module
     systemctl daemon-reload
-    for name in "${names[@]}"; do start_unit "$name"; done
+    for unit in "${new[@]}"; do systemctl enable --quiet "$unit"; done
+    for unit in "${new[@]}" "${wanted[@]}"; do start_unit "$unit"; done
 }
 
 start_unit() {
-    systemctl enable --quiet "$1"
     # a restart ends the case that runs
     systemctl "${changed:+re}start" "$1" || show_failure "$1"
     if [ "$1" = benchd-dashboard ]; then check_stays "$1"; fi
@@ -382,7 +411,9 @@ do_install() {
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
     platform=$(find_platform)
+    choose_part
     find_parts
+    find_units
     find_wheel
     name_version
     make_environment
@@ -400,10 +431,11 @@ do_rollback() {
     to=$(readlink "$home/previous")
     asked='' platform=''
     find_parts
+    find_units
     check_dashboard "$to"
     check_database "$to"
     if has service && [ -e "$root$configuration" ]; then check_configuration "$to" "$root$configuration"; fi
-    if has service && [ -z "$root" ] && [ -d /run/systemd/system ]; then systemctl stop benchd; fi
+    if has service && has_systemd; then systemctl stop benchd; fi
     take_outbox_back "$to"
     switch_to "$to"
     start
@@ -435,17 +467,24 @@ take_outbox_back() {
         die "the outbox cannot be taken back, as it says above. $(running) stays: sudo systemctl start benchd"
 }
 
+end_units() {
+    local unit
+    for unit in benchd.service benchd-dashboard.service bench-once@.timer; do
+        if [ ! -e "$root$unit_files/$unit" ]; then continue; fi
+        systemctl disable --quiet "$unit" || true
+        systemctl stop "${unit/@.timer/@*}" || true # of a template only what was made from it can be stopped
+    done
+}
+
 do_uninstall() {
     local to
-    if [ -z "$root" ] && [ -d /run/systemd/system ]; then
-        systemctl disable --now benchd.service benchd-dashboard.service bench-once@.timer || true
-    fi
+    if has_systemd; then end_units; fi
     while read -r _ to; do rm -f "$root$to"; done < <(list_files all)
     rmdir --ignore-fail-on-non-empty "$root$unit_files"/{benchd,bench-once@}.service.d "$root/usr/share/doc/benchd" \
         2>/dev/null || true
     rm -rf "${home:?}"
-    if [ -z "$root" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
-    say "removed. Kept: /etc/benchd, /var/lib/benchd, /var/lib/benchd-dashboard, /var/cache/benchd and the user benchd"
+    if has_systemd; then systemctl daemon-reload; fi
+    say "removed. Kept: /etc/benchd, /var/lib/benchd, /var/lib/bench-once, /var/lib/benchd-dashboard, /var/cache/benchd and the user benchd"
 }
 
 main() {

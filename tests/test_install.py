@@ -95,9 +95,8 @@ def broken_update(tmp_path, ours):
 def test_the_life_of_an_installation(site, wheels, broken_update):
     dashboard_alone(site, wheels)
     first = service_beside_the_dashboard(site, wheels)
-    the_dashboard_s_broker_is_its_own(site, wheels)
-    installed_again_and_only_what_differs_changes(site, wheels)
     repaired_after_its_python_is_gone(site, wheels, first)
+    installed_again_and_only_what_differs_changes(site, wheels)
     second = interrupted_or_broken_and_the_first_stays(site, broken_update, first)
     cured_and_switched(site, broken_update, first, second)
     rolled_back_and_forth(site, first, second)
@@ -126,9 +125,12 @@ def installed(site, distribution):
 
 
 def service_beside_the_dashboard(site, wheels):
+    site.install("--wheels", wheels, "--mqtt", "mqtt://collector@h")
+    assert not any("benchd.service" in name for name in site.files())
+    assert "mqtt://collector@h" in site.files()[f"{DASHBOARD}.d/broker.conf"]
     (site.root / "etc/benchd/requirements.txt").write_text("scikit-learn\n")
     alone, files = site.points_to("current"), site.files()
-    said = site.install("--wheels", wheels, "--mqtt", "mqtt://broker.local:1884", *LAB_1)
+    said = site.install("--wheels", wheels, "--service", "--mqtt", "mqtt://broker.local:1884", *LAB_1)
     assert "yes  torch" in said
     assert "enable --now benchd benchd-dashboard\n" in said
     assert files.items() <= site.files().items()
@@ -146,11 +148,20 @@ def service_beside_the_dashboard(site, wheels):
     return site.points_to("current")
 
 
+def repaired_after_its_python_is_gone(site, wheels, first):
+    (library,) = (site.home / "current/lib").glob("python3.*")
+    library.rename(library.with_name("python3.1"))
+    the_dashboard_s_broker_is_its_own(site, wheels)
+    assert site.points_to("current") == first
+    look = [site.home / "current/bin/python", "-c", "import benchd.daemon.cli"]
+    assert subprocess.run(look, check=False, env=site.environment).returncode == 0
+
+
 def the_dashboard_s_broker_is_its_own(site, wheels):
     before = site.files()
-    site.install("--wheels", wheels, "--dashboard", "--mqtt", "mqtt://collector@h")
+    site.install("--wheels", wheels, "--dashboard", "--mqtt", "mqtt://collector@other")
     files, name = site.files(), f"{DASHBOARD}.d/broker.conf"
-    assert "mqtt://collector@h" in files.pop(name)
+    assert "mqtt://collector@other" in files.pop(name)
     broker = before.pop(name)
     assert files == before | {f"{name}.old": broker}
 
@@ -162,15 +173,6 @@ def installed_again_and_only_what_differs_changes(site, wheels):
     assert "installed already" in said
     assert "/etc/systemd/system/benchd.service.old" in said
     assert site.files() == before | {"etc/systemd/system/benchd.service.old": "the site's own"}
-
-
-def repaired_after_its_python_is_gone(site, wheels, first):
-    (library,) = (site.home / "current/lib").glob("python3.*")
-    library.rename(library.with_name("python3.1"))
-    assert "installed already" not in site.install("--wheels", wheels)
-    assert site.points_to("current") == first
-    look = [site.home / "current/bin/python", "-c", "import benchd.daemon.cli"]
-    assert subprocess.run(look, check=False, env=site.environment).returncode == 0
 
 
 def interrupted_or_broken_and_the_first_stays(site, update, first):
@@ -274,7 +276,7 @@ def phase(site, call, **environment):
 
 
 def test_each_drop_in_of_a_board_is_for_both_units_and_goes_with_them(board):
-    listed = phase(board, "list_files jetson").splitlines()
+    listed = phase(board, "asked=service; list_files jetson").splitlines()
     for name in ("jetson.conf", "jtop.conf"):
         folders = [f"/etc/systemd/system/{unit}.service.d" for unit in ("benchd", "bench-once@")]
         places = [f"{folder}/{name}" for folder in folders]
@@ -310,8 +312,9 @@ def test_a_version_s_name_tells_platform_python_and_own_packages_apart(site, tmp
     tool(tmp_path, "python", "echo Python 3.99")
 
     def name(platform, python=sys.executable):
-        given = f"tree={ROOT} wheel={tmp_path}/benchd-1.0-py3-none-any.whl platform={platform} asked=service python={python}"
-        return phase(site, f"{given}; find_parts; name_version; echo $version").strip()
+        given = f"tree={ROOT} wheel={tmp_path}/benchd-1.0-py3-none-any.whl asked=service"
+        code = f"{given} platform={platform} python={python}; find_parts; name_version; echo $version"
+        return phase(site, code).strip()
 
     found = [name("cpu"), name("gpu"), name("cpu", tmp_path / "python")]
     assert name("cpu") == found[0]
@@ -348,6 +351,44 @@ def test_a_rollback_that_the_dashboards_database_does_not_survive_is_refused(sit
     said = site.install("--rollback", code=code)
     assert site.points_to("current") == ("1-new" if ahead else "0-old")
     assert (f"move {database}* away" in said) == bool(ahead)
+
+
+STATES = 'case "$1" in is-*) [ "$STATE" = "${1#is-}" ];; *) echo "$@" >>"$LOG";; esac'
+
+
+def asked_of_systemd(site, tmp_path, call, state=""):
+    """Run phases under a systemd all of whose units are in the state; return what it was asked to do."""
+    tool(tmp_path / "bin", "systemctl", STATES)
+    for name in ("systemd-sysusers", "systemd-tmpfiles", "sleep"):
+        tool(tmp_path / "bin", name, "")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    phase(site, f"has_systemd() {{ true; }}; {call}", PATH=path, STATE=state, LOG=str(tmp_path / "log"))
+    return (tmp_path / "log").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("state", "asked"),
+    [
+        ("enabled", ["restart benchd", "restart benchd-dashboard"]),
+        ("active", ["restart benchd", "restart benchd-dashboard"]),
+        ("", ["restart benchd-dashboard"]),
+    ],
+)
+def test_a_unit_that_the_site_has_turned_off_stays_off(site, tmp_path, state, asked):
+    unit = site.root / "etc/systemd/system/benchd.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    code = "check_stays() { true; }; asked=dashboard platform=cpu changed=yes; find_parts; find_units; start"
+    enable = ["daemon-reload", "enable --quiet benchd-dashboard"]
+    assert sorted(asked_of_systemd(site, tmp_path, code, state)) == sorted(enable + asked)
+
+
+def test_an_uninstall_ends_a_timer_and_what_it_started(site, tmp_path):
+    for name in ("benchd.service", "bench-once@.timer"):
+        (site.root / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
+        (site.root / "etc/systemd/system" / name).touch()
+    asked = asked_of_systemd(site, tmp_path, "do_uninstall")
+    assert [line for line in asked if line.startswith("stop ")] == ["stop benchd.service", "stop bench-once@*"]
 
 
 @pytest.mark.parametrize(("lasts", "end"), [(3, "does not start"), (99, "runs; systemctl")])

@@ -15,7 +15,7 @@ BENCH_ONCE = Path(sys.executable).with_name("bench-once")
 app = application()
 
 
-@app.command("power-sweep", epilog="Example: sudo .venv/bin/benchd power-sweep --modes 15W,25W -- --models vim_tiny")
+@app.command("power-sweep", epilog="Example: sudo .venv/bin/benchd power-sweep --modes 15W,25W -- --preset quick")
 def power_sweep(
     modes: Annotated[str, typer.Option(help="Power modes by nvpmodel's names.", metavar="15W,25W,MAXN")],
     case: Annotated[list[str], typer.Argument(help="Options of bench-once.", metavar="-- OPTIONS")],

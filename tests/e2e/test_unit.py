@@ -228,8 +228,11 @@ def is_shown_by_the_dashboard(machine):
 
 
 def stops(machine):
-    machine.run("systemctl", "stop", SERVICE)
+    machine.run("systemctl", "disable", "--now", SERVICE)
     assert machine.show(SERVICE, "Result") == "success"
     assert heard(machine, "status")["state"] == "offline"
+    assert f"{SERVICE.removesuffix('.service')} is off and stays off" in machine.run(*INSTALLER)
+    assert machine.show(SERVICE, "ActiveState") == "inactive"
     machine.run(INSTALL, "--uninstall")
     assert machine.show(SERVICE, "LoadState") == "not-found"
+    assert machine.show("bench-once@quick.timer", "ActiveState") == "inactive"
