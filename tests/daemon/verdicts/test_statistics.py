@@ -63,9 +63,11 @@ def test_t_quantile_matches_scipy(p):
         assert student_t_quantile(1 - p, degrees) == pytest.approx(-student_t_quantile(p, degrees), rel=1e-9)
 
 
-@pytest.mark.parametrize("degrees", [2.05, 2.5, 3.7, 9.3, 1e4])
-def test_t_quantile_between_whole_degrees(degrees):
-    assert student_t_quantile(0.975, degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=3e-4)
+@pytest.mark.parametrize("p", [0.75, 0.975, 0.9999])
+@pytest.mark.parametrize("degrees", [2.00001, 2.05, 2.5, 3.2, 3.7, 9.3, 1e4])
+def test_t_quantile_between_whole_degrees(p, degrees):
+    tolerance = 1.1e-3 if degrees < 3 else 2e-5
+    assert student_t_quantile(p, degrees) == pytest.approx(stats.t.ppf(p, degrees), rel=tolerance)
 
 
 @pytest.mark.parametrize(("p", "degrees"), [(0.0, 5), (1.0, 5), (0.9, 0.5), (0.9, 1.5)])
