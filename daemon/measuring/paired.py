@@ -115,7 +115,7 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
         for record in (*first, *second):
             session.publish(record)
     if request.is_aa and verdict.effect is not None:
-        _add_to_noise_floor(verdict, sides[0], len(sides[0].medians_ms))
+        _add_to_noise_floor(verdict, sides[0], session.failures)
     names, times_ms = (sides[0].name, sides[1].name), (sides[0].medians_ms, sides[1].medians_ms)
     made = comparison(names, verdict, times_ms, (first, second), ratios)
     code = 130 if session.interrupted else _code(sides)
@@ -317,18 +317,21 @@ def _tell(sides: Sequence[Side], ratios: Sequence[float], pairs: int | None, ela
     err.flush()
 
 
-def _add_to_noise_floor(verdict: Verdict, side: Side, pairs: int) -> None:
-    noise_floor.add(
-        noise_floor.AaEffect(
-            device_id=side.run.device_id,
-            device=side.run.environment.device,
-            case_id=side.planned.case.case_id,
-            effect=verdict.effect or 0.0,
-            effect_low=verdict.interval.low if verdict.interval else None,
-            effect_high=verdict.interval.high if verdict.interval else None,
-            answer=verdict.answer,
-            pairs=pairs,
-            interleaved=side.is_interleaved,
-            t_wall=wall_now("seconds"),
-        )
+def _add_to_noise_floor(verdict: Verdict, side: Side, failures: list[str]) -> None:
+    """Store the effect of an A/A comparison; if that fails, say so in `failures`: the verdict stays."""
+    effect = noise_floor.AaEffect(
+        device_id=side.run.device_id,
+        device=side.run.environment.device,
+        case_id=side.planned.case.case_id,
+        effect=verdict.effect or 0.0,
+        effect_low=verdict.interval.low if verdict.interval else None,
+        effect_high=verdict.interval.high if verdict.interval else None,
+        answer=verdict.answer,
+        pairs=len(side.medians_ms),
+        interleaved=side.is_interleaved,
+        t_wall=wall_now("seconds"),
     )
+    try:
+        noise_floor.add(effect)
+    except UsageError as error:
+        failures.append(f"noise floor of {effect.case_id}: {error}")

@@ -143,6 +143,16 @@ def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_
     assert compare(*sides).returncode == 3
 
 
+def test_a_noise_floor_that_cannot_be_written_leaves_the_verdict(compare, stub, tmp_path):
+    floor = tmp_path / "state" / "benchd" / "noise_floor.jsonl"
+    blocking = stub("blocking", f"turn and __import__('os').makedirs({str(floor)!r}, exist_ok=True) or 5")
+    done = compare("--aa", CASE, "--python", blocking, "--pairs", "2", "--junit", "gate.xml")
+    assert done.returncode == 1
+    assert f"warning: not stored: noise floor of {CASE}: {floor}: not a regular file" in done.stderr
+    assert said(done)["verdict"]["effect"] == 0.0
+    assert "<testcase " in (tmp_path / "gate.xml").read_text()
+
+
 def test_each_chosen_variant_is_a_comparison_and_all_share_the_error(compare, stub, tmp_path):
     fast, slow = stub("fast", "5 + turn % 2 / 1000"), stub("slow", "6 + turn % 3 / 1000")
     given = ("--live", "square,b1,size=64", "--python", fast, "--python", slow, "--pairs", "2")
