@@ -198,7 +198,7 @@ def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence
     if len(paths) != 2:
         raise UsageError(f"compare takes two result files, not {len(paths)}; use --live to compare cases")
     first, second = ([one for one in results.read(path) if _is_chosen(one, *chosen)] for path in paths)
-    floors = noise_floor.of_device(second[0].device_id, second[0].environment.device) if second else {}
+    floors = noise_floor.of_records(second)
     noise_floor.report(floors, (record.case_id for record in second), min_effect, sys.stderr)
     comparisons = verdicts.compare(first, second, min_effect, floors=floors)
     if any(record.status == "ok" for record in (*first, *second)):

@@ -112,8 +112,7 @@ def judge(record: Record, pinned: Sequence[Record], budget: Budget) -> Judgement
     if not pinned:
         return None
     pinned = baseline.alike(pinned, [record])
-    floors = noise_floor.of_device(record.device_id, record.environment.device)
-    (found,) = baseline.against(pinned, [record], floors)
+    (found,) = baseline.against(pinned, [record], noise_floor.of_records([record]))
     (before_ms, now_ms), interval = found.medians_ms, found.verdict.interval
     doubt = _within_bound(found, pinned, budget)
     return Judgement(

@@ -4,11 +4,12 @@ import io
 
 import msgspec
 import pytest
-from records_made import PASSED, made, timing
+from records_made import ENVIRONMENT, PASSED, made, timing
 
+from benchd.daemon.commands.compare import of_files
 from benchd.daemon.commands.noise_floor import noise_floor_
 from benchd.daemon.errors import SchemaError, UsageError
-from benchd.daemon.records import ProcessResult, wall_now
+from benchd.daemon.records import Case, ProcessResult, encode, wall_now
 from benchd.daemon.verdicts import noise_floor
 from benchd.daemon.verdicts.compare import compare
 
@@ -96,6 +97,26 @@ def test_a_floor_decides_for_its_own_case_alone():
     verdicts = [one.verdict for one in compare(before, arm(5.15, "b"), 0.005, floors=floors)]
     assert [verdict.answer for verdict in verdicts] == ["slower", "inconclusive"]
     assert "below the smallest that counts here, 4 %" in verdicts[1].reason
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_records_of_two_devices_have_the_floor_of_where_each_was_measured(order, tmp_path, capsys):
+    add(*[0.03] * 5, case_id="vim_tiny,eager,b1")
+    add(*[0.2] * 5, case_id="vim_tiny,eager,b1", device="cuda")
+    add(*[0.06] * 5, case_id="vim_tiny,eager,b2", device="cuda")
+    on_gpu = msgspec.structs.replace(ENVIRONMENT, device="cuda", gpu="gpu")
+    arms = {1: {"environment": ENVIRONMENT}, 2: {"environment": on_gpu}}
+    for side in ("before", "after"):
+        records = [
+            made(case=Case(model="vim_tiny", batch_size=size), device_id="d", run_id=f"{side} {size}", **fields)
+            for size, fields in arms.items()
+        ]
+        (tmp_path / side).write_bytes(b"".join(encode(record) + b"\n" for record in records[::order]))
+    of_files([tmp_path / "before", tmp_path / "after"], 0.005, [[], []])
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        "vim_tiny,eager,b1: the smallest effect that counts is 3 %, its noise floor",
+        "vim_tiny,eager,b2: the smallest effect that counts is 6 %, its noise floor",
+    ]
 
 
 def test_a_floor_above_the_least_effect_is_told():
