@@ -44,13 +44,12 @@ from benchd.daemon.measuring import plan, race, shipping
 from benchd.daemon.measuring import power_modes as modes
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.race import Race, Result
-from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserModel
 from benchd.daemon.reporting import report
 from benchd.daemon.reporting.console import SlowStages
-from benchd.daemon.verdicts.manifest import MANIFEST, Manifest
+from benchd.daemon.verdicts.manifest import MANIFEST, Asked, Manifest
 
 BENCHD = Path(sys.executable).with_name("benchd")
 ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}

@@ -19,13 +19,14 @@ from msgspec import Struct
 from benchd.daemon.measuring import race_limits, race_log, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Limits, Outcome
-from benchd.daemon.measuring.race_limits import Asked, Miss
+from benchd.daemon.measuring.race_limits import Miss
 from benchd.daemon.measuring.race_log import Entry, Phase, RaceLog
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.supervisor import ABREAST, Supervisor, Turn, interleaved_rule
 from benchd.daemon.records import BACKENDS, KERNELS, PRECISIONS, Record
 from benchd.daemon.verdicts import effects, racing, recommend
 from benchd.daemon.verdicts.effects import Verdict
+from benchd.daemon.verdicts.manifest import Asked
 from benchd.daemon.verdicts.racing import Behind
 from benchd.daemon.verdicts.recommend import Requirements
 from benchd.daemon.verdicts.statistics import StopRule

@@ -8,19 +8,7 @@ from msgspec import Struct
 
 from benchd.daemon.records import Record
 from benchd.daemon.verdicts import figures, racing
-
-
-class Asked(Struct, frozen=True, kw_only=True):
-    """The limits of `benchd ship`; None is no limit. `min_effect` is the smallest difference that counts."""
-
-    max_latency_ms: float | None = None
-    max_energy_j: float | None = None
-    max_memory_bytes: float | None = None
-    max_power_w: float | None = None
-    rate_hz: float | None = None
-    min_agreement: float | None = None
-    max_accuracy_drop: float | None = None
-    min_effect: float = 0.01
+from benchd.daemon.verdicts.manifest import Asked
 
 
 class Miss(Struct, frozen=True):

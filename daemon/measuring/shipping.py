@@ -15,11 +15,10 @@ from benchd.daemon.machine import folders
 from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.race import Candidate, Race, Result
-from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.measuring.supervisor import Supervisor, Turn
 from benchd.daemon.records import Environment, InputSpec, Record, encode, wall_now
 from benchd.daemon.verdicts import figures, manifest, recommend
-from benchd.daemon.verdicts.manifest import LOAD, MANIFEST, Manifest, Packed, Promised
+from benchd.daemon.verdicts.manifest import LOAD, MANIFEST, Asked, Manifest, Packed, Promised
 from benchd.daemon.verdicts.results import JOURNAL, process_medians_ms
 
 LOAD_TIMEOUT_S = 900.0

@@ -45,6 +45,19 @@ MOST, MOST_MS, LONGEST_NAME = 2**20, 1e9, 1000
 """What is believed at most: of a batch size, a number of threads or a seed; of a time; of characters."""
 
 
+class Asked(Struct, frozen=True, kw_only=True):
+    """The limits of `benchd ship`; None is no limit. `min_effect` is the smallest difference that counts."""
+
+    max_latency_ms: float | None = None
+    max_energy_j: float | None = None
+    max_memory_bytes: float | None = None
+    max_power_w: float | None = None
+    rate_hz: float | None = None
+    min_agreement: float | None = None
+    max_accuracy_drop: float | None = None
+    min_effect: float = 0.01
+
+
 class Resource(Struct, frozen=True):
     """A file of the folder by its path in it, its size and the SHA-256 of its bytes."""
 
@@ -197,6 +210,7 @@ def _impossible(manifest: Manifest) -> str:
         f"the threads of its case are not within 1 to {MOST}": not 1 <= threads <= MOST,
         f"the seed of its case is not within 0 to {MOST}": not 0 <= case.seed <= MOST,
         "its name has no end": len(manifest.name) > LONGEST_NAME,
+        "it asks for what is no limit of benchd ship": not manifest.asked.keys() <= set(Asked.__struct_fields__),
         "it has no inputs or no outputs": not (manifest.inputs and manifest.outputs),
         "a shape has a negative size": any(size < 0 for shape in shapes for size in shape),
         "its golden answers are of no batches": golden.batches < 1 or golden.rows != golden.batches * case.batch_size,

@@ -14,9 +14,9 @@ from benchd.daemon.measuring import race
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.race import Race
-from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Case, Check, Memory, ModelFacts, ProcessResult, Variant
+from benchd.daemon.verdicts.manifest import Asked
 from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, LOOKS, PROMISED
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")

@@ -26,7 +26,8 @@ def written(folder, **said):
 
 
 def test_what_ship_writes_is_read(tmp_path):
-    assert manifest.read(written(tmp_path)).name == "net"
+    asked = msgspec.structs.asdict(manifest.Asked(max_latency_ms=30.0))
+    assert manifest.read(written(tmp_path, asked=asked)).name == "net"
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_what_ship_writes_is_read(tmp_path):
         ({"case": Case(model="net", threads=10**9)}, "threads"),
         ({"case": Case(model="net", seed=-1)}, "seed"),
         ({"name": "x" * 2000}, "name has no end"),
+        ({"asked": {"max_latency_ms": 30.0, "demand": 30.0}}, "no limit of benchd ship"),
         ({"inputs": []}, "no inputs"),
         ({"golden": Golden(0, 0, {"y": 1e-5})}, "no batches"),
         ({"golden": Golden(1, 8, {"y": 1e-5})}, "no batches"),
