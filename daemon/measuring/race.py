@@ -259,7 +259,7 @@ class Race:
         if not left:
             return Result(reason=self._nearest())
         times_ms = {name: one.times_ms(rounds) for name, one in left.items()}
-        fit = {name for name, one in left.items() if self._meets(one, rounds)}
+        fit = {name for name, one in left.items() if not self._doubts(one, one.raced[:rounds])}
         seen = racing.look(times_ms, fit, len(self.candidates), self._asked.min_effect)
         self._tell(f"round {rounds}: {_means(times_ms)}")
         for name, behind in seen.behind.items():
@@ -274,11 +274,12 @@ class Race:
     def _missed(self, one: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
         """Return the limits that these processes certainly miss; `bounds` share the error."""
         apart = self._apart(one, outcomes)
-        return [miss for limit in self._limits if (miss := limit.miss(limit.values(apart), bounds))]
+        return [miss for limit in self._limits if (miss := limit.miss(apart, bounds))]
 
-    def _meets(self, one: Candidate, rounds: int) -> bool:
-        apart = self._apart(one, one.raced[:rounds])
-        return all(limit.is_met(limit.values(apart)) for limit in self._limits)
+    def _doubts(self, one: Candidate, outcomes: Sequence[Outcome]) -> list[Miss]:
+        """Return the limits that the next process behind these may miss."""
+        apart = self._apart(one, outcomes)
+        return [miss for limit in self._limits if (miss := limit.doubt(apart))]
 
     def _nearest(self) -> str:
         """Return which candidate misses its worst limit by least, and by how much."""
@@ -307,7 +308,7 @@ class Race:
         """Return between which the race could not decide, and how long that would take."""
         left = self._left()
         names = " and ".join(one.name for one in left)
-        unclear = [one.name for one in left if not self._meets(one, len(one.raced))]
+        unclear = [one.name for one in left if self._doubts(one, one.raced)]
         why = f"; {', '.join(unclear)} may or may not meet the limits" if unclear else ""
         rounds = min(len(one.raced) for one in left)
         if unclear and rounds >= racing.LOOKS[-1]:

@@ -12,7 +12,7 @@ from benchd.daemon.verdicts.manifest import Asked
 
 
 class Miss(Struct, frozen=True):
-    """A limit that a candidate certainly misses, by which share its mean is above it; None if it was not measured."""
+    """A limit that a candidate misses, by which share its mean is above it; None if it was not measured."""
 
     words: str
     share: float | None
@@ -27,25 +27,32 @@ class Limit:
     most: float
     figure: Callable[[Record], float | None]
 
-    def values(self, records: Sequence[Record]) -> list[float] | None:
-        """Return the figure of each process, each a record by itself; None if one lacks it."""
-        found = [self.figure(record) for record in records]
-        present = [value for value in found if value is not None and value > 0.0]
-        return present if present and len(present) == len(found) else None
+    def miss(self, records: Sequence[Record], bounds: int) -> Miss | None:
+        """Return how these processes, each a record, miss the limit, None unless certainly; `bounds` share the error.
 
-    def miss(self, values: Sequence[float] | None, bounds: int) -> Miss | None:
-        """Return how these processes miss the limit, None unless that is certain; `bounds` share the error."""
-        if values is None:
+        A process without the figure, as after a lost sensor, is left out.
+        """
+        values = self._values(records)
+        if not values:
             return Miss(f"{self.what} was not measured", None)
-        if not racing.exceeds(values, self.most, bounds):
-            return None
-        mean = geometric_mean(values)
-        words = f"{self.what} {mean:.4g} {self.unit} is above {self.most:.4g} {self.unit}"
-        return Miss(words, mean / self.most - 1.0)
+        return self._miss(values, "is above") if racing.exceeds(values, self.most, bounds) else None
 
-    def is_met(self, values: Sequence[float] | None) -> bool:
-        """Return whether the next process will certainly meet the limit too."""
-        return values is not None and racing.exceeds(values, self.most, 1) is False
+    def doubt(self, records: Sequence[Record]) -> Miss | None:
+        """Return why the next process may miss the limit, None if it will certainly meet it; most have the figure."""
+        values = self._values(records)
+        if 2 * len(values) <= len(records):
+            return Miss(f"{self.what} was measured in {len(values)} of {len(records)} processes", None)
+        is_met = racing.exceeds(values, self.most, 1) is False
+        return None if is_met else self._miss(values, "may or may not stay within")
+
+    def _values(self, records: Sequence[Record]) -> list[float]:
+        found = [self.figure(record) for record in records]
+        return [value for value in found if value is not None and value > 0.0]
+
+    def _miss(self, values: Sequence[float], how: str) -> Miss:
+        mean = geometric_mean(values)
+        words = f"{self.what} {mean:.4g} {self.unit} {how} {self.most:.4g} {self.unit}"
+        return Miss(words, mean / self.most - 1.0)
 
 
 def limits(asked: Asked) -> list[Limit]:
