@@ -291,7 +291,8 @@ class Race:
         known = [(miss.share, miss.words, one.name) for miss, one in worst if miss.share is not None]
         if known:
             share, words, name = min(known)
-            return f"nothing meets the limits; the nearest is {name}: {words}, by {100 * share:.3g} %"
+            by = f", by {100 * share:.3g} %" if share > 0.0 else ""
+            return f"nothing meets the limits; the nearest is {name}: {words}{by}"
         return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
 
     def _runner_up(self, winner: Candidate) -> str | None:
@@ -323,18 +324,13 @@ class Race:
         return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or calm the machine"
 
     def _confirmed(self, found: Result) -> Result:
-        """Measure the winner until its promise has enough fresh processes, and the runner-up beside it.
+        """Return the result that fresh processes of the winner and the runner-up confirm.
 
-        A runner-up that fails makes way for the next.
+        A runner-up that fails makes way for the next, and a winner that fails, or may, for those behind it.
         """
         winner, other = self.named(str(found.winner)), self.named(found.runner_up) if found.runner_up else None
-        for number in range(racing.PROMISED):
-            is_against = other and number < racing.needed_against(other.behind)
-            sides = [winner, *([other] if other and is_against else [])]
-            missing = [one for one in sides if len(one.confirmed) <= number]
-            if missing:
-                self._measure(random.sample(missing, len(missing)), "confirm")
-        failed = self._failed(winner)
+        self._confirm(winner, other)
+        failed = self._failed(winner) or self._in_doubt(winner)
         if failed:
             self._leave({winner.name: f"won the race, but in fresh processes it {failed}"})
             return self._decided()
@@ -351,6 +347,20 @@ class Race:
         ratios = [late / early for early, late in zip(first, second, strict=True)]
         return _concluded(found, effects.judge(effects.paired_effect(ratios), min_effect=self._asked.min_effect))
 
+    def _confirm(self, winner: Candidate, other: Candidate | None) -> None:
+        """Measure the winner until its promise has enough fresh processes, and the runner-up beside it.
+
+        While its limits are open, the winner gets more: so few may spread by chance.
+        """
+        for number in range(racing.PROMISED_AT_MOST):
+            if number >= racing.PROMISED and (self._failed(winner) or not self._in_doubt(winner)):
+                return
+            is_against = other and number < racing.needed_against(other.behind)
+            sides = [winner, *([other] if other and is_against else [])]
+            missing = [one for one in sides if len(one.confirmed) <= number]
+            if missing:
+                self._measure(random.sample(missing, len(missing)), "confirm")
+
     def _failed(self, one: Candidate) -> str | None:
         """Return why the processes that confirm a candidate cannot, among them a limit that they certainly miss."""
         failed = recommend.disqualified(self.record(one, one.confirmed))
@@ -358,6 +368,11 @@ class Race:
             return failed
         one.missed = self._missed(one, one.confirmed, len(self._limits))
         return f"misses a limit: {one.missed[0].words}" if one.missed else None
+
+    def _in_doubt(self, one: Candidate) -> str | None:
+        """Return which limit the promise of a candidate may break."""
+        one.missed = self._doubts(one, one.confirmed)
+        return f"is in doubt: {one.missed[0].words}" if one.missed else None
 
     def _tell(self, text: str) -> None:
         self._told.write(f"{text}\n")

@@ -37,6 +37,9 @@ Processes are known to jump between levels 1.3 times apart, and on a busy machin
 PROMISED = 5
 """Fresh processes of a winner that make its promise: as many as verifying takes, which judges by the smaller number."""
 
+PROMISED_AT_MOST = 18
+"""Of a winner whose limits are open: five alone would lose a fifth of those that lie 3 deviations within one."""
+
 AGAINST_FAR = 3
 """Fresh processes of a runner-up that left within `FEW` rounds; one that came closer gets as many as the winner."""
 

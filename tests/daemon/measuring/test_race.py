@@ -17,7 +17,7 @@ from benchd.daemon.measuring.race import Race
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Case, Check, Memory, ModelFacts, ProcessResult, Variant
 from benchd.daemon.verdicts.manifest import Asked
-from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, LOOKS, PROMISED
+from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, LOOKS, PROMISED, PROMISED_AT_MOST
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
 FAILED = Check(**{name: getattr(PASSED, name) for name in PASSED.__struct_fields__} | {"passed": False})
@@ -164,6 +164,24 @@ def test_what_was_not_measured_meets_no_limit(tmp_path):
 def test_one_process_without_energy_excludes_nobody_and_most_without_it_meet_no_limit(energies_mj, winner, tmp_path):
     racing, _ = course(tmp_path, {"eager": 10.0}, asked=Asked(max_energy_j=0.05), energies_mj=energies_mj)
     assert racing.run().winner == winner
+
+
+@pytest.mark.parametrize("later_ms", [[36.0], [36.0, 28.0] * 9], ids=["slower", "between two levels"])
+def test_a_winner_whose_promise_may_break_a_limit_does_not_ship(later_ms, tmp_path):
+    racing, script = course(tmp_path, {"eager": [28.0] * 3 + later_ms}, asked=Asked(max_latency_ms=33.0))
+    found = racing.run()
+    assert (found.winner, found.is_open) == (None, False)
+    assert found.reason.startswith("nothing meets the limits; the nearest is eager: latency 3")
+    assert racing.named("eager").left.startswith("won the race, but in fresh processes it ")
+    if len(later_ms) > 1:
+        assert racing.named("eager").left.endswith("ms may or may not stay within 33 ms")
+        assert len(script.ran) == 1 + PROMISED_AT_MOST
+
+
+def test_a_winner_that_one_process_puts_in_doubt_gets_more(tmp_path):
+    times_ms = {"eager": [28.0] * 4 + [32.0, 28.0]}
+    racing, script = course(tmp_path, times_ms, asked=Asked(max_latency_ms=33.0))
+    assert (racing.run().winner, len(script.ran)) == ("eager", 1 + PROMISED + 1)
 
 
 def test_when_the_time_is_up_it_says_what_is_open_and_how_long_that_takes(tmp_path):

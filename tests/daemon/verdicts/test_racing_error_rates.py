@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchd.daemon.verdicts.racing import LOOKS, Look, exceeds, look, rounds_to_decide
+from benchd.daemon.verdicts.racing import LOOKS, PROMISED, PROMISED_AT_MOST, Look, exceeds, look, rounds_to_decide
 from benchd.daemon.verdicts.statistics import student_t_quantile
 
 MIN_EFFECT = 0.01
@@ -139,6 +139,16 @@ def test_one_on_its_limit_is_rarely_called_above_it(spread):
     assert exceeds([0.9] * 3, 1.0, 4) is False
     assert exceeds([0.9], 1.0, 4) is None
     assert exceeds([0.4], 1.0, 4) is False
+
+
+@pytest.mark.parametrize("spread", [0.005, 0.03])
+def test_one_well_within_its_limit_is_hardly_ever_lost_when_it_is_confirmed(spread):
+    """Three deviations: its next process misses in 0.1 %. Five processes alone would lose a fifth."""
+    limit, confirming = np.exp(3.0 * spread), range(PROMISED, PROMISED_AT_MOST + 1)
+    times = np.exp(normal(np.random.default_rng(5), (600, PROMISED_AT_MOST), spread)).tolist()
+    kept = [any(exceeds(row[:count], limit, 1) is False for count in confirming) for row in times]
+    assert np.mean(kept) >= 0.99
+    assert np.mean([exceeds(row[:PROMISED], limit, 1) is False for row in times]) < 0.9
 
 
 @pytest.mark.slow
