@@ -73,13 +73,14 @@ class MqttSink(Sink):
             self._failure = self._send()
 
     def end(self) -> None:
-        """Retry unsent records, and print the command to type if that fails too."""
-        self._failure = self._failure and self._send()
-        if self._failure:
-            self._err.write(
-                f"warning: not published: {self._failure}. Nothing is lost; send it later with\n"
-                f"  benchd replay {self._folder} --mqtt {self._broker.url}\n"
-            )
+        """Retry unsent records, and print the command to type if that fails too or the broker has refused any."""
+        if not self._failure:
+            return
+        failure, refused = self._send(), self._outbox.refused()
+        if failure or refused:
+            again = f"benchd replay {self._folder} --mqtt {self._broker.url}{' --dead' if refused else ''}"
+            reason = failure or refused[0].reason
+            self._err.write(f"warning: not published: {reason}. Nothing is lost; send it later with\n  {again}\n")
 
     def close(self) -> None:
         """Close the outbox."""
