@@ -25,7 +25,7 @@ from benchd.daemon.service.publisher import Running
 from benchd.daemon.service.schedule import Progress
 
 DIED = "the service died while this case ran"
-LOOK_S = 5.0  # between two checks of the schedule, the conditions and a lock held by another process
+LOOK_S = 5.0  # between two checks of the schedule, the conditions, shipped folders and a lock held by another process
 
 
 class Cases:
@@ -60,7 +60,7 @@ class Cases:
             return None
         if self._activity.waiting_for and not self._base.every.is_due("judge", LOOK_S):
             return None
-        found = self._disk_problem() or self._now.agenda.next(self._unmet)
+        found = self.disk_problem() or self._now.agenda.next(self._unmet)
         if isinstance(found, tuple):
             found = self._not_free(found[0]) or found
         self._wait_for(found if isinstance(found, str) else None)
@@ -96,8 +96,8 @@ class Cases:
         found = conditions.read(self._now.machine.gpu_uuid)
         return self._base.judge.unmet(entry.suite.conditions, found, time.monotonic())
 
-    def _disk_problem(self) -> str | None:
-        """Return why no new case may begin, after trying to free space by deleting sent messages."""
+    def disk_problem(self) -> str | None:
+        """Return why nothing new may be measured, after trying to free space by deleting sent messages."""
         outbox, quota_bytes = self._base.outbox, self._now.settings.service.quota_bytes
         try:
             if outbox.used_bytes() > quota_bytes:

@@ -1,5 +1,6 @@
 """The folders of `[[shipped]]`: when each is verified, what is published of it, and which variant is ahead."""
 
+import errno
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,8 @@ from benchd.daemon.verdicts.results import JOURNAL
 
 SHIPPED = "shipped"
 FINGERPRINT_S = 3600.0  # between two looks at whether the machine or its software has changed
-RETRY_S = 60.0  # while another process measures
+RETRY_S = 60.0  # while another process measures, or the machine lacks what measuring takes
+LACKS = errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS
 REASON_CHARACTERS = 500
 
 
@@ -143,7 +145,7 @@ class Deployments:
         return next((one for one, kept in known if is_due(one, kept, time.time(), self._fingerprint)), None)
 
     def verify(self, one: Shipped, session: Session) -> None:
-        """Verify a folder and publish what that found; another process that measures delays it."""
+        """Verify a folder and publish what that found; a machine that cannot measure now delays it."""
         shipped = None
         try:
             shipped = manifest.read(Path(one.path))
@@ -152,14 +154,14 @@ class Deployments:
             found: Verified | str = verifying.verify(
                 Path(one.path), shipped, session, limits, trust_plan=one.trust_plan
             )
-        except Busy as busy:
-            log(f"waiting: {busy}")
-            self._busy_until_s = time.monotonic() + RETRY_S
-            return
-        except BenchdError as error:
+        except (BenchdError, OSError) as error:
+            if _is_for_now(error):
+                log(f"waiting: {error}")
+                self._busy_until_s = time.monotonic() + RETRY_S
+                return
             found = str(error)
-        except OSError as error:  # a file that the service may not read, or no free process or descriptor
-            found = f"{error.filename or one.path}: {error.strerror}"
+            if isinstance(error, OSError):  # a file that the service may not read
+                found = f"{error.filename or one.path}: {error.strerror}"
         finally:
             self._now.publisher.end()
         if not session.interrupted:
@@ -187,3 +189,9 @@ class Deployments:
             self._between.event("promise_kept", f"{now.name}: {now.verdict}: {now.told}")
         if now.better and now.better != was_better:
             self._between.event("shipped_behind", f"{now.name}: better: {now.better}")
+
+
+def _is_for_now(error: Exception) -> bool:
+    """Return whether the machine cannot measure now, which says nothing about the folder."""
+    cause = error.__cause__ or error
+    return isinstance(error, Busy) or (isinstance(cause, OSError) and cause.errno in LACKS)

@@ -126,9 +126,11 @@ class Service:
             self._rest()  # after a case too: a process that waits for the machine gets it now
 
     def _verify_due(self) -> None:
-        """Verify a shipped folder whose time has come."""
-        one = None if self._stopping else self._deployments.next()
-        if one:
+        """Verify a shipped folder whose time has come; on a full disk its workers would fail, whatever the folder."""
+        if self._stopping or not self._base.every.is_due("verify", LOOK_S):
+            return
+        one = self._deployments.next()
+        if one and not self._cases.disk_problem():
             self._deployments.verify(one, self._cases.session)
             self._stopping = self._stopping or self._cases.session.interrupted
 

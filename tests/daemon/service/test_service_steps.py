@@ -1,5 +1,6 @@
 """Steps of the service in this process; tests/e2e/test_service.py runs the whole of it."""
 
+import os
 import signal
 import socket
 from contextlib import closing
@@ -20,6 +21,7 @@ from benchd.daemon.delivery.outbox import CLOCK_SET_S, Outbox
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import folders, lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.measuring import plan
@@ -177,6 +179,7 @@ def test_a_shipped_folder_that_is_gone_breaks_its_promise_once(service, tmp_path
     service._settings = settings
     service._configure_again("a folder")
     for _ in range(2):
+        service._base.every._done_s.clear()
         service._verify_due()
     names = [msgspec.json.decode(row.body) for row in service._base.outbox.pending(100) if row.topic.endswith("/event")]
     broken = [one["detail"] for one in names if one["event"] == "promise_broken"]
@@ -187,6 +190,39 @@ def test_a_shipped_folder_that_is_gone_breaks_its_promise_once(service, tmp_path
     assert service._deployments.next() is None
     again = service._base.outbox.kept_as(deployed.SHIPPED, deployed.decode, {})
     assert again == service._deployments.standings
+
+
+def test_a_full_disk_breaks_no_promise(service, tmp_path, monkeypatch):
+    monkeypatch.setattr(service._base.reserve, "hold", lambda: "No space left on device")
+    service._settings = replace_shipped(service, tmp_path / "net")
+    service._configure_again("a folder")
+    service._verify_due()
+    assert service._deployments.standings == {}
+    assert service._between.health().problem == "degraded:disk: No space left on device"
+    monkeypatch.undo()
+    service._base.every._done_s.clear()
+    service._verify_due()
+    assert service._deployments.standings["net"].said.verdict == "broken"
+    assert service._between.health().problem is None
+
+
+@pytest.mark.parametrize("number", deployed.LACKS)
+@pytest.mark.parametrize("is_of_the_lock", [False, True])
+def test_a_machine_that_lacks_what_measuring_takes_breaks_no_promise(
+    service, tmp_path, monkeypatch, number, is_of_the_lock
+):
+    def read(folder):
+        error = OSError(number, os.strerror(number))
+        if is_of_the_lock:
+            raise NotAvailable("the lock cannot be opened") from error
+        raise error
+
+    monkeypatch.setattr(manifests, "read", read)
+    service._settings = replace_shipped(service, tmp_path / "net")
+    service._configure_again("a folder")
+    service._verify_due()
+    assert service._deployments.standings == {}
+    assert service._deployments.next() is None, "it is not tried again at once"
 
 
 def test_a_file_that_cannot_be_compressed_keeps_no_sent_message(service, tmp_path):
