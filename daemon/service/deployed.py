@@ -1,8 +1,10 @@
 """The folders of `[[shipped]]`: when each is verified, what is published of it, and which variant is ahead."""
 
 import errno
+import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -21,7 +23,7 @@ from benchd.daemon.service.between import Between
 from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.trigger import DAY_S
 from benchd.daemon.verdicts import manifest, recommend
-from benchd.daemon.verdicts.manifest import Manifest
+from benchd.daemon.verdicts.manifest import MANIFEST, Manifest
 from benchd.daemon.verdicts.promise import Verified
 from benchd.daemon.verdicts.recommend import Requirements
 from benchd.daemon.verdicts.results import JOURNAL
@@ -34,7 +36,7 @@ REASON_CHARACTERS = 500
 
 
 class Kept(Struct, frozen=True):
-    """What is kept of a folder: when it was verified, on which machine and software, and what was published."""
+    """What is kept of a folder: when it was verified, what was published, and the `fingerprint` of what that is of."""
 
     verified_s: float
     fingerprint: str
@@ -45,12 +47,25 @@ Standings = Mapping[str, Kept]
 """By the name of the folder."""
 
 
+def fingerprint_of(one: Shipped, machine: str) -> str:
+    """Return the hash of what a verdict is of: the machine with its software, and the folder's files.
+
+    Files go by size and time, which a copy that is still under way changes too, and are listed only beside a manifest.
+    """
+    folder = Path(one.path)
+    found: list[object] = [machine, one.path]
+    with suppress(OSError):  # it may not be read, or a file is gone by now
+        files = sorted(folder.rglob("*")) if (folder / MANIFEST).is_file() else []
+        found += [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.is_file()]
+    return hashlib.sha256(repr(found).encode()).hexdigest()
+
+
 decode = msgspec.json.Decoder(dict[str, Kept]).decode
 """Reads what an earlier service has kept."""
 
 
 def is_due(one: Shipped, before: Kept | None, now_s: float, fingerprint: str) -> bool:
-    """Return whether a folder is to be verified: never yet, its time has come, or what it runs on has changed."""
+    """Return whether a folder is to be verified: never yet, its time has come, or it or its machine has changed."""
     if before is None or before.fingerprint != fingerprint or before.verified_s > now_s + DAY_S:
         return True
     trigger = one.trigger()
@@ -142,11 +157,12 @@ class Deployments:
         if not self._fingerprint or self._base.every.is_due(SHIPPED, FINGERPRINT_S):
             self._fingerprint = self._now.machine.environment().fingerprint
         known = ((one, self.standings.get(one.called)) for one in self.configured)
-        return next((one for one, kept in known if is_due(one, kept, time.time(), self._fingerprint)), None)
+        now_s, of = time.time(), self._fingerprint
+        return next((one for one, kept in known if is_due(one, kept, now_s, fingerprint_of(one, of))), None)
 
     def verify(self, one: Shipped, session: Session) -> None:
         """Verify a folder and publish what that found; a machine that cannot measure now delays it."""
-        shipped = None
+        shipped, of = None, fingerprint_of(one, self._fingerprint)
         try:
             shipped = manifest.read(Path(one.path))
             verifying.refuse_untrusted(Path(one.path), shipped, trust_code=one.trust_code)
@@ -166,7 +182,7 @@ class Deployments:
             self._now.publisher.end()
         if not session.interrupted:
             ahead = better(shipped, self._results()) if shipped else ""
-            self._publish(one, said(one, shipped, found, self.standings.get(one.called), ahead))
+            self._publish(one, said(one, shipped, found, self.standings.get(one.called), ahead), of)
 
     def _results(self) -> Iterator[Record]:
         """Yield the plan's results, without the lines that a power cut has torn; none if they cannot be read."""
@@ -176,9 +192,9 @@ class Deployments:
         except UsageError as error:
             log(f"no other variant is looked for: {error}")
 
-    def _publish(self, one: Shipped, now: Deployed) -> None:
+    def _publish(self, one: Shipped, now: Deployed, of: str) -> None:
         before = self.standings.get(one.called)
-        self.standings = {**self.standings, one.called: Kept(time.time(), self._fingerprint, now)}
+        self.standings = {**self.standings, one.called: Kept(time.time(), of, now)}
         self._between.attempt(lambda: self._now.publisher.keep({SHIPPED: msgspec.json.encode(self.standings)}))
         if self._now.publisher.link:
             self._now.publisher.link.retain(self._now.topics.shipped(one.called), msgspec.json.encode(now))

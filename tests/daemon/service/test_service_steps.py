@@ -192,6 +192,28 @@ def test_a_shipped_folder_that_is_gone_breaks_its_promise_once(service, tmp_path
     assert again == service._deployments.standings
 
 
+def test_a_shipped_folder_that_is_replaced_is_verified_again(service, tmp_path):
+    def is_due_once():
+        is_due = service._deployments.next() is not None
+        service._base.every._done_s.clear()
+        service._verify_due()
+        assert service._deployments.next() is None
+        return is_due
+
+    folder = tmp_path / "net"
+    service._settings = replace_shipped(service, folder)
+    service._configure_again("a folder")
+    assert is_due_once()
+    assert not is_due_once()
+    folder.mkdir()
+    for name in ("manifest.json", "model.onnx"):
+        (folder / name).write_text("{}")
+        assert is_due_once(), f"{name} arrives late, as from a mount or in a copy"
+    service._settings = replace_shipped(service, tmp_path / "other" / "net")
+    service._configure_again("another folder of the same name")
+    assert is_due_once()
+
+
 def test_a_full_disk_breaks_no_promise(service, tmp_path, monkeypatch):
     monkeypatch.setattr(service._base.reserve, "hold", lambda: "No space left on device")
     service._settings = replace_shipped(service, tmp_path / "net")
