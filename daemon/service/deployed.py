@@ -101,7 +101,8 @@ def said(one: Shipped, shipped: Manifest | None, found: Verified | str, before: 
 def better(shipped: Manifest, records: Iterable[Record]) -> str:
     """Return which variant the plan's results show ahead of the shipped one beyond its interval; empty if none does.
 
-    Only results of the same weights, inputs and batch size count, and only variants that meet the limits asked for.
+    Only results of the same weights count, of a case that differs in nothing else, on the device and in the power mode
+    of the promise, and only variants that meet the limits asked for.
     """
     limits = {name: value for name, value in shipped.asked.items() if name in Requirements.__struct_fields__}
     alike = [record for record in records if _is_alike(record, shipped)]
@@ -118,18 +119,11 @@ def better(shipped: Manifest, records: Iterable[Record]) -> str:
 
 
 def _is_alike(record: Record, shipped: Manifest) -> bool:
-    case, mine = record.case, shipped.case
-    same = (case.model, case.batch_size, case.options, case.scenario, case.direction, case.seed, case.demand)
+    mine, here, there = shipped.case, record.environment, shipped.environment
+    case = msgspec.structs.replace(record.case, variant=mine.variant, provider=mine.provider, dla=mine.dla)
     weights = record.model.weights_sha256 if record.model else ""
-    return weights == shipped.weights_sha256 and same == (
-        mine.model,
-        mine.batch_size,
-        mine.options,
-        mine.scenario,
-        mine.direction,
-        mine.seed,
-        mine.demand,
-    )
+    is_there = (here.device, here.power_mode) == (there.device, there.power_mode)
+    return is_there and weights == shipped.weights_sha256 and case == mine
 
 
 class Deployments:

@@ -13,7 +13,14 @@ from benchd.daemon.records import Check, Energy, Record, Requests, Timing, all_v
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
 from benchd.daemon.verdicts.demand import RATE_SHARE, Demand, answering, shortfall
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, welch_effect
-from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, largest_power_w, latency_ms, memory_mib
+from benchd.daemon.verdicts.figures import (
+    dropped_half,
+    energy_error_share,
+    largest_energy_j,
+    largest_power_w,
+    latency_ms,
+    memory_mib,
+)
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import Interval
 
@@ -54,6 +61,7 @@ class Requirements(Struct, frozen=True, kw_only=True):
     """
 
     max_latency_ms: float | None = None
+    max_energy_j: float | None = None
     max_power_w: float | None = None
     max_memory_bytes: float | None = None
     min_agreement: float | None = None
@@ -332,6 +340,7 @@ def why_not(record: Record, requirements: Requirements) -> str | None:
         disqualified(record),
         shortfall(record, requirements.demand) if requirements.demand else None,
         _too_slow(record, requirements.max_latency_ms),
+        _above("energy", largest_energy_j(record), requirements.max_energy_j, "J per inference"),
         _above("power", largest_power_w(record), requirements.max_power_w, "W"),
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
         _disagrees(record, requirements.min_agreement),

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from manifests_made import manifest
-from records_made import INFO, PASSED, made, timing
+from records_made import ENERGY, ENVIRONMENT, INFO, PASSED, made, timing
 
 from benchd.daemon import config
 from benchd.daemon.config import Shipped
@@ -22,12 +22,14 @@ def said(verdict="kept", **fields):
     return Deployed(name="net", case_id="c", verdict=verdict, since="then", t_wall="then", **fields)
 
 
-def record(variant, median_ms, weights="same"):
+def record(variant, median_ms, weights="same", joules=0.5, power_mode=None, **case):
     times = [timing(median_ms * (1.0 + step / 1000)) for step in (0, 1, 2)]
     return made(
         run_id=variant,
-        case=Case(model="vim_tiny", variant=Variant.parse(variant)),
+        case=Case(model="vim_tiny", variant=Variant.parse(variant), **case),
         timing=times[1],
+        energy=msgspec.structs.replace(ENERGY, gross_per_inference_j=joules),
+        environment=msgspec.structs.replace(ENVIRONMENT, power_mode=power_mode),
         check=PASSED,
         model=msgspec.structs.replace(MODEL, weights_sha256=weights),
         processes=[ProcessResult(status="ok", timing=one) for one in times],
@@ -39,7 +41,7 @@ def shipped(variant="eager"):
         name="vim_tiny",
         case=Case(model="vim_tiny", variant=Variant.parse(variant)),
         weights_sha256="same",
-        asked={"max_latency_ms": None, "min_effect": 0.01, "rate_hz": None},
+        asked={"max_latency_ms": None, "max_energy_j": 0.6, "min_effect": 0.01, "rate_hz": None},
     )
 
 
@@ -72,6 +74,9 @@ def test_the_time_since_when_a_verdict_stands_is_kept():
         ([record("eager", 10.0), record("onnxruntime", 9.999)], ""),
         ([record("eager", 7.0), record("onnxruntime", 10.0)], ""),
         ([record("eager", 10.0), record("onnxruntime", 7.0, weights="other")], ""),
+        ([record("eager", 10.0), record("onnxruntime", 7.0, joules=0.59)], ""),
+        ([record(name, time_ms, threads=1) for name, time_ms in (("eager", 10.0), ("onnxruntime", 7.0))], ""),
+        ([record(name, time_ms, power_mode="15W") for name, time_ms in (("eager", 10.0), ("onnxruntime", 7.0))], ""),
         ([], ""),
     ],
 )
