@@ -252,10 +252,8 @@ class Supervisor:
             return planned.is_searched
         alone = [entry for entry in self.plan if not entry.reason and not entry.beside]
         probing = [entry for entry in alone if entry.case.scenario != "cold_start"]
-        last = [entry for entry in probing if _rates_of(entry.case) == rates][
-            -1:
-        ]  # none if the GPU was gone when it was planned
-        return [planned] == last and index == planned.limits.processes - 1
+        alike = [entry for entry in probing if _rates_of(entry.case) == rates]  # none if the GPU was gone when planned
+        return alike[-1:] == [planned] and index == planned.limits.processes - 1
 
     def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> _Ending:
         """Wait for the worker to end, or to wait for its turn; return how and why we ended it, else (None, None)."""
