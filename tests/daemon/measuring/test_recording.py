@@ -4,16 +4,19 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, timing
+from records_made import ENERGY, ENVIRONMENT, timing
 
 from benchd.daemon.measuring import recording
+from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.records import (
+    BlocksResult,
     BlockStatistics,
     Case,
     Check,
     Deadlines,
+    Interference,
     Level,
     Load,
     Memory,
@@ -23,8 +26,13 @@ from benchd.daemon.records import (
     Probes,
     ProcessResult,
     Requests,
+    RuntimeFacts,
+    Sample,
     Summary,
+    Window,
 )
+from benchd.daemon.sampling.child import SamplerProcess
+from benchd.daemon.sampling.sources.protocol import Batch
 from benchd.models.cost import cost, parameters
 
 SHARED = Run("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
@@ -203,6 +211,57 @@ def test_times_that_depend_on_time_or_jump_are_flagged(fields, flags):
         **fields,
     )
     assert record(outcome(timing=timing(5.0), blocks=blocks)).flags == flags
+
+
+@pytest.mark.parametrize(("disturbed", "flags"), [(2, []), (3, ["throttled"])])
+def test_what_disturbs_more_than_a_fifth_of_the_blocks_is_flagged(disturbed, flags):
+    times = BlocksResult(median_ms=5.0, low_ms=None, high_ms=None, blocks=10)
+    reasons = [["throttled"]] * disturbed + [[]] * (10 - disturbed)
+    found = Interference(reasons=reasons, clean=times, as_experienced=times, all_flagged=False)
+    assert record(outcome(timing=timing(), interference=found)).flags == flags
+
+
+@pytest.mark.parametrize(
+    ("facts", "flags"),
+    [
+        ({"node_shares": {"CUDAExecutionProvider": 1.0}}, []),
+        ({"node_shares": {"CUDAExecutionProvider": 0.9, "CPUExecutionProvider": 0.1}}, ["provider_fallback"]),
+        ({"typing": "strong"}, []),
+        ({"typing": "weak"}, ["weak_typing"]),
+    ],
+)
+def test_what_did_not_run_as_requested_is_flagged(facts, flags):
+    runtime = RuntimeFacts(provider="CUDAExecutionProvider", **facts)
+    assert record(msgspec.structs.replace(outcome(timing=timing()), runtime=runtime)).flags == flags
+
+
+def test_energy_is_of_all_processes_or_none():
+    with_energy, without = outcome(timing=timing(), energy=ENERGY), outcome(timing=timing())
+    assert record(with_energy).energy == ENERGY
+    made = record(with_energy, without)
+    assert (made.energy, made.missing["energy"]) == (None, "no_sensor")
+
+
+def test_the_sensors_of_another_gpu_give_no_energy():
+    def missing(ran_on):
+        ran = msgspec.structs.replace(outcome(timing=timing(), window=Window(0, 10**9)), device_uuid=ran_on)
+        machine = Machine("cuda", has_cxx=True, gpu_uuid="GPU-a")
+        return recording.with_samples(ran, Case(model="square"), SamplerProcess(["fake"], 0.1), machine, 0.1).missing
+
+    assert missing("b")["energy"].startswith("the sensors read GPU GPU-a, but the case ran on b")
+    assert missing("a")["energy"] == "no_sensor"
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_missing"), [("gpu_throttle_reasons", False), ("cpu_throttle_reasons", True), ("power_w", True)]
+)
+def test_it_is_said_if_no_source_tells_what_holds_the_clocks_of_the_device_down(metric, is_missing):
+    sampler = SamplerProcess(["fake"], 0.1)
+    sampler.samples.add(Batch(samples=[Sample(1, metric, 0.0, "fake")], t_ns=1, cpu_s=0.0, ticks_ns=[1], flushes=0))
+    ran = outcome(timing=timing(), window=Window(0, 10**9))
+    machine = Machine("cuda", has_cxx=True)
+    made = recording.with_samples(ran, Case(model="square"), sampler, machine, 0.1)
+    assert ("throttled" in made.missing) is is_missing
 
 
 def test_memory_is_the_largest_peak():

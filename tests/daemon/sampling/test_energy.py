@@ -490,9 +490,9 @@ def part(energy_j, err_j, inferences, **fields):
 
 
 def test_processes_add_up_and_their_errors_as_independent_ones():
-    whole = energy.combined([part(10.0, 0.3, 100, flags=["gaps"]), part(30.0, 0.4, 100)])
+    whole = energy.combined([part(10.0, 0.3, 100, flags=["gaps"]), part(30.0, 0.4, 200)])
     assert (whole.energy_j, whole.energy_err_j) == (40.0, pytest.approx(0.5))
-    assert whole.gross_per_inference_j == pytest.approx(0.2)
+    assert whole.gross_per_inference_j == pytest.approx(40.0 / 300)
     assert (whole.updates, whole.flags, whole.net_per_inference_j) == (40, ["gaps"], None)
 
 

@@ -250,6 +250,19 @@ def test_energy_ranks_by_energy():
     assert (decision.ship, decision.ratio) == ("eager-fp16", pytest.approx(1.55))
 
 
+def test_joules_whose_error_bars_overlap_are_too_close_to_call():
+    """Their processes alone would tell them apart: they share a sensor, and its error."""
+
+    def steady(variant, joules):
+        found = msgspec.structs.replace(ENERGY, gross_per_inference_j=joules)
+        processes = [ProcessResult(status="ok", timing=timing(4.0), energy=found)] * 3
+        return candidate(variant, 4.0, energy=found, processes=processes)
+
+    decision = only([steady("eager", 0.031), steady("fp16", 0.03)], objective="energy")
+    assert (decision.ship, decision.tied) == (None, ["eager-fp16", "eager"])
+    assert decision.ratio_interval.low > 1.0
+
+
 def test_batch_sizes_compete_for_throughput_and_for_nothing_else():
     records = [candidate("eager", 4.0), candidate("eager", 10.0, batch=4)]
     decision = only(records, objective="throughput")
