@@ -3,10 +3,12 @@
 import json
 import re
 
+import msgspec
 import pytest
-from records_made import made
+from records_made import made, timing
 
-from benchd.daemon.records import Case, Variant, encode
+from benchd.daemon.records import Case, ProcessResult, Variant, decode, encode, wall_now
+from benchd.daemon.verdicts import noise_floor
 
 SQUARE = ("--models", "square", "--option", "size=64")
 
@@ -87,7 +89,17 @@ def test_a_baseline_is_set_shown_and_cleared(here, results, tmp_path):
     assert "benchd baseline set RUN..." in gone.stderr
 
 
-def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(here, once_here, tmp_path):
+def far_faster(record):
+    """Return three runs of three processes that took a thousandth of the time of this record."""
+    processes = [ProcessResult(status="ok", timing=timing(1e-3 * record.timing.median_ms))] * 3
+    return [
+        msgspec.structs.replace(record, run_id=name, suite_id=name, clocks={}, processes=processes) for name in "abc"
+    ]
+
+
+def test_a_run_is_held_against_its_baseline_and_noise_floor_and_the_path_of_its_page_comes_last(
+    here, once_here, tmp_path
+):
     pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     missing = here("bench-once", *SQUARE, "--baseline", "stored")
     assert missing.returncode == 2
@@ -101,3 +113,11 @@ def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(
     assert held.returncode == 4, held.stdout + held.stderr
     assert "INCONCLUSIVE" in held.stdout
     assert re.search(r"A has 1 of 3 processes: run (\w+=\S+ )*bench-once --models square", held.stdout)
+    record = decode((tmp_path / "out" / "records.jsonl").read_bytes().splitlines()[0])
+    (tmp_path / "faster").write_bytes(b"".join(encode(one) + b"\n" for one in far_faster(record)))
+    given = {"device_id": record.device_id, "device": "cpu", "case_id": record.case_id, "answer": "same", "pairs": 7}
+    for _ in range(noise_floor.FEWEST):
+        noise_floor.add(noise_floor.AaEffect(effect=1e6, effect_low=1e6, effect_high=1e6, t_wall=wall_now(), **given))
+    noisy = once_here(*SQUARE, "--processes", "3", "--baseline", "faster")
+    assert noisy.returncode == 0, noisy.stdout + noisy.stderr
+    assert f"inconclusive: {record.case_id}: the difference is below the smallest that counts here" in noisy.stdout

@@ -11,7 +11,6 @@ from benchd.daemon.commands.noise_floor import noise_floor_
 from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.records import Case, ProcessResult, encode, wall_now
 from benchd.daemon.verdicts import noise_floor
-from benchd.daemon.verdicts.compare import compare
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +25,11 @@ def add(*effects, half_width=0.002, **fields):
         given = {"device_id": "d", "device": "cpu", "case_id": "c", "answer": "same", "pairs": 7, "t_wall": wall_now()}
         given |= {"effect": effect, "effect_low": effect - half_width, "effect_high": effect + half_width}
         noise_floor.add(noise_floor.AaEffect(**given | fields))
+
+
+def written(path, records):
+    path.write_bytes(b"".join(encode(record) + b"\n" for record in records))
+    return path
 
 
 def test_what_intervals_exclude_is_the_floor_of_its_case_and_device():
@@ -83,7 +87,7 @@ def test_a_case_or_all_are_forgotten():
     assert (noise_floor.clear(), noise_floor.clear(), noise_floor.every()) == (1, 0, [])
 
 
-def test_a_floor_decides_for_its_own_case_alone():
+def test_a_floor_decides_for_its_own_case_alone(tmp_path):
     def arm(ms, suite_id):
         cases = [msgspec.structs.replace(made().case, batch_size=size) for size in (1, 2)]
         times = [ProcessResult(status="ok", timing=timing(ms * (1 + number / 1000))) for number in range(5)]
@@ -92,9 +96,10 @@ def test_a_floor_decides_for_its_own_case_alone():
             for case in cases
         ]
 
-    floors = {"vim_tiny,eager,b2": 0.04}
+    add(*[0.04] * 5, device_id=made().device_id, case_id="vim_tiny,eager,b2")
     before = [record for number in range(4) for record in arm(5.0 * (1 + number / 1e4), f"a{number}")]
-    verdicts = [one.verdict for one in compare(before, arm(5.15, "b"), 0.005, floors=floors)]
+    sides = [written(tmp_path / "before", before), written(tmp_path / "after", arm(5.15, "b"))]
+    verdicts = [one.verdict for one in of_files(sides, 0.005, [[], []])[0]]
     assert [verdict.answer for verdict in verdicts] == ["slower", "inconclusive"]
     assert "below the smallest that counts here, 4 %" in verdicts[1].reason
 
@@ -111,7 +116,7 @@ def test_records_of_two_devices_have_the_floor_of_where_each_was_measured(order,
             made(case=Case(model="vim_tiny", batch_size=size), device_id="d", run_id=f"{side} {size}", **fields)
             for size, fields in arms.items()
         ]
-        (tmp_path / side).write_bytes(b"".join(encode(record) + b"\n" for record in records[::order]))
+        written(tmp_path / side, records[::order])
     of_files([tmp_path / "before", tmp_path / "after"], 0.005, [[], []])
     assert sorted(capsys.readouterr().err.splitlines()) == [
         "vim_tiny,eager,b1: the smallest effect that counts is 3 %, its noise floor",
