@@ -14,6 +14,7 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import BlockStatistics, ProcessResult
+from benchd.daemon.verdicts.effects import ALPHA, LOOK_ALPHA
 
 CPU = Machine("cpu", has_cxx=True)
 
@@ -114,3 +115,10 @@ def test_a_pair_of_interleaved_processes_is_the_median_of_its_rounds(starts_ns, 
         result = ProcessResult(status="ok", timing=timing(median_ms), blocks=blocks(medians_ms, starts_ns))
         side.outcomes.append(Outcome(process=result))
     assert paired._ratio(both) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(("pairs", "alpha"), [(None, LOOK_ALPHA), (7, ALPHA)])
+def test_several_comparisons_share_the_error_of_one(pairs, alpha):
+    ratios = [1.2, 1.21, 1.2, 1.19, 1.2, 1.21, 1.19]
+    request = Request(["square,eager,b1"], "quick", 0.005, pairs=pairs, comparisons=4)
+    assert paired._verdict(ratios, request, 0.005).confidence == 1 - alpha / 4

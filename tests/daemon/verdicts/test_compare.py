@@ -25,9 +25,9 @@ def run(times_ms=FAST, run_id="r1", **fields):
     return made(**given | fields)
 
 
-def several(times_ms, count=3):
-    """Return the records of so many runs, 0.01 % apart."""
-    return [run([value * (1 + step / 1e4) for value in times_ms], f"r{step}") for step in range(count)]
+def several(times_ms, **fields):
+    """Return the records of three runs, 0.01 % apart."""
+    return [run([value * (1 + step / 1e4) for value in times_ms], f"r{step}", **fields) for step in range(3)]
 
 
 def other(found):
@@ -174,8 +174,13 @@ def environment(**changes):
     return msgspec.structs.replace(ENVIRONMENT, fingerprint="other", **changes)
 
 
-def clock(hz):
-    return {"cpu_clock_hz": Summary(hz, hz, hz, 10, "procfs")}
+def clock(hz, name="cpu_clock_hz"):
+    return {name: Summary(hz, hz, hz, 10, "procfs")}
+
+
+def on_gpu(hz):
+    clocks = clock(3e9) | clock(hz, "gpu_clock_hz")
+    return run(environment=msgspec.structs.replace(ENVIRONMENT, device="cuda"), clocks=clocks)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +198,9 @@ def clock(hz):
         ([run()], [run(environment=environment(power_mode="15W"))], "power_mode: unknown and 15W"),
         ([run()], [run(environment=environment(versions={"torch": "2.9"}))], "torch: unset and 2.9"),
         (several(FAST), [run(clocks=clock(2e9))], ""),
-        ([run(clocks=clock(3e9))], [run(clocks=clock(2e9))], "other clocks (cpu_clock_hz 3000 and 2000 MHz)"),
+        ([run(clocks=clock(3e9))], [run(clocks=clock(2.89e9))], "other clocks (cpu_clock_hz 3000 and 2890 MHz)"),
+        (several(FAST, clocks=clock(3e9)), [run(clocks=clock(2.93e9))], ""),
+        ([on_gpu(1.98e9)], [on_gpu(1.2e9)], "other clocks (gpu_clock_hz 1980 and 1200 MHz)"),
         ([run(model=MODEL)], [run(model=msgspec.structs.replace(MODEL, data="cifar10"))], "other inputs"),
         ([run(FAST, "r1"), run(FAST, "r2", device_id="orin-2")], [run()], "device bench-abc123 and orin-2"),
         ([run()], [], "B has no record of it"),
@@ -418,10 +425,11 @@ def test_a_difference_smaller_than_a_jump_between_levels_is_none():
 
 
 def test_flags_and_presets_of_either_side_are_noted():
-    busy = run(FAST, flags=["busy_machine", "mqtt", "simulated"], preset="quick")
-    notes = only(several(FAST), [msgspec.structs.replace(busy, preset="thorough")]).notes
-    assert "B is flagged busy_machine, simulated" in notes
-    assert any("preset" in note for note in notes) is bool(several(FAST)[-1].preset)
+    busy = run(flags=["busy_machine", "mqtt", "simulated"], preset="thorough")
+    flagged = "B is flagged busy_machine, simulated"
+    assert only([run(preset="thorough")], [busy]).notes == [flagged]
+    presets = "A was measured with the preset quick and B with thorough"
+    assert only([run(preset="quick")], [busy]).notes == [flagged, presets]
 
 
 def test_a_record_of_a_stranger_runs_nothing():

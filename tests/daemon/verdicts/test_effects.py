@@ -162,6 +162,7 @@ def test_a_look_is_taken_after_7_11_and_15_pairs_and_the_last_one_ends():
     assert [pairs for pairs in range(1, 16) if look(clear[:pairs])] == [7, 11, 15]
     assert [pairs for pairs in LOOKS if look(noisy[:pairs])] == [15]
     assert look(B_OVER_A).confidence == 1 - LOOK_ALPHA
+    assert look(B_OVER_A, comparisons=2).confidence == 1 - LOOK_ALPHA / 2
 
 
 def test_one_effect_in_a_plan_is_judged_as_if_alone():
