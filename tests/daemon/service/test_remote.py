@@ -6,7 +6,7 @@ from links import unstarted
 
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.commands import BURST, Gate
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import STREAM, Outbox
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.measuring.plan import Machine
@@ -23,7 +23,8 @@ class Asked:
     """A Remote behind a link that never starts."""
 
     def __init__(self, link, outbox, allowed="suites"):
-        self.link, self.agenda = link, Agenda(Config(suite=[SUITE]), Machine("cpu", True), State())
+        self.link, self.outbox = link, outbox
+        self.agenda = Agenda(Config(suite=[SUITE]), Machine("cpu", True), State())
         self.remote = Remote(link, Gate(TOPICS, allowed), self.agenda, outbox, None, lambda: None, lambda: None)
         self._asked = 0
 
@@ -58,6 +59,19 @@ def test_a_run_names_a_suite_or_lists_and_neither_both_nor_nothing(tmp_path):
     nothing = "give a suite or lists; the command `list` names the suites"
     assert [answer.get("reason") for answer in answers] == [nothing] * 3 + ["give a suite or lists, not both", None]
     assert len(asked.agenda.state.passes) == 1
+
+
+def test_a_replay_sends_these_numbers_of_this_outbox_again_and_of_no_other(asked):
+    for run_id in ("r1", "r2", "r3"):
+        asked.outbox.add(f"d:{run_id}", TOPICS.result(run_id), 1, b"{}")
+    asked.outbox.mark_sent(*(row.seq for row in asked.outbox.pending(3)))
+    asked.hear("replay", stream="another", since_seq=2, until_seq=2)
+    asked.hear("replay", stream=asked.outbox.kept(STREAM).decode(), since_seq=2, until_seq=2)
+    other, this = asked.answers().values()
+    assert (other["accepted"], other["reason"]) == (False, "these numbers are of another outbox of this device")
+    assert (this["accepted"], this["rows"]) == (True, 1)
+    assert [row.topic for row in asked.outbox.pending(3)] == [TOPICS.result("r2")]
+    assert asked.link.replaying.is_set()
 
 
 def test_every_pass_of_several_cancels_at_once_is_under_way_no_more(asked):

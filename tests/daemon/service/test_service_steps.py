@@ -5,6 +5,7 @@ import signal
 import socket
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -25,7 +26,9 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import folders, lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.measuring import plan
+from benchd.daemon.records import Sample
 from benchd.daemon.service import announcements, deployed
+from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import Cases
 from benchd.daemon.service.parts import Base, Places
 from benchd.daemon.service.service import Service
@@ -112,6 +115,23 @@ def test_a_run_that_was_held_off_too_long_is_measured_and_its_record_says_so(ser
     (result,) = [records.decode(body) for topic, body in rows if "/result/" in topic]
     assert (result.status, "lock_ignored" in result.flags) == ("ok", True)
     assert any(b'"lock_ignored"' in body for topic, body in rows if topic.endswith("/event"))
+
+
+@pytest.mark.parametrize(
+    ("device", "cpus", "timed", "count"),
+    [("cpu", 2, True, 0), ("cpu", 2, False, 1), ("cpu", 3, True, 1), ("cuda", 2, True, 1)],
+)
+def test_no_telemetry_is_sent_while_a_case_on_all_cores_is_timed(service, monkeypatch, device, cpus, timed, count):
+    sent, now = [], replace(service._now, machine=plan.Machine(device, has_cxx=True))
+    now.agenda.begin(Suite(models=["square"], variants=["eager"], preset="quick"))
+    entry, (planned,) = service._cases.next()
+    service._base.activity.running = (entry, planned)
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    monkeypatch.setattr(now.publisher.link, "telemetry", sent.append)
+    now.publisher.timed = timed
+    session = SimpleNamespace(latest_samples=lambda: [Sample(1, "power_w", 5.0, "fake")])
+    Between(service._base, now, None).attend(session)
+    assert len(sent) == count
 
 
 def test_a_reload_keeps_what_the_old_connection_has_heard(service):
