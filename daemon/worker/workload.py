@@ -322,4 +322,5 @@ def _content(value: Any) -> bytes:
     if not isinstance(value, Tensor):
         return repr(value).encode()
     numbers = value.dequantize() if value.is_quantized else value.detach()
-    return f"{value.dtype} {tuple(value.shape)}".encode() + numbers.reshape(-1).view(torch.uint8).numpy().tobytes()
+    dense = numbers.clone(memory_format=torch.contiguous_format)  # one number may count as contiguous with any stride
+    return f"{value.dtype} {tuple(value.shape)}".encode() + dense.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -145,6 +145,25 @@ def exported():
     return torch.export.export(Plain().eval(), (torch.zeros(2, 3, 4, 4),))
 
 
+class Strided(Base):
+    dense = False
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        grid = torch.arange(8.0)
+        views = (grid.view(4, 2)[:, 0], grid[:1].expand(5), grid.view(1, 8)[:, 2])
+        for place, view in enumerate(views):
+            self.register_buffer(f"b{place}", torch.tensor(view.tolist()) if self.dense else view)
+
+    def forward(self, x):
+        return self.head(x) + self.b0.sum() + self.b1 + self.b2
+
+
+class Dense(Strided):
+    dense = True
+
+
 def locked():
     module = Plain()
     module.lock = threading.Lock()
@@ -218,6 +237,11 @@ TAKEN = {
 def test_modules_as_they_are_agree_with_float64(name, given, tmp_path):
     result = checked(zoo(tmp_path, name, given))
     assert (result.passed, result.reference, result.audited) == (True, "float64", 2), result.note
+
+
+def test_weights_of_any_stride_are_the_same_numbers(tmp_path):
+    strided, dense = (workload.build(zoo(tmp_path, name)) for name in ("Strided", "Dense"))
+    assert strided.facts.weights_sha256 == dense.facts.weights_sha256
 
 
 def test_an_answer_without_rows_is_checked_in_several_batches(tmp_path):
