@@ -254,6 +254,19 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             alike = next((name for name in names if names.count(name) > 1), None)
             if alike:  # records and retained topics are identified by this name
                 raise UsageError(f"suite.{key} are called {alike!r}; rename one")
+        _refuse_two_readings(self.suite)
+
+
+def _refuse_two_readings(suites: list[Suite]) -> None:
+    """Raise UsageError for one model with two lists of inputs or two weights, whose results would have one name."""
+    given: dict[str | None, tuple[list[str], str | None]] = {}
+    for suite in suites:
+        this = suite.inputs, suite.weights
+        if suite.own and given.setdefault(suite.onnx or suite.module, this) != this:
+            raise UsageError(
+                f"suite.{suite.own} {suite.onnx or suite.module!r}: two suites give it other inputs or weights, but "
+                f"their results have one name; name another {'link to it' if suite.onnx else 'function'} in one of them"
+            )
 
 
 def _to_stderr(line: str) -> None:

@@ -195,7 +195,7 @@ def plan(
     *,
     search: bool = False,
 ) -> list[Planned]:
-    """Return the cases of all suites, each once; raise UsageError for an unknown name or value.
+    """Return the cases of all suites, each once; raise UsageError for an unknown name or value, or two of one case_id.
 
     With the weights "demo" a case has the options of its model's trained weights. With `search` an offline case without
     batch sizes doubles them while that raises the throughput.
@@ -204,12 +204,21 @@ def plan(
     try:
         for suite in suites or [Suite()]:
             for entry in _cases(suite, limits, machine, own, search):
-                planned.setdefault(entry.case.case_id, entry)
+                if _reads(planned.setdefault(entry.case.case_id, entry)) != _reads(entry):
+                    raise UsageError(
+                        f"two suites measure {entry.case.case_id} with other inputs, weights or images: give both the "
+                        "same, or measure each in a run of its own"
+                    )
     except catalog.BadOption as error:
         raise UsageError(str(error)) from error
     if not planned:
         raise UsageError("the plan has no cases: training is measured with --scenario single_stream alone")
     return list(planned.values())
+
+
+def _reads(planned: Planned) -> tuple[UserModel | str | None, ...]:
+    """Return what a case reads that its case_id does not tell."""
+    return planned.own, planned.weights, planned.data, planned.labels
 
 
 def refuse_unknown(model: str) -> None:

@@ -517,6 +517,15 @@ def test_whether_a_module_of_ones_own_is_trained_is_not_known():
     assert accuracies(Suite(data="imagefolder:images"), own=UserFile("net.onnx", {})) == {plan.POOL_IMAGES}
 
 
+def test_cases_of_one_name_are_planned_once_and_read_the_same(checkpoint):
+    suite = Suite(models=["snn_onepass"], variants=["eager"])
+    planned = plan.plan([suite, msgspec.structs.replace(suite, preset="quick")], LimitsConfig(), CPU)
+    assert [entry.preset for entry in planned] == ["standard"]
+    for other in ({"weights": checkpoint}, {"data": "imagefolder:images"}):
+        with pytest.raises(UsageError, match="two suites measure snn_onepass,eager,b64 with other inputs, weights or"):
+            plan.plan([suite, msgspec.structs.replace(suite, **other)], LimitsConfig(), CPU)
+
+
 def test_weights_are_for_one_model(checkpoint):
     with pytest.raises(UsageError, match=r"--weights is for one model; name it with --models \(the plan has vim_tiny,"):
         accuracies(Suite(weights=checkpoint))
