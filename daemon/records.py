@@ -571,8 +571,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """The model as built: all options, the shape of one input, its weights and its code.
 
     `inputs` describes the inputs of a user's model that reads more than one float32 array. `code_sha256` covers the
-    source of benchd's models, kernels and exporters; for a user's module, its file and the uninstalled modules that it
-    imports; for a user's ONNX file, the file. Null in older records.
+    source of benchd's models, kernels and exporters; for a user's module, its file and the modules that it imports of
+    its own package or that are not installed; for a user's ONNX file, the file. Null in older records.
     """
 
     options: dict[str, OptionValue]

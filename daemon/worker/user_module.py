@@ -75,6 +75,11 @@ def file(job: Job) -> Path:
     return Path(str(sys.modules[where].__file__)) if job.module_folder else Path(where)
 
 
+def package(job: Job) -> str:
+    """Return the package that the job's module is part of, empty for a file."""
+    return str(job.module).partition(":")[0].partition(".")[0] if job.module_folder else ""
+
+
 def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
     """Return the module's inputs: from the command line, else from its attribute `inputs` or `input_shape`."""
     attribute = getattr(module, "inputs", None)

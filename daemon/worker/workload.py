@@ -304,7 +304,7 @@ def _code(job: Job, weights_sha256: str) -> str:
     """Return the hash of the measured code; an ONNX file is code and weights in one."""
     if job.onnx:
         return weights_sha256
-    return user_code.sha256(user_module.file(job)) if job.module else code.sha256()
+    return user_code.sha256(user_module.file(job), user_module.package(job)) if job.module else code.sha256()
 
 
 def _digest(module: nn.Module) -> str:

@@ -1,10 +1,11 @@
-"""Which code a user's module is: its file, what it imports, and nothing that was installed."""
+"""Which code a user's module is: its file and what it imports, of installed packages its own alone."""
 
 import sys
 import zipfile
 
+import msgspec
 import pytest
-from worker_jobs import job, user_module
+from worker_jobs import NET, job, user_module
 
 from benchd.daemon.worker import workload
 
@@ -37,6 +38,27 @@ def test_a_file_that_is_run_and_not_installed_counts(digest, tmp_path, name, is_
     with (tmp_path / name).open("a") as file:
         file.write("\nSTRIDE = 2")
     assert (digest() != before) is is_other
+
+
+@pytest.mark.parametrize(("name", "is_other"), [("lent/blocks.py", True), ("installed.py", False)])
+def test_of_installed_packages_only_the_module_s_own_counts(tmp_path, monkeypatch, name, is_other):
+    site = tmp_path / "site-packages"
+    (site / "lent").mkdir(parents=True)
+    (site / "lent/__init__.py").write_text("import installed\nfrom lent import blocks")
+    for edited in ("lent/blocks.py", "installed.py"):
+        (site / edited).write_text("STRIDE = 1")
+    (site / "lent/model.py").write_text(NET.format(build="pass", forward="pass"))
+    a_job = msgspec.structs.replace(job(tmp_path, module="lent.model:build"), module_folder=str(site))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def built():
+        for module in ("lent", "lent.model", "lent.blocks", "installed"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        return workload.build(a_job).facts.code_sha256
+
+    before = built()
+    (site / name).write_text("STRIDE = 22")
+    assert (built() != before) is is_other
 
 
 def test_a_module_without_a_file_of_its_own_is_left_out(digest, tmp_path):
