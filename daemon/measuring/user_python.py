@@ -1,4 +1,4 @@
-"""What a user's Python file reveals without running it: whether it runs as a file, and what it defines."""
+"""What a user's Python file reveals without running it: whether it runs as a file, what it defines and imports."""
 
 import ast
 import os
@@ -29,6 +29,14 @@ def refuse(path: Path, function: str) -> None:
         )
     if not {function, *_DYNAMIC} & set(_names(tree)):
         raise UsageError(f"{option}: {path.name} has no {function!r}")
+
+
+def imports(path: Path) -> set[str]:
+    """Return the top-level names that a Python file may import, its relative imports excepted."""
+    nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def _relative_level(tree: ast.Module, function: str) -> int:

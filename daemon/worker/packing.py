@@ -4,7 +4,8 @@ import keyword
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
+from importlib.machinery import all_suffixes
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from torch import nn
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.measuring import load_text
+from benchd.daemon.machine.environment import installed_version
+from benchd.daemon.measuring import load_text, user_python
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import FILE_BACKENDS
 from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX, WEIGHTS, Golden, Packed, Tensor
@@ -97,13 +99,26 @@ def _module(job: Job, module: nn.Module, folder: Path) -> str:
     safetensors.torch.save_file(apart, folder / WEIGHTS)
     if not job.module:
         return job.case.model
-    name = _module_name(job.module, job.module_folder)
-    for module_name, path in {**user_code.imported(), name: user_module.file(job)}.items():
-        copy = folder / CODE / Path(*module_name.split("."))
-        copy = copy / "__init__.py" if path.name == "__init__.py" else copy.with_name(f"{copy.name}.py")
+    for name, path in _code(job).items():
+        copy = folder / CODE / _place(name, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    return f"{name}:{job.module.rpartition(':')[2]}"
+    return f"{_module_name(job.module, job.module_folder)}:{job.module.rpartition(':')[2]}"
+
+
+def _code(job: Job) -> dict[str, Path]:
+    """Return the files of a user's module by the names that LOAD.md imports them by; none for another model."""
+    if not job.module:
+        return {}
+    name = _module_name(job.module, job.module_folder)
+    return {**user_code.imported(user_module.package(job)), name: user_module.file(job)}
+
+
+def _place(name: str, path: Path) -> Path:
+    """Return where below `code/` a module's file, which may be compiled, is imported by this name."""
+    place = Path(*name.split("."))
+    suffix = next((suffix for suffix in all_suffixes() if path.name.endswith(suffix)), ".py")
+    return place / path.name if path.name.startswith("__init__.") else place.with_name(f"{place.name}{suffix}")
 
 
 def _module_name(module: str, folder: str) -> str:
@@ -208,4 +223,13 @@ def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
         return {name: version(name) for name in ("numpy", "openvino")}
     library = job.case.model.partition(":")[0] if ":" in job.case.model else ""
     wanted = ["numpy", "torch", "safetensors", *([] if job.module else ["benchd"]), *([library] if library else [])]
-    return {name: version(name) for name in wanted}
+    return {name: version(name) for name in wanted} | _imported_packages(_code(job))
+
+
+def _imported_packages(code: Mapping[str, Path]) -> dict[str, str]:
+    """Return the installed packages that these files have imported, with their versions."""
+    written = {name for path in code.values() if path.suffix == ".py" for name in user_python.imports(path)}
+    names = (written & set(sys.modules)) - sys.stdlib_module_names - {name.partition(".")[0] for name in code}
+    known = packages_distributions()  # on Python 3.10 without those that do not declare their names
+    packages = sorted(package for name in names for package in known.get(name, [name]))
+    return {package: found for package in packages if (found := installed_version(package))}

@@ -1,15 +1,16 @@
 """What cannot be deployed as files is refused before it is measured."""
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from worker_jobs import job, run_here, user_module
+from worker_jobs import NET, job, run, run_here, user_module
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Variant
-from benchd.daemon.verdicts.manifest import GOLDEN, ONNX
+from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX
 from benchd.daemon.worker import packing
 from benchd.exporters import sessions
 
@@ -56,6 +57,39 @@ def test_a_file_ships_where_onnx_runtime_is_missing_and_another_runtime_runs_it(
     session, packed = sessions.open_session(tmp_path / ONNX), outcome.packed
     assert [one.name for one in packed.inputs] == [one.name for one in session.get_inputs()]
     assert [one.name for one in packed.outputs] == [one.name for one in session.get_outputs()]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "place"),
+    [
+        ("net", "/own/net.py", "net.py"),
+        ("own_net.parts", "/own/parts.py", "own_net/parts.py"),
+        ("net.blocks", "/own/net/blocks/__init__.py", "net/blocks/__init__.py"),
+        ("net._fast", f"/own/net/_fast{EXTENSION_SUFFIXES[0]}", f"net/_fast{EXTENSION_SUFFIXES[0]}"),
+    ],
+)
+def test_a_file_lies_where_its_name_is_imported(name, file, place):
+    assert packing._place(name, Path(file)) == Path(place)
+
+
+def test_an_installed_package_ships_what_it_has_imported_and_names_the_others(tmp_path):
+    site, out = tmp_path / "site-packages", tmp_path / "out"
+    out.mkdir()
+    (site / "lent").mkdir(parents=True)
+    (site / "lent/__init__.py").touch()
+    (site / "lent/unused.py").touch()
+    (site / "lent/blocks.py").write_text(
+        "import json\nimport msgspec.json\ntry:\n    import absent\nexcept ImportError: pass"
+    )
+    (site / "lent/model.py").write_text(
+        f"from lent import blocks\nfrom . import blocks as again\n{NET}".format(build="pass", forward="pass")
+    )
+    asked = msgspec.structs.replace(job(tmp_path, module="lent.model:build"), module_folder=str(site), ship_to=str(out))
+    outcome = run(asked)
+    assert outcome.packed, outcome.process.reason
+    assert outcome.packed.entry == "lent.model:build"
+    assert {path.name for path in (out / CODE).rglob("*.*")} == {"__init__.py", "model.py", "blocks.py"}
+    assert set(outcome.packed.packages) == {"numpy", "torch", "safetensors", "msgspec"}
 
 
 def beyond(answers, exact, golden):
