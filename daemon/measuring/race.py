@@ -116,7 +116,7 @@ class Race:
         digest = race_log.digest(supervisor.plan, run.environment, run.device_id)
         self._log = RaceLog(supervisor.session.output / LOG, digest)
         if recording.other_model([entry.outcome for entry in self._log.entries]):
-            self._log.clear(digest)
+            self._log.clear()
         self._read()
 
     @property
@@ -167,6 +167,13 @@ class Race:
     def named(self, name: str) -> Candidate:
         """Return the candidate of this name."""
         return next(one for one in self.candidates if one.name == name)
+
+    def begins_anew(self, outcome: Outcome) -> str | None:
+        """Clear the log if this process, which it does not hold, ran another model; return why, else None."""
+        mixed = recording.other_model([*(entry.outcome for entry in self._log.entries), outcome])
+        if mixed:
+            self._log.clear()
+        return mixed and f"{mixed}; the same command begins anew"
 
     def _left(self) -> list[Candidate]:
         return [one for one in self.candidates if one.left is None]

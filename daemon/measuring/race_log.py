@@ -40,23 +40,23 @@ class RaceLog:
         found = _read(path)
         self.is_other = found is not None and found[0] != digest
         self.entries: list[Entry] = found[1] if found and not self.is_other else []
-        self._path = path
+        self._path, self._digest = path, digest
         if found is None or self.is_other:
-            self._begin(digest)
+            self._begin()
 
-    def clear(self, digest: str) -> None:
+    def clear(self) -> None:
         """Begin anew."""
         self.is_other, self.entries = True, []
-        self._begin(digest)
+        self._begin()
 
     def add(self, entry: Entry) -> None:
         """Append an entry; when this returns, it is on the disk."""
         self._append(entry)
         self.entries.append(entry)
 
-    def _begin(self, digest: str) -> None:
+    def _begin(self) -> None:
         self._path.unlink(missing_ok=True)
-        self._append(_Header(digest))
+        self._append(_Header(self._digest))
 
     def _append(self, line: _Header | Entry) -> None:
         with closing(Journal(self._path)) as written:

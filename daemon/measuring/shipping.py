@@ -47,7 +47,7 @@ def _shipped(race: Race, found: Result, supervisor: Supervisor, asked: Asked, ou
     made = session.output / "deploy"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
-    packed = _packed(winner.planned, supervisor, made)
+    packed = _packed(race, winner.planned, supervisor, made)
     record = race.record(winner, winner.confirmed)
     shipped = _manifest(winner, packed, record, found, asked)
     (made / LOAD).write_text(load_text.page(shipped))
@@ -63,9 +63,11 @@ def _shipped(race: Race, found: Result, supervisor: Supervisor, asked: Asked, ou
     return shipped
 
 
-def _packed(planned: Planned, supervisor: Supervisor, made: Path) -> Packed:
-    """Have a worker write the files; raise NotShipped with its reason if it cannot."""
+def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) -> Packed:
+    """Have a worker write the files; raise NotShipped if it cannot, or if they are of another model than was raced."""
     outcome = supervisor.process(Turn(replace(planned, ship_to=str(made)), "deploy", 1))
+    if mixed := race.begins_anew(outcome):
+        raise NotShipped(mixed)
     if outcome.packed is None:
         raise NotShipped(f"the files of {planned.case.variant.label} were not made: {outcome.process.reason}")
     return outcome.packed

@@ -10,16 +10,17 @@ import pytest
 from records_made import ENERGY, PASSED, timing
 from sessions_made import session
 
-from benchd.daemon.measuring import race
+from benchd.daemon.measuring import race, shipping
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.race import Race
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Case, Check, Memory, ModelFacts, ProcessResult, Variant
-from benchd.daemon.verdicts.manifest import Asked
+from benchd.daemon.verdicts.manifest import Asked, Golden, Packed
 from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, LOOKS, PROMISED, PROMISED_AT_MOST
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
+PACKED = Packed(inputs=[], outputs=[], golden=Golden(1, 1, {}), preprocessing="none", provider="CPU")
 FAILED = Check(**{name: getattr(PASSED, name) for name in PASSED.__struct_fields__} | {"passed": False})
 
 
@@ -63,7 +64,8 @@ class Script(Supervisor):
         fails = variant in self.failing or (variant in self.failing_later and ".confirm." in turn.name)
         code = "edited" if len(self.ran) > self.edited_after else "as it was"
         model = msgspec.structs.replace(MODEL, code_sha256=code)
-        return Outcome(process=result, check=FAILED if fails else PASSED, model=model)
+        packed = PACKED if turn.planned.ship_to else None
+        return Outcome(process=result, check=FAILED if fails else PASSED, model=model, packed=packed)
 
 
 def of_process(figures, number):
@@ -283,3 +285,18 @@ def test_another_model_ends_a_race_and_the_next_begins_anew(tmp_path):
     again, _ = course(tmp_path, times_ms)
     assert not any(one.raced for one in again.candidates)
     assert again.run().winner == "compile"
+
+
+@pytest.mark.parametrize("edited_after", [math.inf, 1 + PROMISED])
+def test_a_model_that_is_edited_behind_its_race_does_not_ship(tmp_path, monkeypatch, edited_after):
+    monkeypatch.setattr(shipping, "_run_load", lambda *_: None)
+    times_ms, out = {"onnxruntime": 4.0}, tmp_path / "out"
+    racing, script = course(tmp_path / "race", times_ms, edited_after=edited_after)
+    found = racing.run()
+    if edited_after == math.inf:
+        assert shipping.ship(racing, found, script, Asked(), out).promised.latency_ms == pytest.approx(4.0, rel=0.01)
+        return
+    with pytest.raises(shipping.NotShipped, match=r"its code was edited meanwhile.*the same command begins anew$"):
+        shipping.ship(racing, found, script, Asked(), out)
+    assert not out.exists()
+    assert not course(tmp_path / "race", times_ms)[0].named("onnxruntime").raced
