@@ -1,6 +1,7 @@
 """What a race has measured, kept from one start of the command to the next: a synced line for each process."""
 
 import hashlib
+import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import Journal
+from benchd.daemon.machine.environment import variables
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.user_model import UserFile, UserModule
@@ -84,8 +86,8 @@ def _read(path: Path) -> tuple[str, list[Entry]] | None:
 def digest(planned: Sequence[Planned], environment: Environment, device_id: str) -> str:
     """Return what two races must share for one to go on with the processes of the other.
 
-    The cases with their limits, the bytes of every file that the command line names, the list of the images, and the
-    machine with its versions.
+    The cases with their limits, the bytes of every file that the command line names, the list of the images, the
+    machine with its versions, and the environment variables, which the fingerprint has only once a worker ran.
     """
     cases = [
         (
@@ -100,7 +102,7 @@ def digest(planned: Sequence[Planned], environment: Environment, device_id: str)
         )
         for one in planned
     ]
-    facts = (cases, environment.fingerprint, device_id, code.sha256())
+    facts = (cases, environment.fingerprint, device_id, code.sha256(), variables(os.environ, {}))
     return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
 
 

@@ -300,3 +300,13 @@ def test_a_model_that_is_edited_behind_its_race_does_not_ship(tmp_path, monkeypa
         shipping.ship(racing, found, script, Asked(), out)
     assert not out.exists()
     assert not course(tmp_path / "race", times_ms)[0].named("onnxruntime").raced
+
+
+@pytest.mark.parametrize(("name", "begins_anew"), [("OMP_WAIT_POLICY", True), ("EDITOR", False)])
+def test_other_variables_that_a_worker_heeds_begin_anew(tmp_path, monkeypatch, name, begins_anew):
+    times_ms = {"eager": 10.0, "compile": 4.0}
+    monkeypatch.delenv(name, raising=False)
+    course(tmp_path, times_ms, interrupt_after=2)[0].run()
+    monkeypatch.setenv(name, "passive")
+    racing, _ = course(tmp_path, times_ms)
+    assert any(one.raced for one in racing.candidates) is not begins_anew
