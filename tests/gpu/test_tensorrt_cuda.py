@@ -13,36 +13,17 @@ from benchd.daemon.worker import backends, check, workload
 from benchd.daemon.worker.backends import tensorrt as backend
 from benchd.daemon.worker.source import Source
 from benchd.exporters import tensorrt
-from benchd.exporters.artifacts import Store, key_of
 from benchd.exporters.tensorrt import BuildError, Engine, Profile
 from benchd.models import catalog
 
 pytestmark = [pytest.mark.gpu, pytest.mark.area("tensorrt")]
 CUDA = torch.device("cuda")
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
-class Exported:
-    """The ONNX file of a module, as a source gives it."""
-
-    workspace_bytes = engine = None
-
-    def __init__(self, folder, module, example, precision):
-        self.built = {}
-        self.store = Store(folder)
-        facts = {"model": "net", "precision": precision, "format": "onnx", "batch": len(example)}
-        module, example = module.to(DTYPES[precision]), example.to(DTYPES[precision])
-
-        def write(path):
-            torch.onnx.export(module, (example,), path, dynamo=True, external_data=False, verbose=False)
-
-        self._artifact = self.store.produce(key_of(facts), facts, write)
-
-    def onnx(self, precision, batch, *, target):
-        return self._artifact
-
-    def inputs(self, images, uniforms=None):
-        return [images]
+def source_of(folder, module, images, judged_by="outputs"):
+    """Return a module as the backend gets it, its files kept in `folder`."""
+    facts = {"model": "net", "options": {}, "weights_sha256": "0" * 64}
+    return Source(module=module, images=images, judged_by=judged_by, folder=folder, **facts)
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +43,14 @@ def net():
 
 def outputs_of(net, images):
     with torch.inference_mode():
-        return net.float()(images)
+        return net(images)
 
 
-@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_an_engine_agrees_is_strongly_typed_and_comes_from_the_store_the_second_time(tmp_path, net, precision):
     batches = torch.randn(6, 4, 3, 8, 8)
     expected = outputs_of(net, batches.flatten(0, 1)).unflatten(0, (6, 4))
-    source = Exported(tmp_path, net, batches[0], precision)
+    source = source_of(tmp_path, net, batches[0])
     first = backend.load(source, precision, CUDA, batches[0])
     again = backend.load(source, precision, CUDA, batches[0])
     for images, wanted in zip(batches, expected, strict=True):
@@ -86,9 +67,7 @@ def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(tmp_path):
     torch.manual_seed(0)
     module = catalog.build("snn_onepass", time_steps=2, encoding="rate", threshold=0.1)
     images = torch.rand(8, 3, 32, 32)
-    facts = {"model": "onepass", "options": {}, "weights_sha256": "0" * 64, "judged_by": "codes"}
-    source = Source(module=module, images=images, folder=tmp_path, **facts)
-    run = backend.load(source, "fp32", CUDA, images[:2]).run
+    run = backend.load(source_of(tmp_path, module, images, "codes"), "fp32", CUDA, images[:2]).run
     draws = torch.rand(2, 2, 2, 3, 32, 32)
     found = [run(images[:2].to(CUDA), uniforms.to(CUDA)).cpu() for uniforms in draws]
     assert not torch.equal(*found)
@@ -98,7 +77,7 @@ def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(tmp_path):
             torch.testing.assert_close(outputs, module(images[:2], uniforms), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize(
     ("model", "options"), [("vim_tiny", {"depth": 2}), ("snn_stbif_resnet18", {"width": 8, "time_steps": 4})]
 )
@@ -116,7 +95,7 @@ def test_a_model_agrees_with_float64_and_its_layers_have_times(tmp_path, model, 
 
 def test_two_are_in_flight_without_mixing(tmp_path, net):
     batches = torch.randn(40, 4, 3, 8, 8)
-    source = Exported(tmp_path, net, batches[0], "fp32")
+    source = source_of(tmp_path, net, batches[0])
     loaded = backend.load(source, "fp32", CUDA, batches[0])
     streams = [torch.cuda.Stream() for _ in range(2)]
     outputs = []
@@ -131,7 +110,7 @@ def test_two_are_in_flight_without_mixing(tmp_path, net):
 
 def test_a_plan_that_is_none_of_this_tensorrt_is_built_again_and_said_so(tmp_path, net):
     images = torch.randn(4, 3, 8, 8)
-    source = Exported(tmp_path, net, images, "fp32")
+    source = source_of(tmp_path, net, images)
     backend.load(source, "fp32", CUDA, images)
     (kept,) = (artifact for artifact in source.store.list() if artifact.path.suffix == ".plan")
     source.store.put(kept.key, kept.metadata.facts, lambda path: path.write_bytes(b"not a plan" * 100))
