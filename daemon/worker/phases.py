@@ -147,8 +147,9 @@ def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batc
     if variant.backend in SHARED:
         return [loaded] * others
     example = workload.images[: job.case.batch_size]
+    # as the first: in inference mode a copied model has parameters without versions, and Vim derives its weights anew
+    made = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
     with torch.inference_mode():
-        made = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
         return [steps.uniform(one, one.run(pool[0].to(loaded.device))) for one in made]
 
 

@@ -1,9 +1,11 @@
 """Several streams of one model at the same time, as a worker runs them."""
 
 import pytest
-from worker_jobs import LONGER, job, run_here, user_module
+import torch
+from worker_jobs import LONGER, TINY, job, run_here, user_module
 
 from benchd.daemon.records import Variant
+from benchd.daemon.worker import backends
 
 
 @pytest.mark.parametrize("variant", ["eager", "onnxruntime"])
@@ -34,3 +36,17 @@ def test_a_wrong_answer_of_one_stream_fails_the_check(tmp_path):
     outcome = run_here(a_job)
     assert outcome.check.verdict == "failed"
     assert "output_changed" in outcome.flags
+
+
+def test_every_stream_is_loaded_as_the_first_one(tmp_path, monkeypatch):
+    """In inference mode a copied model has parameters without versions, and Vim derives its weights in each replay."""
+    modes, load = [], backends.load
+
+    def noted(*arguments):
+        modes.append(torch.is_inference_mode_enabled())
+        return load(*arguments)
+
+    monkeypatch.setattr(backends, "load", noted)
+    outcome = run_here(job(tmp_path, limits=TINY, streams=2, variant=Variant("onnxruntime")))
+    assert outcome.process.status == "ok", outcome.process.reason
+    assert modes == [False, False]
