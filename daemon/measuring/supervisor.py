@@ -196,12 +196,13 @@ class Supervisor:
     def _job(self, turn: Turn) -> Job:
         session = self.session
         power, period_s = session.sampler(self.plan).samples.power, session.config.sampling.period_s
+        longest_s = turn.planned.limits.deadline_s("idle") / 2  # clocks settle in half as long again
         return msgspec.structs.replace(
             session.job(turn.planned, self.suite_id),
             raw_name=turn.name,
             spawned_ns=time.monotonic_ns(),
             hold_s=energy.hold_s(power, period_s),
-            idle_s=energy.idle_s(power, period_s),
+            idle_s=min(longest_s, energy.idle_s(power, period_s)),
             probes=self._is_to_probe(turn.planned, turn.index) and not turn.planned.beside,
             repeats=not turn.is_compared or turn.index == 0,
             is_compared=turn.is_compared,

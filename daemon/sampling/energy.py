@@ -118,9 +118,9 @@ def hold_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
 
 
 def idle_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
-    """Return the idle time before and after that gives enough values of each source; 0 without sources."""
+    """Return the idle time before and after that gives enough values of the preferred source; 0 without sources."""
     fewest = max(FEWEST_UPDATES.values()) + 2
-    return max((fewest * max(source.period_s, read_period_s) for source in sources), default=0.0)
+    return max((fewest * max(source.period_s, read_period_s) for source in _of_one_scope(sources)[:1]), default=0.0)
 
 
 def _is_counter(source: PowerSource) -> bool:
@@ -132,7 +132,7 @@ def _of_one_scope(sources: Sequence[PowerSource]) -> list[PowerSource]:
 
     Parts are never added up, and never replace a lost total.
     """
-    scope = next((source for source in sources if source.total), sources[0]).scope
+    scope = next((source.scope for source in sorted(sources, key=lambda source: not source.total)), "")
     return sorted((source for source in sources if source.scope == scope), key=lambda source: not _is_counter(source))
 
 

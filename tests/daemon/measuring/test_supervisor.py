@@ -1,5 +1,6 @@
 """What the supervisor decides by itself; whole passes run in tests/e2e."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from sessions_made import session
 from benchd.daemon.measuring.plan import PRESETS, Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.session import spare_cpu
-from benchd.daemon.measuring.supervisor import Supervisor, _end_of_search, _rates_of, interleaved_rule
+from benchd.daemon.measuring.supervisor import Supervisor, Turn, _end_of_search, _rates_of, interleaved_rule
 from benchd.daemon.records import Case, Probes, ProcessResult
 from benchd.daemon.verdicts.statistics import Blocks
 
@@ -42,6 +43,15 @@ def test_a_case_of_a_plan_whose_gpu_came_back_is_not_the_last_to_be_probed(tmp_p
         exponentials_by="torch",
     )
     assert not supervisor._is_to_probe(later, 0)
+
+
+def test_a_rest_for_a_slow_sensor_fits_its_stage(tmp_path):
+    metric = {"metric": "power_w", "scope": "module input VDD_IN", "values": [5.0], "period_s": 10.0}
+    (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
+    planned = Planned(Case(model="square"), "quick", PRESETS["quick"], True, None)
+    with session(tmp_path, source=f"fake={tmp_path / 'script.json'}") as one:
+        job = Supervisor(one, [planned])._job(Turn(planned, "r1.0", 0))
+    assert 0.0 < 1.5 * job.idle_s < planned.limits.deadline_s("idle")
 
 
 @pytest.mark.parametrize("cap_s", [0.8, 130.0])

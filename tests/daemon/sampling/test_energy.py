@@ -516,3 +516,9 @@ def test_the_load_is_held_for_the_slowest_sensor_and_without_any_not_at_all():
     assert energy.hold_s([fast, slow], 0.05) == pytest.approx(2.0)
     assert energy.hold_s([fast], 0.05) == pytest.approx(0.1)
     assert (energy.hold_s([], 0.05), energy.idle_s([], 0.05)) == (0.0, 0.0)
+
+
+def test_the_rest_is_sized_by_the_source_that_gives_the_idle_power():
+    fast, slow = (source(period_s=period_s, name=name) for period_s, name in ((0.007, "ina3221"), (10.0, "jtop")))
+    assert energy.idle_s([fast, slow], 0.05) == energy.idle_s([fast], 0.05) < 2.0
+    assert energy.idle_s([slow], 0.05) == pytest.approx(120.0)
