@@ -65,7 +65,7 @@ test-unit: $(TEST) programs  ## boot a systemd, as root, and run the service thr
 
 test-gpu: $(TEST)  ## test all that runs on this machine's GPU; ends with a verdict; 10 to 30 minutes
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device here")'
-	$(PYTEST) tests/kernels tests/gpu $(ARGS)
+	$(PYTEST) --numprocesses auto --maxprocesses 4 tests/kernels tests/gpu $(ARGS)
 
 test-tensorrt: $(TEST)  ## check our use of TensorRT against the bindings of 10.3 and 11, without a GPU
 	BENCHD_TENSORRT_WHEELS=$(VENV)/tensorrt-wheels $(BIN)/pytest tests/exporters/test_tensorrt_bindings.py $(ARGS)

@@ -82,6 +82,13 @@ def test_arguments_reach_the_commands(make, tmp_path):
     assert f"{venv}/bin/bench-once --preset quick --report --models vim_tiny" in shown
 
 
+def test_the_gpus_memory_decides_how_many_processes_test_it(make, tmp_path):
+    venv = stamped(tmp_path / "venv", f".installed-cpu-{VERSION}", f".installed-cpu-{VERSION}-dev")
+    shown = make("-n", "test-gpu", "PLATFORM=cpu", venv=venv).stdout
+    assert re.findall(r"--numprocesses (\S+)", shown)[-1] == "auto"  # for which gpu_verdict.py has a hook
+    assert "--maxprocesses 4 " in shown
+
+
 def test_an_old_python_is_named(make, tmp_path):
     old = script(tmp_path / "python3.8", 'case "$2" in *exit*) exit 1 ;; *) echo 3.8 ;; esac')
     ended = make("once", "PLATFORM=cpu", python=old)
