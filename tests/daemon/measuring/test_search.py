@@ -10,10 +10,16 @@ from benchd.daemon.records import Case, Memory, Variant
 OFFLINE = Case(model="square", scenario="offline")
 
 
-def batch(size, throughput, share_of_memory=0.1, **fields):
-    peak = Memory(rss_peak_bytes=int(share_of_memory * ENVIRONMENT.memory_bytes))
+def batch(size, throughput, share_of_memory=0.1, share_on_gpu=None, l4t=None, **fields):
+    cpu, gpu = (share and int(share * ENVIRONMENT.memory_bytes) for share in (share_of_memory, share_on_gpu))
     case = msgspec.structs.replace(OFFLINE, batch_size=size, **fields)
-    return made(run_id=f"r{size}", case=case, throughput_per_s=throughput, memory=peak)
+    return made(
+        run_id=f"r{size}",
+        case=case,
+        throughput_per_s=throughput,
+        memory=Memory(rss_peak_bytes=cpu, device_peak_bytes=gpu),
+        environment=msgspec.structs.replace(ENVIRONMENT, l4t=l4t),
+    )
 
 
 @pytest.mark.parametrize(
@@ -26,6 +32,9 @@ def batch(size, throughput, share_of_memory=0.1, **fields):
         ([batch(1, 100.0), batch(2, 150.0), batch(4, 120.0)], True),
         ([batch(1, 100.0, share_of_memory=0.39)], False),
         ([batch(1, 100.0, share_of_memory=0.41)], True),
+        ([batch(1, 100.0, share_on_gpu=0.31)], False),
+        ([batch(1, 100.0, share_on_gpu=0.31, l4t="R36.4")], True),
+        ([batch(1, 100.0, l4t="R36.4")], False),
         ([batch(1, None)], True),
         ([batch(1, 100.0, seed=3), batch(2, 50.0, seed=3)], False),
         ([batch(1, 9.0, variant=Variant(precision="amp")), batch(2, 9.0, variant=Variant(precision="amp"))], False),
