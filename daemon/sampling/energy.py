@@ -118,9 +118,17 @@ def hold_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
 
 
 def idle_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
-    """Return the idle time before and after that gives enough values of the preferred source; 0 without sources."""
+    """Return the idle time before and after that gives enough values of the preferred source; 0 without sources.
+
+    A power may come at every second tick only: reading all rails of an Orin takes nearly a tick. A counter needs fewer
+    values.
+    """
     fewest = max(FEWEST_UPDATES.values()) + 2
-    return max((fewest * max(source.period_s, read_period_s) for source in _of_one_scope(sources)[:1]), default=0.0)
+    paces = (
+        max(source.period_s, read_period_s if _is_counter(source) else 2 * read_period_s)
+        for source in _of_one_scope(sources)[:1]
+    )
+    return max((fewest * pace_s for pace_s in paces), default=0.0)
 
 
 def _is_counter(source: PowerSource) -> bool:

@@ -470,6 +470,13 @@ def test_without_idle_on_both_sides_there_is_no_net(make, lost):
     assert "no_idle_baseline" in found.flags
 
 
+def test_net_is_known_of_a_power_that_is_read_at_every_second_tick():
+    samples, source, _ = polled_run(random.Random(0), low=50.0, high=50.0, period_s=0.007, read_s=0.1)
+    rest_s = energy.idle_s([source], 0.05)
+    found = measured(samples, [source], read_s=0.05, idle=(span(-0.5 - rest_s, -0.5), span(2.5, 2.5 + rest_s)))
+    assert found.idle_w == pytest.approx(IDLE_W, rel=0.02)
+
+
 def test_a_counter_that_falls_while_idle_gives_no_net():
     samples, source, _ = counter_run(random.Random(0), window_s=2.0)
     found = measured(reset_at(3.0)(samples), [source], idle=(span(*BEFORE), span(*AFTER)))
