@@ -1,4 +1,4 @@
-"""What ships on each board, by the rule of `benchd recommend`, from the newest record of each of its cases."""
+"""What ships on each board, by the rule of `benchd recommend`, from the newest record of each case in each place."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from benchd.daemon.records import Case, Environment, Record
 from benchd.daemon.verdicts.recommend import Place, Requirements, decide, line, place, wrong
-from benchd.dashboard.changes import Change, Changes
+from benchd.dashboard.changes import Change, Changes, by_place
 from benchd.dashboard.messages import Result, flat
 from benchd.dashboard.runs import Kept, Runs
 from benchd.dashboard.store import Store
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """The newest result of a case on a board, whatever became of it."""
+    """The newest result of a case in a place on a board, whatever became of it."""
 
     result: Result
     kind: Kind
@@ -72,7 +72,7 @@ class Answers:
         return changed, max(left, left_of_changes)
 
     def newest(self) -> tuple[list[Newest], int]:
-        """Return the newest result of every case on every board, and how many boards are still to be read."""
+        """Return the newest result of every case in every place, and how many boards are still to be read."""
         found, left, _ = self._kept.update()
         return [one for of_board in found.values() for one in of_board.newest], left
 
@@ -83,9 +83,11 @@ def _place(choice: Choice) -> tuple[str, str, str, str]:
 
 
 def _board(board: Runs) -> _Board:
+    environments: dict[str, Environment] = {}
     newest = (
-        next((key for setup in found for key in board.keys(case_id, setup, 1)), None)
+        next((key for setup, _ in of_place for key in board.keys(case_id, setup, 1)), None)
         for case_id, found in board.setups().items()
+        for of_place in by_place(board, case_id, found, environments)
     )
     measured: dict[Place, list[Record]] = defaultdict(list)
     records = board.records(key for key in newest if key)

@@ -106,7 +106,7 @@ def _since_update(board: Runs, part: Callable[[Setup, Environment], object]) -> 
     """Yield the change of each case from the last setup that differs in `part` to the newest one."""
     environments: dict[str, Environment] = {}
     for case_id, found in board.setups().items():
-        for (now, environment), *earlier in _by_place(board, case_id, found, environments):
+        for (now, environment), *earlier in by_place(board, case_id, found, environments):
             before = next((setup for setup, was in earlier if part(setup, was) != part(now, environment)), None)
             if before:
                 keys = board.keys(case_id, before, RUNS), board.keys(case_id, now, RUNS)
@@ -118,17 +118,17 @@ def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
     environments: dict[str, Environment] = {}
     earlier = board.setups(before_s=date_s)
     for case_id, found in board.setups().items():
-        known = _by_place(board, case_id, earlier.get(case_id, []), environments)
+        known = by_place(board, case_id, earlier.get(case_id, []), environments)
         at_date = {_where(environment): setup for (setup, environment), *_ in known}
         newer = [setup for setup in found if setup.last_s >= date_s]
-        for (now, environment), *_ in _by_place(board, case_id, newer, environments):
+        for (now, environment), *_ in by_place(board, case_id, newer, environments):
             before = at_date.get(_where(environment))
             if before:
                 until = board.keys(case_id, before, RUNS, before_s=date_s)
                 yield from _change(board, (before, now), until, board.keys(case_id, now, RUNS, since_s=date_s))
 
 
-def _by_place(
+def by_place(
     board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, Environment]
 ) -> list[list[tuple[Setup, Environment]]]:
     """Return the setups with their environments, those of one device and power mode together; profiles have none."""

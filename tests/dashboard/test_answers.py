@@ -65,6 +65,20 @@ def test_a_newer_record_changes_the_choice_and_a_profile_or_a_late_one_does_not(
     assert answers.update()[0]["d1"][0].variant == "eager"
 
 
+def test_each_power_mode_is_decided_from_its_own_newest_records(store):
+    answers = Answers(store, Changes(store))
+    times_ms = {"15W": {"eager": 9.0, "custom": 5.0, "fp16": 7.0}, "MAXN": {"eager": 6.0, "custom": 3.0}}
+    for number, (mode, by_variant) in enumerate(times_ms.items()):
+        environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=mode, power_mode=mode)
+        fields = {"environment": environment, "at_s": NOW_S + number}
+        found = [measured(store, mode, variant, median_ms, **fields) for variant, median_ms in by_variant.items()]
+        (decision,) = decide(found, Requirements())
+        words = {choice.kind.power_mode: choice.words for choice in answers.update()[0]["d1"]}
+        assert words[mode] == line(decision)
+        assert words["15W"].startswith("m b1: ship: custom")
+    assert len(answers.newest()[0]) == 5
+
+
 def test_what_is_not_told_apart_is_inconclusive_and_what_has_no_check_does_not_ship(store):
     measured(store, "s1", "eager", 5.0)
     measured(store, "s1", "custom", 5.001)
