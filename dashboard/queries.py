@@ -338,7 +338,7 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
 
 
 def last_of_each_case(store: Store, limit: int) -> list[Result]:
-    """Return the last result of every case on every device, however it ended; it reads no others."""
+    """Return the last result, not a profile, of every case on every device, however it ended; it reads no others."""
     table, device = store.tables["result"], store.tables["device"]
     mine = table.alias()
     first = select(func.min(mine.c.case_id)).where(mine.c.device_id == device.c.device_id).scalar_subquery()
@@ -347,7 +347,8 @@ def last_of_each_case(store: Store, limit: int) -> list[Result]:
     later = select(func.min(mine.c.case_id)).where(*beyond).scalar_subquery()
     cases = cases.union_all(select(cases.c.device_id, later).where(cases.c.case_id.is_not(None)))
     same = (table.c.device_id == cases.c.device_id, table.c.case_id == cases.c.case_id)
-    last = select(table.c.id).where(*same).order_by(*newest_first(table)).limit(1).correlate(cases).scalar_subquery()
+    measured = select(table.c.id).where(*same, ~table.c.flags.contains(PROFILED))
+    last = measured.order_by(*newest_first(table)).limit(1).correlate(cases).scalar_subquery()
     ids = select(last).select_from(cases).where(cases.c.case_id.is_not(None))
     with store.reading() as connection:
         rows = connection.execute(select(*_columns(table)).where(table.c.id.in_(ids)).limit(limit))

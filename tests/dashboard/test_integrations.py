@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from broker import HOST, free_port, program, running_broker
 from msgspec import Struct
-from records_made import ENERGY, ENVIRONMENT, WRONG, made, timing
+from records_made import ENERGY, ENVIRONMENT, PASSED, WRONG, made, timing
 from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
@@ -32,7 +32,7 @@ from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.records import Case, Record, encode
+from benchd.daemon.records import PROFILED, Case, Record, encode
 from benchd.daemon.service import homeassistant
 from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import metrics
@@ -127,6 +127,18 @@ def test_metrics_are_in_the_units_of_their_names_and_of_the_last_result(store):
         [program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_a_profile_replaces_no_measurement_in_the_metrics(store):
+    case = {"case": Case(model="vim_tiny"), "device_id": "d1"}
+    measured = made(run_id="measured", timing=timing(7.0), check=WRONG, **case)
+    profiled = made(run_id="profiled", timing=timing(9.0), check=PASSED, flags=[PROFILED], **case)
+    for at_s, record in enumerate([measured, profiled]):
+        store.add(rows(Arrived(f"benchd/v1/d1/result/{record.run_id}", encode(record), NOW_S + at_s)))
+    text = generate_latest(metrics.Fleet(store, NOW_S + 1)).decode()
+    labels = 'batch_size="1",case_id="vim_tiny,eager,b1",device_id="d1",model="vim_tiny",variant="eager"'
+    assert f"benchd_case_check_passed{{{labels}}} 0.0" in text
+    assert f"benchd_case_median_seconds{{{labels}}} 0.007" in text
 
 
 def test_the_alert_rules_fire_for_what_they_name_and_only_then():
