@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median_low
 from typing import NamedTuple
 
-from benchd.daemon.records import Variant
+import msgspec
+
+from benchd.daemon.records import Case, Variant
 from benchd.dashboard.answers import Kind, Newest
 from benchd.dashboard.messages import Result
 
@@ -48,12 +50,19 @@ def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
         if result.status == "ok" and result.median_ms:
             words = [word for word in (case.direction, case.scenario) if word not in ("inference", "single_stream")]
             work = " ".join([*words, *case.demand])
-            options = [f"{name}={value}" for name, value in sorted(case.options.items())]
-            label = " ".join([result.variant, f"b{result.batch_size}", *options])
             group = Group(kind, (result.energy_scope or "") if result.energy_mj is not None else "", work)
-            measured[group][label, case.variant, result.checked in ("failed", "void")].append(result)
+            measured[group][_label(case), case.variant, result.checked in ("failed", "void")].append(result)
     found = {group: [_point(*where, of) for where, of in points.items()] for group, points in measured.items()}
     return dict(sorted(found.items(), key=_order))
+
+
+def _label(case: Case) -> str:
+    """Return what else identifies a case of a model in a group."""
+    own = msgspec.structs.replace(
+        case, direction="inference", scenario="single_stream", streams=1, load=None, beside=None
+    )
+    _, _, *others = own.case_id.split(",")
+    return " ".join([case.variant.label, *others])
 
 
 def _order(one: tuple[Group, list[Point]]) -> tuple[int, Kind, str, bool, str]:

@@ -73,6 +73,21 @@ def test_each_rate_of_a_server_each_number_of_streams_and_a_neighbour_are_apart(
     assert all(len(points) == 1 for points in found.values())
 
 
+def test_what_else_tells_two_cases_of_a_board_apart_is_a_point_of_its_own():
+    others = [{}, {"seed": 1}, {"threads": 2}, {"provider": "cpu"}, {"dla": 0}, {"dla": 1}, {"options": {"level": 8}}]
+    found = [newest("d1", "eager", 5.0 + place, case=Case(model="m", **one)) for place, one in enumerate(others)]
+    (points,) = groups(found).values()
+    assert [(one.label, one.latency_ms.value) for one in points] == [
+        ("eager b1", 5.0),
+        ("eager b1 seed=1", 6.0),
+        ("eager b1 threads=2", 7.0),
+        ("eager b1 provider=cpu", 8.0),
+        ("eager b1 dla=0", 9.0),
+        ("eager b1 dla=1", 10.0),
+        ("eager b1 level=8", 11.0),
+    ]
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 100)), max_size=20))
 def test_nothing_beats_the_front_and_something_on_it_beats_the_rest(pairs):
     found = {(one.latency_ms.value, one.energy_mj.value) for one in front([point(*pair) for pair in pairs])}
