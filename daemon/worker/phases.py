@@ -235,13 +235,13 @@ def _back_to_back(
 
 
 def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found: Outcome) -> None:
-    """Run all streams without pauses and record each; the blocks are those of the first one."""
+    """Run all streams without pauses and record each; the first one bounds the blocks."""
     measured, by_stream, values_ns, held = back_to_back(streams, job.limits.rule, job.hold_s)
     _take_peaks(job, loaded, found)
     _rest(job, stages, found, settle_s=job.idle_s / 2)
     stages.leave()
-    columns = _named_streams(by_stream)
-    found.process.timing = timings.part_timing(values_ns)
+    columns, summary = _named_streams(by_stream), measured.summary
+    found.process.timing = timings.timing(values_ns, summary.interval_ns, summary.median_ns)
     found.process.parts |= {name: timings.part_timing(column) for name, column in columns.items() if column}
     found.process.blocks = measure.block_statistics(measured)
     found.process.window = measured.window

@@ -3,17 +3,20 @@
 import math
 import time
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, pairwise
 from threading import Event
 from typing import TypeVar
 
+import msgspec
 import torch
 
 from benchd.daemon.records import Window
-from benchd.daemon.verdicts.statistics import StopRule
+from benchd.daemon.verdicts.statistics import StopRule, block_estimate, median
 from benchd.daemon.worker import measure
 from benchd.daemon.worker.measure import Measured
 from benchd.daemon.worker.steps import Step
@@ -61,8 +64,9 @@ def back_to_back(
 ) -> tuple[Measured, "list[array[int]]", "array[int]", float]:
     """Time the first stream until the rule says stop, while the others run without pauses too.
 
-    Return its result, the runs of each stream that lie within its window, those of all in the order of their ends, and
-    how many runs the window holds, with those at its ends by their share in it.
+    Return its result with the estimate and the blocks' medians of all, the runs of each stream that lie within its
+    window, those of all in the order of their ends, and how many runs the window holds, with those at its ends by their
+    share in it.
     """
     is_over = Event()
 
@@ -81,7 +85,20 @@ def back_to_back(
     timed = [one for one in (own, *others) if not isinstance(one, Measured)]
     runs = [_within(first.window, *one) for one in timed]
     held = math.fsum(_held(first.window, *one) for one in timed)
-    return first, [_values(one) for one in runs], _values(sorted(chain.from_iterable(runs))), held
+    together = sorted(chain.from_iterable(runs))
+    medians_ns = _block_medians(first.bounds_ns, together)
+    median_ns, interval_ns = block_estimate(medians_ns)
+    summary = msgspec.structs.replace(
+        first.summary, block_medians_ns=medians_ns, median_ns=median_ns, interval_ns=interval_ns
+    )
+    return replace(first, summary=summary), [_values(one) for one in runs], _values(together), held
+
+
+def _block_medians(bounds_ns: Sequence[int], runs: Sequence[tuple[int, int]]) -> list[float]:
+    """Return the median of the runs that end in each block: one of the first stream's ends with it."""
+    ended_ns = [end for end, _ in runs]
+    places = [bisect_right(ended_ns, bound) for bound in bounds_ns]
+    return [median([value for _, value in runs[start:end]]) for start, end in pairwise(places)]
 
 
 def _values(runs: Sequence[tuple[int, int]]) -> "array[int]":

@@ -1,11 +1,16 @@
 """Several streams of one model at the same time, as a worker runs them."""
 
+import time
+from contextlib import nullcontext
+
 import pytest
 import torch
 from worker_jobs import LONGER, TINY, job, run_here, user_module
 
 from benchd.daemon.records import Variant
+from benchd.daemon.verdicts.statistics import StopRule, block_estimate
 from benchd.daemon.worker import backends
+from benchd.daemon.worker.streams import Streams, back_to_back
 
 
 @pytest.mark.parametrize("variant", ["eager", "onnxruntime"])
@@ -24,8 +29,32 @@ def test_each_stream_is_timed_and_they_overlap(tmp_path, variant):
     at_ends = held - sum(runs)  # two streams have a run on each end of the window; a short one may end just there
     assert (1e-3 if variant == "eager" else -1e-6) < at_ends < 4
     assert process.blocks.stop_reason == "cap"
+    assert process.timing.median_ms == pytest.approx(block_estimate(process.blocks.medians_ms)[0])
     spent_s = sum(process.parts[f"stream_{number}"].mean_ms * runs[number - 1] for number in (1, 2, 3)) / 1e3
     assert spent_s > 1.5 * process.window.seconds  # at the same time
+
+
+class Timed:
+    """A step that takes a little longer than it says."""
+
+    parts = ("total",)
+    runs = 1
+
+    def __init__(self, value_ns):
+        self.value_ns = value_ns
+
+    def __call__(self, index):
+        time.sleep(self.value_ns / 1e9)
+        return (self.value_ns,)
+
+
+def test_the_blocks_are_of_the_runs_of_all_streams():
+    steps = [Timed(value_ns) for value_ns in (5_000_000, 6_000_000, 6_000_000)]
+    rule = StopRule(min_blocks=3, min_block_runs=1, min_block_s=0.05, cap_s=0.3, half_width=None)
+    with Streams(steps, torch.device("cpu"), nullcontext) as streams:
+        summary = back_to_back(streams, rule, 0.0)[0].summary
+    assert summary.block_medians_ns == [6e6] * summary.count
+    assert summary.median_ns == 6e6
 
 
 def test_a_wrong_answer_of_one_stream_fails_the_check(tmp_path):
