@@ -112,9 +112,8 @@ def better(shipped: Manifest, records: Iterable[Record]) -> str:
         if mine is None or ahead is None or ahead is mine:
             continue
         lead = recommend.lead(ahead, mine, decision.objective)
-        if lead and lead.low > 0.0:
-            times = [record.timing.median_ms for record in (mine, ahead) if record.timing]
-            return f"{decision.ship}, {times[0] / times[1]:.3g}x [{1 + lead.low:.3g}, {1 + lead.high:.3g}]"
+        if lead and lead.low > 1.0:
+            return f"{decision.ship}, {lead.point:.3g}x [{lead.low:.3g}, {lead.high:.3g}]"
     return ""
 
 

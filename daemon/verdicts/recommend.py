@@ -74,11 +74,11 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The decision on one model, by the names of its variants. `ship` is None if no variant can be chosen.
 
     `candidates` are ranked, best first; `tied` are those that are not told apart from the best one; `excluded` gives
-    the reason for each other variant. `ratio` is the runner-up's figure over the best one's, with its 95 % interval if
-    both have at least three processes. With fewer, or with any `unsettled`, nothing ships: `fastest` is then the best
-    one, if the intervals within processes tell it apart. `unsettled` are variants excluded because they lack a usable
-    interval or ran at another rate, although they could be better than the best one. `mixed` is the reason if the
-    variants are not all of one model: then nothing ships.
+    the reason for each other variant. `ratio` is the runner-up's figure over the best one's; if both have at least
+    three processes, it is that of their geometric means, with its 95 % interval. With fewer, or with any `unsettled`,
+    nothing ships: `fastest` is then the best one, if the intervals within processes tell it apart. `unsettled` are
+    variants excluded because they lack a usable interval or ran at another rate, although they could be better than
+    the best one. `mixed` is the reason if the variants are not all of one model: then nothing ships.
     """
 
     subject: str
@@ -95,7 +95,7 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 class Figure(Struct, frozen=True):
-    """The figure that ranks a variant, with its interval; less is better."""
+    """The figure that ranks a variant, where less is better, or the ratio of two, with its interval."""
 
     point: float
     low: float
@@ -243,8 +243,8 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
         objective=objective,
         ship=winner if is_confirmed else None,
         fastest=None if is_confirmed else winner,
-        ratio=figures[others[0]].point / figures[best].point if others else None,
-        ratio_interval=Interval(1.0 + first.low, 1.0 + first.high) if first else None,
+        ratio=first.point if first else figures[others[0]].point / figures[best].point if others else None,
+        ratio_interval=Interval(first.low, first.high) if first else None,
         candidates={name: named[name] for name in ranked},
         tied=tied,
         excluded=excluded,
@@ -252,24 +252,25 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     )
 
 
-def lead(best: Record, other: Record, objective: Objective) -> Interval | None:
-    """Return the 95 % interval of the other's figure over the best one's, minus 1; None with fewer than 3 processes.
+def lead(best: Record, other: Record, objective: Objective) -> Figure | None:
+    """Return the other's figure over the best one's with its 95 % interval; None with fewer than 3 processes.
 
     Each other variant is judged at 5 %: naming one of several equal variants takes a false difference from all others.
     """
     times = [_process_figures(record, objective) for record in (best, other)]
     if min(map(len, times)) < FEWEST_PROCESSES or min(map(min, times)) <= 0.0:
         return None
-    found = welch_effect(*times).interval(1.0 - ALPHA)
+    effect = welch_effect(*times)
+    interval = effect.interval(1.0 - ALPHA)
+    found = Figure(1.0 + effect.share, 1.0 + interval.low, 1.0 + interval.high)
     return _with_bars(found, best, other) if objective == "energy" else found
 
 
-def _with_bars(lead: Interval, best: Record, other: Record) -> Interval:
-    """Return the interval of a lead in energy, widened by the error bars of both, which every process shares."""
+def _with_bars(lead: Figure, best: Record, other: Record) -> Figure:
+    """Return a lead in energy, its interval widened by the error bars of both, which every process shares."""
     bars = [energy_error_share(record.energy) or 0.0 for record in (best, other)]
-    middle = math.sqrt((1.0 + lead.low) * (1.0 + lead.high))
-    reach = math.hypot(math.log((1.0 + lead.high) / middle), *(math.log1p(bar) for bar in bars))
-    return Interval(middle * math.exp(-reach) - 1.0, middle * math.exp(reach) - 1.0)
+    reach = math.hypot(math.log(lead.high / lead.point), *(math.log1p(bar) for bar in bars))
+    return Figure(lead.point, lead.point * math.exp(-reach), lead.point * math.exp(reach))
 
 
 def _process_figures(record: Record, objective: Objective) -> list[float]:
@@ -282,10 +283,10 @@ def _process_figures(record: Record, objective: Objective) -> list[float]:
     return [time_ms * share for time_ms in process_medians_ms([record])]
 
 
-def _is_behind(other: Figure, best: Figure, lead: Interval | None, objective: Objective) -> bool:
+def _is_behind(other: Figure, best: Figure, lead: Figure | None, objective: Objective) -> bool:
     """Return whether the other is told apart from the best one; joules also by their error bars."""
     is_apart = other.low > best.high
-    return is_apart if lead is None else lead.low > 0.0 and (is_apart or objective != "energy")
+    return is_apart if lead is None else lead.low > 1.0 and (is_apart or objective != "energy")
 
 
 def _stale(named: Mapping[str, Record]) -> dict[str, str]:

@@ -113,8 +113,8 @@ def _ratio(spiking: Sequence[Record], anns: Sequence[Record], quantity: Quantity
     if differs := _difference(snn, ann, quantity):
         return f"not known: {differs}"
     ours, theirs, over = figure(snn, quantity).point, figure(ann, quantity).point, lead(ann, snn, quantity)
-    interval = Interval(1.0 + over.low, 1.0 + over.high) if over else None
-    return Ratio(variant_name(snn), variant_name(ann), ours, theirs, ours / theirs, interval)
+    ratio, interval = (over.point, Interval(over.low, over.high)) if over else (ours / theirs, None)
+    return Ratio(variant_name(snn), variant_name(ann), ours, theirs, ratio, interval)
 
 
 def _best(side: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Record | None:

@@ -24,24 +24,25 @@ def said(verdict="kept", **fields):
 
 def record(variant, median_ms, weights="same", joules=0.5, power_mode=None, **case):
     times = [timing(median_ms * (1.0 + step / 1000)) for step in (0, 1, 2)]
+    energy = msgspec.structs.replace(ENERGY, gross_per_inference_j=joules)
     return made(
         run_id=variant,
         case=Case(model="vim_tiny", variant=Variant.parse(variant), **case),
         timing=times[1],
-        energy=msgspec.structs.replace(ENERGY, gross_per_inference_j=joules),
+        energy=energy,
         environment=msgspec.structs.replace(ENVIRONMENT, power_mode=power_mode),
         check=PASSED,
         model=msgspec.structs.replace(MODEL, weights_sha256=weights),
-        processes=[ProcessResult(status="ok", timing=one) for one in times],
+        processes=[ProcessResult(status="ok", timing=one, energy=energy) for one in times],
     )
 
 
-def shipped(variant="eager"):
+def shipped(variant="eager", **asked):
     return manifest(
         name="vim_tiny",
         case=Case(model="vim_tiny", variant=Variant.parse(variant)),
         weights_sha256="same",
-        asked={"max_latency_ms": None, "max_energy_j": 0.6, "min_effect": 0.01, "rate_hz": None},
+        asked={"max_latency_ms": None, "max_energy_j": 0.6, "min_effect": 0.01, "rate_hz": None} | asked,
     )
 
 
@@ -84,6 +85,13 @@ def test_a_variant_that_the_plan_shows_ahead_is_named_with_its_interval(records,
     found = deployed.better(shipped(), records)
     assert found.startswith(ahead)
     assert bool(found) == bool(ahead)
+
+
+def test_a_lead_in_joules_is_named_in_joules():
+    found = deployed.better(
+        shipped(objective="energy"), [record("eager", 10.0, joules=0.4), record("onnxruntime", 9.0, joules=0.2)]
+    )
+    assert found.startswith("onnxruntime, 2x [1.8")
 
 
 def test_each_folder_has_a_sensor():

@@ -1,5 +1,7 @@
 """Which variant to ship for a rate, streams and a deadline, from the records of servers."""
 
+import math
+
 import msgspec
 import pytest
 from records_made import PASSED, made, timing
@@ -130,6 +132,20 @@ def test_without_a_demand_found_rates_rank_the_variants_and_not_their_latencies(
     assert decision.tied == ["eager b1"]
     assert "eager b1  60 requests per second" in line(decision)
     assert "2x" in line(decision)
+
+
+def test_a_lead_of_found_rates_lies_in_its_interval():
+    """A rate is the least of the processes; what is told apart is all of them."""
+    found = []
+    for variant, rates in (("eager", [100.0, 100.0, 99.0, 98.0, 90.0]), ("amp", [80.0, 80.0, 79.0, 78.0, 79.0])):
+        record = server(variant, rate_hz=min(rates), is_found=True)
+        each = [msgspec.structs.replace(record.requests, rate_hz=rate_hz) for rate_hz in rates]
+        processes = [msgspec.structs.replace(record.processes[0], requests=one) for one in each]
+        found.append(msgspec.structs.replace(record, processes=processes))
+    (decision,) = decide(found, Requirements())
+    assert decision.ship == "eager b1"
+    assert decision.ratio == pytest.approx(math.prod([100 / 80, 100 / 80, 99 / 79, 98 / 78, 90 / 79]) ** 0.2)
+    assert decision.ratio_interval.low < decision.ratio < decision.ratio_interval.high
 
 
 def test_a_server_that_misses_its_own_deadline_never_ships():
