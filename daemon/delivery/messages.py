@@ -91,7 +91,7 @@ class Telemetry(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """The verdict on a case's results against its pinned runs; `*_ms` are medians of the process medians.
+    """The verdict on a case's results against its pinned runs; `*_ms` are centres of their runs.
 
     `effect` is the result over the baseline minus 1, with its interval; null, with the reason, if nothing was
     compared. A regression lists the runs of both slower results.

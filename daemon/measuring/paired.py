@@ -116,8 +116,8 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
             session.publish(record)
     if request.is_aa and verdict.effect is not None:
         _add_to_noise_floor(verdict, sides[0], session.failures)
-    names, times_ms = (sides[0].name, sides[1].name), (sides[0].medians_ms, sides[1].medians_ms)
-    made = comparison(names, verdict, times_ms, (first, second), ratios)
+    names, runs = (sides[0].name, sides[1].name), ([sides[0].medians_ms], [sides[1].medians_ms])
+    made = comparison(names, verdict, runs, (first, second), ratios)
     code = 130 if session.interrupted else _code(sides)
     return msgspec.structs.replace(made, broken_off=code != 0), code
 

@@ -21,6 +21,7 @@ from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.reporting.tables import figures, print_rows
 from benchd.daemon.verdicts import accuracy, alarms, baseline, levels
 from benchd.daemon.verdicts.alarms import Budget
+from benchd.daemon.verdicts.compare import centre_ms, runs_ms
 from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, SAME_MARGIN
 from benchd.daemon.verdicts.noise_floor import FEWEST, NEWEST_DAYS, Floor
@@ -32,9 +33,8 @@ from benchd.daemon.verdicts.recommend import (
     line,
     untried,
 )
-from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.spiking import comparisons
-from benchd.daemon.verdicts.statistics import median, minimum_samples
+from benchd.daemon.verdicts.statistics import minimum_samples
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
@@ -311,12 +311,12 @@ def print_baseline(out: TextIO, kept: Sequence[Record], path: Path, budget: Budg
     console, lacking, rows = console_on(out), "", []
     for case_id in dict.fromkeys(record.case_id for record in kept):
         of_case = baseline.newest_environment([record for record in kept if record.case_id == case_id])
-        runs, times_ms = {record.suite_id for record in of_case}, process_medians_ms(of_case)
+        runs = runs_ms(of_case)
         bound = alarms.least_change(budget, of_case)
         lacking = lacking or (alarms.too_few(of_case) if bound is None else "")
-        counts = map(str, (len(runs), len(alarms.apart(of_case)), len(times_ms)))
+        counts = map(str, (len(runs), len(alarms.apart(of_case)), sum(map(len, runs))))
         least = "-" if bound is None else f"{100 * max(math.expm1(bound), MIN_EFFECT):+.1f} %"
-        rows.append([case_id, *counts, figure(median(times_ms)), least])
+        rows.append([case_id, *counts, figure(centre_ms(runs)), least])
     columns = ["case", *figures("runs", "12 h apart", "processes", "median ms", "alarm from")]
     print_rows(console, columns, rows, f"baseline of {kept[0].device_id}")
     console.print(f"The service raises an alarm after two results this much slower, 12 hours apart.\n{budget}")

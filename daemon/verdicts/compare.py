@@ -5,6 +5,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -37,14 +38,17 @@ ALL_SHARED = "B has only records that A has too"
 FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
 """What may fail a run, and its exit code; the first that applies counts."""
 
+Runs = Sequence[Sequence[float]]
+"""The process medians of each run of bench-once, in ms."""
+
 
 class Comparison(Struct, frozen=True, kw_only=True):
     """The verdict on `second` against `first`.
 
-    `ratios` are the second side's time over the first one's in each pair of a live comparison, and decide it. `notes`
-    are differences between the sides that do not prevent a comparison. `check_failed` counts answers too that, with the
-    weights of the first side, differ from its answers. `broken_off`: a process failed, or the measurement was
-    interrupted.
+    `medians_ms` are the centres of the sides (`centre_ms`). `ratios` are the second side's time over the first one's in
+    each pair of a live comparison, and decide it. `notes` are differences between the sides that do not prevent a
+    comparison. `check_failed` counts answers too that, with the weights of the first side, differ from its answers.
+    `broken_off`: a process failed, or the measurement was interrupted.
     """
 
     first: str
@@ -52,36 +56,34 @@ class Comparison(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     first_ms: list[float]
     second_ms: list[float]
+    medians_ms: tuple[float | None, float | None]
     check_failed: bool
     ratios: list[float] = []
     check_void: bool = False
     broken_off: bool = False
     notes: list[str] = []
 
-    @property
-    def medians_ms(self) -> tuple[float | None, float | None]:
-        """Return the centre of each side's process medians, like a record's median; None for a side without any."""
-        return (_centre(self.first_ms), _centre(self.second_ms))
-
 
 class Pair(Struct, frozen=True):
-    """The process medians of two sides of a case with the effect, or the reason why they may not be compared."""
+    """The runs of two sides of a case, each its process medians, with the effect, or why they may not be compared."""
 
-    first_ms: list[float]
-    second_ms: list[float]
+    first_ms: Runs
+    second_ms: Runs
     effect: Effect | None
     reason: str = ""
 
     @property
     def medians_ms(self) -> tuple[float | None, float | None]:
         """Return the centre of each side, as of a Comparison."""
-        return (_centre(self.first_ms), _centre(self.second_ms))
+        return centre_ms(self.first_ms), centre_ms(self.second_ms)
 
 
-def _centre(medians_ms: Sequence[float]) -> float | None:
-    if not medians_ms or min(medians_ms) <= 0.0:
-        return median(medians_ms) if medians_ms else None
-    return centre(medians_ms)
+def centre_ms(runs: Runs) -> float | None:
+    """Return the centre of the centres of runs, as an effect weighs them; None without any time."""
+    times_ms = list(chain(*runs))
+    if not times_ms or min(times_ms) <= 0.0:
+        return median(times_ms) if times_ms else None
+    return centre([centre(run) for run in runs])
 
 
 def compare(
@@ -127,12 +129,12 @@ def pair(
         reason = next(_unfit(first, second), None)
     if reason is not None:
         return _refused((first, second), reason)
-    effect = runs_effect(_runs_ms(first), _runs_ms(second))
-    return Pair(process_medians_ms(first), process_medians_ms(second), effect)
+    sides = runs_ms(first), runs_ms(second)
+    return Pair(*sides, runs_effect(*sides))
 
 
 def _refused(sides: tuple[Sequence[Record], Sequence[Record]], reason: str) -> Pair:
-    return Pair(process_medians_ms(sides[0]), process_medians_ms(sides[1]), None, reason)
+    return Pair(runs_ms(sides[0]), runs_ms(sides[1]), None, reason)
 
 
 def judged(pairs: Sequence[Pair], min_effect: float = MIN_EFFECT, floors: Sequence[float] = ()) -> list[Verdict]:
@@ -148,7 +150,7 @@ def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
     """Return the verdict; no difference where processes jump further than it between two levels, in either side."""
     if verdict.answer not in ("faster", "slower"):
         return verdict
-    pairs = [levels.found(side_ms) for side_ms in (sides.first_ms, sides.second_ms)]
+    pairs = [levels.found(list(chain(*runs))) for runs in (sides.first_ms, sides.second_ms)]
     jumps = [(slow.ms / fast.ms, fast.ms, slow.ms) for fast, slow in filter(None, pairs)]
     jump, fast_ms, slow_ms = max(jumps, default=(1.0, 0.0, 0.0))
     if abs(math.log1p(verdict.effect or 0.0)) >= math.log(jump):
@@ -163,8 +165,8 @@ def _with_shared(one: Comparison, shared: int) -> Comparison:
     return msgspec.structs.replace(one, notes=[*one.notes, note]) if shared else one
 
 
-def _runs_ms(found: Sequence[Record]) -> list[list[float]]:
-    """Return the process medians of each run of bench-once."""
+def runs_ms(found: Sequence[Record]) -> list[list[float]]:
+    """Return the process medians of each run of bench-once that has any."""
     by_run: dict[str, list[float]] = {}
     for record in found:
         by_run.setdefault(record.suite_id, []).extend(process_medians_ms([record]))
@@ -174,7 +176,7 @@ def _runs_ms(found: Sequence[Record]) -> list[list[float]]:
 def comparison(
     names: tuple[str, str],
     verdict: Verdict,
-    times_ms: tuple[Sequence[float], Sequence[float]],
+    runs: tuple[Runs, Runs],
     records: tuple[Sequence[Record], Sequence[Record]],
     ratios: Sequence[float] = (),
 ) -> Comparison:
@@ -187,8 +189,9 @@ def comparison(
         first=names[0],
         second=names[1],
         verdict=verdict,
-        first_ms=list(times_ms[0]),
-        second_ms=list(times_ms[1]),
+        first_ms=list(chain(*runs[0])),
+        second_ms=list(chain(*runs[1])),
+        medians_ms=(centre_ms(runs[0]), centre_ms(runs[1])),
         check_failed=bool(others) or any(wrong(record) for record in records[1]),
         check_void=any(void(record) for record in records[1]),
         ratios=list(ratios),

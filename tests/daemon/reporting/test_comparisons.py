@@ -12,7 +12,7 @@ from benchd.daemon.verdicts.effects import Interval, Verdict
 def one(answer, **fields):
     verdict = Verdict(answer=answer, effect=0.1, interval=Interval(0.05, 0.2), confidence=0.95, reason="a | b\n<c>")
     given = {"first": "A", "second": answer, "verdict": verdict, "first_ms": [1.0] * 3, "second_ms": [1.1] * 3}
-    return Comparison(**given | {"check_failed": False} | fields)
+    return Comparison(**given | {"medians_ms": (1.0, 1.1), "check_failed": False} | fields)
 
 
 GIVEN = [one("same"), one("slower"), one("inconclusive"), one("faster", check_failed=True)]

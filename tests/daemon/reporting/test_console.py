@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -26,8 +27,9 @@ from benchd.daemon.records import (
     encode,
 )
 from benchd.daemon.reporting import console
-from benchd.daemon.reporting.console import Screen, SlowStages, print_catalog, print_kernels, print_plan
+from benchd.daemon.reporting.console import Screen, SlowStages, print_baseline, print_catalog, print_kernels, print_plan
 from benchd.daemon.verdicts.accuracy import NOT_ASKED
+from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.recommend import Requirements
 from benchd.kernels.shipped import CannotCompile, Compiled
 
@@ -326,3 +328,12 @@ def test_the_files_of_a_variant_say_whether_they_were_there_before(reused, said)
     )
     table, _ = shown(made(artifacts=[file]))
     assert f"exported files: {'' if reused else '0 of 1 existed already, '}{said}" in table
+
+
+def test_each_run_of_a_baseline_counts_alike_in_the_median_that_is_shown():
+    runs = ((10.0, 3), (10.0, 3), (11.0, 15))
+    processes = [[ProcessResult(status="ok", timing=timing(median_ms))] * count for median_ms, count in runs]
+    kept = [made(run_id=f"r{n}", suite_id=f"r{n}", processes=of_run) for n, of_run in enumerate(processes)]
+    out = io.StringIO()
+    print_baseline(out, kept, Path("kept"), Budget(1, {}))
+    assert "10.32" in out.getvalue()

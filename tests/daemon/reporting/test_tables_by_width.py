@@ -32,6 +32,7 @@ CASE = Case(model="snn_stbif_resnet18", variant=Variant.parse("custom-fp16"), ba
 def compared(answer, median_ms, *, check_failed=False):
     verdict = Verdict(answer=answer, effect=0.12345, interval=Interval(0.10, 0.1468), confidence=0.9983)
     sides = {"first_ms": [median_ms] * 7, "second_ms": [1.12345 * median_ms] * 11}
+    sides["medians_ms"] = median_ms, 1.12345 * median_ms
     return Comparison(
         first=CASE.case_id,
         second=f"{CASE.case_id},threads={median_ms:.0f}",

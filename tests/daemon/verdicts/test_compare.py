@@ -106,7 +106,7 @@ def test_it_is_noted_if_the_weights_or_the_batch_differ():
     assert only([run(model=MODEL)], [trained]).notes == ["B has different weights from A"]
     assert only([run(model=MODEL)], [run(model=MODEL)]).notes == []
     larger = run(case=Case(model="vim_tiny", batch_size=4))
-    live = comparison(("A", "B"), Verdict(answer="slower"), (FAST, SLOW), ([run()], [larger]))
+    live = comparison(("A", "B"), Verdict(answer="slower"), ([FAST], [SLOW]), ([run()], [larger]))
     assert live.notes == ["a run covers 1 inputs in A and 4 in B"]
 
 
@@ -422,6 +422,15 @@ def test_a_difference_smaller_than_a_jump_between_levels_is_none():
     assert only([run(mixed, f"r{number}") for number in range(3)], [run(twice, "new")]).verdict.answer == "faster"
     centre = (10.0**3 * 13.0**2) ** 0.2
     assert found.medians_ms[0] == pytest.approx(centre)
+
+
+def test_the_times_beside_a_change_are_those_it_is_of():
+    """A run of more processes counts no more than another."""
+    before = [run([10.0] * 3, "r1"), run([10.0] * 3, "r2"), run([11.0] * 15, "r3")]
+    found = only(before, [run([10.5] * 3)])
+    before_ms, now_ms = found.medians_ms
+    assert (before_ms, now_ms) == (pytest.approx(1100 ** (1 / 3)), pytest.approx(10.5))
+    assert now_ms / before_ms - 1.0 == pytest.approx(found.verdict.effect)
 
 
 def test_flags_and_presets_of_either_side_are_noted():

@@ -481,6 +481,7 @@ def compared(base_ms, variant_ms, *, check_failed=False, ratios=None):
         verdict=effects.judge(effects.paired_effect(ratios)),
         first_ms=base_ms,
         second_ms=variant_ms,
+        medians_ms=(None, None),
         check_failed=check_failed,
         ratios=ratios,
     )
