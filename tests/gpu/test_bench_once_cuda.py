@@ -37,9 +37,9 @@ def test_an_inference_has_parts_and_memory(records, variant):
     assert one.memory.device_peak_bytes > 0, one.missing
 
 
-@pytest.mark.parametrize("variant", ["eager", "cudagraph"])
-def test_offline_has_two_in_flight(records, variant):
-    one = records[variant, "offline"]
+def test_offline_has_two_in_flight(records):
+    # eager's runs may end before the host has launched them
+    one = records["cudagraph", "offline"]
     assert one.throughput_per_s > 0
     assert "one_in_flight" not in one.flags
 
