@@ -86,16 +86,18 @@ class Agenda:
         return dropped
 
     def after(self, record: Record, seconds: float, again_s: float | None = None) -> State:
-        """Return the state after this record, whose case is measured once more at `again_s`.
+        """Return the state after this record: as a result of the plan, it says when its case is measured once more.
 
         An interrupted case stays in its run.
         """
         if record.status == "aborted":
             return self.state
         state = schedule.finish(self.state, record.suite_id, record.case_id, seconds)
-        if again_s is None:
+        if not self.is_of_suite(record.suite_id):
             return state
-        return msgspec.structs.replace(state, again_s={**state.again_s, record.case_id: again_s})
+        others = {case_id: at_s for case_id, at_s in state.again_s.items() if case_id != record.case_id}
+        now = {} if again_s is None else {record.case_id: again_s}
+        return msgspec.structs.replace(state, again_s=others | now)
 
     def is_under_way(self, suite_id: str) -> bool:
         """Return whether a run is neither complete nor cancelled."""

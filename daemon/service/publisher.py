@@ -20,8 +20,7 @@ from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Case, Record, wall_now
 from benchd.daemon.service.agenda import Agenda
-from benchd.daemon.service.regressions import Notice, Regressions, Update
-from benchd.daemon.verdicts.alarms import APART_S
+from benchd.daemon.service.regressions import Notice, Regressions, Standing, Update, again_in_s
 
 SCHEDULE, RUNNING, STANDINGS = "schedule", "running", "standings"
 TIMED: tuple[StageName, ...] = ("warm_up", "measure")
@@ -87,7 +86,8 @@ class Publisher(Sink):
         """
         self._hold(False)
         update = self._update(record)
-        again_s = time.time() + APART_S if update.again else None
+        in_s = again_in_s(update.standings.get(record.case_id, Standing()), record)
+        again_s = None if in_s is None else time.time() + in_s
         state = self._agenda.after(record, time.monotonic() - self._begun_s, again_s)
         self._owed.append(Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body))
         facts = {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}

@@ -2,7 +2,8 @@
 
 The first SLOWER is doubted: what slows a machine down for an hour would slow a repetition down too. The first result at
 least half a day later decides; the service measures the case by then. If that is SLOWER too, it is a regression until a
-verdict differs. The caller stores the standings in the same commit as the result that changed them.
+verdict differs. Within a boot the monotonic clock counts, because a wall clock that is set may pass half a day in
+minutes. The caller stores the standings in the same commit as the result that changed them.
 """
 
 import math
@@ -17,8 +18,9 @@ from benchd.daemon.delivery.messages import Judgement
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.records import Record
 from benchd.daemon.verdicts import alarms, baseline, noise_floor
-from benchd.daemon.verdicts.alarms import Budget
+from benchd.daemon.verdicts.alarms import APART_S, Budget
 from benchd.daemon.verdicts.compare import Comparison
+from benchd.daemon.verdicts.when import measured_s, unix_s
 
 REASON_CHARACTERS = 500  # keeps latest/<case> small
 
@@ -28,6 +30,8 @@ class Standing(Struct, frozen=True, kw_only=True):
 
     doubted: str | None = None
     doubted_wall: str | None = None
+    doubted_boot: str | None = None
+    doubted_mono_ns: int | None = None
     slower: Judgement | None = None
     stale: str | None = None
 
@@ -45,12 +49,11 @@ class Notice(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The consequences of one result; `again` requests one more measurement of its case half a day later."""
+    """The consequences of one result, or of a new plan."""
 
     standings: Standings
     judgement: Judgement | None = None
     notices: Sequence[Notice] = ()
-    again: bool = False
 
 
 class Regressions:
@@ -84,7 +87,7 @@ class Regressions:
         after = follow(before, record, pinned, judgement)
         notices = list(_notices(case_id, before, after, judgement))
         known = {name: one for name, one in {**self.standings, case_id: after}.items() if one != Standing()}
-        return Update(known, judgement, notices, again=after.doubted not in (None, before.doubted))
+        return Update(known, judgement, notices)
 
     def of_plan(self, case_ids: Collection[str]) -> Update:
         """Return the consequences of a new plan: a case that has left it gets no more verdicts."""
@@ -149,14 +152,41 @@ def follow(before: Standing, record: Record, pinned: Sequence[Record], judgement
     """Return the state of a case after a result."""
     is_stale = bool(pinned) and not any(baseline.is_alike(one, record) for one in pinned)
     stale = record.environment.fingerprint if is_stale else None
-    if before.doubted and before.doubted_wall and not alarms.are_apart(before.doubted_wall, record.t_wall):
+    age_s = _age_s(before, record)
+    if age_s is not None and age_s < APART_S:
         return msgspec.structs.replace(before, stale=stale)
     if judgement is None or judgement.verdict != "slower":
         return Standing(stale=stale)
-    if before.doubted is None and before.slower is None:
-        return Standing(doubted=record.run_id, doubted_wall=record.t_wall, stale=stale)
+    if age_s is None and before.slower is None:
+        return Standing(
+            doubted=record.run_id,
+            doubted_wall=record.t_wall,
+            doubted_boot=record.boot_id,
+            doubted_mono_ns=record.t_mono_ns,
+            stale=stale,
+        )
     runs = [before.doubted] if before.doubted else []
     return Standing(slower=msgspec.structs.replace(judgement, run_ids=[*runs, record.run_id]), stale=stale)
+
+
+def _age_s(standing: Standing, record: Record) -> float | None:
+    """Return the age of a case's doubt at a result; None without a doubt, and if no clock can tell its age."""
+    if standing.doubted_mono_ns is not None and standing.doubted_boot == record.boot_id:
+        return (record.t_mono_ns - standing.doubted_mono_ns) / 1e9
+    now_s = unix_s(record.t_wall) or 0.0
+    doubted_s = measured_s(standing.doubted_wall or "", now_s)
+    return None if doubted_s is None else now_s - doubted_s
+
+
+def again_in_s(standing: Standing, record: Record) -> float | None:
+    """Return how long after this result of its plan a doubted case is to be measured once more; None without a doubt.
+
+    A result that could not decide, because it failed or the baseline cannot be read, is followed by another half a day.
+    """
+    if standing.doubted is None:
+        return None
+    left_s = APART_S - (_age_s(standing, record) or 0.0)
+    return left_s if left_s > 0.0 else APART_S
 
 
 def _notices(case_id: str, before: Standing, after: Standing, judgement: Judgement | None) -> Iterator[Notice]:

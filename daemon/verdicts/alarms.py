@@ -92,14 +92,9 @@ def apart(pinned: Sequence[Record]) -> list[Record]:
     found: list[Record] = []
     measured = (record for record in pinned if process_medians_ms([record]))
     for record in sorted(measured, key=lambda record: record.t_wall):
-        if not found or are_apart(found[-1].t_wall, record.t_wall):
+        if not found or _seconds(record.t_wall) - _seconds(found[-1].t_wall) >= APART_S:
             found.append(record)
     return found
-
-
-def are_apart(one: str, other: str) -> bool:
-    """Return whether two `t_wall` are at least half a day apart."""
-    return abs(_seconds(other) - _seconds(one)) >= APART_S
 
 
 def _seconds(t_wall: str) -> float:

@@ -279,7 +279,7 @@ def half_a_day_passes(path):
     with Outbox(path) as outbox:
         (case_id,) = state = json.loads(outbox.kept(SCHEDULE))["again_s"]
         standings = json.loads(outbox.kept(STANDINGS))
-        standings[case_id]["doubted_wall"] = "2026-01-01T00:00:00Z"
+        standings[case_id]["doubted_mono_ns"] -= 12 * 3600 * 10**9
         schedule = json.loads(outbox.kept(SCHEDULE)) | {"again_s": dict.fromkeys(state, 0.0)}
         outbox.keep({SCHEDULE: json.dumps(schedule).encode(), STANDINGS: json.dumps(standings).encode()})
 

@@ -25,7 +25,7 @@ from benchd.daemon.service.schedule import State, begin
 from benchd.daemon.verdicts import baseline, noise_floor
 from benchd.daemon.verdicts.alarms import Budget
 
-DEVICE = "d-regressions"
+DEVICE, HOUR_NS = "d-regressions", 3600 * 10**9
 CASE = Case(model="square", options={"size": 16})
 OTHER = Case(model="square", options={"size": 32})
 SUITE = Suite(name="nightly", models=["square"], variants=["eager"], options={"size": [16, 32]})
@@ -78,7 +78,7 @@ class Service:
         kept = msgspec.json.decode(outbox.kept(STANDINGS) or b"{}", type=dict[str, Standing])
         self.agenda = Agenda(Config(suite=[SUITE]), Machine("cpu", True), State())
         self.regressions = Regressions(runs, kept, Budget(0.05, PLAN))
-        self.hours = 1000.0
+        self.hours, self.ahead = 1000.0, 0.0
         self.sink = Publisher(
             outbox,
             Reserve(folder / "reserve", 2**20),
@@ -92,12 +92,16 @@ class Service:
         self.sink.link = link
         self.sink.plan(self.agenda.cases["nightly"])
 
-    def take(self, run_id, median_ms, *, hours=12, suite=SUITE, **fields):
-        """Take the result of the first case of a new pass, so many hours later; return what is to be measured again."""
-        self.hours += hours
+    def take(self, run_id, median_ms, *, hours=12, clock_set=0, suite=SUITE, **fields):
+        """Take the result of the first case of a new pass, so many hours later; return what is to be measured again.
+
+        The wall clock was set by `clock_set` hours meanwhile.
+        """
+        self.hours, self.ahead = self.hours + hours, self.ahead + clock_set
+        times = {"t_wall": wall(self.hours + self.ahead), "t_mono_ns": round(self.hours * HOUR_NS)}
         self.agenda.state = begin(State(), suite, self.agenda.cases["nightly"])
         suite_id = self.agenda.state.passes[0].suite_id
-        record = measured(run_id, median_ms, suite_id=suite_id, t_wall=wall(self.hours), **fields)
+        record = measured(run_id, median_ms, suite_id=suite_id, **times | fields)
         self.sink.publish(record, encode(record))
         return self.agenda.state.again_s
 
@@ -137,7 +141,7 @@ def test_a_slower_case_is_measured_again_announced_kept_and_cleared(mosquitto, t
         assert one.take("r1", 3.0) == {CASE.case_id: pytest.approx(time.time() + 12 * 3600, abs=60)}
         assert (verdict(one)["verdict"], verdict(one)["baseline_ms"]) == ("slower", pytest.approx(1.002, rel=0.002))
         assert one.regressions.problem() is None
-        assert one.take("r1-at-once", 3.0, hours=11.9) == {}
+        assert one.take("r1-at-once", 3.0, hours=11.9) == {CASE.case_id: pytest.approx(time.time() + 360, abs=60)}
         assert one.regressions.problem() is None, "what slows the machine down for an hour became a regression"
         one.take("r2", 3.0, hours=0.1)
         told = heard("regression")
@@ -174,6 +178,35 @@ def test_a_repetition_that_is_not_slower_ends_the_doubt(tmp_path, link):
         assert one.take("r2", 1.0) == {}
         assert one.take("r3", 3.0).keys() == {CASE.case_id}, "the doubt of long ago counted"
     assert events(tmp_path / "outbox.db") == []
+
+
+def test_a_wall_clock_that_is_set_brings_no_regression_forward(tmp_path, link):
+    with service(tmp_path, [pin(tmp_path / "pinned.jsonl")], link) as one:
+        one.take("r1", 3.0)
+        again_s = one.take("r2", 3.0, hours=0.1, clock_set=13)
+        assert one.regressions.problem() is None
+        assert again_s == {CASE.case_id: pytest.approx(time.time() + 11.9 * 3600, abs=60)}, "it is not asked again"
+        assert one.take("r3", 3.0, hours=11.9, clock_set=-13) == {}
+        assert one.regressions.standings[CASE.case_id].slower.run_ids == ["r1", "r3"]
+
+
+@pytest.mark.parametrize(
+    ("doubted", "now", "is_apart"),
+    [
+        (wall(2000), wall(2012), True),
+        (wall(2000), wall(2011), False),
+        ("1970-01-01T00:00:10Z", wall(2012), False),
+        (wall(2012), "1970-01-01T00:00:10Z", False),
+        (wall(2012), wall(2000), False),
+    ],
+)
+def test_across_a_boot_a_doubt_counts_by_wall_clocks_that_can_be_right(tmp_path, link, doubted, now, is_apart):
+    with service(tmp_path, [pin(tmp_path / "pinned.jsonl")], link) as one:
+        one.take("r1", 3.0, t_wall=doubted)
+        again_s = one.take("r2", 3.0, t_wall=now, boot_id="b2", t_mono_ns=HOUR_NS)
+        assert (one.regressions.problem() is not None, again_s == {}) == (is_apart, is_apart)
+        one.take("r3", 3.0, t_wall=wall(2024), boot_id="b2", t_mono_ns=13 * HOUR_NS)
+        assert one.regressions.problem(), "the doubt lasts for ever"
 
 
 def test_another_environment_makes_the_baseline_stale_once_and_no_verdict(tmp_path, link):
@@ -228,6 +261,7 @@ def test_what_nobody_pinned_or_planned_has_no_verdict(tmp_path, link):
 def test_a_result_that_did_not_end_well_changes_nothing(tmp_path, link):
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl")], link) as one:
         one.take("r1", 3.0)
+        assert one.take("r1-failed", 3.0, status="failed").keys() == {CASE.case_id}, "the doubt is not decided"
         one.take("r2", 3.0)
         one.take("r3", 3.0, status="failed")
         assert one.regressions.problem()

@@ -2,10 +2,12 @@
 
 import msgspec
 import pytest
+import records_made
 
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.records import Case
 from benchd.daemon.service import agenda, schedule
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.schedule import State, begin
@@ -102,6 +104,20 @@ def test_too_many_passes_are_refused_and_cancelled_by_id_or_altogether():
     assert one.cancel("unknown") == []
     assert len(one.cancel(None)) == agenda.MAX_PASSES - 1
     assert one.state.passes == []
+
+
+def test_only_a_result_of_a_suite_says_whether_its_case_is_measured_once_more():
+    again_s = {CASES[0]: NOW_S, CASES[1]: NOW_S}
+
+    def after(suite, at_s):
+        one = made(SUITE, state=begin(State(again_s=again_s), suite, CASES))
+        case = Case(model="square", options={"size": 16})
+        return one.after(records_made.made(case=case, suite_id=one.state.passes[0].suite_id), 1.0, at_s).again_s
+
+    listed = msgspec.structs.replace(SUITE, name="", every=None)
+    assert after(listed, None) == after(listed, NOW_S + HOUR_S) == again_s
+    assert after(SUITE, None) == {CASES[1]: NOW_S}
+    assert after(SUITE, NOW_S + HOUR_S) == again_s | {CASES[0]: NOW_S + HOUR_S}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,11 @@ from benchd.daemon.verdicts.alarms import Budget, apart, least_change
 
 CASES, APART_H, WEEK_H, MONTH_H = 20, 12, 168, 730
 HOURLY = Budget(0.05, {f"case {number}": 730.5 for number in range(CASES)})
-HOURS = [made(run_id=str(hour), t_wall=f"{datetime(2026, 1, 1) + timedelta(hours=hour)}Z") for hour in range(MONTH_H)]
+HOUR_NS = 3600 * 10**9
+HOURS = [
+    made(run_id=str(hour), t_wall=f"{datetime(2026, 1, 1) + timedelta(hours=hour)}Z", t_mono_ns=hour * HOUR_NS)
+    for hour in range(MONTH_H)
+]
 SLOWER, OTHER = (Judgement(case_id="c", verdict=verdict) for verdict in ("slower", "same"))
 
 
