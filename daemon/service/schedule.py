@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.config import Suite
-from benchd.daemon.trigger import DAY_S, MONTH_S
+from benchd.daemon.trigger import DAY_S, MONTH_S, Cron, Every
 
 WEEK_S = 7 * DAY_S
+QUARTER_S = 13 * WEEK_S
 STEP_S = 3600.0
 MOST_STARTS = 200  # whose times are worth computing
 
@@ -129,19 +130,29 @@ def results_per_month(suites: Sequence[Suite], cases: Mapping[str, list[str]], n
     """Return how many results per month each case gets; a suite without a trigger counts as daily."""
     found: dict[str, float] = {}
     for suite in suites:
+        results = MONTH_S / _period_s(suite, now_s)
         for case_id in cases[suite.name]:
-            found[case_id] = found.get(case_id, 0.0) + MONTH_S / _period_s(suite, now_s)
+            found[case_id] = found.get(case_id, 0.0) + results
     return found
 
 
 def _period_s(suite: Suite, now_s: float) -> float:
-    """Return the mean time between two starts in the coming week."""
-    trigger, at_s, starts = suite.trigger(), now_s, 0
-    while trigger and starts < MOST_STARTS and (next_s := trigger.next_after(at_s)) and next_s <= now_s + WEEK_S:
-        at_s, starts = next_s, starts + 1
+    """Return the mean time between two starts, at most a week."""
+    trigger = suite.trigger()
     if trigger is None:
         return DAY_S
-    return (at_s - now_s) / starts if starts == MOST_STARTS else WEEK_S / max(starts, 1)
+    if isinstance(trigger, Every):
+        return min(trigger.period_s, WEEK_S)
+    # a week may miss a start every fourth day, and the first starts of a quarter may be those of a busy weekend
+    return min(_gap_s(trigger, now_s, span_s) for span_s in (WEEK_S, QUARTER_S))
+
+
+def _gap_s(cron: Cron, now_s: float, span_s: float) -> float:
+    """Return the mean time between the first starts in a span."""
+    at_s, starts = now_s, 0
+    while starts < MOST_STARTS and (next_s := cron.next_after(at_s)) and next_s <= now_s + span_s:
+        at_s, starts = next_s, starts + 1
+    return (at_s - now_s) / starts if starts == MOST_STARTS else span_s / max(starts, 1)
 
 
 def drop(state: State, suite_id: str) -> State:
