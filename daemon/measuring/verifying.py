@@ -92,16 +92,24 @@ def verify(
     *,
     trust_plan: bool = False,
 ) -> Verified:
-    """Measure the folder in fresh processes until one fails; return the verdict, which is broken for other answers."""
-    rebuilt = why_rebuilt(folder, shipped, session.machine.environment(), trust_plan=trust_plan)
+    """Measure the folder in fresh processes until one fails; return the verdict, which is broken for other answers.
+
+    The session attends after each step that may take seconds, because the service's watchdog waits meanwhile.
+    """
+    here = session.machine.environment()
+    session.reason_to_end()
+    rebuilt = why_rebuilt(folder, shipped, here, trust_plan=trust_plan)
     try:
         entry = planned(folder, shipped, limits, session.machine, rebuilt)
     except UsageError as error:
         return _unreadable(shipped, str(error))
+    session.reason_to_end()
     supervisor = Supervisor(session, [entry])
     outcomes: list[Outcome] = []
     with session.measuring():
         run, run_id = session.run(supervisor.suite_id), RunId.new()
+        session.sampler(supervisor.plan)
+        session.reason_to_end()
         turns = [Turn(entry, f"{run_id.run_id}.{number}", number) for number in range(processes)]
         with closing(supervisor.in_turn(turns)) as running:
             for _, outcome in running:

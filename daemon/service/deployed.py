@@ -5,6 +5,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from msgspec import Struct
 from benchd.daemon.config import Shipped
 from benchd.daemon.delivery import refill
 from benchd.daemon.delivery.messages import Deployed
-from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.machine.lock import Busy
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import plan, race, verifying
@@ -157,7 +158,7 @@ class Deployments:
         """Verify a folder and publish what that found; a machine that cannot measure now delays it."""
         shipped, of = None, fingerprint_of(one, self._fingerprint)
         try:
-            shipped = manifest.read(Path(one.path))
+            shipped = manifest.read(Path(one.path), partial(_attend, session))
             verifying.refuse_untrusted(Path(one.path), shipped, trust_code=one.trust_code)
             limits = plan.limited(race.LIMITS, self._now.settings.limits)
             found: Verified | str = verifying.verify(
@@ -198,6 +199,12 @@ class Deployments:
             self._between.event("promise_kept", f"{now.name}: {now.verdict}: {now.told}")
         if now.better and now.better != was_better:
             self._between.event("shipped_behind", f"{now.name}: better: {now.better}")
+
+
+def _attend(session: Session) -> None:
+    """Let the service attend while it reads a folder; raise NotAvailable if it must end."""
+    if reason := session.reason_to_end():
+        raise NotAvailable(reason)
 
 
 def _is_for_now(error: Exception) -> bool:

@@ -14,7 +14,7 @@ it on this machine, or says so.
 import hashlib
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -176,8 +176,10 @@ def resources(folder: Path) -> list[Resource]:
     return [Resource(str(path.relative_to(folder)), path.stat().st_size, sha256_of(path)) for path in found]
 
 
-def read(folder: Path) -> Manifest:
+def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
     """Return the manifest of a folder whose files are all whole; nothing of them has been loaded or run.
+
+    `beat` is called again and again meanwhile: large files take minutes.
 
     Raises UsageError, in one sentence, for a newer schema and for everything that is missing, changed or not listed.
     """
@@ -193,7 +195,7 @@ def read(folder: Path) -> Manifest:
     manifest = _decoded(folder, content, Manifest)
     if wrong := _impossible(manifest):
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({wrong}); ship it again")
-    _refuse_damage(folder, manifest.resources)
+    _refuse_damage(folder, manifest.resources, beat)
     return manifest
 
 
@@ -240,7 +242,7 @@ def _refuse_other_schema(folder: Path, content: bytes) -> None:
         raise UsageError(f"{folder}: its schema is {schema[:40]!r}, and this benchd reads {SCHEMA}: use a newer benchd")
 
 
-def _refuse_damage(folder: Path, listed: Sequence[Resource]) -> None:
+def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], None]) -> None:
     """Raise UsageError for the first file that is missing, unlisted, no plain file or of other bytes."""
     for one in listed:
         path = folder / one.name
@@ -258,7 +260,7 @@ def _refuse_damage(folder: Path, listed: Sequence[Resource]) -> None:
             raise UsageError(f"{folder}: {name} is no plain file; ship it again or copy the whole folder")
     for one in listed:
         size = (folder / one.name).stat().st_size
-        if size != one.bytes or sha256_of(folder / one.name) != one.sha256:
+        if size != one.bytes or sha256_of(folder / one.name, beat) != one.sha256:
             raise UsageError(f"{folder}: {one.name} has changed since it was shipped (SHA-256); ship or copy it again")
 
 

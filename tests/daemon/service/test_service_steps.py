@@ -3,8 +3,10 @@
 import os
 import signal
 import socket
+import time
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import msgspec
@@ -25,14 +27,17 @@ from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import folders, lock
 from benchd.daemon.machine.lock import MachineLock
-from benchd.daemon.measuring import plan
-from benchd.daemon.records import Sample
-from benchd.daemon.service import announcements, deployed
+from benchd.daemon.measuring import plan, verifying
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.records import Case, Sample
+from benchd.daemon.service import announcements, deployed, parts
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import Cases
 from benchd.daemon.service.parts import Base, Places
 from benchd.daemon.service.service import Service
 from benchd.daemon.verdicts import manifest as manifests
+from benchd.exporters import artifacts
 
 SUITE = '[device]\nid = "d"\n[[suite]]\nname = "s"\nmodels = ["square"]\npreset = "quick"\n'
 LIMITS = "[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.1\ncheck_images = 1\n"
@@ -253,7 +258,7 @@ def test_a_full_disk_breaks_no_promise(service, tmp_path, monkeypatch):
 def test_a_machine_that_lacks_what_measuring_takes_breaks_no_promise(
     service, tmp_path, monkeypatch, number, is_of_the_lock
 ):
-    def read(folder):
+    def read(folder, beat):
         error = OSError(number, os.strerror(number))
         if is_of_the_lock:
             raise NotAvailable("the lock cannot be opened") from error
@@ -265,6 +270,60 @@ def test_a_machine_that_lacks_what_measuring_takes_breaks_no_promise(
     service._verify_due()
     assert service._deployments.standings == {}
     assert service._deployments.next() is None, "it is not tried again at once"
+
+
+@pytest.fixture
+def large(service, tmp_path, monkeypatch):
+    """A configured folder whose file is read in ten pieces."""
+    monkeypatch.setattr(artifacts, "_PIECE", 10)
+    folder = tmp_path / "net"
+    write(folder, {"weights.safetensors": "w" * 100})
+    shipped = manifest(case=Case(model="square"), resources=manifests.resources(folder))
+    (folder / "manifest.json").write_bytes(manifests.encode(shipped))
+    service._settings = replace_shipped(service, folder)
+    service._configure_again("a folder")
+    return service._settings.shipped[0]
+
+
+def test_the_watchdog_is_fed_while_a_large_folder_is_verified(service, large, monkeypatch):
+    """Each step takes 10 of the 30 s after which systemd ends the service."""
+    now_s = time.monotonic()
+    fed_s = [now_s]
+
+    def slow(owner, name, step=None):
+        step = step or getattr(owner, name)
+
+        def slowly(*given, **named):
+            nonlocal now_s
+            now_s += 10.0
+            return step(*given, **named)
+
+        monkeypatch.setattr(owner, name, slowly)
+
+    def measure(supervisor, turns):
+        raise NotAvailable("measured")
+
+    monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(service._base.notifier, "watchdog", lambda: fed_s.append(now_s))
+    slow(os, "pread")
+    slow(plan.Machine, "environment")
+    slow(verifying, "planned")
+    slow(Session, "sampler", lambda session, cases: None)
+    slow(Supervisor, "in_turn", measure)
+    service._deployments.verify(large, service._cases.session)
+    assert service._deployments.standings["net"].said.reason == "measured"
+    assert max(after - before for before, after in pairwise([*fed_s, now_s])) < 30.0
+
+
+def test_a_large_folder_that_is_read_ends_with_the_service(service, large, monkeypatch):
+    def read(fd, count, offset, pread=os.pread):
+        assert offset == 0, "it is read to its end"
+        service._on_signal(signal.SIGTERM, None)
+        return pread(fd, count, offset)
+
+    monkeypatch.setattr(os, "pread", read)
+    service._deployments.verify(large, service._cases.session)
+    assert (service._deployments.standings, service._cases.session.interrupted) == ({}, True)
 
 
 def test_a_file_that_cannot_be_compressed_keeps_no_sent_message(service, tmp_path):
