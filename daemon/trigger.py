@@ -1,4 +1,4 @@
-"""When a suite begins: parses `every`, `at` and `cron` and computes the next time; pure.
+"""When a suite begins: parses `every`, `at` and `cron` and computes the next time; pure but for the time zone.
 
 Times are seconds since the epoch. `at` and `cron` mean local time: a time that the clock skips in spring is left out, a
 time that it repeats in autumn comes twice.
@@ -6,6 +6,7 @@ time that it repeats in autumn comes twice.
 
 import functools
 import re
+import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -39,6 +40,7 @@ class Cron:
 
     def next_after(self, t_s: float) -> float | None:
         """Return the first time after `t_s`, None if there is none within fifty years."""
+        time.tzset()  # else the zone would be that of the process's start
         times_s: list[float] = []
         # starts an hour early because the clock may repeat that hour
         for local in CronSim(self.line, datetime.fromtimestamp(t_s) - timedelta(hours=1)):

@@ -1,5 +1,6 @@
 """When a suite begins: every form, the calendar's corners, and each mistake by name."""
 
+import calendar
 import time
 
 import pytest
@@ -54,6 +55,13 @@ def test_at_is_once_a_day():
 )
 def test_cron(cron, times):
     assert following(cron, "2026-01-01 00:00") == times
+
+
+def test_a_time_zone_that_is_set_after_the_start_counts(monkeypatch):
+    nightly, noon_s = trigger.parse(None, "02:30", None), local("2026-01-31 12:00")
+    assert nightly.next_after(noon_s) == local("2026-02-01 02:30")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert nightly.next_after(noon_s) == calendar.timegm((2026, 1, 31, 17, 30, 0))
 
 
 def test_an_hour_that_the_clock_skips_is_left_out_and_a_day_of_23_hours_is_not_lost():
