@@ -94,14 +94,18 @@ def _is_by_schedule(entry: Progress) -> bool:
 
 
 def _begin_again(state: State, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float) -> State:
-    """Begin a run of the cases whose time to be measured once more has come, unless a run has yet to measure them."""
-    due = {case_id for case_id, at_s in state.again_s.items() if at_s <= now_s}
+    """Begin a run of the cases whose time to be measured once more has come.
+
+    Those that a run of a suite has yet to measure wait for its result: the run may be cancelled before.
+    """
+    waiting = {case_id for entry in state.passes if entry.suite.name for case_id in entry.left}
+    due = {case_id for case_id, at_s in state.again_s.items() if at_s <= now_s} - waiting
     rest = {case_id: at_s for case_id, at_s in state.again_s.items() if case_id not in due}
     state = msgspec.structs.replace(state, again_s=rest)
     for suite in suites:
-        due -= {case_id for entry in state.passes for case_id in entry.left}
         left = [case_id for case_id in cases[suite.name] if case_id in due]
         state = begin(state, suite, left, again=True) if left else state
+        due -= set(left)
     return state
 
 

@@ -116,11 +116,21 @@ def test_a_case_is_measured_again_at_its_time_in_a_run_that_keeps_no_schedule_wa
     assert [entry.left for entry in at(NOW_S + 2.1 * HOUR_S, state).passes] == [["b"], ["a", "b"]]
 
 
-def test_a_case_that_a_run_has_yet_to_measure_or_that_has_left_needs_no_run_of_its_own():
+def test_a_case_that_a_run_of_a_suite_has_yet_to_measure_or_that_has_left_needs_no_run_of_its_own():
     state = msgspec.structs.replace(at(NOW_S), again_s={"b": NOW_S + HOUR_S, "gone": NOW_S})
     state = at(NOW_S + HOUR_S, state)
     assert [entry.left for entry in state.passes] == [["a", "b"]]
-    assert state.again_s == {}
+    assert state.again_s == {"b": NOW_S + HOUR_S}, "only its result serves it"
+    assert at(NOW_S + HOUR_S, state) == state, "a second run begins"
+
+
+def test_a_run_that_is_cancelled_or_whose_results_do_not_count_takes_no_second_measurement_along():
+    due = State(again_s={"b": NOW_S})
+    state = at(NOW_S, schedule.begin(due, Suite(), ["b"], by_command=True))
+    assert [(entry.left, entry.again) for entry in state.passes] == [(["b"], False), (["b"], True)]
+    state = at(NOW_S, schedule.begin(due, HOURLY, ["a", "b"]))
+    state = at(NOW_S, schedule.drop(state, state.passes[0].suite_id))
+    assert [(entry.left, entry.again) for entry in state.passes] == [(["b"], True)]
 
 
 def test_a_second_measurement_more_than_a_day_ahead_was_planned_by_a_wrong_clock():
