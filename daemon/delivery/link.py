@@ -5,6 +5,7 @@ only keeps the connection alive and sends health and telemetry, and does not tou
 an outbox which cannot be written delivers nothing, but lasts: subscribers must hear what is wrong with the disk.
 """
 
+import math
 import random
 import secrets
 import select
@@ -282,6 +283,7 @@ class _Conversation:
         self._nonce = secrets.token_hex(8)
         self._born_s: float | None = None
         self._look_s = 0.0
+        self._restore_s = math.inf
         self._answered_s = time.monotonic()
 
     @property
@@ -349,8 +351,12 @@ class _Conversation:
         for message in arrived:
             self._take(session, message)
         session.acknowledge(arrived)
-        if self._link.seen.conflict and self.held_s > CONTRADICTED_S:
-            self._link.seen.conflict = None
+        if self._link.seen.conflict and self.held_s < CONTRADICTED_S:
+            return  # nothing but the status, which the other machine may still contradict
+        self._link.seen.conflict = None
+        if time.monotonic() > self._restore_s:
+            self._restore_s = math.inf
+            self._link.resend_documents()
         self._say_always(session)
         if not self._link.held.is_set():
             self._say_documents(session)
@@ -381,7 +387,8 @@ class _Conversation:
 
         A retained status may be from a machine long gone. Of two live machines the later yields; if both came within
         a message's travel time, their instances decide, so that both reach the same answer. Each is answered once. One
-        yields only to an answer to its own status: a message that somebody made up takes no device off.
+        yields only to an answer to its own status: a message that somebody made up takes no device off. The one that
+        stays retains its documents again once the other must have gone, because that one's may have replaced them.
         """
         status = _decode(message.body)
         if message.retained or status is None or status.instance == self._link.identity.instance:
@@ -396,6 +403,7 @@ class _Conversation:
         if other not in self._answered:
             self._answered.append(other)
             self._say_online(session, status.nonce if is_name(status.nonce) else "")
+            self._restore_s = min(self._restore_s, time.monotonic() + CONTRADICTED_S)
 
     def _give_way(self, other: Status) -> NoReturn:
         conflict = (

@@ -202,6 +202,22 @@ def test_of_two_machines_with_one_id_the_later_one_goes_and_says_who_is_there(mo
     assert len(births) <= 4, "the two take turns"
 
 
+def test_the_machine_that_yields_leaves_on_the_broker_what_the_other_one_says(
+    mosquitto, device_id, watcher, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(link_module, "CONFLICT_S", 0.2)
+    monkeypatch.setattr(link_module, "CONTRADICTED_S", 1.0)
+    info = Topics(device_id).of("info")
+    with linked(mosquitto, device_id, tmp_path / "1.db", "b", "boot-1") as (first, _):
+        first.retain(info, b'"first"')
+        watcher.until(lambda topic, body: (topic, body) == (info, b'"first"'))
+        with linked(mosquitto, device_id, tmp_path / "2.db", "a", "boot-2") as (second, _):
+            second.retain(info, b'"second"')
+            watcher.until_status("online", boot_id="boot-2", session=4)
+        watcher.until(lambda topic, body: (topic, body) == (info, b'"first"'))
+    assert [message.payload for message in watcher.all if message.topic == info].count(b'"second"') <= 1
+
+
 def test_a_retained_status_of_a_machine_that_has_gone_is_no_conflict(mosquitto, device_id, watcher, tmp_path):
     gone = {"state": "online", "session": 9, "boot_id": "old", "instance": "0" * 16, "held_s": 9e9, "t_wall": ""}
     watcher.say(Topics(device_id).of("status"), msgspec.json.encode({"schema": "benchd.status/1", **gone}), retain=True)
