@@ -229,12 +229,13 @@ class Session:
 
     def _open(self) -> None:
         self._reach(_addresses(self._broker, self._remaining_s()))
-        # some brokers without MQTT 5 never answer: half of the time is reserved for 3.1.1
+        # some brokers without MQTT 5 never answer, others hang up: half of the time is reserved for 3.1.1
         least_s = self._remaining_s() / 2 if self.is_version_5 else 0.0
         while self._answer is None:
             self.step()
-            if self._answer is None and self._remaining_s() < least_s:
-                raise _OldBroker(f"{self.address} did not answer in time")
+            has_hung_up = self._lost and not (self._tls and self._tls.objection)
+            if self._answer is None and (has_hung_up or self._remaining_s() < least_s):
+                raise _OldBroker(self._lost or f"{self.address} did not answer in time")
         if self._answer.value == UNSUPPORTED_PROTOCOL_VERSION:
             raise _OldBroker(f"{self.address} supports neither MQTT 5 nor 3.1.1")
         if self._answer.is_failure:

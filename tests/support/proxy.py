@@ -43,10 +43,20 @@ def kind(packet: bytes) -> int:
 
 def refuse_5(wire: Wire, packet: bytes, up: bool) -> None:
     """Know MQTT 3.1.1 only."""
-    if up and kind(packet) == CONNECT and packet[packet.index(b"MQTT") + 4] != 4:
+    if up and _is_of_5(packet):
         wire.client.sendall(REFUSAL_OF_5)
+    cut_5(wire, packet, up)
+
+
+def cut_5(wire: Wire, packet: bytes, up: bool) -> None:
+    """Know MQTT 3.1.1 only, and hang up on all else."""
+    if up and _is_of_5(packet):
         raise Cut
     forward(wire, packet, up)
+
+
+def _is_of_5(packet: bytes) -> bool:
+    return kind(packet) == CONNECT and packet[packet.index(b"MQTT") + 4] == 5
 
 
 def share_nothing(wire: Wire, packet: bytes, up: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 from broker import HOST, RunningBroker, free_port, program, running_broker
-from proxy import PUBACK, Cut, forward, kind, proxying, refuse_5
+from proxy import PUBACK, Cut, cut_5, forward, kind, proxying, refuse_5
 from waiting import WAIT_S
 
 from benchd.daemon.delivery.broker import parse_url
@@ -210,11 +210,12 @@ def test_tls_with_a_broker_that_has_none_is_the_reason(mosquitto, outbox):
     assert reason
 
 
-def test_a_broker_that_knows_3_1_1_only(mosquitto, outbox):
+@pytest.mark.parametrize("fault", [refuse_5, cut_5])
+def test_a_broker_that_knows_3_1_1_only(mosquitto, outbox, fault):
     device_id = fresh_device()
     listener = Listener(mosquitto, device_id, ("-V", "311")).subscribe()
     wanted = fill(outbox, device_id, 70)
-    with proxying(mosquitto, refuse_5) as old:
+    with proxying(mosquitto, fault) as old:
         assert send(outbox, old) == (70, 0, 0, None)
     assert listener.heard(70) == wanted
 
