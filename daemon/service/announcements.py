@@ -24,7 +24,7 @@ from benchd.daemon.service.schedule import Progress
 from benchd.daemon.service.starts import STEADY_S
 
 LATEST = "latest"
-MAX_GONE = 200  # cases that have left the plan and are still cleared on the broker
+MAX_GONE = 200  # cases, or folders, that have left the configuration and are still cleared on the broker
 ANNOUNCED = "announced"
 MAX_ANNOUNCED = 16  # likewise topics of Home Assistant's discovery
 

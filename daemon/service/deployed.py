@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from benchd.daemon.config import Shipped
 from benchd.daemon.delivery import refill
+from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Deployed
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.machine.lock import Busy
@@ -20,6 +21,7 @@ from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import plan, race, verifying
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.records import Record, wall_now
+from benchd.daemon.service.announcements import MAX_GONE
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.trigger import DAY_S
@@ -30,6 +32,7 @@ from benchd.daemon.verdicts.recommend import Requirements
 from benchd.daemon.verdicts.results import JOURNAL
 
 SHIPPED = "shipped"
+NAMES = "shipped_names"
 FINGERPRINT_S = 3600.0  # between two looks at whether the machine or its software has changed
 RETRY_S = 60.0  # while another process measures, or the machine lacks what measuring takes
 LACKS = errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS
@@ -136,13 +139,18 @@ class Deployments:
         self._fingerprint = ""
         self._busy_until_s = 0.0
 
-    def introduce(self, before: Standings) -> None:
-        """Retain what is known of each folder, and clear what is no longer configured."""
-        if self._now.publisher.link:
-            for name in before:
-                kept = self.standings.get(name)
-                body = msgspec.json.encode(kept.said) if kept else b""
-                self._now.publisher.link.retain(self._now.topics.shipped(name), body)
+    def introduce(self, link: Link, known: Sequence[str]) -> list[str]:
+        """Retain what is known of each folder, and clear those in `known` that are no longer configured.
+
+        Returns the names to pass as `known` next time, as for the cases of the plan.
+        """
+        configured = [one.called for one in self.configured]
+        gone = [name for name in known if name not in configured]
+        for name in gone:
+            link.retain(self._now.topics.shipped(name), b"")
+        for name, kept in self.standings.items():
+            link.retain(self._now.topics.shipped(name), msgspec.json.encode(kept.said))
+        return gone[-MAX_GONE:] + configured
 
     def next(self) -> Shipped | None:
         """Return the folder to verify now, None if there is none."""

@@ -188,7 +188,6 @@ class Service:
         self._cases = Cases(self._base, self._now, self._between, self._artifacts, lambda: self._stopping)
         self._deployments = Deployments(self._base, self._now, self._between, shipped)
         self._between.deployed = lambda: [one.said for one in self._deployments.standings.values()]
-        self._deployments.introduce(shipped)
         if publisher.link:
             self._introduce(publisher.link)
         planned = {case for cases in agenda.cases.values() for case in cases}
@@ -205,12 +204,14 @@ class Service:
         names = msgspec.json.Decoder(list[str])
         cases: list[str] = self._base.outbox.kept_as(announcements.LATEST, names.decode, [])
         announced: list[str] = self._base.outbox.kept_as(announcements.ANNOUNCED, names.decode, [])
+        folders: list[str] = self._base.outbox.kept_as(deployed.NAMES, names.decode, [])
         wanted = self._settings.mqtt.home_assistant
         known = {
             announcements.LATEST: announcements.introduce(link, now.topics, said, cases),
             announcements.ANNOUNCED: announcements.announce(
                 link, now.topics, said, announced, wanted=wanted, shipped=[one.called for one in self._settings.shipped]
             ),
+            deployed.NAMES: self._deployments.introduce(link, folders),
         }
         kept = {name: msgspec.json.encode(values) for name, values in known.items()}
         self._between.attempt(lambda: now.publisher.keep(kept))

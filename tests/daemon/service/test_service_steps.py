@@ -217,6 +217,22 @@ def test_a_shipped_folder_that_is_gone_breaks_its_promise_once(service, tmp_path
     assert again == service._deployments.standings
 
 
+def test_a_shipped_folder_that_is_no_longer_configured_is_cleared_on_the_broker_at_every_reload(service, tmp_path):
+    def retained():
+        return service._now.publisher.link._documents.get(Topics("d").shipped("net"))
+
+    without, service._settings = service._settings, replace_shipped(service, tmp_path / "net")
+    service._configure_again("a folder")
+    service._verify_due()
+    for _ in ("reload while the broker is away", "the next one"):
+        service._settings = without
+        service._configure_again("no folder")
+        assert retained() == b""
+    service._settings = replace_shipped(service, tmp_path / "net")
+    service._configure_again("the folder again")
+    assert retained() is None
+
+
 def test_a_shipped_folder_that_is_replaced_is_verified_again(service, tmp_path):
     def is_due_once():
         is_due = service._deployments.next() is not None
