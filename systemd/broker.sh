@@ -12,11 +12,14 @@ port=''
 
 usage() {
     cat <<'END'
-Usage: sudo systemd/broker.sh [--port PORT] DEVICE_ID...
+Usage: sudo systemd/broker.sh [--port PORT] [--site NAME]... DEVICE_ID...
 
 Lets only known users into the mosquitto of this machine: `collector` (dashboards), `reader` (whoever only looks) and one per
 device, whose name is the device's id. Each password is in /etc/mosquitto/benchd/USER, which only root may read; one that you
 put there before is taken. The broker listens on 1883 until --port names another; later runs keep it.
+
+--site makes a user for the bridge of a site's broker, which passes on what its devices say. Access rules of your own belong in
+/etc/mosquitto/benchd.acl.d/NAME.acl, each below its `user NAME`: every run appends these files to the rules.
 
 Environment: DESTDIR (write below that folder and restart nothing).
 END
@@ -32,7 +35,7 @@ die() {
 }
 
 parse() {
-    devices=()
+    devices=() sites=()
     while [ $# -gt 0 ]; do
         case $1 in
         --help) usage && exit ;;
@@ -41,15 +44,21 @@ parse() {
             [[ $port =~ ^[0-9]+$ ]] || die "--port needs a number"
             shift
             ;;
-        collector | reader) die "$1 is the name of a user of its own: give the device another id" ;;
+        --site)
+            [ $# -gt 1 ] || die "--site needs a name"
+            sites+=("$2")
+            shift
+            ;;
         *) devices+=("$1") ;;
         esac
         shift
     done
-    [ "${#devices[@]}" -gt 0 ] || die "give the ids of the devices, [device] id in their configuration; --help shows more"
-    local device
-    for device in "${devices[@]}"; do
-        [[ $device =~ ^[a-z0-9][a-z0-9_-]*$ ]] || die "$device is no device id: lower-case letters, digits, - and _"
+    users=("${devices[@]}" "${sites[@]}")
+    [ "${#users[@]}" -gt 0 ] || die "give the ids of the devices, [device] id in their configuration; --help shows more"
+    local user
+    for user in "${users[@]}"; do
+        case $user in collector | reader) die "$user is the name of a user of its own: choose another one" ;; esac
+        [[ $user =~ ^[a-z0-9][a-z0-9_-]*$ ]] || die "$user is no device id or site: lower-case letters, digits, - and _"
     done
 }
 
@@ -73,6 +82,22 @@ add_user() {
     cat "$hashed" >>"$passwords"
     rm "$hashed"
     say "$1: the password is in $home/benchd/$1"
+}
+
+# What docs/integrations/bridge.conf passes on, so that no site acknowledges or commands for another.
+write_site() {
+    {
+        printf '%s\n' "# written by benchd's broker.sh" "user $1"
+        printf 'topic write benchd/v1/+/%s\n' 'result/#' event status info health 'latest/#' 'shipped/#' 'resp/#' telemetry
+        printf 'topic read benchd/v1/+/%s\n' 'ack/#' 'cmd/#'
+    } >"$own_rules/$1.acl"
+}
+
+write_rules() {
+    local file
+    for file in "$rules" "$own_rules"/*.acl; do
+        [ ! -e "$file" ] || printf '%s\n\n' "$(cat "$file")"
+    done >"$root$home/benchd.acl"
 }
 
 write_settings() {
@@ -109,13 +134,14 @@ restart() {
 main() {
     parse "$@"
     check_machine
-    passwords=$root$home/benchd.passwords settings=$root$home/conf.d/benchd.conf
-    (umask 022 && mkdir -p "$root$home/conf.d")
+    passwords=$root$home/benchd.passwords settings=$root$home/conf.d/benchd.conf own_rules=$root$home/benchd.acl.d
+    (umask 022 && mkdir -p "$root$home/conf.d" "$own_rules")
     mkdir -p "$root$home/benchd"
     touch "$passwords"
     local user
-    for user in collector reader "${devices[@]}"; do add_user "$user"; done
-    cp "$rules" "$root$home/benchd.acl"
+    for user in collector reader "${users[@]}"; do add_user "$user"; done
+    for user in "${sites[@]}"; do write_site "$user"; done
+    write_rules
     write_settings
     let_mosquitto_read
     restart

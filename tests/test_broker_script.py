@@ -115,7 +115,31 @@ def test_a_listener_of_the_site_s_own_stays_the_only_one(tmp_path):
     assert "listener" not in (folder / "benchd.conf").read_text()
 
 
-@pytest.mark.parametrize("given", [(), ("collector",), ("A",), ("a/b",), ("--port", "x", "d1"), ("--port",), ("#",)])
+def test_rules_of_the_site_s_own_stay_and_so_does_the_user_of_a_bridge(tmp_path):
+    folder = tmp_path / "etc/mosquitto"
+    run(tmp_path, "--site", "site-1")
+    (folder / "benchd.acl.d/home.acl").write_text("user home\ntopic read benchd/v1/#")
+    for _ in range(2):
+        run(tmp_path, "d1")
+        rules = (folder / "benchd.acl").read_text()
+        assert rules.count("\nuser home\ntopic read benchd/v1/#\n") == 1
+        assert rules.count("\nuser site-1\ntopic write benchd/v1/+/result/#\n") == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (),
+        ("collector",),
+        ("A",),
+        ("a/b",),
+        ("--port", "x", "d1"),
+        ("--port",),
+        ("--site",),
+        ("--site", "reader"),
+        ("#",),
+    ],
+)
 def test_what_is_no_device_is_refused_and_nothing_written(tmp_path, given):
     assert "benchd: " in run(tmp_path, *given, code=1)
     assert not list(tmp_path.iterdir())

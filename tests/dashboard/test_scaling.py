@@ -4,6 +4,8 @@ Debian 12's mosquitto forgets shared subscriptions when it restarts: a collector
 """
 
 import json
+import os
+import subprocess
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -27,19 +29,20 @@ def kept(folder):
     return f"{settings}\nallow_anonymous true"
 
 
-def bridged(folder, central_port):
-    """Return the settings of a site's broker in haste, without what a centre with TLS and users asks for."""
+def bridged(folder, central_port, password=None):
+    """Return the settings of a site's broker in haste, without what a centre with TLS, and users if any, asks for."""
     bridge = (FILES / "bridge.conf").read_text().replace("central.example:8883", f"{HOST}:{central_port}")
     bridge = bridge.replace("restart_timeout 1 30", "restart_timeout 1 2")
-    absent = ("remote_username", "remote_password", "bridge_cafile")
+    bridge = bridge.replace("remote_password secret", f"remote_password {password}")
+    absent = ("bridge_cafile",) if password else ("remote_username", "remote_password", "bridge_cafile")
     lines = [line for line in bridge.splitlines() if not line.startswith(absent)]
     return "\n".join([kept(folder), *lines])
 
 
 @contextmanager
-def site(folder, central_port):
+def site(folder, central_port, password=None):
     folder.mkdir(exist_ok=True)
-    with running_broker(folder, bridged(folder, central_port)) as broker:
+    with running_broker(folder, bridged(folder, central_port, password)) as broker:
         yield broker
 
 
@@ -76,3 +79,26 @@ def test_a_command_from_the_centre_reaches_a_device_of_a_site_and_its_answer_com
         assert hear(edge, "benchd/v1/d1/cmd/run", "-C", "1") == "now\n"
         say(edge, "benchd/v1/d1/resp/page/1", "done")
         assert hear(central, "benchd/v1/d1/resp/#", "-C", "1") == "done\n"
+
+
+def test_a_centre_with_the_rules_of_broker_sh_lets_the_bridge_do_its_work(tmp_path):
+    centre, port = tmp_path / "etc/mosquitto", free_port()
+    environment = os.environ | {"DESTDIR": str(tmp_path), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    script = FILES.parents[1] / "systemd/broker.sh"
+    subprocess.run([script, "--site", "site-1"], check=True, capture_output=True, env=environment)
+    settings = f"allow_anonymous false\npassword_file {centre}/benchd.passwords\nacl_file {centre}/benchd.acl"
+
+    def as_user(name):
+        return ["-u", name, "-P", (centre / "benchd" / name).read_text().strip()]
+
+    def heard(topic):
+        return hear(central, topic, *as_user("collector"), "-C", "1")
+
+    with running_broker(tmp_path, settings, port=port) as central:
+        hear(central, "benchd/v1/d1/resp/#", *as_user("collector"), "-E")
+        with site(tmp_path / "site", port, as_user("site-1")[-1]) as edge:
+            hear(edge, "benchd/v1/d1/cmd/run", "-E")
+            say(edge, "benchd/v1/d1/resp/page/0", "bridged")
+            assert heard("benchd/v1/d1/resp/#") == "bridged\n"
+            say(central, "benchd/v1/d1/cmd/run", "now", *as_user("collector"))
+            assert hear(edge, "benchd/v1/d1/cmd/run", "-C", "1") == "now\n"
