@@ -39,7 +39,7 @@ IDLE_S = 1.0
 TIDY_S = 60.0
 PRESENCE_S = 5.0
 ASK_FIRST_S, ASK_LAST_S = 60.0, 86400.0
-ASKS = 10  # gaps at once: a device takes two commands per second
+ASKS = 10  # devices at once
 ASK_EXPIRY_S = 60
 CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a clock that was set by more is believed after a day
 DATABASE_S = 5.0
@@ -181,11 +181,16 @@ class Collector:
             self._ask_for_missing(feed, now_s)
 
     def _ask_for_missing(self, feed: Feed, now_s: float) -> None:
-        """Ask devices for results that have not arrived: not at once, as another collector may have one."""
+        """Ask devices for results that have not arrived: not at once, as another collector may have one.
+
+        What has waited longest comes first, one gap per device, so that one with many keeps no other waiting.
+        """
         missing = [*queries.gaps(self._store), *queries.unheard(self._store)]
         asks = {gap: self._asks.get(gap, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for gap in missing}
-        due = [gap for gap, (due_s, _) in asks.items() if now_s >= due_s][:ASKS]
-        for gap in due:
+        first_of_each: dict[str, Gap] = {}
+        for gap in sorted(asks, key=lambda gap: asks[gap][0]):
+            first_of_each.setdefault(gap.device_id, gap)
+        for gap in [gap for gap in first_of_each.values() if now_s >= asks[gap][0]][:ASKS]:
             delay_s = min(2 * asks[gap][1], ASK_LAST_S)
             asks[gap] = (now_s + delay_s, delay_s)
             numbers = {"stream": gap.stream or None, "since_seq": gap.first, "until_seq": gap.last}

@@ -28,6 +28,7 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -48,6 +49,7 @@ RAW_S = 3600.0  # raw telemetry
 MINUTES_S = 90 * 86400.0  # telemetry by minute, and events
 QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # of results, and as many of all else
 SPANS = 1000  # ranges of one stream
+STREAMS = 64  # of one device, which may make up any number
 
 _LOCK = 0x62636864  # PostgreSQL's advisory lock for migrations
 _ORDER_LOCK = 0x62636865  # and that of whoever inserts into the tables that are read on from the last id
@@ -162,6 +164,7 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
     ),
     # the last events of a device, and those that have expired
     ("CREATE INDEX event_device ON event(device_id, arrived_s, id)", "CREATE INDEX event_time ON event(arrived_s)"),
+    ("ALTER TABLE span ADD COLUMN joined_s DOUBLE PRECISION NOT NULL DEFAULT 0",),  # when a number was last added
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {
@@ -291,7 +294,7 @@ class Store:
                 raw = self.tables["telemetry"]
                 self._roll_up(connection, raw, before_s)
                 connection.execute(delete(raw).where(raw.c.t_s < before_s))
-            self._join(connection)
+            self._join(connection, now_s)
             for name, column in _EXPIRING if expire else ():
                 if not (self._is_partitioned and name in partitions.SPANS_S):
                     table = self.tables[name]
@@ -409,8 +412,11 @@ class Store:
             for part in (found[one] for one in found if one not in dropped):
                 connection.execute(delete(part).where(part.c.t_s < before_s))
 
-    def _join(self, connection: Connection) -> None:
-        """Join the numbers that have arrived to the ranges of their streams, of which the last SPANS are kept."""
+    def _join(self, connection: Connection, now_s: float) -> None:
+        """Join the numbers that have arrived to the ranges of their streams, of which the last SPANS are kept.
+
+        Of each device those STREAMS are kept that something has arrived for last.
+        """
         arrived, span = self.tables["arrived"], self.tables["span"]
         for stream in connection.execute(select(arrived.c.device_id, arrived.c.stream).distinct()).all():
             ours = [
@@ -422,8 +428,14 @@ class Store:
             ]
             for table, mine in zip((arrived, span), ours, strict=True):
                 connection.execute(delete(table).where(mine))
-            values = [{**stream._mapping, "first": first, "last": last} for first, last in _joined(ranges)[-SPANS:]]
+            last_ones = _joined(ranges)[-SPANS:]
+            values = [{"first": first, "last": last, "joined_s": now_s, **stream._mapping} for first, last in last_ones]
             connection.execute(insert(span), values)
+        newest = (func.max(span.c.joined_s).desc(), span.c.stream)
+        place = func.row_number().over(partition_by=span.c.device_id, order_by=newest).label("place")
+        streams = select(span.c.device_id, span.c.stream, place).group_by(span.c.device_id, span.c.stream).subquery()
+        beyond = select(streams.c.device_id, streams.c.stream).where(streams.c.place > STREAMS)
+        connection.execute(delete(span).where(tuple_(span.c.device_id, span.c.stream).in_(beyond)))
 
     def _roll_up(self, connection: Connection, raw: Table, before_s: float) -> None:
         """Merge the samples of `raw`, telemetry or a partition of it, into their minutes."""

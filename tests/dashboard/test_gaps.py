@@ -23,9 +23,9 @@ from benchd.daemon.delivery.session import Arrived, Numbered, connect
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import encode
 from benchd.dashboard import collector, queries
-from benchd.dashboard.messages import rows
+from benchd.dashboard.messages import Row, rows
 from benchd.dashboard.metrics import Fleet
-from benchd.dashboard.store import Store
+from benchd.dashboard.store import STREAMS, Store
 
 TOPICS = Topics("d1")
 
@@ -87,6 +87,36 @@ def test_a_result_in_quarantine_has_arrived_and_is_not_asked_for(url):
             store.add(rows(Arrived(TOPICS.result(f"r{number}"), body, 1.0, numbered=Numbered("s", number))))
         store.tidy(2.0)
         assert queries.gaps(store) == [("d1", "s", 4, 4)]
+
+
+def arrived(device_id, stream, *numbers):
+    return [Row("arrived", {"device_id": device_id, "stream": stream, "seq": number}) for number in numbers]
+
+
+def test_of_the_streams_that_a_device_makes_up_the_last_ones_stay(url):
+    with closing(Store(url)) as store:
+        store.add(arrived("d1", "old", 1, 3) + arrived("d2", "old", 1, 3))
+        store.tidy(1.0)
+        for number in range(2 * STREAMS):
+            store.add(arrived("d1", f"s{number}", 1, 3))
+            store.tidy(2.0 + number)
+        newest = sorted(f"s{number}" for number in range(STREAMS, 2 * STREAMS))
+        assert queries.gaps(store) == [*(("d1", stream, 2, 2) for stream in newest), ("d2", "old", 2, 2)]
+
+
+def test_a_device_with_many_gaps_keeps_no_other_waiting(tmp_path):
+    class Said:
+        def publish(self, topic, body, **options):
+            asked.append((topic, msgspec.json.decode(body, type=Parameters).since_seq))
+
+    asked = []
+    with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
+        store.add(arrived("d1", "s", *range(1, 100, 2)) + arrived("d2", "s", 1, 3))
+        store.tidy(1.0)
+        asking = collector.Collector(store, parse_url("mqtt://b"), "site")
+        for now_s in (0.0, collector.ASK_FIRST_S, collector.ASK_FIRST_S + 1.0):
+            asking._ask_for_missing(Said(), now_s)
+    assert asked == [(TOPICS.command("replay"), 2), (Topics("d2").command("replay"), 2), (TOPICS.command("replay"), 4)]
 
 
 def test_results_of_before_the_first_collector_are_asked_for(tmp_path, url, monkeypatch):
