@@ -28,7 +28,7 @@ from benchd.daemon.delivery.messages import Status
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.sender import Sender
 from benchd.daemon.delivery.session import Arrived, Session, Terms, Unsendable, connect
-from benchd.daemon.delivery.topics import Topics, is_name
+from benchd.daemon.delivery.topics import Topics, is_name, parse
 from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.records import wall_now
@@ -299,6 +299,9 @@ class _Conversation:
         with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, terms)) as session:
             self._begin()  # not earlier: nothing is written while the broker is unreachable
             session.subscribe(self._topics.incoming)
+            others = [Topics(one).ack("+") for one in self._outbox.device_ids() if one != self._topics.device_id]
+            if others:  # results from before the id was changed: they are acknowledged under their own
+                session.subscribe([(topic, 1) for topic in others], must=False)
             session.endure()
             self._be_born(session)
             while not self._link.stopping.is_set():
@@ -366,14 +369,12 @@ class _Conversation:
                 self._deliver(session)
 
     def _take(self, session: Session, message: Arrived) -> None:
-        kind, _, leaf = message.topic.removeprefix(self._topics.root).partition("/")
-        if kind == "status":
+        if message.topic == self._topics.of("status"):
             self._judge(session, message)
-        elif kind == "ack":
-            if not message.retained:  # a retained one does not show that a collector is alive
-                self._keep_ack(leaf, message.body)
-        else:
+        elif message.topic.startswith(self._topics.command("")):
             self._link.hand_over(message)
+        elif (address := parse(message.topic)) and address.kind == "ack" and not message.retained:
+            self._keep_ack(address.leaf, message.body)  # a retained one does not show that a collector is alive
 
     def _keep_ack(self, collector: str, body: bytes) -> None:
         """Keep an acknowledgement until the outbox may be written; results of one beyond the limit are sent again."""

@@ -345,6 +345,12 @@ class Outbox:
             total, pending, sent = self._db.execute(_COUNT).fetchone()
         return Counts(pending, sent, total - pending - sent)
 
+    def device_ids(self) -> list[str]:
+        """Return the ids of the devices that the messages are of, read from the index of the keys."""
+        sql = "SELECT DISTINCT substr(key, 1, instr(key, ':') - 1) FROM outbox WHERE instr(key, ':')"
+        with explaining(self._path):
+            return [device_id for (device_id,) in self._db.execute(sql)]
+
     def backlog(self) -> tuple[Counts, int]:
         """Return how many messages are in each state, and how many sent ones no collector has stored."""
         with explaining(self._path):

@@ -194,13 +194,13 @@ class Session:
             self._unanswered.add(info.mid)
         return info.mid
 
-    def subscribe(self, filters: Sequence[tuple[str, int]]) -> None:
+    def subscribe(self, filters: Sequence[tuple[str, int]], *, must: bool = True) -> None:
         """Subscribe to these topics with their QoS and wait for the answer; raise Ended if the broker refuses one.
 
-        If much arrives before the answer, a later step raises that.
+        If much arrives before the answer, a later step raises that. With `must` False the broker may refuse.
         """
         _, packet_id = self._client.subscribe(list(filters))
-        if packet_id is not None:
+        if must and packet_id is not None:
             self._subscribing.add(packet_id)
         while self._subscribing and sum(len(one.body) for one in self._received) < HELD_BYTES:
             self.step()  # what a broker has kept for a session may come before its answer
@@ -313,10 +313,10 @@ class Session:
     def _on_subscribe(
         self, client: Client, userdata: None, packet_id: int, reasons: list[ReasonCode], properties: Properties | None
     ) -> None:
-        self._subscribing.discard(packet_id)
         refused = next((reason for reason in reasons if reason.is_failure), None)
-        if refused:
+        if refused and packet_id in self._subscribing:
             self._lost = f"{self.address} refused a subscription: {refused}; check the broker's access rules"
+        self._subscribing.discard(packet_id)
 
 
 class _CuttingClient(Client):

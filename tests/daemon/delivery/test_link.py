@@ -1,5 +1,6 @@
 """The service's connection to a real mosquitto: birth, will, commands, collectors, holding still, two of one id."""
 
+import itertools
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from broker import HOST, free_port, running_broker
 from disks import failing_ext4
 from links import Watcher, acknowledge, acknowledgement, add, counts, linked
-from proxy import PUBACK, forward, kind, proxying, refuse_5
+from proxy import PUBACK, SUBACK, forward, kind, proxying, refuse_5
 from waiting import wait_for
 
 from benchd.daemon.delivery import link as link_module
@@ -251,6 +252,33 @@ def test_a_status_that_answers_nothing_takes_no_device_off(mosquitto, device_id,
         assert (link.seen.connected, link.seen.conflict) == (True, None)
         watcher.say(topic, msgspec.json.encode(forged | {"session": 2, "answers": said["nonce"]}))
         wait_for(lambda: link.seen.conflict)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_after_a_change_of_the_id_the_results_of_the_old_one_are_acknowledged(tmp_path, is_refused):
+    path, old = tmp_path / "outbox.db", Topics("old")
+    add(path, "old", "r1")
+    add(path, "new", "r2")
+
+    def refuse(wire, packet, up):
+        is_second = kind(packet) == SUBACK and next(answers) == 2
+        forward(wire, packet[:-1] + b"\x87" if is_second and is_refused else packet, up)
+
+    answers = itertools.count(1)
+    with (
+        running_broker(tmp_path) as broker,
+        proxying(broker, refuse) as proxy,
+        closing(Watcher(broker, "old")) as watcher,
+        linked(proxy, "new", path, collectors=["store"]) as (link, _),
+    ):
+        watcher.until(lambda topic, _: topic == old.result("r1"))
+        wait_for(lambda: counts(path)[0].sent == 2)
+        watcher.say(old.command("run"), b"{}")
+        acknowledge(watcher, old, "r1")
+        acknowledge(watcher, link.topics, "r2")
+        wait_for(lambda: sum(counts(path)[0]) == 0, broker.process)
+        assert not link.seen.commands
+        assert link.seen.session == 1, "the refusal ended the connection"
 
 
 def test_an_acknowledgement_that_stands_on_the_broker_makes_nobody_known(mosquitto, device_id, watcher, tmp_path):
