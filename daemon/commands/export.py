@@ -28,7 +28,7 @@ from benchd.daemon.commands.arguments import (
     options,
 )
 from benchd.daemon.errors import UsageError, require_measure, unknown
-from benchd.daemon.machine import folders
+from benchd.daemon.machine import folders, interpreter
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import CALIBRATION_IMAGES, ExportRequest
 from benchd.daemon.measuring.session import writable
@@ -111,7 +111,7 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
     if request.out:  # before minutes of exporting
         writable(Path(request.out).parent if request.single else Path(request.out), f"--output {request.out}")
     child = subprocess.run(
-        [sys.executable, "-m", "benchd.daemon.worker.exporting"],
+        interpreter.of_module("benchd.daemon.worker.exporting"),
         input=msgspec.json.encode(request),
         stdout=subprocess.PIPE,
         check=False,

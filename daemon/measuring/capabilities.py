@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.errors import BenchdError
-from benchd.daemon.machine import sandbox
+from benchd.daemon.machine import interpreter, sandbox
 from benchd.daemon.machine.environment import installed_version
 from benchd.daemon.machine.sysfs import text
 from benchd.daemon.sampling.sources import SAMPLERS, load
@@ -117,7 +116,7 @@ def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
     """Return what a child reports about torch, or None and the reason."""
     if find_spec("torch") is None:
         return None, "not installed"
-    command = [sys.executable, "-c", PROBE]
+    command = interpreter.of_code(PROBE)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL

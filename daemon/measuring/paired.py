@@ -21,7 +21,7 @@ import msgspec
 
 from benchd.daemon.config import LimitsConfig
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine import environment
+from benchd.daemon.machine import environment, interpreter
 from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import plan, recording
 from benchd.daemon.measuring.plan import Planned
@@ -204,7 +204,7 @@ def _under(python: str, run: Run) -> Run:
 @cache
 def _versions(python: str) -> dict[str, str]:
     """Return the versions installed for another interpreter; raise UsageError if they cannot be read."""
-    command = [python, "-c", _VERSIONS, *environment.DISTRIBUTIONS]
+    command = interpreter.of_code(_VERSIONS, *environment.DISTRIBUTIONS, python=python)
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         return msgspec.json.decode(done.stdout, type=dict[str, str])
@@ -277,11 +277,8 @@ def _turn(side: Side, number: int) -> Turn:
 @cache
 def _may_wait(python: str) -> bool:
     """Return whether this interpreter's benchd has workers that wait for their turns."""
-    asked = "from benchd.daemon.measuring.protocol import Job; Job.interleaved"
-    return (
-        python == sys.executable
-        or not subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode
-    )
+    asked = interpreter.of_code("from benchd.daemon.measuring.protocol import Job; Job.interleaved", python=python)
+    return python == sys.executable or not subprocess.run(asked, capture_output=True, check=False).returncode
 
 
 def _ratio(sides: tuple[Side, Side]) -> float:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from contextlib import nullcontext, suppress
@@ -13,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from benchd.daemon.machine import strays
+from benchd.daemon.machine import interpreter, strays
 from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, unmeasured
 from benchd.daemon.records import Status
@@ -50,8 +49,9 @@ class Child(Generic[T]):
         self._mark = uuid.uuid4().hex
         read_end, write_end = os.pipe()
         self._lines = Lines(read_end, decoder)
+        command = interpreter.of_module(module, str(write_end), python=python)
         try:
-            self._process = self._spawn([python or sys.executable, "-m", module, str(write_end)], job, write_end)
+            self._process = self._spawn(command, job, write_end)
         except BaseException:
             os.close(read_end)
             raise

@@ -3,7 +3,6 @@
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import IO, cast
 import msgspec
 
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine import interpreter
 from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.records import SamplerReport, Summary, Window
 from benchd.daemon.sampling import sources as known
@@ -196,7 +196,7 @@ class _Child:
         self.answered = 0
         # A fresh interpreter in its own session, so that a terminal's Ctrl-C does not reach it.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchd.daemon.sampling.sources", *arguments],
+            interpreter.of_module("benchd.daemon.sampling.sources", *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from asyncio.subprocess import Process
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TextIO
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import interpreter
 from benchd.dashboard.commands import run_suite
 from benchd.dashboard.demo.broker import HOST, Broker
 
@@ -72,8 +72,8 @@ async def _run(folder: Path, port: int, err: TextIO) -> int:
         stack.push_async_callback(broker.close)
         stack.push_async_callback(_end, children)
         (folder / "benchd.toml").write_text(CONFIG.format(url=url))
-        for name, arguments in _parts(folder, url, port).items():
-            children[name] = await _start(folder, name, arguments)
+        for name, part in _parts(folder, url, port).items():
+            children[name] = await _start(folder, name, part)
         welcome = asyncio.create_task(_welcome(url, port, err))
         waiting = [asyncio.create_task(stopped.wait()), asyncio.create_task(_first_end(children))]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -93,23 +93,22 @@ def _on_signals() -> asyncio.Event:
 
 
 def _parts(folder: Path, url: str, port: int) -> dict[str, list[str]]:
-    """Return Python's arguments for each part, by name."""
+    """Return the module of each part and its arguments, by name."""
     database = f"sqlite:///{folder}/dashboard.db"
-    command = ["-m", "benchd.daemon.cli"]
     return {
-        "service": [*command, "run", "--config", f"{folder}/benchd.toml"],
-        "simulated boards": ["-m", "benchd.dashboard.demo.devices", url],
-        "dashboard": [*command, "dashboard", "--mqtt", url, "--database", database, "--port", str(port)],
+        "service": ["benchd.daemon.cli", "run", "--config", f"{folder}/benchd.toml"],
+        "simulated boards": ["benchd.dashboard.demo.devices", url],
+        "dashboard": ["benchd.daemon.cli", "dashboard", "--mqtt", url, "--database", database, "--port", str(port)],
     }
 
 
-async def _start(folder: Path, name: str, arguments: list[str]) -> Process:
+async def _start(folder: Path, name: str, part: list[str]) -> Process:
     """Start a part in its own session, so that a terminal's Ctrl-C reaches only this process."""
     environment = {key: value for key, value in os.environ.items() if key not in NOT_PASSED_ON}
     environment |= {"STATE_DIRECTORY": f"{folder}/state", "NICEGUI_STORAGE_PATH": str(folder)}
     with _log(folder, name).open("wb") as log:
         return await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, env=environment, stdout=log, stderr=log, start_new_session=True
+            *interpreter.of_module(*part), env=environment, stdout=log, stderr=log, start_new_session=True
         )
 
 

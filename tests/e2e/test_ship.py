@@ -15,6 +15,7 @@ import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper
+from planted import planted
 from safetensors.torch import load_file, save_file
 from waiting import WAIT_S
 
@@ -77,11 +78,11 @@ def benchd(place):
         "OMP_WAIT_POLICY": "passive",
     }
 
-    def run(*arguments, **variables):
+    def run(*arguments, cwd=place, **variables):
         line = [Path(sys.executable).parent / "benchd", *map(str, arguments)]
         environment = os.environ | ours | variables
         return subprocess.run(
-            line, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S
+            line, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S
         )
 
     return run
@@ -148,6 +149,16 @@ def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, t
     assert found["answer"] in {"kept", "slower", "faster", "inconclusive"}, found  # a busy machine is slow
     assert found["processes"] == 3
     assert found["reason"] == "" or found["answer"] != "kept"  # why inconclusive, or what of the machine is in doubt
+
+
+def test_verifying_within_a_folder_runs_no_file_of_it(shipped, benchd, tmp_path):
+    """Not even one that the manifest lists and that bears the name of a module that each process imports."""
+    folder = copy_of(shipped("onnxruntime"), tmp_path)
+    planted(folder, tmp_path / "mark")
+    sealed(folder)
+    done = benchd("verify", ".", "--json", "--processes", "1", "--device", "cpu", "--wait", cwd=folder)
+    assert '"processes":1' in done.stdout, done.stdout + done.stderr
+    assert not (tmp_path / "mark").exists()
 
 
 def test_a_changed_byte_is_found(shipped, benchd, tmp_path):

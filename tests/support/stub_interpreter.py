@@ -5,7 +5,7 @@ from pathlib import Path
 
 STUB = """#!{python} -IS
 import os, sys
-if sys.argv[1] != "-m":
+if "benchd.daemon.worker" not in sys.argv:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 sys.stdin.readline()
 with open({log!r}, "a+") as log:
@@ -13,7 +13,7 @@ with open({log!r}, "a+") as log:
     log.seek(0)
     turn = log.read().split().count({name!r}) - 1
 message = {message}
-os.write(int(sys.argv[3]), (message + "\\n").encode())
+os.write(int(sys.argv[-1]), (message + "\\n").encode())
 """
 OUTCOME = (
     '{"type": "outcome", "process": {"status": "%s", "reason": "says the stub", '

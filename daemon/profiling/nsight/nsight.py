@@ -10,13 +10,13 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.machine import interpreter
 from benchd.daemon.measuring import process
 from benchd.daemon.profiling.nsight import nsight_csv
 from benchd.daemon.profiling.profile import NsightCompute, NsightSystems, ProfileJob
@@ -25,7 +25,7 @@ from benchd.daemon.profiling.trace.trace import COUNTERS_CURE
 SNN_KERNELS = r"[Ll]if|LIF|[Ss][Tt]_?[Bb][Ii][Ff]|[Ss]pik|^_(sum|pool|unpool)_kernel"
 """Kernels of spiking neurons: benchd's by their names in kernels/lif and kernels/stbif, others by usual words."""
 
-_CHILD = [sys.executable, "-m", "benchd.daemon.worker.profiling"]
+_CHILD = interpreter.of_module("benchd.daemon.worker.profiling")
 _CUDA_PATH = ":/usr/local/cuda/bin"  # where sudo and services do not look
 _PACKAGES = {"nsys": "nsight-systems", "ncu": "nsight-compute"}
 _BRINGS = (

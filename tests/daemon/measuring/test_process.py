@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from planted import planted
 from waiting import WAIT_S, wait_for
 from worker_jobs import TINY, job, run, run_here, user_module
 
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
 from benchd.daemon.measuring import plan, process
 from benchd.daemon.records import Variant
+from benchd.daemon.sampling.child import SamplerProcess
 from benchd.models import catalog
 
 
@@ -33,6 +35,15 @@ def test_a_worker_that_does_its_work_has_neither_the_broker_s_password_nor_syste
     (line,) = [line for line in (tmp_path / "logs" / "run.log").read_text().splitlines() if line.startswith("has ")]
     assert "OF_THE_SITE" in line
     assert not secrets & set(line.split())
+
+
+def test_a_worker_and_the_sampler_import_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    planted(tmp_path / "here", tmp_path / "mark")
+    monkeypatch.chdir(tmp_path / "here")
+    with SamplerProcess(["procfs"], 0.05):
+        assert run(job(tmp_path, module=user_module(tmp_path))).process.status == "ok"
+    assert not (tmp_path / "mark").exists()
 
 
 def test_a_worker_that_a_module_ends(tmp_path):

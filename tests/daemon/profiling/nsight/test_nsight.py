@@ -16,6 +16,7 @@ import benchd.kernels.lif
 import benchd.kernels.selective_scan
 import benchd.kernels.stbif
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.machine import interpreter
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.nsight import nsight, nsight_csv
 from benchd.daemon.profiling.profile import Collected, NsightCompute, NsightSystems, ProfileJob
@@ -162,7 +163,7 @@ def test_nsys_runs_the_child_between_start_and_stop(job, tmp_path, monkeypatch):
     assert found.report == str(tmp_path / "nsys.nsys-rep")
     arguments = (tmp_path / "bin/nsys.made.arguments").read_text().split("\n")
     assert {"--capture-range=cudaProfilerApi", f"--output={tmp_path / 'nsys'}"} < set(arguments)
-    assert arguments[-3:] == [sys.executable, "-m", "benchd.daemon.worker.profiling"]
+    assert arguments[-4:] == interpreter.of_module("benchd.daemon.worker.profiling")
     assert (tmp_path / "bin/nsys.read.arguments").read_text().endswith(f"\n{found.report}")
     child = msgspec.json.decode((tmp_path / "bin/nsys.stdin").read_bytes(), type=ProfileJob)
     assert child == msgspec.structs.replace(job, capture=True)
