@@ -1,18 +1,16 @@
 """The commands `bench-once` and `benchd`: which verb is which file."""
 
-import io
-import os
 import sys
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from benchd.daemon.commands import Version, application
 from benchd.daemon.errors import BenchdError, NotAvailable, require_measure
+from benchd.daemon.machine.standard_streams import STDERR, STDOUT, lasting
 
 VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the file's name
     "ship",
@@ -90,20 +88,22 @@ def benchd() -> None:
 
 def _exit_with(verb: str | None) -> None:
     """Run a verb, or the command line's, and exit with its code; 0 becomes 1 if its output could not be written."""
-    given = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-    pipe = _discarding(given)
-    code = _code(verb, nullcontext(given) if pipe is None else _text(pipe, given))
-    if pipe and pipe.failure:
-        sys.stderr.write(f"error: standard output: {pipe.failure}\n")
-        code = code or 1
+    out, file = lasting(sys.stdout, STDOUT)
+    err, _ = lasting(sys.stderr, STDERR)
+    with redirect_stdout(out), redirect_stderr(err):
+        code = _code(verb)
+        out.flush()
+        if file and file.failure:
+            err.write(f"error: standard output: {file.failure}\n")
+            code = code or 1
+        err.flush()
     sys.exit(code)
 
 
-def _code(verb: str | None, output: AbstractContextManager[TextIO]) -> int | str | None:
+def _code(verb: str | None) -> int | str | None:
     """Run a verb, or the command line's; print a BenchdError as one line and return the exit code."""
     try:
-        with output as out, redirect_stdout(out):
-            (command(verb) if verb else _benchd)()
+        (command(verb) if verb else _benchd)()
     except SystemExit as end:
         return end.code
     except KeyboardInterrupt:  # before the command's own handler
@@ -112,35 +112,6 @@ def _code(verb: str | None, output: AbstractContextManager[TextIO]) -> int | str
         sys.stderr.write(f"error: {error}\n")
         return 7 if isinstance(error, NotAvailable) else 2
     return 0
-
-
-class _Discarding(io.FileIO):
-    """A standard output that discards what cannot be written any more, so that the command's work goes on.
-
-    A reader that leaves, as `| head` does, is no failure; a full disk is, and `failure` says so.
-    """
-
-    failure: str | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            if not isinstance(error, BrokenPipeError):
-                self.failure = error.strerror
-            return len(data)
-
-
-def _discarding(out: TextIO) -> _Discarding | None:
-    try:
-        return _Discarding(os.dup(out.fileno()), "w")
-    except io.UnsupportedOperation:  # in memory: nobody reads it who could leave
-        return None
-
-
-def _text(pipe: _Discarding, out: TextIO) -> TextIO:
-    return io.TextIOWrapper(io.BufferedWriter(pipe), out.encoding, out.errors, line_buffering=out.isatty())
 
 
 if __name__ == "__main__":

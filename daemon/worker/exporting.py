@@ -16,6 +16,7 @@ import torch
 
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.machine import folders
+from benchd.daemon.machine.standard_streams import STDERR, lasting
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.measuring.protocol import ExportRequest, Job
 from benchd.daemon.records import Case, OptionValue, Variant
@@ -37,6 +38,7 @@ class _File(NamedTuple):
 
 def main() -> int:
     """Export the requested files; return 0, 1 if a file could not be made, 2 or 7."""
+    sys.stderr, _ = lasting(sys.stderr, STDERR)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=ExportRequest)
     try:
         with redirect_stdout(sys.stderr):  # libraries print

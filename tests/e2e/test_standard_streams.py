@@ -1,4 +1,4 @@
-"""What every command does with a standard output that nobody reads, with Ctrl-C, and with --version and -h."""
+"""What every command does with standard streams that nobody reads, with Ctrl-C, and with --version and -h."""
 
 import signal
 import subprocess
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from waiting import WAIT_S, wait_for
+
+from benchd.daemon import journal, records
 
 BIN = Path(sys.executable).parent
 
@@ -34,11 +36,41 @@ def shell(words, environment):
         ("./benchd watch | head -1", 0),
         ("./benchd schema >&-", 0),
         ("./benchd recommend nowhere | true", 2),
+        ("./benchd recommend nowhere 2>/dev/full", 2),
+        ("./benchd recommend nowhere 2>&-", 2),
     ],
 )
 def test_a_reader_that_leaves_does_not_change_the_exit_code(child_environment, words, code):
     done = shell(words, child_environment)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+CONFIG = """
+[limits]
+warm_up_cap_s = 0.1
+measure_cap_s = 0.3
+check_images = 1
+"""
+
+
+@pytest.mark.parametrize("streams", ["2>&1 | head -1", "2>/dev/full", "2>&-"])
+def test_a_standard_error_that_nobody_reads_ends_no_run(child_environment, tmp_path, streams):
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    what = "--models square --option size=16,24 --variants eager --preset quick --device cpu --wait"
+    done = shell(
+        f"./bench-once {what} --config {tmp_path}/tiny.toml --output {tmp_path}/out {streams}", child_environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = [records.decode(line).status for line in journal.read(tmp_path / "out" / "records.jsonl")]
+    assert written == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("words", ["export square --option size=16", "profile square --method benchmark --steps 1"])
+def test_a_child_that_tells_its_progress_to_nobody_goes_on(child_environment, tmp_path, words):
+    if "export" in words:
+        pytest.importorskip("onnxscript", reason="exports")
+    done = shell(f"./benchd {words} --output {tmp_path}/out 2>/dev/full", child_environment)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_full_disk_is_one_sentence(child_environment):

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.machine.standard_streams import STDERR, lasting
 from benchd.daemon.profiling.profile import Collected, ProfileJob
 from benchd.daemon.worker import builds, child, phases
 from benchd.daemon.worker.profiling.nvtx import named_range
@@ -28,6 +29,7 @@ METHODS = {
 def main() -> int:
     """Read the job, run its methods, answer whatever happens; under an Nsight tool, which sees stdout, on that."""
     child.die_with_parent()
+    sys.stderr, _ = lasting(sys.stderr, STDERR)
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProfileJob)
     fd = int(sys.argv[1]) if len(sys.argv) > 1 else os.dup(sys.stdout.fileno())
     with os.fdopen(fd, "wb") as answer:

@@ -1,0 +1,51 @@
+"""Standard output and error without a reader or on a full disk: the rest is discarded, and the work goes on."""
+
+import io
+import os
+from typing import Any, TextIO
+
+STDOUT, STDERR = 1, 2
+
+
+class Discarding(io.FileIO):
+    """A standard stream that discards what cannot be written any more, also of the children that inherit it.
+
+    A reader that leaves, as `| head` does, is no failure; a full disk is, and `failure` says so.
+    """
+
+    failure: str | None = None
+
+    def write(self, data: Any) -> int:
+        """Write the data, or discard it."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            _discard(self.fileno())
+            if not isinstance(error, BrokenPipeError):
+                self.failure = error.strerror
+            return len(data)
+
+
+def lasting(stream: TextIO | None, descriptor: int) -> tuple[TextIO, Discarding | None]:
+    """Return a stream to use in place of sys.stdout or sys.stderr, None if closed, and the file that it writes to.
+
+    A stream in memory is returned as it is: nobody reads it who could leave.
+    """
+    if stream is None:
+        _discard(descriptor)  # or the next file that is opened takes its place
+        stream = open(descriptor, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    try:
+        file = Discarding(stream.fileno(), "w", closefd=False)
+    except io.UnsupportedOperation:
+        return stream, None
+    by_line = descriptor == STDERR or stream.isatty()
+    return io.TextIOWrapper(io.BufferedWriter(file), stream.encoding, stream.errors, line_buffering=by_line), file
+
+
+def _discard(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if nowhere == descriptor:
+        os.set_inheritable(nowhere, True)
+    else:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
