@@ -96,13 +96,19 @@ def read(path: Path) -> Iterator[bytes]:
             yield line[:-1]
 
 
-def replace(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace the file with these lines, or create it; raise UsageError, or Full, if it cannot be written."""
-    unfinished = path.with_suffix(".unfinished")
+def replace(path: Path, parts: Iterable[bytes]) -> None:
+    """Replace the file, or create it, once all of it is written; raise UsageError, or Full, if that fails."""
+    unfinished = path.with_name(f".{path.name}.part")
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(b"".join(line + b"\n" for line in lines))
-        unfinished.replace(path)
+        try:
+            with unfinished.open("wb") as file:
+                file.writelines(parts)
+            unfinished.replace(path)
+        except BaseException:
+            with suppress(OSError):  # it was not created
+                unfinished.unlink()
+            raise
 
 
 @contextmanager

@@ -127,6 +127,8 @@ def ship(
     shipping.refuse_existing(out)
     if page:
         report.require_page()
+        if _page_of(out).is_dir():
+            raise UsageError(f"--report: {_page_of(out)} is a folder; move it away, or choose another --out")
     machine = plan.inspect(device)
     settings = configuration.read(config) if config else Config()
     candidates = _candidates(suite, settings.limits, machine, own)
@@ -193,10 +195,13 @@ def _ship(session: Session, candidates: list[Planned], asked: Asked, minutes: fl
             return 130 if session.interrupted else 1
     sys.stdout.write(_told(shipped, found, out, course.measured_s))
     if page:
-        target = out.with_name(f"{out.name}.html")
-        report.page(out).rename(target)
-        sys.stdout.write(f"{target}\n")
+        sys.stdout.write(f"{report.page(out, _page_of(out))}\n")
     return 0
+
+
+def _page_of(out: Path) -> Path:
+    """Return the path of the page beside the folder, in which nothing may be written any more."""
+    return out.with_name(f"{out.name}.html")
 
 
 def _told(shipped: Manifest, found: Result, out: Path, measured_s: float) -> str:

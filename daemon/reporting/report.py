@@ -2,12 +2,13 @@
 
 import csv
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
+from benchd.daemon import journal
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.journal import explaining
 from benchd.daemon.reporting.brief import Brief
@@ -31,27 +32,19 @@ def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: Tex
         decisions = decide(found.decisive, Requirements())
         output.mkdir(parents=True, exist_ok=True)
         for name in formats:
-            _replace(output / f"report.{name}", FORMATS[name](found, decisions))
+            journal.replace(output / f"report.{name}", map(str.encode, FORMATS[name](found, decisions)))
     print_decisions(out, decisions, as_json=False)
     out.writelines(f"{one.line}\n" for one in comparisons(found.decisive))
     out.writelines(f"{output / f'report.{name}'}\n" for name in formats)
 
 
-def page(folder: Path) -> Path:
-    """Write the page of a folder's records into it and return its path."""
-    path = folder / "report.html"
+def page(folder: Path, target: Path | None = None) -> Path:
+    """Write the page of a folder's records, into it unless a `target` is given, and return its path."""
+    path = target or folder / "report.html"
     require_page()
-    with explaining(folder), spooled([folder], folder) as found:
-        _replace(path, _html(found, decide(found.decisive, Requirements())))
+    with explaining(path), spooled([folder], path.parent) as found:
+        journal.replace(path, map(str.encode, _html(found, decide(found.decisive, Requirements()))))
     return path
-
-
-def _replace(path: Path, text: Iterable[str]) -> None:
-    """Replace the file once all of its text is written, so that a format that fails leaves the last report."""
-    unfinished = path.with_name(f".{path.name}.part")
-    with unfinished.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(text)
-    unfinished.replace(path)
 
 
 def require_page() -> None:

@@ -50,7 +50,7 @@ def chosen(files: Sequence[Path]) -> list[Record]:
 
 def store(kept: Sequence[Record]) -> None:
     """Replace the stored baseline with these records."""
-    journal.replace(path(), map(records.encode, kept))
+    journal.replace(path(), (records.encode(record) + b"\n" for record in kept))
 
 
 def read(name: str) -> list[Record]:

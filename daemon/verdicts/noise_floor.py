@@ -150,7 +150,7 @@ def clear(case_id: str | None = None) -> int:
     effects = stored()
     kept = [one for one in effects if one.case_id != case_id]
     if len(kept) < len(effects):
-        journal.replace(path, map(msgspec.json.encode, kept))
+        journal.replace(path, (msgspec.json.encode(one) + b"\n" for one in kept))
     return len(effects) - len(kept)
 
 

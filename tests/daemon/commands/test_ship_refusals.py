@@ -1,16 +1,21 @@
 """What `benchd ship` and `benchd verify` refuse before anything is measured, each in one sentence."""
 
+import errno
+import os
+from types import SimpleNamespace
+
 import pytest
+from records_made import made
 from sessions_made import session
 from typer.testing import CliRunner
 
 from benchd.daemon.commands import ship, verify
-from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.errors import Full, NotAvailable, UsageError
 from benchd.daemon.machine.lock import Busy, MachineLock
-from benchd.daemon.measuring import plan, race
+from benchd.daemon.measuring import plan, race, shipping
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.race_limits import Asked
-from benchd.daemon.records import Case
+from benchd.daemon.records import Case, encode
 
 
 def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
@@ -44,11 +49,11 @@ def test_bad_input_says_what_to_do(tmp_path, arguments, kind, words):
     assert not list(tmp_path.iterdir())
 
 
-def shipped(folder):
+def shipped(folder, *, page=False):
     """Ship a case into the folder, as after the command line was read."""
     candidates = [Planned(Case(model="square"), "ship", race.LIMITS, True, None)]
     with session(folder) as opened:
-        return ship._ship(opened, candidates, Asked(), 1.0, folder / "out", page=False)
+        return ship._ship(opened, candidates, Asked(), 1.0, folder / "out", page=page)
 
 
 def test_a_busy_machine_leaves_the_log_of_the_race_that_runs_as_it_is(tmp_path, monkeypatch):
@@ -66,6 +71,37 @@ def test_a_folder_that_the_command_before_made_is_not_raced_for_again(tmp_path, 
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError, match="already there"):
         shipped(tmp_path)
+
+
+def test_a_page_for_which_there_is_no_room_leaves_the_shipped_folder_as_it_is(tmp_path, monkeypatch):
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
+    monkeypatch.setenv("BENCHD_LOCK_DIR", str(tmp_path))
+    found = SimpleNamespace(winner="eager")
+    monkeypatch.setattr(ship, "Race", lambda *_: SimpleNamespace(run=lambda: found, measured_s=1.0))
+    monkeypatch.setattr(ship, "_told", lambda *_: "")
+
+    def written(*_):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/records.jsonl").write_bytes(encode(made()) + b"\n")
+
+    def half(*_):
+        yield "<!"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shipping, "ship", written)
+    monkeypatch.setattr(ship.report, "_html", half)
+    with pytest.raises(Full):
+        shipped(tmp_path, page=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["records.jsonl"]
+    assert not list(tmp_path.glob("*out.html*"))
+
+
+def test_a_folder_in_the_place_of_the_page_is_refused_before_anything_is_measured(tmp_path):
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
+    (tmp_path / "out.html").mkdir()
+    found = CliRunner().invoke(ship.app, ["square", "--report", "--out", str(tmp_path / "out")]).exception
+    assert isinstance(found, UsageError)
+    assert "out.html is a folder; move it away" in str(found)
 
 
 def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """A report in each format: what a row holds, and a page that stands alone and says what strangers wrote as text."""
 
 import csv
+import errno
 import json
+import os
 import re
 from html.parser import HTMLParser
 from io import StringIO
@@ -10,7 +12,7 @@ import msgspec
 import pytest
 from records_made import ENVIRONMENT, made, timing
 
-from benchd.daemon.errors import UsageError
+from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.records import (
     BlocksResult,
     Case,
@@ -156,6 +158,24 @@ class Page(HTMLParser):
 def page(written):
     pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     return Page(written("html")[0])
+
+
+def test_a_page_beside_a_folder_leaves_that_as_it_is_even_on_a_full_disk(results, tmp_path, monkeypatch):
+    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    results.rename(folder / "records.jsonl")
+    assert report.page(folder, tmp_path / "shipped.html").read_text().startswith("<!")
+
+    def half(*_):
+        yield "<!"
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(report, "_html", half)
+    with pytest.raises(Full, match=r"shipped\.html: No space left on device"):
+        report.page(folder, tmp_path / "shipped.html")
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == ["shipped", "shipped.html", "shipped/records.jsonl"]
 
 
 def charts(page):

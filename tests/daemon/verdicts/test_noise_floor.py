@@ -165,7 +165,7 @@ def test_a_noise_floor_that_cannot_be_cleared_is_named(tmp_path):
 def test_a_case_that_cannot_be_forgotten_is_kept_with_the_others(tmp_path):
     add(0.001)
     add(0.001, case_id="other")
-    (tmp_path / "state" / "benchd" / "noise_floor.unfinished").mkdir()
+    (tmp_path / "state" / "benchd" / ".noise_floor.jsonl.part").mkdir()
     with pytest.raises(UsageError, match=r"noise_floor\.jsonl: Is a directory; choose a folder"):
         noise_floor.clear("c")
     assert len(noise_floor.every()) == 2
