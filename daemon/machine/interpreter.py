@@ -4,7 +4,9 @@ import sys
 
 # what -P does from Python 3.11 on; before anything is imported that a file in that folder could replace
 _SAFE_PATH = "import sys; sys.path[0] or sys.path.pop(0)"
-_MODULE = 'import runpy; sys.argv.pop(0); runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)'
+# 1 is PR_SET_PDEATHSIG, and 9 is SIGKILL
+_MODULE = "import ctypes, runpy; ctypes.CDLL(None).prctl(1, 9); sys.argv.pop(0)"
+_MODULE += '; runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)'
 
 
 def of_code(code: str, *arguments: str, python: str = "") -> list[str]:
@@ -13,5 +15,5 @@ def of_code(code: str, *arguments: str, python: str = "") -> list[str]:
 
 
 def of_module(module: str, *arguments: str, python: str = "") -> list[str]:
-    """Return the command line that runs a module as `python -m` does, by default under this interpreter."""
+    """Return the command line that runs a module as `python -m` does; the kernel kills it when its parent ends."""
     return of_code(_MODULE, module, *arguments, python=python)

@@ -19,7 +19,6 @@ from benchd.daemon.worker.child import StageClock, send
 
 def main() -> None:
     """Read the Job, run its phases, and send one Outcome whatever happens."""
-    child.die_with_parent()
     pipe = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
     permits = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())  # a user's module that reads gets nothing of ours

@@ -1,8 +1,6 @@
-"""Common parts of child processes with torch: report stages, end with the parent, explain failures. Torch-free."""
+"""Common parts of child processes with torch: report stages, explain failures. Torch-free."""
 
-import ctypes
 import os
-import signal
 import sys
 import time
 import traceback
@@ -15,17 +13,11 @@ from benchd.daemon.errors import BenchdError, Unsupported
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName
 from benchd.daemon.records import Stages, Status
 
-_PR_SET_PDEATHSIG = 1
 _NEEDS_AUTOGRAD = ("does not require grad and does not have a grad_fn", "nference tensor")
 _WITHOUT_AUTOGRAD = (
     "benchd runs inference without autograd: remove gradients from forward, or with eager compute them under "
     "`with torch.inference_mode(False), torch.enable_grad():` from a clone of each input"
 )
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def leave() -> NoReturn:

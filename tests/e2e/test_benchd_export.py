@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from waiting import wait_for
 from worker_jobs import user_module
@@ -93,6 +94,18 @@ def test_a_full_disk_is_said_and_leaves_nothing_and_the_other_files_go_on(comman
     with Store(small_disk) as store:
         assert [artifact.metadata.facts["model"] for artifact in store.list()] == ["square"]
     assert len(list(small_disk.rglob("*.onnx"))) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_command_alone_ends_its_child_too(tmp_path, child_environment, number):
+    waits = "while torch.compiler.is_exporting(): time.sleep(0.01)"
+    module = user_module(tmp_path, forward=waits)
+    line = [Path(sys.executable).parent / "benchd", "export", "--module", module, "--output", "artifacts"]
+    with subprocess.Popen(line, cwd=tmp_path, env=child_environment) as process:
+        wait_for(lambda: list(tmp_path.glob("artifacts/.making/*")), process)
+        (child,) = psutil.Process(process.pid).children()
+        process.send_signal(number)
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_run_succeeds(command, tmp_path, child_environment):

@@ -16,7 +16,7 @@ from broker import HOST, free_port
 from browsing import get, opened, running_browser
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
-from waiting import WAIT_S
+from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -128,6 +128,14 @@ def test_a_part_that_dies_is_named_and_ends_the_demo(environment, tmp_path):
     assert "the simulated boards ended by itself, exit status -9" in said
     assert not alive(children)
     assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_demo_that_is_killed_leaves_nothing_running(environment):
+    with demo(environment, free_port()) as process:
+        children = parts(process)
+        assert len(children) >= 3
+        process.kill()
+        wait_for(lambda: not alive(children))
 
 
 def test_a_port_that_is_taken_is_refused(environment, mosquitto):

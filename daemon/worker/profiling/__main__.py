@@ -28,7 +28,6 @@ METHODS = {
 
 def main() -> int:
     """Read the job, run its methods, answer whatever happens; under an Nsight tool, which sees stdout, on that."""
-    child.die_with_parent()
     sys.stderr, _ = lasting(sys.stderr, STDERR)
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProfileJob)
     fd = int(sys.argv[1]) if len(sys.argv) > 1 else os.dup(sys.stdout.fileno())
