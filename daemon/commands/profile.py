@@ -173,10 +173,10 @@ def profile(
                 run_id = RunId.new()
                 found = gather(session, job, depth.deadline_s, SNN_KERNELS if snn_kernels else kernel_regex)
             made = _profile(job, found, run, run_id)
-            _write(made, sort, job, sys.stderr)
+            _write(made, sort, session, sys.stderr)
             if verify:
                 made = tried(made, depth.pairs, session, sys.stderr)
-                _write(made, sort, job, sys.stderr)
+                _write(made, sort, session, sys.stderr)
         except KeyboardInterrupt:
             sys.stderr.write(f"interrupted; partial results are in {job.output}\n")
             raise typer.Exit(130) from None
@@ -272,13 +272,12 @@ def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profi
     return msgspec.structs.replace(made, findings=find(made))
 
 
-def _write(profile: Profile, sort: str, job: ProfileJob, err: TextIO) -> None:
+def _write(profile: Profile, sort: str, session: Session, err: TextIO) -> None:
     """Write profile.json, report.md and, if its packages are installed, report.html."""
-    folder = Path(job.output)
-    (folder / "profile.json").write_bytes(msgspec.json.encode(profile) + b"\n")
-    (folder / "report.md").write_text(report.markdown(profile, sort), encoding="utf-8")
+    session.keep(session.output / "profile.json", msgspec.json.encode(profile) + b"\n")
+    session.keep(session.output / "report.md", report.markdown(profile, sort).encode())
     try:
-        (folder / "report.html").write_text(report.page(profile, sort), encoding="utf-8")
+        session.keep(session.output / "report.html", report.page(profile, sort).encode())
     except NotAvailable as error:
         err.write(f"warning: no report.html: {error}\n")
 

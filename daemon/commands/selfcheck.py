@@ -59,10 +59,12 @@ def selfcheck(
         supervisor.run()
     findings = examine(supervisor.records) + _left_out(machine)
     told = SelfCheck(version("benchd"), findings, list(capabilities.examine()), supervisor.records)
-    (folder / "selfcheck.json").write_bytes(msgspec.json.format(msgspec.json.encode(told)))
     _print(findings, sys.stdout)
-    sys.stdout.write(f"{folder / 'selfcheck.json'}\n")
-    raise typer.Exit(130 if session.interrupted else _code(findings))
+    path = folder / "selfcheck.json"
+    if session.keep(path, msgspec.json.format(msgspec.json.encode(told))):
+        sys.stdout.write(f"{path}\n")
+    unstored = session.unstored(sys.stderr)
+    raise typer.Exit(130 if session.interrupted else _code(findings) or unstored)
 
 
 def _left_out(machine: plan.Machine) -> list[Finding]:

@@ -13,6 +13,7 @@ from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson, Device, Wait, waits
 from benchd.daemon.config import Config
 from benchd.daemon.errors import UsageError
+from benchd.daemon.journal import explaining
 from benchd.daemon.measuring import plan, race, verifying
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.verdicts import manifest, promise
@@ -47,7 +48,9 @@ def verify(
     settings, machine = configuration.read(config) if config else Config(), plan.inspect(device)
     limits = plan.limited(race.LIMITS, settings.limits)
     waiting = waits(wait)
-    with tempfile.TemporaryDirectory() as output, Session(settings, machine, Path(output), waiting=waiting) as session:
+    with explaining(Path("TMPDIR")):
+        temporary = tempfile.TemporaryDirectory()
+    with temporary as output, Session(settings, machine, Path(output), waiting=waiting) as session:
         found = verifying.verify(folder, shipped, session, limits, processes, trust_plan=trust_plan)
     if session.interrupted:
         raise typer.Exit(130)

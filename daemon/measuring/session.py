@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from benchd.daemon import journal
 from benchd.daemon.config import Config
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import folders, identity
@@ -69,7 +70,7 @@ class Session:
     Paths come only from the command line or the configuration. `flags` name what else we run on the machine. `attend`
     is called about once per second while a child works; a reason that it returns ends the child. With `waiting` the
     session waits until nobody else measures the machine, and reports that there; `lock` replaces that lock.
-    `interrupted` means that a signal has ended it, and `failures` lists what a sink could not store.
+    `interrupted` means that a signal has ended it, and `failures` lists what could not be stored.
     """
 
     config: Config
@@ -215,14 +216,23 @@ class Session:
         except BenchdError as error:  # a full disk: the other sinks and the next case continue
             self.failures.append(f"{record.case_id}: {error}")
 
+    def keep(self, path: Path, content: bytes) -> bool:
+        """Write a file of the results and return whether that worked; a failure is listed, and the rest goes on."""
+        try:
+            journal.replace(path, [content])
+        except BenchdError as error:
+            self.failures.append(str(error))
+            return False
+        return True
+
     def end(self) -> None:
         """Have the sinks deliver what remains."""
         for sink in self.sinks:
             sink.end()
 
     def unstored(self, err: TextIO) -> int:
-        """Warn of each record that a sink could not store; return the exit code for that, 1 or 0."""
-        err.writelines(f"warning: not stored: {failure}\n" for failure in self.failures)
+        """Warn of each record and file that could not be stored; return the exit code for that, 1 or 0."""
+        err.writelines(f"warning: not stored: {failure}\n" for failure in dict.fromkeys(self.failures))
         return int(bool(self.failures))
 
 

@@ -111,9 +111,12 @@ def _printed(job: ProfileJob, record: list[str], read: list[str], deadline_s: fl
 
 
 def _job_file(job: ProfileJob, tool: str) -> Path:
-    """Write the child's job, so that it can be run again by hand."""
+    """Write the child's job, so that it can be run again by hand; raise Unsupported if it cannot be written."""
     path = Path(job.output, f"{tool}.job.json").resolve()
-    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(job, capture=True)))
+    try:
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(job, capture=True)))
+    except OSError as error:
+        raise Unsupported(f"{path}: {error.strerror}") from error
     return path
 
 

@@ -152,9 +152,37 @@ cli.benchd()
 """
 
 
+SMALL = ("square", "--option", "size=16", "--method", "benchmark", "--preset", "quick", "--steps", "1")
+
+
 def test_a_record_that_cannot_be_stored_is_said_and_fails(tmp_path, child_environment):
-    small = ("square", "--option", "size=16", "--method", "benchmark", "--preset", "quick", "--steps", "1")
-    line = [sys.executable, "-c", FULL, "profile", *small, "--device", "cpu", "--output", "out"]
+    line = [sys.executable, "-c", FULL, "profile", *SMALL, "--device", "cpu", "--output", "out"]
     done = subprocess.run(line, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "warning: not stored: square,eager,b1,size=16: no room" in done.stderr
+
+
+FULL_FOR_FILES = """
+import errno, os
+from pathlib import Path
+from benchd.daemon import cli
+
+opened = Path.open
+
+def full(path, *given, **named):
+    if path.name.lstrip(".").startswith(("profile.json", "report.")) and path.parent.name == "out":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return opened(path, *given, **named)
+
+Path.open = full
+cli.benchd()
+"""
+
+
+def test_files_that_cannot_be_written_cost_no_table(tmp_path, child_environment):
+    line = [sys.executable, "-c", FULL_FOR_FILES, "profile", *SMALL, "--device", "cpu", "--output", "out"]
+    done = subprocess.run(line, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "profile.json: No space left on device" in done.stderr
+    assert "report.md: No space left on device" in done.stderr
+    assert "ms" in done.stdout

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from benchd.daemon.measuring import plan, race, shipping
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.records import Case, encode
+from benchd.daemon.verdicts import manifest
 
 
 def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
@@ -116,3 +118,14 @@ def test_a_folder_that_ship_did_not_write_is_refused(tmp_path):
     found = CliRunner().invoke(verify.app, [str(tmp_path)]).exception
     assert isinstance(found, UsageError)
     assert "no manifest.json" in str(found)
+
+
+def test_a_full_disk_of_temporary_files_is_one_sentence(tmp_path, monkeypatch):
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(manifest, "read", lambda folder: SimpleNamespace(runs_code=False))
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    found = CliRunner().invoke(verify.app, [str(tmp_path), "--device", "cpu"]).exception
+    assert isinstance(found, Full)
+    assert str(found) == "TMPDIR: No space left on device; free some space"

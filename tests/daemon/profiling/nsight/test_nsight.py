@@ -240,6 +240,11 @@ def test_one_that_hangs_is_ended_with_all_it_started(job, tmp_path, monkeypatch)
     wait_for(lambda: not running(seconds))  # what is killed may take its time to go
 
 
+def test_a_job_that_cannot_be_written_costs_the_tool_alone(job, tmp_path):
+    absent = msgspec.structs.replace(job, output=str(tmp_path / "absent"))
+    assert nsight.systems(absent, 1.0).endswith("absent/nsys.job.json: No such file or directory")
+
+
 UNDER_NCU = """
 import signal, sys
 import msgspec
