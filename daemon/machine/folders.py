@@ -46,3 +46,9 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def listed(folder: Path) -> list[tuple[str, int, int]]:
+    """Return name, size in bytes and time of change in ns of each file below a folder, in order; raise OSError."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [(str(path), found.st_size, found.st_mtime_ns) for path in files for found in [path.stat()]]

@@ -11,6 +11,7 @@ import msgspec
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import Journal
+from benchd.daemon.machine import folders
 from benchd.daemon.machine.environment import variables
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
@@ -117,5 +118,4 @@ def _files(planned: Planned) -> dict[str, str]:
 def _images(planned: Planned) -> list[tuple[str, int, int]]:
     """Return name, size and time of change of each file of the case's images: reading them all takes minutes."""
     folder = (planned.data or "").partition(":")[2]
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file()) if folder else []
-    return [(str(path), found.st_size, found.st_mtime_ns) for path in files for found in [path.stat()]]
+    return folders.listed(Path(folder)) if folder else []

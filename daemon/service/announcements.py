@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -86,10 +86,17 @@ def introduce(link: Link, topics: Topics, said: Info, known: Sequence[str]) -> l
     """
     link.retain(topics.of("info"), msgspec.json.encode(said))
     planned = {case_id for suite in said.suites for case_id in suite.cases}
-    gone = [case_id for case_id in known if case_id not in planned]
-    for case_id in gone:
-        link.retain(topics.latest(case_id), b"")
-    return gone[-MAX_GONE:] + sorted(planned)
+    return clear_gone(link, topics.latest, known, sorted(planned))
+
+
+def clear_gone(
+    link: Link, topic_of: Callable[[str], str], known: Sequence[str], wanted: Sequence[str], most: int = MAX_GONE
+) -> list[str]:
+    """Clear the topics of names in `known` that are no longer wanted; return the names to pass as `known` next time."""
+    gone = [name for name in known if name not in wanted]
+    for name in gone:
+        link.retain(topic_of(name), b"")
+    return [*gone[-most:], *wanted]
 
 
 def announce(
@@ -100,12 +107,10 @@ def announce(
     Returns the topics to pass as `known` next time, those of earlier device ids included, for the same reason.
     """
     topic = homeassistant.topic(topics.device_id)
-    gone = [other for other in known if other != topic or not wanted]
-    for other in gone:
-        link.retain(other, b"")
+    left = clear_gone(link, str, known, [topic] * wanted, MAX_ANNOUNCED)
     if wanted:
         link.retain(topic, homeassistant.discovery(topics, said, shipped))
-    return gone[-MAX_ANNOUNCED:] + [topic] * wanted
+    return left
 
 
 def health(

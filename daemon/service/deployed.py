@@ -16,12 +16,13 @@ from benchd.daemon.delivery import refill
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Deployed
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.machine import folders
 from benchd.daemon.machine.lock import Busy
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import plan, race, verifying
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.records import Record, wall_now
-from benchd.daemon.service.announcements import MAX_GONE
+from benchd.daemon.service.announcements import clear_gone
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.trigger import DAY_S
@@ -59,8 +60,7 @@ def fingerprint_of(one: Shipped, machine: str) -> str:
     folder = Path(one.path)
     found: list[object] = [machine, one.path]
     with suppress(OSError):  # it may not be read, or a file is gone by now
-        files = sorted(folder.rglob("*")) if (folder / MANIFEST).is_file() else []
-        found += [(path, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.is_file()]
+        found += folders.listed(folder) if (folder / MANIFEST).is_file() else []
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
@@ -144,13 +144,10 @@ class Deployments:
 
         Returns the names to pass as `known` next time, as for the cases of the plan.
         """
-        configured = [one.called for one in self.configured]
-        gone = [name for name in known if name not in configured]
-        for name in gone:
-            link.retain(self._now.topics.shipped(name), b"")
+        left = clear_gone(link, self._now.topics.shipped, known, [one.called for one in self.configured])
         for name, kept in self.standings.items():
             link.retain(self._now.topics.shipped(name), msgspec.json.encode(kept.said))
-        return gone[-MAX_GONE:] + configured
+        return left
 
     def next(self) -> Shipped | None:
         """Return the folder to verify now, None if there is none."""
