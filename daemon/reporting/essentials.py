@@ -4,14 +4,24 @@ import sys
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
-from benchd.daemon.records import Environment, ProcessResult, Record, Stages
+from benchd.daemon.records import Environment, ProcessResult, Record
 
 T = TypeVar("T")
 
-_NOTHING: dict[str, Any] = {}
-_NO_STAGES = Stages()
+
+def _defaults(kind: type[Struct], names: str) -> dict[str, Any]:
+    """Return the defaults of these fields: one object for all records, since a container for each takes memory."""
+    fields = {field.name: field for field in structs.fields(kind)}
+    found = [fields[name] for name in names.split()]
+    return {one.name: one.default_factory() if one.default is msgspec.NODEFAULT else one.default for one in found}
+
+
+_DROPPED = _defaults(Record, "temperature parts limits missing artifacts deadlines runtime occupancy probes")
+_MOMENTARY = _defaults(Environment, "temperature_c cooling load command affinity")
+_OF_PROCESS = "stages warm_up parts blocks idle memory raw telemetry sampler probes deadlines beside timeline"
+_LARGE = _defaults(ProcessResult, _OF_PROCESS)
 
 
 class Essentials:
@@ -26,22 +36,22 @@ class Essentials:
         is_disturbed = any(reasons for one in found for reasons in one.reasons)
         return structs.replace(
             record,
+            **_DROPPED,
             **{name: sys.intern(getattr(record, name)) for name in ("suite_id", "device_id", "case_id", "boot_id")},
             case=self._one(record.case),
-            environment=self._one(_lasting(record.environment)),
+            environment=self._one(structs.replace(record.environment, **_MOMENTARY)),
             model=self._one(record.model),
             telemetry={key: value for key, value in record.telemetry.items() if key.partition("@")[0] == "power_w"},
             clocks={key: value for key, value in record.clocks.items() if key in ("cpu_clock_hz", "gpu_clock_hz")},
-            temperature=_NOTHING,
-            parts=_NOTHING,
-            limits=_NOTHING,
-            missing=_NOTHING,
-            artifacts=[],
-            deadlines=[],
-            runtime=None,
-            occupancy=None,
-            probes=None,
-            processes=[_timed(process, is_disturbed=is_disturbed) for process in record.processes],
+            processes=[
+                structs.replace(
+                    process,
+                    **_LARGE,
+                    window=process.window if process.energy else None,
+                    interference=process.interference if is_disturbed else None,
+                )
+                for process in record.processes
+            ],
             flags=self._one(record.flags),
         )
 
@@ -49,30 +59,3 @@ class Essentials:
         """Return the first value that was equal to this one."""
         found: T = self._shared.setdefault(msgspec.json.encode(value), value)
         return found
-
-
-def _lasting(environment: Environment) -> Environment:
-    """Return it without the state of the moment."""
-    return structs.replace(environment, temperature_c=_NOTHING, cooling=_NOTHING, load=None, command="", affinity=None)
-
-
-def _timed(process: ProcessResult, *, is_disturbed: bool) -> ProcessResult:
-    """Return it without what is large."""
-    return structs.replace(
-        process,
-        stages=_NO_STAGES,
-        warm_up=None,
-        parts=_NOTHING,
-        blocks=None,
-        window=process.window if process.energy else None,
-        idle=[],
-        memory=None,
-        raw=_NOTHING,
-        interference=process.interference if is_disturbed else None,
-        telemetry=_NOTHING,
-        sampler=None,
-        probes=None,
-        deadlines=[],
-        beside=None,
-        timeline=[],
-    )
