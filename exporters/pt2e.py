@@ -20,7 +20,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
 from benchd.exporters import files
-from benchd.exporters.calibrated import CannotQuantise, Quantised
+from benchd.exporters.calibrated import CannotQuantise, Quantised, agreement
 
 _PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 _COMPARED_IMAGES = 64
@@ -71,19 +71,16 @@ class Prepared:
         """Return the errors of the quantised graph against the module on the first images."""
         some = batches[: -(-_COMPARED_IMAGES // len(batches[0][0]))]
         with torch.no_grad():
-            exact, found = (torch.cat([_scores(call, batch) for batch in some]) for call in (self._module, graph))
-        if not found.isfinite().all():
-            raise CannotQuantise("its int8 answers are not finite on the calibration images")
-        errors = (found - exact).abs().amax(dim=1) / (exact.abs().max() or 1.0)
+            exact, found = (
+                [pytree.tree_leaves(call(*batch))[0].double().numpy() for batch in some]
+                for call in (self._module, graph)
+            )
         return Quantised(
             layers=self.layers,
             left_fp32=self.left_fp32,
             exact=[],
             nodes=len(graph.graph.nodes),
-            max_error_share=float(errors.max()),
-            mean_error_share=float(errors.mean()),
-            agreeing=int((exact.argmax(dim=1) == found.argmax(dim=1)).sum()),
-            images=len(exact),
+            **agreement(exact, found, len(batches[0][0])),
         )
 
 
@@ -180,12 +177,6 @@ def _ranges(graph: GraphModule) -> Iterator[tuple[str, Tensor]]:
         if isinstance(part, ObserverBase):
             for buffer, value in part.named_buffers(recurse=False):
                 yield f"{name}.{buffer}", value
-
-
-def _scores(call: Any, batch: Sequence[Tensor]) -> Tensor:
-    """Return the first output as rows, in float64."""
-    first: Tensor = pytree.tree_leaves(call(*batch))[0]
-    return first.reshape(len(batch[0]) if first.ndim and len(first) == len(batch[0]) else 1, -1).double()
 
 
 def _line(error: Exception) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from benchd.exporters import sessions, smoothing
-from benchd.exporters.calibrated import CannotQuantise, Quantised
+from benchd.exporters.calibrated import CannotQuantise, Quantised, agreement
 from benchd.exporters.files import QuantisedFor
 
 Feed = dict[str, NDArray[Any]]
@@ -293,22 +293,5 @@ def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
 def _compared(source: Path, path: Path, feeds: Sequence[Feed], most: int = 64) -> dict[str, Any]:
     """Return the errors of the int8 file against the float32 one; raise if its answers are not finite."""
     files = [sessions.open_session(file, spin=False) for file in (source, path)]
-    rows = [_rows([session.run(None, feed)[0] for feed in feeds[:most]], feeds) for session in files]
-    exact, found = (row.astype(np.float64) for row in rows)
-    if not np.isfinite(found).all():
-        raise CannotQuantise("the int8 file gives answers that are not finite on the calibration images")
-    errors = np.abs(found - exact).max(axis=1) / (np.abs(exact).max() or 1.0)
-    return {
-        "max_error_share": float(errors.max()),
-        "mean_error_share": float(errors.mean()),
-        "agreeing": int((exact.argmax(axis=1) == found.argmax(axis=1)).sum()),
-        "images": len(exact),
-    }
-
-
-def _rows(answers: Sequence[NDArray[Any]], feeds: Sequence[Feed]) -> NDArray[Any]:
-    """Return the answers as rows, one per item if the batch leads them, else one per feed."""
-    batch = len(next(iter(feeds[0].values())))
-    return np.concatenate(
-        [part.reshape(batch if len(part) == batch else 1, -1) for part in map(np.atleast_1d, answers)]
-    )
+    exact, found = ([session.run(None, feed)[0] for feed in feeds[:most]] for session in files)
+    return agreement(exact, found, len(next(iter(feeds[0].values()))))
