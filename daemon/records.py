@@ -223,14 +223,18 @@ class Case(Struct, frozen=True, kw_only=True):
         """Return a stable, readable name, safe as a file name and as an MQTT topic level."""
         parts = [self.model, self.variant.name, f"b{self.batch_size}"]
         parts += [f"{name}={_plain(value)}" for name, value in sorted(self.options.items())]
-        parts += [self.direction] if self.direction != "inference" else []
-        parts += [self.scenario] if self.scenario != "single_stream" else []
+        parts += self.usage
         parts += [f"seed={self.seed}"] if self.seed else []
         parts += [f"provider={self.provider}"] if self.provider else []
         parts += [f"dla={self.dla}"] if self.dla is not None else []
         parts += [f"threads={self.threads}"] if self.threads else []
         parts += self.demand
         return ",".join(re.sub(r"[^A-Za-z0-9_.=-]", "_", part) for part in parts)
+
+    @property
+    def usage(self) -> list[str]:
+        """Return the direction and the scenario, without default values."""
+        return [word for word in (self.direction, self.scenario) if word not in ("inference", "single_stream")]
 
     @property
     def demand(self) -> list[str]:

@@ -48,8 +48,7 @@ def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
     measured: dict[Group, dict[tuple[str, Variant, bool], list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result, kind, case in newest:
         if result.status == "ok" and result.median_ms:
-            words = [word for word in (case.direction, case.scenario) if word not in ("inference", "single_stream")]
-            work = " ".join([*words, *case.demand])
+            work = " ".join([*case.usage, *case.demand])
             group = Group(kind, (result.energy_scope or "") if result.energy_mj is not None else "", work)
             measured[group][_label(case), case.variant, result.checked in ("failed", "void")].append(result)
     found = {group: [_point(*where, of) for where, of in points.items()] for group, points in measured.items()}

@@ -118,9 +118,7 @@ def _model(record: Record) -> str:
 
 
 def _variant(record: Record) -> str:
-    words = (record.case.direction, record.case.scenario)
-    shown = [word for word in words if word not in ("inference", "single_stream")]
-    return " ".join([variant_name(record), *shown, *record.case.demand])
+    return " ".join([variant_name(record), *record.case.usage, *record.case.demand])
 
 
 def median_and_interval(record: Record) -> str:

@@ -206,7 +206,7 @@ def _subject(record: Record, objective: Objective, demand: Demand | None) -> str
     case = record.case
     parts = [case.model, *(f"{option}={value}" for option, value in sorted(case.options.items()))]
     parts += [] if _is_by_throughput(record, objective) and not demand else [f"b{case.batch_size}"]
-    parts += [case.scenario] if case.scenario != "single_stream" and not demand else []
+    parts += [] if demand else case.usage
     parts += [f"seed={case.seed}"] if case.seed else []
     parts += [f"threads={case.threads}"] if case.threads else []
     return " ".join([*parts, *([f"for {demand}"] if demand else case.demand)])
