@@ -3,6 +3,7 @@
 import math
 from datetime import datetime, timezone
 
+from benchd.daemon.reporting import results_table
 from benchd.daemon.verdicts.effects import Verdict
 from benchd.dashboard.messages import Latest, Result
 from benchd.dashboard.queries import Device, State
@@ -21,10 +22,7 @@ def short(value: object) -> str:
 
 def figure(value: float | None, unit: str = "") -> str:
     """Return four significant digits and the unit, a dash if not measured."""
-    if value is None:
-        return "-"
-    number = f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
-    return f"{number} {unit}".rstrip()
+    return "-" if value is None else f"{results_table.figure(value)} {unit}".rstrip()
 
 
 def plus_minus(value: float | None, error: float | None, unit: str) -> str:

@@ -1,6 +1,5 @@
 """The variants of a model by latency and energy on each kind of board: one point for its boards together; pure."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median_low
@@ -9,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchd.daemon.records import Case, Variant
+from benchd.daemon.verdicts.figures import unbeaten
 from benchd.dashboard.answers import Kind, Newest
 from benchd.dashboard.messages import Result
 
@@ -101,11 +101,5 @@ def front(points: Sequence[Point]) -> list[Point]:
 
     One that fails its check can never win.
     """
-    found: list[Point] = []
-    least_mj = math.inf
     able = [(one.latency_ms.value, one.energy_mj.value, one) for one in points if one.energy_mj and not one.is_wrong]
-    for _, energy_mj, point in sorted(able, key=lambda one: one[:2]):
-        if energy_mj < least_mj:
-            found.append(point)
-            least_mj = energy_mj
-    return found
+    return [point for _, _, point in unbeaten(able)]

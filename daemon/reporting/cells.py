@@ -1,7 +1,7 @@
 """A record as the row of a table that a person reads."""
 
 from benchd.daemon.records import Record, Requests
-from benchd.daemon.reporting.results_table import energy_and_error, median_and_interval
+from benchd.daemon.reporting.results_table import energy_and_error, figure, median_and_interval
 from benchd.daemon.verdicts import accuracy
 from benchd.daemon.verdicts.rows import Cell, row
 
@@ -59,5 +59,5 @@ def _cell(value: Cell) -> str:
     if isinstance(value, bool):
         return "ok" if value else "FAILED"
     if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return figure(value)
     return "-" if value in (None, "") else str(value)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from benchd.daemon.records import Record
+from benchd.daemon.reporting.results_table import figure
 from benchd.daemon.verdicts.compare import command
 from benchd.daemon.verdicts.rows import row
 
@@ -38,5 +39,5 @@ def _section(name: str, facts: Mapping[str, object]) -> Iterator[str]:
 
 def _text(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+        return figure(value)
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,6 +1,6 @@
 """The page of a report: five charts and a table in one self-contained HTML file, light or dark."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -10,6 +10,7 @@ from benchd.daemon.reporting.brief import Brief, is_measured
 from benchd.daemon.reporting.page import FOLDER, Chart, render
 from benchd.daemon.reporting.palette import GREY, colour, shape
 from benchd.daemon.reporting.spool import Spool
+from benchd.daemon.verdicts.figures import unbeaten
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.recommend import (
     Decision,
@@ -99,7 +100,7 @@ def _latency_against_energy(measured: Sequence[Record]) -> Chart:
     able, unable = _by_fitness(known)
     traces: list[Chart] = []
     for name, group in _grouped(able, lambda r: subject(r) + (f" of {_energy(r).scope}" if of_many else "")):
-        front = list(_pareto(sorted(map(_spent, group))))
+        front = list(unbeaten(map(_spent, group)))
         traces.append(_trace(f"{name}: front", front, mode="lines+markers") | RING | {"colour": GREY})
     traces += [_of_variant(name, sorted(map(_spent, group)), group) for name, group in _grouped(able, variant_name)]
     note = f"A ring marks a variant that no other beats in both; lower left is better. {CROSSED}"
@@ -111,7 +112,7 @@ def _latency_against_energy(measured: Sequence[Record]) -> Chart:
     }
 
 
-def _spent(record: Record) -> Point:
+def _spent(record: Record) -> tuple[float, float, str]:
     return _median_ms(record), 1e3 * _energy(record).gross_per_inference_j, _text(record)
 
 
@@ -137,15 +138,6 @@ def _of_variant(name: str, points: Sequence[Point], group: Sequence[Record], mod
 
 def _look(variant: Variant) -> Chart:
     return {"colour": colour(variant), "shape": shape(variant)}
-
-
-def _pareto(points: Sequence[Point]) -> Iterator[Point]:
-    """Yield the points (given in ascending order) that no other beats in both."""
-    least = float("inf")
-    for point in points:
-        if point[1] < least:
-            least = point[1]
-            yield point
 
 
 def _log_axis(title: str) -> Chart:

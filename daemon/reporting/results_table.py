@@ -46,7 +46,7 @@ def figure(value: float | None, scale: float = 1.0) -> str:
     if value is None:
         return "-"
     scaled = value * scale
-    return f"{scaled:.0f}" if abs(scaled) >= 1000 else f"{scaled:.4g}"
+    return f"{scaled:.0f}" if 1000 <= abs(scaled) < 1e15 else f"{scaled:.4g}"
 
 
 def machine(environment: Environment) -> str:

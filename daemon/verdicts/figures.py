@@ -1,8 +1,12 @@
 """What a record says of latency, energy, power and memory where it is compared with a limit; pure."""
 
 import math
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from benchd.daemon.records import Energy, Record, Requests
+
+T = TypeVar("T")
 
 
 def latency_ms(record: Record) -> float | None:
@@ -76,3 +80,12 @@ def memory_mib(record: Record) -> float | None:
     """Return `memory_bytes` in MiB."""
     size = memory_bytes(record)
     return None if size is None else size / 2**20
+
+
+def unbeaten(points: Iterable[tuple[float, float, T]]) -> Iterator[tuple[float, float, T]]:
+    """Yield the points of latency and energy that no other beats in both, the fastest first."""
+    least = math.inf
+    for point in sorted(points, key=lambda one: one[:2]):
+        if point[1] < least:
+            least = point[1]
+            yield point
