@@ -10,7 +10,7 @@ from io import FileIO
 from pathlib import Path
 
 from benchd.daemon.errors import Full, SchemaError, UsageError
-from benchd.daemon.machine.folders import file_id, sync
+from benchd.daemon.machine import folders
 
 
 class Journal:
@@ -33,7 +33,7 @@ class Journal:
         """
         if b"\n" in record:
             raise ValueError("a record must be one line")
-        if file_id(self._path) != self._id:
+        if folders.file_id(self._path) != self._id:
             self._reopen()
         with explaining(self._path):
             line = (b"\n" if _is_torn(self._file) else b"") + record + b"\n"
@@ -70,8 +70,8 @@ class Journal:
             if self._path.exists() and not self._path.is_file():
                 raise UsageError(f"{self._path}: not a regular file; move it away")
             self._file = self._path.open("ab+", buffering=0)
-            sync(self._path.parent)  # or a power cut takes the new file's name
-        self._id = file_id(self._path)
+            folders.sync(self._path.parent)  # or a power cut takes the new file's name
+        self._id = folders.file_id(self._path)
 
     def size_bytes(self) -> int:
         """Return the size of the file in bytes."""
@@ -98,17 +98,8 @@ def read(path: Path) -> Iterator[bytes]:
 
 def replace(path: Path, parts: Iterable[bytes]) -> None:
     """Replace the file, or create it, once all of it is written; raise UsageError, or Full, if that fails."""
-    unfinished = path.with_name(f".{path.name}.part")
     with explaining(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with unfinished.open("wb") as file:
-                file.writelines(parts)
-            unfinished.replace(path)
-        except BaseException:
-            with suppress(OSError):  # it was not created
-                unfinished.unlink()
-            raise
+        folders.replace(path, parts)
 
 
 @contextmanager

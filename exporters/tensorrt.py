@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -312,7 +310,8 @@ class _Build:
             plan = self._builder.build_serialized_network(network, config)
         except MemoryError as error:
             raise _out_of_memory(str(error)) from error
-        _replace(self._timing_cache, config.get_timing_cache().serialize())  # a failed build has timed kernels too
+        times = memoryview(config.get_timing_cache().serialize())
+        folders.replace(self._timing_cache, [times])  # a failed build has timed kernels too
         if plan is None and self._late:
             raise OutOfTime(_NOT_IN_TIME)
         if plan is None:
@@ -361,14 +360,6 @@ def _out_of_memory(told: str) -> OutOfMemory:
 
 def _last(errors: Sequence[str]) -> str:
     return "; ".join(errors[-_ERRORS_SHOWN:]) or "its log names no error"
-
-
-def _replace(path: Path, content: Any) -> None:
-    """Put `content`, a buffer, in the place of the file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)  # noqa: PTH105 - the atomic rename
 
 
 # pybind11 wants subclasses of its own classes, which are there only once TensorRT is

@@ -2,6 +2,8 @@
 
 import os
 import pwd
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -46,6 +48,18 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace(path: Path, parts: Iterable[bytes | memoryview], mode: int | None = None) -> None:
+    """Replace the file, or create it, once all of it is written, even if others do so meanwhile; raise OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
+        part = Path(folder) / "part"
+        with part.open("wb") as file:
+            file.writelines(parts)
+        if mode is not None:
+            part.chmod(mode)
+        part.replace(path)
 
 
 def listed(folder: Path) -> list[tuple[str, int, int]]:

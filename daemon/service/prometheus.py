@@ -6,6 +6,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from benchd.daemon.delivery.messages import Deployed, Health
+from benchd.daemon.machine import folders
 
 GAUGES = {
     "uptime_seconds": ("uptime_s", "Time since the service started."),
@@ -31,7 +32,4 @@ def write(path: Path, health: Health, deployed: Sequence[Deployed] = ()) -> None
         kept.labels(one.name).set(not one.is_broken)
         if one.change is not None:
             ratio.labels(one.name).set(1.0 + one.change)
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(generate_latest(registry))
-    part.chmod(0o644)
-    part.replace(path)
+    folders.replace(path, [generate_latest(registry)], mode=0o644)

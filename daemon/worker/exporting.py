@@ -1,10 +1,7 @@
 """The child of `benchd export`: an ExportRequest as JSON on stdin, the files on stdout, progress on stderr."""
 
 import math
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from itertools import product
@@ -132,11 +129,8 @@ def _engine(store: Store) -> Artifact:
 def _copy(source: Path, target: Path) -> None:
     """Copy the file to `target` atomically."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file, source.open("rb") as content:
-            shutil.copyfileobj(content, file)
-        Path(file.name).chmod(0o644)
-        os.replace(file.name, target)  # noqa: PTH105 - the atomic rename
+        with source.open("rb") as content:
+            folders.replace(target, content)
     except OSError as error:
         raise UsageError(f"--output {target}: {error.strerror}") from error
 

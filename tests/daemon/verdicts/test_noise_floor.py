@@ -1,6 +1,9 @@
 """The noise floor: which A/A comparisons count, what a case gets from them, and how it is cleared."""
 
+import errno
 import io
+import os
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -162,10 +165,14 @@ def test_a_noise_floor_that_cannot_be_cleared_is_named(tmp_path):
         noise_floor.clear()
 
 
-def test_a_case_that_cannot_be_forgotten_is_kept_with_the_others(tmp_path):
+def test_a_case_that_cannot_be_forgotten_is_kept_with_the_others(monkeypatch):
     add(0.001)
     add(0.001, case_id="other")
-    (tmp_path / "state" / "benchd" / ".noise_floor.jsonl.part").mkdir()
-    with pytest.raises(UsageError, match=r"noise_floor\.jsonl: Is a directory; choose a folder"):
+
+    def fail(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(UsageError, match=r"noise_floor\.jsonl: Read-only file system; choose a folder"):
         noise_floor.clear("c")
     assert len(noise_floor.every()) == 2
