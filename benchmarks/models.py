@@ -87,7 +87,7 @@ def main(
 def _options(model: str, given: Sequence[str]) -> dict[str, OptionValue]:
     try:
         return catalog.entry(model).resolve(dict(text.split("=", 1) for text in given))
-    except (catalog.UnknownName, catalog.BadOption, ValueError) as error:
+    except (UsageError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
 
 
@@ -146,7 +146,7 @@ def _names(job: Job, wanted: Sequence[str] | None, device: torch.device) -> list
         try:
             catalog.entry(model or job.case.model)
             Variant.parse(variant)
-        except (UsageError, catalog.UnknownName) as error:
+        except UsageError as error:
             raise typer.BadParameter(f"--variant {name}: {error}") from error
     return ["eager", *(name for name in wanted if name != "eager")]
 

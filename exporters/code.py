@@ -26,7 +26,6 @@ def sha256(*places: str) -> str:
     return digest.hexdigest()
 
 
-@functools.cache
 def versions(*distributions: str) -> dict[str, str]:
     """Return the versions of the installed ones among these distributions."""
     found = {}

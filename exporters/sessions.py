@@ -8,13 +8,12 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from benchd.exporters import code
 from benchd.exporters.tegra import install, is_tegra
 
 Provider = Literal["cpu", "cuda", "tensorrt"]
@@ -59,11 +58,7 @@ def cuda_build() -> str:
 
 def installed() -> dict[str, str]:
     """Return the version of each distribution of ONNX Runtime that is installed; of two, one overwrote the other."""
-    found = {}
-    for name in DISTRIBUTIONS:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    return code.versions(*DISTRIBUTIONS)
 
 
 def open_session(

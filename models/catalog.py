@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
+
+from benchd.daemon.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,19 +22,6 @@ NO_INT8 = "ours convolve what spiking and quantised nets send, whole numbers; on
 TRAINING = "training is measured on eager and, for the ST-BIF net, on custom"
 
 
-class UnknownName(ValueError):
-    """A model or an option that the catalog does not hold; the message names the closest one."""
-
-    def __init__(self, kind: str, name: str, known: list[str]) -> None:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        super().__init__(f"unknown {kind} {name!r}; choose one of {', '.join(known)}.{hint}")
-
-
-class BadOption(ValueError):
-    """An option's value has the wrong type or lies outside its range."""
-
-
 @dataclass(frozen=True)
 class Option:
     """One typed option of a model; `minimum` is inclusive and `choices`, where given, are all there is."""
@@ -44,12 +32,12 @@ class Option:
     minimum: float | None = None
 
     def parse(self, name: str, value: OptionValue) -> OptionValue:
-        """Return `value`, text from a command line included, in the option's type; raise BadOption."""
+        """Return `value`, text from a command line included, in the option's type; raise UsageError."""
         parsed = _convert(name, value, type(self.default))
         if self.choices and parsed not in self.choices:
-            raise BadOption(f"option {name}={value}: choose one of {', '.join(map(str, self.choices))}")
+            raise UsageError(f"option {name}={value}: choose one of {', '.join(map(str, self.choices))}")
         if self.minimum is not None and not float(parsed) >= self.minimum:
-            raise BadOption(f"option {name}={value}: must be at least {self.minimum:g}")
+            raise UsageError(f"option {name}={value}: must be at least {self.minimum:g}")
         return parsed
 
 
@@ -57,18 +45,18 @@ def _convert(name: str, value: OptionValue, kind: type) -> OptionValue:
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if kind is bool:
         if str(value).lower() not in words:
-            raise BadOption(f"option {name}={value}: expected true or false")
+            raise UsageError(f"option {name}={value}: expected true or false")
         return words[str(value).lower()]
     if isinstance(value, bool) or (kind is int and isinstance(value, float)):
-        raise BadOption(f"option {name}={value}: expected {kind.__name__}")
+        raise UsageError(f"option {name}={value}: expected {kind.__name__}")
     try:
         converted: OptionValue = kind(value)
     except (ValueError, OverflowError):
-        raise BadOption(f"option {name}={value}: expected {kind.__name__}") from None
+        raise UsageError(f"option {name}={value}: expected {kind.__name__}") from None
     if isinstance(converted, int) and converted.bit_length() > 63:  # no record could hold it
-        raise BadOption(f"option {name}={value}: more than 64 bits")
+        raise UsageError(f"option {name}={value}: more than 64 bits")
     if isinstance(converted, float) and not math.isfinite(converted):
-        raise BadOption(f"option {name}={value}: expected a finite number")
+        raise UsageError(f"option {name}={value}: expected a finite number")
     return converted
 
 
@@ -105,14 +93,14 @@ class Model:
     batch_size: int = 1
 
     def resolve(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """Return all options with their values, defaults included; raise UnknownName or BadOption."""
+        """Return all options with their values, defaults included; raise UsageError."""
         for name in options:
             if name not in self.options:
-                raise UnknownName("option", name, sorted(self.options))
+                raise unknown("option", name, sorted(self.options))
         values = {name: option.parse(name, options.get(name, option.default)) for name, option in self.options.items()}
         reason = self.refuse(values)
         if reason:
-            raise BadOption(reason)
+            raise UsageError(reason)
         return values
 
     def without_defaults(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
@@ -281,10 +269,10 @@ def trains(name: str, variant: str) -> bool:
 
 
 def entry(name: str) -> Model:
-    """Return the model of this name; raise UnknownName."""
+    """Return the model of this name; raise UsageError."""
     found = find(name)
     if found is None:
-        raise UnknownName("model", name, list(MODELS))
+        raise unknown("model", name, MODELS)
     return found
 
 
@@ -292,7 +280,7 @@ def build(name: str, *, kernels: Kernels = "torch", **options: Any) -> nn.Module
     """Return the model `name` in eval mode, in float32, with seeded random weights from torch's global generator.
 
     With all `kernels` it accepts the same state dict.
-    Raises UnknownName, BadOption, or benchd.kernels.dispatch.Unavailable if the kernels cannot run here.
+    Raises UsageError, or benchd.kernels.dispatch.Unavailable if the kernels cannot run here.
     """
     model = entry(name)
     module, function = model.factory.split(":")

@@ -89,7 +89,7 @@ def cost(
     precision: Literal["fp32", "fp16", "bf16", "amp"],
     direction: Literal["inference", "training"],
 ) -> Cost:
-    """Return the cost of one run of the catalogued model over a batch; raises UnknownName or BadOption.
+    """Return the cost of one run of the catalogued model over a batch; raises UsageError for an unknown one.
 
     The model is the catalog's: weights with a different number of classes make another model. Omitted `options` have
     their defaults.

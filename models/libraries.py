@@ -6,6 +6,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from benchd.daemon.errors import NotAvailable, UsageError
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # @register_model, @register_model() or @register_model(name="..."), then other decorators and the function
 _REGISTERED = re.compile(r"^@register_model\b(?:\(name=[\"'](\w+)[\"']\))?.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
@@ -18,36 +20,21 @@ _NOT_MEASURED = {
 }
 
 
-class NotInstalled(LookupError):
-    """The library is not installed; the message says how to install it."""
-
-
-class NotMeasured(ValueError):
-    """A library has the model, but benchd does not measure it; the message says why and what to measure instead."""
-
-
-class UnknownModel(ValueError):
-    """A library has no model of this name; the message names the closest one."""
-
-    def __init__(self, library: str, model: str, known: frozenset[str]) -> None:
-        close = difflib.get_close_matches(model, sorted(known), n=1)
-        hint = f"; did you mean {library}:{close[0]}?" if close else ""
-        super().__init__(f"{library} has no model {model!r}{hint}")
-
-
 def refuse_unknown(name: str) -> None:
-    """Raise UnknownModel if the library that `name` begins with has no such model, NotInstalled if it is not there.
+    """Raise UsageError unless the library that `name` begins with has such a model, and one that is measured here.
 
-    Raises NotMeasured for one that it has and that is not measured here.
+    Raises NotAvailable if the library is not installed.
     """
     library, _, model = name.partition(":")
     known = _registered(library)
     architecture = model.partition(".")[0] if library == "timm" else model  # resnet18.a1_in1k: which weights
     if not _NAME.fullmatch(model) or (known and architecture not in known):
-        raise UnknownModel(library, model, known)
+        close = difflib.get_close_matches(model, sorted(known), n=1)
+        hint = f"; did you mean {library}:{close[0]}?" if close else ""
+        raise UsageError(f"{library} has no model {model!r}{hint}")
     reason = next((why for part, why in _NOT_MEASURED.items() if library == "torchvision" and part in model), None)
     if reason:
-        raise NotMeasured(f"{name}: {reason}")
+        raise UsageError(f"{name}: {reason}")
 
 
 @cache
@@ -55,7 +42,7 @@ def _registered(library: str) -> frozenset[str]:
     """Return the names that the library's source registers; none if it does so in another way than today's."""
     found = importlib.util.find_spec(library)
     if found is None or found.origin is None:
-        raise NotInstalled(f"the package {library} is not installed: pip install {library}")
+        raise NotAvailable(f"the package {library} is not installed: pip install {library}")
     sources = Path(found.origin).with_name("models").rglob("*.py")
     registered = (_REGISTERED.findall(source.read_text(encoding="utf-8")) for source in sources)
     return frozenset(given or function for names in registered for given, function in names)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.errors import NotAvailable, UsageError, require_measure, unknown
+from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu, sandbox
 from benchd.daemon.measuring import loads
 from benchd.daemon.measuring.process import allocator
@@ -201,16 +201,13 @@ def plan(
     batch sizes doubles them while that raises the throughput.
     """
     planned: dict[str, Planned] = {}
-    try:
-        for suite in suites or [Suite()]:
-            for entry in _cases(suite, limits, machine, own, search):
-                if _reads(planned.setdefault(entry.case.case_id, entry)) != _reads(entry):
-                    raise UsageError(
-                        f"two suites measure {entry.case.case_id} with other inputs, weights or images: give both the "
-                        "same, or measure each in a run of its own"
-                    )
-    except catalog.BadOption as error:
-        raise UsageError(str(error)) from error
+    for suite in suites or [Suite()]:
+        for entry in _cases(suite, limits, machine, own, search):
+            if _reads(planned.setdefault(entry.case.case_id, entry)) != _reads(entry):
+                raise UsageError(
+                    f"two suites measure {entry.case.case_id} with other inputs, weights or images: give both the "
+                    "same, or measure each in a run of its own"
+                )
     if not planned:
         raise UsageError("the plan has no cases: training is measured with --scenario single_stream alone")
     return list(planned.values())
@@ -225,14 +222,8 @@ def refuse_unknown(model: str) -> None:
     """Raise UsageError for an unknown or unmeasurable model, NotAvailable for a model of a missing library."""
     if catalog.find(model) is None:
         raise unknown("model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES)])
-    if model in catalog.MODELS:
-        return
-    try:
+    if model not in catalog.MODELS:
         libraries.refuse_unknown(model)
-    except (libraries.UnknownModel, libraries.NotMeasured) as error:
-        raise UsageError(str(error)) from error
-    except libraries.NotInstalled as error:
-        raise NotAvailable(str(error)) from error
 
 
 def suite_of(case_id: str, preset: str) -> Suite:

@@ -71,16 +71,13 @@ def _wanted(request: ExportRequest) -> Iterator[_File]:
             yield _File(_job(request, own.model, {}, precision, batch), precision, batch)
         return
     names = sorted(request.options)
-    try:
-        for model, *chosen in product(request.models, *(request.options[name] for name in names)):
-            given: dict[str, OptionValue] = dict(zip(names, chosen, strict=True))
-            if request.weights == demo.DEMO:
-                given = demo.complete(model, given)
-            options = catalog.entry(model).resolve(given)
-            for precision, batch in product(request.precisions, request.batches):
-                yield _File(_job(request, model, options, precision, batch), precision, batch)
-    except catalog.BadOption as error:
-        raise UsageError(str(error)) from error
+    for model, *chosen in product(request.models, *(request.options[name] for name in names)):
+        given: dict[str, OptionValue] = dict(zip(names, chosen, strict=True))
+        if request.weights == demo.DEMO:
+            given = demo.complete(model, given)
+        options = catalog.entry(model).resolve(given)
+        for precision, batch in product(request.precisions, request.batches):
+            yield _File(_job(request, model, options, precision, batch), precision, batch)
 
 
 def _job(

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from benchd.daemon.errors import UsageError
 from benchd.models import catalog
-from benchd.models.catalog import BadOption, OptionValue
+from benchd.models.catalog import OptionValue
 
 FOLDER = Path(__file__).parent
 IMAGES = FOLDER / "digits.safetensors"
@@ -44,13 +45,13 @@ CHECKPOINTS: Mapping[str, Checkpoint] = MappingProxyType(
 def complete(model: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
     """Return `options` and those of the model's checkpoint that are not among them.
 
-    Raises BadOption for a model without a checkpoint and for an option that the checkpoint was not trained with.
+    Raises UsageError for a model without a checkpoint and for an option that the checkpoint was not trained with.
     """
     if model not in CHECKPOINTS:
-        raise BadOption(f"--weights {DEMO}: {model} has none; choose one of {', '.join(CHECKPOINTS)}")
+        raise UsageError(f"--weights {DEMO}: {model} has none; choose one of {', '.join(CHECKPOINTS)}")
     completed = dict(sorted({**CHECKPOINTS[model].options, **options}.items()))
     for name, value, trained in _untrained(model, completed):
-        raise BadOption(f"option {name}={value}: the weights {DEMO} of {model} have {name}={trained}; leave it out")
+        raise UsageError(f"option {name}={value}: the weights {DEMO} of {model} have {name}={trained}; leave it out")
     return completed
 
 

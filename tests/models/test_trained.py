@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from simulations import slow
 
+from benchd.daemon.errors import UsageError
 from benchd.models import catalog, data, demo, stbif, weights
-from benchd.models.catalog import BadOption
 from benchd.models.demo import CHECKPOINTS, train
 from benchd.models.demo.train import Digits, Recipe
 
@@ -98,11 +98,11 @@ def test_training_again_gives_the_same_numbers():
 def test_options_of_a_checkpoint_are_filled_in_and_what_it_was_not_trained_with_is_named():
     assert demo.complete("snn_stbif_resnet18", {"time_steps": 12}) == {"time_steps": 12, "width": 16}
     assert demo.complete("vim_tiny", {"scan": "two_level"}) == {"scan": "two_level", **CHECKPOINTS["vim_tiny"].options}
-    with pytest.raises(BadOption, match=r"option width=8: the weights demo of qann_resnet18 have width=16; leave it"):
+    with pytest.raises(UsageError, match=r"option width=8: the weights demo of qann_resnet18 have width=16; leave it"):
         demo.complete("qann_resnet18", {"width": 8})
-    with pytest.raises(BadOption, match=r"option encoding=rate: the weights demo of snn_onepass have encoding=repeat"):
+    with pytest.raises(UsageError, match=r"option encoding=rate: the weights demo of snn_onepass have encoding=repeat"):
         demo.complete("snn_onepass", {"encoding": "rate"})
-    with pytest.raises(BadOption, match=r"vim_small has none; choose one of vim_tiny, snn_onepass"):
+    with pytest.raises(UsageError, match=r"vim_small has none; choose one of vim_tiny, snn_onepass"):
         demo.complete("vim_small", {})
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from benchd.daemon.errors import UsageError
 from benchd.kernels.dispatch import Unavailable
-from benchd.models.catalog import BadOption, build
+from benchd.models.catalog import build
 from benchd.models.vim import Vim, shape_from
 from benchd.models.weights import WeightsError
 
@@ -317,7 +318,7 @@ def test_a_wrong_image_or_patch_is_named():
         small()(torch.zeros(1, 3, 32, 32))
     with pytest.raises(ValueError, match="patch_size=32 is larger than the image, 16 pixels"):
         Vim(32, 1, patch_size=32, image_size=16)
-    with pytest.raises(BadOption, match="scan"):
+    with pytest.raises(UsageError, match="scan"):
         build("vim_tiny", scan="parallel")
 
 

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from benchd.daemon.errors import UsageError
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import weights
-from benchd.models.catalog import UnknownName, build
+from benchd.models.catalog import build
 from benchd.models.vim import Vim
 from benchd.models.weights import WeightsError
 
@@ -245,9 +246,9 @@ def test_errors_of_the_catalog_and_models_without_weights(tmp_path, tensors):
     torch.save(tensors, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match="does not fit square: the model has no weights"):
         weights.load("square", tmp_path / "w.pth")
-    with pytest.raises(UnknownName, match="vim_tiny"):
+    with pytest.raises(UsageError, match="vim_tiny"):
         weights.load("vim_tni", tmp_path / "w.pth")
-    with pytest.raises(UnknownName, match="stride"):
+    with pytest.raises(UsageError, match="stride"):
         weights.load("vim_tiny", tmp_path / "w.pth", strid=4)
     with pytest.raises(Unavailable):
         weights.build("square", {}, kernels="custom")
