@@ -91,12 +91,12 @@ class Page(NamedTuple):
     total: int
 
 
-def fleet(store: Store, now_s: float, *, device_id: str = "", offset: int = 0, limit: int = READ) -> list[Device]:
-    """Return the known devices from `offset` on, by id, or only the one of `device_id`."""
+def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
+    """Return the known devices by id, or only the one of `device_id`."""
     device, document, telemetry = (store.tables[name] for name in ("device", "document", "telemetry"))
     metric = (telemetry.c.device_id, telemetry.c.metric)
     watched = or_(telemetry.c.metric.like("power_w%"), telemetry.c.metric.like("%throttle_reasons%"))
-    page = select(device.c.device_id, device.c.seen_s).order_by(device.c.device_id).offset(offset).limit(limit)
+    page = select(device.c.device_id, device.c.seen_s).order_by(device.c.device_id).limit(READ)
     page = page.where(device.c.device_id == device_id) if device_id else page
     mine = select(page.subquery().c.device_id)
     with store.reading() as connection:

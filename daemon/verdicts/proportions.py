@@ -10,24 +10,24 @@ from statistics import NormalDist
 
 from benchd.daemon.verdicts.statistics import Interval
 
+_Z = NormalDist().inv_cdf(0.975)  # intervals of 95 %
 _PRECISION = 1e-9
 _ROUNDING = 1e-12  # of counts that are shares times items
 _MOST_ITEMS = 10**9
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """Return the interval of a share: E. B. Wilson, JASA 22, 1927. Raises ValueError for no trials."""
+def wilson(successes: int, trials: int) -> Interval:
+    """Return the 95 % interval of a share: E. B. Wilson, JASA 22, 1927. Raises ValueError for no trials."""
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"no interval for {successes} of {trials}")
-    z = _z(confidence)
-    share, weight = successes / trials, z * z / trials
+    share, weight = successes / trials, _Z * _Z / trials
     centre = (share + weight / 2) / (1 + weight)
-    half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
+    half = _Z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
     return Interval(max(0.0, centre - half), min(1.0, centre + half))
 
 
-def paired_difference(first_only: float, second_only: float, items: float, confidence: float = 0.95) -> Interval:
-    """Return the interval of the first share minus the second, both over the same items.
+def paired_difference(first_only: float, second_only: float, items: float) -> Interval:
+    """Return the 95 % interval of the first share minus the second, both over the same items.
 
     `first_only` counts the items that only the first has, `second_only` those that only the second has: the two
     off-diagonal cells of McNemar's table. It is the score interval of T. Tango, Statistics in Medicine 17, 1998.
@@ -35,9 +35,9 @@ def paired_difference(first_only: float, second_only: float, items: float, confi
     """
     if min(first_only, second_only) < 0 or items < max(1, (first_only + second_only) * (1 - _ROUNDING)):
         raise ValueError(f"no interval for {first_only} and {second_only} of {items}")
-    z, estimate = _z(confidence), (first_only - second_only) / items
-    low = _where_zero(lambda d: z - _score(first_only, second_only, items, d), -1.0, estimate)
-    high = _where_zero(lambda d: -z - _score(first_only, second_only, items, d), estimate, 1.0)
+    estimate = (first_only - second_only) / items
+    low = _where_zero(lambda d: _Z - _score(first_only, second_only, items, d), -1.0, estimate)
+    high = _where_zero(lambda d: -_Z - _score(first_only, second_only, items, d), estimate, 1.0)
     return Interval(low, high)
 
 
@@ -79,7 +79,3 @@ def items_needed(first_only: int, second_only: int, items: int, limit: float) ->
 
 def _is_below(first_rate: float, second_rate: float, items: int, limit: float) -> bool:
     return paired_difference(first_rate * items, second_rate * items, items).high < limit
-
-
-def _z(confidence: float) -> float:
-    return NormalDist().inv_cdf(0.5 + confidence / 2)

@@ -146,9 +146,9 @@ def _hill_quantile(tails: float, n: float) -> float:
     return math.sqrt(n * math.expm1(a * y * y))
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Return the t interval on the mean of independent values; None for fewer than two."""
-    return _t_interval(values, len(values), confidence) if len(values) > 1 else None
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Return the 95 % t interval on the mean of independent values; None for fewer than two."""
+    return _t_interval(values, len(values)) if len(values) > 1 else None
 
 
 def block_estimate(block_medians: Sequence[float], effective: float | None = None) -> tuple[float, Interval | None]:
@@ -166,7 +166,7 @@ def block_estimate(block_medians: Sequence[float], effective: float | None = Non
     if len(block_medians) < 2:
         return centre, None
     effective = effective or _effective_count(block_medians)
-    interval = _t_interval(block_medians, effective, 0.95)
+    interval = _t_interval(block_medians, effective)
     if interval.low > 0.0:
         return centre, interval
     if min(block_medians) <= 0.0:
@@ -180,17 +180,17 @@ def on_logarithms(values: Sequence[float], effective: float | None = None) -> tu
     `effective` replaces the number of independent values, which their correlation lowers as in `block_estimate`.
     """
     logs = [math.log(value) for value in values]
-    interval = _t_interval(logs, effective or _effective_count(logs), 0.95)
+    interval = _t_interval(logs, effective or _effective_count(logs))
     return math.exp(math.fsum(logs) / len(logs)), Interval(math.exp(interval.low), math.exp(interval.high))
 
 
-def _t_interval(values: Sequence[float], effective: float, confidence: float) -> Interval:
+def _t_interval(values: Sequence[float], effective: float) -> Interval:
     # The squared deviations over n (effective - 1) estimate the variance of the mean without bias: correlation both
     # widens it and narrows the spread that is seen. For independent values it is the familiar s^2 / n.
     centre = math.fsum(values) / len(values)
     squares = math.fsum((value - centre) ** 2 for value in values)
     error = math.sqrt(squares / (len(values) * (effective - 1.0)))
-    reach = student_t_quantile(0.5 + confidence / 2.0, effective - 1.0) * error
+    reach = student_t_quantile(0.975, effective - 1.0) * error
     return Interval(centre - reach, centre + reach)
 
 
@@ -277,8 +277,8 @@ def backed_percentile(sorted_values: Sequence[float], q: float) -> float | None:
     return percentile(sorted_values, q) if len(sorted_values) >= minimum_samples(q) else None
 
 
-def percentile_upper_bound(sorted_values: Sequence[float], q: float, confidence: float = 0.99) -> float | None:
-    """Return the smallest of the ascending values that exceeds the true `q` percentile with `confidence`.
+def percentile_upper_bound(sorted_values: Sequence[float], q: float) -> float | None:
+    """Return the smallest of the ascending values that exceeds the true `q` percentile with 99 % confidence.
 
     Distribution-free: the count above the true percentile is binomial. None if even the largest value is too small.
     """
@@ -286,7 +286,7 @@ def percentile_upper_bound(sorted_values: Sequence[float], q: float, confidence:
     odds, above = 0.0, 0
     while above < count:
         odds += _binomial(above, count, tail)
-        if odds > 1.0 - confidence:
+        if odds > 1.0 - 0.99:
             break
         above += 1
     return float(sorted_values[count - above]) if above else None
@@ -486,7 +486,7 @@ class Blocks:
     def _interval(self, medians: Sequence[float], runs_lag1: float) -> Interval | None:
         if len(medians) < 2:
             return None
-        return _t_interval(medians, self._effective(medians, runs_lag1), 0.95)
+        return _t_interval(medians, self._effective(medians, runs_lag1))
 
     def _effective(self, medians: Sequence[float], runs_lag1: float) -> float:
         return _effective_count(medians, *_block_correlation(runs_lag1, len(self._pieces) / len(medians)))

@@ -100,8 +100,8 @@ def test_lag1_of_known_series():
 
 def test_mean_interval_matches_scipy():
     values = noise(12, 0.0)
-    low, high = stats.t.interval(0.9, 11, np.mean(values), stats.sem(values))
-    interval = mean_interval(values, confidence=0.9)
+    low, high = stats.t.interval(0.95, 11, np.mean(values), stats.sem(values))
+    interval = mean_interval(values)
     assert interval.low == pytest.approx(low, rel=1e-9)
     assert interval.high == pytest.approx(high, rel=1e-9)
 
