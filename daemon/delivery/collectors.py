@@ -16,7 +16,6 @@ MAX_KNOWN = 16
 AGAIN_FIRST_S, AGAIN_LAST_S = 30.0, 3600.0
 REASON_CHARS = 200
 KEEP_S = 3600.0  # the stored times may be this old
-NAMES = "collectors"  # the key that an earlier version used
 SILENT = "collectors_silent_s"
 
 
@@ -47,7 +46,8 @@ class Collectors:
 
     def __init__(self, outbox: Outbox, named: Sequence[str]) -> None:
         self._outbox, self._named = outbox, list(named)
-        self._heard_s = {name: time.monotonic() - silent_s for name, silent_s in _silent_s(outbox).items()}
+        silent_s: dict[str, float] = outbox.kept_as(SILENT, msgspec.json.Decoder(dict[str, float]).decode, {})
+        self._heard_s = {name: time.monotonic() - one_s for name, one_s in silent_s.items()}
         self._kept_s = time.monotonic()
         self._again_s, self._again_delay_s = 0.0, AGAIN_FIRST_S
         self._unread_s = 0.0
@@ -164,11 +164,3 @@ class Collectors:
         silent_s = {name: round(now_s - heard_s) for name, heard_s in sorted(self._heard_s.items())}
         self._outbox.keep({SILENT: msgspec.json.encode(silent_s)})
         self._kept_s = now_s
-
-
-def _silent_s(outbox: Outbox) -> dict[str, float]:
-    """Return how long each known collector has been silent."""
-    if outbox.kept(SILENT) is None:
-        names: list[str] = outbox.kept_as(NAMES, msgspec.json.Decoder(list[str]).decode, [])
-        return dict.fromkeys(names, 0.0)
-    return outbox.kept_as(SILENT, msgspec.json.Decoder(dict[str, float]).decode, {})

@@ -246,7 +246,7 @@ def _alternate(
 
 def _can_interleave(sides: Sequence[Side], supervisor: Supervisor) -> bool:
     """Return whether the blocks of a pair can alternate, and the user did not choose how long each measures."""
-    is_short = all(side.planned.limits.rule == SHORT and _may_wait(side.python) for side in sides)
+    is_short = all(side.planned.limits.rule == SHORT for side in sides)
     return is_short and supervisor.can_interleave([side.planned for side in sides])
 
 
@@ -270,15 +270,7 @@ def _min_effect(sides: Sequence[Side], request: Request, device: str, err: TextI
 
 def _turn(side: Side, number: int) -> Turn:
     name = f"{side.run_id.run_id}.{number}"
-    may_wait = _may_wait(side.python)
-    return Turn(side.planned, name, number, side.python, may_wait=may_wait, interleaved=side.is_interleaved)
-
-
-@cache
-def _may_wait(python: str) -> bool:
-    """Return whether this interpreter's benchd has workers that wait for their turns."""
-    asked = interpreter.of_code("from benchd.daemon.measuring.protocol import Job; Job.interleaved", python=python)
-    return python == sys.executable or not subprocess.run(asked, capture_output=True, check=False).returncode
+    return Turn(side.planned, name, number, side.python, interleaved=side.is_interleaved)
 
 
 def _ratio(sides: tuple[Side, Side]) -> float:

@@ -37,8 +37,7 @@ _Ending = tuple[Status | None, str | None]
 class Turn:
     """One process of a case; its raw times and its log are called `name`.
 
-    `python` is another interpreter, whose worker `may_wait` if its benchd knows how. The blocks of `interleaved` turns
-    alternate.
+    `python` is another interpreter. The blocks of `interleaved` turns alternate.
     """
 
     planned: Planned
@@ -47,7 +46,6 @@ class Turn:
     python: str = ""
     accuracy: ImageCount | None = None
     is_compared: bool = True
-    may_wait: bool = True
     interleaved: bool = False
 
 
@@ -291,7 +289,7 @@ def interleaved_rule(cap_s: float) -> StopRule:
 
 def _waits(turn: Turn) -> bool:
     """Return whether a process may import torch first; a cold start is timed from its start, beside its neighbour."""
-    return turn.may_wait and turn.planned.case.scenario != "cold_start" and not turn.planned.beside
+    return turn.planned.case.scenario != "cold_start" and not turn.planned.beside
 
 
 def _not_run(error: OSError) -> Outcome:

@@ -90,11 +90,6 @@ def test_its_silence_goes_on_over_restarts_and_is_written_once_an_hour(outbox):
     assert len(written) <= 7 * 24
 
 
-def test_one_that_was_kept_by_an_earlier_version_is_known(outbox):
-    outbox.keep({"collectors": b'["store"]'})
-    assert awaited(Collectors(outbox, []), outbox) == ["d:r"]
-
-
 def test_a_word_after_a_long_silence_is_kept_at_once(outbox):
     outbox.keep({collectors.SILENT: b'{"store":604000}'})
     hear(Collectors(outbox, []), outbox)

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -17,7 +16,7 @@ from waiting import wait_for
 from worker_jobs import user_module
 
 from benchd.daemon.config import LimitsConfig
-from benchd.daemon.measuring import paired, plan, process, supervisor
+from benchd.daemon.measuring import paired, plan, process
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.session import Sink
@@ -90,13 +89,7 @@ def test_what_the_first_left_running_does_not_run_beside_the_second(opened, tmp_
     assert [(one.process.status, one.process.reason) for one in outcomes] == [("ok", None)] * 2
 
 
-def test_a_cold_start_and_an_older_benchd_take_turns_whole(opened, tmp_path):
-    older = tmp_path / "older"
-    older.write_text(f'#!/bin/sh\ncase "$2" in *interleaved*) exit 1;; esac\nexec {sys.executable} "$@"\n')
-    older.chmod(0o755)
-    assert paired._may_wait(sys.executable)
-    assert not paired._may_wait(str(older))
-    assert not supervisor._waits(turns(entry(), may_wait=False)[0])
+def test_a_cold_start_takes_its_turn_whole(opened):
     sides = [Turn(entry(), "turn.0", 0), Turn(entry("square,eager,b1,cold_start,size=16"), "turn.1", 1)]
     with closing(Supervisor(opened[0], [entry()]).in_turn(sides)) as running:
         assert len([*running]) == 2
