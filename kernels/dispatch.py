@@ -4,7 +4,7 @@ import importlib
 import os
 from contextlib import suppress
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -46,6 +46,31 @@ def refuse_float64(op: str, kernel: Kernel, *tensors: torch.Tensor | None) -> No
         raise Unavailable(
             f"{op}: the {_WORDS[kernel]} kernel computes in float32; use implementation='torch' for float64"
         )
+
+
+def require_floats(op: str, **tensors: Any) -> None:
+    """Raise TypeError unless all tensors are floating point, ValueError unless they are where the first one is."""
+    first = next(iter(tensors))
+    device = tensors[first].device
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise TypeError(f"{op}: {name} must be floating point, not {tensor.dtype}")
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{op}: {name} must be on {device} as {first} is, not on {tensor.device}")
+
+
+def require_convolution(
+    op: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: int
+) -> None:
+    """Raise ValueError unless weight (O, C, kh, kw) and bias (O,) fit x (N, C, H, W)."""
+    if x.dim() != 4 or 0 in x.shape[1:]:
+        raise ValueError(f"{op}: x must be (N, C, H, W) with something in each image, not {tuple(x.shape)}")
+    if weight.dim() != 4 or weight.shape[1] != x.shape[1] or 0 in weight.shape:
+        raise ValueError(f"{op}: weight must be (O, {x.shape[1]}, kh, kw), not {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"{op}: bias must be ({len(weight)},), not {tuple(bias.shape)}")
+    if any(side + 2 * padding < taps for side, taps in zip(x.shape[2:], weight.shape[2:], strict=True)):
+        raise ValueError(f"{op}: a window {tuple(weight.shape[2:])} does not fit in {tuple(x.shape[2:])}")
 
 
 class Implementations:

@@ -10,7 +10,7 @@ normed is in the dtype of the weight (Zhang and Sennrich, 2019, without their bi
 import torch
 
 from benchd.kernels.add_rms_norm import native, reference, torch_impl
-from benchd.kernels.dispatch import Implementations
+from benchd.kernels.dispatch import Implementations, require_floats
 
 __all__ = ["add_rms_norm"]
 
@@ -40,15 +40,10 @@ def add_rms_norm(
 
 
 def _check(hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> None:
-    stream = hidden if residual is None else residual
-    for name, tensor in (("hidden", hidden), ("residual", stream), ("weight", weight)):
-        if not tensor.is_floating_point():
-            raise TypeError(f"add_rms_norm: {name} must be floating point, not {tensor.dtype}")
-        if tensor.device != hidden.device:
-            raise ValueError(f"add_rms_norm: {name} must be on {hidden.device} as hidden is, not on {tensor.device}")
+    require_floats("add_rms_norm", hidden=hidden, residual=residual, weight=weight)
     if hidden.dim() == 0 or hidden.shape[-1] == 0:
         raise ValueError(f"add_rms_norm: hidden must be (..., dim), dim at least 1, not {tuple(hidden.shape)}")
-    if stream.shape != hidden.shape:
-        raise ValueError(f"add_rms_norm: residual must be {tuple(hidden.shape)}, not {tuple(stream.shape)}")
+    if residual is not None and residual.shape != hidden.shape:
+        raise ValueError(f"add_rms_norm: residual must be {tuple(hidden.shape)}, not {tuple(residual.shape)}")
     if weight.shape != hidden.shape[-1:]:
         raise ValueError(f"add_rms_norm: weight must be ({hidden.shape[-1]},), not {tuple(weight.shape)}")

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from benchd.kernels.causal_conv1d import native, reference, torch_impl
-from benchd.kernels.dispatch import Implementations
+from benchd.kernels.dispatch import Implementations, require_floats
 
 __all__ = ["causal_conv1d", "causal_conv1d_pair"]
 
@@ -69,11 +69,7 @@ def _check(
     activation: str | None,
 ) -> None:
     """Raise where something does not fit x (batch, length, channels); weight and bias have the dimensions `lead`."""
-    for name, tensor in (("x", x), ("weight", weight), ("bias", x if bias is None else bias)):
-        if not tensor.is_floating_point():
-            raise TypeError(f"{op}: {name} must be floating point, not {tensor.dtype}")
-        if tensor.device != x.device:
-            raise ValueError(f"{op}: {name} must be on {x.device} as x is, not on {tensor.device}")
+    require_floats(op, x=x, weight=weight, bias=bias)
     if x.dim() != 3:
         raise ValueError(f"{op}: x must be (batch, length, channels), not {tuple(x.shape)}")
     *channels, width = weight.shape or (0,)

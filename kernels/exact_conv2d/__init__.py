@@ -16,7 +16,7 @@ import math
 
 import torch
 
-from benchd.kernels.dispatch import Implementations
+from benchd.kernels.dispatch import Implementations, require_convolution
 from benchd.kernels.exact_conv2d import native, reference, torch_impl
 from benchd.kernels.exact_conv2d.whole import Digits, pack
 
@@ -53,14 +53,14 @@ def exact_conv2d(
     not finite or sums that could overflow (see `MOST_PRODUCTS`), TypeError for another dtype, and dispatch.Unavailable
     where the implementation cannot run.
     """
-    _check(x, weight, bias)
+    if x.dtype != torch.float32:
+        raise TypeError(f"exact_conv2d: x must be float32, not {x.dtype}")
     if stride < 1 or padding < 0 or not 1 <= largest <= LARGEST_CODE:
         given = f"{stride}, {padding} and {largest}"
         raise ValueError(
             f"exact_conv2d: expected stride >= 1, padding >= 0 and codes up to {LARGEST_CODE}, not {given}"
         )
-    if any(side + 2 * padding < taps for side, taps in zip(x.shape[2:], weight.shape[2:], strict=True)):
-        raise ValueError(f"exact_conv2d: a window {tuple(weight.shape[2:])} does not fit in {tuple(x.shape[2:])}")
+    require_convolution("exact_conv2d", x, weight, bias, padding)
     if largest * math.prod(weight.shape[1:]) > MOST_PRODUCTS:
         raise ValueError(f"exact_conv2d: sums of codes up to {largest} times {tuple(weight.shape)} could overflow")
     module = _implementation(implementation, x.device)
@@ -68,14 +68,3 @@ def exact_conv2d(
     step = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
     y: torch.Tensor | None = module.exact_conv2d(x, weight, bias, digits, step, largest, stride, padding, least_density)
     return y
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    if x.dtype != torch.float32:
-        raise TypeError(f"exact_conv2d: x must be float32, not {x.dtype}")
-    if x.dim() != 4 or 0 in x.shape[1:]:
-        raise ValueError(f"exact_conv2d: x must be (N, C, H, W) with something in each image, not {tuple(x.shape)}")
-    if weight.dim() != 4 or weight.shape[1] != x.shape[1] or 0 in weight.shape:
-        raise ValueError(f"exact_conv2d: weight must be (O, {x.shape[1]}, kh, kw), not {tuple(weight.shape)}")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"exact_conv2d: bias must be ({len(weight)},), not {tuple(bias.shape)}")

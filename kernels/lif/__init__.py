@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from benchd.kernels.dispatch import Implementations
+from benchd.kernels.dispatch import Implementations, require_floats
 from benchd.kernels.lif import native, reference, torch_impl
 
 __all__ = ["lif", "lif_pool"]
@@ -79,8 +79,7 @@ def lif_pool(
 
 
 def _check(op: str, current: torch.Tensor, reset: str) -> None:
-    if not current.is_floating_point():
-        raise TypeError(f"{op}: current must be floating point, not {current.dtype}")
+    require_floats(op, current=current)
     if current.dim() == 0 or current.shape[0] == 0:
         raise ValueError(f"{op}: current must be (T, ...) with T at least 1, not {tuple(current.shape)}")
     if reset not in {"zero", "subtract"}:

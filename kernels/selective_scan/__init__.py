@@ -13,11 +13,11 @@ R numbers a token, both scans, and their sum times silu(z). `form` is how "trito
 or parallel in two levels; the others have one form, which is exact, and take either.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from benchd.kernels.dispatch import Implementations
+from benchd.kernels.dispatch import Implementations, require_floats
 from benchd.kernels.selective_scan import native, reference, torch_impl
 
 __all__ = ["Form", "bidirectional_scan", "delta_projection", "selective_scan", "selective_scan_pair"]
@@ -89,12 +89,11 @@ def delta_projection(
     low (2, batch, L, R), weight (2, E, R), bias (2, E). Errors are those of `selective_scan`.
     """
     op = "delta_projection"
+    require_floats(op, low=low, weight=weight, bias=bias)
     _check_low(op, low)
     if weight.dim() != 3 or (weight.shape[0], weight.shape[2]) != (2, low.shape[3]):
         raise ValueError(f"{op}: weight must be (2, channels, {low.shape[3]}), not {tuple(weight.shape)}")
-    _check_tensor(op, "low", low, low.device, low.shape)
-    _check_tensor(op, "weight", weight, low.device, weight.shape)
-    _check_tensor(op, "bias", bias, low.device, weight.shape[:2])
+    _check_shape(op, "bias", bias, weight.shape[:2])
     delta: torch.Tensor = _implementation(implementation, low.device).delta_projection(low, weight, bias)
     return delta
 
@@ -123,14 +122,14 @@ def bidirectional_scan(
     _check_form(op, form)
     _check(op, (2,), u=u, A=A, B=B, C=C, D=D)
     _check_low(op, low)
-    per_channel, rank, device = D.shape, low.shape[-1:], u.device
-    _check_tensor(op, "low", low, device, u.shape[:-1] + rank)
-    _check_tensor(op, "weight", weight, device, per_channel + rank)
-    _check_tensor(op, "bias", bias, device, per_channel)
-    _check_tensor(op, "z", z, device, u.shape[1:])
-    y: torch.Tensor = _implementation(implementation, device).bidirectional_scan(
-        u, low, weight, bias, A, B, C, D, z, form
-    )
+    require_floats(op, u=u, low=low, weight=weight, bias=bias, z=z)
+    per_channel, rank = D.shape, low.shape[-1:]
+    _check_shape(op, "low", low, u.shape[:-1] + rank)
+    _check_shape(op, "weight", weight, per_channel + rank)
+    _check_shape(op, "bias", bias, per_channel)
+    _check_shape(op, "z", z, u.shape[1:])
+    run = _implementation(implementation, u.device).bidirectional_scan
+    y: torch.Tensor = run(u, low, weight, bias, A, B, C, D, z, form)
     return y
 
 
@@ -144,10 +143,10 @@ def _check_form(op: str, form: str) -> None:
         raise ValueError(f"{op}: form must be 'serial' or 'two_level', not {form!r}")
 
 
-def _check(op: str, lead: tuple[int, ...], **tensors: torch.Tensor | None) -> None:
+def _check(op: str, lead: tuple[int, ...], **tensors: Any) -> None:
     """Raise where a tensor does not fit the shapes of u (*lead, batch, length, channels) and A (*lead, channels, N)."""
+    require_floats(op, **tensors)
     u, A = tensors["u"], tensors["A"]
-    assert u is not None and A is not None  # noqa: S101, PT018 - the two that are never optional
     if u.dim() != len(lead) + 3 or u.shape[: len(lead)] != lead:
         raise ValueError(f"{op}: u must be ({_text(lead)}batch, length, channels), not {tuple(u.shape)}")
     if A.dim() != len(lead) + 2 or A.shape[:-1] != (*lead, u.shape[-1]):
@@ -156,14 +155,10 @@ def _check(op: str, lead: tuple[int, ...], **tensors: torch.Tensor | None) -> No
     expected = {"A": A.shape, "B": per_state, "C": per_state, "D": per_channel, "delta_bias": per_channel}
     for name, tensor in tensors.items():
         if tensor is not None:
-            _check_tensor(op, name, tensor, u.device, expected.get(name, u.shape))
+            _check_shape(op, name, tensor, expected.get(name, u.shape))
 
 
-def _check_tensor(op: str, name: str, tensor: torch.Tensor, device: torch.device, shape: tuple[int, ...]) -> None:
-    if not tensor.is_floating_point():
-        raise TypeError(f"{op}: {name} must be floating point, not {tensor.dtype}")
-    if tensor.device != device:
-        raise ValueError(f"{op}: {name} must be on {device} as the others are, not on {tensor.device}")
+def _check_shape(op: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     if tensor.shape != shape:
         raise ValueError(f"{op}: {name} must be {tuple(shape)}, not {tuple(tensor.shape)}")
 

@@ -24,7 +24,7 @@ from types import ModuleType
 
 import torch
 
-from benchd.kernels.dispatch import Implementations, Unavailable
+from benchd.kernels.dispatch import Implementations, Unavailable, require_convolution, require_floats
 from benchd.kernels.spike_conv2d import native, reference, torch_impl
 from benchd.kernels.spike_conv2d.native import pack
 from benchd.kernels.spike_conv2d.packed_weights import Packed, skips_zeros_in
@@ -53,11 +53,12 @@ def spike_conv2d(
     implementation cannot run here: "native" neither learns nor computes in float64, and on a GPU there is none but
     "torch", because skipping zeros would leave its matrix units idle.
     """
-    _check(x, weight, bias, packed)
+    require_floats("spike_conv2d", x=x, weight=weight, bias=bias, packed=packed)
     if stride < 1 or padding < 0:
         raise ValueError(f"spike_conv2d: expected stride >= 1 and padding >= 0, not {stride} and {padding}")
-    if any(side + 2 * padding < taps for side, taps in zip(x.shape[2:], weight.shape[2:], strict=True)):
-        raise ValueError(f"spike_conv2d: a window {tuple(weight.shape[2:])} does not fit in {tuple(x.shape[2:])}")
+    require_convolution("spike_conv2d", x, weight, bias, padding)
+    if packed is not None and (packed.dtype, packed.shape) != (torch.float32, native.packed_shape(weight)):
+        raise ValueError(f"spike_conv2d: packed must be pack(weight), not {packed.dtype} {tuple(packed.shape)}")
     y: torch.Tensor = _module(implementation, x.device).spike_conv2d(x, weight, bias, stride, padding, packed)
     return y
 
@@ -66,20 +67,3 @@ def _module(implementation: str, device: torch.device) -> ModuleType:
     if implementation == "triton" or (implementation == "auto" and device.type == "cuda"):
         raise Unavailable("spike_conv2d has no 'triton' implementation: on a GPU use implementation='torch', cuDNN's")
     return _implementation(implementation, device)
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, packed: torch.Tensor | None) -> None:
-    given = {"x": x, "weight": weight, "bias": bias, "packed": packed}
-    for name, tensor in given.items():
-        if tensor is not None and not tensor.is_floating_point():
-            raise TypeError(f"spike_conv2d: {name} must be floating point, not {tensor.dtype}")
-        if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"spike_conv2d: {name} must be on {x.device} as x is, not on {tensor.device}")
-    if x.dim() != 4 or 0 in x.shape[1:]:
-        raise ValueError(f"spike_conv2d: x must be (N, C, H, W) with something in each image, not {tuple(x.shape)}")
-    if weight.dim() != 4 or weight.shape[1] != x.shape[1] or 0 in weight.shape:
-        raise ValueError(f"spike_conv2d: weight must be (O, {x.shape[1]}, kh, kw), not {tuple(weight.shape)}")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"spike_conv2d: bias must be ({len(weight)},), not {tuple(bias.shape)}")
-    if packed is not None and (packed.dtype, packed.shape) != (torch.float32, native.packed_shape(weight)):
-        raise ValueError(f"spike_conv2d: packed must be pack(weight), not {packed.dtype} {tuple(packed.shape)}")
