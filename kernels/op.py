@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd import profiler
 from torch.nn.modules.module import _has_any_global_hook
 
-from benchd.kernels.dispatch import INTERPRETED, Kernel
+from benchd.kernels.dispatch import INTERPRETED, Kernel, refuse_float64, require_inference
 
 # The op to call for each kernel. Both are one op, whose kernel the tensors' device chooses; but Triton's interpreter
 # reads the CPU tensors that are also the native kernel's, so there it has an overload of its own.
@@ -54,6 +54,13 @@ def computes(op: Op, which: Kernel) -> Callable[[Function], Function]:
         return function
 
     return register
+
+
+def infer(name: str, op: Op, which: Kernel, first: torch.Tensor, *others: Any) -> Any:
+    """Return what `op` makes of these; raise Unavailable, with `name`, for a float64 first, a gradient or a device."""
+    require_inference(name, which, first, *[value for value in others if isinstance(value, torch.Tensor)])
+    refuse_float64(name, which, first)
+    return op[which](first, *others)
 
 
 def is_watched(*modules: nn.Module) -> bool:

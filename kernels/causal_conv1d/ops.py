@@ -5,8 +5,8 @@ Sums are float32, and a float64 x is refused: rounding it quietly would answer i
 
 import torch
 
-from benchd.kernels.dispatch import Kernel, refuse_float64, require_inference
-from benchd.kernels.op import op
+from benchd.kernels.dispatch import Kernel
+from benchd.kernels.op import infer, op
 
 
 @op("causal_conv1d")
@@ -29,9 +29,7 @@ def causal_conv1d(
     reverse: bool,
 ) -> torch.Tensor:
     """Return y (batch, length, channels) in the dtype of x; Unavailable for float64, a gradient or another device."""
-    require_inference("causal_conv1d", kernel, x, weight, bias)
-    refuse_float64("causal_conv1d", kernel, x)
-    y: torch.Tensor = conv_op[kernel](x, weight, bias, activation == "silu", reverse)
+    y: torch.Tensor = infer("causal_conv1d", conv_op, kernel, x, weight, bias, activation == "silu", reverse)
     return y
 
 

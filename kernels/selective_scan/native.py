@@ -10,13 +10,13 @@ from functools import cache, partial
 import torch
 
 from benchd.kernels import compiler
-from benchd.kernels.op import computes
+from benchd.kernels.op import computes, infer
 from benchd.kernels.selective_scan import ops
 
 selective_scan = partial(ops.selective_scan, "native")
 selective_scan_pair = partial(ops.selective_scan_pair, "native")
-delta_projection = partial(ops.delta_projection, "native")
-bidirectional_scan = partial(ops.bidirectional_scan, "native")
+delta_projection = partial(infer, "delta_projection", ops.delta_op, "native")
+bidirectional_scan = partial(infer, "bidirectional_scan", ops.bidirectional_op, "native")
 
 
 class _Problem(ctypes.Structure):

@@ -4,10 +4,12 @@ State and sums are float32, and a float64 u is refused: rounding it quietly woul
 asked for.
 """
 
+from typing import Any
+
 import torch
 
-from benchd.kernels.dispatch import Kernel, refuse_float64, require_inference
-from benchd.kernels.op import op
+from benchd.kernels.dispatch import Kernel
+from benchd.kernels.op import infer, op
 
 
 @op("selective_scan")
@@ -69,10 +71,9 @@ def selective_scan(
     form: str,
 ) -> torch.Tensor:
     """Return y (batch, length, channels) in the dtype of u; Unavailable for float64, a gradient or another device."""
-    _check("selective_scan", kernel, u, delta, A, B, C, D, z, delta_bias)
-    u, delta, A, B, C = (tensor.unsqueeze(0) for tensor in (u, delta, A, B, C))
-    D, z, delta_bias = (None if tensor is None else tensor.unsqueeze(0) for tensor in (D, z, delta_bias))
-    y: torch.Tensor = scan_op[kernel](u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
+    given = u, delta, A, B, C, D, z, delta_bias
+    tensors: list[Any] = [None if tensor is None else tensor.unsqueeze(0) for tensor in given]
+    y: torch.Tensor = infer("selective_scan", scan_op, kernel, *tensors, delta_softplus, reverse, form)
     return y.squeeze(0)
 
 
@@ -89,37 +90,6 @@ def selective_scan_pair(
     form: str,
 ) -> torch.Tensor:
     """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse; raises the same."""
-    _check("selective_scan_pair", kernel, u, delta, A, B, C, D, delta_bias)
-    y: torch.Tensor = scan_op[kernel](u, delta, A, B, C, D, None, delta_bias, delta_softplus, False, form)
+    tensors = u, delta, A, B, C, D, None, delta_bias
+    y: torch.Tensor = infer("selective_scan_pair", scan_op, kernel, *tensors, delta_softplus, False, form)
     return y
-
-
-def delta_projection(kernel: Kernel, low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return softplus(low W^T + bias), (2, batch, length, channels) in the dtype of low; raises the same."""
-    _check("delta_projection", kernel, low, weight, bias)
-    delta: torch.Tensor = delta_op[kernel](low, weight, bias)
-    return delta
-
-
-def bidirectional_scan(
-    kernel: Kernel,
-    u: torch.Tensor,
-    low: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    z: torch.Tensor,
-    form: str,
-) -> torch.Tensor:
-    """Return the gated sum of both scans, (batch, length, channels) in the dtype of u; raises the same."""
-    _check("bidirectional_scan", kernel, u, low, weight, bias, A, B, C, D, z)
-    y: torch.Tensor = bidirectional_op[kernel](u, low, weight, bias, A, B, C, D, z, form)
-    return y
-
-
-def _check(op: str, kernel: Kernel, first: torch.Tensor, *others: torch.Tensor | None) -> None:
-    require_inference(op, kernel, first, *others)
-    refuse_float64(op, kernel, first)

@@ -23,13 +23,13 @@ import triton
 import triton.language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.op import computes
+from benchd.kernels.op import computes, infer
 from benchd.kernels.selective_scan import ops
 
 selective_scan = partial(ops.selective_scan, "triton")
 selective_scan_pair = partial(ops.selective_scan_pair, "triton")
-delta_projection = partial(ops.delta_projection, "triton")
-bidirectional_scan = partial(ops.bidirectional_scan, "triton")
+delta_projection = partial(infer, "delta_projection", ops.delta_op, "triton")
+bidirectional_scan = partial(infer, "bidirectional_scan", ops.bidirectional_op, "triton")
 
 
 @computes(ops.delta_op, "triton")
