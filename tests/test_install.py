@@ -27,6 +27,7 @@ SCRIPT = ROOT / "systemd/install.sh"
 NO_CUDA = "raise ImportError('libcudart.so.13: cannot open shared object file')"
 PIP = {"PIP_RETRIES": "0", "PIP_NO_COMPILE": "1"}  # what runs here is compiled when it runs
 BOARD_TORCH = """
+import required_by_torch
 __version__ = "2.8.0"
 class version:
     cuda = "12.6"
@@ -423,8 +424,9 @@ def test_a_board_whose_index_is_down_is_told_so(board, without_torch):
 
 @pytest.mark.slow
 def test_a_board_with_its_own_torch_gets_the_board_s_drop_ins(board, tmp_path, ours):
-    torch = {"torch": BOARD_TORCH, "torchvision": ""}
-    wheels = wheels_made.fill(tmp_path / "wheels", ours, "constraints-jetson62.txt", **torch)
+    wheels = wheels_made.fill(tmp_path / "wheels", ours, "constraints-jetson62.txt", torchvision="")
+    wheels_made.stub(wheels, "torch", "2.8.0", {"torch/__init__.py": BOARD_TORCH}, requires="required-by-torch")
+    wheels_made.stub(wheels, "required-by-torch", "1.0", {"required_by_torch.py": ""})
     (triton,) = wheels.glob("triton*")
     triton.unlink()
     said = board.install("--wheels", wheels)

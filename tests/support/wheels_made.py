@@ -41,7 +41,7 @@ def fill(folder: Path, ours: Path, constraints: str, packages: Path = PACKAGES, 
     for needed in _pins(ROOT / constraints):
         files = {f"{needed.name}/__init__.py": sources[needed.name]} if needed.name in sources else {}
         leads = {f"{needed.name}_leads.pth": f"{packages}\n"} if needed.name == LEADING else {}
-        _stub(folder, needed.name, next(iter(needed.specifier)).version, files | leads)
+        stub(folder, needed.name, next(iter(needed.specifier)).version, files | leads)
     return folder
 
 
@@ -59,10 +59,12 @@ def _repack_setuptools(folder: Path) -> None:
                 wheel.write(file.locate(), file)
 
 
-def _stub(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
+def stub(folder: Path, name: str, version: str, files: dict[str, str], requires: str = "") -> None:
+    """Write the wheel of a distribution with these files, which requires another one."""
+    needed = f"Requires-Dist: {requires}\n" if requires else ""
     stem = f"{name.replace('-', '_')}-{version}"
     files = files | {
-        f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}",
         f"{stem}.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{path},sha256={_digest(text)},{len(text)}\n" for path, text in files.items())
