@@ -27,9 +27,10 @@ def index_of(major: str) -> str:
 
 def install(packages: str, root: Path = Path("/")) -> str:
     """Return the line that installs these packages on this machine: on a Jetson from its board's index."""
-    return install_from(index(root), packages) if is_tegra(root) else f"pip install {packages}"
+    usual = f"pip install {packages}"  # on a Jetson they are there by then, and it adds what they require
+    return f"{install_from(index(root), packages)} && {usual}" if is_tegra(root) else usual
 
 
 def install_from(board_index: str, packages: str) -> str:
-    """Return the line that installs these packages from the index of a board."""
+    """Return the line that installs these packages from the index of a board, without what they require."""
     return f"pip install --no-deps --index-url {board_index} {packages}"

@@ -197,11 +197,14 @@ def _install(manifest: Manifest) -> str:
 
 
 def _install_on_board(wanted: dict[str, str], l4t: str) -> str:
-    """Return the lines for a Jetson, for whose GPU the usual index has no builds."""
+    """Return the lines for a Jetson, for whose GPU the usual index has no builds.
+
+    The last line names the board's packages again: they stay, and what they require is installed.
+    """
     lines = ["python3 -m venv --system-site-packages env && . env/bin/activate"]
     if "tensorrt" in wanted:
         lines.append(f"sudo apt install python3-libnvinfer  # JetPack's, here {wanted.pop('tensorrt')}")
-    of_board = [wanted.pop(name) for name in _OF_BOARD if name in wanted]
+    of_board = [wanted[name] for name in _OF_BOARD if name in wanted]
     if of_board:
         index = tegra.index_of(l4t.removeprefix("R").partition(".")[0])
         lines.append(f"python -m {tegra.install_from(index, ' '.join(of_board))}")

@@ -196,9 +196,10 @@ def test_a_jetson_is_told_what_to_type_for_its_jetpack(tmp_path, torch_of, monke
     torch_of(cuda=None)
     monkeypatch.setattr(capabilities, "find_spec", lambda name: None if name != "torch" else find_spec(name))
     found, index = findings(tmp_path), "pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126"
-    assert found["onnxruntime"].remedy == f"{index} onnxruntime-gpu"
-    assert found["triton"].remedy == f"{index} triton"
-    assert found["cuda"].remedy.endswith(f"{index} torch torchvision triton")
+    assert found["onnxruntime"].remedy == f"{index} onnxruntime-gpu && pip install onnxruntime-gpu"
+    assert found["triton"].remedy == f"{index} triton && pip install triton"
+    three = "torch torchvision triton"
+    assert found["cuda"].remedy.endswith(f"{index} {three} && pip install {three}")
     assert found["tensorrt"].remedy == capabilities.TENSORRT_OF_JETPACK
     torch_of(cuda="12.6")
     assert findings(tmp_path)["cuda"].remedy == "sudo apt install nvidia-jetpack"

@@ -210,13 +210,17 @@ VENV = "python3 -m venv --system-site-packages env && . env/bin/activate"
                 VENV,
                 "sudo apt install python3-libnvinfer  # JetPack's, here tensorrt==10.3.0",
                 f"{OF_BOARD} torch==2.8.0",
-                "python -m pip install numpy==1.26.4",
+                "python -m pip install numpy==1.26.4 torch==2.8.0",
             ],
         ),
         (
             BOARD,
             {"numpy": "1.26.4", "onnxruntime-gpu": "1.23.0"},
-            [VENV, f"{OF_BOARD} onnxruntime-gpu==1.23.0", "python -m pip install numpy==1.26.4"],
+            [
+                VENV,
+                f"{OF_BOARD} onnxruntime-gpu==1.23.0",
+                "python -m pip install numpy==1.26.4 onnxruntime-gpu==1.23.0",
+            ],
         ),
         (
             msgspec.structs.replace(BOARD, l4t="R99.1"),
@@ -224,7 +228,7 @@ VENV = "python3 -m venv --system-site-packages env && . env/bin/activate"
             [
                 VENV,
                 "python -m pip install --no-deps --index-url URL torch==2.8.0",
-                "python -m pip install safetensors==0.5.3",
+                "python -m pip install torch==2.8.0 safetensors==0.5.3",
             ],
         ),
     ],
