@@ -142,6 +142,11 @@ def engine_facts(
     }
 
 
+def gpu_name() -> str:
+    """Return the current GPU's name and multiprocessors: every Orin has one name, and power modes turn some off."""
+    return f"{torch.cuda.get_device_name()} {torch.cuda.get_device_properties('cuda').multi_processor_count} SM"
+
+
 def default_workspace_bytes(root: Path = Path("/")) -> int | None:
     """Return min(1 GiB, 25 % of available memory) on a Tegra, where the GPU has the CPU's memory; else None: no limit.
 

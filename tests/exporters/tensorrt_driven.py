@@ -576,6 +576,8 @@ class Orin:
         answers = {"get_device_name": "Orin", "get_device_capability": (8, 7), "synchronize": None}
         for name, answer in (answers | {"current_stream": Orin}).items():
             patch.setattr(torch.cuda, name, lambda answer=answer: answer)
+        properties = types.SimpleNamespace(multi_processor_count=8)
+        patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
 
 def test_a_given_plan_is_loaded_and_one_that_is_refused_is_built_once(libraries, tmp_path, monkeypatch):

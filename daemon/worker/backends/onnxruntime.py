@@ -80,10 +80,12 @@ def _options(provider: Provider, precision: Precision, artifact: Artifact) -> di
 def _engines(artifact: Artifact) -> Path:
     """Return the folder of the TensorRT provider's engines for this file; the oldest folders are deleted.
 
-    The provider identifies engines by names in the graph, not by weights, so each file needs its own folder.
+    The provider identifies engines by names in the graph, not by weights, so each file needs its own folder, as does
+    each number of multiprocessors, which a Jetson's power mode changes.
     """
     kept = folders.cache() / "onnxruntime-tensorrt"
-    folder = kept / artifact.metadata.sha256
+    multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
+    folder = kept / f"{artifact.metadata.sha256}-{multiprocessors}"
     folder.mkdir(parents=True, exist_ok=True)
     folder.touch()
     others = sorted((entry for entry in kept.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime_ns)

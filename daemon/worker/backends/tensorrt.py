@@ -99,7 +99,7 @@ def _engine(
         notes = [f"{REBUILT}{error}"]
         artifact, built = _plan(trt, source, onnx, precision, batch, anew=given is None)
         engine = Engine(trt, artifact.path, source.dla)
-    times = tensorrt.timing_cache_path(trt.__version__, torch.cuda.get_device_name())
+    times = tensorrt.timing_cache_path(trt.__version__, tensorrt.gpu_name())
     source.built.update({name: path for name, path in ((PLAN, artifact.path), (TIMINGS, times)) if path.exists()})
     return engine, artifact, built, [*notes, *([built.note] if built and built.note else [])]
 
@@ -108,7 +108,7 @@ def _plan(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int, *, anew: bool = False
 ) -> tuple[Artifact, Built | None]:
     """Return the plan in the store, and its build if it was missing or must be rebuilt."""
-    gpu, profile = torch.cuda.get_device_name(), Profile(batch, batch, batch)
+    gpu, profile = tensorrt.gpu_name(), Profile(batch, batch, batch)
     # the default limit depends on the currently free memory, which is no reason to rebuild
     flags = [*tensorrt.FLAGS, *([f"workspace={source.workspace_bytes}"] if source.workspace_bytes else [])]
     flags += [] if source.dla is None else [f"dla={source.dla}"]

@@ -269,19 +269,26 @@ def weighted(folder, weight):
 @pytest.mark.parametrize(("precision", "half"), [("fp32", "False"), ("fp16", "True")])
 def test_the_provider_of_tensorrt_gets_truth_values_as_python_spells_them(precision, half, tmp_path, monkeypatch):
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path))
+    multiprocessors(monkeypatch, 8)
     options = onnxruntime._options("tensorrt", precision, weighted(tmp_path, 1))
     assert (options.pop("trt_engine_cache_enable"), options.pop("trt_fp16_enable")) == ("True", half)
     assert list(options) == ["trt_engine_cache_path"]
 
 
-def test_files_that_differ_in_a_weight_share_no_engine_and_old_engines_go(tmp_path, monkeypatch):
+def multiprocessors(monkeypatch, number):
+    properties = SimpleNamespace(multi_processor_count=number)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
+def test_files_or_gpus_that_differ_share_no_engine_and_old_engines_go(tmp_path, monkeypatch):
     """The provider names engines by the names in the graph, which are the same here."""
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(onnxruntime, "_ENGINE_FOLDERS", 2)
     folders = []
-    for weight in range(3):
+    for time, (weight, number) in enumerate([(1, 4), (1, 8), (2, 8)]):
+        multiprocessors(monkeypatch, number)
         folders.append(onnxruntime._engines(weighted(tmp_path, weight)))
         (folders[-1] / "engine").touch()
-        os.utime(folders[-1], (weight, weight))
+        os.utime(folders[-1], (time, time))
     assert len(set(folders)) == 3
     assert [folder.exists() for folder in folders] == [False, True, True]
