@@ -603,9 +603,10 @@ def search_is_over(case: Case, measured: Sequence[Record]) -> bool:
     *before, last = smaller
     if last.throughput_per_s is None or last.memory is None:
         return True
-    peak_bytes = last.memory.rss_peak_bytes
-    if last.environment.l4t:  # a Jetson's GPU has the CPU's memory
-        peak_bytes += last.memory.device_peak_bytes or 0
+    peak_bytes: float = last.memory.rss_peak_bytes
+    if last.environment.l4t and last.environment.device == "cuda":  # a Jetson's GPU has the CPU's memory
+        of_all = last.telemetry.get("nvmap_used_bytes")  # of ONNX Runtime and TensorRT only root reads their own
+        peak_bytes += last.memory.device_peak_bytes or (of_all.maximum if of_all else 0)
     if 2 * peak_bytes > MEMORY_SHARE * last.environment.memory_bytes:
         return True
     best = max((record.throughput_per_s or 0.0 for record in before), default=0.0)
