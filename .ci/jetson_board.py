@@ -16,7 +16,7 @@ from pip._vendor.packaging.version import Version
 OLDEST_TORCH = "2.8"  # as pyproject.toml says; pip refuses an older one without a cure
 BOARD_PACKAGES = ("torch", "torchvision", "triton", "onnxruntime-gpu")
 RETRY = os.environ.get("RETRY", "make once SETTING").replace("SETTING", "JETSON_INDEX=URL")
-INSTALL = f"{RETRY}   # the index of wheels for this board's JetPack; for 6: https://pypi.jetson-ai-lab.io/jp6/cu126"
+INSTALL = f"{RETRY}   # the index of wheels for this board's JetPack; for 6.1 and 6.2: https://pypi.jetson-ai-lab.io/jp6/cu126"
 # torch 2.8 of JetPack 6.2's index is linked with cuDSS, which a flashed board lacks
 CUDSS = """with NVIDIA's CUDA repository, whose key comes first:
   wget https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/arm64/cuda-keyring_1.1-1_all.deb

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-# by major release of L4T, which a JetPack is built on: the community index that NVIDIA's Jetson AI Lab keeps for it
-INDEXES = {"36": "https://pypi.jetson-ai-lab.io/jp6/cu126"}
+# By the L4T that a JetPack is built on: the community index that NVIDIA's Jetson AI Lab keeps for it. JetPack 6.1 and
+# 6.2 have the CUDA 12.6 and the cuDNN 9 of its builds; 6.0, on R36.2 and R36.3, has CUDA 12.2 and cuDNN 8.
+INDEXES = dict.fromkeys(("R36.4", "R36.5"), "https://pypi.jetson-ai-lab.io/jp6/cu126")
 
 
 def is_tegra(root: Path = Path("/")) -> bool:
@@ -16,13 +17,13 @@ def is_tegra(root: Path = Path("/")) -> bool:
 def index(root: Path = Path("/")) -> str:
     """Return the index of wheels for this Jetson's JetPack; "URL" if none is known for it."""
     release = root / "etc/nv_tegra_release"
-    major = re.match(r"# R(\d+)", release.read_text() if release.exists() else "")
-    return index_of(major[1] if major else "")
+    found = re.match(r"# (R\d+) \(release\), REVISION: (\d+)", release.read_text() if release.exists() else "")
+    return index_of(f"{found[1]}.{found[2]}" if found else "")
 
 
-def index_of(major: str) -> str:
-    """Return the index of wheels for a major release of L4T; "URL" if none is known for it."""
-    return INDEXES.get(major, "URL")
+def index_of(l4t: str) -> str:
+    """Return the index of wheels for an L4T such as R36.4.3; "URL" if none is known for it."""
+    return INDEXES.get(".".join(l4t.split(".")[:2]), "URL")
 
 
 def install(packages: str, root: Path = Path("/")) -> str:

@@ -422,14 +422,20 @@ def test_a_board_whose_index_is_down_is_told_so(board, without_torch):
     assert set(ROOT.iterdir()) == before
 
 
+# of torch and torchvision, as in the index of JetPack 6.2 or of a later one
+BOARD_VERSIONS = ("2.8.0", "0.23.0") if sys.version_info[:2] == (3, 10) else ("99.0", "99.0")
+
+
 @pytest.mark.slow
 def test_a_board_with_its_own_torch_gets_the_board_s_drop_ins(board, tmp_path, ours):
-    wheels = wheels_made.fill(tmp_path / "wheels", ours, "constraints-jetson62.txt", torchvision="")
-    wheels_made.stub(wheels, "torch", "2.8.0", {"torch/__init__.py": BOARD_TORCH}, requires="required-by-torch")
+    wheels, (torch, torchvision) = tmp_path / "wheels", BOARD_VERSIONS
+    wheels_made.fill(wheels, ours, "constraints-jetson62.txt")
+    wheels_made.stub(wheels, "torch", torch, {"torch/__init__.py": BOARD_TORCH}, requires="required-by-torch")
+    wheels_made.stub(wheels, "torchvision", torchvision, {"torchvision/__init__.py": ""})
     wheels_made.stub(wheels, "required-by-torch", "1.0", {"required_by_torch.py": ""})
-    (triton,) = wheels.glob("triton*")
-    triton.unlink()
-    said = board.install("--wheels", wheels)
+    for triton in wheels.glob("triton*"):
+        triton.unlink()
+    said = board.install("--wheels", wheels, PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS="")  # torch from nowhere else
     assert f"{wheels} gave no triton for this board" in said
     assert "yes  cuda         12.6 on Orin" in said
     for unit in ("benchd.service", "bench-once@.service"):

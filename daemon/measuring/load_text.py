@@ -206,8 +206,7 @@ def _install_on_board(wanted: dict[str, str], l4t: str) -> str:
         lines.append(f"sudo apt install python3-libnvinfer  # JetPack's, here {wanted.pop('tensorrt')}")
     of_board = [wanted[name] for name in _OF_BOARD if name in wanted]
     if of_board:
-        index = tegra.index_of(l4t.removeprefix("R").partition(".")[0])
-        lines.append(f"python -m {tegra.install_from(index, ' '.join(of_board))}")
+        lines.append(f"python -m {tegra.install_from(tegra.index_of(l4t), ' '.join(of_board))}")
     return "\n".join([*lines, " ".join(["python -m pip install", *wanted.values()])])
 
 
