@@ -136,34 +136,32 @@ async def _show(store: Store, asked: _Asked) -> None:
         compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps")
         csv = ui.link("These as CSV", "/results.csv").classes("link")
     compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
-    seen: list[Any] = []
+    shown: list[Any] = []  # the newest result and what was chosen when the table was filled
     total = [table.pagination["rowsNumber"]]
     chosen = partial(_chosen, table, inputs, search)
 
     async def show() -> None:
-        now = chosen()
-        found = await to_thread(_page, store, now)
+        wanted = chosen()
+        now = [await to_thread(queries.newest, store), wanted]
+        if now == shown:
+            return
+        found = await to_thread(_page, store, wanted)
         names = await to_thread(queries.names, store)
-        if chosen() != now:  # what was chosen meanwhile may have been answered first
+        if chosen() != wanted:  # what was chosen meanwhile may have been answered first
             return
         total[:] = [found.total]
         table.pagination = {**table.pagination, "rowsNumber": found.total}
         table.rows[:] = [_row(result, names) for result in found.results]
         table.columns[:] = _columns(found.results)
         table.update()
-        csv.props["href"] = f"/results.csv{query(_given(now.which))}"
+        csv.props["href"] = f"/results.csv{query(_given(wanted.which))}"
         empty.set_visibility(not found.total)
+        shown[:] = now
 
     async def turn(event: events.GenericEventArguments) -> None:
         table.pagination = event.args["pagination"]
         ui.navigate.history.replace(f"/results{chosen().query()}")
         await show()
-
-    async def renew() -> None:
-        newest = await to_thread(queries.newest, store)
-        if [newest] != seen:
-            await show()
-            seen[:] = [newest]
 
     def keep_total() -> None:  # a browser's echo of an older page must not win
         if table.pagination["rowsNumber"] != total[0]:
@@ -178,7 +176,7 @@ async def _show(store: Store, asked: _Asked) -> None:
     table.on_pagination_change(keep_total)
     for field in (*inputs.values(), search):
         field.on_value_change(first_page)
-    await follow(renew, REFRESH_S)
+    await follow(show, REFRESH_S)
 
 
 def _chosen(table: _Table, inputs: dict[str, ui.select], search: ui.input) -> _Asked:

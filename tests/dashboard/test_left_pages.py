@@ -1,6 +1,6 @@
 """Pages whose client leaves, or never connects as curl: NiceGUI deletes them, and no traceback tells of that.
 
-And pages whose reader has gone on to another search before the first one was answered.
+And pages whose reader has gone on to another search before the first one was answered, or whose search failed.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from waiting import WAIT_S
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from nicegui import Client, ui
-from nicegui.page import page
+from drawn import blank
+from nicegui import ui
 from nicegui.testing import user_simulation
-from starlette.requests import Request
+from sqlalchemy.exc import OperationalError
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import Case, encode
@@ -29,8 +29,6 @@ from benchd.dashboard.changes import Changes
 from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
 from benchd.dashboard.views import fleet, results
-
-REQUEST = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
 
 
 async def left(drawn):
@@ -42,7 +40,7 @@ async def left(drawn):
                 drawn.append("content")
                 await layout.follow(lambda: asyncio.sleep(0))
 
-    client = Client(page(""), request=Request(REQUEST))
+    client = blank()
     task = asyncio.create_task(build())
     await asyncio.sleep(0)
     client.delete()
@@ -58,7 +56,7 @@ def test_a_page_whose_client_has_left_ends_without_a_word(caplog):
 @pytest.mark.parametrize(("error", "is_silent"), [(RuntimeError("The parent slot"), True), (KeyError("x"), False)])
 def test_of_a_client_that_has_left_only_what_is_wrong_with_benchd_is_said(caplog, error, is_silent):
     async def leave():
-        with Client(page(""), request=Request(REQUEST)) as client:
+        with blank() as client:
             layout.notice("")
             client.delete()
             assert layout._has_left(client, error) is is_silent
@@ -127,6 +125,31 @@ def test_a_slow_search_does_not_replace_the_answer_of_a_later_one(store, monkeyp
             return [row["model"] for row in table.rows]
 
     assert asyncio.run(read()) == ["fast"]
+
+
+def test_a_search_that_the_database_did_not_answer_is_asked_again(store, monkeypatch):
+    failures, refreshes = [OperationalError("SELECT", {}, Exception("gone"))], []
+    query, newest = queries.results, queries.newest
+
+    def fail_once(store, which, *given):
+        if which.text == "fast" and failures:
+            raise failures.pop()
+        return query(store, which, *given)
+
+    async def read():
+        async with user_simulation() as user:
+            results.add(store)
+            await user.open("/results")
+            await user.should_not_see("Reading.", retries=600)
+            monkeypatch.setattr(queries, "results", fail_once)
+            await asyncio.wait(search(user, "fast"))
+            monkeypatch.setattr(queries, "newest", lambda store: refreshes.append(1) or newest(store))
+            while len(refreshes) < 3:  # two of them have ended
+                await asyncio.sleep(results.REFRESH_S / 10)
+            (table,) = user.find(kind=ui.table).elements
+            return [row["model"] for row in table.rows]
+
+    assert (asyncio.run(read()), failures) == (["fast"], [])
 
 
 def test_a_search_while_the_fleet_is_drawn_ends_in_no_error(store, monkeypatch, caplog):
