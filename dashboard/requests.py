@@ -39,18 +39,15 @@ def _state(
     age_s, answer = now_s - request.asked_s, request.answer
     if answer is None or answer.by == "nobody":  # the device may still take it
         return ("asked", False) if age_s < EXPIRY_S else (f"expired: no answer within {EXPIRY_S} s", True)
-    if answer.by == "broker":
-        return short(f"not asked: {answer.reason}"), True
     if not answer.accepted:
-        return short(f"refused: {answer.reason}"), True
+        return short(f"{'not asked' if answer.by == 'broker' else 'refused'}: {answer.reason}"), True
     health = device.health
     if health.case_id in suite.cases:
         return "running", False
-    if any(mark.detail in suite.cases for mark in ended):
+    done = {mark.detail for mark in ended}.intersection(suite.cases)
+    is_busy = bool(health.case_id or health.cases_left or health.waiting_for)
+    if done and (not is_busy or done.issuperset(suite.cases)):
         return "finished", True
-    is_idle = health.case_id is None and not health.waiting_for and age_s > EXPIRY_S
-    return (
-        ("ended", True)
-        if is_idle
-        else (short(f"queued: {health.waiting_for}" if health.waiting_for else "queued"), False)
-    )
+    if is_busy or age_s <= EXPIRY_S:
+        return short(f"queued: {health.waiting_for}" if health.waiting_for else "queued"), False
+    return "ended", True

@@ -17,7 +17,7 @@ from benchd.dashboard.layout import PATIENCE_S, facts, follow, frame, heading, h
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Latest, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
-from benchd.dashboard.requests import Request, progress
+from benchd.dashboard.requests import Progress, Request, progress
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, clock, count, doing, fact, figure, more, short, throttling, top1
 from benchd.dashboard.views.charts import Series
@@ -121,14 +121,16 @@ class _Suites:
 
     def __init__(self, broker: Broker, device: Device, requests: dict[_Asked, Request]) -> None:
         self._broker, self._device_id, self._requests = broker, device.device_id, requests
+        self._device, self._ended = device, list[Happened]()
         suites, self._rows = device.info.suites, list[tuple[SuiteInfo, ui.button, ui.label]]()
         heading("Suites")
         if not suites:
             notice("This device has published no suites. Its configuration lists them under [[suite]].")
-        for number, suite in enumerate(suites[:SHOWN]):
+        for suite in suites[:SHOWN]:
             with ui.row().style("align-items: center; gap: .75rem"):
-                button = ui.button("Run", on_click=partial(self._run, suite.name))
-                button.props(f"aria-label='run suite' no-caps data-suite={number}").disable()
+                button = ui.button("Run", on_click=partial(self._run, suite)).props("no-caps")
+                button.props["aria-label"] = short(f"Run {suite.name}")
+                button.disable()
                 ui.label(short(f"{suite.name}: {count(len(suite.cases), 'case')}, {suite.when or 'on demand'}"))
                 self._rows.append((suite, button, ui.label().classes("soft").props("role=status")))
         ui.label(more(len(suites) - SHOWN)).classes("soft")
@@ -140,22 +142,24 @@ class _Suites:
 
     def show(self, device: Device, ended: list[Happened]) -> None:
         """Show what became of each request."""
+        self._device, self._ended = device, ended
         for suite, button, label in self._rows:
-            request = self._requests.get((self._device_id, suite.name))
-            since = [mark for mark in ended if request and mark.at_s >= request.asked_s]
-            found = progress(request, suite, device, since, time.time())
+            found = self._progress(suite)
             label.set_text(found.words)
             button.set_enabled(found.is_open)
 
-    async def _run(self, suite: str) -> None:
-        place = self._device_id, suite
-        row = next(row for row in self._rows if row[0].name == suite)
-        if not row[1].enabled:  # a second click that was already on its way
+    def _progress(self, suite: SuiteInfo) -> Progress:
+        request = self._requests.get((self._device_id, suite.name))
+        since = [mark for mark in self._ended if request and mark.at_s >= request.asked_s]
+        return progress(request, suite, self._device, since, time.time())
+
+    async def _run(self, suite: SuiteInfo) -> None:
+        if not self._progress(suite).is_open:  # a second click, or another viewer, was faster
             return
-        row[1].disable()
-        row[2].set_text("asked")
+        place = self._device_id, suite.name
         self._requests[place] = request = Request(time.time())
-        answer = await to_thread(run_suite, self._broker, self._device_id, suite)
+        self.show(self._device, self._ended)
+        answer = await to_thread(run_suite, self._broker, self._device_id, suite.name)
         self._requests[place] = request._replace(answer=answer)
 
 

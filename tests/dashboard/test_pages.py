@@ -368,7 +368,7 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
     with opened(browser, site, "/device/orin-1") as page, connected(mosquitto, **listen) as device:
         assert ready.wait(WAIT_S)
         device.publish("benchd/v1/orin-1/health", '{"activity":"idle","outbox_pending":3}', qos=1)  # it is there
-        button = page.get_by_role("button", name="run suite")
+        button = page.get_by_role("button", name="Run nightly")
         button.dblclick()
         page.get_by_text(shown).wait_for()
         assert button.is_enabled() == (not answer["accepted"])
@@ -432,7 +432,7 @@ def test_a_real_device_measures_what_the_page_asks_for_and_is_missed_when_killed
     with subprocess.Popen(command, env=child_environment | paths) as service, opened(browser, site, "/fleet") as page:
         try:
             page.get_by_role("link", name="real-1").click()
-            page.get_by_role("button", name="run suite").click()
+            page.get_by_role("button", name="Run small").click()
             page.get_by_text("case ok square,eager,b1,size=16").wait_for(timeout=WAIT_S * 1000)
             page.get_by_role("link", name="its results").click()
             row = page.get_by_role("row").filter(has_text="real-1")

@@ -1,13 +1,18 @@
 """What a page says about a suite that it has asked for, and when it may ask again."""
 
+import asyncio
+
 import pytest
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
+
+from drawn import blank
 
 from benchd.dashboard.commands import EXPIRY_S, Answer
 from benchd.dashboard.messages import Health, Info, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
 from benchd.dashboard.requests import Request, progress
+from benchd.dashboard.views import device as view
 
 SUITE = SuiteInfo(name="nightly", cases=["a", "b"])
 ACCEPTED = Answer(accepted=True)
@@ -38,10 +43,31 @@ def test_a_suite_never_asked_for_may_be_only_while_its_device_is_there():
         (at(1, ACCEPTED, case_id="c"), "queued", False),
         (at(1, ACCEPTED, case_id="b", ended=["a"]), "running", False),
         (at(1, ACCEPTED, ended=["c"]), "queued", False),
+        (at(1, ACCEPTED, ended=["a"], waiting_for="busy", cases_left=1), "queued: busy", False),
+        (at(1, ACCEPTED, ended=["a"], cases_left=1), "queued", False),
+        (at(1, ACCEPTED, ended=["a", "b"], case_id="c", cases_left=1), "finished", True),
         (at(1, ACCEPTED, ended=["a"]), "finished", True),
+        (at(EXPIRY_S + 1, ACCEPTED, cases_left=2), "queued", False),
         (at(EXPIRY_S + 1, ACCEPTED), "ended", True),
         (at(1, ACCEPTED, state="offline"), "queued; the device is offline", False),
     ],
 )
 def test_a_request_is_told_and_not_repeated_while_it_is_open(found, words, is_open):
     assert found == (words, is_open)
+
+
+def test_two_viewers_ask_for_a_suite_once(monkeypatch):
+    asked, requests = [], {}
+    monkeypatch.setattr(view, "run_suite", lambda broker, device_id, suite: asked.append(suite) or ACCEPTED)
+
+    async def ask_twice():
+        device = Device("d", "online", 0.0, Info(suites=[SUITE]), Health(), None, None)
+        with blank():
+            viewers = [view._Suites(None, device, requests) for _ in range(2)]
+            for viewer in viewers:
+                viewer.show(device, [])
+            for viewer in viewers:
+                await viewer._run(SUITE)
+
+    asyncio.run(ask_twice())
+    assert asked == ["nightly"]
