@@ -76,14 +76,14 @@ def add(store: Store, answers: Answers) -> None:
 
 
 async def _draw(store: Store, entries: "dict[str, _Entry]", drawn_s: list[float]) -> None:
-    """Draw what is new in the sparklines of all cards."""
+    """Draw what is new in the sparklines of all cards, and clear those of devices that have long sent nothing."""
     now_s, mine = time.time(), dict(entries)
     found = await to_thread(queries.sparks, store, list(mine), max(drawn_s[0], now_s - SPARK_S))
     if mine != entries:  # a search meanwhile has drawn its own cards
         return
     drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step goes on
-    for device_id, sparks in found.items():
-        entries[device_id].draw(sparks)
+    for device_id, entry in entries.items():
+        entry.draw(found.get(device_id, []), now_s)
 
 
 def _path(text: str | None, condition: str | None, page: int) -> str:
@@ -135,11 +135,16 @@ class _Entry:
         backlog = f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}"
         self._service.set_text(f"{throttling(device)}, {backlog}")
 
-    def draw(self, sparks: list[queries.Spark]) -> None:
-        """Send the points that are new or have risen."""
-        if self._sparks and (new := [spark for spark in sparks if spark not in self._drawn]):
+    def draw(self, sparks: list[queries.Spark], now_s: float) -> None:
+        """Send the points that are new or have risen; once the newest is older than a sparkline, clear it."""
+        if self._sparks is None:
+            return
+        if new := [spark for spark in sparks if spark not in self._drawn]:
             self._sparks.run_method("add", [[spark.t_s, _round(spark.power_w), _round(spark.temp_c)] for spark in new])
-        self._drawn = sparks
+        self._drawn = sparks or self._drawn
+        if self._drawn and self._drawn[-1].t_s < now_s - SPARK_S:
+            self._sparks.run_method("clear")
+            self._drawn = []
 
 
 def _round(value: float | None) -> float | None:

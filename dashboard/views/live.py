@@ -35,12 +35,15 @@ class LiveCharts(ui.element, component="live_charts.js"):
         return max(max(self._last_s.values(), default=0.0) - LATE_S, now_s - self._span_s)
 
     def extend(self, series: Series, marks: list[Happened], now_s: float) -> bool:
-        """Send what is new; return whether anything has been sent since the beginning."""
+        """Send what is new, or that a line has left the span; return whether any is left."""
         fresh = {name: self._fresh(name, values) for name, values in series.items()}
+        gone = [name for name, last_s in self._last_s.items() if last_s < now_s - self._span_s]
+        for name in gone:
+            del self._last_s[name]
         points = [_of_panel(fresh, factor, ending) for _, _, factor, ending in PANELS]
         lines = {"markLine": charts.boundaries(marks), "markArea": charts.bands(self._throttled(series, now_s))}
         changed = lines if lines != self._lines else None
-        if changed or any(points) or self._is_new:
+        if changed or any(points) or gone or self._is_new:
             said = {"points": points, "lines": changed, "until": now_s * 1e3, "span": self._span_s * 1e3}
             self.run_method("extend", said | {"isNew": self._is_new})
         self._lines, self._is_new = lines, False
@@ -56,9 +59,9 @@ class LiveCharts(ui.element, component="live_charts.js"):
         return found
 
     def _throttled(self, series: Series, now_s: float) -> list[tuple[float, float]]:
-        for name, values in series.items():
+        for name in self._reasons | series:
             if "throttle_reasons" in name:
-                known = dict(self._reasons.get(name, [])) | dict(values)
+                known = dict(self._reasons.get(name, [])) | dict(series.get(name, []))
                 self._reasons[name] = [point for point in sorted(known.items()) if point[0] > now_s - self._span_s]
         return charts.throttled(self._reasons)
 

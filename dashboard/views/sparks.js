@@ -30,6 +30,9 @@ export default {
       const end = Math.max(...known.keys());
       this.points = [...known.values()].filter(([t]) => t > end - SPAN_S).sort((a, b) => a[0] - b[0]);
     },
+    clear() {
+      this.points = [];
+    },
     line({ name, unit, place }) {
       const found = this.points.filter((point) => point[place] !== null);
       if (!found.length) return null;

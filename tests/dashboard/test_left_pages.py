@@ -1,6 +1,7 @@
 """Pages whose client leaves, or never connects as curl: NiceGUI deletes them, and no traceback tells of that.
 
 And pages whose reader has gone on to another search before the first one was answered, or whose search failed.
+And pages left open while a device sends nothing more.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from benchd.dashboard.changes import Changes
 from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
 from benchd.dashboard.views import fleet, results
+from benchd.dashboard.views.live import LiveCharts
 
 
 async def left(drawn):
@@ -164,3 +166,33 @@ def test_a_search_while_the_fleet_is_drawn_ends_in_no_error(store, monkeypatch, 
 
     asyncio.run(look())
     assert "a page failed" not in caplog.messages
+
+
+def test_what_a_device_sent_last_leaves_its_charts_once(monkeypatch):
+    sent = []
+    monkeypatch.setattr(LiveCharts, "run_method", lambda _, name, said: sent.append(said["points"][0]))
+
+    async def look():
+        with blank():
+            live = LiveCharts(300.0)
+            series = {"power_w": [(1000.0, 5.0)], "gpu_throttle_reasons": [(1000.0, 4.0)]}
+            sends = ((series, 1001.0), ({}, 1002.0), ({}, 1301.0), ({}, 1302.0))
+            return [live.extend(now, [], now_s) for now, now_s in sends]
+
+    assert asyncio.run(look()) == [True, True, False, False]
+    assert sent == [{"power_w": [[1_000_000, 5.0]]}, {}]
+
+
+def test_what_a_device_sent_last_leaves_its_sparklines_once(monkeypatch):
+    sent = []
+    monkeypatch.setattr(fleet._Sparks, "run_method", lambda _, name, *given: sent.append((name, *given)))
+
+    async def look():
+        with blank():
+            entry = fleet._Entry("d1", is_card=True)
+            last = [queries.Spark(1000, 5.0, None)]
+            for sparks, at_s in ((last, 1001.0), ([], 1000.0 + fleet.SPARK_S), ([], 1301.0), ([], 1302.0)):
+                entry.draw(sparks, at_s)
+
+    asyncio.run(look())
+    assert sent == [("add", [[1000, 5.0, None]]), ("clear",)]
