@@ -1,6 +1,7 @@
 """Options of the charts for Apache ECharts, which NiceGUI includes."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from benchd.daemon.records import ProcessResult, Variant, throttles
@@ -17,6 +18,7 @@ STEP = {"label": {"show": True, "formatter": "{b}", **SOFT}, "lineStyle": STEP_L
 
 MANY = 60  # runs whose intervals would hide their medians
 BLOCKS = 600  # per process; a screen shows no more
+GAP_S = 120.0  # between samples: nothing was measured meanwhile; means per minute are 60 s apart
 CROSS = "path://M1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5L0,1Z"
 TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second": "{HH}:{mm}:{ss}"}
 
@@ -67,18 +69,13 @@ def _value_axis(name: str) -> dict[str, Any]:
 
 
 def throttled(series: Series) -> list[tuple[float, float]]:
-    """Return the spans, in Unix time, in which a clock was throttled."""
+    """Return the spans, in Unix time, in which a clock was throttled: each until the next sample, if one came soon."""
     spans: list[tuple[float, float]] = []
-    for name, values in series.items():
-        began_s: float | None = None
-        for t_s, value in values if "throttle_reasons" in name else ():
-            if throttles(value) and began_s is None:
-                began_s = t_s
-            elif not throttles(value) and began_s is not None:
-                spans.append((began_s, t_s))
-                began_s = None
-        if began_s is not None:
-            spans.append((began_s, values[-1][0]))
+    for values in (values for name, values in series.items() if "throttle_reasons" in name):
+        for (t_s, value), (next_s, _) in pairwise([*values, *values[-1:]]):
+            if throttles(value):
+                began_s = spans.pop()[0] if spans and spans[-1][1] == t_s else t_s
+                spans.append((began_s, next_s if next_s - t_s <= GAP_S else t_s))
     return sorted(spans)
 
 

@@ -113,6 +113,7 @@ def test_throttling_makes_bands_until_it_ends_or_the_data_does():
         "power_w": [(0, 1.0)],
     }
     assert charts.throttled(series) == [(1, 3), (5, 6)]
+    assert charts.throttled({"gpu_throttle_reasons": [(0, 4.0), (60, 4.0), (28000, 1.0)]}) == [(0, 60)]
 
 
 def test_a_change_of_the_setup_is_marked_with_what_changed():
