@@ -13,7 +13,7 @@ from benchd.dashboard import queries
 from benchd.dashboard.layout import PATIENCE_S, frame, notice, record_path
 from benchd.dashboard.messages import Result
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import energy, figure, median, short, verdict
+from benchd.dashboard.text import clock, energy, figure, median, short, verdict
 
 
 def add(store: Store) -> None:
@@ -63,7 +63,7 @@ def _side_by_side(a: Result, b: Result) -> None:
         "x of floor": (figure(a.x_of_floor, "x"), figure(b.x_of_floor, "x")),
         "flags": (a.flags or "-", b.flags or "-"),
         "benchd": (a.tool_version, b.tool_version),
-        "when": (a.t_wall, b.t_wall),
+        "when": (clock(a.measured_s), clock(b.measured_s)),
     }
     headings = {"name": "", "a": "A", "b": "B"}
     columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in headings.items()]

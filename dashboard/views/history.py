@@ -25,6 +25,7 @@ CAPTION = (
     f"Median with its 95 % interval, as experienced; the newest {RUNS} runs, when they were measured. "
     "A labelled line: start of a new level. A grey line: the environment or benchd changed."
 )
+BY_ARRIVAL = "by arrival: the device's clock was not set"
 CLEAN = " A hollow point: the same run excluding its disturbed blocks."
 
 
@@ -52,8 +53,13 @@ def add(store: Store) -> None:
 
 def undated(results: list[Result]) -> str:
     """Return how many results are shown when they arrived, because their device's clock cannot have been right."""
-    number = sum(result.measured_s == result.arrived_s for result in results)
-    return f" {count(number, 'run')} by arrival: the device's clock was not set." if number else ""
+    number = sum(map(is_undated, results))
+    return f" {count(number, 'run')} {BY_ARRIVAL}." if number else ""
+
+
+def is_undated(result: Result) -> bool:
+    """Return whether a result is dated by its arrival."""
+    return result.measured_s == result.arrived_s
 
 
 def steps(results: list[Result]) -> Iterator[Happened]:

@@ -17,8 +17,9 @@ from benchd.dashboard.layout import PATIENCE_S, facts, frame, heading, history_p
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Result
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import error_share, fact, figure, more, plus_minus, rounded, short, time, top1
+from benchd.dashboard.text import clock, error_share, fact, figure, more, plus_minus, rounded, short, time, top1
 from benchd.dashboard.views import charts
+from benchd.dashboard.views.history import BY_ARRIVAL, is_undated
 
 BLOCKS = (
     "Median of each block, by process; a hollow point: disturbed. The interval of a process is that of its blocks, "
@@ -55,7 +56,8 @@ def add(store: Store) -> None:
 
 def _head(result: Result, record: Record) -> None:
     ui.label(short(f"{record.case_id} on {record.device_id}")).classes("verdict")
-    ui.label(short(f"{record.t_wall}, benchd {record.tool_version}")).classes("soft")
+    doubt = f"; dated {BY_ARRIVAL}" if is_undated(result) else ""
+    ui.label(short(f"{clock(result.measured_s)}, benchd {record.tool_version}") + doubt).classes("soft")
     if record.status != "ok":
         ui.label(f"✕ {record.status}: {record.reason or 'no reason given'}").classes("verdict bad")
     if result.checked == "failed":

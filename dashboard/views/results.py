@@ -16,7 +16,7 @@ from benchd.dashboard.layout import PATIENCE_S, follow, frame, history_path, not
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import energy, error_share, rounded, short, time, top1
+from benchd.dashboard.text import clock, energy, error_share, rounded, short, time, top1
 
 ROWS = (25, 100)
 REFRESH_S = 0.5
@@ -252,7 +252,7 @@ def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:
         "x_of_floor": rounded(result.x_of_floor, share, "x"),
         "status": "ok" if is_ok else short(f"✕ {result.status}: {result.reason or 'no reason given'}"),
         "flags": short(result.flags),
-        NEWEST: short(result.t_wall)[:19].replace("T", " "),
+        NEWEST: clock(result.measured_s).removesuffix(" UTC"),
         "record": result_path(result.key),
         "history": history_path(result.device_id, result.case_id),
     }

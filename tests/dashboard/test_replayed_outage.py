@@ -1,5 +1,6 @@
 """Thirty days of results that arrive within a moment: drawn, dated and ranked by when they were measured."""
 
+import asyncio
 import random
 import sqlite3
 from contextlib import closing
@@ -10,6 +11,8 @@ from records_made import made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
+from drawn import blank
+from nicegui import ui
 from prometheus_client.exposition import generate_latest
 
 from benchd.daemon.delivery.session import Arrived
@@ -22,7 +25,7 @@ from benchd.dashboard.messages import rows
 from benchd.dashboard.metrics import Fleet
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
-from benchd.dashboard.views import charts, history
+from benchd.dashboard.views import charts, comparison, history, record, results
 
 FIRST = datetime(2026, 5, 1, tzinfo=timezone.utc)
 ARRIVED_S = (FIRST + timedelta(days=31)).timestamp()
@@ -82,6 +85,24 @@ def test_a_clock_that_was_never_set_is_not_believed_and_that_is_said(store):
     found = queries.history(store, "d1", CASE_ID, 200)
     assert [one.measured_s for one in found] == [ARRIVED_S + 0.005 * day for day in range(3)]
     assert history.undated(found) == " 3 runs by arrival: the device's clock was not set."
+
+
+def test_every_page_dates_it_by_its_arrival(store):
+    deliver(store, [0], stamped=lambda day: "1970-01-01T00:00:00.000Z")
+    (found,) = queries.history(store, "d1", CASE_ID, 1)
+    told = "2026-06-01 00:00:00"
+
+    async def look():
+        with blank() as client:
+            record._head(found, queries.record(store, found.key))
+            comparison._side_by_side(found, found)
+            tables = [one.rows for one in client.elements.values() if isinstance(one, ui.table)]
+            return [one.text for one in client.elements.values() if isinstance(one, ui.label)], tables
+
+    labels, ((*_, compared),) = asyncio.run(look())
+    assert f"{told} UTC, benchd 0.1.0; dated by arrival: the device's clock was not set" in labels
+    assert compared == {"name": "when", "a": f"{told} UTC", "b": f"{told} UTC"}
+    assert results._row(found, {})["measured_s"] == told
 
 
 def test_results_of_an_older_benchd_are_dated_too(tmp_path, monkeypatch):
