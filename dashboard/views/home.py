@@ -18,10 +18,10 @@ from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, Condition, bo
 from benchd.dashboard.layout import PATIENCE_S, Part, changes_path, chip, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, Row, matrix
-from benchd.dashboard.queries import OnBoard
+from benchd.dashboard.messages import Deployed
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, more, short
-from benchd.dashboard.views.shipped import BROKEN, word
+from benchd.dashboard.views.shipped import BROKEN, is_stale, word
 
 NAMED = 4  # boards by name in each condition
 SUBJECTS = 24
@@ -32,6 +32,7 @@ LEGEND = "✓ ships, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check;
 
 _Line = tuple[str, str, str]  # a text, its class and its link
 _Head = Row | str  # a board, a kind of board or a model
+_Promise = tuple[str, Deployed, bool]  # a board, what is deployed there, and whether that is stale
 
 
 class _State(NamedTuple):
@@ -39,7 +40,7 @@ class _State(NamedTuple):
     shown: Matrix
     left: int
     wrong: list[str]
-    deployed: list[OnBoard]
+    deployed: list[_Promise]
 
 
 def add(store: Store, answers: Answers) -> None:
@@ -99,7 +100,8 @@ def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
     order = [board.device.device_id for board in found if chosen in (None, board.condition)]
     wanted = (choice for device_id in order for choice in choices.get(device_id, ()))
     shown = matrix(wanted, order, by_kind=len(order) > MOST_BOARDS)
-    return _State(found, shown, left, queries.problems(store, now_s), queries.deployed(store))
+    deployed = [(one.device_id, one.found, is_stale(one, now_s)) for one in queries.deployed(store)]
+    return _State(found, shown, left, queries.problems(store, now_s), deployed)
 
 
 def _strip(found: list[Board], chosen: Condition | None) -> None:
@@ -127,7 +129,7 @@ def _troubles(helpless: list[Board]) -> None:
                 ui.link(rest, f"/fleet?{urlencode({'state': condition})}").classes("link")
 
 
-def _table(shown: Matrix, names: dict[str, str], deployed: Sequence[OnBoard]) -> None:
+def _table(shown: Matrix, names: dict[str, str], deployed: Sequence[_Promise]) -> None:
     """Show the matrix; the longer side goes down."""
     rows, subjects = shown.rows[:SHOWN], shown.subjects[:SUBJECTS]
     down: Sequence[_Head] = rows
@@ -169,26 +171,27 @@ def _head(head: _Head, names: dict[str, str]) -> None:
     ui.label(short(", ".join(filter(None, mode)))).classes("soft")
 
 
-def beside(cell: Cell, deployed: Sequence[OnBoard]) -> _Line | None:
+def beside(cell: Cell, deployed: Sequence[_Promise]) -> _Line | None:
     """Return what is deployed of the cell's model and batch size, on its boards."""
     result = cell.lead.result
     if result is None:
         return None
     wanted = result.case_id.split(",")[::2][:2]  # model and batch size
     found = [
-        one.found
-        for one in deployed
-        if one.device_id in cell.device_ids and one.found.case_id.split(",")[::2][:2] == wanted
+        (one, old)
+        for device_id, one, old in deployed
+        if device_id in cell.device_ids and one.case_id.split(",")[::2][:2] == wanted
     ]
     if not found:
         return None
-    broken = sum(one.verdict in BROKEN for one in found)
-    variants = ", ".join(sorted({one.case_id.split(",")[1] for one in found}))
+    broken, stale = sum(one.verdict in BROKEN for one, _ in found), sum(old for _, old in found)
+    variants = ", ".join(sorted({one.case_id.split(",")[1] for one, _ in found}))
     if len(found) == 1:
-        said = f"deployed: {variants}, {word(found[0])}"
+        said = f"deployed: {variants}, {word(found[0][0], is_stale=found[0][1])}"
     else:
         said = f"deployed on {count(len(found), 'board')}: {variants}, {broken} broken"
-    return short(said), "bad" if broken else "soft", "/shipped"
+        said += f", {stale} stale" if stale else ""
+    return short(said), "bad" if broken else "warn" if stale else "soft", "/shipped"
 
 
 def _show(cell: Cell | None, name: str, deployed: _Line | None) -> None:

@@ -69,7 +69,7 @@ def _table(boards: Sequence[OnBoard], now_s: float) -> None:
     rows = [
         {
             "board": one.device_id,
-            "promise": word(one.found) + (", stale" if is_stale(one, now_s) else ""),
+            "promise": word(one.found, is_stale=is_stale(one, now_s)),
             "change": change(one.found),
             "now": figure(one.found.now_ms, "ms"),
             "promised": figure(one.found.promised_ms, "ms"),
@@ -87,10 +87,10 @@ def _table(boards: Sequence[OnBoard], now_s: float) -> None:
             ui.label(short(f"{one.device_id}: {one.found.reason}")).classes("soft")
 
 
-def word(found: Deployed) -> str:
-    """Return whether the promise is kept, in a word."""
+def word(found: Deployed, *, is_stale: bool) -> str:
+    """Return whether the promise is kept, in a word, and whether that is stale."""
     signs = {"kept": "✓ kept", "faster": "✓ kept, faster", "slower": "▲ broken, slower", "broken": "✕ broken"}
-    return short(signs.get(found.verdict, found.verdict.replace("_", " ")))
+    return short(signs.get(found.verdict, found.verdict.replace("_", " "))) + (", stale" if is_stale else "")
 
 
 def change(found: Deployed) -> str:

@@ -1,12 +1,18 @@
 """What the pages say of shipped folders: beside what would ship now, and on their own page."""
 
+import json
+import time
+from datetime import datetime, timezone
+
 import pytest
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.dashboard.answers import Choice, Kind
+from benchd.daemon.delivery.session import Arrived
+from benchd.dashboard.answers import Answers, Choice, Kind
+from benchd.dashboard.changes import Changes
 from benchd.dashboard.matrix import Cell
-from benchd.dashboard.messages import Deployed, Result
+from benchd.dashboard.messages import Deployed, Result, rows
 from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.views import home, shipped
 
@@ -24,6 +30,10 @@ def on(device, verdict="kept", case_id="m,eager,b1", **fields):
     return OnBoard(device, Deployed(name="net", case_id=case_id, verdict=verdict, **fields), 100.0)
 
 
+def promises(boards, *stale):
+    return [(one.device_id, one.found, one.device_id in stale) for one in boards]
+
+
 @pytest.mark.parametrize(
     ("boards", "deployed", "line"),
     [
@@ -39,7 +49,28 @@ def on(device, verdict="kept", case_id="m,eager,b1", **fields):
     ],
 )
 def test_what_is_deployed_stands_beside_what_would_ship(boards, deployed, line):
-    assert home.beside(cell(boards), deployed) == line
+    assert home.beside(cell(boards), promises(deployed)) == line
+
+
+@pytest.mark.parametrize(
+    ("deployed", "line"),
+    [
+        ([on("d1")], ("deployed: eager, \N{CHECK MARK} kept, stale", "warn", "/shipped")),
+        ([on("d1"), on("d2")], ("deployed on 2 boards: eager, 0 broken, 1 stale", "warn", "/shipped")),
+        ([on("d1"), on("d2", "broken")], ("deployed on 2 boards: eager, 1 broken, 1 stale", "bad", "/shipped")),
+    ],
+)
+def test_that_a_promise_is_stale_stands_there_too(deployed, line):
+    assert home.beside(cell(3), promises(deployed, "d1")) == line
+
+
+def test_home_knows_which_promises_are_stale(store):
+    now_s = time.time()
+    for device, age_s in (("d1", 0.0), ("d2", shipped.STALE_S + 1.0)):
+        said = {"verdict": "kept", "t_wall": datetime.fromtimestamp(now_s - age_s, timezone.utc).isoformat()}
+        store.add(rows(Arrived(f"benchd/v1/{device}/shipped/net", json.dumps(said).encode(), now_s)))
+    found = home._read(store, Answers(store, Changes(store)), None).deployed
+    assert [(device_id, is_stale) for device_id, _, is_stale in found] == [("d1", False), ("d2", True)]
 
 
 def test_a_promise_that_was_verified_long_ago_is_stale():
