@@ -64,14 +64,14 @@ def infer(name: str, op: Op, which: Kernel, first: torch.Tensor, *others: Any) -
 
 
 def is_watched(*modules: nn.Module) -> bool:
-    """Return whether a profiler, a mode of torch or a hook of these modules sees which ops run.
+    """Return whether a profiler, a mode of torch, or a hook or another forward of these modules sees which ops run.
 
     If none does, and nothing learns, layers call a kernel's function without its op, which takes as long as a small
     layer.
     """
     if profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0 or _has_any_global_hook():
         return True
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return any(each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in modules)
 
 
 def is_exported() -> bool:

@@ -5,9 +5,7 @@ from the observed shapes, 2 per multiply-add, including taps on padding; neurons
 the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below the sum of its parts' floors.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import fields
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchd.daemon.worker.profiling.calls import calls_through
 from benchd.daemon.worker.profiling.segments import Path, Segments
 from benchd.models.cost import LIF, NORM, QUANTISER, SILU, ST_BIF, Cost
 from benchd.models.snn_onepass import PooledLif
@@ -24,37 +23,34 @@ from benchd.models.vim import Mixer, RmsNorm, Vim
 ELEMENTWISE = {PooledLif: LIF, StBif: ST_BIF, Quantiser: QUANTISER, RmsNorm: NORM}
 
 
-def count(module: nn.Module, forward: Callable[[], object], batch_size: int, segments: Segments) -> dict[Path, Cost]:
-    """Return the cost of each part of one forward pass; a part that only joins others has none."""
+def count(
+    module: nn.Module, forward: Callable[[], object], batch_size: int, segments: Segments
+) -> list[tuple[Path, Cost]]:
+    """Return the cost of each call of a part in one forward pass; a call that other parts run in has none of its own.
+
+    A fused operator runs in place of the parts of a layer, and is then that layer's.
+    """
     stands_for = {each.module: each.layer for each in module.synapses()} if isinstance(module, FoldedNetwork) else {}
-    costs: dict[Path, list[Cost]] = defaultdict(list)
-    begun: list[int] = []
+    found: list[tuple[Path, Cost]] = []
 
-    def enter(*_: object) -> None:
-        begun.append(counter.get_total_flops())
+    def call(part: nn.Module, run: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        before, ended = counter.get_total_flops(), len(found)
+        output = run(*inputs, **options)
+        if len(found) == ended:
+            seen = counter.get_total_flops() - before
+            cost = _of(part, stands_for.get(part, part), [inputs, options], output, seen)
+            found.append((segments.modules[part], cost))
+        return output
 
-    def leave(part: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
-        seen = counter.get_total_flops() - begun.pop()
-        costs[segments.modules[part]].append(_of(part, stands_for.get(part, part), [inputs, options], output, seen))
-
-    with FlopCounterMode(display=False) as counter, ExitStack() as hooks:
-        for part in _innermost(segments):
-            hooks.callback(part.register_forward_pre_hook(enter).remove)
-            hooks.callback(part.register_forward_hook(leave, with_kwargs=True).remove)
+    with FlopCounterMode(display=False) as counter, calls_through(call, segments.modules):
         forward()
-    found = {path: total(each) for path, each in costs.items()}
-    return found | _vim(module, batch_size) if isinstance(module, Vim) else found
+    return [*found, *_vim(module, batch_size).items()] if isinstance(module, Vim) else found
 
 
 def total(costs: Iterable[Cost]) -> Cost:
     """Return the cost of all of these, one after another."""
     every = list(costs)
     return Cost(*(sum(getattr(each, field.name) for each in every) for field in fields(Cost)))
-
-
-def _innermost(segments: Segments) -> Iterator[nn.Module]:
-    groups = {path[:depth] for path in segments.modules.values() for depth in range(1, len(path))}
-    return (module for module, path in segments.modules.items() if path not in groups)
 
 
 def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen: int) -> Cost:

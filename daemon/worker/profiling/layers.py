@@ -63,7 +63,7 @@ def run(work: Work) -> LayersProfile:
         with torch.inference_mode():
             _warm_up(work)
             runs = [_timed(work, split, number) for number in range(max(MIN_RUNS, work.job.runs))]
-            part_costs = list(costs.count(work.module, work.forward, len(work.images), split).items())
+            part_costs = costs.count(work.module, work.forward, len(work.images), split)
             part_spikes = list(_spikes(work, split))
             window, passes = _repeated(work)
     fused_ns, coarse, fine = zip(*runs, strict=True)

@@ -1,7 +1,7 @@
 """A forward pass cut into segments: at each boundary this waits for the device and reads the clock.
 
 All time between two boundaries belongs to one part, so nothing counts twice and nothing is left out. Boundaries are
-module calls, seen by forward hooks, and in Vision Mamba also its kernel calls, which are not modules.
+module calls, and in Vision Mamba also its kernel calls, which are not modules.
 """
 
 import time
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchd.daemon.worker.profiling.calls import calls_through
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.steps import wait_for
 from benchd.models import vim
@@ -155,16 +156,17 @@ class Pass:
         """End the part that runs and begin `part` of the same layer."""
         self.cut((self.path[0], f"{self.path[0]}.{part}"))
 
-    def enter(self, module: nn.Module, _: object) -> None:
-        """Begin a module's part, as its forward pre-hook."""
-        self._callers.append(self._segments.modules[module])
-        self.cut(self._callers[-1])
-
-    def leave(self, module: nn.Module, *_: object) -> None:
-        """End a module's part, as its forward hook."""
-        group = self._callers.pop()[:-1]
-        caller = self._callers[-1] if self._callers else group or OTHER
-        self.cut(self._segments.after.get(module, caller))
+    def call(self, module: nn.Module, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        """Run a module's forward pass as its part."""
+        path = self._segments.modules[module]
+        caller = self._callers[-1] if self._callers else path[:-1] or OTHER
+        self._callers.append(path)
+        self.cut(path)
+        try:
+            return forward(*inputs, **options)
+        finally:
+            self._callers.pop()
+            self.cut(self._segments.after.get(module, caller))
 
     def _open_ranges(self, path: Path) -> None:
         shared = len(list(takewhile(lambda names: names[0] == names[1], zip(self.path, path, strict=False))))
@@ -195,9 +197,7 @@ def watched(segments: Segments, passed: Pass) -> Iterator[None]:
     """Cut `passed` at every boundary for as long as the context lasts."""
     with ExitStack() as stack:
         stack.callback(passed.cut, ())  # a pass that raises leaves no range open
-        for module in segments.modules:
-            stack.callback(module.register_forward_pre_hook(passed.enter).remove)
-            stack.callback(module.register_forward_hook(passed.leave).remove)
+        stack.enter_context(calls_through(passed.call, segments.modules))
         if segments.kernels:
             for name, parts in VIM_KERNELS.items():
                 stack.enter_context(_kernel_cut(segments.kernels, name, parts, passed))

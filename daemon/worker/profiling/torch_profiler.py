@@ -1,8 +1,9 @@
 """torch.profiler over the active steps: its Chrome trace, with a range for each call of a module."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -12,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile, schedule, supported_activi
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.profiling.trace import tables, trace
 from benchd.daemon.profiling.trace.trace import MODULE_RANGE
+from benchd.daemon.worker.profiling.calls import calls_through
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.work import Whole, Work
 
@@ -68,30 +70,15 @@ def activities(device: str) -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
 
 
-@contextmanager
-def module_ranges(modules: Iterable[nn.Module]) -> Iterator[None]:
+def module_ranges(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """While this is open, every call of these modules and of those in them is a range, named by its class."""
-    opened: list[AbstractContextManager[None]] = []
-
-    def enter(module: nn.Module, _: object) -> None:
-        opened.append(named_range(MODULE_RANGE + _class_name(module)))
-        opened[-1].__enter__()
-
-    def leave(*_: object) -> None:
-        opened.pop().__exit__(None, None, None)
-
-    hooks = []
-    for module in {each: None for outer in modules for each in outer.modules()}:
-        hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    return calls_through(_in_range, (inner for outer in modules for inner in outer.modules()))
 
 
-def _class_name(module: nn.Module) -> str:
-    return module.class_name if isinstance(module, Whole) else type(module).__name__
+def _in_range(module: nn.Module, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    name = module.class_name if isinstance(module, Whole) else type(module).__name__
+    with named_range(MODULE_RANGE + name):
+        return forward(*inputs, **options)
 
 
 def _recorded(path: Path, device: str, warm_up: int, steps: int) -> profile:

@@ -61,8 +61,34 @@ def test_ranges_end_with_the_profile_and_with_a_call_that_raises(tmp_path):
     with torch_profiler.module_ranges([work.module]), pytest.raises(AssertionError):
         work.module(work.images[:1])
     torch_profiler.run(work)
-    hooks = [each._forward_hooks or each._forward_pre_hooks for each in work.module.modules()]
-    assert not any(hooks)
+    assert not any("forward" in vars(each) for each in work.module.modules())
+
+
+def operators_under_ranges(module, images):
+    with (
+        torch.inference_mode(),
+        torch_profiler.module_ranges([module]),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiler,
+    ):
+        module(images)
+    return [event.name for event in profiler.events()]
+
+
+def test_a_layer_runs_the_fused_operator_that_it_has_without_a_profile():
+    names = operators_under_ranges(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(2, 5, 8))
+    assert {"aten::_transformer_encoder_layer_fwd", "nn.Module: TransformerEncoderLayer"} <= set(names)
+
+
+def test_what_is_compiled_keeps_its_graph():
+    net = nn.Sequential(torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="eager"), nn.Linear(8, 8))
+    images, forward = torch.randn(2, 8), net[0].forward
+    with torch.inference_mode():
+        net(images)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        names = operators_under_ranges(net, images)
+    ranges = [name for name in names if name.startswith("nn.Module: ")]
+    assert sorted(ranges) == ["nn.Module: Linear", "nn.Module: OptimizedModule", "nn.Module: Sequential"]
+    assert net[0].forward is forward
 
 
 def test_a_loop_of_ones_own(tmp_path):
