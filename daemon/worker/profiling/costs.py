@@ -1,8 +1,9 @@
 """The minimum work of each part of a forward pass, as a separate step.
 
 A part reads its parameters and its inputs and writes its outputs once, in the types they have. Products are counted
-from the observed shapes, 2 per multiply-add, including taps on padding; neurons, norms and the parts of Vision Mamba by
-the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below the sum of its parts' floors.
+from the observed shapes, 2 per multiply-add, including taps on padding and scores that a mask hides; neurons, norms and
+the parts of Vision Mamba by the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below
+the sum of its parts' floors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from benchd.daemon.worker.profiling.calls import calls_through
 from benchd.daemon.worker.profiling.segments import Path, Segments
@@ -43,8 +44,33 @@ def count(
         return output
 
     with FlopCounterMode(display=False) as counter, calls_through(call, segments.modules):
+        counter.flop_registry.update(_fused())
         forward()
     return [*found, *_vim(module, batch_size).items()] if isinstance(module, Vim) else found
+
+
+def _fused() -> dict[object, Callable[..., int]]:
+    """Return the products of each fused operator that torch's counter does not know, from its tensors."""
+    aten = torch.ops.aten
+    formulas: dict[str, Callable[..., int]] = {
+        "_native_multi_head_attention": lambda query, *given, **_: _attention(query, given[4:8]),
+        "_transformer_encoder_layer_fwd": lambda tokens, *given, **_: _attention(tokens, given[2:17]),
+        "_scaled_dot_product_flash_attention_for_cpu": flop_registry[aten._scaled_dot_product_flash_attention],
+        "mkldnn_rnn_layer": lambda steps, *given, **_: _projections(steps, given[:4]),
+        "_cudnn_rnn": lambda steps, weights, *_, **__: _projections(steps, weights),
+    }
+    return {getattr(aten, name): formula for name, formula in formulas.items() if hasattr(aten, name)}
+
+
+def _attention(tokens: torch.Tensor, weights: Iterable[object]) -> int:
+    """Return the products of self-attention over (batch, length, width), nested if the lengths differ."""
+    return _projections(tokens, weights) + sum(4 * len(each) * each.numel() for each in tokens.unbind())
+
+
+def _projections(tokens: torch.Tensor, weights: Iterable[object]) -> int:
+    """Return the products of each token (..., width) and every matrix among the weights."""
+    matrices = sum(each.numel() for each in weights if isinstance(each, torch.Tensor) and each.dim() == 2)
+    return 2 * tokens.numel() // tokens.size(-1) * matrices
 
 
 def total(costs: Iterable[Cost]) -> Cost:
@@ -56,7 +82,8 @@ def total(costs: Iterable[Cost]) -> Cost:
 def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen: int) -> Cost:
     """Return the cost of one call; `layer` has the part's weights, and `seen` are the products that torch made."""
     parameters = sum(map(_bytes, [*part.parameters(), *part.buffers()]))
-    given, results = list(_tensors(inputs)), list(_tensors(output))
+    given = list(dict.fromkeys(_tensors(inputs)))  # attention gets one tensor as query, key and value
+    results = list(_tensors(output))
     elementwise = ELEMENTWISE.get(type(part))
     return Cost(
         # kernels of our own are not seen

@@ -320,6 +320,59 @@ def test_products_below_the_second_level_and_of_no_module_are_counted_as_torch_m
     assert row.flops == 2 * 2 * (3 * 8 * 8 + 5 * 8 * 3 * 3 + 5 * 8 * 3)
 
 
+class Attending(nn.Module):
+    """Attention of two heads without products of its own."""
+
+    def forward(self, x):
+        heads = x.view(2, 5, 2, 4).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+class Attended(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)
+
+
+MATRICES, SCORES = 4 * 8 * 8, 2 * 5 * 8  # of an attention of width 8 over 5 tokens: per token
+
+
+@pytest.mark.parametrize(
+    ("module", "width", "products"),
+    [
+        (Attended(), 8, MATRICES + SCORES),
+        (Wrapped(Attending()), 8, SCORES),
+        (Wrapped(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)), 8, MATRICES + SCORES + 2 * 8 * 16),
+        (Wrapped(nn.LSTM(4, 6, batch_first=True)), 4, 4 * 6 * (4 + 6)),
+    ],
+    ids=["MultiheadAttention", "scaled_dot_product_attention", "TransformerEncoderLayer", "LSTM"],
+)
+def test_the_products_inside_a_fused_operator_are_counted(module, width, products):
+    assert total_of(module.eval(), torch.rand(2, 5, width)).matrix_flops == 2 * 2 * 5 * products
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sequences_of_different_lengths_are_counted_as_they_are():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1, mask_check=False).eval()
+    padded = torch.arange(5) >= torch.tensor([[5], [2]])
+
+    def forward():
+        return encoder(torch.rand(2, 5, 8), src_key_padding_mask=padded)
+
+    with torch.inference_mode():
+        found = costs.count(encoder, forward, 2, segments.of(encoder))
+    assert costs.total(cost for _, cost in found).matrix_flops == 2 * (7 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 29 * 8)
+
+
+def test_one_tensor_that_a_part_gets_three_times_is_read_once():
+    module, images = Attended().eval(), torch.rand(2, 5, 8)
+    scores = 2 * 5 * 5
+    assert total_of(module, images).bytes == 4 * (4 * 8 * 8 + 4 * 8 + 2 * images.numel() + scores)
+
+
 @pytest.fixture(scope="module")
 def ranges():
     """The ranges of a session as a trace holds them: name, begin and end."""
