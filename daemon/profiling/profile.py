@@ -108,8 +108,8 @@ class Gpu(Struct, frozen=True, kw_only=True):
 class Synchronization(Struct, frozen=True, kw_only=True):
     """Calls in which the host waits for the device; `idle_after_ns` is the device's wait for the next launch.
 
-    `operator` is the outermost operator around the call, such as aten::item; `launches_after` counts launches that
-    could have been issued earlier.
+    A call counts no more of that wait than it took itself. `operator` is the outermost operator around the call, such
+    as aten::item; `launches_after` counts launches that could have been issued earlier.
     """
 
     name: str

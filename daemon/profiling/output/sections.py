@@ -166,7 +166,8 @@ def _torch(traced: TorchProfile, sort: str) -> Iterator[Section]:
     yield _table("Operators", steps, _operators(traced.operators), sorted_by(traced.operators, sort))
     yield _table("Modules", "", MODULES, traced.modules)
     yield _table("Kernels", f"{traced.launches} launches.", KERNELS, traced.kernels)
-    note = "Calls in which the host waited for the device, and how long the device then waited for the next launch."
+    note = "Calls in which the host waited for the device, and how long the device then waited for the next launch "
+    note += "because of them: no longer than the call itself took."
     yield _table("Synchronisations", note, SYNCHRONIZATIONS, traced.synchronizations, words=2)
 
 

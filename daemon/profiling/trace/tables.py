@@ -350,17 +350,20 @@ def _synchronizations(nesting: Nesting, work: _Work) -> list[Synchronization]:
 
 
 def _idle_after(nesting: Nesting, calls: Ints, work: _Work) -> list[int]:
-    """Return how long the device had nothing to do after each wait; of several in one gap the first one has it."""
+    """Return how long the device had nothing to do because of each wait; of several in one gap the first one has it.
+
+    Without the wait the next launch would have come earlier by the time of the call, and by no more.
+    """
     busy = _Covered((work.start, work.end))
     idle = [0] * len(calls)
     taken: set[int] = set()
     for place in np.argsort(nesting.end[calls], kind="stable").tolist():
-        ended = nesting.end[calls[place]]
+        begun, ended = nesting.start[calls[place]], nesting.end[calls[place]]
         next_busy = int(np.searchsorted(busy.start, ended, "right"))
         drained = 0 < next_busy < len(busy.start) and busy.end[next_busy - 1] <= ended
         if drained and next_busy not in taken:
             taken.add(next_busy)
-            idle[place] = int(busy.start[next_busy] - busy.end[next_busy - 1])
+            idle[place] = int(min(busy.start[next_busy] - busy.end[next_busy - 1], ended - begun))
     return idle
 
 

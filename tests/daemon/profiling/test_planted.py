@@ -127,6 +127,16 @@ def test_a_planted_wait_is_found_with_what_it_costs():
     assert found["synchronization"].evidence[1].startswith("aten::item: 6 calls per step wait ")
 
 
+def test_a_wait_for_an_idle_gpu_is_not_the_cause():
+    """The host does other work for 0.9 ms of each step, and then waits for 1 us."""
+    made = Trace(devices=[ORIN], kernels=[], runtime_calls=[], operators=[], annotations=[])
+    for step in range(3):
+        made.annotations.append(_row(Annotation, f"ProfilerStep#{step}", 1000 * step, 1000, on_gpu=False))
+        _launch(made, "ampere_fp16_s16816gemm", 1000 * step, 50, correlation=step + 1)
+        made.runtime_calls.append(_row(RuntimeCall, "cudaStreamSynchronize", 1000 * step + 990, 1, correlation=0))
+    assert "synchronization" not in found_in(made, is_cuda=True)
+
+
 def test_a_planted_product_in_fp32_is_found():
     found = found_in(gpu_trace(product="ampere_sgemm_128x64_tn"), is_cuda=True, variant="custom")
     assert set(found) == {"no_tensor_cores"}

@@ -259,6 +259,13 @@ def test_a_wait_that_leaves_the_device_busy_has_no_gap():
     assert found.synchronizations[0].idle_after_ns == 0
 
 
+def test_a_wait_has_no_more_of_a_gap_than_it_took():
+    found = table_of(
+        cuda=True, runtime_calls=[call("cudaStreamSynchronize", 1000, 1)], kernels=[kernel(0, 10), kernel(1010, 10)]
+    )
+    assert found.synchronizations[0].idle_after_ns == 1000
+
+
 def test_the_overview_of_an_evaluation_that_is_bound_by_its_gpu():
     """Shares as in a profile of Vision Mamba on an Orin Nano: 99.47 % kernels, 0.21 % copies, 0.15 % CPU."""
     found = table_of(
