@@ -17,7 +17,7 @@ SCHEMA = "benchd.profile/1"
 
 Method = Literal["torch", "memory", "benchmark", "layers", "nsys", "ncu"]
 Workload = Literal["forward", "eval", "train"]
-Category = Literal["kernel", "memcpy", "memset", "runtime", "data_loader", "cpu", "other"]
+Category = Literal["kernel", "device_copy", "memcpy", "memset", "runtime", "data_loader", "cpu", "other"]
 
 WORKLOADS: tuple[Workload, ...] = ("forward", "eval", "train")
 METHODS: tuple[Method, ...] = ("torch", "memory", "benchmark", "layers", "nsys", "ncu")
@@ -52,7 +52,10 @@ class Operator(Struct, frozen=True, kw_only=True):
 
 
 class StepTime(Struct, frozen=True, kw_only=True):
-    """One active step; `by_category` divides its whole duration, the device before the host if both are working."""
+    """One active step; `by_category` divides its whole duration, the device before the host if both are working.
+
+    A `device_copy` stays inside the GPU, a `memcpy` is to or from the host.
+    """
 
     number: int
     duration_ns: int

@@ -72,7 +72,7 @@ def categories(profile: Profile) -> str:
     """Return a text of a step's time by category."""
     shares = {
         "kernels": step_share(profile, "kernel"),
-        "copies and memsets": step_share(profile, "memcpy", "memset"),
+        "copies and memsets": step_share(profile, "device_copy", "memcpy", "memset"),
         "host only": host_share(profile),
         "data loader": step_share(profile, "data_loader"),
     }

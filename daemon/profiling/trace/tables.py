@@ -25,6 +25,7 @@ from benchd.daemon.profiling.trace import gpu_metrics
 from benchd.daemon.profiling.trace.nesting import Nesting
 from benchd.daemon.profiling.trace.trace import (
     DATA_LOADER_RANGE,
+    DEVICE_COPY,
     END_OF_STEP,
     MODULE_RANGE,
     Device,
@@ -74,7 +75,7 @@ def torch_profile(trace: Trace, name: str, is_cuda: bool) -> TorchProfile:
     device_ns = nesting.within(own_device_ns)
     return TorchProfile(
         trace=name,
-        steps=_steps(trace, nesting, {"kernel": kernels, "memcpy": memcpys, "memset": memsets}),
+        steps=_steps(trace, nesting, {"kernel": kernels, **_copies(trace, memcpys), "memset": memsets}),
         operators=sorted_by(
             _operators(nesting, own_device_ns, device_ns), "self_device_ns" if trace.kernels else "self_cpu_ns"
         ),
@@ -107,6 +108,16 @@ class _Work:
     def of(cls, rows: Sequence[Kernel | MemoryOperation], nesting: Nesting) -> "_Work":
         start = column(rows, "start_ns")
         return cls(start, start + column(rows, "duration_ns"), nesting.launchers(rows))
+
+    def only(self, chosen: NDArray[np.bool_]) -> "_Work":
+        """Return the chosen pieces."""
+        return _Work(self.start[chosen], self.end[chosen], self.launcher[chosen])
+
+
+def _copies(trace: Trace, memcpys: _Work) -> dict[Category, _Work]:
+    place, names = places(trace.memcpys, "name")
+    inside = np.array([name.startswith(DEVICE_COPY) for name in names], np.bool_)[place]
+    return {"device_copy": memcpys.only(inside), "memcpy": memcpys.only(~inside)}
 
 
 def _joined(parts: Sequence[_Work]) -> _Work:

@@ -32,6 +32,7 @@ MOST_CUTS = 16  # places of a piece that are tried as the end of an event
 
 MODULE_RANGE = "nn.Module: "  # what the name of a module's range begins with
 DATA_LOADER_RANGE = "enumerate(DataLoader)#"
+DEVICE_COPY = "Memcpy DtoD"  # what the name of a copy inside a GPU begins with
 END_OF_STEP = "benchd: end of step"  # in which benchd waits for the device, and not the model
 
 _FIRST_EVENT = re.compile(rb'"traceEvents"\s*:\s*\[')

@@ -3,11 +3,12 @@
 import time
 
 import msgspec
+import pytest
 import torch
 from profiles_made import profile
 from torch.profiler import ProfilerActivity
 from torch.utils.data import DataLoader, Dataset
-from traces_made import ORIN, kernel, launch
+from traces_made import ORIN, kernel, launch, memory_operation
 
 from benchd.daemon.profiling.rules import findings
 from benchd.daemon.profiling.trace import tables, trace
@@ -90,7 +91,7 @@ def gpu_trace(*, product="ampere_fp16_s16816gemm_fp16_128x64_tn", waits=False):
 
     Each step ends with benchd's own wait, and the GPU idles until the next one begins.
     """
-    made = Trace(devices=[ORIN], kernels=[], runtime_calls=[], operators=[], annotations=[])
+    made = Trace(devices=[ORIN], kernels=[], memcpys=[], runtime_calls=[], operators=[], annotations=[])
     every = [f"{product}_{number}" for number in range(6)]
     for step in range(3):
         begin = 1000 * step
@@ -125,6 +126,17 @@ def test_a_planted_wait_is_found_with_what_it_costs():
     found = found_in(gpu_trace(waits=True), is_cuda=True, variant="custom-fp16")
     assert set(found) == {"synchronization"}
     assert found["synchronization"].evidence[1].startswith("aten::item: 6 calls per step wait ")
+
+
+@pytest.mark.parametrize(
+    ("copy", "found"), [("Memcpy HtoD (Pageable -> Device)", {"transfers"}), ("Memcpy DtoD (Device -> Device)", set())]
+)
+def test_a_copy_inside_the_gpu_is_no_transfer(copy, found):
+    made = gpu_trace()
+    for step in range(3):
+        made.memcpys.append(memory_operation(copy, 1000 * step, 200))
+    made.kernels[:] = [row for row in made.kernels if row.start_ns % 1_000_000 >= 200_000]
+    assert {"transfers"} & set(found_in(made, is_cuda=True, variant="custom-fp16")) == found
 
 
 def test_a_wait_for_an_idle_gpu_is_not_the_cause():

@@ -151,18 +151,19 @@ def test_a_step_is_divided_to_the_nanosecond_the_device_before_the_host():
         ],
         runtime_calls=[call("cudaStreamSynchronize", 20, 70)],
         kernels=[kernel(30, 40), kernel(50, 40), kernel(95, 15)],
-        memcpys=[memory_operation("Memcpy DtoH", 85, 7)],
+        memcpys=[memory_operation("Memcpy DtoH", 85, 7), memory_operation("Memcpy DtoD (Device -> Device)", 91, 2)],
         memsets=[memory_operation("Memset", 12, 1)],
     )
     first, second = found.steps
     assert (first.number, first.duration_ns, second.number) == (4, 100_000, 5)
     assert first.by_category == {
         "kernel": 65_000,
-        "memcpy": 2_000,
+        "device_copy": 2_000,
+        "memcpy": 1_000,
         "memset": 1_000,
         "runtime": 10_000,
         "data_loader": 10_000,
-        "cpu": 8_000,
+        "cpu": 7_000,
         "other": 4_000,
     }
     assert second.by_category["kernel"] == 10_000
@@ -279,6 +280,7 @@ def test_the_overview_of_an_evaluation_that_is_bound_by_its_gpu():
     shares = {name: round(100 * ns / step.duration_ns, 2) for name, ns in step.by_category.items()}
     assert shares == {
         "kernel": 99.47,
+        "device_copy": 0.0,
         "memcpy": 0.21,
         "memset": 0.0,
         "runtime": 0.0,
