@@ -113,7 +113,8 @@ def warning(profile: Profile) -> str | None:
 
 
 def _times(ratio: float, of_times: int) -> str:
-    faster = f" ({1 / ratio:.{of_times}g}x as fast)" if of_times > 1 else ""  # one digit of both would disagree
+    has_factor = ratio > 0 and of_times > 1  # one digit of both would disagree
+    faster = f" ({1 / ratio:.{of_times}g}x as fast)" if has_factor else ""
     return f"{ratio:.{of_times}g} of the time{faster}"
 
 

@@ -28,7 +28,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Part:
-    """Part of the work, longest row first: its shares of all work and of the steps' time, and each row as text."""
+    """Part of the work, longest row first: its shares of all work and of the steps' time, and each row as text.
+
+    Kernels side by side share the time in which the GPU works: `of_step` is the most that a step can gain.
+    """
 
     rows: list[Row]
     share: float
@@ -55,6 +58,11 @@ def step_share(profile: Profile, *categories: Category) -> float:
     """Return the share of these categories in the steps' time."""
     each = [step.by_category for step in profile.torch.steps] if profile.torch else []
     return of_steps(profile, sum(ns.get(one, 0) for ns in each for one in categories))
+
+
+def busy(profile: Profile) -> float:
+    """Return the share of the steps' time that their work takes: in which a kernel runs, or all operators on a CPU."""
+    return step_share(profile, "kernel") if gpus(profile) else of_steps(profile, sum(row.ns for row in rows(profile)))
 
 
 def host_share(profile: Profile) -> float:
@@ -105,7 +113,8 @@ def part(profile: Profile, found: Iterable[Row]) -> Part:
         f"{row.calls / steps(profile):.4g} calls per step"
         for row in chosen[:_SHOWN]
     ]
-    return Part(chosen, ns / whole if whole else 0.0, of_steps(profile, ns), lines)
+    share = ns / whole if whole else 0.0
+    return Part(chosen, share, share * busy(profile), lines)
 
 
 def occupancy(counted: Mapping[str, KernelRow], kernel: KernelRow) -> float | None:

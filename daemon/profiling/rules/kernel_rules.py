@@ -69,14 +69,13 @@ def sequence_length(profile: Profile) -> Finding | None:
     if 2 * patch > side:
         return None
     now, then = _tokens(side, patch, stride), _tokens(side, 2 * patch, 2 * stride)
-    busy = evidence.step_share(profile, "kernel") if evidence.gpus(profile) else 1.0
     return Finding(
         rule="sequence_length",
         title="The sequence is long for a scan",
         evidence=[*lines, f"{now} tokens with patches of {patch} pixels, {then} with {2 * patch}"],
         advice="Time falls with the number of tokens, at a cost in accuracy that is not measured here: larger patches "
         "need weights trained for them.",
-        expected=1 - busy * (1 - then / now),
+        expected=1 - evidence.busy(profile) * (1 - then / now),
         variant=profile.case.variant.name,
         options={"patch_size": 2 * patch, "stride": 2 * stride},
     )
@@ -115,7 +114,7 @@ def low_occupancy(profile: Profile) -> Finding | None:
         return None
     limits = low[0][1].limits
     few_blocks = "grid" in limits
-    lost = sum(evidence.of_steps(profile, row.ns) * (1 - share / _LOW_OCCUPANCY) for row, _, share in low)
+    empty = sum(row.ns * (1 - share / _LOW_OCCUPANCY) for row, _, share in low) / sum(row.ns for row in part.rows)
     return Finding(
         rule="low_occupancy",
         title=f"Low occupancy, limited by {' and '.join(limits) or 'an unknown resource'}",
@@ -126,7 +125,7 @@ def low_occupancy(profile: Profile) -> Finding | None:
         advice="The grid is too small: use a larger batch, or split the work into more blocks."
         if few_blocks
         else "Use fewer registers, less shared memory or another block size: more warps hide memory latency.",
-        expected=1 - lost,
+        expected=1 - part.of_step * empty,
         variant=profile.case.variant.name if few_blocks else remedies.changed(profile, kernels="custom"),
         batch_size=4 * profile.case.batch_size if few_blocks else None,
     )

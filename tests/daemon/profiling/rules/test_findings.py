@@ -18,6 +18,7 @@ from profiles_made import (
 )
 
 from benchd.daemon.profiling import verification
+from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.profile import (
     Allocation,
     BenchmarkProfile,
@@ -395,6 +396,21 @@ def test_by_counters_is_said_of_what_was_counted(counted, said):
     rows = [kernel(name, 0.1) for name in [*counted, "another"]]
     made = on_gpu("eager", kernels=beside(*products), ncu=NsightCompute(report="r", kernels=rows))
     assert fired(made)["no_tensor_cores"].evidence[0].endswith(said)
+
+
+def test_kernels_side_by_side_gain_no_more_than_the_time_in_which_the_gpu_works():
+    ill = on_gpu("eager", kernels=[kernel(name, share, occupancy=0.1) for name, share in (("a", 0.6), ("b", 1.2))])
+    made = msgspec.structs.replace(ill, findings=findings.find(ill))
+    expected = {finding.rule: finding.expected for finding in made.findings}
+    assert expected["low_occupancy"] == pytest.approx(1 - 0.94 * 0.8)
+    assert all(0 < ratio <= 1 for ratio in expected.values() if ratio is not None)
+    assert report.markdown(made, "name")
+
+
+def test_a_gain_of_all_the_time_has_no_factor():
+    made = on_gpu(synchronizations=[sync(1.0)])
+    made = msgspec.structs.replace(made, findings=findings.find(made))
+    assert "predicted: about 0 of the time\n" in report.markdown(made, "name")
 
 
 def test_a_scan_without_kernels_of_its_own_is_known_by_its_layers():
