@@ -7,6 +7,7 @@ from benchd.daemon.profiling.profile import Finding, LayerRow, Profile
 from benchd.daemon.profiling.rules import evidence, remedies
 from benchd.daemon.profiling.rules.evidence import mib, ms, percent
 
+_LONG_NS = 100e3  # the cost of calls alone puts a shorter layer far above its minimum
 _FAR = 10.0  # times the roofline minimum: at full clocks not every layer of a busy device is that far above it
 _HELD_FOR_LONG = ("parameters", "inputs", "gradients")
 
@@ -32,16 +33,17 @@ def out_of_line(profile: Profile) -> Finding | None:
 
 
 def far_from_floor(profile: Profile) -> Finding | None:
-    """Find a busy device on which every layer is far above its roofline minimum, which no algorithm explains."""
-    factors = [row.x_of_floor for row in evidence.layers(profile) if row.x_of_floor is not None]
+    """Find a busy device on which every long layer is far above its roofline minimum, which no algorithm explains."""
+    known = [row for row in evidence.layers(profile) if row.x_of_floor is not None and row.ns >= _LONG_NS]
+    factors = [_over(row) for row in known]
     is_busy = not evidence.gpus(profile) or evidence.step_share(profile, "kernel") >= 0.9
-    if len(factors) < 3 or min(factors) < _FAR or not is_busy:
+    if len(factors) < 3 or min(factors) < _FAR or sum(row.share for row in known) < 0.9 or not is_busy:
         return None
     return Finding(
         rule="far_from_floor",
-        title="Every layer is far above its floor: check the clocks first",
+        title="Every long layer is far above its floor: check the clocks first",
         evidence=[
-            f"{len(factors)} layers at {min(factors):.3g} to {max(factors):.3g} x of floor",
+            f"{len(factors)} layers of {ms(_LONG_NS)} or more at {min(factors):.3g} to {max(factors):.3g} x of floor",
             _clocks(profile),
         ],
         advice="A factor common to all layers comes from the board, not the model: set the power mode (nvpmodel), lock "

@@ -1,9 +1,10 @@
 """The minimum work of each part of a forward pass, as a separate step.
 
-A part reads its parameters and its inputs and writes its outputs once, in the types they have. Products are counted
-from the observed shapes, 2 per multiply-add, including taps on padding and scores that a mask hides; neurons, norms and
-the parts of Vision Mamba by the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below
-the sum of its parts' floors.
+A part reads its parameters and its inputs and writes its outputs once, in the types they have; of a table of embeddings
+it reads as many rows as it writes, and what only passes its input on moves nothing. Products are counted from the
+observed shapes, 2 per multiply-add, including taps on padding and scores that a mask hides; neurons, norms and the
+parts of Vision Mamba by the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below the
+sum of its parts' floors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -81,18 +82,31 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen: int) -> Cost:
     """Return the cost of one call; `layer` has the part's weights, and `seen` are the products that torch made."""
-    parameters = sum(map(_bytes, [*part.parameters(), *part.buffers()]))
     given = list(dict.fromkeys(_tensors(inputs)))  # attention gets one tensor as query, key and value
     results = list(_tensors(output))
     elementwise = ELEMENTWISE.get(type(part))
+    tables = {each.weight for each in part.modules() if isinstance(each, nn.Embedding)}
+    parameters = sum(_bytes(each) for each in [*part.parameters(), *part.buffers()] if each not in tables)
+    rows = results if tables else []
+    moved = [] if _passes_on(part, given, results) and not parameters else [*given, *rows, *results]
     return Cost(
         # kernels of our own are not seen
         matrix_flops=_products(layer, results[0]) if isinstance(layer, nn.Conv2d | nn.Linear) else seen,
         elementwise_flops=elementwise * given[0].numel() if elementwise else 0,
         exponentials=0,
-        bytes=parameters + sum(map(_bytes, [*given, *results])),
+        bytes=parameters + sum(map(_bytes, moved)),
         parameters_bytes=parameters,
     )
+
+
+def _passes_on(part: nn.Module, given: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
+    """Say whether a part only hands on what it was given, as Dropout does outside training."""
+    in_place = any(getattr(each, "inplace", False) for each in part.modules())
+    return bool(results) and not in_place and set(map(_address, results)) <= set(map(_address, given))
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _products(layer: nn.Conv2d | nn.Linear, output: torch.Tensor) -> int:

@@ -425,6 +425,13 @@ def test_a_patch_larger_than_the_image_is_not_proposed():
     assert "sequence_length" not in fired(made)
 
 
+@pytest.mark.parametrize(("us", "share"), [(10, 0.33), (1000, 0.2)], ids=["as short as a call", "part of the time"])
+def test_layers_that_tell_nothing_of_the_clocks_do_not_put_them_in_doubt(us, share):
+    rows = [layer(name, share, x_of_floor=x) for name, x in (("a", 30.0), ("b", 80.0), ("c", 200.0))]
+    timed = [msgspec.structs.replace(row, ns=1000 * us) for row in rows]
+    assert "far_from_floor" not in fired(on_cpu(layers=layers(*timed)))
+
+
 def test_layers_of_one_kind_are_judged_together():
     names = [(number, part) for number in range(24) for part in ("conv1d", "in_proj")]
     rows = [layer(f"layers.{n}.{part}", 1 / 48, flops=1 + 99 * (part == "in_proj")) for n, part in names]

@@ -373,6 +373,21 @@ def test_one_tensor_that_a_part_gets_three_times_is_read_once():
     assert total_of(module, images).bytes == 4 * (4 * 8 * 8 + 4 * 8 + 2 * images.numel() + scores)
 
 
+def test_what_only_passes_its_input_on_moves_nothing():
+    net = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Dropout(), nn.Linear(12, 2)).eval()
+    rows = [row for row in layers.run(work_of(net, torch.rand(2, 3, 4))).layers if row.name in ("0", "1", "2")]
+    assert [(row.bytes, row.x_of_floor, row.binding) for row in rows] == 3 * [(None, None, None)]
+
+
+def test_what_works_in_place_moves_its_input_twice():
+    assert total_of(Wrapped(nn.ReLU(inplace=True)), torch.rand(2, 3, 4)).bytes == 2 * 4 * 24
+
+
+def test_a_table_is_read_by_its_rows():
+    found = total_of(Wrapped(nn.Embedding(1000, 8)), torch.zeros(2, 5, dtype=torch.int64))
+    assert (found.bytes, found.parameters_bytes) == (10 * 8 + 2 * 10 * 8 * 4, 0)
+
+
 @pytest.fixture(scope="module")
 def ranges():
     """The ranges of a session as a trace holds them: name, begin and end."""
