@@ -244,9 +244,9 @@ def _elementwise(profile: Profile) -> Part:
 
 
 def neurons(profile: Profile) -> Finding | None:
-    """Find dominant kernels of spiking neurons."""
-    part = _neurons(profile)
-    if part.share < 0.3:
+    """Find dominant kernels of spiking neurons on a GPU, if half precision is left to try."""
+    part, variant = _neurons(profile), remedies.half(profile)
+    if part.share < 0.3 or variant is None or not evidence.gpus(profile):
         return None
     shapes = [f"{row.name}{_launched(row.kernel)}" for row in part.rows[:3] if row.kernel]
     return Finding(
@@ -255,7 +255,7 @@ def neurons(profile: Profile) -> Finding | None:
         evidence=[f"{percent(part.share)} of the work", *part.lines, *shapes],
         advice="They are limited by memory bandwidth: half precision halves the bytes of the currents that they read.",
         expected=1 - part.of_step / 2,
-        variant=remedies.changed(profile, precision="fp16") if evidence.gpus(profile) else None,
+        variant=variant,
     )
 
 

@@ -461,6 +461,21 @@ def test_a_module_of_the_users_own_has_no_kernels_of_ours():
     assert found["scan"].options == {}
 
 
+NEURONS = next(planted.ill for planted in PLANTED if planted.rule == "neurons")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        on_gpu("custom-fp16", **STBIF, kernels=NEURONS.torch.kernels),
+        on_cpu(**STBIF, operators=[operator("benchd::stbif", 0.5), operator("aten::addmm", 0.5)]),
+    ],
+    ids=["half precision", "on a CPU"],
+)
+def test_neurons_that_half_precision_cannot_help_are_not_found(made):
+    assert "neurons" not in fired(made)
+
+
 def test_every_proposed_case_can_be_planned():
     for planted in PLANTED:
         found = fired(planted.ill)[planted.rule]
