@@ -10,12 +10,12 @@ from records_made import INFO, made
 
 from benchd.daemon.delivery import messages
 from benchd.daemon.delivery.collectors import Ack
-from benchd.daemon.delivery.commands import VERBS, Parameters
+from benchd.daemon.delivery.commands import PARAMETERS, VERBS
 from benchd.daemon.delivery.topics import Topics
 
 KINDS = [messages.Status, messages.Info, messages.Health, messages.Telemetry, messages.Event, messages.Latest]
 KINDS += [messages.Deployed]
-KINDS += [messages.Response, Parameters, Ack]
+KINDS += [messages.Response, *PARAMETERS.values(), Ack]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,8 @@ def test_messages_fit_and_others_do_not(document):
     document.validate(topics.result("r1"), msgspec.json.encode(record))
     document.validate(topics.latest(record.case_id), msgspec.json.encode(messages.latest(record)))
     document.validate(topics.of("info"), msgspec.json.encode(INFO))
-    for topic in (topics.result("r1"), topics.of("info"), topics.of("status")):
+    for given in ({}, {"suite": "s"}, {"models": ["square"], "preset": "quick"}, {"suite_id": "1"}, {"stream": "s"}):
+        document.validate(topics.command("run"), msgspec.json.encode({"id": "1", **given}))
+    for topic in (topics.result("r1"), topics.of("info"), topics.of("status"), topics.command("run")):
         with pytest.raises(jsonschema.ValidationError):
             document.validate(topic, b'{"state": 1}')

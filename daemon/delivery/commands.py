@@ -39,28 +39,31 @@ _NAME = re.compile(NAME)
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of every command. `id` identifies repetitions; `sent_s` (seconds since the epoch) is its time.
+    """What every command may have. `id` identifies repetitions; `sent_s` (seconds since the epoch) is its time.
 
-    `run` takes the name of a configured suite, or lists as in `[[suite]]`; `cancel` takes a `suite_id`, else it ends
-    all; `replay` resends the results of this `stream` from `since_seq` to `until_seq`. `client` gets the answer at
-    `resp/<client>/<id>` without MQTT 5 properties.
+    `client` gets the answer at `resp/<client>/<id>` without MQTT 5 properties.
     """
 
     id: str
     sent_s: float | None = None
     client: str | None = None
+
+
+class RunParameters(Parameters, frozen=True, kw_only=True):
+    """`run`: the name of a configured suite, or lists as in `[[suite]]` and their preset (`quick` if not given)."""
+
     suite: str | None = None
-    suite_id: str | None = None
-    since_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = 0
-    until_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = LAST_SEQ
-    stream: str | None = None
     models: list[str] = []
     variants: list[str] = []
     batch_sizes: list[int] = []
     options: dict[str, list[OptionValue]] = {}
     directions: list[Direction] = []
     scenarios: list[WithoutLoad] = []
-    preset: str = "quick"
+    preset: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.suite is not None and (self.has_lists or self.preset is not None):
+            raise ValueError("a suite has lists and a preset of its own: give a suite or these, not both")
 
     @property
     def has_lists(self) -> bool:
@@ -78,8 +81,32 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             options=self.options,
             directions=self.directions,
             scenarios=[*self.scenarios],
-            preset=self.preset,
+            preset="quick" if self.preset is None else self.preset,
         )
+
+
+class CancelParameters(Parameters, frozen=True, kw_only=True):
+    """`cancel`: ends the run of this `suite_id`, or all runs."""
+
+    suite_id: str | None = None
+
+
+class ReplayParameters(Parameters, frozen=True, kw_only=True):
+    """`replay`: resends the results of this `stream` from `since_seq` to `until_seq`."""
+
+    since_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = 0
+    until_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = LAST_SEQ
+    stream: str | None = None
+
+
+PARAMETERS: dict[Verb, type[Parameters]] = {
+    "run": RunParameters,
+    "cancel": CancelParameters,
+    "list": Parameters,
+    "reload": Parameters,
+    "status": Parameters,
+    "replay": ReplayParameters,
+}
 
 
 class _Sender(Struct, frozen=True):
@@ -130,10 +157,10 @@ class Gate:
         if flooded and before:
             return None
         verb = next((known for known in VERBS if known == arrived.topic.rpartition("/")[2]), None)
-        given, unreadable = _parameters(arrived.body)
+        given, unreadable = _parameters(arrived.body, PARAMETERS[verb] if verb else Parameters)
         reason = FLOOD if flooded else _misplaced(arrived, verb) or unreadable
         if given:
-            forbidden = _forbidden(given, verb, self._allowed)
+            forbidden = _forbidden(given, self._allowed)
             reason = reason or forbidden or _stale(given, wall_s) or self._repeated(given.id, boottime_s)
         sender = given or _sender(arrived.body)
         answer_to = self._answer_to(arrived, sender)
@@ -188,10 +215,10 @@ def _misplaced(arrived: Arrived, verb: Verb | None) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _parameters(body: bytes) -> tuple[Parameters | None, str | None]:
-    """Return the parameters, or why they are invalid."""
+def _parameters(body: bytes, kind: type[Parameters]) -> tuple[Parameters | None, str | None]:
+    """Return the parameters of a verb, or why they are invalid."""
     try:
-        found = msgspec.json.decode(body, type=Parameters)
+        found = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         # msgspec names the place and the type, and quotes at most an unknown key of the sender's text
         return None, f"not the parameters of a command: {str(error)[:200]}"
@@ -202,10 +229,10 @@ def _parameters(body: bytes) -> tuple[Parameters | None, str | None]:
     )
 
 
-def _forbidden(parameters: Parameters, verb: Verb | None, allowed: Commands) -> str | None:
+def _forbidden(parameters: Parameters, allowed: Commands) -> str | None:
     if allowed == "off":
         return 'this device takes no commands: [mqtt] commands = "off" in its configuration'
-    if allowed == "suites" and verb == "run" and parameters.suite is None:
+    if allowed == "suites" and isinstance(parameters, RunParameters) and parameters.suite is None:
         return 'only configured suites may be run here; [mqtt] commands = "all" in the configuration allows lists'
     return None
 

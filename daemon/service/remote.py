@@ -7,7 +7,16 @@ from typing import Any
 
 import msgspec
 
-from benchd.daemon.delivery.commands import Command, Gate, Refused, remembered_ids
+from benchd.daemon.delivery.commands import (
+    CancelParameters,
+    Command,
+    Gate,
+    Parameters,
+    Refused,
+    ReplayParameters,
+    RunParameters,
+    remembered_ids,
+)
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Health, Response
 from benchd.daemon.delivery.outbox import STREAM, Outbox
@@ -66,37 +75,34 @@ class Remote:
         if _boottime_s() >= command.expires_s:
             return msgspec.structs.replace(answer, accepted=False, reason="it expired while it waited")
         try:
-            changes = getattr(self, f"_do_{command.verb}")(command)
+            changes = getattr(self, f"_do_{command.verb}")(command.parameters)
         except BenchdError as error:
             return msgspec.structs.replace(answer, accepted=False, reason=str(error)[:500])
         if not timed:
             self._save()
         return msgspec.structs.replace(answer, **changes)
 
-    def _do_run(self, command: Command) -> dict[str, Any]:
-        given = command.parameters
-        if given.suite and given.has_lists:
-            raise UsageError("give a suite or lists, not both")
-        entry = self._agenda.begin(self._agenda.named(given.suite) if given.suite else given.as_suite())
+    def _do_run(self, given: RunParameters) -> dict[str, Any]:
+        suite = given.as_suite() if given.suite is None else self._agenda.named(given.suite)
+        entry = self._agenda.begin(suite)
         return {"suite_id": entry.suite_id, "cases": entry.left}
 
-    def _do_cancel(self, command: Command) -> dict[str, Any]:
-        if not self._agenda.cancel(command.parameters.suite_id):
+    def _do_cancel(self, given: CancelParameters) -> dict[str, Any]:
+        if not self._agenda.cancel(given.suite_id):
             raise UsageError("no such run is in progress")
         return {}
 
-    def _do_list(self, command: Command) -> dict[str, Any]:
+    def _do_list(self, given: Parameters) -> dict[str, Any]:
         return {"suites": announcements.suites(self._agenda)}
 
-    def _do_reload(self, command: Command) -> dict[str, Any]:
+    def _do_reload(self, given: Parameters) -> dict[str, Any]:
         self._reload()
         return {}
 
-    def _do_status(self, command: Command) -> dict[str, Any]:
+    def _do_status(self, given: Parameters) -> dict[str, Any]:
         return {"health": self._health()}
 
-    def _do_replay(self, command: Command) -> dict[str, Any]:
-        given = command.parameters
+    def _do_replay(self, given: ReplayParameters) -> dict[str, Any]:
         if given.stream is not None and given.stream.encode() != self._outbox.kept(STREAM):
             raise UsageError("these numbers are of another outbox of this device")
         rows = self._outbox.send_again(given.since_seq, given.until_seq)

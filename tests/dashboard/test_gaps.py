@@ -16,7 +16,7 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 from test_collector import count
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.commands import Parameters
+from benchd.daemon.delivery.commands import ReplayParameters
 from benchd.daemon.delivery.outbox import STREAM, Outbox
 from benchd.daemon.delivery.sender import drain
 from benchd.daemon.delivery.session import Arrived, Numbered, connect
@@ -71,7 +71,7 @@ def test_a_missing_result_is_counted_asked_for_and_stored(tmp_path, url, monkeyp
         assert missing(store) == {"d1": 2}
         while not (arrived := device.take_received()):
             device.step()
-        asked = msgspec.json.decode(arrived[0].body, type=Parameters)
+        asked = msgspec.json.decode(arrived[0].body, type=ReplayParameters)
         assert (asked.stream, asked.since_seq, asked.until_seq) == (stream, 3, 4)
         assert outbox.send_again(asked.since_seq, asked.until_seq) == 2
         drain(outbox, parse_url(broker.url), "sender", WAIT_S)
@@ -107,7 +107,7 @@ def test_of_the_streams_that_a_device_makes_up_the_last_ones_stay(url):
 def test_a_device_with_many_gaps_keeps_no_other_waiting(tmp_path):
     class Said:
         def publish(self, topic, body, **options):
-            asked.append((topic, msgspec.json.decode(body, type=Parameters).since_seq))
+            asked.append((topic, msgspec.json.decode(body, type=ReplayParameters).since_seq))
 
     asked = []
     with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
@@ -129,7 +129,7 @@ def test_results_of_before_the_first_collector_are_asked_for(tmp_path, url, monk
             wait_for(lambda: outbox.counts().sent == 2)
             with collecting(broker, url, monkeypatch) as store:
                 assert wake.recv(1)
-                asked = msgspec.json.decode(link.seen.commands.popleft().body, type=Parameters)
+                asked = msgspec.json.decode(link.seen.commands.popleft().body, type=ReplayParameters)
                 assert (asked.stream, asked.since_seq) == (None, 1)
                 assert outbox.send_again(asked.since_seq, asked.until_seq) == 2
                 link.replay()

@@ -38,7 +38,6 @@ class Document:
         if name == "latest" and not payload:
             return name
         (message,) = self.tree["channels"][name]["messages"]
-        reference = self.tree["components"]["messages"][message]["payload"]["$ref"]
-        schema = {"$ref": f"asyncapi{reference}" if reference.startswith("#") else reference}
+        schema = {"$ref": f"asyncapi#/components/messages/{message}/payload"}
         jsonschema.Draft202012Validator(schema, registry=self._registry).validate(json.loads(payload))
         return name

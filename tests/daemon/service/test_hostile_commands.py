@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulations import counts
 
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.delivery.commands import MAX_BYTES, VERBS, Command, Gate, Parameters
+from benchd.daemon.delivery.commands import MAX_BYTES, PARAMETERS, VERBS, Command, Gate
 from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
@@ -23,31 +23,33 @@ TOPICS = Topics("d")
 WALL_S = 1_790_000_000.0
 SUITE = Suite(name="nightly", models=["square"], variants=["eager"])
 VALID = (
-    {"client": "me"},
-    {"suite": "nightly", "sent_s": WALL_S},
-    {"suite_id": "0123456789abcdef"},
-    {"since_seq": 7},
-    {"models": ["vim_tiny", "square"], "variants": ["eager", "compile-amp"], "batch_sizes": [1, 4]},
-    {"models": ["snn_onepass"], "options": {"time_steps": [4, 8], "decay": [0.95]}, "scenarios": ["offline"]},
-    {"models": ["snn_stbif_resnet18"], "options": {"level": [8]}, "directions": ["training"]},
+    *((verb, {"client": "me"}) for verb in ("cancel", "list", "reload", "status", "replay")),
+    ("run", {"suite": "nightly", "sent_s": WALL_S}),
+    ("cancel", {"suite_id": "0123456789abcdef"}),
+    ("replay", {"since_seq": 7}),
+    ("run", {"models": ["vim_tiny", "square"], "variants": ["eager", "compile-amp"], "batch_sizes": [1, 4]}),
+    ("run", {"models": ["snn_onepass"], "options": {"time_steps": [4, 8], "decay": [0.95]}, "scenarios": ["offline"]}),
+    ("run", {"models": ["snn_stbif_resnet18"], "options": {"level": [8]}, "directions": ["training"]}),
 )
 NUMBERS = (-1, 0, 2**31, 2**63, -(2**63), 10**400, 1e308, 5e-324, 0.1)
 TEXTS = ("../../etc/passwd", "\0", "#", "+", "$SYS/x", "benchd/v1/d/status", "x" * 5000, "os:system", "square")
 NESTS = ([[]] * 100, [1] * 3000, ["square"] * 3000, {"size": list(range(3000)), "x": []}, {"time_steps": [10**9]})
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(NUMBERS + TEXTS)
 ODD = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)) | st.sampled_from(NESTS)
-NAMES = st.sampled_from([*(field.name for field in msgspec.structs.fields(Parameters)), "weights"])
+FIELDS = {field.name for kind in PARAMETERS.values() for field in msgspec.structs.fields(kind)}
+NAMES = st.sampled_from([*sorted(FIELDS), "weights"])
 TOPIC = st.sampled_from([f"{TOPICS.root}cmd/{verb}" for verb in (*VERBS, "shutdown", "", "RUN", "run/x")]) | st.text()
 RESPONSES = st.none() | st.sampled_from([f"{TOPICS.root}resp/me/1", f"{TOPICS.root}resp/#", "$SYS/x"]) | st.text()
 
 
 @st.composite
-def bodies(draw):
-    """A valid command with a few odd fields, of which some bytes are replaced."""
-    given = {"id": "1"} | draw(st.sampled_from(VALID)) | draw(st.dictionaries(NAMES, ODD, max_size=3))
-    body = json.dumps(given).encode()
+def commands(draw):
+    """A valid command with a few odd fields, of which some bytes are replaced, on its topic or on any other."""
+    verb, valid = draw(st.sampled_from(VALID))
+    body = json.dumps({"id": "1"} | valid | draw(st.dictionaries(NAMES, ODD, max_size=3))).encode()
     first, last = sorted(draw(st.tuples(*[st.integers(0, len(body))] * 2)))
-    return draw(st.just(body) | st.just(body[:first] + draw(st.binary()) + body[last:]) | st.binary())
+    body = draw(st.just(body) | st.just(body[:first] + draw(st.binary()) + body[last:]) | st.binary())
+    return draw(st.just(f"{TOPICS.root}cmd/{verb}") | TOPIC), body
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def begun(given):
     """Return whether a pass begins; it is of known models and survives a restart."""
     agenda = Agenda(Config(suite=[SUITE]), Machine("cpu", has_cxx=True), State())
     try:
-        entry = agenda.begin(agenda.named(given.suite) if given.suite else given.as_suite())
+        entry = agenda.begin(given.as_suite() if given.suite is None else agenda.named(given.suite))
     except UsageError:
         return False
     assert {case_id.split(",")[0] for case_id in entry.left} <= set(MODELS)
@@ -85,17 +87,16 @@ def begun(given):
 @counts(200, 400)
 def test_nothing_that_arrives_raises_or_gets_past_the_verbs(count, outbox):
     @settings(max_examples=count, derandomize=True, deadline=None)
-    @given(TOPIC, bodies(), st.booleans(), RESPONSES)
-    @example(f"{TOPICS.root}cmd/run", b"[" * MAX_BYTES, False, None)
-    @example(f"{TOPICS.root}cmd/run", b"x" * (MAX_BYTES + 1), False, None)
-    def arrives(topic, body, retained, response_topic):
-        carried_out(Arrived(topic, body, WALL_S, retained, response_topic, b"\0\xff"), outbox)
+    @given(commands(), st.booleans(), RESPONSES)
+    @example((f"{TOPICS.root}cmd/run", b"[" * MAX_BYTES), False, None)
+    @example((f"{TOPICS.root}cmd/run", b"x" * (MAX_BYTES + 1)), False, None)
+    def arrives(command, retained, response_topic):
+        carried_out(Arrived(*command, WALL_S, retained, response_topic, b"\0\xff"), outbox)
 
     arrives()
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("given", VALID)
+@pytest.mark.parametrize(("verb", "given"), VALID)
 def test_what_is_valid_is_carried_out(outbox, verb, given):
-    body = msgspec.json.encode({"id": "1", "models": ["square"]} | given)
+    body = msgspec.json.encode({"id": "1"} | given)
     assert carried_out(Arrived(f"{TOPICS.root}cmd/{verb}", body, WALL_S), outbox)

@@ -52,13 +52,24 @@ def asked(tmp_path):
 def test_a_run_names_a_suite_or_lists_and_neither_both_nor_nothing(tmp_path):
     with Outbox(tmp_path / "outbox.db") as outbox, unstarted(tmp_path / "outbox.db", TOPICS) as link:
         asked = Asked(link, outbox, "all")
-        for given in ({}, {"models": []}, {"preset": "thorough"}, {"suite": "s", "models": ["square"]}):
+        for given in ({}, {"models": []}, {"preset": "thorough"}):
             asked.hear("run", **given)
         asked.hear("run", models=["square"], variants=["eager"])
-        answers = list(asked.answers().values())
-    nothing = "give a suite or lists; the command `list` names the suites"
-    assert [answer.get("reason") for answer in answers] == [nothing] * 3 + ["give a suite or lists, not both", None]
+        reasons = [answer.get("reason") for answer in asked.answers().values()]
+        asked.hear("run", suite="s", models=["square"])
+        (both,) = asked.answers().values()
+    assert reasons == ["give a suite or lists; the command `list` names the suites"] * 3 + [None]
+    assert both["reason"].endswith("give a suite or these, not both")
     assert len(asked.agenda.state.passes) == 1
+
+
+def test_a_cancel_with_what_is_a_run_s_cancels_nothing(asked):
+    for _ in range(2):
+        asked.agenda.begin(SUITE)
+    asked.hear("cancel", suite="s")
+    (answer,) = asked.answers(timed=True).values()
+    assert (answer["accepted"], len(asked.agenda.state.passes)) == (False, 2)
+    assert "unknown field `suite`" in answer["reason"]
 
 
 def test_a_replay_sends_these_numbers_of_this_outbox_again_and_of_no_other(asked):
