@@ -34,6 +34,9 @@ Data = Annotated[
     str | None,
     typer.Option(help="Real images; `demo` for the digits included.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
 ]
+Accuracy = Annotated[
+    str | None, typer.Option(help="Measure top-1 over all of --data, or over this many images.", metavar="full|N")
+]
 Calibration = Annotated[
     str | None,
     typer.Option(

@@ -13,6 +13,7 @@ from benchd.daemon.commands import Version, application
 from benchd.daemon.commands.arguments import (
     LATENCY_UNITS,
     RATE_UNITS,
+    Accuracy,
     Calibration,
     Data,
     Deadline,
@@ -56,7 +57,6 @@ from benchd.daemon.verdicts import compare, noise_floor
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison
 from benchd.daemon.verdicts.effects import MIN_EFFECT
 from benchd.daemon.verdicts.recommend import Requirements, decide
-from benchd.models import data_named
 
 app = application()
 
@@ -102,9 +102,7 @@ def once(
     labels: Annotated[
         Path | None, typer.Option(help="Class labels of the images in --data: one path and one index per line.")
     ] = None,
-    accuracy: Annotated[
-        str | None, typer.Option(help="Measure top-1 over all of --data, or over this many images.", metavar="full|N")
-    ] = None,
+    accuracy: Accuracy = None,
     calibration: Calibration = None,
     max_accuracy_drop: Annotated[
         str | None,
@@ -177,7 +175,7 @@ def once(
     )
     machine = plan.inspect(device)
     planned = plan.plan(suites, settings.limits, machine, own, search=True)
-    _refuse_absent_files(planned, requirements)
+    plan.refuse_absent_images(planned, requirements.max_accuracy_drop)
     given_artifacts, _ = _folder(artifacts), mqtt and parse_url(mqtt)
     stored = baselines.read(baseline) if baseline else []
     if page:
@@ -242,23 +240,6 @@ def _suites(settings: Config, given: dict[str, object]) -> list[Suite]:
     try:
         return [msgspec.convert(msgspec.structs.asdict(suite) | given, Suite) for suite in suites]
     except msgspec.ValidationError as error:
-        raise UsageError(str(error)) from error
-
-
-def _refuse_absent_files(planned: Sequence[Planned], requirements: Requirements) -> None:
-    """Raise UsageError for missing data and labels before anything is measured."""
-    for images, labels in {(entry.data, entry.labels) for entry in planned if entry.data}:
-        _refuse_absent_images(str(images), labels)
-    if requirements.max_accuracy_drop is not None and not any(entry.accuracy for entry in planned):
-        raise UsageError("--max-accuracy-drop: no accuracy is measured; add --data, and --accuracy or --weights")
-
-
-def _refuse_absent_images(images: str, labels: str | None) -> None:
-    try:
-        _, folder = data_named.parse(images, labels)
-        if labels:
-            data_named.read_listed(folder, labels)
-    except data_named.DataError as error:
         raise UsageError(str(error)) from error
 
 

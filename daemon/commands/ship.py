@@ -15,6 +15,7 @@ from benchd.daemon.commands.arguments import (
     MEMORY_UNITS,
     POWER_UNITS,
     RATE_UNITS,
+    Accuracy,
     Data,
     Device,
     Inputs,
@@ -29,6 +30,7 @@ from benchd.daemon.commands.arguments import (
     Weights,
     accuracy_drop,
     agreement,
+    image_count,
     limit,
     names,
     options,
@@ -67,6 +69,7 @@ def ship(
     weights: Weights = None,
     data: Data = None,
     labels: Annotated[Path | None, typer.Option(help="Class labels of the images in --data.")] = None,
+    accuracy: Accuracy = None,
     max_latency: MaxLatency = None,
     max_energy: Annotated[str | None, typer.Option(help="Limit of the energy per inference.", metavar="50mJ")] = None,
     max_memory: MaxMemory = None,
@@ -109,7 +112,7 @@ def ship(
         max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
         min_effect=quantity("--min-effect", min_effect, {"%": 0.01}),
     )
-    _refuse(asked, minutes, data)
+    _refuse(asked, minutes)
     own = user_model(module, onnx, input_ or [], beside={"MODEL": model})
     if not (model or own):
         raise UsageError("give a model, as in `benchd ship vim_tiny`, or your own with --module or --onnx")
@@ -123,6 +126,7 @@ def ship(
         weights=plan.named_weights(weights) if weights else None,
         data=data,
         labels=str(labels.resolve()) if labels else None,
+        accuracy=image_count(accuracy) if accuracy else None,
     )
     shipping.refuse_existing(out)
     if page:
@@ -132,6 +136,7 @@ def ship(
     machine = plan.inspect(device)
     settings = configuration.read(config) if config else Config()
     candidates = _candidates(suite, settings.limits, machine, own)
+    plan.refuse_absent_images(candidates, asked.max_accuracy_drop)
     folder = made_output(out.with_name(f"{out.name}.race"))  # holds the race until `out` is whole
     with Session(settings, machine, folder, [SlowStages(sys.stderr)], waiting=waits(wait)) as session:
         raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page))
@@ -144,13 +149,11 @@ def of_each_mode(arguments: Sequence[str], out: Path) -> list[str]:
     return [*arguments[:place], *arguments[behind:], "--out", f"{out}-{{mode}}"]
 
 
-def _refuse(asked: Asked, minutes: float, data: str | None) -> None:
+def _refuse(asked: Asked, minutes: float) -> None:
     if asked.min_effect <= 0.0:
         raise UsageError("--min-effect 0%: nothing is ever the same to the last digit; give the smallest that counts")
     if not minutes > 0.0:
         raise UsageError(f"--minutes {minutes:g}: more than 0")
-    if asked.max_accuracy_drop is not None and not data:
-        raise UsageError("--max-accuracy-drop: no accuracy is measured; add --data, and --weights")
 
 
 def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserModel | None) -> list[Planned]:

@@ -37,7 +37,7 @@ from benchd.daemon.verdicts.demand import CONFIRMATIONS, MOST_TRIALS, TRIAL_SHAR
 from benchd.daemon.verdicts.statistics import STOP_RULES, minimum_samples
 from benchd.exporters import files, sessions
 from benchd.exporters.tegra import install, is_tegra
-from benchd.models import catalog, demo, libraries
+from benchd.models import catalog, data_named, demo, libraries
 
 TEGRA_BUILD_S = 3600.0
 PRESETS = {
@@ -425,6 +425,19 @@ def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserMode
     if suite.accuracy and not (is_trained or own):
         raise UsageError("accuracy needs trained weights, but these would be random: also give --weights FILE")
     return suite.accuracy or (POOL_IMAGES if data and is_trained else None)
+
+
+def refuse_absent_images(planned: Sequence[Planned], max_accuracy_drop: float | None) -> None:
+    """Raise UsageError for missing images and labels, and for the limit of an accuracy that no case measures."""
+    try:
+        for images, labels in {(entry.data, entry.labels) for entry in planned if entry.data}:
+            _, folder = data_named.parse(str(images), labels)
+            if labels:
+                data_named.read_listed(folder, labels)
+    except data_named.DataError as error:
+        raise UsageError(str(error)) from error
+    if max_accuracy_drop is not None and not any(entry.accuracy for entry in planned):
+        raise UsageError("--max-accuracy-drop: no accuracy is measured; add --data, and --accuracy or --weights")
 
 
 def _of_suite(suite: Suite) -> UserModel | None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import tempfile
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,8 @@ def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
         (["vim_tiny", "--min-effect", "0%"], UsageError, "give the smallest that counts"),
         (["vim_tiny", "--minutes", "0"], UsageError, "more than 0"),
         (["vim_tiny", "--max-accuracy-drop", "1%"], UsageError, "add --data"),
+        (["vim_tiny", "--data", "demo", "--max-accuracy-drop", "1%"], UsageError, "--accuracy or --weights"),
+        (["square", "--data", "imagefolder:absent"], UsageError, "absent"),
         (["vim_tiny", "--variants", "tensorrt", "--device", "cpu"], NotAvailable, "none of these variants can run"),
     ],
 )
@@ -49,6 +52,25 @@ def test_bad_input_says_what_to_do(tmp_path, arguments, kind, words):
     assert words in str(found)
     assert "\n" not in str(found)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "images"),
+    [
+        (["--module", "net.py:build", "--input", "1x8x8", "--data", "demo", "--accuracy", "100"], 100),
+        (["snn_onepass"], plan.POOL_IMAGES),  # its weights and images are the demo's by default
+    ],
+    ids=["a module", "a trained model"],
+)
+def test_a_limit_of_accuracy_races_what_measures_it(tmp_path, monkeypatch, arguments, images):
+    found = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ship, "Session", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(ship, "_ship", lambda session, candidates, *_, **__: found.extend(candidates) or 0)
+    (tmp_path / "net.py").write_text("def build(): ...\n")
+    done = CliRunner().invoke(ship.app, [*arguments, "--max-accuracy-drop", "1%", "--device", "cpu", "--out", "out"])
+    assert done.exit_code == 0, done.exception
+    assert {one.accuracy for one in found} == {images}
 
 
 def shipped(folder, *, page=False):
