@@ -15,9 +15,12 @@ import typer
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import (
+    CaFile,
+    CertificateFile,
     Data,
     Device,
     Inputs,
+    KeyFile,
     Module,
     Option,
     Publish,
@@ -116,6 +119,9 @@ def profile(
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of tables.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Measure the variants that the findings suggest.")] = False,
     mqtt: Publish = None,
+    ca_file: CaFile = None,
+    certificate_file: CertificateFile = None,
+    key_file: KeyFile = None,
     wait: Wait = None,
 ) -> None:
     """Show where the time goes and what to do about it.
@@ -152,8 +158,9 @@ def profile(
     sort = sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
     planned = _planned(given, machine, own)
+    to = MqttConfig(url=mqtt, ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
     folder = _folder(output, planned.case)
-    sinks, waiting = lasting(folder, MqttConfig(), sys.stderr, mqtt), waits(wait)
+    sinks, waiting = lasting(folder, to, sys.stderr), waits(wait)
     with (
         as_interrupt(),
         _not_left_empty(folder, output is None),

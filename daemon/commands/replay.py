@@ -8,8 +8,9 @@ from typing import Annotated, TextIO
 import typer
 
 from benchd.daemon.commands import application
+from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, broker
 from benchd.daemon.delivery import refill
-from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.delivery.outbox import DELIVERED, JOURNALLED, OUTBOX, Outbox
 from benchd.daemon.delivery.sender import drain
 from benchd.daemon.errors import UsageError
@@ -29,26 +30,31 @@ def replay(
     everything: Annotated[
         bool, typer.Option("--all", help="Send everything that the folder's records.jsonl holds, also what was sent.")
     ] = False,
+    ca_file: CaFile = None,
+    certificate_file: CertificateFile = None,
+    key_file: KeyFile = None,
 ) -> None:
     """Send the results of a folder that no broker has acknowledged yet."""
-    raise typer.Exit(send(folder, mqtt, timeout_s, sys.stdout, dead=dead, everything=everything))
+    to = broker(mqtt, ca_file, certificate_file, key_file)
+    raise typer.Exit(send(folder, to, timeout_s, sys.stdout, dead=dead, everything=everything))
 
 
-def send(folder: Path, url: str, timeout_s: float, out: TextIO, *, dead: bool = False, everything: bool = False) -> int:
+def send(
+    folder: Path, to: Broker, timeout_s: float, out: TextIO, *, dead: bool = False, everything: bool = False
+) -> int:
     """Send the results in `folder` that no broker has acknowledged, with `dead` also refused ones; report to `out`.
 
     The outbox gets the records that it never had: all of records.jsonl if it is new, else those measured without a
     broker. With `everything` all that the journals hold is sent. Returns the exit code: 0 if the broker acknowledged
-    everything, else 1, also for results that stay refused. Raises UsageError for a bad URL or a folder without results.
+    everything, else 1, also for results that stay refused. Raises UsageError for a folder without results.
     """
-    broker = parse_url(url)
     if not (folder / OUTBOX).exists() and not refill.journals(folder):
         raise UsageError(f"{folder}: contains neither {OUTBOX} nor {JOURNAL}; give the --output folder of bench-once")
     with Outbox(folder / OUTBOX) as outbox:
         unreadable = _complete(outbox, folder, everything=everything)
         if dead or everything:
             outbox.retry_refused()
-        report = drain(outbox, broker, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
+        report = drain(outbox, to, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
         refusals = outbox.refused()
     lines = [*unreadable, *(f"refused: {refusal.key}: {refusal.reason}" for refusal in refusals)]
     lines.append(f"{report.sent} sent, {report.refused} refused, {report.left} left{_because(report.reason)}")

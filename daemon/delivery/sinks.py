@@ -1,5 +1,6 @@
 """The sinks that store and publish records: the journal for people, the outbox and its broker for machines."""
 
+import shlex
 import uuid
 from pathlib import Path
 from typing import TextIO
@@ -78,9 +79,16 @@ class MqttSink(Sink):
             return
         failure, refused = self._send(), self._outbox.refused()
         if failure or refused:
-            again = f"benchd replay {self._folder} --mqtt {self._broker.url}{' --dead' if refused else ''}"
+            again = shlex.join([*self._again(), *(["--dead"] if refused else [])])
             reason = failure or refused[0].reason
             self._err.write(f"warning: not published: {reason}. Nothing is lost; send it later with\n  {again}\n")
+
+    def _again(self) -> list[str]:
+        """Return the command that sends pending records to this broker; the password comes from the environment."""
+        to = self._broker
+        files = {"--ca-file": to.ca_file, "--certificate-file": to.certificate_file, "--key-file": to.key_file}
+        given = [word for option, path in files.items() if path for word in (option, path)]
+        return ["benchd", "replay", str(self._folder), "--mqtt", to.url, *given]
 
     def close(self) -> None:
         """Close the outbox."""

@@ -47,6 +47,7 @@ RUN_ID = RunId("r1", "2026-01-01T00:00:00.000Z", 1)
         (["snn_onepass", "--weights", "absent.pth"], 2, "no such file"),
         (["snn_onepass", "--data", "cifar10:x", "--verify"], 2, "--verify"),
         (["snn_onepass", "--mqtt", "http://x"], 2, "expected mqtt://"),
+        (["snn_onepass", "--mqtt", "mqtt://x", "--ca-file", "ca.pem"], 2, "mqtt.ca_file: needs TLS"),
         (["vim_tiny", "--variants", "custom", "--workload", "train"], 7, "training"),
     ],
 )

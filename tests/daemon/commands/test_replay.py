@@ -2,15 +2,22 @@
 
 import gzip
 import io
+import shlex
 import subprocess
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from broker import HOST, free_port, program, running_broker
+from certificates import Authority, serving
 from records_made import made
+from typer.testing import CliRunner
+from waiting import WAIT_S
 
-from benchd.daemon.commands.replay import send
+from benchd.daemon.commands.replay import app, send
+from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, parse_url
 from benchd.daemon.delivery.outbox import JOURNALLED, Outbox
+from benchd.daemon.delivery.sinks import MqttSink
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import Journal
@@ -52,7 +59,7 @@ def folder(tmp_path):
 
 def run(folder, url, **options):
     out = io.StringIO()
-    return send(folder, url, 20.0, out, **options), out.getvalue().splitlines()
+    return send(folder, parse_url(url), 20.0, out, **options), out.getvalue().splitlines()
 
 
 def test_a_run_without_an_outbox_is_sent_from_its_records_once(folder, broker):
@@ -136,10 +143,24 @@ def test_what_was_measured_while_no_broker_was_configured_is_sent_too_and_what_t
 
 def test_a_folder_without_results_is_a_usage_error(folder):
     with pytest.raises(UsageError, match=r"contains neither outbox\.db nor records\.jsonl"):
-        send(folder, "mqtt://h", 1.0, io.StringIO())
-    with pytest.raises(UsageError, match="MQTT URL, scheme"):
-        send(folder, "h", 1.0, io.StringIO())
+        send(folder, parse_url("mqtt://h"), 1.0, io.StringIO())
     assert not list(folder.iterdir())
+
+
+def test_the_line_that_a_run_prints_reaches_a_broker_with_an_authority_and_client_certificates(tmp_path, monkeypatch):
+    authority, port, err = Authority(tmp_path / "own ca"), free_port(), io.StringIO()
+    certificate, key = map(str, authority.issue("client"))
+    files = {"ca_file": str(authority.certificate), "certificate_file": certificate, "key_file": key}
+    monkeypatch.setenv(PASSWORD_VARIABLE, "right")
+    to, one = replace(parse_url(f"mqtts://me@{HOST}:{port}"), **files), made(device_id=DEVICE)
+    with closing(MqttSink(to, WAIT_S, tmp_path / "bench out", err)) as sink:
+        sink.publish(one, encode(one))
+        sink.end()
+    program_, verb, *arguments = shlex.split(err.getvalue().splitlines()[-1])
+    assert (program_, verb) == ("benchd", "replay")
+    with serving(tmp_path, authority, authority.issue("broker"), port):
+        done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.stdout) == (0, "1 sent, 0 refused, 0 left\n")
 
 
 def test_an_outbox_of_0_bytes_is_filled_from_the_journal_of_the_service(folder, broker):
