@@ -200,17 +200,19 @@ def plan(
     With the weights "demo" a case has the options of its model's trained weights. With `search` an offline case without
     batch sizes doubles them while that raises the throughput.
     """
-    planned: dict[str, Planned] = {}
-    for suite in suites or [Suite()]:
+    planned: dict[str, tuple[str, Planned]] = {}
+    for number, suite in enumerate(suites or [Suite()], 1):
+        this = suite.name or str(number)
         for entry in _cases(suite, limits, machine, own, search):
-            if _reads(planned.setdefault(entry.case.case_id, entry)) != _reads(entry):
+            other, first = planned.setdefault(entry.case.case_id, (this, entry))
+            if _reads(first) != _reads(entry):
                 raise UsageError(
-                    f"two suites measure {entry.case.case_id} with other inputs, weights or images: give both the "
-                    "same, or measure each in a run of its own"
+                    f"the suites {other} and {this} measure {entry.case.case_id} with other inputs, weights or "
+                    "images: give both the same, or measure each in a run of its own"
                 )
     if not planned:
         raise UsageError("the plan has no cases: training is measured with --scenario single_stream alone")
-    return list(planned.values())
+    return [entry for _, entry in planned.values()]
 
 
 def _reads(planned: Planned) -> tuple[UserModel | str | None, ...]:

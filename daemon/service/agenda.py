@@ -26,7 +26,10 @@ MAX_PRODUCT = 1000  # of a suite's lists: a command of 64 KiB could request more
 
 
 class Agenda:
-    """Suites, the ids of their `cases`, and the current runs. Raises UsageError for a suite that cannot be planned."""
+    """Suites, the ids of their `cases`, and the current runs.
+
+    Raises UsageError for a suite that cannot be planned, and for two that give one case other weights or images.
+    """
 
     def __init__(self, settings: Config, machine: Machine, state: State) -> None:
         self.suites = [suite for suite in settings.suite if suite.name]
@@ -34,6 +37,8 @@ class Agenda:
         self._limits, self._machine = settings.limits, machine
         self._booted_s: float | None = None
         self.cases = {suite.name: self._ids(suite) for suite in self.suites}
+        if self.suites:  # also together: their results of one case have one name
+            plan.plan(self.suites, self._limits, machine)
 
     def results_per_month(self, now_s: float) -> dict[str, float]:
         """Return how many results per month each case gets by its suites' schedules."""

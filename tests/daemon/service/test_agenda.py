@@ -32,6 +32,12 @@ def test_cases_are_those_of_the_plan_and_the_digest_follows_them():
     assert first.digest == made(SUITE).digest != made(msgspec.structs.replace(SUITE, batch_sizes=[2])).digest
 
 
+def test_two_suites_that_give_one_case_other_images_are_refused():
+    suites = (Suite(name="a", models=["square"]), Suite(name="b", models=["square"], data="imagefolder:x"))
+    with pytest.raises(UsageError, match="the suites a and b measure square,eager,b1 with other inputs, weights or"):
+        made(*suites)
+
+
 def test_a_suite_that_is_due_is_begun_and_measured_case_by_case():
     one = made(SUITE)
     one.look(1000.0, 20.0, "d")

@@ -150,6 +150,17 @@ def test_a_reload_keeps_what_the_old_connection_has_heard(service):
     assert (list(new.seen.commands), list(new.seen.events)) == ([command], [("not_sent", "x")])
 
 
+def test_a_reload_of_two_suites_that_give_one_case_other_images_keeps_the_old_configuration(service, monkeypatch):
+    told, before = [], service._now
+    monkeypatch.setattr(service._between, "event", lambda *event: told.append(event))
+    with service._path.open("a") as file:
+        file.write('[[suite]]\nname = "b"\nmodels = ["square"]\ndata = "imagefolder:x"\n')
+    service._reload()
+    ((event, why),) = told
+    assert (event, service._now) == ("reload_failed", before)
+    assert why.startswith("the suites s and b measure square,")
+
+
 def test_a_signal_that_comes_before_the_session_listens_ends_the_case_too(service):
     session = service._cases.session
     assert session.reason_to_end() is None
