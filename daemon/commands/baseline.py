@@ -31,31 +31,38 @@ def set_(
     """Store at least 3 runs as the baseline of this machine."""
     kept = baseline.chosen(runs)
     baseline.store(kept)
-    print_baseline(sys.stdout, kept, baseline.path(), _budget(kept, None))
+    print_baseline(sys.stdout, kept, _stored(), _budget(kept, None))
 
 
 @app.command(epilog="Example: benchd baseline show --config /etc/benchd/benchd.toml")
 def show(
     config: Annotated[
-        Path | None, typer.Option(help="The service's TOML file, for its schedule and its budget of false alarms.")
+        Path | None, typer.Option(help="The service's TOML file: its runs, its schedule, its budget of false alarms.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Print the stored baseline: its cases and how much slower an alarm needs, or with --json its records."""
-    kept = baseline.read(baseline.STORED)
+    """Print the baseline: its cases and how much slower an alarm needs, or with --json its records."""
+    settings = configuration.read(config) if config else None
+    runs = settings.baseline.runs if settings else []
+    kept = baseline.pinned(runs)
     if json:
         sys.stdout.writelines(f"{msgspec.json.encode(record).decode()}\n" for record in kept)
     else:
-        print_baseline(sys.stdout, kept, baseline.path(), _budget(kept, config))
+        place = f"read from {', '.join(runs)}" if runs else _stored()
+        print_baseline(sys.stdout, kept, place, _budget(kept, settings))
 
 
-def _budget(kept: Sequence[Record], config: Path | None) -> Budget:
+def _stored() -> str:
+    return f"stored in {baseline.path()}"
+
+
+def _budget(kept: Sequence[Record], settings: Config | None) -> Budget:
     """Return the service's budget; without its configuration the default one, for the baseline's cases once a day."""
-    settings = configuration.read(config) if config else Config()
-    results = dict.fromkeys((record.case_id for record in kept), DAILY)
-    if config:
+    if settings:
         results = Agenda(settings, plan.inspect("auto"), State()).results_per_month(time.time())
-    return Budget(settings.baseline.false_alarms_per_month, results)
+        return Budget(settings.baseline.false_alarms_per_month, results)
+    results = dict.fromkeys((record.case_id for record in kept), DAILY)
+    return Budget(Config().baseline.false_alarms_per_month, results)
 
 
 @app.command(epilog="Example: benchd baseline clear")

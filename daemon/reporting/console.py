@@ -3,7 +3,6 @@
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -306,8 +305,8 @@ def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
             console.print(f"    not tried: {', '.join(left)} (--variants)", markup=False)
 
 
-def print_baseline(out: TextIO, kept: Sequence[Record], path: Path, budget: Budget) -> None:
-    """Print the runs of each case in a baseline, how much slower an alarm of the service needs, and its path."""
+def print_baseline(out: TextIO, kept: Sequence[Record], place: str, budget: Budget) -> None:
+    """Print the runs of each case in a baseline, how much slower an alarm of the service needs, and where it lies."""
     console, lacking, rows = console_on(out), "", []
     for case_id in dict.fromkeys(record.case_id for record in kept):
         of_case = baseline.newest_environment([record for record in kept if record.case_id == case_id])
@@ -322,7 +321,7 @@ def print_baseline(out: TextIO, kept: Sequence[Record], path: Path, budget: Budg
     console.print(f"The service raises an alarm after two results this much slower, 12 hours apart.\n{budget}")
     if lacking:
         console.print(f"No alarm yet: {lacking}", markup=False)
-    console.print(f"stored in {path}", markup=False)
+    console.print(place, markup=False)
 
 
 def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:

@@ -62,6 +62,19 @@ def read(name: str) -> list[Record]:
     return results.read(path())
 
 
+def pinned(runs: Sequence[str]) -> list[Record]:
+    """Return the successful records in these files and folders or, without any, the stored baseline.
+
+    Raises UsageError if there are none.
+    """
+    if not runs:
+        return read(STORED)
+    found = [record for record in results.read_all([Path(run) for run in runs]) if record.status == "ok"]
+    if not found:
+        raise UsageError(f"baseline.runs: no result in {', '.join(runs)} was successful")
+    return found
+
+
 def of_case(runs: Sequence[str], case_id: str) -> list[Record]:
     """Return the records of a case in these files and folders or, without any, in the stored baseline if it exists."""
     paths = [Path(run) for run in runs] or [path()] * path().exists()

@@ -2,7 +2,6 @@
 
 import io
 import re
-from pathlib import Path
 
 import pytest
 from records_made import PASSED, made, timing
@@ -78,7 +77,7 @@ def plain(text):
     ("print_", "arguments", "numbers"),
     [
         (print_comparisons, (COMPARED, False), ["104.3", "1234568", "10.63", "+12.35 % [+10.00, +14.68 at 99.83 %]"]),
-        (print_baseline, (KEPT, Path("kept"), Budget(1, {CASE.case_id: DAILY})), ["104.3"]),
+        (print_baseline, (KEPT, "stored in kept", Budget(1, {CASE.case_id: DAILY})), ["104.3"]),
         (print_noise_floors, (FLOORS,), ["1.2 %", "12"]),
         (print_plan, (PLANNED, {}), [f"{PLANNED[0].seconds:.0f} s", "time_steps=16"]),
     ],

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from records_made import ENVIRONMENT, PASSED, made, timing
 
-from benchd.daemon.commands.baseline import set_
+from benchd.daemon.commands.baseline import set_, show
 from benchd.daemon.errors import SchemaError, UsageError
-from benchd.daemon.records import ProcessResult, encode
+from benchd.daemon.records import ProcessResult, decode, encode
 from benchd.daemon.verdicts import baseline, results
 
 
@@ -53,6 +53,23 @@ def test_a_baseline_that_cannot_be_cleared_is_named():
 def test_a_file_or_a_folder_serves_as_a_baseline(tmp_path):
     written(tmp_path / "records.jsonl", *three_runs())
     assert baseline.read(str(tmp_path)) == baseline.read(str(tmp_path / "records.jsonl")) == three_runs()
+
+
+def test_the_runs_that_the_service_s_configuration_names_are_shown_and_not_the_stored_ones(tmp_path, capsys):
+    baseline.store(three_runs())
+    pinned = runs_of_five("a", "b", "c", "d")
+    written(tmp_path / "records.jsonl", *pinned, made(run_id="e", suite_id="e", status="failed", timing=None))
+    config = tmp_path / "benchd.toml"
+    config.write_text(f'[baseline]\nruns = ["{tmp_path}"]\n[[suite]]\nname = "s"\nevery = "1d"\nmodels = ["square"]\n')
+    show(config, json=True)
+    assert [decode(line).run_id for line in capsys.readouterr().out.encode().splitlines()] == ["a", "b", "c", "d"]
+    show(config)
+    assert f"read from {tmp_path}\n" in capsys.readouterr().out
+    show()
+    assert f"stored in {baseline.path()}\n" in capsys.readouterr().out
+    written(tmp_path / "records.jsonl", made(status="failed", timing=None))
+    with pytest.raises(UsageError, match=r"no result in .* was successful"):
+        show(config)
 
 
 def test_fewer_than_three_runs_are_refused_and_the_old_baseline_stays(tmp_path):
