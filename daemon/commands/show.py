@@ -9,6 +9,7 @@ import typer
 
 from benchd.daemon.commands import application
 from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring import race
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.records import Record
 from benchd.daemon.reporting.record_text import lines
@@ -48,6 +49,8 @@ def _notes(record: Record) -> Iterator[str]:
     """Yield what the command alone does not repeat."""
     if ".../" in compare.command(record):
         yield f"{record.case_id}: replace ... by the folder, which no record has"
+    if record.preset == race.PRESET:
+        yield f"{record.case_id}: measured by benchd ship; `benchd verify DIR` repeats it"
     usual = PRESETS[record.preset].asked() if record.preset in PRESETS else {}
     changed = [f"{name} {value:g}" for name, value in record.limits.items() if value != usual.get(name) and value]
     others = [words for words in changed if not words.startswith("processes ")]

@@ -17,7 +17,7 @@ from benchd.daemon.verdicts import levels, one_environment, one_model
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Effect, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
-from benchd.daemon.verdicts.statistics import centre, median
+from benchd.daemon.verdicts.statistics import STOP_RULES, centre, median
 from benchd.models import catalog, demo
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable: a record may come from anyone
@@ -396,7 +396,7 @@ def command(record: Record, processes: int | None = None) -> str:
     words += ["--dla", str(case.dla)] if case.dla is not None else []
     words += ["--threads", str(case.threads)] if case.threads else []
     words += [*_weights(record), *_images(record), *_calibration(record), *_device(record)]
-    words += ["--preset", record.preset] if record.preset else []
+    words += ["--preset", record.preset] if record.preset in STOP_RULES else []  # not `ship`, which is a race's
     words += ["--processes", str(processes or int(record.limits.get("processes") or len(record.processes) or 1))]
     return " ".join([*_prefix(record), shlex.join(words)])
 

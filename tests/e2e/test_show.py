@@ -57,6 +57,14 @@ def test_an_id_finds_its_run_or_the_newest_of_its_case(here, tmp_path):
     assert here("benchd", "show", "bench-out", "--command").stdout.count("bench-once") == 2
 
 
+def test_the_command_of_what_ship_measured_is_one_of_bench_once_and_a_note_names_verify(here, tmp_path):
+    (tmp_path / "shipped").mkdir()
+    (tmp_path / "shipped" / "records.jsonl").write_bytes(encode(made(preset="ship")) + b"\n")
+    shown = here("benchd", "show", "shipped", "--command")
+    assert "--preset" not in shown.stdout
+    assert shown.stderr == "note: vim_tiny,eager,b1: measured by benchd ship; `benchd verify DIR` repeats it\n"
+
+
 @pytest.mark.parametrize("folder", ["bench-out", "absent"])
 def test_an_unknown_record_is_refused(folder, here, tmp_path):
     (tmp_path / "bench-out").mkdir()

@@ -289,6 +289,7 @@ ONNX = msgspec.structs.replace(MODEL, weights="net.v2.onnx")
             {"environment": msgspec.structs.replace(ENVIRONMENT, device="cuda", variables={VISIBLE: "GPU-1a"})},
             "--models vim_tiny --variants eager --batch-sizes 1 --device GPU-1a",
         ),
+        ({"preset": "ship"}, "--models vim_tiny --variants eager --batch-sizes 1"),
         ({"preset": "standard"}, "--models vim_tiny --variants eager --batch-sizes 1 --preset standard"),
         (
             {"model": msgspec.structs.replace(DEMO, data="64 of the 500 images of demo"), "accuracy": accuracy()},
