@@ -1,6 +1,7 @@
 """`benchd noise-floor`: how different this machine finds identical code."""
 
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -8,7 +9,9 @@ import typer
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson
-from benchd.daemon.errors import UsageError
+from benchd.daemon.config import LimitsConfig
+from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.measuring import plan
 from benchd.daemon.reporting.console import print_noise_floors
 from benchd.daemon.verdicts import noise_floor
 
@@ -25,7 +28,10 @@ def noise_floor_(
     if clear and case is None:  # also a damaged file, which nothing else reads
         sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear()}\n")
         return
-    found = [one for one in noise_floor.every() if case in (None, one.case_id)]
+    every = noise_floor.every()
+    if case and case not in {one.case_id for one in every}:
+        case = _stored_as(case)
+    found = [one for one in every if case in (None, one.case_id)]
     if case and not found:
         raise UsageError(f"no A/A comparison of {case} is stored; run benchd compare --aa {case}")
     if clear:
@@ -34,3 +40,11 @@ def noise_floor_(
         sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(found)).decode()}\n")
     else:
         print_noise_floors(sys.stdout, found)
+
+
+def _stored_as(case: str) -> str:
+    """Return the id under which `benchd compare --aa` stores this case; the text itself if it names no single one."""
+    with suppress(BenchdError):
+        planned = plan.plan([plan.suite_of(case, "quick")], LimitsConfig(), plan.Machine("cpu", has_cxx=True))
+        return planned[0].case.case_id if len(planned) == 1 else case
+    return case

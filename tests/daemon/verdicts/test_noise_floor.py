@@ -90,6 +90,23 @@ def test_a_case_or_all_are_forgotten():
     assert (noise_floor.clear(), noise_floor.clear(), noise_floor.every()) == (1, 0, [])
 
 
+@pytest.mark.parametrize(
+    ("stored", "typed"),
+    [
+        ("square,eager,b1", "square,eager,b1,size=1024"),  # the default; the example of the command's help
+        ("torchvision_resnet18,eager,b1", "torchvision:resnet18,eager"),
+        ("own.net.build,eager,b4", "own.net.build,eager,b4"),
+    ],
+)
+def test_a_case_is_found_as_compare_takes_it(stored, typed, capsys):
+    add(*[0.06] * 5, case_id=stored)
+    add(0.06, case_id="square,eager,b1,size=512")
+    noise_floor_(case=typed, clear=True)
+    assert capsys.readouterr().out == "A/A comparisons forgotten: 5\n"
+    with pytest.raises(UsageError, match=f"no A/A comparison of {stored} is stored"):
+        noise_floor_(case=typed)
+
+
 def test_a_floor_decides_for_its_own_case_alone(tmp_path):
     def arm(ms, suite_id):
         cases = [msgspec.structs.replace(made().case, batch_size=size) for size in (1, 2)]
