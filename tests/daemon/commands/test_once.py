@@ -85,6 +85,17 @@ def test_a_configuration_without_suites_keeps_the_quick_preset(tmp_path):
     assert "square,eager,b1" in named.stdout
 
 
+def test_models_replace_a_configured_module_with_its_inputs_and_weights(tmp_path):
+    file = tmp_path / "device.toml"
+    file.write_text(
+        '[[suite]]\nmodule = "package.net:build"\ninputs = ["8"]\nweights = "/absent.pth"\npreset = "quick"\n'
+    )
+    plain = ["--models", "snn_onepass", "--variants", "eager", "--dry-run", "--device", "cpu"]
+    replaced = CliRunner().invoke(once.app, [*plain, "--config", str(file)])
+    assert replaced.stdout == CliRunner().invoke(once.app, plain).stdout
+    assert "snn_onepass,eager,b64" in replaced.stdout
+
+
 def test_a_damaged_noise_floor_is_said_before_anything_is_measured(tmp_path, monkeypatch):
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
