@@ -16,6 +16,7 @@ from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import PRESETS, Machine
 from benchd.daemon.records import Record, all_variants
+from benchd.daemon.verdicts.effects import FEWEST_PROCESSES
 from benchd.models.catalog import MODELS
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +90,7 @@ def test_the_sample_configuration_is_read_and_shows_every_key():
     text = document("benchd.toml")
     keys = [field.encode_name for kind in structs(config.Config) for field in msgspec.structs.fields(kind)]
     assert [key for key in keys if not re.search(rf"\b{key}\b", text)] == []
+    assert f"with fewer than {FEWEST_PROCESSES} a result is never called slower" in text
     assert (sample.sampling, sample.limits) == (config.SamplingConfig(), config.LimitsConfig())
 
 
