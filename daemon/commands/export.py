@@ -156,7 +156,7 @@ def _refuse_own(request: ExportRequest) -> None:
         raise UsageError("name models, or --module, or --onnx: only one of them")
     if request.options or request.weights == demo.DEMO or request.to == "tensorrt":
         raise UsageError("your own model has no --option, no --weights demo, and is exported --to onnx")
-    if request.onnx and (request.onnx.is_quantised or request.precisions != ["int8"]):
+    if request.onnx and (request.onnx.precision == "int8" or request.precisions != ["int8"]):
         raise UsageError("--onnx is for a float file and --precision int8")
 
 

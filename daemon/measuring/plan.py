@@ -482,7 +482,7 @@ def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
     """
     on_gpu = machine.device == "cuda"
     if isinstance(own, UserFile):
-        suffix = "-int8" if own.is_quantised else ""
+        suffix = "" if own.precision == "fp32" else f"-{own.precision}"
         return [f"onnxruntime{suffix}", *([f"tensorrt{suffix}"] if on_gpu else [])]
     return ["eager", "compile", "onnxruntime", *(["fp16", "cudagraph", "tensorrt-fp16"] if on_gpu else [])]
 

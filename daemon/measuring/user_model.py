@@ -13,7 +13,7 @@ import msgspec
 
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring import user_python
-from benchd.daemon.records import DTYPES, InputSpec
+from benchd.daemon.records import DTYPES, InputSpec, Precision
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class UserModule:
 class UserFile:
     """A user's ONNX file and its inputs; `batch_size` is its fixed batch size, None if it accepts any.
 
-    `reference` is the fp32 file that a quantised one was made from.
+    `precision` is what it computes in, and `reference` is the fp32 file that a quantised one was made from.
     """
 
     path: str
     inputs: list[InputSpec]
     batch_size: int | None = None
-    is_quantised: bool = False
+    precision: Precision = "fp32"
     reference: str | None = None
 
     @classmethod
@@ -98,13 +98,13 @@ def _file(path: Path, changed_ns: int, given: Sequence[str]) -> UserFile:
         from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - everything else works without onnx
     except ImportError:
         return UserFile(str(path), inputs)  # the worker reports what to install
-    return UserFile(str(path), *user_onnx.reads(path, inputs), user_onnx.is_quantised(path))
+    return UserFile(str(path), *user_onnx.reads(path, inputs), user_onnx.precision(path))
 
 
 def _referred(found: UserFile, reference: Path) -> UserFile:
     """Return the quantised file with its reference; raise UsageError unless it is a float file of the same inputs."""
     other = UserFile.at(reference, [str(spec) for spec in found.inputs])
-    if not found.is_quantised or other.is_quantised:
+    if found.precision != "int8" or other.precision == "int8":
         raise UsageError(f"--reference {reference}: give the fp32 file that a quantised --onnx file was made from")
     return replace(found, reference=str(reference))
 

@@ -1,5 +1,6 @@
 """The inputs of a user's ONNX file, read without torch: names, types and sizes; and each reason to refuse it."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import onnx
 from onnx import TensorProto
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.records import Dtype, InputSpec
+from benchd.daemon.records import Dtype, InputSpec, Precision
 
 _TYPES: dict[int, Dtype] = {
     TensorProto.FLOAT: "float32",
@@ -20,6 +21,7 @@ _TYPES: dict[int, Dtype] = {
     TensorProto.UINT8: "uint8",
     TensorProto.BOOL: "bool",
 }
+_FLOATS: dict[int, Precision] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 _PRODUCTS = ("Conv", "MatMul", "Gemm", "ConvTranspose")
 _INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 _DOMAINS = ("", "ai.onnx")
@@ -31,33 +33,51 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
     Open sizes are those of `given`, whose inputs without a name are matched by position. Raises UsageError for an
     unreadable file, for operators that are not part of ONNX, and for inputs that do not fit.
     """
-    values = _values(path)
+    values = _values(path, _read(path).graph)
     by_name = _by_name(path, [value.name for value in values], given)
     sizes = {value.name: _sizes(path, value) for value in values}
     inputs = [_input(path, value, sizes[value.name], by_name.get(value.name)) for value in values]
     return inputs, _batch_size(path, {name: first for name, (first, *_) in sizes.items() if first})
 
 
-def is_quantised(path: Path) -> bool:
-    """Return whether a product of the file reads dequantised numbers, or is an operator of quantised ones."""
-    nodes = _read(path).graph.node
+def precision(path: Path) -> Precision:
+    """Return what the file computes in: the type of most of its products' weights, which inputs need not have.
+
+    Without products the type of its tables counts, and without these that of its first input of floats. Raises
+    UsageError for bfloat16.
+    """
+    graph = _read(path).graph
+    if _is_quantised(graph.node):
+        return "int8"
+    inputs = [value.type.tensor_type.elem_type for value in _values(path, graph)]
+    first = [kind for kind in inputs if kind in _FLOATS][:1]
+    kinds = _weights(graph, _PRODUCTS) or _weights(graph, ("Gather",)) or first or [TensorProto.FLOAT]
+    found = _FLOATS[Counter(kinds).most_common(1)[0][0]]
+    if found == "bf16":
+        raise UsageError(f"{path}: its weights are BFLOAT16; export it in float32 or float16")
+    return found
+
+
+def _weights(graph: onnx.GraphProto, operators: Sequence[str]) -> list[int]:
+    """Return the type of the stored floats that each node of these operators reads."""
+    stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    stored |= {node.output[0]: node.attribute[0].t.data_type for node in graph.node if node.op_type == "Constant"}
+    read = [name for node in graph.node if node.op_type in operators for name in node.input[:2]]
+    return [stored[name] for name in read if stored.get(name) in _FLOATS]
+
+
+def _is_quantised(nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Return whether a product reads dequantised numbers, or is an operator of quantised ones."""
     dequantised = {output for node in nodes if node.op_type == "DequantizeLinear" for output in node.output}
     return any(
         node.op_type in _INTEGER or (node.op_type in _PRODUCTS and dequantised & set(node.input[:2])) for node in nodes
     )
 
 
-def first_dtype(path: Path) -> Dtype:
-    """Return the type of the file's first input."""
-    first, *_ = _values(path)
-    return _dtype(path, first)
-
-
-def _values(path: Path) -> list[onnx.ValueInfoProto]:
+def _values(path: Path, graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     """Return the inputs that are not stored in the file."""
-    model = _read(path)
-    stored = {tensor.name for tensor in model.graph.initializer}
-    values = [value for value in model.graph.input if value.name not in stored]
+    stored = {tensor.name for tensor in graph.initializer}
+    values = [value for value in graph.input if value.name not in stored]
     if not values:
         raise UsageError(f"{path}: it has no inputs, so there is nothing to measure it with")
     return values

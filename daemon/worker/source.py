@@ -120,9 +120,10 @@ class Source:
         if precision not in files.PRECISIONS:
             raise Unsupported(f"files are made in fp32, fp16 and int8, not in {precision}")
         if self.own:
+            from benchd.daemon.measuring.user_onnx import precision as written  # noqa: PLC0415 - see `_export`
             from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
 
-            if precision != "int8" or user_onnx.precision(self.own) == "int8":
+            if precision != "int8" or written(self.own) == "int8":
                 return user_onnx.artifact(self.own, precision, self.weights_sha256)
             return self.quantise(batch, None, files.quantised_for(target))
         form = files.form(self.options, target)

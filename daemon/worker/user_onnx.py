@@ -9,12 +9,10 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.measuring import user_onnx
-from benchd.daemon.records import Dtype, InputSpec, Precision
+from benchd.daemon.records import InputSpec, Precision
 from benchd.daemon.worker.structures import Tensors, dtype_of
 from benchd.exporters import artifacts, sessions
 from benchd.exporters.artifacts import Artifact, sha256_of
-
-_PRECISIONS: dict[Dtype, Precision] = {"float32": "fp32", "float16": "fp16"}
 
 
 class UserFile(nn.Module):
@@ -27,7 +25,7 @@ class UserFile(nn.Module):
         super().__init__()
         self.inputs, self.batch_size = user_onnx.reads(path, given)  # refuses a file that cannot be read
         self.path, self.sha256 = path, sha256_of(path)
-        self.is_quantised = user_onnx.is_quantised(path)
+        self.is_quantised = user_onnx.precision(path) == "int8"
         self._session: Any = None
 
     def __deepcopy__(self, memo: object) -> "UserFile":
@@ -52,17 +50,12 @@ class UserFile(nn.Module):
         return found[0] if len(found) == 1 else Tensors(dict(zip(self.outputs, found, strict=True)))
 
 
-def precision(path: Path) -> Precision:
-    """Return what the file computes in, by its products and its first input."""
-    return "int8" if user_onnx.is_quantised(path) else _PRECISIONS.get(user_onnx.first_dtype(path), "fp32")
-
-
 def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:
     """Return the user's file as an artifact.
 
     Raises Unsupported if it computes in another precision, and UnfitModel if it has changed.
     """
-    own = precision(path)
+    own = user_onnx.precision(path)
     if asked != own:
         suffix = "" if own == "fp32" else f"-{own}"
         raise Unsupported(f"{path.name} is written in {own}; ask for onnxruntime{suffix} or tensorrt{suffix}")

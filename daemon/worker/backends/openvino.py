@@ -28,7 +28,7 @@ def file(source: Source, precision: Precision, device: torch.device, batch: int)
     """Return the file that `load` opens, exported now if it does not exist; fp16 and bf16 are made of an fp32 one."""
     written: Precision = "int8" if precision == "int8" else "fp32"
     if source.own and precision == "fp16":
-        from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
+        from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
 
         written = user_onnx.precision(source.own)
     return source.onnx(written, batch, "openvino")

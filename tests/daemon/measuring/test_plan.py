@@ -275,6 +275,11 @@ def test_a_file_of_a_fixed_batch_implies_it():
         ids(Suite(batch_sizes=[4, 2]), own=own)
 
 
+def test_a_file_is_measured_in_its_own_precision():
+    own = UserFile("/somewhere/net.onnx", [], precision="fp16")
+    assert ids(Suite(), own=own) == ["own.net,onnxruntime-fp16,b1"]
+
+
 def test_presets_are_the_published_ones_and_the_configuration_changes_them():
     (quick,) = plan.plan([Suite(models=["square"], preset="quick")], LimitsConfig(), CPU)
     assert (quick.limits.processes, quick.limits.warm_up_cap_s, quick.limits.rule.cap_s) == (1, 2.0, 5.0)

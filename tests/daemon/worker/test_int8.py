@@ -104,7 +104,7 @@ def test_without_calibration_images_nothing_is_made(pair, tmp_path):
 
 def test_a_file_says_whether_it_is_quantised_and_takes_a_float_reference_only(pair):
     source, path = pair
-    assert (UserFile.at(source, []).is_quantised, UserFile.at(path, []).is_quantised) == (False, True)
+    assert (UserFile.at(source, []).precision, UserFile.at(path, []).precision) == ("fp32", "int8")
     assert UserFile.at(path, [], source).reference == str(source)
     with pytest.raises(UsageError, match="give the fp32 file"):
         UserFile.at(source, [], source)

@@ -28,6 +28,20 @@ PAIR = """g (float[N,4] x, float[N,M] z) => (float[N,4] y, float[N,M] w) { y = R
 STORED = """g (float[2,4] x, float[4] bias) => (float[2,4] y) <float[4] bias = {1,2,3,4}> { y = Add(x, bias) }"""
 
 
+BY_TOKENS = """g (int64[2,3] rows) => (float[2,3,1] y) <float[1,4] table = {1,2,3,4}, float16[4,1] w = {1,2,3,4}> {
+  e = Gather(table, rows)  h = Cast<to = 10>(e)  m = MatMul(h, w)  y = Cast<to = 1>(m)
+}"""
+FLOAT_ENDS = """g (float[2,4] x) => (float[2,1] y) {
+  h = Cast<to = 10>(x)  w = Constant<value = float16[4,1] {1,2,3,4}>()  m = MatMul(h, w)  y = Cast<to = 1>(m)
+}"""
+MIXED = """g (float16[2,1] x) => (float[2,1] y) <float16[1,1] a = {1}, float[1,1] b = {2}, float[1,1] c = {3}> {
+  h = MatMul(x, a)  f = Cast<to = 1>(h)  m = MatMul(f, b)  y = MatMul(m, c)
+}"""
+HALF_TABLE = "g (int64[2,3] rows) => (float16[2,3,2] y) <float16[1,2] table = {1,2}> { y = Gather(table, rows) }"
+IDS_FIRST = "g (int64[2,4] x, float16[2,4] z) => (float16[2,4] y) { c = Cast<to = 10>(x)  y = Add(c, z) }"
+BRAIN = "g (float[2,4] x) => (bfloat16[2,1] y) <bfloat16[4,1] w = {1,2,3,4}> { c = Cast<to = 16>(x)  y = MatMul(c, w) }"
+
+
 def written(folder, graph, opset=20):
     path = folder / "net.onnx"
     domains = f'"" : {opset}, "here" : 1'
@@ -136,6 +150,7 @@ REFUSED = {
     "unknown input": (text(FIXED), ["images=4"], r"--input images: the inputs of net\.onnx are x$"),
     "one too many": (text(FIXED), ["4", "5"], r"--input 5: the inputs of net\.onnx are x$"),
     "other rank": (text(FIXED), ["x=4x1"], r"--input x=4x1: net\.onnx expects 4 after the batch, not 4x1$"),
+    "bfloat16": (text(BRAIN), [], r"net\.onnx: its weights are BFLOAT16; export it in float32 or float16"),
     "other size": (text(OPEN), ["x=5"], r"--input x=5: net\.onnx expects 4 after the batch, not 5$"),
     "other type": (text(OPEN), ["x=int64:4"], r"--input x=int64:4: input x of net\.onnx is float32, not int64$"),
     "with the batch": (text(OPEN), ["x=3x4"], r"--input x=3x4: omit the batch: --input x=4 --batch-sizes 3$"),
@@ -171,8 +186,13 @@ def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
         (FIXED, "fp16", "written in fp32; ask for onnxruntime or tensorrt"),
         (HALF, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
         (TABLE, "fp16", "written in fp32; ask for onnxruntime or tensorrt"),
+        (BY_TOKENS, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
+        (FLOAT_ENDS, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
+        (MIXED, "fp16", "written in fp32; ask for onnxruntime or tensorrt"),
+        (HALF_TABLE, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
+        (IDS_FIRST, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
     ],
-    ids=["fp32", "fp16", "whole numbers"],
+    ids=["fp32", "fp16", "whole numbers", "tokens", "float ends", "mixed", "half table", "ids first"],
 )
 def test_another_precision_is_unsupported_with_the_variant_to_ask_for(graph, asked, advice, tmp_path):
     path = written(tmp_path, graph)
