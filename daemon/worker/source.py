@@ -281,11 +281,11 @@ class Source:
 
 
 def _batches(calibration: Calibration, size: int) -> Iterator[list[Tensor]]:
-    """Yield the inputs in whole batches, the last images left out if they fill none; raise CannotQuantise for a few."""
+    """Yield the inputs in whole batches, the last one filled up with the first images; raise CannotQuantise for few."""
     images = calibration.images
     refuse_few([part.numpy() for part in values(images)[0]], calibration.source)
-    for start in range(0, len(images) - size + 1, size):
-        yield [part.contiguous() for part in values(images[torch.arange(start, start + size)])]
+    for start in range(0, len(images), size):
+        yield [part.contiguous() for part in values(images[torch.arange(start, start + size) % len(images)])]
 
 
 def _measured(found: Quantised, calibration: Calibration, start: float) -> dict[str, Any]:

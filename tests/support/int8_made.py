@@ -21,8 +21,11 @@ def feeds(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
     return [{"x": image[None]} for image in images(count, seed)]
 
 
-def net(path: Path, *, products: int = 4, codes: bool = False) -> Path:
-    """Write a net of `products` layers, the last one a Gemm; with `codes` the activations are 0, 0.3, .. 0.9."""
+def net(path: Path, *, products: int = 4, codes: bool = False, batch: int | str = 1) -> Path:
+    """Write a net of `products` layers, the last one a Gemm; with `codes` the activations are 0, 0.3, .. 0.9.
+
+    A name as `batch` leaves it open.
+    """
     draw, last = np.random.default_rng(3), products - 1
     nodes, held, name, channels = [], [], "x", 3
     for place in range(last):
@@ -45,8 +48,8 @@ def net(path: Path, *, products: int = 4, codes: bool = False) -> Path:
     nodes.append(helper.make_node("Flatten", [name], ["flat"]))
     nodes.append(helper.make_node("Gemm", ["flat", "head"], ["y"], "head", transB=1))
     held.append(numpy_helper.from_array(np.zeros((CLASSES, width), np.float32), "head"))
-    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
-    answer = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, CLASSES])
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 8, 8])
+    answer = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, CLASSES])
     model = helper.make_model(
         helper.make_graph(nodes, "net", [given], [answer], held), opset_imports=[helper.make_opsetid("", 18)]
     )

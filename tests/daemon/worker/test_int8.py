@@ -32,11 +32,17 @@ def pair(tmp_path_factory):
     return source, folder / "int8.onnx"
 
 
-def checked(folder, path, reference=None, calibration=None):
+def checked(folder, path, reference=None, calibration=None, batch_size=1):
     """Return the check of the file as onnxruntime-int8, and the facts of the files it ran."""
+    built, loaded, asked = opened(folder, path, reference, calibration, batch_size)
+    return check.check_and_answers(built, loaded, asked).check, built.source.used
+
+
+def opened(folder, path, reference=None, calibration=None, batch_size=1):
+    """Return what was built of the file, what was loaded as onnxruntime-int8, and the job."""
     asked = msgspec.structs.replace(
         job(folder),
-        case=Case(model="own.net", variant=Variant("onnxruntime", "int8")),
+        case=Case(model="own.net", variant=Variant("onnxruntime", "int8"), batch_size=batch_size),
         options={},
         onnx=str(path),
         reference=reference and str(reference),
@@ -44,8 +50,8 @@ def checked(folder, path, reference=None, calibration=None):
         calibration_images=32,
     )
     built = workload.build(asked)
-    loaded = backends.load(asked.case.variant, built.source, torch.device("cpu"), built.images[:1])
-    return check.check_and_answers(built, loaded, asked).check, built.source.used
+    loaded = backends.load(asked.case.variant, built.source, torch.device("cpu"), built.images[:batch_size])
+    return built, loaded, asked
 
 
 def test_a_users_int8_file_is_checked_against_its_reference(pair, tmp_path):
@@ -62,6 +68,13 @@ def test_without_a_reference_its_check_shows_nothing(pair, tmp_path):
     assert found.verdict == "void"
     assert "no fp32 reference" in found.note
     assert "--reference" in found.note
+
+
+def test_fewer_images_than_a_batch_calibrate_it(tmp_path):
+    source = net(tmp_path / "open.onnx", batch="N")
+    found, (facts,) = checked(tmp_path, source, calibration="random", batch_size=64)
+    assert found.verdict == "passed"
+    assert facts.quantisation.calibration == "32 random inputs"
 
 
 def test_a_broken_int8_file_fails(pair, tmp_path):

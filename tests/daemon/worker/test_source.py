@@ -14,7 +14,7 @@ from worker_jobs import job
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker import workload
-from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.source import Calibration, Source, _batches
 from benchd.exporters import code, files
 from benchd.exporters.artifacts import Store, key_of
 
@@ -196,6 +196,14 @@ def test_files_have_three_precisions(tmp_path, precision):
 )
 def test_the_form_is_the_target_s_best_unless_two_levels_were_asked_for(options, forms):
     assert tuple(files.form(options, target) for target in ("cpu", "cuda", "tensorrt")) == forms
+
+
+@pytest.mark.parametrize("size", [3, 16, 20, 64])
+def test_every_image_calibrates_and_the_last_batch_is_whole(size):
+    images = torch.arange(80.0).view(20, 4)
+    batches = [part for (part,) in _batches(Calibration(images, "images", [], is_asked=True), size)]
+    assert [len(part) for part in batches] == [size] * -(-20 // size)
+    assert torch.equal(torch.cat(batches), images.repeat(4, 1)[: len(batches) * size])
 
 
 CHILD = f"""
