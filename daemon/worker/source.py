@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import ArtifactFacts, OptionValue, Precision, Provider, Quantisation
 from benchd.daemon.worker.structures import Batch, InTuple, Tensors, tensors, values
-from benchd.exporters import code, files
+from benchd.exporters import code, files, sessions
 from benchd.exporters.artifacts import Artifact, Store, key_of
 from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_few
 from benchd.exporters.files import ONLY_OUTPUT, QuantisedFor, Target
@@ -194,6 +194,8 @@ class Source:
     def _quantise(
         self, path: Path, calibration: Calibration, batch: int | None, form: files.Form | None, made_for: QuantisedFor
     ) -> dict[str, Any]:
+        if why := sessions.why_not():
+            raise Unsupported(f"int8 is calibrated with ONNX Runtime: {why}")
         try:
             from benchd.exporters import quantised  # noqa: PLC0415 - see `_export`
         except ImportError as error:

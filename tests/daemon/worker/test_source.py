@@ -206,6 +206,15 @@ def test_every_image_calibrates_and_the_last_batch_is_whole(size):
     assert torch.equal(torch.cat(batches), images.repeat(4, 1)[: len(batches) * size])
 
 
+def test_int8_without_onnx_runtime_is_unsupported_before_anything_is_computed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as `absent` has it in a child
+    calibration = Calibration(torch.randn(16, 4), "images", [], is_asked=True)
+    own = source(tmp_path, calibration=lambda: calibration)
+    with pytest.raises(Unsupported, match=r"^int8 is calibrated with ONNX Runtime: ONNX Runtime is not installed: pip"):
+        own.quantise(2, None, "tensorrt")
+    assert not list(tmp_path.glob("*/*.onnx"))
+
+
 CHILD = f"""
 import json, sys
 from pathlib import Path
