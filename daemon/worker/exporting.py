@@ -17,9 +17,11 @@ from benchd.daemon.machine.standard_streams import STDERR, lasting
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.measuring.protocol import ExportRequest, Job
 from benchd.daemon.records import Case, OptionValue, Variant
+from benchd.daemon.verdicts.manifest import PLAN
 from benchd.daemon.worker import backends, workload
+from benchd.daemon.worker.source import Source
 from benchd.exporters import files
-from benchd.exporters.artifacts import Artifact, Store
+from benchd.exporters.artifacts import Artifact
 from benchd.exporters.files import Precision
 from benchd.models import catalog, demo
 
@@ -114,13 +116,12 @@ def _export(request: ExportRequest, file: _File) -> Artifact:
         return built.source.export(file.precision, file.batch, form and (request.form or form), made_for)
     case = file.job.case
     backends.load(case.variant, built.source, torch.device("cuda"), built.images[: case.batch_size])
-    return _engine(built.source.store)
+    return _engine(built.source)
 
 
-def _engine(store: Store) -> Artifact:
-    """Return the engine used last; its ONNX file may have been used in the same tick of the clock."""
-    engines = (artifact for artifact in store.list() if artifact.metadata.facts.get("format") == "plan")
-    return max(engines, key=lambda artifact: artifact.used_ns)
+def _engine(source: Source) -> Artifact:
+    """Return the engine that was loaded."""
+    return next(artifact for artifact in source.store.list() if artifact.path == source.built[PLAN])
 
 
 def _copy(source: Path, target: Path) -> None:

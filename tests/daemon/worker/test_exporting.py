@@ -2,14 +2,20 @@
 
 import os
 
+import torch
+from torch import nn
+
+from benchd.daemon.verdicts.manifest import PLAN
 from benchd.daemon.worker import exporting
-from benchd.exporters.artifacts import Store, key_of
+from benchd.daemon.worker.source import Source
+from benchd.exporters.artifacts import key_of
 
 
-def test_the_engine_is_handed_back_whichever_file_the_clock_says_was_used_last(tmp_path):
-    with Store(tmp_path) as store:
-        facts = [{"format": "onnx", "model": "a"}, {"format": "plan", "model": "a"}, {"format": "plan", "model": "b"}]
-        made = [store.put(key_of(each), each, lambda path: path.write_bytes(b"content")) for each in facts]
-        for artifact, used_ns in zip(made, (2, 2, 1), strict=True):
-            os.utime(artifact.path.with_name("metadata.json"), ns=(used_ns, used_ns))
-        assert exporting._engine(store).metadata.facts == {"format": "plan", "model": "a"}
+def test_the_engine_that_was_loaded_is_handed_back_whichever_the_clock_says_was_used_last(tmp_path):
+    source = Source(nn.Identity(), torch.zeros(1), "a", {}, "0" * 64, "outputs", tmp_path)
+    for model, used_ns in (("a", 1), ("b", 2)):
+        facts = {"format": "plan", "model": model}
+        artifact = source.store.put(key_of(facts), facts, lambda path: path.write_bytes(b"content"))
+        os.utime(artifact.path.with_name("metadata.json"), ns=(used_ns, used_ns))
+        source.built.setdefault(PLAN, artifact.path)
+    assert exporting._engine(source).metadata.facts == {"format": "plan", "model": "a"}
