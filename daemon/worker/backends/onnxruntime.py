@@ -107,7 +107,8 @@ class _Bound:
     """A session as a function of as many inputs as the example has; the second run after a run overwrites its outputs.
 
     What a run reads and writes is bound once for each place in memory where inputs lie. The outputs are the same for
-    all of them: a run that wrote nothing would answer another input, and not right by chance.
+    all of them: a run that wrote nothing would answer another input, and not right by chance. Outputs whose sizes only
+    a run tells, such as detected boxes, are bound without a place and copied after it.
     """
 
     def __init__(self, session: Any, source: Source, device: torch.device, example: Batch) -> None:
@@ -115,6 +116,12 @@ class _Bound:
         self._names = [value.name for value in session.get_inputs()]
         self.dtype = float_type([_dtype(value) for value in session.get_inputs()])
         dtypes = [(value.name, _dtype(value)) for value in session.get_outputs()]
+        known = {size for value in session.get_inputs() for size in value.shape if size}
+        self._open = {
+            value.name
+            for value in session.get_outputs()
+            if not all(isinstance(size, int) or size in known for size in value.shape)
+        }
         found = session.run(None, self.feeds(example))
         outputs = [(name, dtype, one.shape) for (name, dtype), one in zip(dtypes, found, strict=True)]
         self._outputs = [
@@ -138,7 +145,7 @@ class _Bound:
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()  # the session computes on its own stream
         self._session.run_with_iobinding(binding)
-        return self._answers[self._newest]
+        return self._read(binding) if self._open else self._answers[self._newest]
 
     def bind(self, batch: Batch) -> None:
         """Bind a batch that a later run reads from where it lies now."""
@@ -159,8 +166,17 @@ class _Bound:
         for name, value in zip(self._names, inputs, strict=True):
             binding.bind_input(name, *_place(value))
         for name, output in outputs.items():
-            binding.bind_output(name, *_place(output))
+            binding.bind_output(name, *([] if name in self._open else _place(output)))
         return binding
+
+    def _read(self, binding: Any) -> Batch:
+        """Return the answer with copies of the open outputs, which are bound anew: the next run has other sizes."""
+        outputs = dict(self._outputs[self._newest])
+        for name, found in zip(outputs, binding.get_outputs(), strict=True):
+            if name in self._open:
+                outputs[name] = torch.from_numpy(found.numpy()).to(self._device)
+                binding.bind_output(name)
+        return self._source.answer(outputs)
 
     def _inputs(self, given: Sequence[Tensor]) -> list[Tensor]:
         return [value.contiguous() for value in self._source.inputs(*given)]

@@ -34,6 +34,7 @@ TABLE = """g (float[N,4] x, int64[N] rows) => (float[N,4] y) <float[2,4] table =
 TWO_OUTPUTS = """g (float[2,4] x) => (float[2,4] y, float[2] z) <int64[1] last = {1}> {
   y = Relu(x)  z = ReduceMax <keepdims = 0> (x, last)
 }"""
+NON_ZERO = "g (float[2,4] x) => (float[2,4] z, int64[2,found] y) { y = NonZero(x)  z = Relu(x) }"
 NEWER = """<ir_version: 9, opset_import: ["" : 99]>
 g (float[2,4] inputs) => (float[2,4] outputs) { outputs = Relu(inputs) }"""
 SHAPES = {"vim": (3, 24, 24), "onepass": (3, 32, 32), "affine": (4,)}
@@ -226,6 +227,22 @@ def test_every_output_is_answered_by_its_name(backend, tmp_path):
     wanted = built.plain(built.images[:2]).named
     assert [(name, value.shape) for name, value in found.items()] == [("y", (2, 4)), ("z", (2,))]
     assert all(torch.equal(found[name], wanted[name]) for name in ("y", "z"))
+
+
+def test_the_size_of_an_output_may_depend_on_the_values(tmp_path):
+    built = user_onnx(tmp_path, NON_ZERO)
+    images = torch.zeros(2, 4)
+    images[0, :3] = 1
+    loaded = onnxruntime.load(built.source, "fp32", CPU, images)
+    for ones in (5, 8, 0, 3, 3):  # in one place in memory
+        images.view(-1)[:] = torch.arange(8) < ones
+        found, wanted = loaded.run(images).named, built.plain(images).named
+        assert list(found) == ["z", "y"]
+        assert found["y"].shape == (2, ones)
+        assert all(torch.equal(found[name], wanted[name]) for name in found)
+    loaded.run._session = SimpleNamespace(run_with_iobinding=lambda binding: None)
+    with pytest.raises(RuntimeError):  # a run that writes nothing has no answer
+        loaded.run(images)
 
 
 @pytest.mark.parametrize(
