@@ -46,7 +46,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     """Return the file ready to run on the provider of this device, and on no other."""
     artifact = file(source, precision, device, len(example))
     provider: Provider = source.provider or ("cuda" if device.type == "cuda" else "cpu")
-    options = _options(provider, precision, artifact)
+    options = _options(provider, artifact)
     start = time.monotonic()
     try:
         session = sessions.open_session(artifact.path, provider, threads=torch.get_num_threads(), options=options)
@@ -59,6 +59,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         provider=session.get_providers()[0],
         node_shares=shares,
         threads=torch.get_num_threads(),
+        typing="strong" if provider == "tensorrt" else None,
         load_s=load_s,
     )
     # a GPU reads copies, whose places recur; what is drawn anew for each run lies anywhere
@@ -66,14 +67,13 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     return Loaded(bound, bound.dtype, device, None, runtime=facts, bind=bind)
 
 
-def _options(provider: Provider, precision: Precision, artifact: Artifact) -> dict[str, Any]:
+def _options(provider: Provider, artifact: Artifact) -> dict[str, Any]:
     if provider == "cuda":
         return dict(sessions.CUDA_OPTIONS)
     if provider == "tensorrt":
-        kept = _engines(artifact)
-        # the binding accepts the strings True and False, and refuses 1 and 0
-        engines = {"trt_engine_cache_enable": "True", "trt_engine_cache_path": str(kept)}
-        return engines | {"trt_fp16_enable": str(precision == "fp16")}
+        # the binding accepts the strings True and False, and refuses 1 and 0; with trt_fp16_enable or trt_int8_enable
+        # the network would be weakly typed, and what the file has in float32 might run in fp16
+        return {"trt_engine_cache_enable": "True", "trt_engine_cache_path": str(_engines(artifact))}
     return {}
 
 
