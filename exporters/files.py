@@ -12,12 +12,12 @@ Precision = Literal["fp32", "fp16", "int8"]
 FloatPrecision = Literal["fp32", "fp16"]
 Form = Literal["scan", "two_level"]
 Target = Literal["cpu", "cuda", "openvino", "tensorrt"]
-QuantisedFor = Literal["cpu", "avx2", "tensorrt"]
-"""What runs a quantised file: ONNX Runtime on an x86 CPU, or on one whose byte products overflow, so that weights get 7
-bits; else any runtime that reads int8 with a zero point of 0."""
+QuantisedFor = Literal["cpu", "avx2", "arm", "tensorrt"]
+"""What runs a quantised file: ONNX Runtime on an x86 CPU, on one whose byte products overflow, so that weights get 7
+bits, or on another CPU, whose kernels want int8 with a zero point of 0; else TensorRT, where outputs stay in float."""
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
-QUANTISED_FOR: tuple[QuantisedFor, ...] = ("cpu", "avx2", "tensorrt")
+QUANTISED_FOR: tuple[QuantisedFor, ...] = ("cpu", "avx2", "arm", "tensorrt")
 FORMS: tuple[Form, ...] = ("scan", "two_level")
 # TensorRT 10.3 reads 9 to 20; from 19 on, Pad and AveragePool have no CUDA kernel in ONNX Runtime before 1.25, and each
 # of them would cross to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
@@ -40,9 +40,16 @@ def form(options: Mapping[str, Any], target: Target) -> Form | None:
 
 def quantised_for(target: Target) -> QuantisedFor:
     """Return what an int8 file for this target is made for: x86 has fast kernels for uint8 activations only."""
-    if target not in ("cpu", "openvino") or platform.machine() not in ("x86_64", "AMD64"):
+    if target not in ("cpu", "openvino"):
         return "tensorrt"
+    if not is_x86():
+        return "arm"
     return "avx2" if overflows() else "cpu"
+
+
+def is_x86() -> bool:
+    """Return whether this machine's CPU is an x86 one."""
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 def overflows(root: Path = Path("/")) -> bool:

@@ -186,12 +186,10 @@ def _converted(
     from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType  # noqa: PLC0415
     from onnxruntime.quantization.calibrate import TensorData, TensorsData  # noqa: PLC0415 - 1.23 has them only there
 
-    is_for_tensorrt = target == "tensorrt"
+    is_for_tensorrt, is_signed = target == "tensorrt", target in ("arm", "tensorrt")
     floats = list(_PRODUCTS) if is_for_tensorrt else _FLOAT_OUTPUTS
     # ONNX Runtime has fast kernels on x86 only for uint8 activations: the same grid with a zero point of 128
-    kind, zero = (
-        (QuantType.QInt8, np.array(0, np.int8)) if is_for_tensorrt else (QuantType.QUInt8, np.array(128, np.uint8))
-    )
+    kind, zero = (QuantType.QInt8, np.array(0, np.int8)) if is_signed else (QuantType.QUInt8, np.array(128, np.uint8))
     known = {
         name: [{"scale": np.array(scale, np.float32), "zero_point": zero, "quant_type": kind}]
         for name, scale in scales.items()

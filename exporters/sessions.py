@@ -7,11 +7,11 @@ import json
 import os
 import sys
 import tempfile
-from collections import Counter
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from benchd.exporters import code
 from benchd.exporters.tegra import install, is_tegra
@@ -115,8 +115,17 @@ def _session(path: Path, provider: Provider, settings: Any, options: dict[str, A
     return session
 
 
-def node_shares(path: Path, provider: Provider, feeds: dict[str, Any], options: dict[str, Any]) -> dict[str, float]:
-    """Return the share of nodes per provider, from one profiled run of a separate session."""
+class Node(NamedTuple):
+    """A node of the optimised graph that ran."""
+
+    name: str
+    place: str
+    provider: str
+    operator: str
+
+
+def profiled(path: Path, provider: Provider, feeds: dict[str, Any], options: dict[str, Any]) -> list[Node]:
+    """Return the nodes that ran, in order, from one profiled run of a separate session."""
     with tempfile.TemporaryDirectory() as folder:
         settings = _settings(None)
         settings.enable_profiling = True
@@ -124,9 +133,11 @@ def node_shares(path: Path, provider: Provider, feeds: dict[str, Any], options: 
         session = _session(path, provider, settings, options)
         session.run(None, feeds)
         events = json.loads(Path(session.end_profiling()).read_text())
-    nodes = [event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")]
-    counts = Counter(str(event["args"]["provider"]) for event in nodes)
-    return {name: count / len(nodes) for name, count in sorted(counts.items())}
+    return [
+        Node(event["name"], *(event["args"][key] for key in ("node_index", "provider", "op_name")))
+        for event in events
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
+    ]
 
 
 def _onnxruntime() -> Any:

@@ -56,7 +56,7 @@ def export(
     quantised_for: Annotated[
         str,
         typer.Option(
-            help="int8 for ONNX Runtime on an x86 cpu, on one without VNNI (avx2), or for tensorrt and all others."
+            help="int8 for ONNX Runtime on an x86 cpu, on one without VNNI (avx2) or on an arm cpu, or for tensorrt."
         ),
     ] = "auto",
     module: Module = None,

@@ -569,12 +569,18 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         "the package openvino is not installed: pip install 'benchd[openvino]'": variant.backend == "openvino"
         and not machine.has_openvino,
         "int8 inside torch is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8 on a GPU": variant.needs_torchao
-        and not (machine.device == "cpu" and files.quantised_for("cpu") != "tensorrt"),
+        and not (machine.device == "cpu" and files.is_x86()),
         "int8 inside torch needs the package torchao: pip install 'benchd[int8]', or use onnxruntime-int8": (
             variant.needs_torchao and not machine.has_torchao
         ),
         "the package tensorrt is not installed: pip install 'benchd[gpu]', or on a Jetson sudo apt install "
         "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
+        "ONNX Runtime has no int8 kernels for CUDA: use tensorrt-int8, or onnxruntime-int8 with --provider tensorrt": (
+            (variant.backend, variant.precision) == ("onnxruntime", "int8")
+            and machine.device == "cuda"
+            and case.provider != "tensorrt"
+            and not user_onnx  # a file of the user may have an operator of integers that CUDA has too
+        ),
         f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")
         and machine.device != "cuda",
         "only a Jetson has a DLA": case.dla is not None and not is_tegra(),

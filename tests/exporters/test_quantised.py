@@ -6,6 +6,7 @@ import pytest
 onnx = pytest.importorskip("onnx", reason="writes and reads files")
 pytest.importorskip("onnxruntime.quantization.shape_inference", reason="quantises")
 
+import onnxruntime as ort  # noqa: E402 - see above
 from int8_made import feeds, images, net  # noqa: E402 - writes ONNX
 from onnx import helper, numpy_helper  # noqa: E402
 
@@ -26,7 +27,7 @@ def stored(model):
 
 @pytest.mark.parametrize(
     ("target", "zero", "kind", "largest"),
-    [("cpu", 128, np.uint8, 127), ("avx2", 128, np.uint8, 64), ("tensorrt", 0, np.int8, 127)],
+    [("cpu", 128, np.uint8, 127), ("avx2", 128, np.uint8, 64), ("arm", 0, np.int8, 127), ("tensorrt", 0, np.int8, 127)],
 )
 def test_a_file_is_symmetric_and_has_weights_per_channel_and_names_what_stays_float(
     tmp_path, target, zero, kind, largest
@@ -52,6 +53,18 @@ def test_a_file_is_symmetric_and_has_weights_per_channel_and_names_what_stays_fl
         assert held[weight.input[0]].dtype == np.int8
         assert abs(held[weight.input[0]].astype(int)).max() == largest
         assert not held[weight.input[2]].any()
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_file_for_this_cpu_runs_in_integers(tmp_path, monkeypatch, machine):
+    monkeypatch.setattr(files.platform, "machine", lambda: machine)
+    found, path = made(tmp_path, files.quantised_for("cpu"))
+    settings = ort.SessionOptions()
+    settings.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    settings.add_session_config_entry("session.qdqisint8allowed", str(int(machine == "aarch64")))  # the default there
+    ort.InferenceSession(path, settings, ["CPUExecutionProvider"])
+    ran = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
+    assert ran.count("QLinearConv") == len(found.layers) == 2
 
 
 def test_activations_on_a_grid_keep_it_exactly(tmp_path):

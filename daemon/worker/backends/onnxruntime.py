@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, cast, float_type, values
 from benchd.exporters import sessions
 from benchd.exporters.artifacts import Artifact
-from benchd.exporters.sessions import Provider
+from benchd.exporters.sessions import Node, Provider
 
 _DTYPES = {
     "tensor(float)": torch.float32,
@@ -33,6 +34,16 @@ _DTYPES = {
     "tensor(bool)": torch.bool,
 }
 
+# what quantised Conv, Gemm and MatMul become where they run in integers
+_INTEGER = {
+    "QLinearConv",
+    "ConvInteger",
+    "QGemm",
+    "QLinearMatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "DynamicQuantizeMatMul",
+}
 _ENGINE_FOLDERS = 16
 _BINDINGS = 1024  # more than a pool has batches; images of a data set lie elsewhere each time
 
@@ -52,15 +63,18 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         session = sessions.open_session(artifact.path, provider, threads=torch.get_num_threads(), options=options)
         load_s = time.monotonic() - start
         bound = _Bound(session, source, device, example)
-        shares = _shares(artifact, provider, bound, example, options)
+        is_int8 = precision == "int8" and provider != "tensorrt"  # which obeys the types of the file
+        is_profiled = is_int8 or provider != "cpu"
+        nodes = sessions.profiled(artifact.path, provider, bound.feeds(example), options) if is_profiled else []
     except sessions.SessionError as error:
         raise Unsupported(str(error)) from error
     facts = RuntimeFacts(
         provider=session.get_providers()[0],
-        node_shares=shares,
+        node_shares=_shares(nodes) or {sessions.PROVIDERS[provider]: 1.0},
         threads=torch.get_num_threads(),
         typing="strong" if provider == "tensorrt" else None,
         load_s=load_s,
+        notes=[_in_integers(nodes, artifact, provider)] if is_int8 else [],
     )
     # a GPU reads copies, whose places recur; what is drawn anew for each run lies anywhere
     bind = bound.bind if device.type == "cpu" and source.encode is None else unbound
@@ -94,13 +108,27 @@ def _engines(artifact: Artifact) -> Path:
     return folder
 
 
-def _shares(
-    artifact: Artifact, provider: Provider, bound: "_Bound", example: Batch, options: dict[str, Any]
-) -> dict[str, float]:
-    """Return the share of nodes per provider; on a CPU there is only one."""
-    if provider == "cpu":
-        return {sessions.PROVIDERS[provider]: 1.0}
-    return sessions.node_shares(artifact.path, provider, bound.feeds(example), options)
+def _shares(nodes: Sequence[Node]) -> dict[str, float]:
+    """Return the share of nodes per provider."""
+    counts = Counter(node.provider for node in nodes)
+    return {name: count / len(nodes) for name, count in sorted(counts.items())}
+
+
+def _in_integers(nodes: Sequence[Node], artifact: Artifact, provider: Provider) -> str:
+    """Return which products ran in integers; raise Unsupported if none did.
+
+    ONNX Runtime silently computes a quantised Conv or Gemm in float32 if its bias or output is float, and on CUDA any.
+    """
+    ran = Counter(node.operator for node in set(nodes) if node.operator in _INTEGER)  # a loop runs a node many times
+    if not ran:
+        advice = (
+            "a Conv or Gemm needs a quantised output and bias; use openvino-int8, or a file made for this CPU with "
+            "benchd export --precision int8"
+            if provider == "cpu"
+            else "use tensorrt-int8, or onnxruntime-int8 with --provider tensorrt"
+        )
+        raise Unsupported(f"{artifact.path.name}: {sessions.PROVIDERS[provider]} computes none of it in int8: {advice}")
+    return f"products in int8: {', '.join(f'{count} {name}' for name, count in ran.most_common())}"
 
 
 class _Bound:

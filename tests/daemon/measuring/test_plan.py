@@ -185,6 +185,7 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
             Machine("cuda", True, has_tensorrt=True),
             "only a Jetson has a DLA",
         ),
+        (Suite(variants=["onnxruntime-int8"]), Machine("cuda", True), "no int8 kernels for CUDA: use tensorrt-int8"),
         (
             Suite(variants=["onnxruntime"], provider="cpu"),
             Machine("cuda", True),

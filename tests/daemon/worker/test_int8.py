@@ -70,6 +70,17 @@ def test_without_a_reference_its_check_shows_nothing(pair, tmp_path):
     assert "--reference" in found.note
 
 
+def test_the_products_that_ran_in_integers_are_counted(pair, tmp_path):
+    _, loaded, _ = opened(tmp_path, pair[1], pair[0])
+    assert loaded.runtime.notes == ["products in int8: 2 QLinearConv"]
+
+
+def test_a_file_that_onnx_runtime_computes_in_float_is_no_int8_variant(pair, tmp_path):
+    quantised.quantise(pair[0], tmp_path / "tensorrt.onnx", feeds(32), "tensorrt", {}, smooth=False)
+    with pytest.raises(Unsupported, match=r"^tensorrt\.onnx: CPUExecutionProvider computes none of it in int8: .*bias"):
+        opened(tmp_path, tmp_path / "tensorrt.onnx", pair[0])
+
+
 def test_fewer_images_than_a_batch_calibrate_it(tmp_path):
     source = net(tmp_path / "open.onnx", batch="N")
     found, (facts,) = checked(tmp_path, source, calibration="random", batch_size=64)
