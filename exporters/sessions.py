@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import tempfile
-from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
