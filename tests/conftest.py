@@ -40,7 +40,7 @@ OURS = (
 
 
 # its names are digests of everything that it was made from: tests share it with each other and with the next run
-COMPILED = {name: folders.cache().with_name("benchd-tests") / name for name in ("native", "inductor")}
+COMPILED = {name: folders.cache().with_name("benchd-tests") / name for name in ("native", "inductor", "tmp")}
 # the files that take longest begin first
 FIRST = ("tests/e2e/", "tests/benchmarks/", "tests/soak/", "tests/dashboard/", "tests/ptx/", "tests/test_")
 

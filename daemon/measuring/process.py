@@ -5,14 +5,14 @@ import signal
 import subprocess
 import time
 import uuid
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from benchd.daemon.machine import interpreter, strays
+from benchd.daemon.machine import interpreter, strays, temporary
 from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, unmeasured
 from benchd.daemon.records import Status
@@ -47,20 +47,23 @@ class Child(Generic[T]):
         self._log = log
         self._is_closed = False
         self._mark = uuid.uuid4().hex
-        read_end, write_end = os.pipe()
-        self._lines = Lines(read_end, decoder)
-        command = interpreter.of_module(module, str(write_end), python=python)
-        try:
-            self._process = self._spawn(command, job, write_end)
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
+        self._temporary = Path(job.cache, "tmp")
+        with ExitStack() as held:
+            held.enter_context(temporary.shared(self._temporary))
+            read_end, write_end = os.pipe()
+            held.callback(os.close, read_end)
+            self._lines = Lines(read_end, decoder)
+            try:
+                command = interpreter.of_module(module, str(write_end), python=python)
+                self._process = self._spawn(command, job, write_end)
+            finally:
+                os.close(write_end)
+            self._held = held.pop_all()
 
     def _spawn(self, command: list[str], job: Job, write_end: int) -> subprocess.Popen[bytes]:
         if self._log:
             self._log.parent.mkdir(parents=True, exist_ok=True)
+        own = {strays.MARK: self._mark, "TMPDIR": str(self._temporary.absolute())}
         with self._log.open("wb") if self._log else nullcontext(STDERR) as out:
             process = subprocess.Popen(
                 command,
@@ -69,7 +72,7 @@ class Child(Generic[T]):
                 stderr=out,
                 pass_fds=[write_end],
                 start_new_session=True,
-                env=environment(job.device, job.cache, job.gpu_uuid) | {strays.MARK: self._mark},
+                env=environment(job.device, job.cache, job.gpu_uuid) | own,
             )
         with suppress(OSError):  # it died at once, as below
             Path(f"/proc/{process.pid}/oom_score_adj").write_text(FIRST_TO_KILL)
@@ -141,7 +144,7 @@ class Child(Generic[T]):
         if self._process.stdin:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
-        os.close(self.fileno())
+        self._held.close()
 
 
 class Worker(Child[Message]):
