@@ -52,9 +52,20 @@ def test_what_is_stored_beside_a_query_is_not_noted(store):
 
 @pytest.mark.parametrize("name", ["live", "sparklines"])
 def test_what_a_device_reported_last_is_searched_by_device_and_time(store, name):
-    steps = [step for plan in plans(store, name).values() for step in plan if step.startswith("SEARCH telemetry USING")]
-    assert steps
+    steps = [step for plan in plans(store, name).values() for step in plan if step.startswith("SEARCH telemetry")]
+    assert any("SEARCH telemetry USING" in step for step in steps)
+    assert any("SEARCH telemetry_minute USING" in step for step in steps) == (name == "live")
     assert all("device_id=? AND t_s>?" in step for step in steps), steps
+
+
+def test_expired_minutes_are_walked_to_along_an_index(store):
+    """Once a minute, of millions, while nobody else may write."""
+    with noted(store._engine) as statements:
+        store.tidy(time.time())
+    (expiry,) = [one for one in statements if one.sql.startswith("DELETE FROM telemetry_minute")]
+    with store.reading() as connection:
+        (step,) = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {expiry.sql}", expiry.values)]
+    assert "INDEX telemetry_minute_time (t_s<?)" in step
 
 
 def test_the_last_events_of_a_device_and_the_expired_ones_are_walked_to_along_an_index(url):

@@ -260,6 +260,17 @@ def test_a_database_without_accuracy_gets_its_columns_and_keeps_its_results(url,
     assert [result.accuracy_top1 for result in found] == [None, 0.5]
 
 
+def test_the_minutes_of_an_older_database_are_kept(url, monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr(store_of, "_MIGRATIONS", store_of._MIGRATIONS[:11])
+        with closing(Store(url)) as store:
+            sample = {"device_id": "d1", "metric": "power_w", "t_s": NOW_S, "value": 3.0}
+            store.add([Row("telemetry", sample)])
+            store.tidy(NOW_S + 7200)
+    with closing(Store(url)) as store:
+        assert queries.series(store, "d1", NOW_S - 60) == {"power_w": [(NOW_S // 60 * 60, 3.0)]}
+
+
 def test_the_database_of_a_newer_benchd_is_left_alone(url):
     with closing(Store(url)) as store, store._writing() as connection:
         connection.exec_driver_sql("UPDATE version SET number = 99")
