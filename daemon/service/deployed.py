@@ -30,7 +30,6 @@ from benchd.daemon.verdicts import manifest, recommend
 from benchd.daemon.verdicts.manifest import MANIFEST, Manifest
 from benchd.daemon.verdicts.promise import Verified
 from benchd.daemon.verdicts.recommend import Requirements
-from benchd.daemon.verdicts.results import JOURNAL
 
 SHIPPED = "shipped"
 NAMES = "shipped_names"
@@ -102,14 +101,16 @@ def said(one: Shipped, shipped: Manifest | None, found: Verified | str, before: 
     )
 
 
-def better(shipped: Manifest, records: Iterable[Record]) -> str:
+def better(shipped: Manifest, records: Iterable[Record]) -> str | None:
     """Return which variant the plan's results show ahead of the shipped one beyond its interval; empty if none does.
 
-    Only results of the same weights count, of a case that differs in nothing else, on the device and in the power mode
-    of the promise, and only variants that meet the limits asked for.
+    None if they do not have the shipped one. Only results of the same weights count, of a case that differs in nothing
+    else, on the device and in the power mode of the promise, and only variants that meet the limits asked for.
     """
     limits = {name: value for name, value in shipped.asked.items() if name in Requirements.__struct_fields__}
     alike = [record for record in records if _is_alike(record, shipped)]
+    if not any(record.case.variant == shipped.case.variant for record in alike):
+        return None
     for decision in recommend.decide(alike, Requirements(**limits)):  # type: ignore[arg-type]
         mine = next((one for one in decision.candidates.values() if one.case.variant == shipped.case.variant), None)
         ahead = decision.candidates.get(decision.ship or "")
@@ -180,14 +181,21 @@ class Deployments:
         finally:
             self._now.publisher.end()
         if not session.interrupted:
+            before = self.standings.get(one.called)
             ahead = better(shipped, self._results()) if shipped else ""
-            self._publish(one, said(one, shipped, found, self.standings.get(one.called), ahead), of)
+            if ahead is None:  # the journal was moved away since: what it said of the same folder stands
+                ahead = before.said.better if before and before.fingerprint == of else ""
+            self._publish(one, said(one, shipped, found, before, ahead), of)
 
     def _results(self) -> Iterator[Record]:
-        """Yield the plan's results, without the lines that a power cut has torn; none if they cannot be read."""
+        """Yield the plan's results, without the lines that a power cut has torn; none if they cannot be read.
+
+        Those of the journal that was put away last come first: the new one may not have every case yet.
+        """
         try:
-            for record, _ in refill.results(self._base.places.state / JOURNAL, []):
-                yield record
+            for path in refill.journals(self._base.places.state)[-2:]:
+                for record, _ in refill.results(path, []):
+                    yield record
         except UsageError as error:
             log(f"no other variant is looked for: {error}")
 
@@ -198,11 +206,12 @@ class Deployments:
         if self._now.publisher.link:
             self._now.publisher.link.retain(self._now.topics.shipped(one.called), msgspec.json.encode(now))
         was_broken, was_better = (before.said.is_broken, before.said.better) if before else (False, "")
+        variant, was_variant = (text.partition(",")[0] for text in (now.better, was_better))
         if now.is_broken and not was_broken:
             self._between.event("promise_broken", f"{now.name}: {now.verdict}: {now.told}")
         if was_broken and not now.is_broken:
             self._between.event("promise_kept", f"{now.name}: {now.verdict}: {now.told}")
-        if now.better and now.better != was_better:
+        if variant and variant != was_variant:  # its lead is another one after each run
             self._between.event("shipped_behind", f"{now.name}: better: {now.better}")
 
 
