@@ -22,6 +22,7 @@ TEXT_LIMIT = 512  # characters in a searchable column; PostgreSQL indexes no mor
 INTEGER_LIMIT = 2**63  # the range of both databases
 SENSOR_RANGE = (1e-30, 1e30)  # in any unit; sums of such values stay finite
 BATCH_S = 60.0  # no batch of telemetry spans more; a time stamp beyond it is wrong
+CLEARED = b"{}"  # the body of a document whose topic its device has cleared
 READER = version("benchd")  # a later one may be able to read what this one puts in quarantine
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
@@ -229,7 +230,7 @@ def _retained(kind: type[Struct], state: str = "") -> _Reader:
     """
 
     def read(address: topics.Address, message: Arrived) -> _Rows:
-        body = message.body or (b"{}" if address.leaf else b"")
+        body = message.body or (CLEARED if address.leaf else b"")
         found = msgspec.json.decode(body, type=kind)
         yield (
             "document",

@@ -20,7 +20,7 @@ from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Collecting, Device, Gap
-from benchd.dashboard.store import Store
+from benchd.dashboard.store import MINUTES_S, Store
 
 _Thing = TypeVar("_Thing")
 _Gauges = dict[str, tuple[str, Callable[[_Thing], float | None]]]
@@ -55,7 +55,7 @@ CASE: _Gauges[Result] = {
     "case_energy_error_joules": ("Error bar of that energy.", lambda result: _scaled(result.energy_err_mj)),
     "case_check_passed": ("1 if the outputs were correct.", lambda result: _passed(result.checked)),
 }
-CASES = 10 * READ
+CASES = 10 * READ  # of those measured within MINUTES_S
 CASE_LABELS = ("device_id", "case_id", "model", "variant", "batch_size")
 VERDICT: _Gauges[Verdict] = {
     "case_slower": ("1 while the last result is slower than its baseline.", lambda said: said.answer == "slower"),
@@ -63,7 +63,7 @@ VERDICT: _Gauges[Verdict] = {
 
 
 class Fleet(Collector):
-    """The gauges of every device and of the last result of every case, at the Unix time `now_s`."""
+    """The gauges of every device and of the last result of every living case, at the Unix time `now_s`."""
 
     def __init__(self, store: Store, now_s: float) -> None:
         self._store, self._now_s = store, now_s
@@ -75,7 +75,8 @@ class Fleet(Collector):
         yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
         yield _missing(queries.gaps(self._store))
-        yield from _families(CASE, CASE_LABELS, queries.last_of_each_case(self._store, CASES))
+        cases = queries.last_of_each_case(self._store, self._now_s - MINUTES_S, CASES)
+        yield from _families(CASE, CASE_LABELS, cases)
         yield from _families(VERDICT, ("device_id", "case_id"), _verdicts(self._store))
 
 

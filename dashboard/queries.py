@@ -14,7 +14,7 @@ from benchd.daemon.verdicts.results import decoded
 from benchd.daemon.verdicts.statistics import centre
 from benchd.daemon.verdicts.when import AHEAD_S, measured_s
 from benchd.dashboard.limits import READ, SHOWN
-from benchd.dashboard.messages import Deployed, Event, Health, Info, Latest, Result
+from benchd.dashboard.messages import CLEARED, Deployed, Event, Health, Info, Latest, Result
 from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service reports its health every 30 s
@@ -337,9 +337,13 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
         return [Result(*row) for row in rows][::-1]
 
 
-def last_of_each_case(store: Store, limit: int) -> list[Result]:
-    """Return the last result, not a profile, of every case on every device, however it ended; it reads no others."""
-    table, device = store.tables["result"], store.tables["device"]
+def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
+    """Return the last result, not a profile, of each case on each device, however it ended, the newest first.
+
+    Only of cases measured since then that their device has not cleared, as it does once they have left its plan; it
+    reads no other results.
+    """
+    table, device, document = (store.tables[name] for name in ("result", "device", "document"))
     mine = table.alias()
     first = select(func.min(mine.c.case_id)).where(mine.c.device_id == device.c.device_id).scalar_subquery()
     cases = select(device.c.device_id, first.label("case_id")).cte(recursive=True)
@@ -349,9 +353,12 @@ def last_of_each_case(store: Store, limit: int) -> list[Result]:
     same = (table.c.device_id == cases.c.device_id, table.c.case_id == cases.c.case_id)
     measured = select(table.c.id).where(*same, ~table.c.flags.contains(PROFILED))
     last = measured.order_by(*newest_first(table)).limit(1).correlate(cases).scalar_subquery()
-    ids = select(last).select_from(cases).where(cases.c.case_id.is_not(None))
+    topic = (document.c.device_id == cases.c.device_id, document.c.kind == "latest/" + cases.c.case_id)
+    is_cleared = exists().where(*topic, document.c.body == CLEARED)
+    ids = select(last).select_from(cases).where(cases.c.case_id.is_not(None), ~is_cleared)
+    wanted = select(*_columns(table)).where(table.c.id.in_(ids), table.c.measured_s > since_s)
     with store.reading() as connection:
-        rows = connection.execute(select(*_columns(table)).where(table.c.id.in_(ids)).limit(limit))
+        rows = connection.execute(wanted.order_by(*newest_first(table)).limit(limit))
         return [Result(*row) for row in rows]
 
 

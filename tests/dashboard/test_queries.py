@@ -90,6 +90,17 @@ def test_a_history_is_in_order_of_arrival(store):
     assert [result.run_id for result in found] == ["r3", "r1"]
 
 
+def test_of_the_cases_that_live_the_last_results_are_reported_newest_first(store):
+    """Not of one that has left its device's plan, nor of one that was not measured for long."""
+    for number, (model, at_s) in enumerate([("once", 1), ("gone", 3), ("old", -1), ("planned", 0), ("planned", 2)]):
+        measure(store, number, 5.0, NOW_S + at_s, case=Case(model=model))
+    add(store, "d1", f"latest/{Case(model='planned').case_id}", {"median_ms": 5.0})
+    add(store, "d1", f"latest/{Case(model='gone').case_id}", b"")
+    found = queries.last_of_each_case(store, NOW_S - 0.5, 10)
+    assert [(result.model, result.run_id) for result in found] == [("planned", "r4"), ("once", "r0")]
+    assert queries.last_of_each_case(store, NOW_S - 0.5, 1) == found[:1]
+
+
 def test_old_telemetry_joins_the_new_as_means_of_minutes(store):
     start_s = NOW_S // 60 * 60
     for at_s, value in ((0, 2.0), (30, 4.0), (4000, 9.0)):
