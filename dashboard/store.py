@@ -202,7 +202,8 @@ _KEYS = {
     "arrived": ["device_id", "stream", "seq"],
     "span": ["device_id", "stream", "first"],
 }
-_EXPIRING = (("telemetry_minute", "t_s"), ("event", "arrived_s"), ("notice", "told_s"))
+_EXPIRING = (("telemetry_minute", "t_s"), ("event", "arrived_s"))
+_LASTING = "failed check:"  # begins the keys of notices that stay, as what they tell may be true for longer
 
 
 class Unusable(BenchdError):
@@ -318,6 +319,10 @@ class Store:
                 if not (self._is_partitioned and name in partitions.SPANS_S):
                     table = self.tables[name]
                     connection.execute(delete(table).where(table.c[column] < now_s - MINUTES_S))
+            if expire:
+                notice = self.tables["notice"]
+                old = notice.c.told_s < now_s - MINUTES_S
+                connection.execute(delete(notice).where(old, ~notice.c.key.startswith(_LASTING)))
             table = self.tables["quarantine"]
             is_result = table.c.topic.like("%/result/%")
             for mine in (is_result, ~is_result):  # apart, so that rubbish never displaces a result

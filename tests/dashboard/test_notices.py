@@ -156,6 +156,16 @@ def test_each_subject_is_told_once_whichever_collector_looks(store):
         assert len(got) == 2
 
 
+def test_a_check_that_fails_for_long_is_told_once(store):
+    with webhook() as (url, got):
+        for day in (0, 91, 182):
+            now_s = NOW_S + day * 86400
+            store.tidy(now_s)
+            failed(store, "orin-1", f"r{day}", now_s)
+            teller(store, url, subjects=("failed check",)).tell(now_s)
+    assert len(got) == 1
+
+
 def test_silent_is_a_device_with_a_service_that_a_collector_could_have_heard(store):
     failed(store, "laptop", "r1", NOW_S - 3600)  # bench-once --mqtt
     online(store, "orin-1", NOW_S - 3600)
