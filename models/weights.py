@@ -17,8 +17,8 @@ from torch import nn
 
 from benchd.models import catalog
 
-# where training scripts put the state dict; the first that is there
-_WRAPPINGS = ("model", "model_ema", "state_dict")
+# where training scripts put the state dict, what was trained before its average; the first that is there
+_WRAPPINGS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
 _NAMED = 5
 
 

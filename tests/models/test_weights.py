@@ -18,6 +18,8 @@ from benchd.models.catalog import build
 from benchd.models.vim import Vim
 from benchd.models.weights import WeightsError
 
+TRAINED, AVERAGES = ("model", "state_dict", "model_state_dict"), ("model_ema", "state_dict_ema")
+
 
 @pytest.fixture(scope="module")
 def state():
@@ -35,16 +37,18 @@ def same(first, second):
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
-@pytest.mark.parametrize("wrapping", [None, "model", "model_ema", "state_dict"])
+@pytest.mark.parametrize("wrapping", [None, *TRAINED, *AVERAGES])
 def test_every_wrapping_gives_the_same_tensors(tmp_path, tensors, wrapping, prefix):
     content = {prefix + key: tensor for key, tensor in tensors.items()}
     torch.save({wrapping: content, "epoch": 3} if wrapping else content, tmp_path / "w.pth")
     assert same(weights.read(tmp_path / "w.pth"), tensors)
 
 
-def test_the_model_comes_before_its_average(tmp_path, tensors):
+@pytest.mark.parametrize("average", AVERAGES)
+@pytest.mark.parametrize("trained", TRAINED)
+def test_the_model_comes_before_its_average(tmp_path, tensors, trained, average):
     other = {key: tensor + 1 for key, tensor in tensors.items()}
-    torch.save({"model_ema": other, "model": tensors}, tmp_path / "w.pth")
+    torch.save({average: other, trained: tensors}, tmp_path / "w.pth")
     assert same(weights.read(tmp_path / "w.pth"), tensors)
 
 
