@@ -186,7 +186,8 @@ def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     found = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
     if found:
         raise WeightsError("; ".join(found))
-    module.load_state_dict(state)
+    own.update(state)  # beside the module's versions, without which MNASNet refuses it
+    module.load_state_dict(own)
 
 
 def _is_other(given: torch.Tensor, own: torch.Tensor) -> bool:

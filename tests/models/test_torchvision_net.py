@@ -53,6 +53,8 @@ def test_the_size_is_the_models_own_unless_one_is_given():
         ("googlenet", {"num_classes": 5, "aux_logits": True, "init_weights": False}),
         ("fcn_resnet50", {"num_classes": 4, "aux_loss": True, "weights_backbone": None}),
         ("ssdlite320_mobilenet_v3_large", {"num_classes": 3, "weights_backbone": None}),
+        ("fcos_resnet50_fpn", {"num_classes": 3, "weights_backbone": None}),
+        ("mnasnet0_5", {"num_classes": 7}),
     ],
 )
 def test_a_checkpoint_loads_strictly_with_its_own_number_of_classes(tmp_path, name, arguments, monkeypatch):
