@@ -30,6 +30,8 @@ from benchd.models.catalog import Kernels
 
 FRAMES = 16
 _DETECTION_SIDE = 800  # of a net that takes any size: the shorter side of its training
+# what torchvision renames outside its modules; the rest they rename themselves as they load
+PUBLISHED_NAMES = {r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2."}
 
 
 class OneStageDetector(nn.Module):

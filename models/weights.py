@@ -1,6 +1,8 @@
 """Weights from files: safetensors, or torch files of tensors; nothing that runs code while it is read."""
 
 import argparse
+import contextlib
+import copy
 import hashlib
 import importlib
 import re
@@ -14,6 +16,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from benchd.models import catalog
 
@@ -42,8 +45,9 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
     """Return the state dict in the file, on the CPU, without wrapping and without `module.` before every key.
 
     A name ending in .safetensors is read as that, any other as a torch file: tensors and plain containers, with
-    argparse.Namespace allowed, which the official checkpoints hold. Raises WeightsError, naming the file and the cause,
-    for one that is missing, truncated or holds another class or something else than tensors.
+    argparse.Namespace allowed, which the official checkpoints hold. The versions of modules that torch saves beside the
+    tensors stay there. Raises WeightsError, naming the file and the cause, for one that is missing, truncated or holds
+    another class or something else than tensors.
     """
     path = Path(path)
     if not path.is_file():
@@ -93,21 +97,23 @@ def _cause(error: Exception) -> str:
 
 def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
     """Return the mapping of names to tensors in what was read."""
-    if isinstance(content, Mapping):
-        content = next((content[key] for key in _WRAPPINGS if isinstance(content.get(key), Mapping)), content)
-    if not isinstance(content, Mapping):
+    if isinstance(content, dict):
+        content = next((content[key] for key in _WRAPPINGS if isinstance(content.get(key), dict)), content)
+    if not isinstance(content, dict):
         raise WeightsError(f"{path}: holds a {type(content).__name__}, not a state dict")
-    other = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
+    other = [
+        str(key) for key, value in content.items() if not (isinstance(key, str) and isinstance(value, torch.Tensor))
+    ]
     if other or (not content and path.suffix != ".safetensors"):  # of a model without weights
         raise WeightsError(f"{path}: not a state dict: {_some(other) or 'nothing'} in place of tensors")
-    return {str(key): value for key, value in content.items()}
+    return content
 
 
 def _without_prefix(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     prefix = "module."
-    if not all(key.startswith(prefix) for key in state):
-        return state
-    return {key.removeprefix(prefix): value for key, value in state.items()}
+    if all(key.startswith(prefix) for key in state):
+        consume_prefix_in_state_dict_if_present(state, prefix)
+    return state
 
 
 def load(name: str, path: str | Path, **options: Any) -> nn.Module:
@@ -124,7 +130,7 @@ def load(name: str, path: str | Path, **options: Any) -> nn.Module:
 
 def build(
     name: str,
-    state: Mapping[str, torch.Tensor],
+    state: dict[str, torch.Tensor],
     options: Mapping[str, Any] = MappingProxyType({}),
     *,
     kernels: catalog.Kernels = "torch",
@@ -147,23 +153,26 @@ def build(
     return module.eval()
 
 
-def _under_own_names(state: Mapping[str, torch.Tensor], published: Mapping[str, str]) -> dict[str, torch.Tensor]:
+def _under_own_names(state: dict[str, torch.Tensor], published: Mapping[str, str]) -> dict[str, torch.Tensor]:
     """Return the state with what matches a pattern of `published` replaced in each key, unless that key is taken."""
-    renamed = {}
-    for key, tensor in state.items():
+    renamed = copy.copy(state)  # with the versions of its modules
+    for key in state:
         own = key
         for pattern, replacement in published.items():
             own = re.sub(pattern, replacement, own)
-        renamed[key if own in state else own] = tensor
+        if own not in state:
+            renamed[own] = renamed.pop(key)
     return renamed
 
 
 def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Copy `state` into the module; raise WeightsError, changing nothing, unless keys and shapes are the module's.
 
-    One number is one number, whether its shape is () or (1,). Raises it too for a tensor that holds NaN, and for one of
-    whole or complex numbers where the module's has real ones.
+    What the module's own loading renames or adds in an older state counts as the state's. One number is one number,
+    whether its shape is () or (1,). Raises it too for a tensor that holds NaN, and for one of whole or complex numbers
+    where the module's has real ones.
     """
+    state = _upgraded(module, state)
     own = module.state_dict()
     single = {key for key in own.keys() & state.keys() if own[key].numel() == state[key].numel() == 1}
     state = {key: tensor.reshape(own[key].shape) if key in single else tensor for key, tensor in state.items()}
@@ -186,8 +195,34 @@ def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     found = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
     if found:
         raise WeightsError("; ".join(found))
-    own.update(state)  # beside the module's versions, without which MNASNet refuses it
+    own.update(state)  # keeps the module's versions: this state is upgraded, and MNASNet refuses one without
     module.load_state_dict(own)
+
+
+def _upgraded(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the state as the module's own loading upgrades it, copying nothing.
+
+    A state that has the module's keys and no versions beside them is of today.
+    """
+    own = module.state_dict()
+    versions = getattr(own, "_metadata", None)
+    if state.keys() == own.keys() and getattr(state, "_metadata", versions) == versions:
+        return dict(state)
+    upgraded: dict[str, torch.Tensor] = {}
+
+    def take(owner: nn.Module, local: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
+        """Take what `owner` would copy, which it has upgraded, and what none of its children is asked about."""
+        below = tuple(f"{prefix}{name}." for name, child in owner._modules.items() if child is not None)
+        upgraded.update({key: local.pop(key) for key in list(local) if not key.startswith(below)})
+
+    with contextlib.ExitStack() as hooks:
+        try:
+            for each in module.modules():
+                hooks.enter_context(each.register_load_state_dict_pre_hook(take))
+            module.load_state_dict(state, strict=False)
+        except (KeyError, RuntimeError, ValueError):  # it refuses the state: the keys say why
+            return dict(state)
+    return upgraded
 
 
 def _is_other(given: torch.Tensor, own: torch.Tensor) -> bool:

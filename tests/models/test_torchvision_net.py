@@ -1,5 +1,7 @@
 """torchvision's models by name: shapes, weights from a file, its preprocessing, and what is not measured."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -67,10 +69,41 @@ def test_a_checkpoint_loads_strictly_with_its_own_number_of_classes(tmp_path, na
     assert not loaded.training
 
 
-def test_a_checkpoint_of_another_net_is_refused_by_its_keys(tmp_path):
+def older(key):
+    """Return the name that torchvision's first releases had for this one."""
+    key = re.sub(r"(denselayer\d+\.\w+)([12])\.", r"\1.\2.", key)
+    key = re.sub(r"mlp\.([03])\.", lambda found: f"mlp.linear_{1 + int(found[1]) // 3}.", key)
+    key = re.sub(r"((?:inner|layer)_blocks\.\d)\.0\.", r"\1.", key)
+    return re.sub(r"(_head\.conv)\.(\d)\.0\.", lambda found: f"{found[1]}.{2 * int(found[2])}.", key)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "renamed"),
+    [
+        ("densenet121", {}, 580),
+        ("vit_b_16", {"image_size": 32}, 48),
+        ("retinanet_resnet50_fpn", {"weights_backbone": None}, 28),
+        ("resnet18", {}, 0),
+    ],
+)
+def test_a_checkpoint_under_the_names_of_an_older_torchvision_loads(tmp_path, name, arguments, renamed):
+    with torch.device("meta"):
+        shapes = models.get_model(name, weights=None, **arguments).state_dict()
+    # older than batch norm's count
+    own = {key: torch.rand(shapes[key].shape) for key in shapes if not key.endswith("num_batches_tracked")}
+    assert len({older(key) for key in own} - own.keys()) == renamed
+    torch.save({older(key): value for key, value in own.items()}, tmp_path / "net.pth")
+    options = {option: value for option, value in arguments.items() if option == "image_size"}
+    loaded = weights.load(f"torchvision:{name}", tmp_path / "net.pth", **options).state_dict()
+    assert loaded.keys() == shapes.keys()
+    assert all(torch.equal(value, own.get(key, torch.tensor(0))) for key, value in loaded.items())
+
+
+@pytest.mark.parametrize("name", ["resnet34", "mnasnet0_5"])
+def test_a_checkpoint_of_another_net_is_refused_by_its_keys(tmp_path, name):
     save_file(models.resnet18(weights=None).state_dict(), tmp_path / "net.safetensors")
-    with pytest.raises(weights.WeightsError, match=r"net.safetensors does not fit torchvision:resnet34: \d+ missing"):
-        weights.load("torchvision:resnet34", tmp_path / "net.safetensors")
+    with pytest.raises(weights.WeightsError, match=rf"net.safetensors does not fit torchvision:{name}: \d+ missing"):
+        weights.load(f"torchvision:{name}", tmp_path / "net.safetensors")
 
 
 def test_images_are_prepared_as_the_newest_weights_ask_for(tmp_path):

@@ -128,8 +128,9 @@ def test_text_and_missing_files_are_named(tmp_path, suffix):
         ([1, 2], "holds a list, not a state dict"),
         ({"epoch": 3, "lr": 0.1}, "epoch, lr in place of tensors"),
         ({"model": {}}, "nothing in place of tensors"),
+        ({0: torch.zeros(2)}, "0 in place of tensors"),
     ],
-    ids=["list", "numbers", "empty"],
+    ids=["list", "numbers", "empty", "numbered"],
 )
 def test_files_without_a_state_dict_are_named(tmp_path, content, cause):
     torch.save(content, tmp_path / "w.pth")
@@ -232,10 +233,36 @@ def test_nothing_changes_where_the_state_does_not_fit(tensors):
         WeightsError, match=r"1 missing: bias; 1 of another shape: weight \(1, 2\) in place of \(3, 2\)"
     ):
         weights.apply(module, {"weight": torch.ones(1, 2)})
+    with pytest.raises(WeightsError, match=r"^1 missing: bias$"):
+        weights.apply(module, {"weight": torch.ones(3, 2)})
     assert same(module.state_dict(), before)
     weights.apply(module, {"weight": torch.ones(3, 2), "bias": torch.ones(3, dtype=torch.float64)})
     assert module.bias.dtype == torch.float32
     assert module.weight.sum() == 6
+
+
+class Turned(nn.Linear):
+    """Its first version held the weight the other way round."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}weight"] = state_dict[f"{prefix}weight"].t()
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+@pytest.mark.parametrize("wrapped", [lambda module: module, nn.DataParallel], ids=["plain", "module."])
+@pytest.mark.parametrize(("version", "turns"), [(1, True), (2, False), (None, False)])
+def test_a_module_upgrades_a_state_of_its_older_version_and_no_other(tmp_path, version, turns, wrapped):
+    module = nn.Sequential(Turned(3, 3))
+    weight = module[0].weight.detach().clone()
+    state = wrapped(module).state_dict()
+    state._metadata[next(name for name in state._metadata if name.endswith("0"))] = {"version": version}
+    torch.save(dict(state) if version is None else state, tmp_path / "w.pth")
+    other = nn.Sequential(Turned(3, 3))
+    weights.apply(other, weights.read(tmp_path / "w.pth"))
+    assert torch.equal(other[0].weight, weight.t() if turns else weight)
 
 
 def test_a_model_without_weights_is_built_from_an_empty_file(tmp_path):
