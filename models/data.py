@@ -48,12 +48,14 @@ Preprocess = Callable[[Any], torch.Tensor]
 class ImageSet:
     """Labelled images on this machine, each read and preprocessed on demand.
 
-    `classes` is the number of classes; with labels from a file, which may omit classes, a lower bound.
+    `classes` is the number of classes; with labels from a file, which may omit classes, a lower bound. `preprocessing`
+    says in words how an image becomes an input.
     """
 
     spec: str
     classes: int
     has_label_file: bool
+    preprocessing: str
     opened: Any
 
     def __len__(self) -> int:
@@ -136,13 +138,24 @@ def open_set(
     """
     scheme, folder = data_named.parse(spec, labels)
     if scheme == demo.DEMO:
-        return ImageSet(spec, _DIGITS_CLASSES, has_label_file=False, opened=_Digits(input_shape, inputs, calibrating))
+        digits = _Digits(input_shape, inputs, calibrating)
+        return ImageSet(spec, _DIGITS_CLASSES, False, _enlarging(input_shape, inputs), digits)
     dataset = dataset or {"cifar10": "cifar10", "imagefolder": "imagenet"}[scheme]
     if dataset not in _NORMALISATION:
         raise DataError(f"this model reads no images (data set {dataset!r}): leave the data option out")
     opened = _Listed(folder, labels) if labels else _OPENERS[scheme](folder, calibrating)
-    opened.transform = _checked(preprocess, input_shape) if preprocess else _preprocessing(dataset, inputs, input_shape)
-    return ImageSet(spec, len(opened.classes), labels is not None, opened)
+    if preprocess:
+        opened.transform, preprocessing = _checked(preprocess, input_shape), described(preprocess)
+    else:
+        opened.transform, preprocessing = _preprocessing(dataset, inputs, input_shape)
+    return ImageSet(spec, len(opened.classes), labels is not None, preprocessing, opened)
+
+
+def described(preprocess: Preprocess) -> str:
+    """Return the name of a function, whose str() is an address, or what a transform says of itself."""
+    if hasattr(preprocess, "__qualname__"):
+        return f"{preprocess.__module__}.{preprocess.__qualname__}"
+    return " ".join(str(preprocess).split())
 
 
 class _Digits:
@@ -170,6 +183,13 @@ def enlarged(digits: torch.Tensor, input_shape: tuple[int, ...], inputs: Literal
     grey = digits[:, None].float() / _DIGITS_MAX
     images = functional.interpolate(grey, sides, mode="bilinear", align_corners=False).expand(-1, channels, -1, -1)
     return (images - _DIGITS_MEAN) / _DIGITS_STD if inputs == "normal" else images.contiguous()
+
+
+def _enlarging(input_shape: tuple[int, ...], inputs: str) -> str:
+    """Say what `enlarged` does."""
+    _, height, width = input_shape
+    steps = f"grey digits of 8x8, /{_DIGITS_MAX}, enlarged to {height}x{width} (bilinear), equal channels"
+    return steps + (f", mean {_DIGITS_MEAN}, deviation {_DIGITS_STD}" if inputs == "normal" else "")
 
 
 class _Listed:
@@ -228,7 +248,8 @@ def _open_image_folder(folder: str, train: bool) -> Any:
 _OPENERS = {"cifar10": _open_cifar10, "imagefolder": _open_image_folder}
 
 
-def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> v2.Compose:
+def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> tuple[v2.Compose, str]:
+    """Return the transform of a PIL image, and what it does in words."""
     from torchvision.transforms import v2  # noqa: PLC0415 - see above
 
     if len(input_shape) != 3 or input_shape[0] != 3:
@@ -247,7 +268,10 @@ def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> v
         v2.ToImage(),
         v2.ToDtype(torch.float32, scale=True),
     ]
-    return v2.Compose([*steps, v2.Normalize(mean, std)] if inputs == "normal" else steps)
+    words = f"RGB, shorter side to {shorter} (bicubic, antialiased), centre crop {height}x{width}, /255"
+    if inputs == "unit":
+        return v2.Compose(steps), words
+    return v2.Compose([*steps, v2.Normalize(mean, std)]), f"{words}, mean {mean}, deviation {std}"
 
 
 def _checked(preprocess: Preprocess, input_shape: tuple[int, ...]) -> Preprocess:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torchvision import models
-from torchvision.transforms import v2
+from torchvision.transforms import Compose, v2
 from torchvision.transforms._presets import (
     ImageClassification,
     ObjectDetection,
@@ -130,5 +130,5 @@ def _preprocess(net: Any, preset: Any, input_shape: tuple[int, ...]) -> Callable
     else:
         normalise = v2.Normalize(net.transform.image_mean, net.transform.image_std)
         preset = v2.Compose([v2.Resize(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalise])
-    forward: Callable[[Any], Tensor] = preset.forward  # the module itself would become a part of the net
-    return forward
+    prepare: Callable[[Any], Tensor] = Compose([preset])  # the module itself would become a part of the net
+    return prepare

@@ -28,6 +28,7 @@ from benchd.daemon.worker.observe import observe, uniforms
 from benchd.daemon.worker.structures import OF_BATCH, ONLY, Answers, Batch, cast, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import sessions
+from benchd.models import data
 
 GOLDEN_ROWS = 8
 """About how many inputs are golden, in whole batches of at least two."""
@@ -207,9 +208,11 @@ def _outputs(answer: Batch, names: list[str]) -> list[Tensor]:
 
 
 def _preprocessing(workload: Workload) -> str:
-    """Return how an input is made: the transform of the model, or what the inputs of the check were."""
+    """Return how an input is made: as the measured images were, else by the model's transform, if either is known."""
+    if workload.dataset:
+        return workload.dataset.preprocessing
     own = getattr(workload.plain, "preprocess", None)
-    return " ".join(str(own).split()) if own else f"none known; measured with {workload.facts.data}"
+    return data.described(own) if own else f"none known; measured with {workload.facts.data}"
 
 
 def _packages(job: Job, loaded: Loaded) -> dict[str, str]:

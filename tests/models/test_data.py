@@ -55,6 +55,8 @@ def test_cifar10_is_spread_evenly_and_normalised_as_its_models_were_trained(cifa
     torch.testing.assert_close(taken.images, want if inputs == "unit" else (want - CIFAR10[0]) / CIFAR10[1])
     assert taken.labels.tolist() == [3 * index % 10 for index in range(10)]
     assert taken.source == f"10 of the 30 images of cifar10:{folder}"
+    mean = ", mean (0.4914, 0.4822, 0.4465), deviation (0.2023, 0.1994, 0.201)" if inputs == "normal" else ""
+    assert taken.of.preprocessing.endswith(f"centre crop 32x32, /255{mean}")
 
 
 def test_a_small_set_is_taken_whole_and_says_so(cifar10):

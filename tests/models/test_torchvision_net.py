@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torchvision import models
 
-from benchd.models import catalog, random_weights, weights
+from benchd.models import catalog, data, random_weights, weights
 
 
 def built(name, **options):
@@ -114,6 +114,11 @@ def test_images_are_prepared_as_the_newest_weights_ask_for(tmp_path):
     assert smaller.shape == (3, 120, 120)
     half = models.EfficientNet_B1_Weights.DEFAULT.transforms(crop_size=120, resize_size=128)
     assert torch.equal(smaller, half(picture))
+
+
+def test_the_preprocessing_says_what_it_is():
+    words = data.described(built("mobilenet_v3_small", image_size=64).preprocess)
+    assert words.startswith("Compose( ImageClassification( crop_size=[64, 64] resize_size=[73] mean=[0.485, ")
 
 
 def test_segmentation_and_detection_take_the_whole_image():

@@ -6,12 +6,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 from worker_jobs import NET, job, run, run_here, user_module
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Variant
 from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX
-from benchd.daemon.worker import packing
+from benchd.daemon.worker import packing, workload
 from benchd.exporters import sessions
 
 
@@ -90,6 +91,37 @@ def test_an_installed_package_ships_what_it_has_imported_and_names_the_others(tm
     assert outcome.packed.entry == "lent.model:build"
     assert {path.name for path in (out / CODE).rglob("*.*")} == {"__init__.py", "model.py", "blocks.py"}
     assert set(outcome.packed.packages) == {"numpy", "torch", "safetensors", "msgspec"}
+
+
+@pytest.mark.parametrize(
+    ("source", "own", "words"),
+    [
+        (None, False, "none known; measured with random normal, seed 0"),
+        (None, True, "net.Net.preprocess"),
+        (
+            "demo",
+            True,
+            "grey digits of 8x8, /16, enlarged to 4x4 (bilinear), equal channels, mean 0.3053, deviation 0.3236",
+        ),
+        (
+            "imagefolder:{root}",
+            False,
+            "RGB, shorter side to 5 (bicubic, antialiased), centre crop 4x4, /255, mean (0.485, 0.456, 0.406), "
+            "deviation (0.229, 0.224, 0.225)",
+        ),
+        ("imagefolder:{root}", True, "net.Net.preprocess"),
+    ],
+)
+def test_the_preprocessing_is_that_of_the_measured_images(tmp_path, source, own, words):
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "0.png")
+    module, path = user_module(tmp_path), tmp_path / "net.py"
+    if own:
+        prepare = "    def preprocess(self, picture):\n        return torch.zeros(3, 4, 4)\n\n"
+        path.write_text(path.read_text().replace("    def forward", f"{prepare}    def forward"))
+    asked = msgspec.structs.replace(job(tmp_path, module=module), data=source and source.format(root=tmp_path))
+    found = packing._preprocessing(workload.build(asked))
+    assert found.removeprefix("own_") == words  # where another test has imported a net
 
 
 def beyond(answers, exact, golden):
