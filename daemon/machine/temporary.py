@@ -10,6 +10,8 @@ from pathlib import Path
 # of torch: the headers that inductor has compiled, which no setting puts into its cache, and the socket of the process
 # that `strays` spares
 KEPT = "torch"
+# in bytes; multiprocessing and torch put sockets into it, whose paths have 107 at most and end in 33 of theirs
+LONGEST = 70
 
 
 @contextmanager
@@ -25,6 +27,12 @@ def shared(folder: Path) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _empty(folder)
         os.close(fd)
+
+
+def variable(folder: Path) -> dict[str, str]:
+    """Return the environment variable that gives a child this folder; none if a socket's path in it were too long."""
+    path = str(folder.absolute())
+    return {"TMPDIR": path} if len(os.fsencode(path)) <= LONGEST else {}
 
 
 def _empty(folder: Path) -> None:

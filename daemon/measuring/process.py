@@ -63,7 +63,7 @@ class Child(Generic[T]):
     def _spawn(self, command: list[str], job: Job, write_end: int) -> subprocess.Popen[bytes]:
         if self._log:
             self._log.parent.mkdir(parents=True, exist_ok=True)
-        own = {strays.MARK: self._mark, "TMPDIR": str(self._temporary.absolute())}
+        own = {strays.MARK: self._mark} | temporary.variable(self._temporary)
         with self._log.open("wb") if self._log else nullcontext(STDERR) as out:
             process = subprocess.Popen(
                 command,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing, contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlencode
@@ -80,7 +81,8 @@ def test_a_device_may_write_its_own_topics_and_no_other_s(broker, tmp_path):
 
 def said(now_s):
     """Yield what a small fleet has said: one device that is ill and hot, one gone."""
-    case = {"case": Case(model="vim_tiny"), "device_id": "ill"}
+    when = {"t_wall": datetime.fromtimestamp(now_s, timezone.utc).isoformat(), "device_id": "ill"}
+    case = {"case": Case(model="vim_tiny"), **when}
     bodies = {
         "ill/status": {"state": "online"},
         "ill/health": {"problem": "degraded:disk", "outbox_pending": 1500, "outbox_unstored": 2, "cases_left": 3},
@@ -88,7 +90,7 @@ def said(now_s):
         "gone/status": {"state": "offline"},
         "ill/result/old": made(run_id="old", timing=timing(7.0), **case),
         "ill/result/new": made(run_id="new", energy=ENERGY, check=WRONG, **case),
-        "ill/result/r": made(run_id="r", device_id="ill", case=Case(model='a"b\\c\n'), status="failed", timing=None),
+        "ill/result/r": made(run_id="r", case=Case(model='a"b\\c\n'), status="failed", timing=None, **when),
     }
     for where, body in bodies.items():
         text = encode(body) if isinstance(body, Record) else json.dumps(body).encode()

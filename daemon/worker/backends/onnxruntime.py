@@ -98,8 +98,9 @@ def _engines(artifact: Artifact) -> Path:
     each number of multiprocessors, which a Jetson's power mode changes.
     """
     kept = folders.cache() / "onnxruntime-tensorrt"
-    multiprocessors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    folder = kept / f"{artifact.metadata.sha256}-{multiprocessors}"
+    # without a GPU ONNX Runtime says what is missing
+    of_gpu = torch.cuda.get_device_properties("cuda").multi_processor_count if torch.cuda.is_available() else 0
+    folder = kept / f"{artifact.metadata.sha256}-{of_gpu}"
     folder.mkdir(parents=True, exist_ok=True)
     folder.touch()
     others = sorted((entry for entry in kept.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime_ns)

@@ -13,6 +13,7 @@ from waiting import WAIT_S, wait_for
 from worker_jobs import TINY, job, run, run_here, user_module
 
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
+from benchd.daemon.machine import temporary
 from benchd.daemon.measuring import plan, process
 from benchd.daemon.records import Variant
 from benchd.daemon.sampling.child import SamplerProcess
@@ -133,8 +134,9 @@ def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):
         os.close(reader)
 
 
-def test_what_a_killed_worker_leaves_in_the_temporary_folder_is_removed_once_no_other_is_there(tmp_path):
+def test_what_a_killed_worker_leaves_in_the_temporary_folder_is_removed_once_no_other_is_there(tmp_path_factory):
     """But for the headers that inductor has compiled."""
+    tmp_path = tmp_path_factory.mktemp("t")  # a socket's path is short
     headers = tmp_path / "cache" / "tmp" / "torchinductor_me"
     headers.mkdir(parents=True)
     made = "import tempfile; tempfile.mkstemp(); open(tempfile.mkdtemp() + '/model', 'w').close()"
@@ -147,6 +149,13 @@ def test_what_a_killed_worker_leaves_in_the_temporary_folder_is_removed_once_no_
         assert run(given, f"{killed}/worker").process.status == "failed"
         assert len(list(headers.parent.iterdir())) == 3
     assert list(headers.parent.iterdir()) == [headers]
+
+
+@pytest.mark.parametrize("name", ["t", "t" * temporary.LONGEST])
+def test_workers_of_a_data_loader_have_sockets_wherever_the_cache_lies(name, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(name)
+    loads = "from torch.utils.data import DataLoader; [*DataLoader(torch.zeros(2, 1), num_workers=1)]"
+    assert run(job(folder, module=user_module(folder, build=loads))).process.status == "ok"
 
 
 def test_shared_memory_that_a_process_of_torch_guards_is_given_back(tmp_path_factory):

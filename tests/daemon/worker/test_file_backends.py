@@ -294,6 +294,7 @@ def test_the_provider_of_tensorrt_computes_in_the_types_of_the_file(tmp_path, mo
 
 def multiprocessors(monkeypatch, number):
     properties = SimpleNamespace(multi_processor_count=number)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
 
