@@ -14,6 +14,7 @@ from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.delivery.outbox import DELIVERED, JOURNALLED, OUTBOX, Outbox
 from benchd.daemon.delivery.sender import drain
 from benchd.daemon.errors import UsageError
+from benchd.daemon.journal import explaining
 from benchd.daemon.verdicts.results import JOURNAL
 
 app = application()
@@ -48,7 +49,9 @@ def send(
     broker. With `everything` all that the journals hold is sent. Returns the exit code: 0 if the broker acknowledged
     everything, else 1, also for results that stay refused. Raises UsageError for a folder without results.
     """
-    if not (folder / OUTBOX).exists() and not refill.journals(folder):
+    with explaining(folder):
+        has_results = (folder / OUTBOX).exists() or refill.journals(folder)
+    if not has_results:
         raise UsageError(f"{folder}: contains neither {OUTBOX} nor {JOURNAL}; give the --output folder of bench-once")
     with Outbox(folder / OUTBOX) as outbox:
         unreadable = _complete(outbox, folder, everything=everything)

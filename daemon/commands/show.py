@@ -1,5 +1,6 @@
 """`benchd show`: a record as a person reads it, or the command that measures it again."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,14 +36,22 @@ def show(
 
 def _found(name: str, folder: Path) -> list[Record]:
     """Return the records of a file or folder, the record of a run or the newest one of a case; raise UsageError."""
-    if Path(name).exists():
+    if _exists(Path(name)):
         return results.read(Path(name))
-    if not folder.exists():
+    if not _exists(folder):
         raise UsageError(f"{name}: no such file, and no {folder} to look up a run or a case; give --results")
     found = [one for one in results.read(folder) if name in (one.run_id, one.case_id)]
     if not found:
         raise UsageError(f"{name}: no such file, and no run or case of that id in {folder}; `benchd show {folder}`")
     return found[-1:]
+
+
+def _exists(path: Path) -> bool:
+    """Return whether something has this path, or may have: to read a closed folder says why it cannot be read."""
+    try:
+        return path.exists()
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG  # the id of a case may be longer than a file's name
 
 
 def _notes(record: Record) -> Iterator[str]:

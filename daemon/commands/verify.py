@@ -43,7 +43,8 @@ def verify(
     """
     if processes < 1:
         raise UsageError(f"--processes {processes}: at least 1")
-    shipped = manifest.read(folder)
+    with explaining(folder):
+        shipped = manifest.read(folder)
     verifying.refuse_untrusted(folder, shipped, trust_code=trust_code)
     settings, machine = configuration.read(config) if config else Config(), plan.inspect(device)
     limits = plan.limited(race.LIMITS, settings.limits)

@@ -54,10 +54,11 @@ def of_case(path: Path, case_id: str) -> list[Record]:
 
 
 def _file(path: Path) -> Path:
-    file = path / JOURNAL if path.is_dir() else path
-    if not file.exists():
-        raise UsageError(f"{file}: no such file; give a result file, or the --output folder of a bench-once")
-    return file
+    with journal.explaining(path):
+        file = path / JOURNAL if path.is_dir() else path
+        if file.exists():
+            return file
+    raise UsageError(f"{file}: no such file; give a result file, or the --output folder of a bench-once")
 
 
 def _decoded(file: Path, number: int, line: bytes) -> Record:

@@ -108,6 +108,29 @@ def test_a_comparison_that_cannot_be_made_is_named(here, tmp_path, arguments, co
     assert not (tmp_path / "bench-out").exists()
 
 
+LONG = 300 * "x"  # no file system looks this up: it refuses root too, as a closed folder refuses others
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("recommend",),
+        ("compare", "here"),
+        ("show",),
+        ("show", "r1", "--results"),
+        ("report", "--format", "csv"),
+        ("verify",),
+        ("replay", "--mqtt", "mqtt://x"),
+        ("baseline", "set"),
+    ],
+    ids=" ".join,
+)
+def test_a_folder_that_cannot_be_looked_up_is_named(here, results, line):
+    results("here")
+    done = here("benchd", *line, LONG)
+    assert (done.returncode, done.stdout, LONG in done.stderr) == (2, "", True), done.stderr
+
+
 def test_verdicts_in_two_forms_need_two_files(here, tmp_path, results):
     (tmp_path / "same.out").write_text("of an earlier run")
     done = here("benchd", "compare", results("a"), results("b"), "--junit", "same.out", "--markdown", "./same.out")
