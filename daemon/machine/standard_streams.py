@@ -1,10 +1,26 @@
-"""Standard output and error without a reader or on a full disk: the rest is discarded, and the work goes on."""
+"""Standard output and error without a reader, on a full disk or in an encoding that lacks a character.
 
+What cannot be written is discarded or escaped, and the work goes on.
+"""
+
+import codecs
 import io
+import json
 import os
 from typing import Any, TextIO
 
 STDOUT, STDERR = 1, 2
+ESCAPED = "benchd_escaped"
+"""How a stream writes a character that its encoding lacks: as JSON does, so that JSON stays JSON."""
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error(ESCAPED, _escaped)
 
 
 class Discarding(io.FileIO):
@@ -29,7 +45,8 @@ class Discarding(io.FileIO):
 def lasting(stream: TextIO | None, descriptor: int) -> tuple[TextIO, Discarding | None]:
     """Return a stream to use in place of sys.stdout or sys.stderr, None if closed, and the file that it writes to.
 
-    A stream in memory is returned as it is: nobody reads it who could leave.
+    A stream in memory is returned as it is: nobody reads it who could leave. The given stream, too, escapes from now on
+    what its encoding lacks.
     """
     if stream is None:
         _discard(descriptor)  # or the next file that is opened takes its place
@@ -38,6 +55,8 @@ def lasting(stream: TextIO | None, descriptor: int) -> tuple[TextIO, Discarding 
         file = Discarding(stream.fileno(), "w", closefd=False)
     except io.UnsupportedOperation:
         return stream, None
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors=ESCAPED)
     by_line = descriptor == STDERR or stream.isatty()
     return io.TextIOWrapper(io.BufferedWriter(file), stream.encoding, stream.errors, line_buffering=by_line), file
 

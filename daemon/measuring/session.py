@@ -243,10 +243,13 @@ def writable(folder: Path, name: str, *, create: bool = True) -> Path:
     """
     tested = folder if create else next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     try:
+        str(folder.resolve()).encode()  # a worker is told it in JSON
         if create:
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=tested):
             return folder.resolve()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name}: its path is not UTF-8; choose another folder") from error
     except OSError as error:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 

@@ -1,5 +1,6 @@
 """What every command does with standard streams that nobody reads, with Ctrl-C, and with --version and -h."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -8,9 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from records_made import ENERGY, PASSED, made
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon import journal, records
+from benchd.daemon.machine.standard_streams import STDOUT, lasting
 
 BIN = Path(sys.executable).parent
 
@@ -89,6 +92,24 @@ def test_a_full_disk_keeps_the_exit_code_of_the_verdict(child_environment, resul
     done = shell(f"{same} --junit /dev/full", child_environment)
     assert (done.returncode, done.stderr.count("warning: not stored: /dev/full: No space left on device")) == (1, 1)
     assert done.stdout.count("SAME") == 2
+
+
+def test_a_character_that_the_encoding_lacks_costs_no_table(child_environment, tmp_path):
+    (tmp_path / "records").write_bytes(records.encode(made(energy=ENERGY, check=PASSED)) + b"\n")
+    done = shell(f"./benchd recommend {tmp_path}/records", child_environment | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr, r" mJ \u00b15 %" in done.stdout) == (0, "", True), done.stdout
+
+
+def test_json_stays_json_in_an_encoding_that_lacks_its_characters(tmp_path):
+    text = json.dumps("ä \u2588 \U0001f600", ensure_ascii=False)
+    with (tmp_path / "out").open("w", encoding="latin-1") as stream:
+        out, _ = lasting(stream, STDOUT)
+        for each in (out, stream):  # `benchd watch` writes to the latter
+            each.write(f"{text}\n")
+            each.flush()
+    first, second = (tmp_path / "out").read_text(encoding="latin-1").splitlines()
+    assert first == second == r'"ä \u2588 \ud83d\ude00"'
+    assert json.loads(first) == json.loads(text)
 
 
 @pytest.mark.parametrize("command", ["benchd", "bench-once"])
