@@ -193,7 +193,7 @@ def measured(
 def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence[str]]) -> tuple[list[Comparison], int]:
     """Compare two files or folders of results, or their cases of the chosen variants and batch sizes.
 
-    The code is 6 if nothing was measured, else 0.
+    The code is 6 if nothing was measured, 1 if the second failed at what the first measured, else 0.
     """
     if len(paths) != 2:
         raise UsageError(f"compare takes two result files, not {len(paths)}; use --live to compare cases")
@@ -202,7 +202,7 @@ def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence
     noise_floor.report(floors, (record.case_id for record in second), min_effect, sys.stderr)
     comparisons = verdicts.compare(first, second, min_effect, floors=floors)
     if any(record.status == "ok" for record in (*first, *second)):
-        return comparisons, 0
+        return comparisons, int(any(one.broken_off for one in comparisons))
     which = "succeeded" if first or second else "is of these variants and batch sizes"
     sys.stderr.write(f"nothing was compared: no record in {paths[0]} or {paths[1]} {which}\n")
     return comparisons, 6

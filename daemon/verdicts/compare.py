@@ -48,7 +48,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     `medians_ms` are the centres of the sides (`centre_ms`). `ratios` are the second side's time over the first one's in
     each pair of a live comparison, and decide it. `notes` are differences between the sides that do not prevent a
     comparison. `check_failed` counts answers too that, with the weights of the first side, differ from its answers.
-    `broken_off`: a process failed, or the measurement was interrupted.
+    `broken_off`: a process failed, or the measurement was interrupted; of files, B failed at what A measured.
     """
 
     first: str
@@ -194,9 +194,16 @@ def comparison(
         medians_ms=(centre_ms(runs[0]), centre_ms(runs[1])),
         check_failed=bool(others) or any(wrong(record) for record in records[1]),
         check_void=any(void(record) for record in records[1]),
+        broken_off=_is_broken_off(*records),
         ratios=list(ratios),
         notes=others + _notes(*records),
     )
+
+
+def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:
+    """Return whether B failed at what A measured; what failed in both is no news of B."""
+    has_failed = bool(second) and second[-1].status in ("failed", "timeout", "aborted")
+    return has_failed and bool(process_medians_ms(first)) and not process_medians_ms(second)
 
 
 def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[str]:

@@ -51,6 +51,21 @@ def test_files_in_which_nothing_was_measured_exit_6(here, tmp_path):
         assert f"nothing was compared: no record in {before} or after succeeded" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "element"), [("failed", 1, "error"), ("timeout", 1, "error"), ("unsupported", 0, "skipped")]
+)
+def test_what_fails_in_b_alone_fails_the_comparison_of_files(here, results, tmp_path, status, code, element):
+    before, both = results("before"), (tmp_path / results("after")).read_bytes().splitlines(keepends=True)
+    custom = Case(model="vim_tiny", variant=Variant.parse("custom"))
+    other = encode(made(case=custom, run_id="other", status=status, timing=None, processes=[])) + b"\n"
+    (tmp_path / "after").write_bytes(b"".join([*both[::2], other]))
+    gate = ("--fail-on", "slower,check", "--junit", "gate.xml")
+    done = here("benchd", "compare", before, "after", *gate)
+    assert (done.returncode, f"<{element}" in (tmp_path / "gate.xml").read_text()) == (code, True)
+    assert (done.stdout.count("SAME"), f"B {status}: " in done.stdout) == (1, True)
+    assert here("benchd", "compare", "after", before, *gate).returncode == 0  # A has failed, and B has not
+
+
 def test_recommend_names_what_to_ship_and_exits_4_where_it_cannot(here, results):
     clear = here("benchd", "recommend", results("clear"))
     assert clear.returncode == 0
