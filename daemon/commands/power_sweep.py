@@ -24,4 +24,4 @@ def power_sweep(
 
     The original mode is always restored.
     """
-    raise typer.Exit(power_modes.run(names("--modes", modes), [str(BENCH_ONCE), *case], sys.stdout))
+    raise typer.Exit(power_modes.run(names("--modes", modes), [str(BENCH_ONCE), *case], sys.stderr))

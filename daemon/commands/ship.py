@@ -101,7 +101,7 @@ def ship(
     if power_modes is not None:
         command = of_each_mode([str(BENCHD), *sys.argv[1:]], out)
         made = f"{out}-{{mode}}/{MANIFEST}"
-        raise typer.Exit(modes.run(names("--power-modes", power_modes), command, sys.stdout, made=made))
+        raise typer.Exit(modes.run(names("--power-modes", power_modes), command, sys.stderr, made=made))
     asked = Asked(
         max_latency_ms=limit("--max-latency", max_latency, LATENCY_UNITS),
         max_energy_j=limit("--max-energy", max_energy, ENERGY_UNITS),

@@ -6,12 +6,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import typer
 from machines import write
 from waiting import WAIT_S
 
 from benchd.daemon.commands import power_sweep, ship
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.signals import ending
+from benchd.daemon.measuring import power_modes
 from benchd.daemon.measuring.power_modes import Mode, current, read_modes, run
 
 NANO = """
@@ -216,6 +218,25 @@ def test_no_jetson(board, tmp_path, monkeypatch):
 
 def test_bench_once_is_the_one_beside_this_python():
     assert power_sweep.BENCH_ONCE.exists()
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        lambda out: power_sweep.power_sweep("15W", ["-c", "echo {}"]),
+        lambda out: ship.ship(power_modes="15W", out=out),
+    ],
+    ids=["power-sweep", "ship"],
+)
+def test_standard_output_has_only_what_the_command_prints(sweep, board, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(power_modes, "CONFIGURATION", board.root / power_modes.CONFIGURATION)
+    for module, name in ((power_sweep, "BENCH_ONCE"), (ship, "BENCHD")):
+        monkeypatch.setattr(module, name, "/bin/sh")
+    monkeypatch.setattr(sys, "argv", ["benchd", "-c", "echo {}", "--power-modes", "15W"])
+    with pytest.raises(typer.Exit) as end:
+        sweep(tmp_path / "out")
+    said = capfd.readouterr()
+    assert (end.value.exit_code, said.out, said.err.count("power modes: ")) == (0, "{}\n", 2)
 
 
 @pytest.mark.parametrize("given", [["--power-modes", "15W,MAXN_SUPER"], ["--power-modes=15W,MAXN_SUPER"]])
