@@ -17,6 +17,7 @@ from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine.sysfs import text
 
 NAME = "benchd.service"
+TIMEOUT_S = 10.0  # of systemctl, whose bus may hang
 UNIT = f"etc/systemd/system/{NAME}"
 # what CUDA opens for a desktop GPU and for an integrated one (L4T 35 and 36), WSL's node, jtop's socket, and the energy
 # counters of a CPU
@@ -67,14 +68,17 @@ def hidden(node: Path, root: Path = Path("/")) -> Access | None:
     return _hidden(node, _options(root), _driver_names(root)) if (root / UNIT).exists() else None
 
 
-def status() -> tuple[str, str] | None:
-    """Return the service's state and its status line; None if systemd does not run or does not know it."""
-    if not Path("/run/systemd/system").is_dir():
+def status(root: Path = Path("/")) -> tuple[str, str] | None:
+    """Return the service's state and its status line; None if systemd does not run, answer or know it."""
+    if not (root / "run/systemd/system").is_dir():
         return None
     command = ["systemctl", "show", NAME, "--property=LoadState", "--property=ActiveState", "--property=StatusText"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = dict(line.split("=", 1) for line in shown.stdout.splitlines())
-    return (found["ActiveState"], found["StatusText"]) if found["LoadState"] == "loaded" else None
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):  # in a container or a chroot that sees the host's /run
+        return None
+    found = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+    return (found["ActiveState"], found["StatusText"]) if found.get("LoadState") == "loaded" else None
 
 
 def _options(root: Path) -> Options:

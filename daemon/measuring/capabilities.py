@@ -194,7 +194,7 @@ def _program(name: str, command: str, remedy: str) -> Finding:
 
 def service(root: Path) -> Iterator[Finding]:
     """Yield the service's status, including whether another machine has its id and how to rename one of them."""
-    found = sandbox.status() if root == Path("/") else None
+    found = sandbox.status(root)
     if found:
         state, status = found
         usable = state == "active" and "mqtt down" not in status

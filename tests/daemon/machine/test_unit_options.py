@@ -72,6 +72,26 @@ def test_protect_clock_closes_a_jetson_s_devices_before_systemd_253(root):
     assert reasons(root) == {"nvidia0": None}
 
 
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("echo LoadState=loaded; echo ActiveState=active; echo StatusText=a=b", ("active", "a=b")),
+        ("echo LoadState=not-found; echo ActiveState=inactive; echo StatusText=", None),
+        ("echo Failed to connect to bus >&2; exit 1", None),
+        ("echo Running in chroot, ignoring", None),
+        ("exec /bin/sleep 60", None),
+        (None, None),
+    ],
+)
+def test_the_status_of_a_service_that_systemctl_cannot_tell_is_none(tmp_path, monkeypatch, script, found):
+    write(tmp_path, {"run/systemd/system/a": "", "bin/systemctl": f"#!/bin/sh\n{script}\n"})
+    (tmp_path / "bin/systemctl").chmod(0o755 if script else 0o644)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(sandbox, "TIMEOUT_S", 0.5)
+    assert sandbox.status(tmp_path) == found
+    assert sandbox.status(tmp_path / "bin") is None
+
+
 def test_private_devices_are_named(root):
     drop_in(root, "PrivateDevices=yes")
     assert reasons(root) == {"nvidia0": "PrivateDevices= hides it"}
