@@ -81,6 +81,8 @@ def export(
     if list_:
         return list_store(sys.stdout, json)
     if prune is not None:
+        if json:
+            raise UsageError("--json with --prune: it lists no files; leave one of them out")
         return prune_store(byte_count("--prune", prune), sys.stdout)
     if onnx and not onnx.is_file():
         raise UsageError(f"--onnx {onnx}: no such file")

@@ -25,6 +25,8 @@ def noise_floor_(
     json: AsJson = False,
 ) -> None:
     """Print the noise floor of each case, from `benchd compare --aa`, or clear it."""
+    if clear and json:
+        raise UsageError("--json with --clear: it prints no noise floor; leave one of them out")
     if clear and case is None:  # also a damaged file, which nothing else reads
         sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear()}\n")
         return

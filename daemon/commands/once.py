@@ -139,6 +139,8 @@ def once(
     version: Version = False,
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, store and publish the records."""
+    if dry_run and json:
+        raise UsageError("--json with --dry-run: a plan has no records; leave one of them out")
     given = {
         "models": names("--models", models),
         "variants": names("--variants", variants),

@@ -45,6 +45,7 @@ EMPTY = ("models", "baseline", "fail-on", "data", "mqtt", "artifacts", "module",
         (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts is for files of the catalog's models; measure"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
         (["--threads", "0"], "--threads 0: at least 1"),
+        (["--dry-run", "--json"], "--json with --dry-run: a plan has no records"),
     ],
 )
 def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(here, tmp_path, arguments, words):
@@ -130,6 +131,12 @@ def test_a_folder_that_cannot_be_looked_up_is_named(here, results, line):
     results("here")
     done = here("benchd", *line, LONG)
     assert (done.returncode, done.stdout, LONG in done.stderr) == (2, "", True), done.stderr
+
+
+@pytest.mark.parametrize("line", [("export", "--prune", "2GiB"), ("noise-floor", "--clear")], ids=" ".join)
+def test_json_is_refused_where_none_is_printed(here, line):
+    done = here("benchd", *line, "--json")
+    assert (done.returncode, done.stdout, f"--json with {line[1]}: " in done.stderr) == (2, "", True)
 
 
 def test_verdicts_in_two_forms_need_two_files(here, tmp_path, results):
