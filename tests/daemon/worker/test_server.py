@@ -32,6 +32,9 @@ class Simulated:
     def wait_until(self, t_ns):
         self.t_ns = max(self.t_ns, t_ns)
 
+    def beat(self):
+        pass
+
     def __call__(self, request):
         self.ran.append(request)
         self.t_ns += self.service_ns()
@@ -148,6 +151,20 @@ def test_threads_lose_no_request():
     assert [len(one) for one in found.of_stream_ns] == [len(step.ran) for step in steps]
     assert found.dropped
     assert min(found.latency_ns) > 0
+
+
+def test_a_server_that_is_never_idle_says_that_it_goes_on(monkeypatch):
+    """Without a sign of life its stage would end as a timeout and lose every trial."""
+    monkeypatch.setattr(server, "BEAT_S", 0.01)
+    beats = []
+    clock = server.Monotonic(lambda: beats.append(1))
+
+    def step(request):
+        time.sleep(0.002)
+        return (1,)
+
+    server.serve(lambda work: [work(step)], Load(queue=1000), 1e5, 100, "0", clock)
+    assert len(beats) >= 5
 
 
 def test_a_trial_ends_when_its_deadline_cannot_be_met_any_more():
