@@ -174,20 +174,21 @@ def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
     return {name: f"energy scope is {scope}, not {usual}" for name, scope in scopes.items() if scope != usual}
 
 
-def _at_other_rates(named: Mapping[str, Record]) -> dict[str, str]:
+def _at_other_rates(named: Mapping[str, Record], objective: Objective) -> dict[str, str]:
     """Return the servers at another rate than the lowest that was asked: latencies of two rates are not comparable.
 
-    If all found their rates, these rank them.
+    If all found their rates, these rank them, but not by energy: a request's share of the idle power depends on the
+    rate.
     """
     rates = {name: (_is_by_rate(record), record.requests.rate_hz) for name, record in named.items() if record.requests}
     all_found, least_hz = min(rates.values(), default=(True, 0.0))
-    if all_found:
+    if all_found and objective != "energy":
         return {}
     least = f"not at {least_hz:.4g}: measure it with --rate {least_hz:.4g}"
     return {
         name: f"was measured at {rate_hz:.4g} requests per second, {least}"
         for name, (is_found, rate_hz) in rates.items()
-        if (is_found, rate_hz) != (False, least_hz)
+        if (is_found, rate_hz) != (all_found, least_hz)
     }
 
 
@@ -223,7 +224,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
         return Decision(subject=subject, excluded=excluded, mixed=mixed)
     if objective == "energy":
         excluded |= _of_another_scope({name: record for name, record in named.items() if name not in excluded})
-    elsewhere = _at_other_rates({name: record for name, record in named.items() if name not in excluded})
+    elsewhere = _at_other_rates({name: one for name, one in named.items() if name not in excluded}, objective)
     excluded |= elsewhere
     figures = {name: figure(record, objective) for name, record in named.items() if name not in excluded}
     unknown = {name: reason for name in figures if (reason := _unknown_time(named[name], len(figures), objective))}

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from records_made import PASSED, made, timing
+from records_made import ENERGY, PASSED, made, timing
 
 from benchd.daemon.records import Case, Load, Neighbour, NeighbourResult, ProcessResult, Requests, Variant
 from benchd.daemon.verdicts.compare import compare
@@ -74,6 +74,26 @@ def test_variants_that_found_their_rates_are_ranked_by_them():
     decision = decided(slow, fast)
     assert list(decision.candidates) == ["eager-amp", "eager"]
     assert "60 requests per second" in line(decision)
+
+
+def with_energy(record, joules):
+    """Return the record with an energy per inference, of each process too."""
+    energy = msgspec.structs.replace(ENERGY, gross_per_inference_j=joules)
+    processes = [msgspec.structs.replace(process, energy=energy) for process in record.processes]
+    return msgspec.structs.replace(record, energy=energy, processes=processes)
+
+
+@pytest.mark.parametrize("demand", [DEMAND, None])
+def test_joules_at_two_found_rates_are_not_ranked(demand):
+    """At 70 per second each request has less of the idle power than at 30."""
+    fast, slow = (server(name, rate_hz=rate_hz, is_found=True) for name, rate_hz in (("amp", 70.0), ("eager", 30.0)))
+    records = [with_energy(fast, 0.171), with_energy(slow, 0.26)]
+    (decision,) = decide(records, Requirements(demand=demand, objective="energy"))
+    assert (decision.ship, list(decision.candidates)) == (None, ["eager"])
+    assert decision.excluded == {
+        "eager-amp": "was measured at 70 requests per second, not at 30: measure it with --rate 30"
+    }
+    assert decision.unsettled == ["eager-amp"]
 
 
 @pytest.mark.parametrize("is_found", [False, True])
