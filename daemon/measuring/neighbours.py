@@ -1,4 +1,4 @@
-"""A neighbour: another case in a process of its own, started before the measured one and ended after it."""
+"""A neighbour: another case in a process of its own that runs before the measured one warms up and until it ends."""
 
 import time
 from array import array

@@ -92,8 +92,9 @@ class Job(Struct, frozen=True, kw_only=True):
     files before it is measured. With `ship_to` those files are written to that folder instead of timing anything;
     `deployed` is the folder whose files this measures, and whose golden answers they must give first; `engine` is a
     TensorRT plan to load instead of building one. With `neighbour_hz` this process only runs beside another one, at
-    that rate, until SIGTERM. With `waits` it says that it is ready once torch is imported, and goes on at the next line
-    of stdin; with `interleaved` also before each measured block. It then uses these `cpus` only, if any are given.
+    that rate, until SIGTERM. With `waits` it says that it is ready once torch is imported, or with a neighbour once the
+    model is checked, and goes on at the next line of stdin; with `interleaved` also before each measured block. It then
+    uses these `cpus` only, if any are given.
     """
 
     case: Case

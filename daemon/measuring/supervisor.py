@@ -225,19 +225,34 @@ class Supervisor:
         return worker.outcome(*self._wait(worker, turn))
 
     def _accompanied(self, job: Job, turn: Turn) -> Outcome:
-        """Run one worker to its end, beside a neighbour if the case has one."""
+        """Run one worker to its end; a neighbour of the case starts once the worker has built and checked alone."""
+        beside = self._job_beside(turn)
+        if beside is None:
+            return self._run(job, turn)
+        with self._worker(msgspec.structs.replace(job, waits=True), turn) as worker:
+            early = self._wait(worker, turn, until_ready=True)
+            if not worker.is_waiting:
+                return worker.outcome(*early)
+
+            def measured() -> Outcome:
+                worker.go_on()
+                return self._end(worker, turn)
+
+            return neighbours.accompanied(self.session, beside, measured)
+
+    def _job_beside(self, turn: Turn) -> Job | None:
+        """Return the job of the case's neighbour, None if it has none."""
         planned = turn.planned
         if planned.beside is None or planned.case.beside is None:
-            return self._run(job, turn)
-        beside = msgspec.structs.replace(
+            return None
+        return msgspec.structs.replace(
             self.session.job(planned.beside, self.suite_id),
-            raw_name=f"{job.raw_name}.beside",
+            raw_name=f"{turn.name}.beside",
             spawned_ns=time.monotonic_ns(),
             probes=False,
             repeats=False,
             neighbour_hz=planned.case.beside.rate_hz,
         )
-        return neighbours.accompanied(self.session, beside, lambda: self._run(job, turn))
 
     def _is_to_probe(self, planned: Planned, index: int) -> bool:
         """Return whether this process probes the device's rates: the first and the last with the same settings do.

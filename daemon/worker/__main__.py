@@ -33,7 +33,7 @@ def _work(job: Job, stages: StageClock) -> Outcome:
     stages.enter("import")
     try:
         run = _imported(is_cold=job.case.scenario == "cold_start")
-        if job.waits:
+        if job.waits and not job.case.beside:
             stages.wait_for_turn()
         if job.cpus:
             os.sched_setaffinity(0, job.cpus)

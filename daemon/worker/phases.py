@@ -96,6 +96,8 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     if job.case.scenario == "cold_start":
         _cold_start(job, loaded, first_ended_ns, stages, found)
         return
+    if job.case.beside:
+        stages.wait_for_turn()  # for the neighbour: engines choose kernels by their times, and are kept
     met = _timed(job, of_streams, pool, camera, right, stages, found)
     stages.keep(found)
     stages.enter("probe")

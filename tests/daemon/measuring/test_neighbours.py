@@ -1,11 +1,13 @@
 """A neighbour beside a measured case: real processes, its frames cut to the window, and what happens if it fails."""
 
+import io
 import os
 import signal
 import threading
 import time
 from array import array
 
+import msgspec
 import pytest
 from sessions_made import session
 from worker_jobs import TINY, job, user_module
@@ -14,11 +16,15 @@ from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import neighbours, plan
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.measuring.protocol import unmeasured
+from benchd.daemon.measuring.protocol import Message, Stage, unmeasured
+from benchd.daemon.measuring.session import Sink
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.records import Window, decode, encode
+from benchd.daemon.measuring.user_model import UserModule
+from benchd.daemon.records import Neighbour, Window, decode, encode
 from benchd.daemon.reporting.scenario_note import scenario_note
+from benchd.daemon.worker import __main__ as worker_main
 from benchd.daemon.worker import scenarios
+from benchd.daemon.worker.child import StageClock
 
 CPU = Machine("cpu", has_cxx=True)
 
@@ -29,12 +35,27 @@ def planned(**fields):
     return plan.plan([Suite(**given | fields)], limits, CPU)
 
 
-def test_a_case_is_measured_beside_another(tmp_path):
+class Stages(Sink):
+    """Keeps the stages of the measured process in order."""
+
+    def __init__(self):
+        self.seen = []
+
+    def stage(self, planned, process, stage, percent=None):
+        self.seen.append(stage)
+
+
+def test_a_case_is_measured_beside_another(tmp_path, monkeypatch):
     plans = planned(beside="square,eager,size=16:50Hz", threads=[1])
     assert plans[0].case.case_id == "square,eager,b1,size=16,threads=1,beside=square_eager_b1_size=16_50Hz"
-    with session(tmp_path) as opened:
+    stages, real, before = Stages(), neighbours.accompanied, []
+    monkeypatch.setattr(neighbours, "accompanied", lambda *given: before.extend(stages.seen) or real(*given))
+    with session(tmp_path, [stages]) as opened:
         supervisor = Supervisor(opened, plans)
         supervisor.run()
+    assert before[0] == "import"
+    assert "measure" not in before
+    assert "measure" in stages.seen
     (record,) = supervisor.records
     assert record.status == "ok", record.reason
     found = record.beside
@@ -49,6 +70,30 @@ def test_a_case_is_measured_beside_another(tmp_path):
     missed = f"{found.misses} of {found.releases} missed"
     assert f"beside square,eager,b1,size=16 at 50 Hz, {missed}" in scenario_note(record)
     assert decode(encode(record)) == record
+
+
+def test_the_measured_process_builds_and_checks_before_the_neighbour_starts(tmp_path):
+    """An engine that is built beside other work has the kernels of other times, and is used again."""
+    pipe, accompanied = io.BytesIO(), job(tmp_path, beside=Neighbour("square,eager,b1", 30.0))
+    worker_main._work(msgspec.structs.replace(accompanied, waits=True), StageClock(pipe, accompanied))
+    messages = [msgspec.json.decode(line, type=Message) for line in pipe.getvalue().splitlines()]
+    names = [message.name for message in messages if isinstance(message, Stage)]
+    assert names.count("ready") == 1
+    alone = names[: names.index("ready")]
+    assert {"build", "export", "load", "check"} <= set(alone)
+    assert not {"idle", "warm_up", "measure"} & set(alone)
+
+
+def test_one_that_fails_alone_starts_no_neighbour(tmp_path, monkeypatch):
+    monkeypatch.setattr(neighbours, "accompanied", lambda *given: pytest.fail("it has nothing to accompany"))
+    own = UserModule.at(user_module(tmp_path, build="raise ValueError('broke')"), [])
+    suite, limits = Suite(variants=["eager"], beside="square,eager:30Hz", preset="quick"), LimitsConfig(check_images=1)
+    with session(tmp_path) as opened:
+        supervisor = Supervisor(opened, plan.plan([suite], limits, CPU, own))
+        supervisor.run()
+    (record,) = supervisor.records
+    assert record.status == "failed"
+    assert "broke" in record.reason
 
 
 def test_a_neighbour_that_fails_fails_the_case(tmp_path):
