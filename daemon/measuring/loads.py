@@ -7,13 +7,15 @@ from typing import Any
 
 from benchd.daemon.config import Suite
 from benchd.daemon.errors import UsageError
-from benchd.daemon.records import PERCENTILE, QUEUE, Load, Scenario
+from benchd.daemon.records import PERCENTILE, QUEUE, Load, Scenario, Variant
 
 MOST_HZ = 1e6
 LONGEST_MS = 1e9
 LEAST_PER_HOUR = 10
 MOST_QUEUED = 100_000
 MOST_STREAMS = 64
+CUDA_STREAMS = 32  # of torch: the 33rd is the first again (c10/cuda/CUDAStream.h)
+CAPTURES = 2  # of a model in CUDA graphs, whose CUDA streams no other may have: cuBLAS keeps one workspace for each
 WITH_STREAMS = ("single_stream", "server")
 LOWEST_PERCENTILE, HIGHEST_PERCENTILE = 50.0, 99.99
 
@@ -76,6 +78,11 @@ def _refuse_values(suite: Suite) -> None:
         )
     if suite.queue is not None and not 1 <= suite.queue <= MOST_QUEUED:
         raise UsageError(f"--queue {suite.queue}: at least 1 and at most {MOST_QUEUED:,} waiting requests")
+
+
+def most_on_gpu(variant: Variant) -> int:
+    """Return how many streams of this variant have CUDA streams of their own."""
+    return CUDA_STREAMS // (CAPTURES if variant.backend == "cudagraph" else 1)
 
 
 def of(suite: Suite, scenario: Scenario) -> Sequence[Load | None]:

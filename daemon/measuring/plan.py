@@ -555,6 +555,7 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
     is_int8 = variant.built_on == "custom-int8"
     entry = catalog.find(case.model)
     lacks_triton = machine.device == "cuda" and not machine.has_triton
+    most = loads.most_on_gpu(variant)
     reasons = {
         machine.closed_gpu or "": machine.closed_gpu is not None,
         "an ONNX file runs on onnxruntime, openvino and tensorrt": user_onnx and variant.backend not in FILE_BACKENDS,
@@ -598,6 +599,8 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
         and lacks_triton,
         "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
         catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),
+        f"torch's {loads.CUDA_STREAMS} CUDA streams are enough for {most} of {variant.backend}: "
+        f"give --streams {most} or fewer": machine.device == "cuda" and case.streams > most,
         "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),
         "torch.compile needs a C++ compiler; install g++ or set CXX": (
             (variant.backend == "compile" or variant.needs_torchao) and not machine.has_cxx

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring import loads
 from benchd.daemon.worker import phases
 from benchd.daemon.worker.backends import cudagraph, eager
 from benchd.models import catalog
@@ -35,6 +36,11 @@ def test_replays_agree_with_eager_on_new_images(model, precision):
         with torch.inference_mode():
             expected = plain.run(images)
         torch.testing.assert_close(graphs.run(images), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_torch_has_as_many_cuda_streams_as_the_plan_counts():
+    handles = [torch.cuda.Stream().cuda_stream for _ in range(loads.CUDA_STREAMS + 1)]
+    assert len(set(handles)) == loads.CUDA_STREAMS
 
 
 def test_two_are_in_flight_without_mixing():

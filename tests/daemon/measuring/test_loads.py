@@ -5,9 +5,9 @@ import pytest
 from benchd.daemon.commands import once
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import paired, plan
+from benchd.daemon.measuring import loads, paired, plan
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.records import Case, Load
+from benchd.daemon.records import Case, Load, Variant
 from benchd.daemon.verdicts import compare
 from benchd.daemon.verdicts.demand import CONFIRMATIONS, MOST_TRIALS, TRIAL_SHARE
 from benchd.daemon.verdicts.statistics import minimum_samples
@@ -81,6 +81,29 @@ def test_the_command_that_measures_it_again(load, words):
 
     record = made(case=Case(model="square", scenario="server", streams=2, load=load))
     assert f"--scenario server --streams 2 {words}" in compare.command(record)
+
+
+@pytest.mark.parametrize(
+    ("device", "variant", "streams", "most"),
+    [
+        ("cuda", "eager", 32, None),
+        ("cuda", "eager", 33, 32),
+        ("cuda", "custom-cudagraph-fp16", 16, None),
+        ("cuda", "cudagraph", 17, 16),
+        ("cpu", "eager", 64, None),
+    ],
+)
+def test_no_two_streams_share_a_cuda_stream(device, variant, streams, most):
+    case = Case(model="vim_tiny", variant=Variant.parse(variant), streams=streams)
+    reason = plan.why_not(case, Machine(device, has_cxx=True)) or ""
+    named = f"torch's 32 CUDA streams are enough for {most} of {case.variant.backend}: give --streams {most} or fewer"
+    assert reason == named if most else "CUDA streams" not in reason
+
+
+def test_a_model_in_cuda_graphs_is_captured_as_often_as_the_plan_counts():
+    from benchd.daemon.worker.backends.cudagraph import SLOTS
+
+    assert loads.CAPTURES == SLOTS
 
 
 SERVER = {"scenarios": ["server"], "rates_hz": [30.0]}
