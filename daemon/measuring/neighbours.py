@@ -16,12 +16,12 @@ from benchd.daemon.verdicts import timings
 END_S = 60.0
 
 
-def accompanied(session: Session, job: Job, measured: Callable[[], Outcome]) -> Outcome:
-    """Return the outcome of `measured` with a neighbour beside it, failed unless that ran all the time."""
+def accompanied(session: Session, job: Job, measured: Callable[[int], Outcome]) -> Outcome:
+    """Return the outcome of `measured` of the pid of a neighbour beside it, failed unless that ran all the time."""
     with Worker(job, session.output / "logs" / f"{job.raw_name}.log") as worker:
         ended = _until(session, worker, "measure")
         if ended is None:
-            outcome = measured()
+            outcome = measured(worker.pid)
             worker.ask_to_end()
             ended = _until(session, worker, None)
         else:

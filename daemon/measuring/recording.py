@@ -45,7 +45,6 @@ from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.verdicts import accuracy, figures, levels, one_model, roofline, statistics
 
 RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, or not for long
-OF_NEIGHBOUR = {"busy_machine", "foreign_gpu_process"}  # what a neighbour looks like
 FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
@@ -202,7 +201,6 @@ def record(
                 *_moved(probes, outcomes),
                 *_slow_clocks(run.environment, telemetry),
             }
-            - (OF_NEIGHBOUR if case.beside else set())
         ),
         missing=_missing(case, timing, total, telemetry, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],

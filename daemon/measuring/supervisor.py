@@ -220,8 +220,8 @@ class Supervisor:
         with self._worker(job, turn) as worker:
             return self._end(worker, turn)
 
-    def _end(self, worker: Worker, turn: Turn) -> Outcome:
-        self.session.sampler(self.plan).watch(worker.pid)
+    def _end(self, worker: Worker, turn: Turn, *beside: int) -> Outcome:
+        self.session.sampler(self.plan).watch(worker.pid, *beside)
         return worker.outcome(*self._wait(worker, turn))
 
     def _accompanied(self, job: Job, turn: Turn) -> Outcome:
@@ -234,9 +234,9 @@ class Supervisor:
             if not worker.is_waiting:
                 return worker.outcome(*early)
 
-            def measured() -> Outcome:
+            def measured(pid: int) -> Outcome:
                 worker.go_on()
-                return self._end(worker, turn)
+                return self._end(worker, turn, pid)
 
             return neighbours.accompanied(self.session, beside, measured)
 

@@ -82,7 +82,7 @@ class Nvml:
     module_average and gpu_history (the driver's own samples); `gpu_clock_hz` (of the SMs), `gpu_memory_clock_hz`,
     `gpu_throttle_reasons` (a mask, see `throttle_names`), `gpu_temp_c`, `gpu_utilization_percent`,
     `gpu_memory_used_bytes` and `gpu_foreign_processes`, the number of processes with a compute context other than the
-    watched one. A value that the driver refuses is not claimed, and each such reading reports the reason as a failure.
+    watched ones. A value that the driver refuses is not claimed, and each such reading reports the reason as a failure.
     """
 
     name = "nvml"

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from array import array
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Neighbour, Window, decode, encode
 from benchd.daemon.reporting.scenario_note import scenario_note
+from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.worker import __main__ as worker_main
 from benchd.daemon.worker import scenarios
 from benchd.daemon.worker.child import StageClock
@@ -45,14 +47,22 @@ class Stages(Sink):
         self.seen.append(stage)
 
 
+def logs(pids):
+    """Return the names of the logs of these workers, without their run."""
+    return [Path(f"/proc/{pid}/fd/1").readlink().name.partition(".")[2] for pid in pids]
+
+
 def test_a_case_is_measured_beside_another(tmp_path, monkeypatch):
     plans = planned(beside="square,eager,size=16:50Hz", threads=[1])
     assert plans[0].case.case_id == "square,eager,b1,size=16,threads=1,beside=square_eager_b1_size=16_50Hz"
     stages, real, before = Stages(), neighbours.accompanied, []
     monkeypatch.setattr(neighbours, "accompanied", lambda *given: before.extend(stages.seen) or real(*given))
+    watched, watch = [], SamplerProcess.watch
+    monkeypatch.setattr(SamplerProcess, "watch", lambda *given: watched.append(logs(given[1:])) or watch(*given))
     with session(tmp_path, [stages]) as opened:
         supervisor = Supervisor(opened, plans)
         supervisor.run()
+    assert watched == [["0.log", "0.beside.log"]]
     assert before[0] == "import"
     assert "measure" not in before
     assert "measure" in stages.seen
@@ -66,7 +76,6 @@ def test_a_case_is_measured_beside_another(tmp_path, monkeypatch):
     assert record.processes[0].raw["beside_latency"].count >= found.timing.runs
     assert record.x_of_floor is None
     assert "x_of_floor" in record.missing
-    assert "busy_machine" not in record.flags
     missed = f"{found.misses} of {found.releases} missed"
     assert f"beside square,eager,b1,size=16 at 50 Hz, {missed}" in scenario_note(record)
     assert decode(encode(record)) == record
@@ -99,7 +108,7 @@ def test_one_that_fails_alone_starts_no_neighbour(tmp_path, monkeypatch):
 def test_a_neighbour_that_fails_fails_the_case(tmp_path):
     broken = job(tmp_path, module=user_module(tmp_path, build="raise ValueError('broke')"), limits=TINY)
     with session(tmp_path) as opened, opened.measuring():
-        outcome = neighbours.accompanied(opened, broken, lambda: pytest.fail("nothing is measured then"))
+        outcome = neighbours.accompanied(opened, broken, lambda pid: pytest.fail("nothing is measured then"))
     assert outcome.process.status == "failed"
     assert "its neighbour own.net.build,eager,b1: " in outcome.process.reason
     assert "broke" in outcome.process.reason
