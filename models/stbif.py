@@ -24,7 +24,6 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 from torch.nn import functional
-from torchvision.models.resnet import BasicBlock, ResNet
 
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
@@ -94,8 +93,18 @@ class _Lsq(torch.autograd.Function):
         return torch.where(inside, grad, 0.0), ((grad * slope).sum() * factor).to(scale.dtype), None, None
 
 
-class _QuantisedBlock(BasicBlock):  # type: ignore[misc]
-    """torchvision's block with a quantiser for each of its two uses of ReLU."""
+class _Block(nn.Module):
+    """ResNet's basic block, under torchvision's names, with a quantiser for each of its two ReLUs."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, level: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = Quantiser(level)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = None if stride == 1 else _downsampling(inputs, outputs, stride)
+        self.relu2 = Quantiser(level)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.relu(self.bn1(self.conv1(x)))
@@ -104,32 +113,45 @@ class _QuantisedBlock(BasicBlock):  # type: ignore[misc]
         return out
 
 
-class QuantisedResNet18(ResNet):  # type: ignore[misc]
+def _downsampling(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+
+def _stage(inputs: int, outputs: int, stride: int, level: int) -> nn.Sequential:
+    return nn.Sequential(_Block(inputs, outputs, stride, level), _Block(outputs, outputs, 1, level))
+
+
+class QuantisedResNet18(nn.Module):
     """ResNet-18 with 17 quantisers: images (B, 3, 32, 32) to logits (B, 10).
 
-    Its four stages have `width` to 8 * `width` channels.
+    Its four stages have `width` to 8 * `width` channels. Layers are named as torchvision's, whose import would take a
+    second in each process.
     """
 
     input_shape = (3, 32, 32)
 
     def __init__(self, level: int, width: int = 64) -> None:
-        nn.Module.__init__(self)  # torchvision's own constructor knows one width
-        self._norm_layer, self.inplanes = nn.BatchNorm2d, width
-        self.dilation, self.groups, self.base_width = 1, 1, 64  # as BasicBlock insists
+        super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = Quantiser(level)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        for number, stride in enumerate((1, 2, 2, 2)):
-            stage = self._make_layer(_QuantisedBlock, width * 2**number, 2, stride)
-            self.add_module(f"layer{number + 1}", stage)
+        self.layer1 = _stage(width, width, 1, level)
+        self.layer2 = _stage(width, 2 * width, 2, level)
+        self.layer3 = _stage(2 * width, 4 * width, 2, level)
+        self.layer4 = _stage(4 * width, 8 * width, 2, level)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(8 * width, 10)
         for module in self.modules():
-            if isinstance(module, _QuantisedBlock):
-                module.relu, module.relu2 = Quantiser(level), Quantiser(level)
-            elif isinstance(module, nn.Conv2d):
+            if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 10) of images (B, 3, 32, 32)."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        logits: torch.Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
+        return logits
 
     def neurons(self) -> list[nn.Module]:
         """Return the quantisers, whose outputs are scale * codes (B, ...), in forward order."""
