@@ -50,6 +50,8 @@ def convolved(
     least_density: float,
 ) -> torch.Tensor | None:
     """Return what `exact_conv2d` does for callers that know that it can run: checks cost as much as a small layer."""
+    if x.shape[1] * packed.window[1] * packed.window[2] != packed.depth:
+        raise ValueError(f"exact_conv2d: a window of {packed.depth} numbers does not fit x {tuple(x.shape)}")
     sizes = *packed.window, packed.per_weight, stride, padding, largest, least_density
     run = _op["native"] if is_watched() else _convolved
     y: torch.Tensor = run(x, packed.digits, packed.unit, compiler.in_dtype(scale), bias, *sizes)
@@ -116,6 +118,8 @@ def _plan(
     images, channels, height, width = shape
     out_channels, window_height, window_width = window
     y_shape, strides = laid_out(shape, window, stride, padding)
+    if min(y_shape[2:]) < 1:
+        raise ValueError(f"exact_conv2d: a window {window[1:]} does not fit x {shape}")
     out_height, out_width = y_shape[2:]
     pixels, depth = out_height * out_width, -(-channels * window_height * window_width // _DEPTH) * _DEPTH
     group = max(1, min(images, _GATHERED // (pixels * depth)))
