@@ -107,19 +107,43 @@ class Reference:
 
     def answers(self) -> Observation:
         """Return its answers, stored by an earlier process or computed now."""
+        kept = self._exact()
+        outputs = {name.removeprefix("output "): kept[name] for name in kept if name.startswith("output ")}
+        return Observation(outputs, kept.get("codes"))
+
+    def synaptic_flops(self) -> float | None:
+        """Return the least FLOPs per image of the products, at the rates at which these images make neurons spike.
+
+        A layer that reads plain values counts whole; None for a network without spikes.
+        """
+        flops = self._exact().get("synaptic flops")
+        return None if flops is None else float(flops)
+
+    def _exact(self) -> references.Arrays:
+        """Return its answers, its neurons' codes and its synaptic FLOPs, those that it has, by name."""
 
         def compute() -> dict[str, np.ndarray]:
-            module = self._module()
-            found = self._run(module, self.images)
-            if self.job.case.model not in catalog.MODELS:
+            module, catalogued = self._module(), self.job.case.model in catalog.MODELS
+            if catalogued and hasattr(module, "synapses"):
+                found, flops = self._counted(module)
+            else:
+                found, flops = self._run(module, self.images), None
+            if not catalogued:
                 first = self.images[: self.workload.reference_batch]
                 _refuse_odd(found, self._loaded(module), first, len(self.images), self.workload.facts.data)
-            held = {f"output {path}": values for path, values in found.outputs.items()}
-            return held | ({} if found.codes is None else {"codes": found.codes})
+            held: dict[str, np.ndarray] = {f"output {path}": values for path, values in found.outputs.items()}
+            held |= {} if found.codes is None else {"codes": found.codes}
+            return held | ({} if flops is None else {"synaptic flops": np.array(flops)})
 
-        kept = self.kept("exact", compute)
-        outputs = {name.removeprefix("output "): values for name, values in kept.items() if name != "codes"}
-        return Observation(outputs, kept.get("codes"))
+        return self.kept("exact", compute)
+
+    def _counted(self, module: Any) -> tuple[Observation, float | None]:
+        """Return the answers of a network with synapses, and the FLOPs that its spikes cause on the way."""
+        from benchd.daemon.worker.profiling import spikes  # noqa: PLC0415 - imports every network with spikes
+
+        found: list[Observation] = []
+        counted = spikes.count(module, lambda: found.append(self._run(module, self.images)), len(self.images), "fp32")
+        return found[0], spikes.total(counted.values()).flops
 
     def bounds(self, rule: Rule) -> Bounds:
         """Return a variant's limits in the rule's number format, from draws of its rounding noise."""
@@ -148,23 +172,6 @@ class Reference:
                 _, axis, path = name.split(" ", 2)
                 channels[path][int(axis)] = kept[name]
         return Bounds(outputs, None if np.isnan(codes) else codes, bool(kept["stable"]), channels)
-
-    def synaptic_flops(self) -> float | None:
-        """Return the least FLOPs per image of the products, at the rates at which these images make neurons spike.
-
-        A layer that reads plain values counts whole; None for a network without spikes.
-        """
-        if not hasattr(self.workload.plain, "synapses"):
-            return None
-
-        def compute() -> dict[str, np.ndarray]:
-            from benchd.daemon.worker.profiling import spikes  # noqa: PLC0415 - imports every network with spikes
-
-            module: Any = self._module()
-            found = spikes.count(module, lambda: self._run(module, self.images), len(self.images), "fp32")
-            return {"flops": np.array(spikes.total(found.values()).flops)}
-
-        return float(self.kept("synapses", compute)["flops"])
 
     def kept(self, name: str, compute: references.Compute, **more: object) -> references.Arrays:
         """Return arrays that an earlier process computed from the same facts, or compute them; `more` adds facts."""

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 import torch
-from worker_jobs import job, run_here
+from worker_jobs import job, run_here, user_module
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import workload
@@ -62,3 +62,8 @@ def test_a_worker_counts_them_once_per_network(tmp_path):
     variants = [Variant(), Variant(kernels="custom")]
     found = [run_here(trained(tmp_path, "snn_onepass", variant=variant)).synaptic_flops for variant in variants]
     assert found[0] == found[1] > 0
+
+
+def test_a_users_network_may_call_a_layer_synapses(tmp_path):
+    a_job = job(tmp_path, module=user_module(tmp_path, build="Net.synapses = nn.Linear(5, 5)"))
+    assert run_here(a_job).process.status == "ok"
