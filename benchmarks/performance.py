@@ -72,7 +72,8 @@ def page(folder: Path) -> str:
     """Return one machine's part of the page, without what its stages have not measured."""
     found = read(folder)
     parts = (_machine, _tests, _kernels, _models, _records, _profiles, _occupancy, _targets, _comparisons, _soak)
-    title = found.machine.device if found.machine else found.name
+    devices = [found.machine.device] if found.machine else [row.device for row in found.models]
+    title = (devices or [found.name])[0]
     return "\n".join([f"## {title}", "", *(line for part in parts for line in part(found))])
 
 
