@@ -106,6 +106,7 @@ class Gpu(Struct, frozen=True, kw_only=True):
     sm_efficiency: float | None
     estimated_occupancy: float | None
     tensor_core_share_by_name: float | None
+    long_waits_share: float | None = None
 
 
 class Synchronization(Struct, frozen=True, kw_only=True):

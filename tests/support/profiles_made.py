@@ -78,7 +78,7 @@ def torch(kernels=(), operators=(), by_category=None, gpus=(), launches=300, syn
     )
 
 
-def gpu(utilization=0.94, sm_efficiency=0.9):
+def gpu(utilization=0.94, sm_efficiency=0.9, long_waits_share=0.2):
     """Return an Orin's own figures."""
     return Gpu(
         name="Orin",
@@ -87,6 +87,7 @@ def gpu(utilization=0.94, sm_efficiency=0.9):
         sm_efficiency=sm_efficiency,
         estimated_occupancy=0.8,
         tensor_core_share_by_name=0.4,
+        long_waits_share=long_waits_share,
     )
 
 

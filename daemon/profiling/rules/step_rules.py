@@ -22,10 +22,10 @@ def gpu_bound(profile: Profile) -> Finding | None:
 
 
 def launch_bound(profile: Profile) -> Finding | None:
-    """Find a GPU with many short waits for launches. Longer waits mean other work of the host."""
-    launches = profile.torch.launches / evidence.steps(profile) if profile.torch and evidence.gpus(profile) else 0
-    host = evidence.host_share(profile)
-    if launches < 20 or host < 0.3 or host * evidence.step_ns(profile) / launches > 50e3:
+    """Find a GPU that waits about as long for each of many launches. A few long waits mean other work of the host."""
+    gpus, host = evidence.gpus(profile), evidence.host_share(profile)
+    launches = profile.torch.launches / evidence.steps(profile) if profile.torch and gpus else 0
+    if launches < 20 or host < 0.3 or (gpus[0].long_waits_share or 0) > 0.5:
         return None
     wait_us = host * evidence.step_ns(profile) / launches / 1e3
     return Finding(

@@ -45,7 +45,8 @@ class GpuMetrics:
     `utilization` is the share of time with a kernel running; `sm_efficiency` the mean share of SMs that had a block, as
     if blocks spread evenly. `estimated_occupancy` is the mean over kernel time: idle time does not count, and kernels
     side by side count twice; it leaves out the `without_occupancy` kernels. `tensor_core_share_by_name` is of kernel
-    time and only as good as the names: Triton's tell nothing.
+    time and only as good as the names: Triton's tell nothing. `long_waits_share` is the part of the time between
+    kernels that lies in the longest tenth of those waits: near 0.1 if the host is as late for each kernel.
     """
 
     kernels: int
@@ -54,6 +55,7 @@ class GpuMetrics:
     sm_efficiency: float | None
     estimated_occupancy: float | None
     tensor_core_share_by_name: float | None
+    long_waits_share: float | None
 
 
 def occupancy(launch: Launch, device: Device) -> LaunchOccupancy | None:
@@ -159,6 +161,7 @@ class _Columns:
             sm_efficiency=_share(loaded, end_ns - start_ns),
             estimated_occupancy=_share(warp_time, int(duration[known].sum())),
             tensor_core_share_by_name=_share(int(duration[self._tensor_cores[inside]].sum()), int(duration.sum())),
+            long_waits_share=_long_waits_share(start, end),
         )
 
 
@@ -168,6 +171,14 @@ def _numbers(values: Iterable[float | None]) -> NDArray[np.float64]:
 
 def _share(part: float, whole: int) -> float | None:
     return part / whole if whole and not math.isnan(part) else None
+
+
+def _long_waits_share(start: NDArray[np.int64], end: NDArray[np.int64]) -> float | None:
+    """Return how much of the time between kernels lies in the longest tenth of these waits; None without waits."""
+    order = np.argsort(start, kind="stable")
+    waits = start[order][1:] - np.maximum.accumulate(end[order])[:-1]
+    waits = np.sort(waits[waits > 0])
+    return _share(int(waits[-max(1, len(waits) // 10) :].sum()), int(waits.sum()))
 
 
 def _busy_and_loaded(

@@ -331,6 +331,7 @@ def _gpu(device: Device, metrics: gpu_metrics.GpuMetrics) -> Gpu:
         sm_efficiency=metrics.sm_efficiency,
         estimated_occupancy=metrics.estimated_occupancy,
         tensor_core_share_by_name=metrics.tensor_core_share_by_name,
+        long_waits_share=metrics.long_waits_share,
     )
 
 

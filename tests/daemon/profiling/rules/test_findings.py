@@ -146,11 +146,17 @@ PLANTED = [
     Planted("gpu_bound", VIM, on_gpu("eager"), 0.50265, "custom-fp16", says="data loader 0 %"),
     Planted(
         "launch_bound",
-        on_gpu("fp16", **STBIF, by_category=categories(runtime=0.4, other=0.19), launches=STEPS * 300),
         on_gpu("fp16", **STBIF, by_category=categories(runtime=0.4, other=0.19), launches=STEPS * 30),
+        on_gpu(
+            "fp16",
+            **STBIF,
+            by_category=categories(runtime=0.4, other=0.19),
+            launches=STEPS * 30,
+            gpus=[gpu(long_waits_share=0.8)],
+        ),
         0.4,
         "custom-cudagraph-fp16",
-        says="300 launches per step, and the GPU waits 20 us",
+        says="30 launches per step, and the GPU waits 200 us",
     ),
     Planted(
         "input_bound",
