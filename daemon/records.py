@@ -470,12 +470,13 @@ class Check(Struct, frozen=True, kw_only=True):
 
     Shares are relative to the largest exact answer; docs/measuring.md has the rules. `void` means that the number
     format cannot represent these weights, so a correct variant cannot be told from a wrong one: it neither fails a run
-    nor ships. `images_off` exceeded `tolerance`, and `images_off_allowed` may. `rounding_share` is the error of
-    rounding alone, `spread_share` the distance between the answers to two images. `ties` are images that float64
-    decides by less than two tolerances; above a `commonest_class_share` of 0.9 the argmax proves nothing. `reference`
-    is float32 on the CPU for a user's model that cannot run in float64, and `note` gives the reason. `audited` counts
-    answers of the timed section that were also compared. `projections` are the exact answers in a few fixed random
-    directions: two networks with other answers differ in them.
+    nor ships. `images_off` exceeded their limit, and `images_off_allowed` may: all, if the mean over the images is
+    judged, whose limit `tolerance` then is. `rounding_share` is the error of rounding alone, `spread_share` the
+    distance between the answers to two images. `ties` are images that float64 decides by less than two tolerances;
+    above a `commonest_class_share` of 0.9 the argmax proves nothing. `reference` is float32 on the CPU for a user's
+    model that cannot run in float64, and `note` gives the reason. `audited` counts answers of the timed section that
+    were also compared. `projections` are the exact answers in a few fixed random directions: two networks with other
+    answers differ in them.
     """
 
     passed: bool
@@ -508,7 +509,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
     @property
     def typical_error_share(self) -> float:
-        """Return the worst image's error, or the mean error of a network in which one spike can change any answer."""
+        """Return the worst image's error, or the mean error if that is judged or one spike can change any answer."""
         by_mean = self.images_off > 0 and self.images_off_allowed > 0 and self.mean_error_share is not None
         return self.mean_error_share if by_mean and self.mean_error_share is not None else self.error_share
 

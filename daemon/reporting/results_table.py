@@ -170,12 +170,12 @@ def _check(record: Record) -> Text:
     if check is None:
         return Text("-" if record.timing else "")
     flipped = f", {check.flipped_share:.0e} flipped" if check.flipped_share else ""
-    is_counted = check.images_off <= check.images_off_allowed or not check.passed  # otherwise the mean decides
+    is_counted = check.images_off <= check.images_off_allowed < check.images or not check.passed  # not by the mean
     off = f", {check.images_off} of {check.images} off" if check.images_off and is_counted else ""
     is_int8 = record.case.variant.precision == "int8" and check.mean_error_share is not None
-    mean = f" max, {check.mean_error_share:.1e} mean" if is_int8 else ""
+    error = f"{check.error_share:.1e} max, {check.mean_error_share:.1e} mean" if is_int8 else None
     verdict = _verdict(check)
-    figures = f" {check.typical_error_share:.1e}{mean}{off}{flipped}{agreement(check)}"
+    figures = f" {error or f'{check.typical_error_share:.1e}'}{off}{flipped}{agreement(check)}"
     return Text.assemble((verdict, ALARM if verdict == "FAILED" else ""), figures)
 
 

@@ -294,6 +294,8 @@ class _Path:
 
     @property
     def allowed_off(self) -> int:
+        if self.by_mean:
+            return len(self.errors)
         return _allowed_off(len(self.errors), self.bound.noisy_off) if self.bound.jumps else 0
 
     @property

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 
+import msgspec
 import pytest
 from records_made import accuracy, made, timing
 from rich.console import Console
@@ -66,6 +67,12 @@ def test_each_row_names_its_variant_and_what_failed_comes_first(width):
     assert places == sorted(places)
     for name in ("custom (c)-fp16", "onnxruntime", "training"):
         assert name in re.sub(r"\s+", " ", shown)
+
+
+def test_images_off_are_counted_only_where_their_number_is_judged():
+    for allowed, counted in ((9, True), (64, False)):  # 64: the mean over the images is judged
+        found = msgspec.structs.replace(RECORDS[0], check=check(images=64, images_off=3, images_off_allowed=allowed))
+        assert ("3 of 64 off" in table(200, [found])) is counted
 
 
 @pytest.mark.parametrize("width", WIDTHS)
