@@ -148,10 +148,17 @@ def _entrants(
     prepared["torch"] = lambda: problem.call("torch")
     prepared["reference"] = lambda: problem.call("reference")
     if compiled:
-        prepared["torch.compile"] = lambda: torch.compile(problem.call("torch"), dynamic=False)
+        prepared["torch.compile"] = lambda: compiled_call(problem.call("torch"))
     prepared |= {name: functools.partial(peer, problem.arguments) for name, peer in problem.peers.items()}
     expected = problem.expected()
     return (_judged(name, prepare, expected, problem, dtype) for name, prepare in prepared.items())
+
+
+def compiled_call(call: Call, backend: str = "inductor") -> Call:
+    """Return `call` compiled. All calls share their code, which torch would run as it is after eight compilations."""
+    torch._dynamo.reset()
+    found: Call = torch.compile(call, dynamic=False, backend=backend)
+    return found
 
 
 def _judged(name: str, prepare: Callable[[], Call], expected: Any, problem: Problem, dtype: torch.dtype) -> Entrant:

@@ -38,6 +38,7 @@ from benchmarks.rows import Entrant
 # what a reader asks of the model: a spiking net beside the same net without spikes
 BESIDE = {"snn_stbif_resnet18": ["qann_resnet18/eager"]}
 GRAPH_IMAGES = 64  # in a race at most: each plain graph keeps a pool of its own, tens of gigabytes beyond that
+COMPILED = 32  # of one race at most: variants share their code, and torch runs what is beyond its limit as it is
 Call = Callable[[], object]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -114,6 +115,8 @@ def _raced(
 
     Loaded outside inference mode, as a worker loads: of weights made within it nothing derived is kept.
     """
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = COMPILED
     facts: dict[str, Any] = {
         "model": job.case.model,
         "options": job.options,

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from benchd.kernels.exact_conv2d import native
 from benchmarks import rows
-from benchmarks.kernels import app
+from benchmarks.kernels import app, compiled_call
+from benchmarks.ops import OPS
 from benchmarks.paired import FEWEST_ROUNDS, Dropped, race
 from benchmarks.rows import Entrant
 
@@ -51,6 +52,16 @@ def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(kernels):
     assert peer["median_ms"] is None
     assert "not installed" in peer["verdict"] or "CUDA" in peer["verdict"]
     assert "add_rms_norm (5, 8) fp32" in done.output
+
+
+def test_every_op_is_compiled_however_many_were_before():
+    counters = torch._dynamo.utils.counters["frames"]
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for rows_ in range(1, 5):
+            problem = OPS["add_rms_norm"].make((rows_, 8), torch.float32, torch.device("cpu"))
+            counters.clear()
+            compiled_call(problem.call("torch"), "eager")()
+            assert counters["ok"] == 1
 
 
 def test_the_scan_of_onnxruntime_computes_the_same(kernels):
