@@ -51,7 +51,7 @@ class SpikeConv2d(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for `x` (N, C, H, W)."""
-        if not self._convolve.suits(x):
+        if not self._convolve.suits(x, self.weight):
             return super().forward(x)
         return self._convolve(x, self.weight, self.bias, padding=self._sides, grid=_COUNTS)
 
@@ -65,7 +65,7 @@ class SpikeLinear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output (N, out) for `x` (N, C, H, W)."""
-        if not self._convolve.suits(x):
+        if not self._convolve.suits(x, self.weight):
             return super().forward(x.flatten(1))
         # one window as large as the picture: a channels-last one need not be flattened into the weight's order
         return self._convolve(x, self.weight, self.bias, grid=_COUNTS).flatten(1)

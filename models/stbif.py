@@ -479,7 +479,8 @@ class _SpikingLayer(nn.Module):
     def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
         """Return scale times the codes, (T*B, ...), for inputs (T*B, ...)."""
         synapses, neuron = self.members
-        if not torch.compiler.is_compiling() and synapses.suits(x) and not is_watched(synapses, neuron):
+        fits = x.dtype == torch.float32 and synapses.suits(x)
+        if fits and not torch.compiler.is_compiling() and not is_watched(synapses, neuron):
             y, bias = synapses.convolved(x, None), synapses.bias
             return fire(y, self._time_steps, bias, shortcut, neuron.scale, neuron.pos_max, neuron.neg_min)
         current = _steps(synapses(x), self._time_steps)
@@ -611,7 +612,8 @@ class _Folded(nn.Module):
 
     def suits(self, x: torch.Tensor) -> bool:
         """Return whether the kernels for spikes can convolve `x`."""
-        return self._sizes is not None and (self.scheduled or bool(self._senders)) and self._convolve.suits(x)
+        reads_codes = self._sizes is not None and (self.scheduled or bool(self._senders))
+        return reads_codes and self._convolve.suits(x, self.weight)
 
     def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         layer = self._sources[0]

@@ -1,11 +1,12 @@
 """A layer's convolution of spikes by the kernel that suits them: in integers, or over the nonzeros in float32."""
 
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 
+from benchd.kernels.compiler import in_dtype
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d import LARGEST_CODE, MOST_PRODUCTS, Digits, native, pack
 from benchd.kernels.exact_conv2d.whole import whole
@@ -45,11 +46,20 @@ class SpikeConvolution:
         self._floats: Packed[torch.Tensor] = Packed(_of_int8 if per_weight == 1 else pack_floats, shape)
         self._digits: Packed[Digits | None] = Packed(partial(_digits, per_weight=per_weight), shape)
 
-    def suits(self, x: torch.Tensor) -> bool:
-        """Return whether it can convolve `x`; raise Unavailable if it cannot and other kernels have no int8 weights."""
-        if self._per_weight == 1 and not skips_zeros_in(x):
+    def suits(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Return whether it should convolve `x`; raise Unavailable if it cannot and int8 weights need it to.
+
+        oneDNN's bfloat16 is faster, but it packs the weight in each call, which pays for less weight than input.
+        """
+        is_able = skips_zeros_in(x)
+        if self._per_weight == 1 and not (is_able and x.dtype == torch.float32):
             raise Unavailable("int8 weights are for inference in float32 on a CPU, without autocast")
-        return skips_zeros_in(x)
+        if not is_able or x.dtype == torch.float32:
+            return is_able
+        if torch.compiler.is_compiling():  # which cannot ask oneDNN
+            return False
+        is_fast = x.dtype == torch.bfloat16 and _has_bf16()
+        return not is_fast or (weight.dim() == 4 and weight.numel() >= x.numel())
 
     def __call__(
         self,
@@ -61,7 +71,10 @@ class SpikeConvolution:
         padding: int = 0,
         grid: Grid | None = None,
     ) -> torch.Tensor:
-        """Return y (N, O, H', W') for float32 x (N, C, H, W) on a CPU; without a `grid` nothing is taken for whole."""
+        """Return y (N, O, H', W') for x (N, C, H, W) on a CPU; without a `grid` nothing is taken for whole.
+
+        It is computed in float32, from weights in the dtype they have, and rounded to the dtype of x.
+        """
         if torch.compiler.is_compiling():
             scale, largest = (None, 0) if grid is None else grid
             shape = list(weight.shape if self._shape is None else self._shape)
@@ -84,10 +97,10 @@ class SpikeConvolution:
         if grid is not None and digits is not None and grid.largest * digits.depth <= MOST_PRODUCTS:
             path = native.paths()[0]
             least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
-            y = native.convolved(x, bias, digits, grid.scale, grid.largest, stride, padding, least)
+            y = native.convolved(in_dtype(x), bias, digits, grid.scale, grid.largest, stride, padding, least)
             if y is not None:
                 _ran[path] += 1
-                return y
+                return in_dtype(y, x.dtype)
         _ran["c"] += 1
         return convolved_floats(x, self._shape or weight.shape, bias, stride, padding, self._floats(weight))
 
@@ -128,6 +141,12 @@ def _convolved(
         kept[name] = SpikeConvolution(tuple(shape), per_weight)
     layer: SpikeConvolution = kept[name]
     return layer.convolved(x, weight, bias, stride, padding, None if scale is None else Grid(scale, largest))
+
+
+@cache
+def _has_bf16() -> bool:
+    """Return whether oneDNN convolves in bfloat16 on this CPU; elsewhere torch does, slowly."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def ran() -> str:

@@ -8,13 +8,14 @@ import torch
 from benchd.kernels.op import is_exported
 
 Form = TypeVar("Form")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def skips_zeros_in(x: torch.Tensor) -> bool:
-    """Return whether the native kernel suits `x`: float32 on a CPU, without gradients."""
+    """Return whether the native kernel suits `x`: float32 or half precision on a CPU, without gradients."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or is_exported():
         return False
-    return x.device.type == "cpu" and x.dtype == torch.float32
+    return x.device.type == "cpu" and x.dtype in _DTYPES
 
 
 class Packed(Generic[Form]):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d import exact_conv2d, layer, native
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
 from benchd.kernels.spike_conv2d import spike_conv2d
@@ -63,6 +64,29 @@ def test_what_has_no_exact_sums_runs_over_its_nonzeros(ran):
         y = convolve(values, taps, padding=1, grid=grid)
         torch.testing.assert_close(y, spike_conv2d(values, taps, padding=1), rtol=0, atol=0, equal_nan=True)
     assert ran == {"c": 3}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("density", [0.1, 0.9])
+def test_half_precision_is_computed_in_float32_and_rounded_once(dtype, density):
+    x, weight, bias = spikes(density), torch.randn(32, 64, 3, 3).to(dtype), torch.randn(32).to(dtype)
+    wide = SpikeConvolution()(x, weight.float(), bias.float(), padding=1, grid=GRID)
+    y = SpikeConvolution()(x.to(dtype), weight, bias, padding=1, grid=Grid(GRID.scale.to(dtype), 1))
+    assert torch.equal(y, wide.to(dtype))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_onednn_convolves_in_bfloat16_where_it_can_and_the_weight_is_small(monkeypatch, has_bf16):
+    monkeypatch.setattr(layer, "_has_bf16", lambda: has_bf16)
+    convolve, small, large = SpikeConvolution(), torch.zeros(32, 64, 3, 3), torch.zeros(128, 64, 3, 3)
+    for x, weight, is_ours in ((spikes(0.5), small, not has_bf16), (spikes(0.5), large, True)):
+        assert convolve.suits(x.bfloat16(), weight.bfloat16()) is is_ours
+        assert convolve.suits(x.half(), weight.half())
+        assert convolve.suits(x, weight)
+    with pytest.raises(Unavailable, match="int8 weights are for inference in float32"):
+        SpikeConvolution(per_weight=1).suits(spikes(0.5).half(), small)
 
 
 @torch.no_grad()
