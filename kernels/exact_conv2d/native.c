@@ -392,18 +392,22 @@ static void multiply_panel(
     }
 }
 
+static int64_t common_divisor(int64_t a, int64_t b) { return b ? common_divisor(b, a % b) : a; }
+
 /* The part of a thread in the convolution of `images` pictures from `origin` on. */
 static void convolve(int64_t origin, int64_t images, const problem *p) {
     int64_t blocks = blocks_of(images * p->out_height * p->out_width, ROWS);
     int64_t panels = blocks_of(p->out_channels, channels_of(p));
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < blocks; block++) gather_block(block, origin, images, p);
-    int64_t parts = at_most(blocks_of(p->threads, panels), blocks_of(blocks, 2));
+    /* of the rows: as many as give each thread the same work, where the last panel has less than the others */
+    int64_t even = p->out_channels % channels_of(p) ? 1 : common_divisor(panels, p->threads);
+    int64_t parts = at_most(p->threads / even, blocks_of(blocks, 2));
     int64_t part = blocks_of(blocks_of(blocks, parts), 2) * 2;
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < panels * parts; task++) {
-        int64_t first = task % parts * part;
-        multiply_panel(task / parts, first, at_most(first + part, blocks), origin, images, p);
+        int64_t first = task / panels * part;
+        multiply_panel(task % panels, first, at_most(first + part, blocks), origin, images, p);
     }
 }
 
@@ -418,8 +422,6 @@ static void convolve_groups(const problem *p) {
     if (p->path == AMX) _tile_loadconfig(&others);
 #endif
 }
-
-static int64_t common_divisor(int64_t a, int64_t b) { return b ? common_divisor(b, a % b) : a; }
 
 /* Of `lines` rows, one in so many is sampled: a step that shares no divisor with the height finds the rows at all
    heights of a picture. */
