@@ -46,7 +46,7 @@ class GpuMetrics:
     if blocks spread evenly. `estimated_occupancy` is the mean over kernel time: idle time does not count, and kernels
     side by side count twice; it leaves out the `without_occupancy` kernels. `tensor_core_share_by_name` is of kernel
     time and only as good as the names: Triton's tell nothing. `long_waits_share` is the part of the time between
-    kernels that lies in the longest tenth of those waits: near 0.1 if the host is as late for each kernel.
+    kernels of a step that lies in the longest tenth of those waits: near 0.1 if the host is as late for each kernel.
     """
 
     kernels: int
@@ -114,7 +114,7 @@ def _of_device(trace: Trace, on_device: NDArray[np.bool_], device: Device | None
     steps = trace.steps
     start = min(step.start_ns for step in steps) if steps else int(columns.start.min())
     end = max([int(columns.end.max())] + [step.end_ns for step in steps])
-    return columns.over(start, end)
+    return columns.over(start, end, [step.start_ns for step in steps])
 
 
 def _computed(launches: Sequence[Launch], device: Device) -> list[float | None] | None:
@@ -143,7 +143,7 @@ class _Columns:
         by_name = [uses_tensor_cores_by_name(launch.name) for launch in launches]
         self._tensor_cores = np.array(by_name, np.bool_)[place]
 
-    def over(self, start_ns: int, end_ns: int) -> GpuMetrics:
+    def over(self, start_ns: int, end_ns: int, step_starts_ns: Sequence[int] = ()) -> GpuMetrics:
         """Return the metrics over [start, end); raise ValueError for a window without length."""
         if end_ns <= start_ns:
             raise ValueError(f"a window from {start_ns} to {end_ns} ns has no length")
@@ -161,7 +161,7 @@ class _Columns:
             sm_efficiency=_share(loaded, end_ns - start_ns),
             estimated_occupancy=_share(warp_time, int(duration[known].sum())),
             tensor_core_share_by_name=_share(int(duration[self._tensor_cores[inside]].sum()), int(duration.sum())),
-            long_waits_share=_long_waits_share(start, end),
+            long_waits_share=_long_waits_share(start, end, step_starts_ns),
         )
 
 
@@ -173,11 +173,16 @@ def _share(part: float, whole: int) -> float | None:
     return part / whole if whole and not math.isnan(part) else None
 
 
-def _long_waits_share(start: NDArray[np.int64], end: NDArray[np.int64]) -> float | None:
-    """Return how much of the time between kernels lies in the longest tenth of these waits; None without waits."""
+def _long_waits_share(start: NDArray[np.int64], end: NDArray[np.int64], step_starts_ns: Sequence[int]) -> float | None:
+    """Return how much of the time between kernels lies in the longest tenth of these waits; None without waits.
+
+    The wait for the first kernel of a step counts from the step's start: before it, benchd waits for the GPU.
+    """
     order = np.argsort(start, kind="stable")
-    waits = start[order][1:] - np.maximum.accumulate(end[order])[:-1]
-    waits = np.sort(waits[waits > 0])
+    begun, ended = np.maximum.accumulate(end[order])[:-1], start[order][1:]
+    starts = np.concatenate([begun[:1], np.sort(np.array(step_starts_ns, np.int64))])
+    begun = np.maximum(begun, starts[np.searchsorted(starts[1:], ended, "right")])
+    waits = np.sort((ended - begun)[ended > begun])
     return _share(int(waits[-max(1, len(waits) // 10) :].sum()), int(waits.sum()))
 
 

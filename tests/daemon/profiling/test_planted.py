@@ -149,13 +149,15 @@ def test_a_wait_for_an_idle_gpu_is_not_the_cause():
     assert "synchronization" not in found_in(made, is_cuda=True)
 
 
+@pytest.mark.parametrize("pause_us", [0, 9000])
 @pytest.mark.parametrize(("late_us", "found"), [([100] * 30, True), ([870] + [1] * 29, False)], ids=["each", "one"])
-def test_a_host_that_is_late_for_each_launch_is_found_and_one_that_does_something_else_is_not(late_us, found):
+def test_a_host_that_is_late_for_each_launch_is_found_and_one_that_does_something_else_is_not(late_us, found, pause_us):
     """Thirty kernels of 3 us a step, before each of which the GPU waits; a slow host needs 100 us and more for each."""
     made = Trace(devices=[ORIN], kernels=[], runtime_calls=[], operators=[], annotations=[])
-    step_us, begin = sum(late_us) + 3 * len(late_us), 0
+    step_us = sum(late_us) + 3 * len(late_us)
     for step in range(3):
-        made.annotations.append(_row(Annotation, f"ProfilerStep#{step}", step_us * step, step_us, on_gpu=False))
+        begin = (step_us + pause_us) * step
+        made.annotations.append(_row(Annotation, f"ProfilerStep#{step}", begin, step_us, on_gpu=False))
         for number, late in enumerate(late_us):
             begin += late
             _launch(made, f"kernel_{number}", begin - 3, 3, correlation=100 * step + number + 1)
