@@ -115,8 +115,10 @@ def _raced(
 
     Loaded outside inference mode, as a worker loads: of weights made within it nothing derived is kept.
     """
-    torch._dynamo.reset()
-    torch._dynamo.config.recompile_limit = COMPILED
+    names = _names(job, wanted, device)
+    if any("compile" in name for name in names):  # only then: importing the compiler takes a second
+        torch._dynamo.reset()
+        torch._dynamo.config.recompile_limit = COMPILED
     facts: dict[str, Any] = {
         "model": job.case.model,
         "options": job.options,
@@ -125,7 +127,7 @@ def _raced(
         "device": rows.device_name(device),
         "versions": rows.versions(),
     }
-    ours = ((_ours(job, name, device), False) for name in _names(job, wanted, device))
+    ours = ((_ours(job, name, device), False) for name in names)
     others = ((each, True) for each in (_peers(job, device) if with_peers else ()))
     entrants: list[tuple[Entrant, bool]] = []
     for entrant, is_peer in itertools.chain(ours, others):

@@ -173,9 +173,11 @@ def _check(record: Record) -> Text:
     is_counted = check.images_off <= check.images_off_allowed < check.images or not check.passed  # not by the mean
     off = f", {check.images_off} of {check.images} off" if check.images_off and is_counted else ""
     is_int8 = record.case.variant.precision == "int8" and check.mean_error_share is not None
-    error = f"{check.error_share:.1e} max, {check.mean_error_share:.1e} mean" if is_int8 else None
+    error = f"{check.typical_error_share:.1e}"
+    if is_int8:
+        error = f"{check.error_share:.1e} max, {check.mean_error_share:.1e} mean"
     verdict = _verdict(check)
-    figures = f" {error or f'{check.typical_error_share:.1e}'}{off}{flipped}{agreement(check)}"
+    figures = f" {error}{off}{flipped}{agreement(check)}"
     return Text.assemble((verdict, ALARM if verdict == "FAILED" else ""), figures)
 
 

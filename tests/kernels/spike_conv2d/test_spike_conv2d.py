@@ -220,7 +220,7 @@ def test_a_packing_made_in_inference_mode_outlives_it():
         assert packed(torch.randn(2, 3)).shape == (16 * 3,)
 
 
-def test_zeros_are_skipped_in_float32_inference_on_a_cpu_only():
+def test_zeros_are_skipped_in_float32_and_half_precision_in_inference_on_a_cpu_only():
     x = torch.zeros(1)
     assert not skips_zeros_in(x)
     with torch.no_grad():
