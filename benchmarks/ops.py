@@ -14,6 +14,7 @@ from torch.nn import functional
 from benchd.kernels.add_rms_norm import add_rms_norm
 from benchd.kernels.causal_conv1d import causal_conv1d, causal_conv1d_pair
 from benchd.kernels.lif import lif, lif_pool
+from benchd.kernels.packed_linear import PackedLinear
 from benchd.kernels.selective_scan import bidirectional_scan, delta_projection, selective_scan
 from benchd.kernels.spike_conv2d import spike_conv2d
 from benchd.kernels.stbif import max_pool_delta, stbif, stbif_block
@@ -210,6 +211,18 @@ def _add_rms_norm(shape: Sequence[int], dtype: torch.dtype, device: torch.device
     )
 
 
+def _packed_linear(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    rows, inner, outer = shape
+    weight = _normal(outer, inner, dtype=dtype, device=device, scale=inner**-0.5)
+    packed = PackedLinear(weight)
+
+    def product(x: Tensor, weight: Tensor, implementation: str) -> Tensor:
+        return packed(x) if implementation == "auto" else functional.linear(x, weight)
+
+    arguments = {"x": _normal(rows, inner, dtype=dtype, device=device), "weight": weight}
+    return Problem(product, arguments, flops=2.0 * rows * inner * outer, peers={"oneDNN packed": peers.onednn_packed})
+
+
 def _current(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     # about one neuron in ten fires, as in the catalogued nets
     return _normal(*shape, dtype=dtype, device=device, scale=0.6)
@@ -293,6 +306,9 @@ OPS: Mapping[str, Op] = {
     "causal_conv1d": Op(_causal_conv1d, "batch,length,channels,width", _CONV[:2]),
     "causal_conv1d_pair": Op(_causal_conv1d_pair, "batch,length,channels,width", _CONV[:2]),
     "add_rms_norm": Op(_add_rms_norm, "rows,dim", ((197, 192), (4 * 197, 192)), rows=197),
+    "packed_linear": Op(
+        _packed_linear, "rows,inner,outer", ((197, 192, 768), (197, 384, 192), (4 * 197, 192, 768)), rows=197
+    ),
     "lif": Op(_lif, "T,...", _NEURONS, place=1),
     "lif_pool": Op(_lif_pool, "T,batch,channels,height,width", _NEURONS, place=1),
     "lif_pool_repeat": Op(_lif_pool_repeat, "T,batch,channels,height,width", _NEURONS, place=1),

@@ -107,6 +107,15 @@ def mamba_add_rms_norm(arguments: Arguments) -> Call:
     return lambda: norm(hidden, weight, None, residual=residual, prenorm=True, residual_in_fp32=True, eps=1e-5)
 
 
+def onednn_packed(arguments: Arguments) -> Call:
+    """Multiply by oneDNN with the weight in its own layout, as torch.compile has it with freezing."""
+    x, weight = arguments["x"], arguments["weight"]
+    if x.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        raise Missing("it runs on a CPU whose torch has oneDNN")
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
+    return lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+
 def needs_cuda(tensor: Tensor) -> None:
     """Raise Missing for a tensor that is not on a GPU."""
     if tensor.device.type != "cuda":

@@ -9,9 +9,11 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +26,19 @@ EXACT = ("-ffp-contract=off",)  # a fused multiply-add rounds once where the equ
 # ISO C rounds every product; a fused multiply-add is both faster and closer to the equation in real numbers
 FUSED = ("-ffp-contract=fast",)
 COMPILE_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a compiled function on memory that the tensors hold; it may be repeated."""
+
+    function: Callable[[ctypes.Structure], None]
+    problem: ctypes.Structure
+    tensors: tuple[Any, ...]
+
+    def __call__(self) -> None:
+        """Compute what the function computes of what the tensors hold now."""
+        self.function(self.problem)
 
 
 @functools.cache

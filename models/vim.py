@@ -11,10 +11,10 @@ flipped; both directions share one gate, and halving their sum is halving C and 
 computes what its class token can see. Without gradients, what a layer derives of its parameters is kept between calls.
 """
 
-import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -23,14 +23,20 @@ from torch.nn import functional
 
 from benchd.kernels.add_rms_norm import add_rms_norm
 from benchd.kernels.causal_conv1d import causal_conv1d_pair
+from benchd.kernels.compiler import threads
 from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.op import is_exported, is_watched
+from benchd.kernels.packed_linear import PackedLinear
 from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projection, selective_scan_pair
 from benchd.models.catalog import NO_INT8, Kernels
+from benchd.models.vim_layers import EPS, STATES, Layers, Weights
 from benchd.models.weights import WeightsError
 
-_STATES, _WIDTH, _EXPAND = 16, 4, 2
+_WIDTH, _EXPAND = 4, 2
 _IMAGENET_CLASSES = 1000  # the option's default: whoever leaves it takes the checkpoint's
-_PACKED = (torch.float32, torch.bfloat16)  # in which our own kernels on a CPU read and write
+_IN_C = ("auto", "native")  # implementations that are our kernels in C on a CPU
+_TOGETHER = 800  # tokens that go through the layers together, if a single image has not more: they stay in a cache
+_PACKED = (torch.float32, torch.bfloat16)  # in which these read and write
 
 
 class RmsNorm(nn.Module):
@@ -43,52 +49,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, hidden: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normalised sum (..., dim) and the sum, the next residual."""
-        return add_rms_norm(hidden, residual, self.weight, eps=1e-5, implementation=self.implementation)
-
-
-class Weights(NamedTuple):
-    """What a layer computes with, made of its parameters; two directions lead, forward first."""
-
-    in_proj: Callable[[torch.Tensor], torch.Tensor]
-    conv: torch.Tensor  # (2, E, W)
-    conv_bias: torch.Tensor  # (2, E)
-    x_proj: torch.Tensor  # (2, E, 2 N + R and up to 15 of 0), the columns of B, C and the low rank, those of C halved
-    dt_proj: torch.Tensor  # (2, E, R)
-    dt_bias: torch.Tensor  # (2, E)
-    A: torch.Tensor  # (2, E, N) = -exp(A_log), at least float32
-    D: torch.Tensor  # (2, E), halved
-    out_proj: Callable[[torch.Tensor], torch.Tensor]
-
-
-class _Packed:
-    """x W^T with W (out, in) in oneDNN's own layout, which a plain product makes of it again in each call.
-
-    Under autocast it multiplies in the autocast's dtype, as a plain product does.
-    """
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._plain = self._weight = weight
-        self._made_for: object = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product (..., out) of x (..., in)."""
-        rows = x.numel() // x.shape[-1]
-        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self._plain.dtype
-        if not rows or not _has_packed_products(dtype):
-            return functional.linear(x, self._plain)
-        if self._made_for != (rows, dtype):  # the layout is chosen for a size
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._plain.to(dtype), rows)
-            self._made_for = rows, dtype
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x.to(dtype), self._weight, None, "none", [], "")
-        return y
-
-
-@functools.cache
-def _has_packed_products(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN multiplies in `dtype` on this CPU."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return add_rms_norm(hidden, residual, self.weight, eps=EPS, implementation=self.implementation)
 
 
 class Mixer(nn.Module):
@@ -99,9 +60,9 @@ class Mixer(nn.Module):
         inner, self.rank, self.implementation, self.scan = _EXPAND * dim, math.ceil(dim / 16), implementation, scan
         self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
         self.conv1d, self.conv1d_b = (nn.Conv1d(inner, inner, _WIDTH, groups=inner) for _ in range(2))
-        self.x_proj, self.x_proj_b = (nn.Linear(inner, self.rank + 2 * _STATES, bias=False) for _ in range(2))
+        self.x_proj, self.x_proj_b = (nn.Linear(inner, self.rank + 2 * STATES, bias=False) for _ in range(2))
         self.dt_proj, self.dt_proj_b = (nn.Linear(self.rank, inner) for _ in range(2))
-        self.A_log, self.A_b_log = (nn.Parameter(torch.empty(inner, _STATES)) for _ in range(2))
+        self.A_log, self.A_b_log = (nn.Parameter(torch.empty(inner, STATES)) for _ in range(2))
         self.D, self.D_b = (nn.Parameter(torch.ones(inner)) for _ in range(2))
         self.out_proj = nn.Linear(inner, dim, bias=False)
 
@@ -144,20 +105,20 @@ class Mixer(nn.Module):
 
     def _projected(self, u: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return low (2, B, L, R), B and C (2, B, L, N) of u (2, B, L, E)."""
-        columns = torch.bmm(u.flatten(1, 2), weights.x_proj).unflatten(1, u.shape[1:3])
-        B, C, low, _ = columns.split_with_sizes([_STATES, _STATES, self.rank, -self.rank % 16], dim=-1)
+        columns = weights.x_proj(u.flatten(1, 2)).unflatten(1, u.shape[1:3])
+        B, C, low, _ = columns.split_with_sizes([STATES, STATES, self.rank, -self.rank % 16], dim=-1)
         return low, B, C
 
     def weights(self) -> Weights:
         """Return what the layer computes with, differentiable in the parameters."""
         x_proj = torch.stack((self.x_proj.weight, self.x_proj_b.weight)).mT
-        low, B, C = x_proj.split([self.rank, _STATES, _STATES], dim=-1)
+        low, B, C = x_proj.split([self.rank, STATES, STATES], dim=-1)
         logs = torch.stack((self.A_log, self.A_b_log))
         return Weights(
             self.in_proj,
             torch.stack((self.conv1d.weight, self.conv1d_b.weight)).squeeze(2),
             torch.stack(cast("tuple[torch.Tensor, ...]", (self.conv1d.bias, self.conv1d_b.bias))),
-            functional.pad(torch.cat((B, C / 2, low), dim=-1), (0, -self.rank % 16)),
+            partial(torch.bmm, mat2=functional.pad(torch.cat((B, C / 2, low), dim=-1), (0, -self.rank % 16))),
             torch.stack((self.dt_proj.weight, self.dt_proj_b.weight)),
             torch.stack((self.dt_proj.bias, self.dt_proj_b.bias)),
             -logs.to(torch.promote_types(logs.dtype, torch.float32)).exp(),
@@ -166,17 +127,16 @@ class Mixer(nn.Module):
         )
 
     def packed(self, weights: Weights) -> Weights:
-        """Return the weights as our own kernels on a CPU like them: wide products packed, the rest in float32."""
+        """Return the weights as our own kernels on a CPU like them: products packed, the rest in float32."""
         weight = self.in_proj.weight
-        if self.implementation == "torch" or weight.device.type != "cpu" or weight.dtype not in _PACKED:
+        if self.implementation not in _IN_C or weight.device.type != "cpu" or weight.dtype not in _PACKED:
             return weights
         small = {name: getattr(weights, name).float() for name in ("conv", "conv_bias", "dt_bias", "D")}
         # a vector of the scan is one column of some channels
         small |= {name: getattr(weights, name).float().mT.contiguous().mT for name in ("dt_proj", "A")}
-        weights = weights._replace(**small)
-        if not _has_packed_products(weight.dtype):
-            return weights
-        return weights._replace(in_proj=_Packed(weight.detach()), out_proj=_Packed(self.out_proj.weight.detach()))
+        in_proj, out_proj = PackedLinear(self.in_proj.weight), PackedLinear(self.out_proj.weight)
+        x_proj = PackedLinear(cast("partial[torch.Tensor]", weights.x_proj).keywords["mat2"].mT)
+        return weights._replace(**small, in_proj=in_proj, x_proj=x_proj, out_proj=out_proj)
 
 
 class Block(nn.Module):
@@ -232,7 +192,7 @@ class Vim(nn.Module):
         self.layers = nn.ModuleList(Block(dim, implementation, scan) for _ in range(depth))
         self.norm_f = RmsNorm(dim, implementation)
         self.head = nn.Linear(dim, num_classes)
-        self._kept: tuple[object, object, list[Weights]] | None = None
+        self._kept: _Kept | None = None
         self._frozen: list[Weights] | None = None
         _initialise(self)
 
@@ -240,16 +200,47 @@ class Vim(nn.Module):
         """Return the logits of normalised images."""
         if images.shape[1:] != self.input_shape:
             raise ValueError(f"images must be (batch, {str(self.input_shape)[1:]}, not {tuple(images.shape)}")
-        hidden, residual = self._tokens(images), None
-        *layers, (last, its) = zip(self.blocks(), self._weights(), strict=True)
-        for block, weights in layers:
+        tokens, weights = self._tokens(images), self._weights()
+        if (kept := self._callable(tokens, weights)) is None:
+            return self._logits(*self._through(tokens, weights), weights[-1])
+        parts = tokens.tensor_split(-(-len(tokens) // max(1, _TOGETHER // tokens.shape[1])))
+        logits = [self._called(part, kept) for part in parts]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _called(self, tokens: torch.Tensor, kept: "_Kept") -> torch.Tensor:
+        key = tokens.shape, threads()
+        layers = kept.layers.pop(key, None) or self._prepared(tokens, kept.weights)
+        logits = self._logits(*layers(tokens), kept.weights[-1])
+        kept.layers[key] = layers
+        return logits
+
+    def _through(self, hidden: torch.Tensor, weights: list[Weights]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the hidden tokens behind all layers but the last, and the residual if there is one."""
+        residual = None
+        for block, its in zip(self.blocks()[:-1], weights[:-1], strict=True):
             normed, residual = block.norm(hidden, residual)
-            hidden = block.mixer(normed, weights)
+            hidden = block.mixer(normed, its)
+        return hidden, residual
+
+    def _logits(self, hidden: torch.Tensor, residual: torch.Tensor | None, its: Weights) -> torch.Tensor:
+        last = self.blocks()[-1]
         normed, residual = last.norm(hidden, residual)
         hidden = last.mixer.token(normed, its, self.class_index)
         normed, _ = self.norm_f(hidden, residual[:, self.class_index])
         logits: torch.Tensor = self.head(normed)
         return logits
+
+    def _callable(self, tokens: torch.Tensor, weights: list[Weights]) -> "_Kept | None":
+        """Return what is kept if the layers' kernels in C may be called without their ops."""
+        kept = None if torch.compiler.is_compiling() or is_exported() else self._kept
+        if kept is None or kept.weights is not weights or kept.dtype != tokens.dtype or not tokens.numel():
+            return None
+        return None if torch.is_autocast_enabled("cpu") or is_watched(*kept.modules) else kept
+
+    def _prepared(self, tokens: torch.Tensor, weights: list[Weights]) -> Layers:
+        with torch.inference_mode(False), torch.no_grad():  # an ordinary one: it may outlive that mode
+            norms = [block.norm.weight.detach() for block in self.blocks()[:-1]]
+            return Layers(norms, weights[:-1], tokens)
 
     def blocks(self) -> list[Block]:
         """Return the layers in forward order."""
@@ -268,18 +259,19 @@ class Vim(nn.Module):
         """Return what the layers compute with; without gradients, that of the last call while nothing has changed."""
         if self._frozen is not None:
             return self._frozen
-        mixers = [block.mixer for block in self.blocks()]
+        blocks = self.blocks()
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.cls_token.is_inference():
-            return [mixer.weights() for mixer in mixers]
-        sources = [p for mixer in mixers for p in _parameters(mixer)]
+            return [block.mixer.weights() for block in blocks]
+        sources = [p for block in blocks for p in _parameters(block)]
         key = [(p.data_ptr(), p._version) for p in sources]
-        if self._kept is None or self._kept[0] != key:
+        if self._kept is None or self._kept.key != key:
             # ordinary tensors even where inference mode asks for them: they may outlive it
             with torch.inference_mode(False), torch.no_grad():
-                # what the key tells apart by address stays, so that nothing else can come to lie there
                 held = [p.detach() for p in sources]
-                self._kept = key, held, [mixer.packed(mixer.weights()) for mixer in mixers]
-        return self._kept[2]
+                weights = [block.mixer.packed(block.mixer.weights()) for block in blocks]
+                modules = tuple(self.layers.modules())
+                self._kept = _Kept(key, held, weights, modules, _callable_dtype(held, weights), {})
+        return self._kept.weights
 
     def _tokens(self, images: torch.Tensor) -> torch.Tensor:
         patches = self.patch_embed(images)
@@ -287,10 +279,29 @@ class Vim(nn.Module):
         return torch.cat((before, self.cls_token.expand(images.shape[0], -1, -1), after), dim=1) + self.pos_embed
 
 
-def _parameters(mixer: Mixer) -> list[torch.Tensor]:
-    """Return those of the mixer and its layers from their dictionaries, in a tenth of the time of `parameters()`."""
-    owners = (mixer, *mixer._modules.values())
+class _Kept(NamedTuple):
+    """What is derived of parameters while they stay as they are."""
+
+    key: list[tuple[int, int]]
+    held: list[torch.Tensor]  # what the key tells apart by address, so that nothing else can come to lie there
+    weights: list[Weights]
+    modules: tuple[nn.Module, ...]  # of the layers
+    dtype: torch.dtype | None  # of tokens that may go through `Layers`, if any may
+    layers: dict[tuple[torch.Size, int], Layers]  # by the tokens and the number of threads; taken out while they run
+
+
+def _parameters(block: Block) -> list[torch.Tensor]:
+    """Return those of the block from its layers' dictionaries, in a tenth of the time of `parameters()`."""
+    owners = (block.norm, block.mixer, *block.mixer._modules.values())
     return [p for owner in owners if owner is not None for p in owner._parameters.values() if p is not None]
+
+
+def _callable_dtype(parameters: list[torch.Tensor], weights: list[Weights]) -> torch.dtype | None:
+    """Return the one dtype of all parameters if `Layers` compute in it."""
+    dtype, *others = {p.dtype for p in parameters}
+    products = [product for its in weights for product in (its.in_proj, its.x_proj, its.out_proj)]
+    fits = all(isinstance(product, PackedLinear) and product.suits(dtype) for product in products)
+    return dtype if fits and not others and len(weights) > 1 else None
 
 
 @torch.no_grad()
@@ -311,7 +322,7 @@ def _initialise_mixer(mixer: Mixer, depth: int) -> None:
     # one residual sum a layer: its variance would grow with the depth
     mixer.out_proj.weight /= math.sqrt(depth)
     for logs in (mixer.A_log, mixer.A_b_log):
-        logs.copy_(torch.arange(1, _STATES + 1).log())
+        logs.copy_(torch.arange(1, STATES + 1).log())
     for dt_proj in (mixer.dt_proj, mixer.dt_proj_b):
         nn.init.uniform_(dt_proj.weight, -(mixer.rank**-0.5), mixer.rank**-0.5)
         steps = torch.empty_like(dt_proj.bias).uniform_(math.log(1e-3), math.log(0.1)).exp()

@@ -33,13 +33,26 @@ def _normed(
     dtype = compiler.common(hidden, weight)
     added, scale = compiler.dense(hidden, dtype), compiler.dense(weight)
     stream = None if residual is None else compiler.dense(residual)
-    normed, total, dim = torch.empty_like(added), torch.empty_like(added, dtype=torch.float32), scale.numel()
-    problem = _Problem(
-        added.data_ptr(), None if stream is None else stream.data_ptr(), scale.data_ptr(), normed.data_ptr(),
-        total.data_ptr(), added.numel() // dim, dim, compiler.threads(), eps,
-    )  # fmt: skip
-    _library(dtype).add_rms_norm(problem)
+    normed, total = torch.empty_like(added), torch.empty_like(added, dtype=torch.float32)
+    call(added, stream, scale, normed, total, eps)()
     return compiler.in_dtype(normed, weight.dtype), total
+
+
+def call(
+    hidden: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    normed: torch.Tensor,
+    total: torch.Tensor,
+    eps: float,
+) -> compiler.Call:
+    """Return the call that writes `normed` and `total`; no tensor has gaps, hidden and normed are of one dtype."""
+    problem = _Problem(
+        hidden.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(), normed.data_ptr(),
+        total.data_ptr(), hidden.numel() // weight.numel(), weight.numel(), compiler.threads(), eps,
+    )  # fmt: skip
+    held = hidden, residual, weight, normed, total
+    return compiler.Call(_library(hidden.dtype).add_rms_norm, problem, held)
 
 
 @cache

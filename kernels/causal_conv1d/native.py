@@ -41,15 +41,27 @@ def _convolved(
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     shift = None if bias is None else compiler.dense(bias)
     y = rows.new_empty((*weight.shape[:-2], *x.shape))
-    image, token, _ = rows.stride()
-    strides, directions = (taps.stride(), 2) if taps.dim() == 3 else ((0, *taps.stride()), 1)
-    problem = _Problem(
-        rows.data_ptr(), image, token, taps.data_ptr(), *strides,
-        None if shift is None else shift.data_ptr(), y.data_ptr(),
-        directions, *x.shape, taps.shape[-1], reverse, silu, compiler.threads(),
-    )  # fmt: skip
-    _library(dtype).causal_conv1d(problem)
+    call(rows, taps, shift, y, silu, reverse)()
     return compiler.in_dtype(y, x.dtype)
+
+
+def call(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    silu: bool = True,
+    reverse: bool = False,
+) -> compiler.Call:
+    """Return the call that writes y without gaps; channels of x lie side by side, in the dtype of y."""
+    image, token, _ = x.stride()
+    strides, directions = (weight.stride(), 2) if weight.dim() == 3 else ((0, *weight.stride()), 1)
+    problem = _Problem(
+        x.data_ptr(), image, token, weight.data_ptr(), *strides,
+        None if bias is None else bias.data_ptr(), y.data_ptr(),
+        directions, *x.shape, weight.shape[-1], reverse, silu, compiler.threads(),
+    )  # fmt: skip
+    return compiler.Call(_library(y.dtype).causal_conv1d, problem, (x, weight, bias, y))
 
 
 @cache

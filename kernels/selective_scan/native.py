@@ -108,15 +108,37 @@ def _bidirectional_scan(
     wanted, dtype = u.dtype, compiler.common(u, low, B, C, z)
     u, low, B, C, z = _rows(u, dtype), _rows(low, dtype), _rows(B, dtype), _rows(C, dtype), _rows(z, dtype)
     weight, A, D, bias = compiler.in_dtype(weight), compiler.in_dtype(A), compiler.dense(D), compiler.dense(bias)
-    y, threads = torch.empty_like(z, memory_format=torch.contiguous_format), compiler.threads()
+    y = torch.empty_like(z, memory_format=torch.contiguous_format)
+    call(u, low, weight, bias, A, B, C, D, z, y)()
+    return compiler.in_dtype(y, wanted)
+
+
+def call(
+    u: torch.Tensor,
+    low: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor,
+    z: torch.Tensor,
+    y: torch.Tensor,
+) -> compiler.Call:
+    """Return the call of the bidirectional scan that writes y without gaps.
+
+    Last dimensions are dense; u, low, B, C and z are in the dtype of y, the rest float32.
+    """
+    threads = compiler.threads()
     sums = _sums(y, threads)
     image, token, _ = z.stride()
     tokens = *_tokens(u), *_tokens(low), *_tokens(B), *_tokens(C), z.data_ptr(), 0, image, token
     parameters = weight.data_ptr(), *weight.stride(), A.data_ptr(), *A.stride()
     starts = *parameters, D.data_ptr(), bias.data_ptr(), y.data_ptr()
     sizes = *u.shape, low.shape[-1], A.shape[-1], True, False, True, threads
-    _library(dtype).selective_scan(_Problem(*tokens, *starts, None if sums is None else sums.data_ptr(), *sizes))
-    return compiler.in_dtype(y, wanted)
+    problem = _Problem(*tokens, *starts, None if sums is None else sums.data_ptr(), *sizes)
+    held = u, low, weight, bias, A, B, C, D, z, y, sums
+    return compiler.Call(_library(y.dtype).selective_scan, problem, held)
 
 
 def _rows(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

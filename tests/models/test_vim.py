@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -355,6 +356,61 @@ def test_custom_kernels_take_every_precision_a_compiler_and_an_exporter():
     torch.testing.assert_close(torch.export.export(custom, (x,)).module()(x), want)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert relative_error(custom(x), want.double()) < 1e-1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", [1, 3, 100])  # 17 tokens an image: 100 go through the layers in parts
+def test_layers_called_without_their_ops_answer_as_with_them(dtype, batch):
+    _, custom = small_pair()
+    x = pictures(custom.to(dtype), batch).to(dtype)
+    seen = []
+    called = custom(x)
+    with custom.layers[0].norm.register_forward_hook(lambda *_: seen.append(1)):
+        assert torch.equal(custom(x), called)
+    assert seen == [1]
+    assert torch.equal(custom(x.flip(0)), called.flip(0))
+
+
+@torch.no_grad()
+def test_called_layers_follow_every_change_of_the_parameters():
+    plain, custom = small_pair()
+    x = pictures(custom).float()
+    custom(x)
+    for name, parameter in custom.named_parameters():
+        change = 1.5 if name.endswith("A_log") else parameter.mean() + 0.1
+        plain.get_parameter(name).add_(change)
+        if name.endswith("_b.weight"):
+            parameter.data = parameter.data + change
+        else:
+            parameter.add_(change)
+        assert relative_error(custom(x), plain(x).double()) < 1e-4, name
+    for model in (plain, custom):
+        model.layers[0].norm.weight = torch.nn.Parameter(torch.arange(32.0))
+    assert relative_error(custom(x), plain(x).double()) < 1e-4
+
+
+@torch.no_grad()
+def test_called_layers_serve_threads_copies_and_another_number_of_threads():
+    _, custom = small_pair()
+    x = [pictures(custom, batch).float() for batch in (1, 2, 2, 5)]
+    want = [custom(each) for each in x]
+
+    def repeated(i):
+        with torch.no_grad():
+            return all(torch.equal(custom(x[i]), want[i]) for _ in range(50))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(repeated, range(4)))
+    assert torch.equal(copy.deepcopy(custom)(x[3]), want[3])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        torch.testing.assert_close(custom(x[3]), want[3])  # PyTorch's own sums depend on the threads
+    finally:
+        torch.set_num_threads(threads)
+    with torch.inference_mode():
+        assert torch.equal(custom(x[3]), want[3])
 
 
 def test_packed_products_follow_autocast_and_come_back():

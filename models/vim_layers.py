@@ -1,0 +1,71 @@
+"""What the layers of Vision Mamba compute with, and the layers on a CPU as calls of our C kernels.
+
+The calls are made once for a size of the tokens. Each knows its memory, which all layers share: in a forward pass
+nothing is dispatched, checked or allocated, which took a tenth of it at batch 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import torch
+
+from benchd.kernels import add_rms_norm, causal_conv1d, selective_scan
+from benchd.kernels.packed_linear import PackedLinear
+
+EPS = 1e-5
+STATES = 16
+_Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Weights(NamedTuple):
+    """What a layer computes with, made of its parameters; two directions lead, forward first."""
+
+    in_proj: _Product
+    conv: torch.Tensor  # (2, E, W)
+    conv_bias: torch.Tensor  # (2, E)
+    x_proj: _Product  # (2, ..., E) to 2 N + R columns and up to 15 of 0: those of B, of C, halved, and the low rank's
+    dt_proj: torch.Tensor  # (2, E, R)
+    dt_bias: torch.Tensor  # (2, E)
+    A: torch.Tensor  # (2, E, N) = -exp(A_log), at least float32
+    D: torch.Tensor  # (2, E), halved
+    out_proj: _Product
+
+
+class Layers:
+    """Norms and mixers on tokens of the shape and dtype of `tokens` (B, L, dim); one thread at a time may call it.
+
+    norms (dim,), one a layer; the weights are packed, and their products suit the dtype, float32 or bfloat16.
+    """
+
+    def __init__(self, norms: Sequence[torch.Tensor], weights: Sequence[Weights], tokens: torch.Tensor) -> None:
+        B, L, dim = tokens.shape
+        new, rank = tokens.new_empty, weights[0].dt_proj.shape[-1]
+        channels, columns = weights[0].dt_proj.shape[1], 2 * STATES + rank + -rank % 16
+        self._hidden, normed, y = new(B, L, dim), new(B, L, dim), new(B, L, channels)
+        self._residuals = [new(B, L, dim, dtype=torch.float32) for _ in range(2)]
+        uz, u, projected = new(B, L, 2 * channels), new(2, B, L, channels), new(2, B, L, columns)
+        from_in, z = uz.chunk(2, dim=-1)
+        b, c, low, _ = projected.split_with_sizes([STATES, STATES, rank, -rank % 16], dim=-1)
+        self._calls: list[Callable[[], object]] = []
+        residual = None
+        for norm, its in zip(norms, weights, strict=True):
+            total = self._residuals[0]
+            self._residuals.reverse()
+            self._calls += [
+                add_rms_norm.native.call(self._hidden, residual, norm.float(), normed, total, EPS),
+                cast("PackedLinear", its.in_proj).call(normed, uz),
+                causal_conv1d.native.call(from_in, its.conv, its.conv_bias, u),
+                cast("PackedLinear", its.x_proj).call(u, projected),
+                selective_scan.native.call(u, low, its.dt_proj, its.dt_bias, its.A, b, c, its.D, z, y),
+                cast("PackedLinear", its.out_proj).call(y, self._hidden),
+            ]
+            residual = total
+
+    def __call__(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the hidden tokens and the residual (B, L, dim) behind the layers, which the next call overwrites."""
+        self._hidden.copy_(tokens)
+        for call in self._calls:
+            call()
+        return self._hidden, self._residuals[1]
