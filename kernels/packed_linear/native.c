@@ -11,7 +11,6 @@
 #define VECTORS 3
 #define PANEL (VECTORS * LANES) /* outputs of a panel; the last one may have fewer vectors */
 #define WIDEST 16               /* the packed outputs are a multiple of it, whatever LANES is */
-#define AHEAD 8                 /* steps of the inner dimension from one that is computed to one that is fetched */
 
 /* A step of the inner dimension is one number or, of bfloat16, the two that an instruction multiplies and adds:
    its inner dimension is even. */
@@ -72,10 +71,7 @@ INLINE lanes added(lanes sum, step x, step weight) {
 INLINE void advance(lanes (*sum)[VECTORS], const number *const *x, const number *weight, int64_t i, int64_t vectors) {
     step w[VECTORS];
     const number *at = weight + i * vectors * LANES * STEP;
-    for (int64_t j = 0; j < vectors; j++) {
-        w[j] = *(const unaligned_step *)(at + j * LANES * STEP);
-        __builtin_prefetch(at + (AHEAD * vectors + j) * LANES * STEP);
-    }
+    for (int64_t j = 0; j < vectors; j++) w[j] = *(const unaligned_step *)(at + j * LANES * STEP);
 #pragma GCC unroll 8
     for (int64_t r = 0; r < ROWS; r++) {
         step same = same_step(x[r] + i * STEP);
