@@ -44,9 +44,11 @@ typedef struct {
     int64_t directions, images, length, channels, rank, states, softplus, reverse, summed, threads;
 } problem;
 
-/* One walk over the sequence: `blocks` blocks of channels, the first from `channel` on, and states [first, + count). */
+/* One walk over the sequence: `blocks` blocks of channels, the first from `channel` on, and states [first, + count).
+   `sums` are those of its thread. */
 typedef struct {
     int64_t direction, image, channel, blocks, first, count;
+    float *sums;
 } pass;
 
 /* Rows of the sequence and where those of the pass begin; a row beyond `rows` is the last one again. */
@@ -58,8 +60,8 @@ typedef struct {
 
 /* What the channels of a block keep on their way. */
 typedef struct {
-    row rate[STATES], h[STATES];    /* A log2(e), and the states */
-    row fastest, D, bias;           /* fastest: max |rate| of a channel */
+    row rate[STATES], h[STATES]; /* A log2(e), and the states */
+    row D, bias;
     float reach[STATES / TOGETHER]; /* max -rate of some states over all channels, infinity if one of them grows */
     row weight[RANKS];
 } block;
@@ -131,10 +133,14 @@ INLINE lanes softplus_of(lanes x) {
 _Static_assert(CHANNELS == STATES, "a row is of either");
 
 INLINE float largest_of(const row *all) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps((__m512)all->part[0]);
+#else
     float each[CHANNELS], largest = 0;
     memcpy(each, all, sizeof each);
     for (int64_t i = 0; i < CHANNELS; i++) largest = each[i] > largest ? each[i] : largest;
     return largest;
+#endif
 }
 
 /* `count` numbers as floats: where they lie, or at `to`. */
@@ -175,17 +181,12 @@ static void read_columns(
 
 /* Make the rates of what was read of A, and say how fast they are. */
 static void read_rates(block *b) {
-    for (int64_t n = 0; n < STATES; n++)
-        for (int64_t i = 0; i < PARTS; i++) {
-            lanes rate = b->rate[n].part[i] *= LOG2_E, size = magnitude(rate);
-            b->fastest.part[i] = chosen(size <= b->fastest.part[i], b->fastest.part[i], size);
-        }
     for (int64_t n = 0; n < STATES; n += TOGETHER) {
         row reach = {0};
         for (int64_t k = n; k < n + TOGETHER; k++)
             for (int64_t i = 0; i < PARTS; i++) {
-                lanes rate = b->rate[k].part[i], size = chosen(rate > 0.0f, every(HUGE_VALF), -rate);
-                reach.part[i] = chosen(size > reach.part[i], size, reach.part[i]);
+                lanes rate = b->rate[k].part[i] *= LOG2_E;
+                reach.part[i] = larger(chosen(rate > 0.0f, every(HUGE_VALF), -rate), reach.part[i]);
             }
         b->reach[n / TOGETHER] = largest_of(&reach);
     }
@@ -207,13 +208,15 @@ static void begin(workspace *w, const problem *p, const pass *k) {
 
 /* Read what a tile has for all channels. */
 static void read_shared(workspace *w, const problem *p, const pass *k, const tile *at) {
+    const number *B = token_of(&p->B, k, 0) + k->first, *C = token_of(&p->C, k, 0) + k->first;
+    const number *steps = token_of(&p->steps, k, 0);
+    int64_t ranks = !p->weight.at ? 0 : p->rank < RANKS ? p->rank : RANKS, count = k->count;
+    int64_t to_B = p->B.token, to_C = p->C.token, to_steps = p->steps.token;
     for (int64_t r = 0; r < TILE; r++) {
-        w->B[r] = read_row(token_of(&p->B, k, at->token[r]) + k->first, k->count);
-        w->C[r] = read_row(token_of(&p->C, k, at->token[r]) + k->first, k->count);
-        if (p->weight.at) {
-            const number *low = token_of(&p->steps, k, at->token[r]);
-            w->low[r] = floats(w->room[r], low, p->rank < RANKS ? p->rank : RANKS);
-        }
+        int64_t t = at->token[r];
+        w->B[r] = read_row(B + t * to_B, count);
+        w->C[r] = read_row(C + t * to_C, count);
+        w->low[r] = floats(w->room[r], steps + t * to_steps, ranks);
     }
 }
 
@@ -282,35 +285,21 @@ INLINE void fetch(const problem *p, const pass *k, int64_t i, const tile *next, 
     }
 }
 
-/* What 2^x may expect: the longest step, infinity if one is negative, and whether an exponent may reach REACH. */
-typedef struct {
-    float longest;
-    int wild;
-} steps;
-
-/* Make delta of the step sizes that were read. */
-static steps step_sizes(workspace *w, const block *b, int64_t rows, int softplus) {
-    row longest = {0}, exponent;
-    whole signs = {0};
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < PARTS; i++) {
-            lanes delta = softplus ? softplus_of(w->delta[r].part[i]) : w->delta[r].part[i];
-            w->delta[r].part[i] = delta;
-            signs |= (whole)delta;
-            longest.part[i] = larger(magnitude(delta), longest.part[i]);
-        }
-    int32_t sign = 0;
-    for (int64_t i = 0; i < LANES; i++) sign |= signs[i];
-    for (int64_t i = 0; i < PARTS; i++) exponent.part[i] = longest.part[i] * b->fastest.part[i];
-    steps found = {sign < 0 ? HUGE_VALF : largest_of(&longest), !(largest_of(&exponent) < REACH)};
-    return found;
-}
-
-static void read_u(workspace *w, const tile *at, int64_t i, int64_t width) {
+/* Make delta, x and a y of 0; returns the longest step, infinity if one is negative. */
+INLINE float read_tile(workspace *w, const tile *at, int64_t i, int64_t width, int softplus) {
+    row longest = {0};
     for (int64_t r = 0; r < at->rows; r++) {
         w->u[r] = read_row(at->u[r] + i * CHANNELS, width);
-        for (int64_t j = 0; j < PARTS; j++) w->x[r].part[j] = w->delta[r].part[j] * w->u[r].part[j];
+        for (int64_t j = 0; j < PARTS; j++) {
+            lanes delta = w->delta[r].part[j], size = chosen(delta < 0.0f, every(HUGE_VALF), delta);
+            if (softplus) delta = size = softplus_of(delta);
+            w->delta[r].part[j] = delta;
+            w->x[r].part[j] = delta * w->u[r].part[j];
+            w->y[r].part[j] = every(0.0f);
+            longest.part[j] = larger(size, longest.part[j]);
+        }
     }
+    return largest_of(&longest);
 }
 
 /* Let the states [n, + TOGETHER) of a block go through the tile, and add what they show to y. */
@@ -322,6 +311,7 @@ INLINE void advance_by(workspace *w, block *b, int64_t rows, int64_t n, form how
             rate[k] = b->rate[n + k].part[i] * scale;
             h[k] = b->h[n + k].part[i];
         }
+#pragma GCC unroll 2
         for (int64_t r = 0; r < rows; r++) {
             lanes delta = w->delta[r].part[i], x = w->x[r].part[i], y = w->y[r].part[i];
             const float *B = (const float *)&w->B[r], *C = (const float *)&w->C[r];
@@ -335,59 +325,70 @@ INLINE void advance_by(workspace *w, block *b, int64_t rows, int64_t n, form how
     }
 }
 
-static void advance(workspace *w, const problem *p, const pass *k, int64_t i, int64_t rows, const tile *next, steps s) {
+static void advance(
+    workspace *w, const problem *p, const pass *k, int64_t i, int64_t rows, const tile *next, float longest) {
     block *b = &w->blocks[i];
-    memset(w->y, 0, sizeof w->y);
     for (int64_t n = 0; n < STATES; n += TOGETHER) {
-        float reach = s.longest * b->reach[n / TOGETHER];
+        float reach = longest * b->reach[n / TOGETHER];
         fetch(p, k, i, next, n * TILE / STATES, (n + TOGETHER) * TILE / STATES);
         if (reach <= SPAN) advance_by(w, b, rows, n, NEAR);
         else if (reach <= 2 * SPAN) advance_by(w, b, rows, n, SQUARE);
         else if (reach <= 4 * SPAN) advance_by(w, b, rows, n, FOURTH);
-        else if (!s.wild) advance_by(w, b, rows, n, ANY);
+        else if (reach < REACH) advance_by(w, b, rows, n, ANY);
         else advance_by(w, b, rows, n, WILD);
     }
 }
 
 /* The unfinished sum of a token: in y, or beside it where y would round it. */
 #ifdef BF16
-INLINE float *sum_of(const problem *p, int64_t i, int64_t t) {
-    return p->sums + ((omp_get_thread_num() * p->length + t) * BLOCKS + i) * CHANNELS;
+INLINE float *sum_of(const pass *k, int64_t i, int64_t t) {
+    return k->sums + (t * BLOCKS + i) * CHANNELS;
 }
 
-INLINE row read_sum(const problem *p, const tile *at, int64_t i, int64_t r, int64_t width) {
+INLINE row read_sum(const pass *k, const tile *at, int64_t i, int64_t r, int64_t width) {
     (void)width;
     row sum;
-    memcpy(&sum, sum_of(p, i, at->token[r]), sizeof sum);
+    memcpy(&sum, sum_of(k, i, at->token[r]), sizeof sum);
     return sum;
 }
 
-INLINE void write_sum(const problem *p, const pass *k, const tile *at, int64_t i, int64_t r, const row *sum) {
-    if (ends(p, k)) write_row(at->y[r] + i * CHANNELS, sum, width_of(p, k, i));
-    else memcpy(sum_of(p, i, at->token[r]), sum, sizeof *sum);
+INLINE void write_sum(const problem *p, const pass *k, const tile *at, int64_t i, int64_t r, int64_t width, row sum) {
+    if (ends(p, k)) write_row(at->y[r] + i * CHANNELS, &sum, width);
+    else memcpy(sum_of(k, i, at->token[r]), &sum, sizeof sum);
 }
 #else
-INLINE row read_sum(const problem *p, const tile *at, int64_t i, int64_t r, int64_t width) {
-    (void)p;
+INLINE row read_sum(const pass *k, const tile *at, int64_t i, int64_t r, int64_t width) {
+    (void)k;
     return read_row(at->y[r] + i * CHANNELS, width);
 }
 
-INLINE void write_sum(const problem *p, const pass *k, const tile *at, int64_t i, int64_t r, const row *sum) {
-    write_row(at->y[r] + i * CHANNELS, sum, width_of(p, k, i));
+INLINE void write_sum(const problem *p, const pass *k, const tile *at, int64_t i, int64_t r, int64_t width, row sum) {
+    (void)p, (void)k;
+    write_row(at->y[r] + i * CHANNELS, &sum, width);
 }
 #endif
 
-static void write_tile(const workspace *w, const problem *p, const pass *k, int64_t i, const tile *at) {
+INLINE void write_tile(
+    const workspace *w, const problem *p, const pass *k, int64_t i, int64_t width, const tile *at) {
     int adds = k->first || (p->summed && k->direction), gates = p->z.at && ends(p, k);
+    row D = w->blocks[i].D;
     for (int64_t r = 0; r < at->rows; r++) {
-        row y = adds ? read_sum(p, at, i, r, width_of(p, k, i)) : (row){0};
-        row z = gates ? read_row(at->z[r] + i * CHANNELS, width_of(p, k, i)) : (row){0};
+        row y = adds ? read_sum(k, at, i, r, width) : (row){0};
+        row z = gates ? read_row(at->z[r] + i * CHANNELS, width) : (row){0};
         for (int64_t j = 0; j < PARTS; j++) {
-            y.part[j] += w->blocks[i].D.part[j] * w->u[r].part[j] + w->y[r].part[j];
+            y.part[j] += D.part[j] * w->u[r].part[j] + w->y[r].part[j];
             if (gates) y.part[j] *= silu_of(z.part[j]);
         }
-        write_sum(p, k, at, i, r, &y);
+        write_sum(p, k, at, i, r, width, y);
     }
+}
+
+INLINE void scan_tile(
+    workspace *w, const problem *p, const pass *k, int64_t i, int64_t width, const tile *at, const tile *next) {
+    read_steps(w, p, k, i, at);
+    float longest = p->softplus ? read_tile(w, at, i, width, 1) : read_tile(w, at, i, width, 0);
+    advance(w, p, k, i, at->rows, next, longest);
+    write_tile(w, p, k, i, width, at);
 }
 
 static void scan_states(const problem *p, const pass *k) {
@@ -400,11 +401,10 @@ static void scan_states(const problem *p, const pass *k) {
         next = tile_of(p, k, start + TILE, backward);
         read_shared(&w, p, k, &at);
         for (int64_t i = 0; i < k->blocks; i++) {
-            read_steps(&w, p, k, i, &at);
-            steps s = step_sizes(&w, &w.blocks[i], at.rows, (int)p->softplus);
-            read_u(&w, &at, i, width_of(p, k, i));
-            advance(&w, p, k, i, at.rows, &next, s);
-            write_tile(&w, p, k, i, &at);
+            int64_t width = width_of(p, k, i);
+            /* a loop that may call memcpy for a narrow row keeps no constant in a register */
+            if (width == CHANNELS) scan_tile(&w, p, k, i, CHANNELS, &at, &next);
+            else scan_tile(&w, p, k, i, width, &at, &next);
         }
     }
 }
@@ -432,7 +432,8 @@ static int64_t blocks_of_a_task(const problem *p, int64_t sequences) {
 static pass task_of(const problem *p, int64_t i, int64_t blocks) {
     int64_t tasks = parts_of(p->channels, blocks * CHANNELS), channel = i % tasks * blocks * CHANNELS;
     int64_t left = parts_of(p->channels - channel, CHANNELS);
-    pass k = {i / tasks / p->images, i / tasks % p->images, channel, left < blocks ? left : blocks, 0, 0};
+    pass k = {i / tasks / p->images, i / tasks % p->images, channel, left < blocks ? left : blocks, 0, 0, p->sums};
+    if (p->sums) k.sums += omp_get_thread_num() * p->length * BLOCKS * CHANNELS;
     return k;
 }
 
@@ -462,9 +463,10 @@ PUBLIC void delta_projection(const problem *p) {
             read_shared(&w, p, &k, &at);
             for (int64_t i = 0; i < k.blocks; i++) {
                 read_steps(&w, p, &k, i, &at);
-                step_sizes(&w, &w.blocks[i], at.rows, 1);
-                for (int64_t r = 0; r < at.rows; r++)
+                for (int64_t r = 0; r < at.rows; r++) {
+                    for (int64_t j = 0; j < PARTS; j++) w.delta[r].part[j] = softplus_of(w.delta[r].part[j]);
                     write_row(at.y[r] + i * CHANNELS, &w.delta[r], width_of(p, &k, i));
+                }
             }
         }
     }
