@@ -57,10 +57,6 @@ INLINE lanes larger(lanes a, lanes b) {
 #endif
 }
 
-INLINE lanes magnitude(lanes x) {
-    return (lanes)((whole)x & INT32_MAX);
-}
-
 /* 2^rest for |rest| <= 1/2 to 3e-7 of itself, and to as much of its distance from 1: what a slow state forgets is as
    exact as what it keeps. Where bfloat16 rounds to 4e-3, to 4e-4. */
 INLINE lanes near_power(lanes rest) {
@@ -81,7 +77,7 @@ INLINE lanes power(lanes rest, lanes shifted) {
 
 /* -|x|, but at least -87, where e^x is still a normal number; a NaN stays */
 INLINE lanes exponent_of(lanes x) {
-    return larger(every(-87.0f), -magnitude(x));
+    return larger(every(-87.0f), (lanes)((whole)x | INT32_MIN));
 }
 
 /* e^x of such an x; x log2(e) is not rounded on the way, which would cost |x| half units in the last place */
@@ -94,8 +90,12 @@ INLINE lanes exp_of(lanes x) {
    squared by each step of Newton's */
 INLINE lanes silu_of(lanes x) {
     lanes low = exponent_of(x), e = exp_of(low), d = 1.0f + e;
+#ifdef __AVX512F__
+    lanes r = (lanes)_mm512_rcp14_ps((__m512)d);
+#else
     lanes r = 9.89898990e-1f + e * (e * 3.23232323e-1f - 8.08080808e-1f);
     r *= 2.0f - d * r;
+#endif
 #ifndef BF16
     r *= 2.0f - d * r;
 #endif
