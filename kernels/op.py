@@ -69,7 +69,12 @@ def is_watched(*modules: nn.Module) -> bool:
     If none does, and nothing learns, layers call a kernel's function without its op, which takes as long as a small
     layer.
     """
-    if profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0 or _has_any_global_hook():
+    return profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0 or is_hooked(*modules)
+
+
+def is_hooked(*modules: nn.Module) -> bool:
+    """Return whether a hook or another forward of these modules sees what enters and leaves them."""
+    if _has_any_global_hook():
         return True
     return any(each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in modules)
 

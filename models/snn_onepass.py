@@ -8,13 +8,16 @@ Architecture: dftorresro/SNN-CIFAR10.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
 from benchd.kernels.lif import lif_pool
+from benchd.kernels.lif.native import lif_pool_first, lif_pool_periods
+from benchd.kernels.op import is_exported, is_hooked
+from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.models.catalog import Kernels
 from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
@@ -22,6 +25,8 @@ from benchd.models.weights import WeightsError
 PUBLISHED_NAMES = {r"^head\.1\.": "fc1.", r"^head\.3\.": "fc2."}
 """Patterns of the keys of the sources' checkpoints, and what ours are named."""
 
+_FRAMES = 128
+"""So many time steps of images at once: their currents stay in the cache of a CPU, in memory that is not new."""
 
 _COUNTS = Grid(torch.tensor(0.25), 4)  # what leaves pooled neurons: the number of spikes in a window, 0 to 4
 
@@ -35,11 +40,17 @@ class PooledLif(nn.Module):
         super().__init__()
         self.decay, self.threshold, self.reset, self.implementation = decay, threshold, reset, implementation
 
-    def forward(self, current: torch.Tensor) -> torch.Tensor:
-        """Return the pooled spikes of `current`."""
+    def forward(self, current: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the pooled spikes of `current`; with a `bias` (C,) it is by period, as `lif_pool_periods` reads it."""
+        if bias is not None:
+            return lif_pool_periods(current, bias, decay=self.decay, threshold=self.threshold)
         return lif_pool(
             current, decay=self.decay, threshold=self.threshold, reset=self.reset, implementation=self.implementation
         )
+
+    def first(self, current: torch.Tensor) -> torch.Tensor:
+        """Return the pooled first spikes of neurons that receive the same `current` at all steps, on a CPU."""
+        return lif_pool_first(current[0], len(current), decay=self.decay, threshold=self.threshold)
 
 
 class SpikeConv2d(nn.Conv2d):
@@ -54,6 +65,10 @@ class SpikeConv2d(nn.Conv2d):
         if not self._convolve.suits(x, self.weight):
             return super().forward(x)
         return self._convolve(x, self.weight, self.bias, padding=self._sides, grid=_COUNTS)
+
+    def without_bias(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output, less its bias, for `x` (N, C, H, W) that our kernels suit."""
+        return self._convolve(x, self.weight, padding=self._sides, grid=_COUNTS)
 
 
 class SpikeLinear(nn.Linear):
@@ -126,11 +141,47 @@ class OnePass(nn.Module):
 
     def encoded(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return logits (B, 10) of what `encode` gives: all of the network that is not random."""
+        spikes = self._spikes_by_period if self._has_periods(inputs) else self._spikes
+        if not self._goes_in_groups(inputs):
+            return self._read_out(spikes(inputs))
+        by_image = 0 if self.encoding == "repeat" else 1
+        groups = inputs.split(max(1, _FRAMES // self.time_steps), by_image)
+        logits = [self._read_out(spikes(group)) for group in groups]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+    def _goes_in_groups(self, inputs: torch.Tensor) -> bool:
+        """Return whether our kernels run on a CPU, and nothing sees what lies between the layers."""
+        if torch.compiler.is_compiling() or is_exported() or torch.is_grad_enabled() or inputs.device.type != "cpu":
+            return False
+        return isinstance(self.conv2, SpikeConv2d) and not is_hooked(*self.children())
+
+    def _has_periods(self, inputs: torch.Tensor) -> bool:
+        """Return whether the neurons of lif1 have periods that our kernels on a CPU can use, and conv2 is not seen."""
+        if torch.compiler.is_compiling() or not skips_zeros_in(inputs) or inputs.dtype != torch.float32:
+            return False
+        steady = self.encoding == "repeat" and self.lif1.reset == "zero" and not self.batch_norm
+        return steady and isinstance(self.conv2, SpikeConv2d) and not is_hooked(self.conv2)
+
+    def _spikes(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the pooled spikes of lif2, (T, B, 128, 8, 8)."""
         current = self.conv2(self.lif1(self._stem(inputs)).flatten(0, 1))
         if self.batch_norm:
             current = self.bn2(current)
-        pooled = self.lif2(current.unflatten(0, (self.time_steps, -1))).flatten(0, 1)
-        hidden = self.fc1(self.flatten(pooled)).relu()
+        spikes: torch.Tensor = self.lif2(current.unflatten(0, (self.time_steps, -1)))
+        return spikes
+
+    def _spikes_by_period(self, images: torch.Tensor) -> torch.Tensor:
+        """Return what `_spikes` does, from a convolution of first spikes: see `benchd.kernels.lif.native`."""
+        current = self._stem(images)
+        if is_hooked(self.lif1):
+            self.lif1(current)  # for whoever looks on
+        first = self.lif1.first(current)
+        by_period = cast("SpikeConv2d", self.conv2).without_bias(first.flatten(0, 1))
+        spikes: torch.Tensor = self.lif2(by_period.unflatten(0, (self.time_steps, -1)), self.conv2.bias)
+        return spikes
+
+    def _read_out(self, spikes: torch.Tensor) -> torch.Tensor:
+        hidden = self.fc1(self.flatten(spikes.flatten(0, 1))).relu()
         logits: torch.Tensor = self.fc2(hidden).unflatten(0, (self.time_steps, -1)).mean(0)
         return logits
 

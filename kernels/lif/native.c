@@ -3,6 +3,8 @@
    REAL is the state's type, float or double; the caller compiles the file for each. Blocks are always inlined with
    their width, layout and reset known, so that a membrane block becomes vectors and its loops vectorise. */
 
+#include <string.h>
+
 #include "../common.h"
 
 #ifndef REAL
@@ -22,10 +24,14 @@ typedef struct {
     int64_t steps, from, to;
 } walk;
 
-INLINE REAL fire(REAL *v, REAL current, neuron p, int subtract) {
+/* what becomes of a membrane that has fired; one that is SILENCED never fires again */
+enum reset { TO_ZERO, BY_THRESHOLD, SILENCED };
+
+INLINE REAL fire(REAL *v, REAL current, neuron p, enum reset reset) {
     REAL charged = p.decay * *v + p.gain * current;
     int fired = charged >= p.threshold;
-    *v = fired ? (subtract ? charged - p.threshold : (REAL)0) : charged;
+    REAL left = reset == BY_THRESHOLD ? charged - p.threshold : reset == SILENCED ? -(REAL)__builtin_inf() : (REAL)0;
+    *v = fired ? left : charged;
     return fired ? (REAL)1 : (REAL)0;
 }
 
@@ -35,20 +41,21 @@ INLINE void fetch(const REAL *current, int64_t n) {
     for (int64_t i = 0; i < n; i += LINE) __builtin_prefetch(current + i, 0, 2);
 }
 
-INLINE void spike_block(const REAL *current, REAL *spikes, walk w, int64_t n, neuron p, int subtract) {
+INLINE void spike_block(const REAL *current, REAL *spikes, walk w, int64_t n, neuron p, enum reset reset) {
     REAL v[BLOCK] = {0};
     for (int64_t t = 0; t < w.steps; t++, current += w.from, spikes += w.to) {
         fetch(current + 16 * BLOCK, n);
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) spikes[i] = fire(&v[i], current[i], p, subtract);
+        for (int64_t i = 0; i < n; i++) spikes[i] = fire(&v[i], current[i], p, reset);
     }
 }
 
-INLINE void spike_blocks(const REAL *current, REAL *spikes, walk w, int64_t n, neuron p, int subtract, int threads) {
+INLINE void spike_blocks(
+    const REAL *current, REAL *spikes, walk w, int64_t n, neuron p, enum reset reset, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t i = 0; i < n; i += BLOCK) {
-        if (n - i >= BLOCK) spike_block(current + i, spikes + i, w, BLOCK, p, subtract);
-        else spike_block(current + i, spikes + i, w, n - i, p, subtract);
+        if (n - i >= BLOCK) spike_block(current + i, spikes + i, w, BLOCK, p, reset);
+        else spike_block(current + i, spikes + i, w, n - i, p, reset);
     }
 }
 
@@ -58,8 +65,8 @@ PUBLIC void lif(
     double threshold, int subtract, int threads) {
     neuron p = {(REAL)decay, (REAL)gain, (REAL)threshold};
     walk w = {steps, step, n};
-    if (subtract) spike_blocks(current, spikes, w, n, p, 1, threads);
-    else spike_blocks(current, spikes, w, n, p, 0, threads);
+    if (subtract) spike_blocks(current, spikes, w, n, p, BY_THRESHOLD, threads);
+    else spike_blocks(current, spikes, w, n, p, TO_ZERO, threads);
 }
 
 /* A row of `n` windows: channels last the channels of a pooled pixel, else the pooled line of a channel. `pitch` lies
@@ -84,16 +91,16 @@ INLINE void fetch_windows(const REAL *corner, row r, int lanes) {
 }
 
 INLINE void pool_block(
-    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int lanes, int subtract, int counts) {
+    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int lanes, enum reset reset, int counts) {
     REAL v[4][LANES] = {0};
     for (int64_t t = 0; t < w.steps; t++, current += w.from, at += w.to) {
         if (lanes > 1) fetch_windows(current + r.ahead, r, lanes);
 #pragma omp simd
         for (int i = 0; i < lanes; i++) {
             const REAL *corner = current + i * r.pitch;
-            REAL count = fire(&v[0][i], corner[0], p, subtract) + fire(&v[1][i], corner[r.right], p, subtract);
-            count += fire(&v[2][i], corner[r.below], p, subtract);
-            count += fire(&v[3][i], corner[r.below + r.right], p, subtract);
+            REAL count = fire(&v[0][i], corner[0], p, reset) + fire(&v[1][i], corner[r.right], p, reset);
+            count += fire(&v[2][i], corner[r.below], p, reset);
+            count += fire(&v[3][i], corner[r.below + r.right], p, reset);
             put(pooled, at + i, count, counts);
         }
     }
@@ -101,37 +108,41 @@ INLINE void pool_block(
 
 /* the last block of a row overlaps the one before, where it would be ragged: it writes the same again */
 INLINE void pool_blocks(
-    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int lanes, int subtract, int counts) {
+    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int lanes, enum reset reset, int counts) {
     for (int64_t i = 0; i < r.n; i += lanes) {
         int64_t first = i + lanes <= r.n ? i : r.n - lanes;
-        pool_block(current + first * r.pitch, pooled, at + first, w, r, p, lanes, subtract, counts);
+        pool_block(current + first * r.pitch, pooled, at + first, w, r, p, lanes, reset, counts);
     }
 }
 
-INLINE void pool_row(const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int subtract, int counts) {
-    if (r.n >= LANES) pool_blocks(current, pooled, at, w, r, p, LANES, subtract, counts);
-    else if (r.n >= LANES / 2) pool_blocks(current, pooled, at, w, r, p, LANES / 2, subtract, counts);
-    else pool_blocks(current, pooled, at, w, r, p, 1, subtract, counts);
+INLINE void pool_row(
+    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, enum reset reset, int counts) {
+    if (r.n >= LANES) pool_blocks(current, pooled, at, w, r, p, LANES, reset, counts);
+    else if (r.n >= LANES / 2) pool_blocks(current, pooled, at, w, r, p, LANES / 2, reset, counts);
+    else pool_blocks(current, pooled, at, w, r, p, 1, reset, counts);
 }
 
 INLINE void pool_layout(
-    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int subtract, int counts) {
-    if (subtract && counts) pool_row(current, pooled, at, w, r, p, 1, 1);
-    else if (subtract) pool_row(current, pooled, at, w, r, p, 1, 0);
-    else if (counts) pool_row(current, pooled, at, w, r, p, 0, 1);
-    else pool_row(current, pooled, at, w, r, p, 0, 0);
+    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, enum reset reset, int counts) {
+    if (reset == SILENCED) pool_row(current, pooled, at, w, r, p, SILENCED, 0);
+    else if (reset && counts) pool_row(current, pooled, at, w, r, p, BY_THRESHOLD, 1);
+    else if (reset) pool_row(current, pooled, at, w, r, p, BY_THRESHOLD, 0);
+    else if (counts) pool_row(current, pooled, at, w, r, p, TO_ZERO, 1);
+    else pool_row(current, pooled, at, w, r, p, TO_ZERO, 0);
 }
 
-static void pool_any(const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, int subtract, int counts) {
+static void pool_any(
+    const REAL *current, void *pooled, int64_t at, walk w, row r, neuron p, enum reset reset, int counts) {
     row last = {r.n, 1, r.right, r.below, r.ahead}, first = {r.n, 2, 1, r.below, r.ahead};
-    if (r.pitch == 1) pool_layout(current, pooled, at, w, last, p, subtract, counts);
-    else pool_layout(current, pooled, at, w, first, p, subtract, counts);
+    if (r.pitch == 1) pool_layout(current, pooled, at, w, last, p, reset, counts);
+    else pool_layout(current, pooled, at, w, first, p, reset, counts);
 }
 
-/* current (T, B, C, H, W) or (B, C, H, W), pooled (T, B, C, H/2, W/2); channels last both lie as (..., H, W, C) */
+/* current (T, B, C, H, W) or (B, C, H, W), pooled (T, B, C, H/2, W/2); channels last both lie as (..., H, W, C); there
+   are no counts of SILENCED neurons */
 PUBLIC void lif_pool(
     const REAL *current, void *pooled, int64_t steps, int64_t step, int64_t batch, int64_t channels, int64_t height,
-    int64_t width, int channels_last, double decay, double gain, double threshold, int subtract, int counts,
+    int64_t width, int channels_last, double decay, double gain, double threshold, enum reset reset, int counts,
     int threads) {
     neuron p = {(REAL)decay, (REAL)gain, (REAL)threshold};
     int64_t lines = height / 2, columns = width / 2, pixel = channels_last ? channels : 1, line = width * pixel;
@@ -146,6 +157,62 @@ PUBLIC void lif_pool(
             for (int64_t j = 0; j < rows; j++) {
                 const REAL *start = current + b * channels * height * width + i * plane + j * next;
                 int64_t at = ((b * planes + i) * rows + j) * r.n;
-                pool_any(start, pooled, at, w, r, p, subtract, counts);
+                pool_any(start, pooled, at, w, r, p, reset, counts);
+            }
+}
+
+/* LANES channels of a window. What their steps bring is kept, since later ones add it up; `divisors` has those of each
+   step, and an end after each. */
+INLINE void pool_periods(
+    const REAL *current, const REAL *bias, REAL *pooled, walk w, row r, neuron p, const int64_t *divisors) {
+    REAL v[4][LANES] = {0}, kept[w.steps][4][LANES];
+    const int64_t corners[4] = {0, r.right, r.below, r.below + r.right};
+    for (int64_t t = 0; t < w.steps; t++, current += w.from, pooled += w.to, divisors++) {
+        REAL charge[4][LANES];
+        for (int c = 0; c < 4; c++) {
+            fetch(current + corners[c] + r.ahead, LANES);
+            memcpy(kept[t][c], current + corners[c], sizeof kept[t][c]);
+            memcpy(charge[c], bias, sizeof charge[c]);
+        }
+        for (; *divisors; divisors++)
+            for (int c = 0; c < 4; c++)
+#pragma omp simd
+                for (int i = 0; i < LANES; i++) charge[c][i] += kept[*divisors - 1][c][i];
+#pragma omp simd
+        for (int i = 0; i < LANES; i++) {
+            REAL count = fire(&v[0][i], charge[0][i], p, TO_ZERO) + fire(&v[1][i], charge[1][i], p, TO_ZERO);
+            count += fire(&v[2][i], charge[2][i], p, TO_ZERO) + fire(&v[3][i], charge[3][i], p, TO_ZERO);
+            pooled[i] = count * (REAL)0.25;
+        }
+    }
+}
+
+static void list_divisors(int64_t *divisors, int64_t steps) {
+    for (int64_t t = 1; t <= steps; t++, *divisors++ = 0)
+        for (int64_t d = 1; d <= t; d++)
+            if (t % d == 0) *divisors++ = d;
+}
+
+/* As lif_pool, of neurons that receive bias + current[d - 1] for each d that divides their step t = 1 .. T; current
+   (T, B, H, W, C) of LANES channels or more, bias (C,), pooled (T, B, H/2, W/2, C); `divisors` is scratch for T (T + 1)
+   numbers */
+PUBLIC void lif_pool_periods(
+    const REAL *current, const REAL *bias, REAL *pooled, int64_t steps, int64_t batch, int64_t channels, int64_t height,
+    int64_t width, double decay, double gain, double threshold, int64_t *divisors, int threads) {
+    neuron p = {(REAL)decay, (REAL)gain, (REAL)threshold};
+    int64_t lines = height / 2, columns = width / 2, line = width * channels;
+    row r = {.right = channels, .below = line, .ahead = 2 * LANES};
+    walk w = {steps, batch * height * line, batch * lines * columns * channels};
+    list_divisors(divisors, steps);
+#pragma omp parallel for collapse(3) num_threads(threads) schedule(static)
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < lines; i++)
+            for (int64_t j = 0; j < columns; j++) {
+                const REAL *corner = current + (b * height + 2 * i) * line + 2 * j * channels;
+                REAL *out = pooled + ((b * lines + i) * columns + j) * channels;
+                for (int64_t c = 0; c < channels; c += LANES) {
+                    int64_t first = c + LANES <= channels ? c : channels - LANES;
+                    pool_periods(corner + first, bias + first, out + first, w, r, p, divisors);
+                }
             }
 }

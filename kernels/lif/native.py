@@ -2,6 +2,11 @@
 
 Float32 and float64 are computed as they are and half currents as float32, so spikes equal the reference's bit for bit.
 A current expanded over T is read as one step, never copied out.
+
+A neuron that receives one current at all steps and is reset to 0 is then where it began: with d the step of its first
+spike, counted from 1, it fires at the multiples of d. Spikes of such neurons at step t are the sum, over the divisors d
+of t, of what fires first at d, and so is all that is linear in them. `lif_pool_first` and `lif_pool_periods` are the
+neurons before and behind a layer that convolves only those first spikes.
 """
 
 import ctypes
@@ -11,9 +16,11 @@ import torch
 
 from benchd.kernels import compiler
 from benchd.kernels.lif import layout, ops
-from benchd.kernels.op import computes
+from benchd.kernels.op import computes, op
 
 lif, lif_pool = partial(ops.lif, "native"), partial(ops.lif_pool, "native")
+
+_SILENCED = 2  # of native.c
 
 
 @computes(ops.lif_op, "native")
@@ -48,6 +55,65 @@ def _lif_pool(
     return pooled if counts else compiler.in_dtype(pooled, current.dtype)
 
 
+@op("lif_pool_first")
+def _first(current: torch.Tensor, steps: int, decay: float, gain: float, threshold: float) -> torch.Tensor:
+    return layout.pooled_buffer(current, current, steps, current.dtype)[0]
+
+
+@op("lif_pool_periods")
+def _periods(current: torch.Tensor, bias: torch.Tensor, decay: float, gain: float, threshold: float) -> torch.Tensor:
+    images = current.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    return layout.pooled_buffer(current, images, 0, current.dtype)[0]
+
+
+def lif_pool_first(
+    current: torch.Tensor, steps: int, *, decay: float, threshold: float, gain: float = 1.0
+) -> torch.Tensor:
+    """Return the means over 2x2 of first spikes, (T, B, C, H//2, W//2), of neurons that receive `current` T times.
+
+    current (B, C, H, W), in float32 or float64.
+    """
+    first: torch.Tensor = _first["native"](current, steps, decay, gain, threshold)
+    return first
+
+
+def lif_pool_periods(
+    current: torch.Tensor, bias: torch.Tensor, *, decay: float, threshold: float, gain: float = 1.0
+) -> torch.Tensor:
+    """Return the means over 2x2 of spikes, (T, B, C, H//2, W//2), of neurons that are reset to 0, channels last.
+
+    At step t they receive bias (C,) plus current[d - 1] for each divisor d of t. current (T, B, C, H, W) is float32 or
+    float64 and has 16 channels or more.
+    """
+    pooled: torch.Tensor = _periods["native"](current, bias, decay, gain, threshold)
+    return pooled
+
+
+@computes(_first, "native")
+def _computed_first(current: torch.Tensor, steps: int, decay: float, gain: float, threshold: float) -> torch.Tensor:
+    pooled, channels_last = layout.pooled_buffer(current, current, steps, current.dtype)
+    images = current.contiguous(memory_format=layout.memory_format(channels_last))
+    _library(images.dtype).lif_pool(
+        images.data_ptr(), pooled.data_ptr(), steps, 0, *images.shape, channels_last,
+        decay, gain, threshold, _SILENCED, False, compiler.threads(),
+    )  # fmt: skip
+    return pooled
+
+
+@computes(_periods, "native")
+def _computed_periods(
+    current: torch.Tensor, bias: torch.Tensor, decay: float, gain: float, threshold: float
+) -> torch.Tensor:
+    images = current.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    pooled, shift = layout.pooled_buffer(current, images, 0, current.dtype)[0], compiler.dense(bias, images.dtype)
+    scratch = torch.empty(len(current), len(current) + 1, dtype=torch.int64)
+    _library(images.dtype).lif_pool_periods(
+        images.data_ptr(), shift.data_ptr(), pooled.data_ptr(), *current.shape,
+        decay, gain, threshold, scratch.data_ptr(), compiler.threads(),
+    )  # fmt: skip
+    return pooled
+
+
 def _state_dtype(current: torch.Tensor) -> torch.dtype:
     return torch.promote_types(current.dtype, torch.float32)
 
@@ -61,4 +127,5 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
         (*compiler.EXACT, compiler.real(dtype)),
         lif=[pointer, pointer, *[size] * 3, *[number] * 3, flag, flag],
         lif_pool=[pointer, pointer, *[size] * 6, flag, *[number] * 3, *[flag] * 3],
+        lif_pool_periods=[*[pointer] * 3, *[size] * 5, *[number] * 3, pointer, flag],
     )

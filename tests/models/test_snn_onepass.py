@@ -1,6 +1,7 @@
 """OnePass against the network written step by step, as its authors run it."""
 
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -198,6 +199,48 @@ def test_custom_kernels_read_spikes_in_float32_only(monkeypatch):
     assert ran.total() == 2
     torch.compile(model.float(), fullgraph=True, backend="aot_eager")(images)
     assert ran.total() == 4
+
+
+@torch.no_grad()
+def test_custom_kernels_convolve_the_first_spikes_of_steady_neurons(monkeypatch):
+    sent = []
+    convolved = layer.SpikeConvolution.convolved
+    monkeypatch.setattr(
+        layer.SpikeConvolution, "convolved", lambda self, x, *rest: sent.append(x) or convolved(self, x, *rest)
+    )
+    images = torch.rand(2, 3, 32, 32)
+    for options, is_steady in ({}, True), ({"reset": "subtract"}, False), ({"batch_norm": True}, False):
+        plain, custom = (build("snn_onepass", kernels=kernels, **options) for kernels in ("torch", "custom"))
+        custom.load_state_dict(plain.state_dict())
+        seen, shown = [[neuron_output(model, i) for i in range(2)] for model in (plain, custom)]
+        sent.clear()
+        torch.testing.assert_close(custom(images), plain(images), rtol=1e-6, atol=1e-6)
+        assert all(map(torch.equal, *([calls.pop() for calls in each] for each in (seen, shown))))
+        assert (sent[0].count_nonzero() < plain.lif1(plain._stem(images)).count_nonzero()) == is_steady
+
+
+def neuron_output(model, number):
+    """Return a list of what the neurons of this number will send."""
+    outputs = []
+    model.neurons()[number].register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    return outputs
+
+
+@pytest.mark.parametrize("options", CUSTOM, ids=str)
+@torch.no_grad()
+def test_custom_kernels_take_a_large_batch_in_groups_that_nobody_sees(options, monkeypatch):
+    ran = Counter()
+    monkeypatch.setattr(layer, "_ran", ran)
+    model = build("snn_onepass", kernels="custom", **options)
+    images, steps = torch.rand(50, 3, 32, 32), options.get("time_steps", 8)
+    extra = [torch.rand(steps, 50, 3, 32, 32)] if options.get("encoding") == "rate" else []
+    logits = model(images, *extra)
+    assert ran.total() == 2 * math.ceil(50 / (128 // steps))
+    ran.clear()
+    shown = neuron_output(model, 1)
+    torch.testing.assert_close(model(images, *extra), logits, rtol=1e-5, atol=1e-6)
+    assert ran.total() == 2
+    assert shown[0].shape == (steps, 50, 128, 8, 8)
 
 
 @torch.no_grad()

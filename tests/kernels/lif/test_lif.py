@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.lif import lif, lif_pool
+from benchd.kernels.lif.native import lif_pool_first, lif_pool_periods
 
 RESETS = ("zero", "subtract")
 PLAIN = ("reference", "torch", "native")
@@ -257,6 +258,10 @@ def test_the_native_ops_are_registered_as_torch_wants(repeats, dtype):
         torch.library.opcheck(torch.ops.benchd.lif.default, arguments)
         for counts in (False, True):
             torch.library.opcheck(torch.ops.benchd.lif_pool.default, (*arguments, counts))
+    one, by_period = torch.randn(2, 16, 4, 6, dtype=dtype), torch.randn(3, 2, 16, 4, 6, dtype=dtype)
+    if dtype != torch.float16:
+        torch.library.opcheck(torch.ops.benchd.lif_pool_first.default, (one, 3, 0.9, 1.0, 1.0))
+        torch.library.opcheck(torch.ops.benchd.lif_pool_periods.default, (by_period, one[0, :, 0, 0], 0.9, 1.0, 1.0))
 
 
 @pytest.mark.parametrize("op", [lif, lif_pool])
@@ -298,3 +303,32 @@ def test_an_unknown_output_is_refused():
 def test_what_cannot_be_pooled_is_refused(shape):
     with pytest.raises(ValueError, match=r"\(T, B, C, H, W\), H and W at least 2"):
         lif_pool(torch.ones(shape), decay=0.9)
+
+
+def by_divisors(periods, start):
+    """Return start + the sum of periods[d - 1] over the divisors d of t, for each step t, in their order."""
+    steps = range(1, len(periods) + 1)
+    return torch.stack([sum((periods[d - 1] for d in steps if t % d == 0), start) for t in steps])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("steps", [1, 2, 13])
+def test_neurons_of_a_steady_current_fire_at_the_multiples_of_their_first_step(steps, memory_format, dtype):
+    generator = torch.Generator().manual_seed(0)
+    current = (torch.randn(3, 20, 9, 10, generator=generator, dtype=dtype) + 0.4).to(memory_format=memory_format)
+    first = lif_pool_first(current, steps, decay=0.9, threshold=1.5, gain=0.5)
+    want = lif_pool(current, time_steps=steps, decay=0.9, threshold=1.5, gain=0.5)
+    assert steps == 1 or first.count_nonzero() < want.count_nonzero()
+    assert torch.equal(by_divisors(first, torch.zeros_like(first[0])), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 16, 4, 6), (8, 3, 40, 5, 7), (13, 1, 20, 2, 2)], ids=str)
+def test_neurons_receive_what_divides_their_step(shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    current, bias = torch.randn(shape, generator=generator, dtype=dtype), torch.randn(shape[2], generator=generator)
+    charges = by_divisors(current, bias.to(dtype)[:, None, None].expand(shape[1:]))
+    want = lif_pool(charges, decay=0.9, threshold=0.8, gain=0.5)
+    assert want.any()
+    assert torch.equal(lif_pool_periods(current, bias, decay=0.9, threshold=0.8, gain=0.5), want)
