@@ -27,6 +27,7 @@
 #define TILE 128 /* output pixels of a task: for all of them, one row of the window's weights stays in the cache */
 #define SMALL_TILE 8
 #define CACHE_LINE 16 /* floats */
+#define FEW 4 /* the share of the weights, one in so many, below which they are not read ahead */
 
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float))));
 
@@ -130,8 +131,20 @@ INLINE void add_row(lanes *sums, const corner *at, int64_t k, const float *weigh
     walk(sums, list, last - first, weight, (k * p->window_width - left) * p->channels, vectors);
 }
 
+/* The nonzeros that row k of the windows of `n` output pixels holds. */
+static int64_t count_row(const corner *corners, int64_t n, int64_t k, const problem *p) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t left = corners[i].left, row = corners[i].top + k;
+        if (row < 0 || row >= p->height) continue;
+        const int64_t *starts = starts_of(p, corners[i].origin + row);
+        count += starts[clipped(left + p->window_width, p->width)] - starts[clipped(left, p->width)];
+    }
+    return count;
+}
+
 /* Reads the weights of row k of the window that some output pixel needs, one after the other: they come from memory
-   faster in this order than in that of the spikes. */
+   faster in this order than in that of the spikes, unless few of them are needed. */
 static void fetch_row(const float *weight, int64_t k, const problem *p, int64_t block) {
     int64_t lowest = p->padding - (p->out_height - 1) * p->stride, highest = p->height + p->padding;
     if (k < lowest || k >= highest) return;
@@ -155,7 +168,8 @@ INLINE void convolve(int64_t origin, int64_t first, int64_t n, int64_t block, co
     find_corners(corners, first, n, p);
     memset(sums, 0, (size_t)n * sizeof sums[0]);
     for (int64_t k = 0; k < p->window_height; k++) {
-        if (origin + first == 0) fetch_row(weight, k, p, vectors * LANES);
+        if (origin + first == 0 && FEW * count_row(corners, n, k, p) >= p->window_width * p->channels)
+            fetch_row(weight, k, p, vectors * LANES);
         for (int64_t i = 0; i < n; i++) {
             lanes kept[VECTORS];
             for (int v = 0; v < vectors; v++) kept[v] = sums[i][v];
