@@ -15,6 +15,8 @@
 #define REAL float
 #endif
 #define TILE 64              /* neurons a tile: few, so that its rows of all steps share the cache */
+#define AHEAD (2 * TILE)     /* neurons between a tile and one worth fetching */
+#define LINE ((int64_t)(64 / sizeof(REAL)))
 #define LANES 64             /* channels a pooling tile */
 #define WORTH_A_THREAD 16384 /* below so many elements a step, waking a thread costs more than it saves */
 #define FRESH (32 << 20)     /* bytes from which on malloc takes new pages from the kernel in every call */
@@ -94,6 +96,12 @@ INLINE void fire(
     }
 }
 
+/* Starts loads that a later tile needs: T steps of two tensors are more streams than a CPU foresees. Into the second
+   level, because they lie a power of two apart and would throw each other out of the first. */
+INLINE void fetch(const REAL *from, int64_t n) {
+    for (int64_t i = 0; i < n; i += LINE) __builtin_prefetch(from + i, 0, 2);
+}
+
 INLINE void fire_steps(
     const charge *c, int64_t first, int64_t n, int8_t *codes, REAL *values, REAL *trace, neuron p, enum biases biases,
     int shortcut) {
@@ -104,6 +112,8 @@ INLINE void fire_steps(
         int64_t at = t * c->n + first;
         const REAL *bias = biases == BIAS_ROW ? bias_row(row, c, t, first, n) : one ? one + t * c->channels : 0;
         const REAL *residual = shortcut ? c->residual + at : 0;
+        fetch(c->current + at + AHEAD, n);
+        if (shortcut) fetch(residual + AHEAD, n);
         fire(
             v, k, c->current + at, bias, biases, residual, codes ? codes + at : 0, values ? values + at : 0,
             trace ? trace + 2 * TILE * t : 0, n, p);
