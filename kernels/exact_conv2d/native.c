@@ -27,7 +27,7 @@
 #define ROUND 12582912.0f /* (x + ROUND) - ROUND is the nearest whole number */
 
 enum path { AMX = 1, AVX512_VNNI = 2, AVX_VNNI = 4, DOTPROD = 8, UNSIGNED = AVX512_VNNI | AVX_VNNI };
-enum status { DONE, NOT_WHOLE, TOO_SPARSE };
+enum status { DONE, NOT_WHOLE };
 
 typedef int32_t whole __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(sizeof(int32_t))));
 typedef uint32_t wrapping __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(sizeof(int32_t))));
@@ -48,7 +48,6 @@ typedef struct {
     int32_t *sums;
     int64_t images, channels, height, width, out_channels, window_height, window_width, stride, padding, out_height,
         out_width, largest, per_weight, group, path, threads;
-    double least_density;
     int64_t status;
 } problem;
 
@@ -431,23 +430,25 @@ static int64_t sample_step(int64_t lines, int64_t height) {
     return step;
 }
 
-/* Whether fewer than `least_density` of the codes are not zero, by a sample of the rows of all pictures. */
-static int is_sparse(const problem *p) {
-    int64_t lines = p->images * p->height, length = p->width * p->channels, seen = 0, count = 0;
-    if (p->least_density <= 0) return 0;
-    for (int64_t i = 0, step = sample_step(lines, p->height); i < lines; i += step, seen += length)
-        for (int64_t j = 0; j < length; j++) count += p->x[i * length + j] != 0;
-    return (double)count < p->least_density * (double)seen;
+static int32_t count_line(const float *x, int64_t n) {
+    int32_t count = 0; /* as wide as what it counts, for vectors */
+    for (int64_t i = 0; i < n; i++) count += x[i] != 0;
+    return count;
+}
+
+/* Whether fewer than the share `least_density` of x, the `lines` rows of pictures of `height` rows, are not zero, by a
+   sample of the rows. */
+PUBLIC int exact_is_sparse(const float *x, int64_t lines, int64_t length, int64_t height, double least_density) {
+    int64_t seen = 0, count = 0;
+    for (int64_t i = 0, step = sample_step(lines, height); i < lines; i += step, seen += length)
+        count += count_line(x + i * length, length);
+    return (double)count < least_density * (double)seen;
 }
 
 /* Leaves y as it is unless p->status becomes DONE. */
 PUBLIC void exact_conv2d(problem *p) {
     int64_t lines = p->images * p->height, length = p->width * p->channels, wrong = 0;
     int threads = (int)p->threads;
-    if (is_sparse(p)) {
-        p->status = TOO_SPARSE;
-        return;
-    }
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static) reduction(+ : wrong)

@@ -91,7 +91,6 @@ class _Problem(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("window_height", "window_width", "stride", "padding")),
         *((name, ctypes.c_int64) for name in ("out_height", "out_width", "largest", "per_weight", "group", "path")),
         ("threads", ctypes.c_int64),
-        ("least_density", ctypes.c_double),
         ("status", ctypes.c_int64),
     )
 
@@ -171,8 +170,10 @@ def _convolved(
     least_density: float,
 ) -> torch.Tensor:
     window = out_channels, window_height, window_width
-    plan = _plan(x.shape, window, per_weight, stride, padding, largest)
     images = x.contiguous(memory_format=torch.channels_last)
+    if least_density > 0 and _is_sparse(images, least_density):  # before anything is prepared, which takes longer
+        return x.new_empty(0)
+    plan = _plan(x.shape, window, per_weight, stride, padding, largest)
     shift = None if bias is None else compiler.dense(bias)
     y = torch.empty_strided(plan.shape, plan.strides, dtype=x.dtype, device=x.device)
     scratch = torch.empty(plan.scratch_bytes, dtype=torch.uint8)
@@ -182,13 +183,27 @@ def _convolved(
     problem.digits, problem.y = digits.data_ptr(), y.data_ptr()
     for name, offset in plan.scratch.items():
         setattr(problem, name, start + offset)
-    problem.path, problem.threads, problem.least_density = _PATHS[paths()[0]], compiler.threads(), least_density
+    problem.path, problem.threads = _PATHS[paths()[0]], compiler.threads()
     _library().exact_conv2d(ctypes.byref(problem))
     # no picture in place of some that were not computed
     return y[:0] if problem.status else y
 
 
+def _is_sparse(x: torch.Tensor, least_density: float) -> bool:
+    images, channels, height, width = x.shape
+    size = images * height, width * channels, height
+    return bool(_library().exact_is_sparse(x.data_ptr(), *size, least_density))
+
+
 @cache
 def _library() -> ctypes.CDLL:
-    pointer = ctypes.c_void_p
-    return compiler.functions(__file__, compiler.EXACT, exact_conv2d=[pointer], exact_paths=[pointer, pointer])
+    pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    library = compiler.functions(
+        __file__,
+        compiler.EXACT,
+        exact_conv2d=[pointer],
+        exact_paths=[pointer, pointer],
+        exact_is_sparse=[pointer, *[size] * 3, number],
+    )
+    library.exact_is_sparse.restype = ctypes.c_int
+    return library
