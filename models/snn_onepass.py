@@ -28,6 +28,9 @@ PUBLISHED_NAMES = {r"^head\.1\.": "fc1.", r"^head\.3\.": "fc2."}
 _FRAMES = 128
 """So many time steps of images at once: their currents stay in the cache of a CPU, in memory that is not new."""
 
+_MOST_PERIODS = 64
+"""Time steps at most whose currents are kept at hand, to be added up at their multiples."""
+
 _COUNTS = Grid(torch.tensor(0.25), 4)  # what leaves pooled neurons: the number of spikes in a window, 0 to 4
 
 
@@ -160,6 +163,7 @@ class OnePass(nn.Module):
         if torch.compiler.is_compiling() or not skips_zeros_in(inputs) or inputs.dtype != torch.float32:
             return False
         steady = self.encoding == "repeat" and self.lif1.reset == "zero" and not self.batch_norm
+        steady = steady and self.time_steps <= _MOST_PERIODS
         return steady and isinstance(self.conv2, SpikeConv2d) and not is_hooked(self.conv2)
 
     def _spikes(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -209,7 +209,8 @@ def test_custom_kernels_convolve_the_first_spikes_of_steady_neurons(monkeypatch)
         layer.SpikeConvolution, "convolved", lambda self, x, *rest: sent.append(x) or convolved(self, x, *rest)
     )
     images = torch.rand(2, 3, 32, 32)
-    for options, is_steady in ({}, True), ({"reset": "subtract"}, False), ({"batch_norm": True}, False):
+    others = {"reset": "subtract"}, {"batch_norm": True}, {"time_steps": 65}
+    for options, is_steady in [({}, True), *((other, False) for other in others)]:
         plain, custom = (build("snn_onepass", kernels=kernels, **options) for kernels in ("torch", "custom"))
         custom.load_state_dict(plain.state_dict())
         seen, shown = [[neuron_output(model, i) for i in range(2)] for model in (plain, custom)]
