@@ -29,7 +29,7 @@ from benchd.kernels.op import is_exported, is_watched
 from benchd.kernels.packed_linear import PackedLinear
 from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projection, selective_scan_pair
 from benchd.models.catalog import NO_INT8, Kernels
-from benchd.models.vim_layers import EPS, STATES, Layers, Weights
+from benchd.models.vim_layers import EPS, STATES, Layers, Weights, split_columns
 from benchd.models.weights import WeightsError
 
 _WIDTH, _EXPAND = 4, 2
@@ -105,9 +105,7 @@ class Mixer(nn.Module):
 
     def _projected(self, u: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return low (2, B, L, R), B and C (2, B, L, N) of u (2, B, L, E)."""
-        columns = weights.x_proj(u.flatten(1, 2)).unflatten(1, u.shape[1:3])
-        B, C, low, _ = columns.split_with_sizes([STATES, STATES, self.rank, -self.rank % 16], dim=-1)
-        return low, B, C
+        return split_columns(weights.x_proj(u.flatten(1, 2)).unflatten(1, u.shape[1:3]), self.rank)
 
     def weights(self) -> Weights:
         """Return what the layer computes with, differentiable in the parameters."""

@@ -33,6 +33,12 @@ class Weights(NamedTuple):
     out_proj: _Product
 
 
+def split_columns(columns: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return low (..., R), B and C (..., N) of what `x_proj` makes."""
+    B, C, low, _ = columns.split_with_sizes([STATES, STATES, rank, -rank % 16], dim=-1)
+    return low, B, C
+
+
 class Layers:
     """Norms and mixers on tokens of the shape and dtype of `tokens` (B, L, dim); one thread at a time may call it.
 
@@ -47,7 +53,7 @@ class Layers:
         self._residuals = [new(B, L, dim, dtype=torch.float32) for _ in range(2)]
         uz, u, projected = new(B, L, 2 * channels), new(2, B, L, channels), new(2, B, L, columns)
         from_in, z = uz.chunk(2, dim=-1)
-        b, c, low, _ = projected.split_with_sizes([STATES, STATES, rank, -rank % 16], dim=-1)
+        low, b, c = split_columns(projected, rank)
         self._calls: list[Callable[[], object]] = []
         residual = None
         for norm, its in zip(norms, weights, strict=True):
