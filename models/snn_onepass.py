@@ -15,7 +15,7 @@ from torch import nn
 
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
 from benchd.kernels.lif import lif_pool
-from benchd.kernels.lif.native import lif_pool_first, lif_pool_periods
+from benchd.kernels.lif.native import lif_pool_first
 from benchd.kernels.op import is_exported, is_hooked
 from benchd.kernels.spike_conv2d import skips_zeros_in
 from benchd.models.catalog import Kernels
@@ -43,10 +43,10 @@ class PooledLif(nn.Module):
         super().__init__()
         self.decay, self.threshold, self.reset, self.implementation = decay, threshold, reset, implementation
 
-    def forward(self, current: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the pooled spikes of `current`; with a `bias` (C,) it is by period, as `lif_pool_periods` reads it."""
-        if bias is not None:
-            return lif_pool_periods(current, bias, decay=self.decay, threshold=self.threshold)
+    def forward(self, current: torch.Tensor, synapses: "SpikeConv2d | None" = None) -> torch.Tensor:
+        """Return the pooled spikes of `current`, or of what reaches the neurons through `synapses` by first spikes."""
+        if synapses is not None:
+            return synapses.by_period(current, self.decay, self.threshold)
         return lif_pool(
             current, decay=self.decay, threshold=self.threshold, reset=self.reset, implementation=self.implementation
         )
@@ -69,9 +69,12 @@ class SpikeConv2d(nn.Conv2d):
             return super().forward(x)
         return self._convolve(x, self.weight, self.bias, padding=self._sides, grid=_COUNTS)
 
-    def without_bias(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output, less its bias, for `x` (N, C, H, W) that our kernels suit."""
-        return self._convolve(x, self.weight, padding=self._sides, grid=_COUNTS)
+    def by_period(self, first: torch.Tensor, decay: float, threshold: float) -> torch.Tensor:
+        """Return the pooled spikes behind the layer for first spikes (T, B, C, H, W) that our kernels suit."""
+        bias = cast("torch.Tensor", self.bias)
+        return self._convolve.by_period(
+            first, self.weight, bias, padding=self._sides, grid=_COUNTS, decay=decay, threshold=threshold
+        )
 
 
 class SpikeLinear(nn.Linear):
@@ -179,9 +182,7 @@ class OnePass(nn.Module):
         current = self._stem(images)
         if is_hooked(self.lif1):
             self.lif1(current)  # for whoever looks on
-        first = self.lif1.first(current)
-        by_period = cast("SpikeConv2d", self.conv2).without_bias(first.flatten(0, 1))
-        spikes: torch.Tensor = self.lif2(by_period.unflatten(0, (self.time_steps, -1)), self.conv2.bias)
+        spikes: torch.Tensor = self.lif2(self.lif1.first(current), self.conv2)
         return spikes
 
     def _read_out(self, spikes: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,10 @@ from benchd.kernels.compiler import in_dtype
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d import LARGEST_CODE, MOST_PRODUCTS, Digits, native, pack
 from benchd.kernels.exact_conv2d.whole import whole
+from benchd.kernels.lif.native import lif_pool_periods
 from benchd.kernels.op import computes, op
 from benchd.kernels.spike_conv2d import pack as pack_floats
-from benchd.kernels.spike_conv2d import skips_zeros_in
+from benchd.kernels.spike_conv2d import periods, skips_zeros_in
 from benchd.kernels.spike_conv2d.native import convolved as convolved_floats
 from benchd.kernels.spike_conv2d.native import laid_out
 from benchd.kernels.spike_conv2d.packed_weights import Packed
@@ -92,6 +93,44 @@ class SpikeConvolution:
         grid: Grid | None,
     ) -> torch.Tensor:
         """Return what a call does, by the kernel that suits these spikes."""
+        y = self._in_integers(x, weight, bias, stride, padding, grid)
+        if y is not None:
+            return y
+        _ran["c"] += 1
+        return convolved_floats(x, self._shape or weight.shape, bias, stride, padding, self._floats(weight))
+
+    def by_period(
+        self,
+        first: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        *,
+        padding: int,
+        grid: Grid,
+        decay: float,
+        threshold: float,
+    ) -> torch.Tensor:
+        """Return the pooled spikes of neurons behind the layer, (T, B, O, H'//2, W'//2), for first spikes in float32.
+
+        first (T, B, C, H, W); `benchd.kernels.lif.native` says what such neurons are.
+        """
+        current = self._in_integers(first.flatten(0, 1), weight, None, 1, padding, grid)
+        if current is not None:
+            return lif_pool_periods(current.unflatten(0, first.shape[:2]), bias, decay=decay, threshold=threshold)
+        _ran["c"] += 1
+        packed, shape = self._floats(weight), list(weight.shape)
+        return periods.convolved(first, packed, bias, shape, padding, decay=decay, threshold=threshold)
+
+    def _in_integers(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stride: int,
+        padding: int,
+        grid: Grid | None,
+    ) -> torch.Tensor | None:
+        """Return the layer's output if these spikes are for a convolution in integers."""
         exact = grid is not None and grid.largest <= LARGEST_CODE and native.paths()
         digits = self._digits(weight) if exact else None
         if grid is not None and digits is not None and grid.largest * digits.depth <= MOST_PRODUCTS:
@@ -101,8 +140,7 @@ class SpikeConvolution:
             if y is not None:
                 _ran[path] += 1
                 return in_dtype(y, x.dtype)
-        _ran["c"] += 1
-        return convolved_floats(x, self._shape or weight.shape, bias, stride, padding, self._floats(weight))
+        return None
 
 
 @op("spike_layer")

@@ -187,32 +187,48 @@ INLINE void pool_periods(
     }
 }
 
-static void list_divisors(int64_t *divisors, int64_t steps) {
-    for (int64_t t = 1; t <= steps; t++, *divisors++ = 0)
-        for (int64_t d = 1; d <= t; d++)
-            if (t % d == 0) *divisors++ = d;
+/* Neurons that receive bias (channels,) + current[d - 1] for each d that divides their step t = 1 .. steps. `current` is
+   (steps, batch, height, width, channels), `pooled` (steps, batch, height / 2, width / 2, channels); `divisors` has those
+   of each step, and a 0 after each. */
+typedef struct {
+    const REAL *bias;
+    REAL *pooled;
+    const int64_t *divisors;
+    int64_t steps, batch, height, width, channels;
+    double decay, gain, threshold;
+} periods;
+
+/* Pools two lines of currents, `n` channels from `channel` on, LANES or more; `at` counts the lines that pooled has. */
+INLINE void pool_line(const periods *l, const REAL *current, walk w, row r, int64_t n, int64_t channel, int64_t at) {
+    neuron p = {(REAL)l->decay, (REAL)l->gain, (REAL)l->threshold};
+    for (int64_t j = 0; j < l->width / 2; j++) {
+        REAL *out = l->pooled + (at * (l->width / 2) + j) * l->channels + channel;
+        for (int64_t c = 0; c < n; c += LANES) {
+            int64_t first = c + LANES <= n ? c : n - LANES;
+            const REAL *corner = current + 2 * j * r.right + first;
+            pool_periods(corner, l->bias + channel + first, out + first, w, r, p, l->divisors);
+        }
+    }
 }
 
-/* As lif_pool, of neurons that receive bias + current[d - 1] for each d that divides their step t = 1 .. T; current
-   (T, B, H, W, C) of LANES channels or more, bias (C,), pooled (T, B, H/2, W/2, C); `divisors` is scratch for T (T + 1)
-   numbers */
-PUBLIC void lif_pool_periods(
-    const REAL *current, const REAL *bias, REAL *pooled, int64_t steps, int64_t batch, int64_t channels, int64_t height,
-    int64_t width, double decay, double gain, double threshold, int64_t *divisors, int threads) {
-    neuron p = {(REAL)decay, (REAL)gain, (REAL)threshold};
-    int64_t lines = height / 2, columns = width / 2, line = width * channels;
-    row r = {.right = channels, .below = line, .ahead = 2 * LANES};
-    walk w = {steps, batch * height * line, batch * lines * columns * channels};
-    list_divisors(divisors, steps);
-#pragma omp parallel for collapse(3) num_threads(threads) schedule(static)
-    for (int64_t b = 0; b < batch; b++)
-        for (int64_t i = 0; i < lines; i++)
-            for (int64_t j = 0; j < columns; j++) {
-                const REAL *corner = current + (b * height + 2 * i) * line + 2 * j * channels;
-                REAL *out = pooled + ((b * lines + i) * columns + j) * channels;
-                for (int64_t c = 0; c < channels; c += LANES) {
-                    int64_t first = c + LANES <= channels ? c : channels - LANES;
-                    pool_periods(corner + first, bias + first, out + first, w, r, p, divisors);
-                }
-            }
+static int64_t pooled_step(const periods *l) {
+    return l->batch * (l->height / 2) * (l->width / 2) * l->channels;
+}
+
+/* channels are LANES or more */
+PUBLIC void lif_pool_periods(const periods *l, const REAL *current, int threads) {
+    int64_t line = l->width * l->channels, lines = l->height / 2;
+    row r = {.right = l->channels, .below = line, .ahead = 2 * LANES};
+    walk w = {l->steps, l->batch * l->height * line, pooled_step(l)};
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t at = 0; at < l->batch * lines; at++) {
+        const REAL *first = current + (at / lines * l->height + at % lines * 2) * line;
+        pool_line(l, first, w, r, l->channels, 0, at);
+    }
+}
+
+/* For spike_conv2d_lines: what it reads is (steps, 2, width, n) of the channels from `channel` on. */
+PUBLIC void lif_pool_line(const periods *l, const REAL *lines, int64_t n, int64_t channel, int64_t at) {
+    row r = {.right = n, .below = l->width * n, .ahead = 2 * LANES};
+    pool_line(l, lines, (walk){l->steps, 2 * l->width * n, pooled_step(l)}, r, n, channel, at);
 }

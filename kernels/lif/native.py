@@ -10,7 +10,8 @@ neurons before and behind a layer that convolves only those first spikes.
 """
 
 import ctypes
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from itertools import chain
 
 import torch
 
@@ -60,6 +61,36 @@ def _first(current: torch.Tensor, steps: int, decay: float, gain: float, thresho
     return layout.pooled_buffer(current, current, steps, current.dtype)[0]
 
 
+class Periods(ctypes.Structure):
+    """`periods` of native.c, which holds the tensors that it points to."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("bias", "pooled", "divisors")),
+        *((name, ctypes.c_int64) for name in ("steps", "batch", "height", "width", "channels")),
+        *((name, ctypes.c_double) for name in ("decay", "gain", "threshold")),
+    )
+
+    def __init__(
+        self, shape: torch.Size, bias: torch.Tensor, pooled: torch.Tensor, decay: float, gain: float, threshold: float
+    ) -> None:
+        steps, batch, channels, height, width = shape
+        self.tensors = compiler.dense(bias, pooled.dtype), pooled, _divisors(steps)
+        pointers = (tensor.data_ptr() for tensor in self.tensors)
+        super().__init__(*pointers, steps, batch, height, width, channels, decay, gain, threshold)
+
+
+@lru_cache(maxsize=64)
+def _divisors(steps: int) -> torch.Tensor:
+    """Return the divisors of each step from 1 on, and a 0 after each."""
+    found = [[d for d in range(1, t + 1) if t % d == 0] + [0] for t in range(1, steps + 1)]
+    return torch.tensor(list(chain.from_iterable(found)))
+
+
+def line_reader() -> int:
+    """Return the address of the function that reads what `spike_conv2d_lines` makes, for `Periods` in float32."""
+    return ctypes.cast(_library(torch.float32).lif_pool_line, ctypes.c_void_p).value or 0
+
+
 @op("lif_pool_periods")
 def _periods(current: torch.Tensor, bias: torch.Tensor, decay: float, gain: float, threshold: float) -> torch.Tensor:
     images = current.flatten(0, 1).contiguous(memory_format=torch.channels_last)
@@ -105,12 +136,9 @@ def _computed_periods(
     current: torch.Tensor, bias: torch.Tensor, decay: float, gain: float, threshold: float
 ) -> torch.Tensor:
     images = current.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    pooled, shift = layout.pooled_buffer(current, images, 0, current.dtype)[0], compiler.dense(bias, images.dtype)
-    scratch = torch.empty(len(current), len(current) + 1, dtype=torch.int64)
-    _library(images.dtype).lif_pool_periods(
-        images.data_ptr(), shift.data_ptr(), pooled.data_ptr(), *current.shape,
-        decay, gain, threshold, scratch.data_ptr(), compiler.threads(),
-    )  # fmt: skip
+    pooled = layout.pooled_buffer(current, images, 0, current.dtype)[0]
+    neurons = Periods(current.shape, bias, pooled, decay, gain, threshold)
+    _library(images.dtype).lif_pool_periods(neurons, images.data_ptr(), compiler.threads())
     return pooled
 
 
@@ -127,5 +155,5 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
         (*compiler.EXACT, compiler.real(dtype)),
         lif=[pointer, pointer, *[size] * 3, *[number] * 3, flag, flag],
         lif_pool=[pointer, pointer, *[size] * 6, flag, *[number] * 3, *[flag] * 3],
-        lif_pool_periods=[*[pointer] * 3, *[size] * 5, *[number] * 3, pointer, flag],
+        lif_pool_periods=[ctypes.POINTER(Periods), pointer, flag],
     )

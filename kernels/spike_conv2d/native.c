@@ -6,6 +6,7 @@
    that it meets: (window_height, window_width, channels) lie in this order. Where a window hangs over the picture's
    edge its list is shorter, and nothing is padded. */
 
+#include <omp.h>
 #include <string.h>
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -93,15 +94,6 @@ static void list_row(const float *restrict x, int64_t *restrict starts, const pr
     starts[p->width] = n;
 }
 
-INLINE void walk(
-    lanes *sums, const nonzero *restrict list, int64_t n, const float *restrict weight, int64_t shift, int vectors) {
-    for (int64_t i = 0; i < n; i++) {
-        const lanes *row = (const lanes *)(weight + (shift + list[i].place) * vectors * LANES);
-#pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++) sums[v] += list[i].value * row[v];
-    }
-}
-
 /* where the window of an output pixel begins in its picture, whose first row is `origin` */
 typedef struct {
     int64_t origin, top, left;
@@ -121,26 +113,35 @@ static void find_corners(corner *corners, int64_t first, int64_t n, const proble
     }
 }
 
-/* Adds row k of the window of one output pixel. */
-INLINE void add_row(lanes *sums, const corner *at, int64_t k, const float *weight, const problem *p, int vectors) {
-    int64_t left = at->left, row = at->top + k;
-    if (row < 0 || row >= p->height) return;
-    const int64_t *starts = starts_of(p, at->origin + row);
-    int64_t first = starts[clipped(left, p->width)], last = starts[clipped(left + p->window_width, p->width)];
-    const nonzero *list = (const nonzero *)(starts + p->width + 1) + first;
-    walk(sums, list, last - first, weight, (k * p->window_width - left) * p->channels, vectors);
-}
+/* the nonzeros in a row of the window of an output pixel, and how far the weights of place 0 are from row 0 of all */
+typedef struct {
+    const nonzero *list;
+    int64_t n, shift;
+} segment;
 
-/* The nonzeros that row k of the windows of `n` output pixels holds. */
-static int64_t count_row(const corner *corners, int64_t n, int64_t k, const problem *p) {
+/* Fills `segments` of row k of the windows of `n` output pixels; returns how many nonzeros they have. */
+static int64_t find_segments(segment *segments, const corner *corners, int64_t n, int64_t k, const problem *p) {
     int64_t count = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t left = corners[i].left, row = corners[i].top + k;
+        segments[i] = (segment){0};
         if (row < 0 || row >= p->height) continue;
         const int64_t *starts = starts_of(p, corners[i].origin + row);
-        count += starts[clipped(left + p->window_width, p->width)] - starts[clipped(left, p->width)];
+        int64_t first = starts[clipped(left, p->width)], last = starts[clipped(left + p->window_width, p->width)];
+        const nonzero *list = (const nonzero *)(starts + p->width + 1) + first;
+        segments[i] = (segment){list, last - first, (k * p->window_width - left) * p->channels};
+        count += last - first;
     }
     return count;
+}
+
+INLINE void walk(lanes *sums, segment s, const float *weight, int vectors) {
+    const lanes *from = (const lanes *)(weight + s.shift * vectors * LANES);
+    for (const nonzero *at = s.list, *end = at + s.n; at < end; at++) {
+        const lanes *row = from + (int64_t)at->place * vectors;
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++) sums[v] += at->value * row[v];
+    }
 }
 
 /* Reads the weights of row k of the window that some output pixel needs, one after the other: they come from memory
@@ -160,23 +161,31 @@ INLINE void emit(float *restrict y, const float *restrict sums, const float *res
     else memcpy(y, sums, (size_t)n * sizeof(float));
 }
 
-/* `n` output pixels from `first` of the group that begins at image `origin`, and the channels of a block */
-INLINE void convolve(int64_t origin, int64_t first, int64_t n, int64_t block, const problem *p, int vectors) {
-    lanes sums[TILE][VECTORS];
+/* Convolves `n` output pixels for the channels of a block; `reads_ahead` if no pixel before them needed its weights. */
+INLINE void add_windows(
+    lanes (*sums)[VECTORS], const corner *corners, segment *segments, int64_t n, int64_t block, int reads_ahead,
+    const problem *p, int vectors) {
     const float *weight = p->weight + block * BLOCK * p->window_height * p->window_width * p->channels;
-    corner corners[TILE];
-    find_corners(corners, first, n, p);
     memset(sums, 0, (size_t)n * sizeof sums[0]);
     for (int64_t k = 0; k < p->window_height; k++) {
-        if (origin + first == 0 && FEW * count_row(corners, n, k, p) >= p->window_width * p->channels)
-            fetch_row(weight, k, p, vectors * LANES);
+        int64_t count = find_segments(segments, corners, n, k, p);
+        if (reads_ahead && FEW * count >= p->window_width * p->channels) fetch_row(weight, k, p, vectors * LANES);
         for (int64_t i = 0; i < n; i++) {
             lanes kept[VECTORS];
             for (int v = 0; v < vectors; v++) kept[v] = sums[i][v];
-            add_row(kept, corners + i, k, weight, p, vectors);
+            walk(kept, segments[i], weight, vectors);
             for (int v = 0; v < vectors; v++) sums[i][v] = kept[v];
         }
     }
+}
+
+/* `n` output pixels from `first` of the group that begins at image `origin`, and the channels of a block */
+INLINE void convolve(int64_t origin, int64_t first, int64_t n, int64_t block, const problem *p, int vectors) {
+    lanes sums[TILE][VECTORS];
+    corner corners[TILE];
+    segment segments[TILE];
+    find_corners(corners, first, n, p);
+    add_windows(sums, corners, segments, n, block, origin + first == 0, p, vectors);
     int64_t channel = block * BLOCK, channels = at_most(p->out_channels - channel, BLOCK);
     float *y = p->y + (origin * p->out_height * p->out_width + first) * p->out_channels + channel;
     for (int64_t i = 0; i < n; i++)
@@ -216,6 +225,48 @@ PUBLIC void spike_conv2d(const problem *p) {
         for (int64_t task = 0; task < blocks * tiles; task++) {
             int64_t first = task % tiles * tile;
             convolve_any(origin, first, at_most(pixels - first, tile), task / tiles, p);
+        }
+    }
+}
+
+/* What reads `n` channels, from `channel` on, of two lines of a picture at all steps, (steps, 2, out_width, n), and pools
+   them to line `at` of all: the neurons of another library. */
+typedef void reader(const void *neurons, const float *lines, int64_t n, int64_t channel, int64_t at);
+
+/* A task: two lines of one picture at all steps, numbered from the group's first, for the channels of a block. */
+static void convolve_lines(
+    lanes (*sums)[VECTORS], int64_t steps, int64_t first, int64_t image, int64_t line, int64_t block, const problem *p) {
+    int64_t n = steps * 2 * p->out_width;
+    corner *corners = (corner *)(sums + n);
+    segment *segments = (segment *)(corners + n);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t t = i / p->out_width / 2, row = 2 * line + i / p->out_width % 2, column = i % p->out_width;
+        corners[i] = (corner){
+            (image * steps + t) * p->height, row * p->stride - p->padding, column * p->stride - p->padding};
+    }
+    add_windows(sums, corners, segments, n, block, first + image + line == 0, p, VECTORS);
+}
+
+/* x is (steps, images, height, width, channels), the output that of `read`; out_channels is a multiple of BLOCK.
+   `scratch` has `room` bytes a thread, for the sums, corners and segments of a task. */
+PUBLIC void spike_conv2d_lines(
+    const problem *p, int64_t steps, reader *read, const void *neurons, char *scratch, int64_t room) {
+    int64_t row = p->width * p->channels, blocks = p->out_channels / BLOCK, lines = p->out_height / 2;
+    int threads = (int)p->threads;
+#pragma omp parallel num_threads(threads)
+    for (int64_t first = 0; first < p->images; first += p->group) {
+        lanes(*sums)[VECTORS] = (lanes(*)[VECTORS])(scratch + omp_get_thread_num() * room);
+        int64_t images = at_most(p->images - first, p->group);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < images * steps * p->height; i++) {
+            int64_t image = first + i / p->height / steps, t = i / p->height % steps;
+            list_row(p->x + ((t * p->images + image) * p->height + i % p->height) * row, starts_of(p, i), p);
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t task = 0; task < images * lines * blocks; task++) {
+            int64_t image = task / blocks / lines, line = task / blocks % lines, block = task % blocks;
+            convolve_lines(sums, steps, first, image, line, block, p);
+            read(neurons, (const float *)sums, BLOCK, block * BLOCK, (first + image) * lines + line);
         }
     }
 }

@@ -18,9 +18,9 @@ from benchd.kernels.dispatch import refuse_float64, require_inference
 from benchd.kernels.op import computes, is_watched, op
 
 # BLOCK and LANES of native.c
-_BLOCK, _LANES = 64, 16
+BLOCK, _LANES = 64, 16
 # so many places for nonzeros, where an image does not need more: they stay in the second-level cache
-_PLACES = 2**18
+PLACES = 2**18
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """
     wide = weight.detach().float().reshape(len(weight), weight.shape[1], -1).permute(2, 1, 0)
     padded = functional.pad(wide, (0, -len(weight) % _LANES))
-    return torch.cat([block.flatten() for block in padded.split(_BLOCK, dim=-1)])
+    return torch.cat([block.flatten() for block in padded.split(BLOCK, dim=-1)])
 
 
 def packed_shape(weight: torch.Tensor) -> tuple[int]:
@@ -65,7 +65,7 @@ def convolved(
     return y
 
 
-class _Problem(ctypes.Structure):
+class Problem(ctypes.Structure):
     """`problem` of native.c."""
 
     _fields_ = (
@@ -102,9 +102,9 @@ def _plan(x: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int
     shape, strides = laid_out(x, (out_channels, window_height, window_width), stride, padding)
     if channels != weight_channels or min(shape[2:]) < 1:
         raise ValueError(f"spike_conv2d: a weight {weight} does not fit x {x}")
-    group = max(1, min(images, _PLACES // (channels * height * width)))
+    group = max(1, min(images, PLACES // (channels * height * width)))
     window = out_channels, window_height, window_width, stride, padding, *shape[2:]
-    problem = bytes(_Problem(*[None] * 5, *x, *window, group))
+    problem = bytes(Problem(*[None] * 5, *x, *window, group))
     return _Plan(problem, shape, strides, group * height * (width * (channels + 1) + 1))
 
 
@@ -126,7 +126,7 @@ def _convolved(
     plan = _plan(x.shape, tuple(weight_shape), stride, padding)
     y = torch.empty_strided(plan.shape, plan.strides, dtype=torch.float32)
     lists = torch.empty(plan.scratch, dtype=torch.int64)
-    problem = _Problem.from_buffer_copy(plan.problem)
+    problem = Problem.from_buffer_copy(plan.problem)
     problem.x, problem.weight, problem.y, problem.lists = (t.data_ptr() for t in (images, weight, y, lists))
     problem.bias, problem.threads = None if shift is None else shift.data_ptr(), compiler.threads()
     _library().spike_conv2d(problem)
@@ -135,4 +135,4 @@ def _convolved(
 
 @cache
 def _library() -> ctypes.CDLL:
-    return compiler.functions(__file__, compiler.FUSED, spike_conv2d=[ctypes.POINTER(_Problem)])
+    return compiler.functions(__file__, compiler.FUSED, spike_conv2d=[ctypes.POINTER(Problem)])

@@ -71,7 +71,7 @@ def test_the_native_kernel_gives_the_equation_s_sums(shape, density):
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_many_images_in_groups_and_tiles_on_any_number_of_threads(threads, monkeypatch):
-    monkeypatch.setattr(native, "_PLACES", 3 * 8 * 7 * 6)  # three images of seven at a time
+    monkeypatch.setattr(native, "PLACES", 3 * 8 * 7 * 6)  # three images of seven at a time
     monkeypatch.setattr(native.compiler, "threads", lambda: threads)
     (x, weight, bias), sizes = problem((7, 8, 7, 6, 150, 3, 3, 1, 1))
     assert error(spike_conv2d(x, weight, bias, **sizes), in_double((x, weight, bias), sizes)) < 2e-6

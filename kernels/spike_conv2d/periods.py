@@ -1,0 +1,106 @@
+"""A convolution of first spikes and the neurons behind it in C on the CPU: what they receive stays in the cache.
+
+`benchd.kernels.lif.native` says what such neurons are. Two lines of a picture at all steps go from the convolution to
+them; their spikes are those of the two kernels one after the other, bit for bit.
+"""
+
+import ctypes
+import math
+from functools import cache
+
+import torch
+
+from benchd.kernels import compiler
+from benchd.kernels.lif.native import Periods, line_reader
+from benchd.kernels.op import computes, op
+from benchd.kernels.spike_conv2d.native import BLOCK, PLACES, Problem, laid_out
+
+_PIXEL = 4 * BLOCK + 2 * 24  # bytes: its sums, a corner and a segment of native.c
+
+
+def convolved(
+    first: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor,
+    shape: list[int],
+    padding: int,
+    *,
+    decay: float,
+    threshold: float,
+    gain: float = 1.0,
+) -> torch.Tensor:
+    """Return the means over 2x2 of spikes, (T, B, O, H'//2, W'//2), channels last and in float32.
+
+    first (T, B, C, H, W) are first spikes in float32; `packed` is the weight of this shape (O, C, kh, kw), as
+    `benchd.kernels.spike_conv2d.native.pack` makes it; bias (O,). Raises ValueError if O is not a multiple of 64 or the
+    sizes do not fit.
+    """
+    if shape[0] % BLOCK or shape[1] != first.shape[2] or packed.numel() != math.prod(shape):
+        raise ValueError(f"spike_conv2d: a weight {tuple(shape)} by period does not fit x {tuple(first.shape)}")
+    pooled: torch.Tensor = _op["native"](first, packed, bias, shape, padding, decay, gain, threshold)
+    return pooled
+
+
+@op("spike_conv2d_periods")
+def _op(
+    first: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor,
+    shape: list[int],
+    padding: int,
+    decay: float,
+    gain: float,
+    threshold: float,
+) -> torch.Tensor:
+    return _pooled(first, _made(first, shape, padding))
+
+
+@computes(_op, "native")
+def _computed(
+    first: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor,
+    shape: list[int],
+    padding: int,
+    decay: float,
+    gain: float,
+    threshold: float,
+) -> torch.Tensor:
+    steps, batch, channels, height, width = first.shape
+    out_channels, _, *window = shape
+    made = _made(first, shape, padding)
+    pooled, pictures = _pooled(first, made), first.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    neurons = Periods(torch.Size((steps, batch, *made)), bias, pooled, decay, gain, threshold)
+    group = max(1, min(batch, PLACES // max(1, channels * height * width * steps)))
+    lists = torch.empty(group * steps * height * (width * (channels + 1) + 1), dtype=torch.int64)
+    threads, room = compiler.threads(), steps * 2 * made[2] * _PIXEL
+    scratch = torch.empty(threads * room, dtype=torch.uint8)
+    pointers = pictures.data_ptr(), packed.data_ptr(), None, None, lists.data_ptr()
+    sizes = batch, channels, height, width, out_channels, *window, 1, padding, *made[1:], group, threads
+    problem = Problem(*pointers, *sizes)
+    _library().spike_conv2d_lines(problem, steps, line_reader(), ctypes.byref(neurons), scratch.data_ptr(), room)
+    return pooled
+
+
+def _made(first: torch.Tensor, shape: list[int], padding: int) -> tuple[int, ...]:
+    """Return the shape (O, H', W') of the pictures that the convolution makes."""
+    out_channels, _, height, width = shape
+    pictures, _ = laid_out((0, *first.shape[2:]), (out_channels, height, width), 1, padding)
+    return pictures[1:]
+
+
+def _pooled(first: torch.Tensor, made: tuple[int, ...]) -> torch.Tensor:
+    """Return unwritten memory for spikes (T, B, O, H'//2, W'//2), channels last, of pictures (O, H', W')."""
+    steps, batch = first.shape[:2]
+    channels, height, width = made
+    flat = first.new_empty(steps * batch, height // 2, width // 2, channels).permute(0, 3, 1, 2)
+    pooled: torch.Tensor = flat.unflatten(0, (steps, batch))
+    return pooled
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    pointer, size, problem = ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(Problem)
+    return compiler.functions(
+        __file__, compiler.FUSED, spike_conv2d_lines=[problem, size, pointer, pointer, pointer, size]
+    )
