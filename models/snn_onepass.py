@@ -8,7 +8,7 @@ Architecture: dftorresro/SNN-CIFAR10.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -71,7 +71,7 @@ class SpikeConv2d(nn.Conv2d):
 
     def by_period(self, first: torch.Tensor, decay: float, threshold: float) -> torch.Tensor:
         """Return the pooled spikes behind the layer for first spikes (T, B, C, H, W) that our kernels suit."""
-        bias = cast("torch.Tensor", self.bias)
+        bias = self.weight.new_zeros(self.out_channels) if self.bias is None else self.bias
         return self._convolve.by_period(
             first, self.weight, bias, padding=self._sides, grid=_COUNTS, decay=decay, threshold=threshold
         )

@@ -554,28 +554,25 @@ class _Folded(nn.Module):
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
         self._schedule = schedule
-        self._held: list[tuple[nn.Module, Mapping[str, torch.Tensor | None], str]] = [
-            (layer, layer._parameters, name) for name in ("weight", "bias")
-        ]
+        self._held: list[tuple[nn.Module, str, str]] = [(layer, "_parameters", name) for name in ("weight", "bias")]
         if norm is not None:
-            self._held += [(norm, norm._parameters, name) for name in ("weight", "bias")]
-            self._held += [(norm, norm._buffers, name) for name in ("running_mean", "running_var")]
+            self._held += [(norm, "_parameters", name) for name in ("weight", "bias")]
+            self._held += [(norm, "_buffers", name) for name in ("running_mean", "running_var")]
         self._derived_from: list[tuple[int, int]] = []
+        self._memory: list[torch.Tensor] = []
         self.register_buffer("weight", None, persistent=False)
         self.register_buffer("bias", None, persistent=False)
 
     def refresh(self, *, force: bool) -> None:
         """Derive weight and bias again if forced or if a tensor they come from was replaced or written to."""
+        tensors = [tensor for tensor in self._tensors() if tensor is not None]
         # inference tensors keep no version: writing to them goes unseen until the next load_state_dict, to() or train()
-        state = [
-            (id(tensor), -1 if tensor.is_inference() else tensor._version)
-            for tensor in self._tensors()
-            if tensor is not None
-        ]
+        state = [(tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in tensors]
         if force or state != self._derived_from:
             # ordinary tensors even where inference mode asks for them: they may outlive it
             with torch.inference_mode(False), torch.no_grad():
                 weight, bias = self._derive()
+                self._memory = [tensor.detach() for tensor in tensors]  # so that no other tensor comes to lie there
             # a layer without a norm derives its own Parameter, which must not be registered a second time
             self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
             self._derived_from = state
@@ -638,7 +635,11 @@ class _Folded(nn.Module):
 
     def _tensors(self) -> list[torch.Tensor | None]:
         # a module's own look-up would cost as much as the comparison; a parametrised weight is made by it
-        return [held[name] if name in held else getattr(module, name) for module, held, name in self._held]
+        tensors = []
+        for module, kind, name in self._held:
+            held = getattr(module, kind)  # which torch.export replaces
+            tensors.append(held[name] if name in held else getattr(module, name))
+        return tensors
 
     def _derive(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the folded weight and the bias (out,), or its schedule (T, 1, out, ...), in the weight's dtype."""

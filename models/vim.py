@@ -25,7 +25,7 @@ from benchd.kernels.add_rms_norm import add_rms_norm
 from benchd.kernels.causal_conv1d import causal_conv1d_pair
 from benchd.kernels.compiler import threads
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.op import is_exported, is_watched
+from benchd.kernels.op import is_exported, is_hooked, is_watched
 from benchd.kernels.packed_linear import PackedLinear
 from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projection, selective_scan_pair
 from benchd.models.catalog import NO_INT8, Kernels
@@ -258,9 +258,11 @@ class Vim(nn.Module):
         if self._frozen is not None:
             return self._frozen
         blocks = self.blocks()
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.cls_token.is_inference():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return [block.mixer.weights() for block in blocks]
         sources = [p for block in blocks for p in _parameters(block)]
+        if any(p.is_inference() for p in sources):  # which keep no version
+            return [block.mixer.weights() for block in blocks]
         key = [(p.data_ptr(), p._version) for p in sources]
         if self._kept is None or self._kept.key != key:
             # ordinary tensors even where inference mode asks for them: they may outlive it
@@ -268,7 +270,10 @@ class Vim(nn.Module):
                 held = [p.detach() for p in sources]
                 weights = [block.mixer.packed(block.mixer.weights()) for block in blocks]
                 modules = tuple(self.layers.modules())
-                self._kept = _Kept(key, held, weights, modules, _callable_dtype(held, weights), {})
+                products = tuple(layer for block in blocks for layer in (block.mixer.in_proj, block.mixer.out_proj))
+                self._kept = _Kept(key, held, weights, modules, products, _callable_dtype(held, weights), {})
+        if is_hooked(*self._kept.products):  # packed ones are no modules
+            return [block.mixer.weights() for block in blocks]
         return self._kept.weights
 
     def _tokens(self, images: torch.Tensor) -> torch.Tensor:
@@ -284,6 +289,7 @@ class _Kept(NamedTuple):
     held: list[torch.Tensor]  # what the key tells apart by address, so that nothing else can come to lie there
     weights: list[Weights]
     modules: tuple[nn.Module, ...]  # of the layers
+    products: tuple[nn.Module, ...]  # of these, those that run as they are where nothing is packed
     dtype: torch.dtype | None  # of tokens that may go through `Layers`, if any may
     layers: dict[tuple[torch.Size, int], Layers]  # by the tokens and the number of threads; taken out while they run
 

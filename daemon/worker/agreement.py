@@ -414,7 +414,8 @@ def _undefined(exact: Observation) -> str:
         rows = _rows(values)
         count = int((np.isnan(rows).any(axis=1) | (np.isinf(rows).all(axis=1) & (rows.shape[1] > 0))).sum())
         if count:
-            return f"{_named(name)} is not finite in float64 itself for {count} of {len(values)}: give other inputs"
+            whose = f"{count} of {len(values)}"
+            return f"{_named(name)} is not finite in float64 itself for {whose}: give other inputs or weights"
     return ""
 
 

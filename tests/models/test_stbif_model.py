@@ -208,6 +208,26 @@ def test_derived_weights_follow_a_write_and_an_optimiser():
     assert torch.equal(network(images), convert(changed, 9)(images))
 
 
+@pytest.mark.parametrize("replace", ["del and set", "data", "twice"])
+@torch.no_grad()
+def test_derived_weights_follow_replaced_parameters(replace):
+    """Whatever memory the new ones get: freed, that of the old ones is the first choice."""
+    network, images = convert(small_qann(), 9), dyadic_images()
+    convolution, weight = network.conv1, network.conv1.weight.clone()
+    for factor in (2, -1, 4, -2, 1, 8, -4, 16):
+        network(images)
+        if replace == "data":
+            convolution.weight.data = weight * factor
+        else:
+            if replace == "twice":
+                convolution.weight = nn.Parameter(weight * 3)
+            del convolution.weight
+            convolution.weight = nn.Parameter(weight * factor)
+        fresh = small_qann()
+        fresh.load_state_dict(network.state_dict())
+        assert torch.equal(network(images), convert(fresh, 9)(images)), factor
+
+
 @torch.no_grad()
 def test_inference_folds_only_once():
     network, images = convert(small_qann(), 9), dyadic_images()
@@ -488,6 +508,10 @@ def test_custom_kernels_take_every_precision_a_compiler_and_an_exporter():
     want = network(images)
     assert torch.equal(torch.compile(network, fullgraph=True, backend="aot_eager")(images), want)
     assert torch.equal(torch.export.export(network, (images,)).module()(images), want)
+    assert torch.equal(network(images), want)
+    network.conv1.weight.mul_(-1)
+    assert not torch.equal(network(images), want)
+    network.conv1.weight.mul_(-1)
     with torch.autocast("cpu", torch.bfloat16):
         assert network(images).isfinite().all()
     assert network(images[:0]).shape == (0, 3)

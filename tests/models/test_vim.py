@@ -373,6 +373,31 @@ def test_layers_called_without_their_ops_answer_as_with_them(dtype, batch):
 
 
 @torch.no_grad()
+def test_hooks_of_packed_products_see_and_change_them():
+    plain, custom = small_pair()
+    x = pictures(custom).float()
+    before = custom(x)
+    for model in (plain, custom):
+        model.layers[0].mixer.in_proj.register_forward_hook(lambda _module, _inputs, output: 2 * output)
+        model.layers[1].mixer.out_proj.forward = lambda y: y[..., : plain.layers[0].norm.weight.numel()]
+    assert relative_error(custom(x), plain(x).double()) < 1e-5
+    assert relative_error(custom(x), before.double()) > 1e-2
+
+
+@torch.no_grad()
+def test_parameters_that_keep_no_version_are_read_anew():
+    plain, custom = small_pair()
+    x = pictures(custom).float()
+    custom(x)
+    for model in (plain, custom):
+        with torch.inference_mode():
+            weight = torch.nn.Parameter(-2 * model.layers[0].mixer.in_proj.weight, requires_grad=False)
+            model.layers[0].mixer.in_proj.weight = weight
+            weight.mul_(1.5)
+    assert relative_error(custom(x), plain(x).double()) < 1e-4
+
+
+@torch.no_grad()
 def test_called_layers_follow_every_change_of_the_parameters():
     plain, custom = small_pair()
     x = pictures(custom).float()
