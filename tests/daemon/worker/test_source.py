@@ -216,7 +216,8 @@ def test_int8_without_onnx_runtime_is_unsupported_before_anything_is_computed(tm
 
 
 CHILD = f"""
-import json, sys
+import gc, json, sys
+gc.disable()
 from pathlib import Path
 import torch
 from torch import nn
@@ -260,11 +261,12 @@ def test_a_board_without_an_exporter_runs_a_given_file_and_else_says_how(brought
 
 
 TOGETHER = """
-import torch.onnx, onnxscript
+import os, torch.onnx, onnxscript
 print("ready", flush=True)
 sys.stdin.readline()
 made = source(Path(sys.argv[1])).onnx("fp32", 2, "cpu")
-print(json.dumps([made.reused, made.metadata.sha256]))
+print(json.dumps([made.reused, made.metadata.sha256]), flush=True)
+os._exit(0)  # torch takes the interpreter up to a second to unload
 """
 
 
