@@ -19,8 +19,8 @@ TINY = """
 id = "test-device"
 
 [limits]
-warm_up_cap_s = 0.1
-measure_cap_s = 0.3
+warm_up_cap_s = 0.05
+measure_cap_s = 0.1
 check_images = 1
 """
 LIMITS = ("--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out")

@@ -21,7 +21,7 @@ def test_the_printed_command_measures_the_same_case_in_the_same_environment(comm
     assert command("bench-once", *case, *how, "--config", "tiny.toml", **variables).returncode == 0
     (first,) = results.read(tmp_path / "out")
     shown = command("benchd", "show", first.case_id, "--results", "out", "--command")
-    assert "a configuration set warm_up_cap_s 0.1, check_images 1, cap_s 0.3" in shown.stderr
+    assert "a configuration set warm_up_cap_s 0.05, check_images 1, cap_s 0.1" in shown.stderr
     line = f"{shown.stdout.strip()} --config tiny.toml --output again --wait"
     programs = f"{Path(sys.executable).parent}{os.pathsep}{child_environment['PATH']}"
     again = child_environment | {"PATH": programs}

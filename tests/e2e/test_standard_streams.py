@@ -50,8 +50,8 @@ def test_a_reader_that_leaves_does_not_change_the_exit_code(child_environment, w
 
 CONFIG = """
 [limits]
-warm_up_cap_s = 0.1
-measure_cap_s = 0.3
+warm_up_cap_s = 0.05
+measure_cap_s = 0.1
 check_images = 1
 """
 
