@@ -558,7 +558,7 @@ class _Folded(nn.Module):
         if norm is not None:
             self._held += [(norm, "_parameters", name) for name in ("weight", "bias")]
             self._held += [(norm, "_buffers", name) for name in ("running_mean", "running_var")]
-        self._derived_from: list[tuple[int, int]] = []
+        self._derived_from: list[tuple[int, int, int]] = []
         self._memory: list[torch.Tensor] = []
         self.register_buffer("weight", None, persistent=False)
         self.register_buffer("bias", None, persistent=False)
@@ -567,12 +567,15 @@ class _Folded(nn.Module):
         """Derive weight and bias again if forced or if a tensor they come from was replaced or written to."""
         tensors = [tensor for tensor in self._tensors() if tensor is not None]
         # inference tensors keep no version: writing to them goes unseen until the next load_state_dict, to() or train()
-        state = [(tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version) for tensor in tensors]
+        state = [
+            (id(tensor), tensor.untyped_storage()._cdata, -1 if tensor.is_inference() else tensor._version)
+            for tensor in tensors
+        ]
         if force or state != self._derived_from:
             # ordinary tensors even where inference mode asks for them: they may outlive it
             with torch.inference_mode(False), torch.no_grad():
                 weight, bias = self._derive()
-                self._memory = [tensor.detach() for tensor in tensors]  # so that no other tensor comes to lie there
+                self._memory = [tensor.detach() for tensor in tensors]  # as long as it is kept no other has its number
             # a layer without a norm derives its own Parameter, which must not be registered a second time
             self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
             self._derived_from = state

@@ -113,13 +113,14 @@ def test_an_installed_package_ships_what_it_has_imported_and_names_the_others(tm
     ],
 )
 def test_the_preprocessing_is_that_of_the_measured_images(tmp_path, source, own, words):
-    (tmp_path / "a").mkdir()
-    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "0.png")
+    images = tmp_path / "images"
+    (images / "a").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(images / "a" / "0.png")
     module, path = user_module(tmp_path), tmp_path / "net.py"
     if own:
         prepare = "    def preprocess(self, picture):\n        return torch.zeros(3, 4, 4)\n\n"
         path.write_text(path.read_text().replace("    def forward", f"{prepare}    def forward"))
-    asked = msgspec.structs.replace(job(tmp_path, module=module), data=source and source.format(root=tmp_path))
+    asked = msgspec.structs.replace(job(tmp_path, module=module), data=source and source.format(root=images))
     found = packing._preprocessing(workload.build(asked))
     assert found.removeprefix("own_") == words  # where another test has imported a net
 
