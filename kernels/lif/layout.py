@@ -32,9 +32,18 @@ def pooled_buffer(
     """Return a buffer for (T, B, C, H//2, W//2) and whether it is, as `images` (N, C, H, W) are, channels last."""
     channels_last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
     steps, batch = (repeats, len(current)) if repeats else current.shape[:2]
-    shape = (steps * batch, images.shape[1], images.shape[2] // 2, images.shape[3] // 2)
-    flat = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format(channels_last))
-    return flat.unflatten(0, (steps, batch)), channels_last
+    return pooled_memory((steps, batch, *images.shape[1:]), dtype, images.device, channels_last), channels_last
+
+
+def pooled_memory(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, channels_last: bool
+) -> torch.Tensor:
+    """Return unwritten memory (T, B, C, H//2, W//2) for the pooled spikes of currents of `shape` (T, B, C, H, W)."""
+    steps, batch, channels, height, width = shape
+    pictures = (steps * batch, channels, height // 2, width // 2)
+    flat = torch.empty(pictures, dtype=dtype, device=device, memory_format=memory_format(channels_last))
+    pooled: torch.Tensor = flat.unflatten(0, (steps, batch))
+    return pooled
 
 
 def memory_format(channels_last: bool) -> torch.memory_format:

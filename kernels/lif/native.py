@@ -71,7 +71,13 @@ class Periods(ctypes.Structure):
     )
 
     def __init__(
-        self, shape: torch.Size, bias: torch.Tensor, pooled: torch.Tensor, decay: float, gain: float, threshold: float
+        self,
+        shape: tuple[int, ...],
+        bias: torch.Tensor,
+        pooled: torch.Tensor,
+        decay: float,
+        gain: float,
+        threshold: float,
     ) -> None:
         steps, batch, channels, height, width = shape
         self.tensors = compiler.dense(bias, pooled.dtype), pooled, _divisors(steps)

@@ -102,10 +102,16 @@ def _plan(x: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int
     shape, strides = laid_out(x, (out_channels, window_height, window_width), stride, padding)
     if channels != weight_channels or min(shape[2:]) < 1:
         raise ValueError(f"spike_conv2d: a weight {weight} does not fit x {x}")
-    group = max(1, min(images, PLACES // (channels * height * width)))
+    group, scratch = listed(images, channels, height, width)
     window = out_channels, window_height, window_width, stride, padding, *shape[2:]
     problem = bytes(Problem(*[None] * 5, *x, *window, group))
-    return _Plan(problem, shape, strides, group * height * (width * (channels + 1) + 1))
+    return _Plan(problem, shape, strides, scratch)
+
+
+def listed(images: int, channels: int, height: int, width: int) -> tuple[int, int]:
+    """Return how many images have their nonzeros listed at once, and how many numbers of scratch the lists take."""
+    group = max(1, min(images, PLACES // (channels * height * width)))
+    return group, group * height * (width * (channels + 1) + 1)
 
 
 @op("spike_conv2d")

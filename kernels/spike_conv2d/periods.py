@@ -11,9 +11,10 @@ from functools import cache
 import torch
 
 from benchd.kernels import compiler
+from benchd.kernels.lif.layout import pooled_memory
 from benchd.kernels.lif.native import Periods, line_reader
 from benchd.kernels.op import computes, op
-from benchd.kernels.spike_conv2d.native import BLOCK, PLACES, Problem, laid_out
+from benchd.kernels.spike_conv2d.native import BLOCK, Problem, laid_out, listed
 
 _PIXEL = 4 * BLOCK + 2 * 24  # bytes: its sums, a corner and a segment of native.c
 
@@ -52,7 +53,7 @@ def _op(
     gain: float,
     threshold: float,
 ) -> torch.Tensor:
-    return _pooled(first, _made(first, shape, padding))
+    return pooled_memory(_received(first, shape, padding), first.dtype, first.device, channels_last=True)
 
 
 @computes(_op, "native")
@@ -68,34 +69,27 @@ def _computed(
 ) -> torch.Tensor:
     steps, batch, channels, height, width = first.shape
     out_channels, _, *window = shape
-    made = _made(first, shape, padding)
-    pooled, pictures = _pooled(first, made), first.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    neurons = Periods(torch.Size((steps, batch, *made)), bias, pooled, decay, gain, threshold)
-    group = max(1, min(batch, PLACES // max(1, channels * height * width * steps)))
-    lists = torch.empty(group * steps * height * (width * (channels + 1) + 1), dtype=torch.int64)
-    threads, room = compiler.threads(), steps * 2 * made[2] * _PIXEL
+    received = _received(first, shape, padding)
+    pooled = pooled_memory(received, first.dtype, first.device, channels_last=True)
+    pictures = first.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    neurons = Periods(received, bias, pooled, decay, gain, threshold)
+    group, numbers = listed(batch, channels, steps * height, width)
+    lists = torch.empty(numbers, dtype=torch.int64)
+    threads, room = compiler.threads(), steps * 2 * received[-1] * _PIXEL
     scratch = torch.empty(threads * room, dtype=torch.uint8)
     pointers = pictures.data_ptr(), packed.data_ptr(), None, None, lists.data_ptr()
-    sizes = batch, channels, height, width, out_channels, *window, 1, padding, *made[1:], group, threads
+    sizes = batch, channels, height, width, out_channels, *window, 1, padding, *received[-2:], group, threads
     problem = Problem(*pointers, *sizes)
     _library().spike_conv2d_lines(problem, steps, line_reader(), ctypes.byref(neurons), scratch.data_ptr(), room)
     return pooled
 
 
-def _made(first: torch.Tensor, shape: list[int], padding: int) -> tuple[int, ...]:
-    """Return the shape (O, H', W') of the pictures that the convolution makes."""
+def _received(first: torch.Tensor, shape: list[int], padding: int) -> tuple[int, ...]:
+    """Return the shape (T, B, O, H', W') of what the neurons receive."""
+    steps, batch, *picture = first.shape
     out_channels, _, height, width = shape
-    pictures, _ = laid_out((0, *first.shape[2:]), (out_channels, height, width), 1, padding)
-    return pictures[1:]
-
-
-def _pooled(first: torch.Tensor, made: tuple[int, ...]) -> torch.Tensor:
-    """Return unwritten memory for spikes (T, B, O, H'//2, W'//2), channels last, of pictures (O, H', W')."""
-    steps, batch = first.shape[:2]
-    channels, height, width = made
-    flat = first.new_empty(steps * batch, height // 2, width // 2, channels).permute(0, 3, 1, 2)
-    pooled: torch.Tensor = flat.unflatten(0, (steps, batch))
-    return pooled
+    pictures, _ = laid_out((0, *picture), (out_channels, height, width), 1, padding)
+    return steps, batch, *pictures[1:]
 
 
 @cache

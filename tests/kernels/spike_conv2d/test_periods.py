@@ -50,7 +50,7 @@ def test_the_spikes_are_those_of_the_two_kernels(shape, layout):
 def test_images_go_in_groups_on_any_number_of_threads(threads, monkeypatch):
     first, weight, bias = problem(4, 7, 8, 7, 6, 128, 3, 1)
     want = one_after_the_other(first, weight, bias, 1)
-    monkeypatch.setattr(periods, "PLACES", 3 * 4 * 8 * 7 * 6)  # three images of seven at a time
+    monkeypatch.setattr(native, "PLACES", 3 * 4 * 8 * 7 * 6)  # three images of seven at a time
     monkeypatch.setattr(periods.compiler, "threads", lambda: threads)
     assert torch.equal(periods.convolved(first, pack(weight), bias, list(weight.shape), 1, **NEURONS), want)
 
