@@ -558,27 +558,35 @@ class _Folded(nn.Module):
         if norm is not None:
             self._held += [(norm, "_parameters", name) for name in ("weight", "bias")]
             self._held += [(norm, "_buffers", name) for name in ("running_mean", "running_var")]
-        self._derived_from: list[tuple[int, int, int]] = []
-        self._memory: list[torch.Tensor] = []
+        # with the version and the storage that each had: as long as a storage is kept no other has its number
+        self._derived_from: list[tuple[torch.Tensor, int | None, torch.UntypedStorage]] = []
         self.register_buffer("weight", None, persistent=False)
         self.register_buffer("bias", None, persistent=False)
 
     def refresh(self, *, force: bool) -> None:
         """Derive weight and bias again if forced or if a tensor they come from was replaced or written to."""
         tensors = [tensor for tensor in self._tensors() if tensor is not None]
-        # inference tensors keep no version: writing to them goes unseen until the next load_state_dict, to() or train()
-        state = [
-            (id(tensor), tensor.untyped_storage()._cdata, -1 if tensor.is_inference() else tensor._version)
-            for tensor in tensors
-        ]
-        if force or state != self._derived_from:
+        if force or not self._is_derived_from(tensors):
             # ordinary tensors even where inference mode asks for them: they may outlive it
             with torch.inference_mode(False), torch.no_grad():
                 weight, bias = self._derive()
-                self._memory = [tensor.detach() for tensor in tensors]  # as long as it is kept no other has its number
             # a layer without a norm derives its own Parameter, which must not be registered a second time
             self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
-            self._derived_from = state
+            # inference tensors keep no version: writing to them goes unseen until load_state_dict, to() or train()
+            self._derived_from = [
+                (tensor, None if tensor.is_inference() else tensor._version, tensor.untyped_storage())
+                for tensor in tensors
+            ]
+
+    def _is_derived_from(self, tensors: list[torch.Tensor]) -> bool:
+        if len(tensors) != len(self._derived_from):
+            return False
+        for tensor, (kept, version, storage) in zip(tensors, self._derived_from, strict=True):
+            if tensor is not kept or (version is not None and tensor._version != version):
+                return False
+            if tensor.untyped_storage()._cdata != storage._cdata:
+                return False
+        return True
 
     @property
     def scheduled(self) -> bool:

@@ -40,7 +40,6 @@ def exact_conv2d(
     largest: int,
     stride: int = 1,
     padding: int = 0,
-    least_density: float = 0.0,
     packed: Digits | None = None,
     implementation: str = "auto",
 ) -> torch.Tensor | None:
@@ -48,10 +47,9 @@ def exact_conv2d(
 
     x (N, C, H, W) in float32 is fastest channels last, weight is (O, C, kh, kw), bias (O,), scale a positive number or
     a tensor of one element; `packed` is `pack(weight)`, or `pack(weight, 1)` for int8 weights. It is None if a number
-    of x is not `scale` times a whole number up to `largest`, or if fewer of them than the share `least_density` are not
-    0, by a sample of at most 64 rows in "native". Inference only. Raises ValueError for a wrong shape, a weight that is
-    not finite or sums that could overflow (see `MOST_PRODUCTS`), TypeError for another dtype, and dispatch.Unavailable
-    where the implementation cannot run.
+    of x is not `scale` times a whole number up to `largest`. Inference only. Raises ValueError for a wrong shape, a
+    weight that is not finite or sums that could overflow (see `MOST_PRODUCTS`), TypeError for another dtype, and
+    dispatch.Unavailable where the implementation cannot run.
     """
     if x.dtype != torch.float32:
         raise TypeError(f"exact_conv2d: x must be float32, not {x.dtype}")
@@ -66,5 +64,5 @@ def exact_conv2d(
     module = _implementation(implementation, x.device)
     digits = pack(weight) if packed is None else packed
     step = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
-    y: torch.Tensor | None = module.exact_conv2d(x, weight, bias, digits, step, largest, stride, padding, least_density)
+    y: torch.Tensor | None = module.exact_conv2d(x, weight, bias, digits, step, largest, stride, padding)
     return y

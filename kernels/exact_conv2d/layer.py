@@ -131,16 +131,21 @@ class SpikeConvolution:
         grid: Grid | None,
     ) -> torch.Tensor | None:
         """Return the layer's output if these spikes are for a convolution in integers."""
-        exact = grid is not None and grid.largest <= LARGEST_CODE and native.paths()
-        digits = self._digits(weight) if exact else None
-        if grid is not None and digits is not None and grid.largest * digits.depth <= MOST_PRODUCTS:
-            path = native.paths()[0]
-            least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
-            y = native.convolved(in_dtype(x), bias, digits, grid.scale, grid.largest, stride, padding, least)
-            if y is not None:
-                _ran[path] += 1
-                return in_dtype(y, x.dtype)
-        return None
+        if grid is None or grid.largest > LARGEST_CODE or not native.paths():
+            return None
+        path = native.paths()[0]
+        least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
+        spikes = in_dtype(x).contiguous(memory_format=torch.channels_last)
+        if least > 0 and native.is_sparse(spikes, least):  # before anything is prepared, which takes longer
+            return None
+        digits = self._digits(weight)
+        if digits is None or grid.largest * digits.depth > MOST_PRODUCTS:
+            return None
+        y = native.convolved(spikes, bias, digits, grid.scale, grid.largest, stride, padding)
+        if y is None:
+            return None
+        _ran[path] += 1
+        return in_dtype(y, x.dtype)
 
 
 @op("spike_layer")

@@ -30,13 +30,12 @@ def exact_conv2d(
     largest: int,
     stride: int,
     padding: int,
-    least_density: float,
 ) -> torch.Tensor | None:
     """Return y, channels last, or None as the public op; Unavailable for a gradient, a GPU or an old CPU."""
     require_inference("exact_conv2d", "native", x, weight, bias)
     if not paths():
         raise Unavailable("exact_conv2d: this CPU has no AMX, VNNI or dot product of bytes")
-    return convolved(x, bias, packed, scale, largest, stride, padding, least_density)
+    return convolved(x, bias, packed, scale, largest, stride, padding)
 
 
 def convolved(
@@ -47,12 +46,11 @@ def convolved(
     largest: int,
     stride: int,
     padding: int,
-    least_density: float,
 ) -> torch.Tensor | None:
     """Return what `exact_conv2d` does for callers that know that it can run: checks cost as much as a small layer."""
     if x.shape[1] * packed.window[1] * packed.window[2] != packed.depth:
         raise ValueError(f"exact_conv2d: a window of {packed.depth} numbers does not fit x {tuple(x.shape)}")
-    sizes = *packed.window, packed.per_weight, stride, padding, largest, least_density
+    sizes = *packed.window, packed.per_weight, stride, padding, largest
     run = _op["native"] if is_watched() else _convolved
     y: torch.Tensor = run(x, packed.digits, packed.unit, compiler.in_dtype(scale), bias, *sizes)
     return y if y.shape[0] == x.shape[0] else None
@@ -147,7 +145,6 @@ def _op(
     stride: int,
     padding: int,
     largest: int,
-    least_density: float,
 ) -> torch.Tensor:
     shape, strides = laid_out(x.shape, (out_channels, window_height, window_width), stride, padding)
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
@@ -167,12 +164,9 @@ def _convolved(
     stride: int,
     padding: int,
     largest: int,
-    least_density: float,
 ) -> torch.Tensor:
     window = out_channels, window_height, window_width
     images = x.contiguous(memory_format=torch.channels_last)
-    if least_density > 0 and _is_sparse(images, least_density):  # before anything is prepared, which takes longer
-        return x.new_empty(0)
     plan = _plan(x.shape, window, per_weight, stride, padding, largest)
     shift = None if bias is None else compiler.dense(bias)
     y = torch.empty_strided(plan.shape, plan.strides, dtype=x.dtype, device=x.device)
@@ -189,10 +183,13 @@ def _convolved(
     return y[:0] if problem.status else y
 
 
-def _is_sparse(x: torch.Tensor, least_density: float) -> bool:
+def is_sparse(x: torch.Tensor, least_density: float) -> bool:
+    """Return whether fewer of x than this share are not 0, by a sample of at most 64 rows.
+
+    x (N, C, H, W) is in float32, channels last without gaps.
+    """
     images, channels, height, width = x.shape
-    size = images * height, width * channels, height
-    return bool(_library().exact_is_sparse(x.data_ptr(), *size, least_density))
+    return bool(_library().exact_is_sparse(x.data_ptr(), images * height, width * channels, height, least_density))
 
 
 @cache

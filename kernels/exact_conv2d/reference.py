@@ -15,14 +15,13 @@ def exact_conv2d(
     largest: int,
     stride: int,
     padding: int,
-    least_density: float,
 ) -> torch.Tensor | None:
     """Return y (N, O, H', W'), None as the public op; only the digits per weight are read from `packed`."""
 
     def convolve(codes: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         return _sums(functional.pad(codes.to(torch.int64), [padding] * 4), numbers.to(torch.int64), stride)
 
-    return of_sums(x, weight, bias, scale, largest, least_density, packed.per_weight, convolve)
+    return of_sums(x, weight, bias, scale, largest, packed.per_weight, convolve)
 
 
 def _sums(padded: torch.Tensor, taps: torch.Tensor, stride: int) -> torch.Tensor:

@@ -17,8 +17,7 @@ def exact_conv2d(
     largest: int,
     stride: int,
     padding: int,
-    least_density: float,
 ) -> torch.Tensor | None:
     """Return y (N, O, H', W'), None as the public op; only the digits per weight are read from `packed`."""
     convolve = partial(functional.conv2d, stride=stride, padding=padding)
-    return of_sums(x, weight, bias, scale, largest, least_density, packed.per_weight, convolve)
+    return of_sums(x, weight, bias, scale, largest, packed.per_weight, convolve)

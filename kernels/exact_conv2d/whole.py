@@ -81,12 +81,11 @@ def of_sums(
     bias: torch.Tensor | None,
     scale: torch.Tensor,
     largest: int,
-    least_density: float,
     per_weight: int,
     convolve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor | None:
     """Return y by exact sums, which `convolve` makes of codes and whole weights in float64; None without codes."""
-    codes = codes_of(x, scale, largest, least_density)
+    codes = codes_of(x, scale, largest)
     if codes is None:
         return None
     numbers, unit = whole(weight, per_weight)
@@ -94,11 +93,9 @@ def of_sums(
     return y if bias is None else y + bias[:, None, None]
 
 
-def codes_of(x: torch.Tensor, scale: torch.Tensor, largest: int, least_density: float) -> torch.Tensor | None:
-    """Return x / scale in float64 if all of them are whole up to `largest` and enough are not 0, else None."""
+def codes_of(x: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor | None:
+    """Return x / scale in float64 if all of them are whole up to `largest`, else None."""
     ratio = x * (1 / scale)
     codes = ratio.round()
     right = ((ratio - codes).abs() <= 2.0**-10) & (codes.abs() <= largest)
-    if not right.all() or int(codes.count_nonzero()) < least_density * codes.numel():
-        return None
-    return codes.double()
+    return codes.double() if right.all() else None
