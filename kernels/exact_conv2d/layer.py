@@ -5,6 +5,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
+from torch._subclasses import FakeTensor
 
 from benchd.kernels.compiler import in_dtype
 from benchd.kernels.dispatch import Unavailable
@@ -136,7 +137,8 @@ class SpikeConvolution:
         path = native.paths()[0]
         least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
         spikes = in_dtype(x).contiguous(memory_format=torch.channels_last)
-        if least > 0 and native.is_sparse(spikes, least):  # before anything is prepared, which takes longer
+        # before anything is prepared, which takes longer; a fake tensor has no numbers
+        if least > 0 and not isinstance(spikes, FakeTensor) and native.is_sparse(spikes, least):
             return None
         digits = self._digits(weight)
         if digits is None or grid.largest * digits.depth > MOST_PRODUCTS:

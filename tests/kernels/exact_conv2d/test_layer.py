@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d import exact_conv2d, layer, native
@@ -51,6 +52,17 @@ def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran, monkey
     pixel = (torch.arange(64).view(1, 64, 1, 1) == 3) * 0.5
     convolve(pixel, weight[..., :1, :1].contiguous(), grid=GRID)
     assert ran == {path: 2, "c": 2}, "a picture of one pixel waits for weights"
+
+
+@needs_instructions
+@torch.no_grad()
+def test_the_nonzeros_of_a_fake_tensor_are_not_counted(monkeypatch):
+    convolve, weight, x = SpikeConvolution(), torch.randn(32, 64, 3, 3), spikes(0.9)
+    monkeypatch.setitem(layer.LEAST_DENSITY[3], native.paths()[0], (0.25, 0.0))
+    want = convolve(x, weight, padding=1, grid=GRID)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        found = convolve(mode.from_tensor(x), weight, padding=1, grid=GRID)
+    assert (found.shape, found.stride()) == (want.shape, want.stride())
 
 
 @needs_instructions
