@@ -157,13 +157,13 @@ class OnePass(nn.Module):
 
     def _goes_in_groups(self, inputs: torch.Tensor) -> bool:
         """Return whether our kernels run on a CPU, and nothing sees what lies between the layers."""
-        if torch.compiler.is_compiling() or is_exported() or torch.is_grad_enabled() or inputs.device.type != "cpu":
+        if is_exported() or torch.is_grad_enabled() or inputs.device.type != "cpu":
             return False
         return isinstance(self.conv2, SpikeConv2d) and not is_hooked(*self.children())
 
     def _has_periods(self, inputs: torch.Tensor) -> bool:
         """Return whether the neurons of lif1 have periods that our kernels on a CPU can use, and conv2 is not seen."""
-        if torch.compiler.is_compiling() or not skips_zeros_in(inputs) or inputs.dtype != torch.float32:
+        if not skips_zeros_in(inputs) or inputs.dtype != torch.float32:
             return False
         steady = self.encoding == "repeat" and self.lif1.reset == "zero" and not self.batch_norm
         steady = steady and self.time_steps <= _MOST_PERIODS

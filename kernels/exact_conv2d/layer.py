@@ -11,6 +11,7 @@ from benchd.kernels.compiler import in_dtype
 from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d import LARGEST_CODE, MOST_PRODUCTS, Digits, native, pack
 from benchd.kernels.exact_conv2d.whole import whole
+from benchd.kernels.lif.layout import pooled_memory
 from benchd.kernels.lif.native import lif_pool_periods
 from benchd.kernels.op import computes, op
 from benchd.kernels.spike_conv2d import pack as pack_floats
@@ -115,12 +116,18 @@ class SpikeConvolution:
 
         first (T, B, C, H, W); `benchd.kernels.lif.native` says what such neurons are.
         """
+        neuron = {"decay": decay, "threshold": threshold}
+        if torch.compiler.is_compiling():
+            pooled: torch.Tensor = _periods_op["native"](
+                first, weight, bias, grid.scale, grid.largest, self._per_weight, padding, decay, threshold
+            )
+            return pooled
         current = self._in_integers(first.flatten(0, 1), weight, None, 1, padding, grid)
         if current is not None:
-            return lif_pool_periods(current.unflatten(0, first.shape[:2]), bias, decay=decay, threshold=threshold)
+            return lif_pool_periods(current.unflatten(0, first.shape[:2]), bias, **neuron)
         _ran["c"] += 1
         packed, shape = self._floats(weight), list(weight.shape)
-        return periods.convolved(first, packed, bias, shape, padding, decay=decay, threshold=threshold)
+        return periods.convolved(first, packed, bias, shape, padding, **neuron)
 
     def _in_integers(
         self,
@@ -180,12 +187,52 @@ def _convolved(
     padding: int,
 ) -> torch.Tensor:
     """Compute a layer in compiled code, which cannot follow the choice of a kernel by what the spikes are."""
-    # with the weight, because the layer that was traced is not known here
+    grid = None if scale is None else Grid(scale, largest)
+    return _layer_of(weight, shape, per_weight).convolved(x, weight, bias, stride, padding, grid)
+
+
+@op("spike_layer_periods")
+def _periods_op(
+    first: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    scale: torch.Tensor,
+    largest: int,
+    per_weight: int,
+    padding: int,
+    decay: float,
+    threshold: float,
+) -> torch.Tensor:
+    neurons = periods.received_shape(first, list(weight.shape), padding)
+    return pooled_memory(neurons, first.dtype, first.device, channels_last=True)
+
+
+@computes(_periods_op, "native")
+def _by_period(
+    first: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    scale: torch.Tensor,
+    largest: int,
+    per_weight: int,
+    padding: int,
+    decay: float,
+    threshold: float,
+) -> torch.Tensor:
+    """Compute a layer and its neurons in compiled code, as `_convolved` a layer."""
+    grid, neuron = Grid(scale, largest), {"decay": decay, "threshold": threshold}
+    return _layer_of(weight, list(weight.shape), per_weight).by_period(
+        first, weight, bias, padding=padding, grid=grid, **neuron
+    )
+
+
+def _layer_of(weight: torch.Tensor, shape: list[int], per_weight: int) -> SpikeConvolution:
+    """Return a layer that is kept with the weight, because the one that was traced is not known in compiled code."""
     kept, name = vars(weight), f"spike_layer_{per_weight}"
     if name not in kept:
         kept[name] = SpikeConvolution(tuple(shape), per_weight)
     layer: SpikeConvolution = kept[name]
-    return layer.convolved(x, weight, bias, stride, padding, None if scale is None else Grid(scale, largest))
+    return layer
 
 
 @cache

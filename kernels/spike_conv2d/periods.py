@@ -53,7 +53,7 @@ def _op(
     gain: float,
     threshold: float,
 ) -> torch.Tensor:
-    return pooled_memory(_received(first, shape, padding), first.dtype, first.device, channels_last=True)
+    return pooled_memory(received_shape(first, shape, padding), first.dtype, first.device, channels_last=True)
 
 
 @computes(_op, "native")
@@ -69,7 +69,7 @@ def _computed(
 ) -> torch.Tensor:
     steps, batch, channels, height, width = first.shape
     out_channels, _, *window = shape
-    received = _received(first, shape, padding)
+    received = received_shape(first, shape, padding)
     pooled = pooled_memory(received, first.dtype, first.device, channels_last=True)
     pictures = first.flatten(0, 1).contiguous(memory_format=torch.channels_last)
     neurons = Periods(received, bias, pooled, decay, gain, threshold)
@@ -84,7 +84,7 @@ def _computed(
     return pooled
 
 
-def _received(first: torch.Tensor, shape: list[int], padding: int) -> tuple[int, ...]:
+def received_shape(first: torch.Tensor, shape: list[int], padding: int) -> tuple[int, ...]:
     """Return the shape (T, B, O, H', W') of what the neurons receive."""
     steps, batch, *picture = first.shape
     out_channels, _, height, width = shape

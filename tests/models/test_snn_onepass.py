@@ -251,6 +251,27 @@ def test_custom_kernels_are_traced_whole():
     torch.testing.assert_close(torch.export.export(model, (images,)).module()(images), want)
 
 
+@torch.no_grad()
+def test_compiled_custom_kernels_run_by_period_and_in_groups_too(monkeypatch):
+    model, images = build("snn_onepass", kernels="custom"), torch.rand(20, 3, 32, 32)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(images)
+    runs = []
+    for name in ("by_period", "convolved"):
+        method = getattr(layer.SpikeConvolution, name)
+
+        def seen(self, x, *given, name=name, method=method, **named):
+            runs.append((name, tuple(x.shape)))
+            return method(self, x, *given, **named)
+
+        monkeypatch.setattr(layer.SpikeConvolution, name, seen)
+    want, plain = model(images), runs.copy()
+    runs.clear()
+    assert torch.equal(compiled(images), want)
+    assert runs == plain
+    assert Counter(name for name, _ in plain) == {"by_period": 2, "convolved": 2}
+
+
 def test_custom_kernels_do_not_learn():
     with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
         build("snn_onepass", kernels="custom")(torch.rand(1, 3, 32, 32))
