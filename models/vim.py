@@ -13,9 +13,11 @@ computes what its class token can see. Without gradients, what a layer derives o
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, cast
+from itertools import count
+from typing import Any, NamedTuple, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -25,7 +27,7 @@ from benchd.kernels.add_rms_norm import add_rms_norm
 from benchd.kernels.causal_conv1d import causal_conv1d_pair
 from benchd.kernels.compiler import threads
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.op import is_exported, is_hooked, is_watched
+from benchd.kernels.op import computes, is_exported, is_hooked, is_watched, op
 from benchd.kernels.packed_linear import PackedLinear
 from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projection, selective_scan_pair
 from benchd.models.catalog import NO_INT8, Kernels
@@ -37,6 +39,9 @@ _IMAGENET_CLASSES = 1000  # the option's default: whoever leaves it takes the ch
 _IN_C = ("auto", "native")  # implementations that are our kernels in C on a CPU
 _TOGETHER = 800  # tokens that go through the layers together, if a single image has not more: they stay in a cache
 _PACKED = (torch.float32, torch.bfloat16)  # in which these read and write
+_MODELS: "WeakValueDictionary[int, Vim]" = WeakValueDictionary()  # by the number that compiled code knows
+_NUMBERS = count()
+Result = TypeVar("Result")
 
 
 class RmsNorm(nn.Module):
@@ -192,25 +197,62 @@ class Vim(nn.Module):
         self.head = nn.Linear(dim, num_classes)
         self._kept: _Kept | None = None
         self._frozen: list[Weights] | None = None
+        self._enrol()
         _initialise(self)
+
+    def _enrol(self) -> None:
+        self._number = next(_NUMBERS)
+        _MODELS[self._number] = self
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the logits of normalised images."""
         if images.shape[1:] != self.input_shape:
             raise ValueError(f"images must be (batch, {str(self.input_shape)[1:]}, not {tuple(images.shape)}")
-        tokens, weights = self._tokens(images), self._weights()
+        tokens = self._tokens(images)
+        if self._is_one_op(tokens):
+            hidden, residual = _layers_op["native"](tokens, self._number)
+            return self._logits(hidden, residual, self.blocks()[-1].mixer.weights())
+        weights = self._weights()
         if (kept := self._callable(tokens, weights)) is None:
             return self._logits(*self._through(tokens, weights), weights[-1])
-        parts = tokens.tensor_split(-(-len(tokens) // max(1, _TOGETHER // tokens.shape[1])))
-        logits = [self._called(part, kept) for part in parts]
+        logits = self._called(tokens, kept, partial(self._logits, its=kept.weights[-1]))
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def _called(self, tokens: torch.Tensor, kept: "_Kept") -> torch.Tensor:
-        key = tokens.shape, threads()
-        layers = kept.layers.pop(key, None) or self._prepared(tokens, kept.weights)
-        logits = self._logits(*layers(tokens), kept.weights[-1])
-        kept.layers[key] = layers
-        return logits
+    def _is_one_op(self, tokens: torch.Tensor) -> bool:
+        """Return whether this is compiled code on a CPU, in which all layers but the last are one op of our kernels.
+
+        As ops of their own they have neither packed weights nor shared memory, and take half as long again.
+        """
+        if not torch.compiler.is_compiling() or is_exported() or self._frozen is not None or len(self.layers) < 2:
+            return False
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or tokens.device.type != "cpu":
+            return False
+        return self.blocks()[0].mixer.implementation in _IN_C and tokens.dtype in _PACKED
+
+    def layered(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the hidden tokens and the residual (B, L, dim) behind all layers but the last, of which there is one.
+
+        Called by compiled code, which sees neither the weights nor when they change.
+        """
+        weights = self._weights()
+        if (kept := self._callable(tokens, weights)) is None:
+            hidden, residual = self._through(tokens, weights)
+            return hidden, cast("torch.Tensor", residual)
+        parts = self._called(tokens, kept, _copies)
+        hiddens, residuals = zip(*parts, strict=True)
+        return torch.cat(hiddens), torch.cat(residuals)
+
+    def _called(
+        self, tokens: torch.Tensor, kept: "_Kept", finish: Callable[[torch.Tensor, torch.Tensor], Result]
+    ) -> list[Result]:
+        """Return by parts of the batch what `finish` makes of the hidden tokens and the residual behind `Layers`."""
+        found = []
+        for part in tokens.tensor_split(-(-len(tokens) // max(1, _TOGETHER // tokens.shape[1]))):
+            key = part.shape, threads()
+            layers = kept.layers.pop(key, None) or self._prepared(part, kept.weights)
+            found.append(finish(*layers(part)))
+            kept.layers[key] = layers
+        return found
 
     def _through(self, hidden: torch.Tensor, weights: list[Weights]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the hidden tokens behind all layers but the last, and the residual if there is one."""
@@ -248,6 +290,11 @@ class Vim(nn.Module):
         # a copy derives its own, and oneDNN's layouts cannot be copied
         return self.__dict__ | {"_kept": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy, which compiled code knows by a number of its own."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._enrol()
+
     def freeze(self) -> None:
         """Derive what the layers compute with once and for good, for tracing: later changes are not seen."""
         with torch.no_grad():
@@ -280,6 +327,20 @@ class Vim(nn.Module):
         patches = self.patch_embed(images)
         before, after = patches[:, : self.class_index], patches[:, self.class_index :]
         return torch.cat((before, self.cls_token.expand(images.shape[0], -1, -1), after), dim=1) + self.pos_embed
+
+
+@op("vim_layers")
+def _layers_op(tokens: torch.Tensor, model: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens.new_empty(tokens.shape), tokens.new_empty(tokens.shape, dtype=torch.float32)
+
+
+@computes(_layers_op, "native")
+def _layered(tokens: torch.Tensor, model: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return _MODELS[model].layered(tokens)
+
+
+def _copies(hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return hidden.clone(), residual.clone()
 
 
 class _Kept(NamedTuple):

@@ -416,6 +416,28 @@ def test_called_layers_follow_every_change_of_the_parameters():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 3, 100])
+def test_compiled_layers_are_those_called_without_their_ops(batch):
+    _, custom = small_pair()
+    x, twin = pictures(custom, batch).float(), copy.deepcopy(custom)
+    twin.layers[0].norm.weight.mul_(2)
+    torch._dynamo.reset()
+    compiled = [torch.compile(model, fullgraph=True, backend="aot_eager") for model in (custom, twin)]
+    for run, model in zip(compiled, (custom, twin), strict=True):
+        assert torch.equal(run(x), model(x))
+    assert not torch.equal(*(run(x) for run in compiled))
+    custom.layers[0].mixer.out_proj.weight.add_(0.1)
+    custom.layers[0].norm.weight = torch.nn.Parameter(torch.arange(32.0))
+    seen = []
+    with custom.layers[0].mixer.in_proj.register_forward_hook(lambda *_: seen.append(1)):
+        torch.testing.assert_close(compiled[0](x), custom(x))
+    assert seen == [1, 1]
+    assert torch.equal(compiled[0](x), custom(x))
+    tokens = torch.randn(batch, 17, 32)
+    torch.library.opcheck(torch.ops.benchd.vim_layers.default, (tokens, custom._number))
+
+
+@torch.no_grad()
 def test_called_layers_serve_threads_copies_and_another_number_of_threads():
     _, custom = small_pair()
     x = [pictures(custom, batch).float() for batch in (1, 2, 2, 5)]
