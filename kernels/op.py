@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.autograd import profiler
 from torch.nn.modules.module import _has_any_global_hook
+from torch.torch_version import TorchVersion
 
 from benchd.kernels.dispatch import INTERPRETED, Kernel, refuse_float64, require_inference
 
@@ -21,6 +22,7 @@ Op = Mapping[Kernel, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LIBRARY = torch.library.Library("benchd", "FRAGMENT")
+_TELLS_EXPORTS = TorchVersion(torch.__version__) >= "2.10"
 _KEYS: Mapping[Kernel, str] = {"native": "CPU", "triton": "CompositeExplicitAutograd" if INTERPRETED else "CUDA"}
 _OVERLOADS: Mapping[Kernel, str] = {"native": "default", "triton": "interpreted" if INTERPRETED else "default"}
 
@@ -82,9 +84,9 @@ def is_hooked(*modules: nn.Module) -> bool:
 def is_exported() -> bool:
     """Return whether torch.export or torch.jit.trace traces.
 
-    Until torch 2.10 torch.compile calls its own tracing an export too.
+    Until torch 2.10 torch.compile calls its own tracing an export too: there a strict export is not told from it.
     """
-    exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    exports = torch.compiler.is_exporting() and (_TELLS_EXPORTS or not torch.compiler.is_dynamo_compiling())
     return exports or torch._C._get_tracing_state() is not None
 
 

@@ -558,8 +558,8 @@ class _Folded(nn.Module):
         if norm is not None:
             self._held += [(norm, "_parameters", name) for name in ("weight", "bias")]
             self._held += [(norm, "_buffers", name) for name in ("running_mean", "running_var")]
-        # with the version and the storage that each had: as long as a storage is kept no other has its number
-        self._derived_from: list[tuple[torch.Tensor, int | None, torch.UntypedStorage]] = []
+        # with the storage, the offset and the version that each had: no other has the number of a storage that is kept
+        self._derived_from: list[tuple[torch.Tensor, torch.UntypedStorage, int | torch.SymInt, int | None]] = []
         self.register_buffer("weight", None, persistent=False)
         self.register_buffer("bias", None, persistent=False)
 
@@ -574,17 +574,18 @@ class _Folded(nn.Module):
             self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
             # inference tensors keep no version: writing to them goes unseen until load_state_dict, to() or train()
             self._derived_from = [
-                (tensor, None if tensor.is_inference() else tensor._version, tensor.untyped_storage())
-                for tensor in tensors
+                (each, each.untyped_storage(), each.storage_offset(), None if each.is_inference() else each._version)
+                for each in tensors
             ]
 
     def _is_derived_from(self, tensors: list[torch.Tensor]) -> bool:
         if len(tensors) != len(self._derived_from):
             return False
-        for tensor, (kept, version, storage) in zip(tensors, self._derived_from, strict=True):
-            if tensor is not kept or (version is not None and tensor._version != version):
+        for tensor, (kept, storage, offset, version) in zip(tensors, self._derived_from, strict=True):
+            # the storage first: a tensor whose data was replaced in inference mode has no version any more
+            if tensor is not kept or tensor.untyped_storage()._cdata != storage._cdata:
                 return False
-            if tensor.untyped_storage()._cdata != storage._cdata:
+            if tensor.storage_offset() != offset or (version is not None and tensor._version != version):
                 return False
         return True
 
@@ -724,8 +725,9 @@ class FoldedNetwork(nn.Module):
         return self
 
     def _refresh(self, *, force: bool) -> None:
-        for folded in self._folded_layers():
-            folded.refresh(force=force)
+        with torch.no_grad():  # a parametrised weight is made anew, and is kept without how
+            for folded in self._folded_layers():
+                folded.refresh(force=force)
 
     def _folded_layers(self) -> Iterator[_Folded]:
         return cast("Iterator[_Folded]", self.get_submodule(_FOLDED).children())

@@ -38,6 +38,7 @@ _WIDTH, _EXPAND = 4, 2
 _IMAGENET_CLASSES = 1000  # the option's default: whoever leaves it takes the checkpoint's
 _IN_C = ("auto", "native")  # implementations that are our kernels in C on a CPU
 _TOGETHER = 800  # tokens that go through the layers together, if a single image has not more: they stay in a cache
+_PLAIN = {nn.Linear, nn.Conv1d}
 _PACKED = (torch.float32, torch.bfloat16)  # in which these read and write
 _MODELS: "WeakValueDictionary[int, Vim]" = WeakValueDictionary()  # by the number that compiled code knows
 _NUMBERS = count()
@@ -210,7 +211,8 @@ class Vim(nn.Module):
             raise ValueError(f"images must be (batch, {str(self.input_shape)[1:]}, not {tuple(images.shape)}")
         tokens = self._tokens(images)
         if self._is_one_op(tokens):
-            hidden, residual = _layers_op["native"](tokens, self._number)
+            given = [parameter for block in self.blocks()[:-1] for parameter in block.parameters()]
+            hidden, residual = _layers_op["native"](tokens, given, self._number)
             return self._logits(hidden, residual, self.blocks()[-1].mixer.weights())
         weights = self._weights()
         if (kept := self._callable(tokens, weights)) is None:
@@ -230,17 +232,20 @@ class Vim(nn.Module):
         return self.blocks()[0].mixer.implementation in _IN_C and tokens.dtype in _PACKED
 
     def layered(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the hidden tokens and the residual (B, L, dim) behind all layers but the last, of which there is one.
-
-        Called by compiled code, which sees neither the weights nor when they change.
-        """
+        """Return the hidden tokens and the residual (B, L, dim) behind all layers but the last, for compiled code."""
         weights = self._weights()
         if (kept := self._callable(tokens, weights)) is None:
             hidden, residual = self._through(tokens, weights)
-            return hidden, cast("torch.Tensor", residual)
-        parts = self._called(tokens, kept, _copies)
-        hiddens, residuals = zip(*parts, strict=True)
-        return torch.cat(hiddens), torch.cat(residuals)
+            return hidden.to(tokens.dtype), cast("torch.Tensor", residual)
+        hiddens, residuals = zip(*self._called(tokens, kept, _copies), strict=True)
+        return (hiddens[0], residuals[0]) if len(hiddens) == 1 else (torch.cat(hiddens), torch.cat(residuals))
+
+    def given(self, tokens: torch.Tensor, parameters: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `layered` does with these in place of the parameters of the layers."""
+        names = [f"model.layers.{i}.{name}" for i, block in enumerate(self.blocks()[:-1]) for name in _names(block)]
+        values = dict(zip(names, parameters, strict=True))
+        both: tuple[torch.Tensor, torch.Tensor] = torch.func.functional_call(_Layered(self), values, (tokens,))
+        return both
 
     def _called(
         self, tokens: torch.Tensor, kept: "_Kept", finish: Callable[[torch.Tensor, torch.Tensor], Result]
@@ -308,7 +313,8 @@ class Vim(nn.Module):
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return [block.mixer.weights() for block in blocks]
         sources = [p for block in blocks for p in _parameters(block)]
-        if any(p.is_inference() for p in sources):  # which keep no version
+        # inference tensors keep no version, and layers that were parametrised or replaced have parameters of their own
+        if any(p.is_inference() for p in sources) or not all(map(_is_plain, blocks)):
             return [block.mixer.weights() for block in blocks]
         key = [(p.data_ptr(), p._version) for p in sources]
         if self._kept is None or self._kept.key != key:
@@ -329,14 +335,35 @@ class Vim(nn.Module):
         return torch.cat((before, self.cls_token.expand(images.shape[0], -1, -1), after), dim=1) + self.pos_embed
 
 
+class _Layered(nn.Module):
+    """The layers of a model but the last, called by themselves."""
+
+    def __init__(self, model: Vim) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model.layered(tokens)
+
+
+def _names(block: Block) -> list[str]:
+    return [name for name, _ in block.named_parameters()]
+
+
 @op("vim_layers")
-def _layers_op(tokens: torch.Tensor, model: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _layers_op(tokens: torch.Tensor, parameters: list[torch.Tensor], model: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens.new_empty(tokens.shape), tokens.new_empty(tokens.shape, dtype=torch.float32)
 
 
 @computes(_layers_op, "native")
-def _layered(tokens: torch.Tensor, model: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return _MODELS[model].layered(tokens)
+def _layered(tokens: torch.Tensor, parameters: list[torch.Tensor], model: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the layers with what is kept for the model if compiled code gives its own parameters."""
+    network = _MODELS[model]
+    own = [parameter for block in network.blocks()[:-1] for parameter in _parameters(block)]
+    is_own = len(own) == len(parameters) and all(
+        one is other or one.data_ptr() == other.data_ptr() for one, other in zip(own, parameters, strict=True)
+    )
+    return network.layered(tokens) if is_own else network.given(tokens, parameters)
 
 
 def _copies(hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -359,6 +386,11 @@ def _parameters(block: Block) -> list[torch.Tensor]:
     """Return those of the block from its layers' dictionaries, in a tenth of the time of `parameters()`."""
     owners = (block.norm, block.mixer, *block.mixer._modules.values())
     return [p for owner in owners if owner is not None for p in owner._parameters.values() if p is not None]
+
+
+def _is_plain(block: Block) -> bool:
+    """Return whether the parameters of the mixer's layers are those of `nn.Linear` and `nn.Conv1d`."""
+    return all(type(layer) in _PLAIN for layer in block.mixer._modules.values())
 
 
 def _callable_dtype(parameters: list[torch.Tensor], weights: list[Weights]) -> torch.dtype | None:

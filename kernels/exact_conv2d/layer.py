@@ -5,7 +5,6 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
-from torch._subclasses import FakeTensor
 
 from benchd.kernels.compiler import in_dtype
 from benchd.kernels.dispatch import Unavailable
@@ -145,7 +144,7 @@ class SpikeConvolution:
         least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
         spikes = in_dtype(x).contiguous(memory_format=torch.channels_last)
         # before anything is prepared, which takes longer; a fake tensor has no numbers
-        if least > 0 and not isinstance(spikes, FakeTensor) and native.is_sparse(spikes, least):
+        if least > 0 and type(spikes) is torch.Tensor and native.is_sparse(spikes, least):
             return None
         digits = self._digits(weight)
         if digits is None or grid.largest * digits.depth > MOST_PRODUCTS:

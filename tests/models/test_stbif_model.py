@@ -227,6 +227,25 @@ def test_derived_weights_follow_replaced_parameters(replace):
         assert torch.equal(network(images), convert(fresh, 9)(images)), factor
 
 
+def test_derived_weights_follow_data_at_another_place_of_one_storage():
+    network, images = convert(small_qann(), 9), dyadic_images()
+    both = torch.stack((network.conv1.weight.detach(), -2 * network.conv1.weight.detach()))
+    for weight in both:
+        network.conv1.weight.data = weight
+        fresh = small_qann()
+        fresh.load_state_dict(network.state_dict())
+        with torch.no_grad():
+            assert torch.equal(network(images), convert(fresh, 9)(images))
+
+
+def test_a_net_with_a_parametrised_layer_is_copied():
+    network, images = convert(small_qann(), 9), dyadic_images()
+    nn.utils.parametrizations.weight_norm(network.conv1)
+    network.eval()
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(network)(images), network(images))
+
+
 @torch.no_grad()
 def test_inference_folds_only_once():
     network, images = convert(small_qann(), 9), dyadic_images()

@@ -433,8 +433,47 @@ def test_compiled_layers_are_those_called_without_their_ops(batch):
         torch.testing.assert_close(compiled[0](x), custom(x))
     assert seen == [1, 1]
     assert torch.equal(compiled[0](x), custom(x))
-    tokens = torch.randn(batch, 17, 32)
-    torch.library.opcheck(torch.ops.benchd.vim_layers.default, (tokens, custom._number))
+    tokens, given = torch.randn(batch, 17, 32), list(custom.layers[0].parameters())
+    torch.library.opcheck(torch.ops.benchd.vim_layers.default, (tokens, given, custom._number))
+
+
+@torch.no_grad()
+def test_compiled_layers_compute_with_the_parameters_that_they_are_given():
+    _, custom = small_pair()
+    x, other = pictures(custom).float(), {name: 1.5 * p for name, p in custom.named_parameters()}
+    torch._dynamo.reset()
+
+    def edited(x):
+        first = custom(x)
+        custom.layers[0].norm.weight.mul_(2)
+        return first, custom(x)
+
+    def called(x):
+        return torch.func.functional_call(custom, other, (x,))
+
+    twin = copy.deepcopy(custom)
+    found = torch.compile(edited, backend="aot_eager")(x)
+    torch.testing.assert_close(found[0], twin(x))
+    twin.layers[0].norm.weight.mul_(2)
+    torch.testing.assert_close(found[1], twin(x))
+    torch.testing.assert_close(custom(x), twin(x))
+    torch.testing.assert_close(torch.compile(called, backend="aot_eager")(x), called(x))
+
+
+@torch.no_grad()
+def test_layers_that_were_parametrised_are_read_anew():
+    _, custom = small_pair()
+    x = pictures(custom).float()
+    custom(x)
+    torch.nn.utils.parametrizations.weight_norm(custom.layers[0].mixer.in_proj)
+    compiled = torch.compile(custom, backend="aot_eager")
+    before = compiled(x)
+    torch.testing.assert_close(custom(x), before)
+    custom.layers[0].mixer.in_proj.parametrizations.weight.original0.mul_(2)
+    want = copy.deepcopy(custom)(x)
+    assert not torch.allclose(want, before)
+    torch.testing.assert_close(custom(x), want)
+    torch.testing.assert_close(compiled(x), want)
 
 
 @torch.no_grad()
