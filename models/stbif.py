@@ -725,7 +725,7 @@ class FoldedNetwork(nn.Module):
         return self
 
     def _refresh(self, *, force: bool) -> None:
-        with torch.no_grad():  # a parametrised weight is made anew, and is kept without how
+        with torch.no_grad():  # a parametrised weight, made anew for each look, is kept without its graph
             for folded in self._folded_layers():
                 folded.refresh(force=force)
 

@@ -242,7 +242,8 @@ class Vim(nn.Module):
 
     def given(self, tokens: torch.Tensor, parameters: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what `layered` does with these in place of the parameters of the layers."""
-        names = [f"model.layers.{i}.{name}" for i, block in enumerate(self.blocks()[:-1]) for name in _names(block)]
+        blocks = enumerate(self.blocks()[:-1])
+        names = [f"model.layers.{i}.{name}" for i, block in blocks for name, _ in block.named_parameters()]
         values = dict(zip(names, parameters, strict=True))
         both: tuple[torch.Tensor, torch.Tensor] = torch.func.functional_call(_Layered(self), values, (tokens,))
         return both
@@ -344,10 +345,6 @@ class _Layered(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.model.layered(tokens)
-
-
-def _names(block: Block) -> list[str]:
-    return [name for name, _ in block.named_parameters()]
 
 
 @op("vim_layers")

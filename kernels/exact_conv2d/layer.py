@@ -94,11 +94,12 @@ class SpikeConvolution:
         grid: Grid | None,
     ) -> torch.Tensor:
         """Return what a call does, by the kernel that suits these spikes."""
-        y = self._in_integers(x, weight, bias, stride, padding, grid)
-        if y is not None:
-            return y
-        _ran["c"] += 1
-        return convolved_floats(x, self._shape or weight.shape, bias, stride, padding, self._floats(weight))
+        spikes = in_dtype(x)
+        y = self._in_integers(spikes, weight, bias, stride, padding, grid)
+        if y is None:
+            _ran["c"] += 1
+            y = convolved_floats(spikes, self._shape or weight.shape, bias, stride, padding, self._floats(weight))
+        return in_dtype(y, x.dtype)
 
     def by_period(
         self,
@@ -115,7 +116,6 @@ class SpikeConvolution:
 
         first (T, B, C, H, W); `benchd.kernels.lif.native` says what such neurons are.
         """
-        neuron = {"decay": decay, "threshold": threshold}
         if torch.compiler.is_compiling():
             pooled: torch.Tensor = _periods_op["native"](
                 first, weight, bias, grid.scale, grid.largest, self._per_weight, padding, decay, threshold
@@ -123,10 +123,10 @@ class SpikeConvolution:
             return pooled
         current = self._in_integers(first.flatten(0, 1), weight, None, 1, padding, grid)
         if current is not None:
-            return lif_pool_periods(current.unflatten(0, first.shape[:2]), bias, **neuron)
+            return lif_pool_periods(current.unflatten(0, first.shape[:2]), bias, decay=decay, threshold=threshold)
         _ran["c"] += 1
         packed, shape = self._floats(weight), list(weight.shape)
-        return periods.convolved(first, packed, bias, shape, padding, **neuron)
+        return periods.convolved(first, packed, bias, shape, padding, decay=decay, threshold=threshold)
 
     def _in_integers(
         self,
@@ -137,12 +137,12 @@ class SpikeConvolution:
         padding: int,
         grid: Grid | None,
     ) -> torch.Tensor | None:
-        """Return the layer's output if these spikes are for a convolution in integers."""
+        """Return the layer's output if these spikes, in float32, are for a convolution in integers."""
         if grid is None or grid.largest > LARGEST_CODE or not native.paths():
             return None
         path = native.paths()[0]
         least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
-        spikes = in_dtype(x).contiguous(memory_format=torch.channels_last)
+        spikes = x.contiguous(memory_format=torch.channels_last)
         # before anything is prepared, which takes longer; a fake tensor has no numbers
         if least > 0 and type(spikes) is torch.Tensor and native.is_sparse(spikes, least):
             return None
@@ -150,10 +150,9 @@ class SpikeConvolution:
         if digits is None or grid.largest * digits.depth > MOST_PRODUCTS:
             return None
         y = native.convolved(spikes, bias, digits, grid.scale, grid.largest, stride, padding)
-        if y is None:
-            return None
-        _ran[path] += 1
-        return in_dtype(y, x.dtype)
+        if y is not None:
+            _ran[path] += 1
+        return y
 
 
 @op("spike_layer")
@@ -219,10 +218,8 @@ def _by_period(
     threshold: float,
 ) -> torch.Tensor:
     """Compute a layer and its neurons in compiled code, as `_convolved` a layer."""
-    grid, neuron = Grid(scale, largest), {"decay": decay, "threshold": threshold}
-    return _layer_of(weight, list(weight.shape), per_weight).by_period(
-        first, weight, bias, padding=padding, grid=grid, **neuron
-    )
+    kept, grid = _layer_of(weight, list(weight.shape), per_weight), Grid(scale, largest)
+    return kept.by_period(first, weight, bias, padding=padding, grid=grid, decay=decay, threshold=threshold)
 
 
 def _layer_of(weight: torch.Tensor, shape: list[int], per_weight: int) -> SpikeConvolution:
