@@ -1,16 +1,47 @@
-"""The GPU that a Triton kernel is launched on, and the specialisations of a kernel that we ship."""
+"""How a Triton kernel is launched, the GPU that it is launched on, and the specialisations of a kernel that we ship."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 # Turing, Ampere on the desktop, Orin, Ada, Hopper
 ARCHITECTURES = (75, 86, 87, 89, 90)
 Cut = TypeVar("Cut")
+_COMPILED: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # and the constants behind the arguments
+
+
+def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch `kernel` as `kernel[grid](*arguments, **constants)` would, on the GPU of the first argument, a tensor.
+
+    Triton looks at every argument of every launch to find the specialisation that it compiled, for most of the time
+    that a launch takes: 44 of 56 us on the host of an H100. Here the first launch of its kind leaves it at hand. All
+    that Triton tells specialisations apart by is in the key: types, values of what is no tensor, and whether an address
+    is a multiple of 16.
+    """
+    first = arguments[0]
+    key = (
+        id(kernel),
+        first.get_device(),
+        *constants.items(),
+        *[
+            (argument.dtype, argument.data_ptr() % 16 == 0)
+            if isinstance(argument, Tensor)
+            else (float if isinstance(argument, float) else argument)
+            for argument in arguments
+        ],
+    )
+    with torch.cuda.device_of(first):
+        if (found := _COMPILED.get(key)) is not None:
+            compiled, rest = found
+            compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
+        elif (compiled := kernel[grid](*arguments, **constants)) is not None:  # None by Triton's interpreter
+            _COMPILED[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +100,7 @@ def by_architecture(cuts: Callable[[int], Iterable[Cut]]) -> Iterator[tuple[Cut,
         yield cut, tuple(which for which, each in used.items() if cut in each)
 
 
+@functools.cache
 def architecture(device: torch.device) -> int:
     """Return the compute capability of `device` as a number, 87 for 8.7; 0 for the interpreter."""
     if device.type != "cuda":

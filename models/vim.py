@@ -153,16 +153,31 @@ class Block(nn.Module):
 
 
 class PatchEmbedding(nn.Module):
-    """Images (B, 3, H, W) to patches (B, rows * columns, dim), row by row."""
+    """Images (B, 3, H, W) to patches (B, rows * columns, dim), row by row.
 
-    def __init__(self, dim: int, patch_size: int, stride: int) -> None:
+    Beside our kernels on a GPU, patches that do not overlap are one matrix product: for their convolution cuDNN takes
+    50 of the 829 us that Vim tiny takes for an image in half precision on an H100.
+    """
+
+    def __init__(self, dim: int, patch_size: int, stride: int, implementation: str) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, dim, patch_size, stride)
+        self._is_product = implementation != "torch" and patch_size == stride
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the patches of the images."""
+        if self._is_product and images.device.type == "cuda" and not is_hooked(self.proj):
+            return self.product(images)
         patches: torch.Tensor = self.proj(images)
         return patches.flatten(2).transpose(1, 2)
+
+    def product(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the patches, which do not overlap, by a matrix product."""
+        side = self.proj.stride[0]
+        rows, columns = (pixels // side for pixels in images.shape[2:])
+        whole = images[:, :, : rows * side, : columns * side]
+        pixels = whole.unflatten(3, (columns, side)).unflatten(2, (rows, side)).permute(0, 2, 4, 1, 3, 5)
+        return functional.linear(pixels.flatten(3).flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
 
 
 class Vim(nn.Module):
@@ -190,7 +205,7 @@ class Vim(nn.Module):
         patches = _side(patch_size, stride, image_size) ** 2
         self.input_shape, self.num_classes = (3, image_size, image_size), num_classes
         self.class_index = patches // 2
-        self.patch_embed = PatchEmbedding(dim, patch_size, stride)
+        self.patch_embed = PatchEmbedding(dim, patch_size, stride, implementation)
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.empty(1, patches + 1, dim))
         self.layers = nn.ModuleList(Block(dim, implementation, scan) for _ in range(depth))

@@ -31,11 +31,11 @@ def _normed(
     added, scale = hidden.contiguous(), weight.contiguous()
     stream = added if residual is None else residual.contiguous()
     if hidden.numel():
-        with torch.cuda.device_of(hidden):
-            _kernel[hidden.numel() // dim,](
-                added, stream, scale, normed, total, dim, eps, RESIDUAL=residual is not None, BLOCK=block,
-                num_warps=warps, enable_fp_fusion=_FP_FUSION,
-            )  # fmt: skip
+        launch.run(
+            _kernel, (hidden.numel() // dim,),
+            added, stream, scale, normed, total, dim, eps, RESIDUAL=residual is not None, BLOCK=block,
+            num_warps=warps, enable_fp_fusion=_FP_FUSION,
+        )  # fmt: skip
     return normed, total
 
 

@@ -48,13 +48,13 @@ def _convolved(
     batch, length, channels = x.shape
     tile = _tile(launch.architecture(x.device), x.numel())
     blocks = triton.cdiv(length, tile.tokens)
-    with torch.cuda.device_of(x):
-        _kernel[batch * blocks, triton.cdiv(channels, tile.channels)](
-            rows, taps, taps if bias is None else bias.contiguous(), y, *rows.stride()[:2], x.numel(), channels,
-            length, blocks, BACK=pair or not reverse, AHEAD=pair or reverse, BIAS=bias is not None, SILU=silu,
-            WIDTH=weight.shape[-1], TOKENS=tile.tokens, CHANNELS=tile.channels,
-            num_warps=tile.warps, enable_fp_fusion=_FP_FUSION,
-        )  # fmt: skip
+    launch.run(
+        _kernel, (batch * blocks, triton.cdiv(channels, tile.channels)),
+        rows, taps, taps if bias is None else bias.contiguous(), y, *rows.stride()[:2], x.numel(), channels,
+        length, blocks, BACK=pair or not reverse, AHEAD=pair or reverse, BIAS=bias is not None, SILU=silu,
+        WIDTH=weight.shape[-1], TOKENS=tile.tokens, CHANNELS=tile.channels,
+        num_warps=tile.warps, enable_fp_fusion=_FP_FUSION,
+    )  # fmt: skip
     return y
 
 

@@ -29,12 +29,12 @@ def _lif(
     neurons = spikes[0].numel()
     if neurons:
         cut = _cut(current.device, neurons)
-        with torch.cuda.device_of(current):
-            _lif_kernel[(triton.cdiv(neurons, cut.block),)](
-                current, spikes, neurons, decay, gain, threshold,
-                T=len(spikes), REPEAT=repeats > 0, SUBTRACT=subtract, BLOCK=cut.block,
-                num_warps=cut.warps, enable_fp_fusion=False,
-            )  # fmt: skip
+        launch.run(
+            _lif_kernel, (triton.cdiv(neurons, cut.block),),
+            current, spikes, neurons, decay, gain, threshold,
+            T=len(spikes), REPEAT=repeats > 0, SUBTRACT=subtract, BLOCK=cut.block,
+            num_warps=cut.warps, enable_fp_fusion=False,
+        )  # fmt: skip
     return spikes
 
 
@@ -48,12 +48,12 @@ def _lif_pool(
     steps, batch = pooled.shape[:2]
     if pooled.numel():
         cut = _cut(images.device, pooled[0].numel())
-        with torch.cuda.device_of(images):
-            _pool_kernel[(batch * triton.cdiv(pooled[0, 0].numel(), cut.block),)](
-                images, pooled, batch * images[0].numel(), pooled[0].numel(), decay, gain, threshold,
-                **_pool_constants(steps, images.shape[1:], channels_last, cut), REPEAT=repeats > 0, SUBTRACT=subtract,
-                num_warps=cut.warps, enable_fp_fusion=False,
-            )  # fmt: skip
+        launch.run(
+            _pool_kernel, (batch * triton.cdiv(pooled[0, 0].numel(), cut.block),),
+            images, pooled, batch * images[0].numel(), pooled[0].numel(), decay, gain, threshold,
+            **_pool_constants(steps, images.shape[1:], channels_last, cut), REPEAT=repeats > 0, SUBTRACT=subtract,
+            num_warps=cut.warps, enable_fp_fusion=False,
+        )  # fmt: skip
     return pooled
 
 

@@ -109,12 +109,12 @@ def _scan(
     dense = [None if tensor is None else tensor.contiguous() for tensor in (A, D, bias)]
     directions, batch, length, channels = y.shape
     cut = _cut(form, launch.architecture(y.device), directions * batch * channels)
-    with torch.cuda.device_of(y):
-        _scan_kernel[batch * triton.cdiv(channels, cut.channels), directions](
-            *rows, *dense, y, length, *(stride for tensor in strides for stride in tensor[:2]),
-            *(tensor[2] for tensor in strides), SOFTPLUS=softplus, REVERSE=reverse, BOTH=directions == 2,
-            **_scan_constants(form, cut, channels, A.shape[-1]), num_warps=cut.warps, enable_fp_fusion=True,
-        )  # fmt: skip
+    launch.run(
+        _scan_kernel, (batch * triton.cdiv(channels, cut.channels), directions),
+        *rows, *dense, y, length, *(stride for tensor in strides for stride in tensor[:2]),
+        *(tensor[2] for tensor in strides), SOFTPLUS=softplus, REVERSE=reverse, BOTH=directions == 2,
+        **_scan_constants(form, cut, channels, A.shape[-1]), num_warps=cut.warps, enable_fp_fusion=True,
+    )  # fmt: skip
     return y
 
 
@@ -151,11 +151,11 @@ def _project(
     channels, rank = weight.shape[1:]
     constants = _delta_constants(channels, rank, copied[0].shape[-1] if copied else 0)
     tiles = triton.cdiv(channels, _DELTA.channels) + bool(copied)
-    with torch.cuda.device_of(delta):
-        _delta_kernel[triton.cdiv(rows[0].shape[1], _DELTA.tokens) * tiles, 2](
-            *rows, *missing, weight.contiguous(), bias.contiguous(), delta, *copies, *missing, rows[0].shape[1],
-            *directions, *steps, **constants, num_warps=_DELTA.warps, enable_fp_fusion=True,
-        )  # fmt: skip
+    launch.run(
+        _delta_kernel, (triton.cdiv(rows[0].shape[1], _DELTA.tokens) * tiles, 2),
+        *rows, *missing, weight.contiguous(), bias.contiguous(), delta, *copies, *missing, rows[0].shape[1],
+        *directions, *steps, **constants, num_warps=_DELTA.warps, enable_fp_fusion=True,
+    )  # fmt: skip
     return delta, copies
 
 
@@ -179,10 +179,10 @@ def _gated(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     z = _rows(z).flatten(0, 1)
     rows, channels = z.shape
     grid = (triton.cdiv(rows, _GATE.tokens) * triton.cdiv(channels, _GATE.channels),)
-    with torch.cuda.device_of(gated):
-        _gate_kernel[grid](
-            y, z, gated, rows, z.stride(0), **_gate_constants(channels), num_warps=_GATE.warps, enable_fp_fusion=True
-        )
+    launch.run(
+        _gate_kernel, grid,
+        y, z, gated, rows, z.stride(0), **_gate_constants(channels), num_warps=_GATE.warps, enable_fp_fusion=True
+    )  # fmt: skip
     return gated
 
 

@@ -65,11 +65,11 @@ def _stbif(
     n = current[0].numel()
     cut = _cut(current.device, n)
     if n:
-        with torch.cuda.device_of(current):
-            _stbif_kernel[(triton.cdiv(n, cut.block),)](
-                current, bias, residual, threshold, spikes, n, width, run, pos_max, neg_min, CHANNELS_LAST=run == 1,
-                **_constants(len(current), n, cut), num_warps=cut.warps, enable_fp_fusion=False,
-            )  # fmt: skip
+        launch.run(
+            _stbif_kernel, (triton.cdiv(n, cut.block),),
+            current, bias, residual, threshold, spikes, n, width, run, pos_max, neg_min, CHANNELS_LAST=run == 1,
+            **_constants(len(current), n, cut), num_warps=cut.warps, enable_fp_fusion=False,
+        )  # fmt: skip
     return spikes
 
 
@@ -91,12 +91,12 @@ def _stbif_backward(
     blocks = triton.cdiv(n, cut.block)
     to_threshold = torch.empty(blocks, dtype=threshold.dtype, device=current.device)
     if n:
-        with torch.cuda.device_of(current):
-            _stbif_backward_kernel[(blocks,)](
-                grad, current, bias, residual, threshold, codes, to_charge, to_threshold,
-                n, width, run, pos_max, neg_min, CHANNELS_LAST=run == 1,
-                **_constants(len(current), n, cut), num_warps=cut.warps, enable_fp_fusion=False,
-            )  # fmt: skip
+        launch.run(
+            _stbif_backward_kernel, (blocks,),
+            grad, current, bias, residual, threshold, codes, to_charge, to_threshold,
+            n, width, run, pos_max, neg_min, CHANNELS_LAST=run == 1,
+            **_constants(len(current), n, cut), num_warps=cut.warps, enable_fp_fusion=False,
+        )  # fmt: skip
     return to_charge, to_threshold.sum(dtype=torch.float64).to(threshold.dtype).reshape(threshold.shape)
 
 
@@ -274,12 +274,12 @@ def _max_pool_delta_backward(
     if n:
         _pool(_running_sums(values), winners, kernel_size, stride, padding)
         cut = _LEARNING
-        with torch.cuda.device_of(values):
-            _unpool_kernel[(triton.cdiv(n, cut.block),)](
-                grad, winners, to_values, n, winners[0].numel(), *_sizes(values, winners),
-                KERNEL=kernel_size, STRIDE=stride, PADDING=padding, **_constants(len(values), n, cut),
-                num_warps=cut.warps, enable_fp_fusion=False,
-            )  # fmt: skip
+        launch.run(
+            _unpool_kernel, (triton.cdiv(n, cut.block),),
+            grad, winners, to_values, n, winners[0].numel(), *_sizes(values, winners),
+            KERNEL=kernel_size, STRIDE=stride, PADDING=padding, **_constants(len(values), n, cut),
+            num_warps=cut.warps, enable_fp_fusion=False,
+        )  # fmt: skip
     return to_values
 
 
@@ -289,10 +289,10 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
     sums = torch.empty_like(dense, dtype=state_dtype(values))
     n = dense[0].numel()
     cut = _cut(values.device, n)
-    with torch.cuda.device_of(values):
-        _sum_kernel[(triton.cdiv(n, cut.block),)](
-            dense, sums, n, **_constants(len(values), n, cut), num_warps=cut.warps, enable_fp_fusion=False
-        )
+    launch.run(
+        _sum_kernel, (triton.cdiv(n, cut.block),),
+        dense, sums, n, **_constants(len(values), n, cut), num_warps=cut.warps, enable_fp_fusion=False
+    )  # fmt: skip
     return sums
 
 
@@ -300,12 +300,12 @@ def _pool(sums: torch.Tensor, out: torch.Tensor, kernel_size: int, stride: int, 
     """Write to `out` the pools of `sums`, differenced over T, or where it is int32 which tap of a window won."""
     n = out[0].numel()
     cut = _cut(sums.device, n)
-    with torch.cuda.device_of(sums):
-        _pool_kernel[(triton.cdiv(n, cut.block),)](
-            sums, out, sums[0].numel(), n, *_sizes(sums, out),
-            KERNEL=kernel_size, STRIDE=stride, PADDING=padding, **_constants(len(sums), sums[0].numel(), cut),
-            num_warps=cut.warps, enable_fp_fusion=False,
-        )  # fmt: skip
+    launch.run(
+        _pool_kernel, (triton.cdiv(n, cut.block),),
+        sums, out, sums[0].numel(), n, *_sizes(sums, out),
+        KERNEL=kernel_size, STRIDE=stride, PADDING=padding, **_constants(len(sums), sums[0].numel(), cut),
+        num_warps=cut.warps, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def _sizes(values: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:

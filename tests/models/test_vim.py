@@ -12,7 +12,7 @@ from torch.nn import functional
 from benchd.daemon.errors import UsageError
 from benchd.kernels.dispatch import Unavailable
 from benchd.models.catalog import build
-from benchd.models.vim import Vim, shape_from
+from benchd.models.vim import PatchEmbedding, Vim, shape_from
 from benchd.models.weights import WeightsError
 
 
@@ -204,6 +204,14 @@ def test_strides_shorten_the_sequence(options, tokens):
     assert model.class_index == (tokens - 1) // 2
     with torch.no_grad():
         assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (24, 40), (29, 18)])
+def test_patches_are_also_a_matrix_product(size):
+    torch.manual_seed(0)
+    embedding = PatchEmbedding(12, 8, 8, "auto").double()
+    images = torch.randn(3, 3, *size, dtype=torch.float64)
+    torch.testing.assert_close(embedding.product(images), embedding(images))
 
 
 @pytest.mark.parametrize(("name", "dim"), [("vim_small", 384), ("vim_base", 768)])

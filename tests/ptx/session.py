@@ -5,6 +5,7 @@ Launches are compiled for the architecture, from CPU tensors, and interpreted in
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def _without_machine_code(*stages):
 
 
 def _run(self, *args, grid, warmup, **kwargs):
-    """Compile as Triton does, for these arguments, and interpret."""
+    """Compile as Triton does, for these arguments, interpret, and return what launches the same again."""
     kernels, _, target, backend, binder = self.device_caches[0]
     kwargs["debug"] = False
     bound, specialization, options = binder(*args, **kwargs)
@@ -80,17 +81,29 @@ def _run(self, *args, grid, warmup, **kwargs):
         options, signature, constants, attributes = self._pack_args(backend, kwargs, bound, specialization, options)
         source = self.ASTSource(self, signature, constants, attributes)
         kernels[key] = self.compile(source, target=target, options=options.__dict__)
-    kernel = kernels[key]
-    taken = [value for value, (kind, _) in zip(bound.values(), specialization, strict=True) if kind != "constexpr"]
-    ptx = kernel.asm["ptx"]
-    EXECUTED.add(ptx)
-    LAUNCHED.add(f"{self.module}.{self.fn.__name__}")
-    executed = machine.launch(
-        REPLACED.get(ptx, ptx), tuple(grid), taken, kernel.metadata.shared, one_of=COUNTED[0][0] if COUNTED else None
-    )
-    for _, count in COUNTED:
-        kinds = {
-            name: key if kind == "constexpr" else kind for name, (kind, key) in zip(bound, specialization, strict=True)
-        }
-        count(self, kinds, kernel.metadata.num_warps, executed)
-    return kernel
+    compiled = _Compiled(self, kernels[key], dict(zip(bound, specialization, strict=True)))
+    compiled[grid](*bound.values())
+    return compiled
+
+
+class _Compiled:
+    """A specialisation of a kernel, launched as Triton's CompiledKernel is."""
+
+    def __init__(self, function, kernel, specialization) -> None:
+        self._function, self._kernel, self._specialization = function, kernel, specialization
+
+    def __getitem__(self, grid):
+        return partial(self._launch, tuple(grid))
+
+    def _launch(self, grid, *args) -> None:
+        kinds = self._specialization.values()
+        taken = [value for value, (kind, _) in zip(args, kinds, strict=True) if kind != "constexpr"]
+        ptx = self._kernel.asm["ptx"]
+        EXECUTED.add(ptx)
+        LAUNCHED.add(f"{self._function.module}.{self._function.fn.__name__}")
+        executed = machine.launch(
+            REPLACED.get(ptx, ptx), grid, taken, self._kernel.metadata.shared, one_of=COUNTED[0][0] if COUNTED else None
+        )
+        for _, count in COUNTED:
+            named = {name: key if kind == "constexpr" else kind for name, (kind, key) in self._specialization.items()}
+            count(self._function, named, self._kernel.metadata.num_warps, executed)
