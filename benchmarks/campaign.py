@@ -2,7 +2,8 @@
 
     probes       the machine's rates and its fingerprint; on a GPU what its kernels compile to
     correctness  the kernels and the models against their equations, by the test suite
-    kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers
+    kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers, on a
+                 GPU also in CUDA graphs
     engines      on a GPU the engines of the races below, which find them in the store
     models       each model's variants against each other and against peers; on a GPU, without --variant, those of RACED
     records      each variant in a process of its own: energy, clocks, memory, check, floor
@@ -241,12 +242,14 @@ def _correctness(settings: Settings) -> Iterator[Part]:
 
 
 def _kernels(settings: Settings) -> Iterator[Part]:
-    precisions = ("fp32", "fp16") if settings.device == "cuda" else ("fp32",)
-    for op, precision, batch in product(settings.ops, precisions, settings.kernel_batch_sizes):
+    precisions, captures = (("fp32", "fp16"), (False, True)) if settings.device == "cuda" else (("fp32",), (False,))
+    for op, precision, batch, captured in product(settings.ops, precisions, settings.kernel_batch_sizes, captures):
         what = ("--op", op, "--dtype", precision, "--batch-size", str(batch), "--device", settings.device)
         how = ["--seconds", str(settings.seconds), "--output", str(settings.folder / "kernels.jsonl")]
         how += [] if settings.compiled else ["--no-compile"]
-        yield _python(f"{op} {precision} batch {batch}", "benchmarks.kernels", *what, *how)
+        how += ["--graph"] if captured else []
+        name = f"{op} {precision} batch {batch}" + (" in graphs" if captured else "")
+        yield _python(name, "benchmarks.kernels", *what, *how)
 
 
 def _workloads(settings: Settings) -> Iterator[tuple[str, int, Direction]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,16 +19,20 @@ import typer
 from rich.table import Table
 from torch import Tensor
 
+from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Probes
 from benchd.daemon.worker import probes
+from benchd.daemon.worker.backends.cudagraph import Slot, capture
 from benchd.kernels.dispatch import Unavailable
 from benchmarks import rows
 from benchmarks.ops import FLIPS, OPS, TOLERANCES, Problem
-from benchmarks.paired import Dropped, Paired
+from benchmarks.paired import VISIT_S, Dropped, Paired, visit
 from benchmarks.peers import Missing
 from benchmarks.rows import Entrant
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MOST_CALLS = 10  # in one graph: a launch of it costs a few microseconds, which all its calls share
+NOT_COMPUTED = 77.0  # no right answer is this number everywhere; it fits every dtype
 Call = Callable[[], Any]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -38,6 +43,7 @@ class Row(rows.Timed, frozen=True, kw_only=True):
 
     `x_of_floor` is its time over the longest of three: the tensors at the device's copy rate, the operations at its
     float32 matrix rate, the exponentials at its exponential rate; `bound_by` names that one.
+    `captured` says that the calls were replayed from CUDA graphs.
     """
 
     op: str
@@ -45,6 +51,7 @@ class Row(rows.Timed, frozen=True, kw_only=True):
     dtype: str
     x_of_floor: float | None = None
     bound_by: str
+    captured: bool = False
 
 
 @app.command()
@@ -61,6 +68,12 @@ def main(
     seconds: Annotated[float, typer.Option(help="Time to race one op at one shape.")] = 5.0,
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     compiled: Annotated[bool, typer.Option("--compile/--no-compile", help="Race torch.compile of the op.")] = True,
+    graph: Annotated[
+        bool,
+        typer.Option(
+            "--graph/--no-graph", help="Race each call as a CUDA graph: the GPU's time without the host's. CUDA only."
+        ),
+    ] = False,
     output: Annotated[Path | None, typer.Option(help="Append one JSON line a contender there.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print the ops with their shapes and stop.")] = False,
 ) -> None:
@@ -70,20 +83,24 @@ def main(
         return
     chosen = _chosen(op, shape, batch_size, dtype, implementation)
     where = rows.open_device(device, threads)
+    if graph and where.type != "cuda":
+        raise typer.BadParameter("--graph needs a CUDA device, and this race is on the CPU")
     own = _own(implementation) if implementation else None
     rates = probes.probe(where, "fp32")
     wrong: list[str] = []
     for name, sizes in chosen:
         torch.manual_seed(0)
         problem = OPS[name].make(sizes, DTYPES[dtype], where)
-        with torch.inference_mode():
+        # outside inference mode, as a capture is: peers change their state, and torch.compile would compile again
+        with torch.no_grad() if graph else torch.inference_mode():
             bound_by, floor_ms = _floor(problem, rates)
-            facts = _facts(name, sizes, dtype, where) | {"bound_by": bound_by}
+            facts = _facts(name, sizes, dtype, where) | {"bound_by": bound_by, "captured": graph}
             entrants = []
-            for entrant in _entrants(problem, own, compiled, DTYPES[dtype]):
+            for entrant in _entrants(problem, own, compiled, graph, DTYPES[dtype]):
                 entrants.append(entrant)
                 rows.write([_row(entrant, facts, None, floor_ms)], output)
             raced = _raced(entrants, facts, floor_ms, where, seconds)
+        del entrant, entrants  # the next op needs the memory of their graphs
         _print(raced)
         rows.write(raced, output)
         wrong += [f"{row.contender} of {name}" for row in raced if _wrong(row)]
@@ -139,7 +156,7 @@ def _own(implementation: str) -> Callable[..., Any]:
 
 
 def _entrants(
-    problem: Problem, own: Callable[..., Any] | None, compiled: bool, dtype: torch.dtype
+    problem: Problem, own: Callable[..., Any] | None, compiled: bool, graph: bool, dtype: torch.dtype
 ) -> Iterator[Entrant]:
     """Yield everybody who may race, ours first, each with its answer judged."""
     prepared: dict[str, Callable[[], Call]] = {"benchd": lambda: problem.call("auto")}
@@ -151,7 +168,7 @@ def _entrants(
         prepared["torch.compile"] = lambda: compiled_call(problem.call("torch"))
     prepared |= {name: functools.partial(peer, problem.arguments) for name, peer in problem.peers.items()}
     expected = problem.expected()
-    return (_judged(name, prepare, expected, problem, dtype) for name, prepare in prepared.items())
+    return (_judged(name, prepare, expected, problem, graph, dtype) for name, prepare in prepared.items())
 
 
 def compiled_call(call: Call, backend: str = "inductor") -> Call:
@@ -161,22 +178,51 @@ def compiled_call(call: Call, backend: str = "inductor") -> Call:
     return found
 
 
-def _judged(name: str, prepare: Callable[[], Call], expected: Any, problem: Problem, dtype: torch.dtype) -> Entrant:
+def _judged(
+    name: str, prepare: Callable[[], Call], expected: Any, problem: Problem, graph: bool, dtype: torch.dtype
+) -> Entrant:
+    calls = 1
     try:
         with rows.limited():
             call = prepare()
-            answer = call()
-    except (Missing, Unavailable) as error:
+            answers = [call()]
+            if graph:
+                call, calls = _captured(call)
+                answers.append(call())
+    except (Missing, Unavailable, Unsupported) as error:
         return Entrant(name, None, str(error), right=False)
     except Exception as error:  # whatever a peer or a user's kernel raises
         return rows.failed(name, error)
-    right, verdict = _agreement(answer, expected, problem.exact, dtype)
-    return Entrant(name, call, verdict, right)
+    verdicts = [_agreement(answer, expected, problem.exact, dtype) for answer in answers]
+    right, verdict = min(verdicts, key=operator.itemgetter(0))
+    return Entrant(name, call, verdict, right, calls)
+
+
+def _captured(call: Call) -> tuple[Call, int]:
+    """Return several calls as one CUDA graph, whose replay returns the last one's answer, and how many calls.
+
+    One that takes a while is there fewer times: its launches would make the graph large.
+    """
+    calls = min(MOST_CALLS, math.ceil(VISIT_S / visit(call, 1, torch.device("cuda"))))
+
+    def run() -> Any:
+        for _ in range(calls - 1):
+            call()
+        return call()
+
+    graph, answer = capture(run)
+    for tensor in _tensors(answer):
+        tensor.fill_(NOT_COMPUTED)  # a launch on another stream ran at once and is missing in the graph
+    return Slot((), graph.replay, answer, call), calls
+
+
+def _tensors(answer: Any) -> tuple[Tensor, ...]:
+    return answer if isinstance(answer, tuple) else (answer,)
 
 
 def _agreement(answer: Any, expected: Any, exact: bool, dtype: torch.dtype) -> tuple[bool, str]:
     """Return whether the answer is right and by how much it differs, over every tensor of it."""
-    answers, wanted = ((value if isinstance(value, tuple) else (value,)) for value in (answer, expected))
+    answers, wanted = _tensors(answer), _tensors(expected)
     if [tensor.shape for tensor in answers] != [tensor.shape for tensor in wanted]:
         return False, f"wrong shape {tuple(answers[0].shape)}"
     pairs = list(zip(answers, wanted, strict=True))
@@ -221,7 +267,8 @@ def _row(entrant: Entrant, facts: Mapping[str, Any], result: Paired | Dropped | 
 
 def _print(raced: Sequence[Row]) -> None:
     first = raced[0]
-    table = Table(title=f"{first.op} {tuple(first.shape)} {first.dtype} on {first.device}", title_justify="left")
+    how = ", in CUDA graphs" if first.captured else ""
+    table = Table(title=f"{first.op} {tuple(first.shape)} {first.dtype} on {first.device}{how}", title_justify="left")
     for column in ("contender", "answer"):
         table.add_column(column)
     for column in ("median ms", "its time over ours [95 %]", f"x of floor ({first.bound_by})"):

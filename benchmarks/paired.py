@@ -41,11 +41,15 @@ class Dropped:
 
 @dataclass
 class _Runner:
-    """A contender on its way: how many calls a visit has, the seconds of a call in each, why it left if it did."""
+    """A contender on its way: how many calls a visit has, the seconds of one in each, why it left if it did.
+
+    `call` makes `in_one` of them at once; the calls of a visit are those of `call`.
+    """
 
     name: str
     call: Callable[[], object]
     device: torch.device
+    in_one: int
     calls: int = 1
     visits: list[float] = field(default_factory=list)
     reason: str | None = None
@@ -61,8 +65,8 @@ class _Runner:
     def warm_up(self, limit_s: float) -> None:
         """Find out how many calls fill a visit; who needs more than `limit_s` for the fewest rounds leaves."""
         with self.leaves_alone():
-            first = _visit(self.call, 1, self.device)
-            once = first if first > limit_s else min(_visit(self.call, 1, self.device) for _ in range(3))
+            first = visit(self.call, 1, self.device)
+            once = first if first > limit_s else min(visit(self.call, 1, self.device) for _ in range(3))
             self.calls = max(1, math.ceil(VISIT_S / once))
             if 2 * FEWEST_ROUNDS * (1 + self.calls) * once > limit_s:
                 raise TimeoutError(f"a call takes {once:.3g} s, too long to race in {limit_s:g} s")
@@ -70,7 +74,7 @@ class _Runner:
     def visit(self) -> None:
         """Take its turn."""
         with self.leaves_alone():
-            self.visits.append(_visit(self.call, self.calls, self.device))
+            self.visits.append(visit(self.call, self.calls, self.device) / self.in_one)
 
     def rounds(self) -> list[float]:
         """Return the seconds of a call in each round, from its visit on the way forth and that on the way back."""
@@ -84,7 +88,7 @@ def told(error: Exception) -> str:
 
 
 def race(
-    contenders: Sequence[tuple[str, Callable[[], object]]],
+    contenders: Sequence[tuple[str, Callable[[], object], int]],
     device: torch.device,
     seconds: float,
     against: str,
@@ -92,12 +96,14 @@ def race(
 ) -> list[Paired | Dropped]:
     """Return what became of each contender, in their order; ratios are times over those of the one named `against`.
 
+    A contender is a name, a call, and how many times that computes the answer: its time is of one of them.
+
     A round visits all of them forth and back (ABC CBA), so that a drift of the machine meets each alike, in an order
     drawn anew each time: in a fixed one, noise that lasts would favour someone. A visit is as many calls as take about
     ten milliseconds, after one that does not count. Rounds go on for `seconds`, at least five, and who would need more
     than `limit_s` for these does not race.
     """
-    runners = [_Runner(name, call, device) for name, call in contenders]
+    runners = [_Runner(name, call, device, calls) for name, call, calls in contenders]
     for runner in runners:
         runner.warm_up(limit_s)
     end = time.perf_counter() + seconds
@@ -112,7 +118,7 @@ def race(
     return [_found(runner, first) for runner in runners]
 
 
-def _visit(call: Callable[[], object], calls: int, device: torch.device) -> float:
+def visit(call: Callable[[], object], calls: int, device: torch.device) -> float:
     """Return the seconds that one of `calls` calls in a row takes, the device's work included.
 
     Whose turn was before does not matter: its threads, which spin for a while, have gone to sleep, and what it took of

@@ -45,6 +45,7 @@ class Found:
     name: str
     machine: Machine | None
     tests: Mapping[str, Mapping[str, int]]
+    captured: list[kernels.Row]
     kernels: list[kernels.Row]
     models: list[models.Row]
     records: list[Record]
@@ -81,11 +82,16 @@ def read(folder: Path) -> Found:
     """Return what lies in the folder of a machine."""
     machine, records, tests = folder / "machine.json", folder / "records.jsonl", folder / TESTS
     profiles = sorted((folder / "profiles").glob("*.json"))
+    races: list[kernels.Row] = _last(
+        _lines(folder / "kernels.jsonl", kernels.Row),
+        lambda row: (row.op, row.shape, row.dtype, row.device, row.captured),
+    )
     return Found(
         name=folder.name,
         machine=msgspec.json.decode(machine.read_bytes(), type=Machine) if machine.exists() else None,
         tests=json.loads(tests.read_text()) if tests.exists() else {},
-        kernels=_last(_lines(folder / "kernels.jsonl", kernels.Row), lambda row: (row.op, row.shape, row.dtype)),
+        kernels=[row for row in races if not row.captured],
+        captured=[row for row in races if row.captured],
         models=_last(
             _lines(folder / "models.jsonl", models.Row),
             lambda row: (row.model, row.options, row.batch_size, row.direction),
@@ -156,19 +162,25 @@ def _tests(found: Found) -> Iterator[str]:
 
 
 def _kernels(found: Found) -> Iterator[str]:
-    others = list(dict.fromkeys(row.contender for row in found.kernels if row.ratio and row.contender != OURS))
+    words = "The time of ours, and how many times it the others take"
+    yield from _races("Kernels", found.kernels, f"{words}.")
+    yield from _races("In CUDA graphs", found.captured, f"{words}: the GPU's alone, without the host's.")
+
+
+def _races(title: str, raced: Sequence[kernels.Row], words: str) -> Iterator[str]:
+    others = list(dict.fromkeys(row.contender for row in raced if row.ratio and row.contender != OURS))
     races: dict[tuple[str, str, str], dict[str, kernels.Row]] = {}
-    for row in found.kernels:
+    for row in raced:
         shape = ",".join(map(str, row.shape))
         races.setdefault((row.op, shape, row.dtype), {})[row.contender] = row
     return _section(
-        "Kernels",
+        title,
         ("op", "shape", "dtype", "ours ms", "x of floor", "bound by", "answer", *others),
         (
             (*race, *_ours(by_name.get(OURS)), *(_ratio(by_name.get(name)) for name in others))
             for race, by_name in races.items()
         ),
-        "The time of ours, and how many times it the others take.",
+        words,
     )
 
 

@@ -50,12 +50,16 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender before the race: its call, or why there is none, and how its answer compares with the right one."""
+    """A contender before the race: its call, or why there is none, and how its answer compares with the right one.
+
+    `calls` says how many times its call computes the answer.
+    """
 
     name: str
     call: Callable[[], Any] | None
     verdict: str
     right: bool
+    calls: int = 1
 
 
 def failed(name: str, error: Exception) -> Entrant:
@@ -81,7 +85,7 @@ def limited() -> Iterator[None]:
 
 def run(entrants: Sequence[Entrant], device: torch.device, seconds: float) -> dict[str, Paired | Dropped]:
     """Race those who have a call and return what was found by name; ratios are times over the first entrant's."""
-    starters = [(entrant.name, entrant.call) for entrant in entrants if entrant.call]
+    starters = [(entrant.name, entrant.call, entrant.calls) for entrant in entrants if entrant.call]
     return {result.name: result for result in race(starters, device, seconds, entrants[0].name, ENTRANT_S)}
 
 

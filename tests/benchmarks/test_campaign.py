@@ -151,6 +151,14 @@ def test_on_a_gpu_the_engines_of_a_race_are_built_before_it():
     assert list(campaign.STAGES).index("engines") < list(campaign.STAGES).index("models")
 
 
+def test_on_a_gpu_each_op_is_raced_in_graphs_too():
+    asked = {device: campaign.STAGES["kernels"](settings(device, ops=["lif"])) for device in ("cuda", "cpu")}
+    graphs = {device: {part.name: "--graph" in part.command for part in parts} for device, parts in asked.items()}
+    fp32, fp16 = "lif fp32 batch 1", "lif fp16 batch 1"
+    assert graphs["cuda"] == {fp32: False, f"{fp32} in graphs": True, fp16: False, f"{fp16} in graphs": True}
+    assert graphs["cpu"] == {fp32: False}
+
+
 def test_on_a_gpu_the_kernels_are_tested_by_several_processes():
     kernels, gpu = campaign.STAGES["correctness"](settings("cuda"))
     assert "--numprocesses" in kernels.command
@@ -238,6 +246,28 @@ def test_kernels_are_held_against_the_best_peer_and_against_the_floor_at_the_lar
     page = performance.page(folder)
     assert "| lif and stbif against spikingjelly's best | at least 1.3 x | 1.2 x | MISSED |" in page
     assert "| share of the floor, the worst kernel at its largest shape | at least 50 % | 80 % | met |" in page
+
+
+def test_captured_races_have_a_table_of_their_own_and_do_not_meet_a_target(tmp_path):
+    folder = tmp_path / "nvidia-h200"
+    folder.mkdir()
+    peer = "spikingjelly LIF"
+    rows = [
+        kernel("lif", "benchd", [8, 64], ratio=1.0, x_of_floor=4.0),
+        kernel("lif", peer, [8, 64], ratio=1.5),
+        kernel("lif", "benchd", [8, 64], ratio=1.0, x_of_floor=1.25, median_ms=0.2, captured=True),
+        kernel("lif", peer, [8, 64], ratio=1.1, median_ms=0.22, captured=True),
+    ]
+    kept = folder / "kernels.jsonl"
+    kept.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    page = performance.page(folder)
+    host, gpu = page.split("### In CUDA graphs")
+    assert "| lif | 8,64 | fp32 | 1 | 4 | bytes |  | 1.5 |" in host
+    assert "| lif | 8,64 | fp32 | 0.2 | 1.25 | bytes |  | 1.1 |" in gpu
+    assert "| lif and stbif against spikingjelly's best | at least 1.3 x | 1.5 x | met |" in gpu
+    assert "at its largest shape | at least 50 % | 25 % | MISSED |" in gpu
+    kept.write_bytes(b"".join(kept.read_bytes().replace(b',"captured":false', b"").splitlines(keepends=True)[:2]))
+    assert "In CUDA graphs" not in performance.page(folder), "rows of before captures"
 
 
 def test_the_scatter_of_energies_and_their_cross_check_are_read_off_the_records(tmp_path):

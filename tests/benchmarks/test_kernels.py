@@ -44,6 +44,7 @@ def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(kernels):
     done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8")
     assert done.exit_code == 0, done.output
     assert rows["benchd"]["ratio"] == 1.0
+    assert not rows["benchd"]["captured"]
     for name in ("benchd", "torch", "reference", "torch.compile"):
         assert rows[name]["right"], rows[name]
         assert rows[name]["median_ms"] > 0
@@ -127,6 +128,13 @@ def test_what_does_not_fit_is_refused(arguments):
     assert done.exit_code == 2
 
 
+def test_graphs_are_refused_on_a_cpu(kernels):
+    done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8", "--graph")
+    assert done.exit_code == 2
+    assert "--graph needs a CUDA device" in done.output
+    assert not rows
+
+
 def test_a_race_visits_everybody_forth_and_back_in_orders_that_are_drawn():
     visits = []
 
@@ -135,7 +143,7 @@ def test_a_race_visits_everybody_forth_and_back_in_orders_that_are_drawn():
             visits.append(name)
             time.sleep(0.002)
 
-        return name, call
+        return name, call, 1
 
     random.seed(1)
     results = race([contender(name) for name in "abc"], torch.device("cpu"), 0.0, "a")
@@ -199,7 +207,15 @@ def test_a_contender_that_does_not_get_ready_is_named_and_the_others_race(tmp_pa
 
 
 def test_who_would_keep_the_others_waiting_does_not_race():
-    calls = [("quick", lambda: None), ("slow", lambda: time.sleep(0.1))]
-    quick, slow = race(calls, torch.device("cpu"), 0.02, "quick", limit_s=0.5)
+    contenders = [("quick", lambda: None, 1), ("slow", lambda: time.sleep(0.1), 1)]
+    quick, slow = race(contenders, torch.device("cpu"), 0.02, "quick", limit_s=0.5)
     assert quick.rounds >= FEWEST_ROUNDS
     assert "too long to race in 0.5 s" in slow.reason
+
+
+def test_where_a_call_computes_the_answer_several_times_its_time_is_of_one():
+    one = Entrant("one", lambda: time.sleep(0.01), "error 0", right=True)
+    ten = Entrant("ten", lambda: time.sleep(0.1), "error 0", right=True, calls=10)
+    results = rows.run([one, ten], torch.device("cpu"), 0.0)
+    assert 10 <= results["ten"].median_ms < 50
+    assert 0.2 < results["ten"].ratio < 5

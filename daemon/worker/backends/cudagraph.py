@@ -7,6 +7,7 @@ run after a run overwrites its output.
 import itertools
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,16 +82,18 @@ def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     # torch 2.8 to 2.10 would keep the RNG seed as an inference tensor, which a replay outside that mode cannot write
     with torch.inference_mode(mode=False), torch.no_grad(), torch.cuda.stream(stream):
         for _ in range(WARM_UP_RUNS):
             run()
         stream.synchronize()
         try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 output = run()
         except Exception as error:
+            with suppress(RuntimeError):  # torch 2.11 leaves the pool open, and no other capture could begin
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             raise Unsupported(f"this cannot be captured as a CUDA graph: {capture_error(error)}") from error
     return graph, output
 
