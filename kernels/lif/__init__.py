@@ -5,7 +5,8 @@
     v[t] = 0 where spiked (reset "zero"), or v[t] - threshold * spike[t] (reset "subtract")
 
 T time steps lead; the other dimensions are neurons and never mix. The membrane v is kept in float32 for float16 and
-bfloat16 currents and in the current's own dtype otherwise. `lif_pool` averages or counts the spikes of 2x2 windows.
+bfloat16 currents and in the current's own dtype otherwise. `lif_pool` adds a bias to the current, and averages or
+counts the spikes of 2x2 windows.
 """
 
 from typing import Literal
@@ -53,6 +54,7 @@ def lif_pool(
     gain: float = 1.0,
     threshold: float = 1.0,
     reset: Reset = "zero",
+    bias: torch.Tensor | None = None,
     time_steps: int | None = None,
     output: Output = "mean",
     implementation: str = "auto",
@@ -61,25 +63,28 @@ def lif_pool(
 
     The averages 0, 1/4 .. 1 are exact in every dtype; `output` "counts" returns the number of spikes instead, 0 .. 4
     as uint8, without a gradient. An odd last row or column of neurons is in no window. With `time_steps` = T, `current`
-    is one step (B, C, H, W) that all T steps receive. Gradient and errors are those of `lif`; ValueError also for
-    another output, another number of dimensions or a side below 2.
+    is one step (B, C, H, W) that all T steps receive. `bias` (C,), one number a channel, is added to the current in the
+    membrane's dtype. Gradient and errors are those of `lif`, with bias differentiable as well; ValueError also for
+    another output, another number of dimensions, a side below 2, or a bias of another shape or on another device.
     """
     if time_steps is not None:
         current = current.expand(time_steps, *current.shape)
-    _check("lif_pool", current, reset)
+    _check("lif_pool", current, reset, bias)
     if current.dim() != 5 or min(current.shape[3:]) < 2:
         raise ValueError(f"lif_pool: current must be (T, B, C, H, W), H and W at least 2, not {tuple(current.shape)}")
+    if bias is not None and bias.shape != current.shape[2:3]:
+        raise ValueError(f"lif_pool: bias must be ({current.shape[2]},), not {tuple(bias.shape)}")
     if output not in {"mean", "counts"}:
         raise ValueError(f"lif_pool: output must be 'mean' or 'counts', not {output!r}")
     module = _implementation(implementation, current.device)
     pooled: torch.Tensor = module.lif_pool(
-        current, decay=decay, gain=gain, threshold=threshold, reset=reset, output=output
+        current, decay=decay, gain=gain, threshold=threshold, reset=reset, bias=bias, output=output
     )
     return pooled
 
 
-def _check(op: str, current: torch.Tensor, reset: str) -> None:
-    require_floats(op, current=current)
+def _check(op: str, current: torch.Tensor, reset: str, bias: torch.Tensor | None = None) -> None:
+    require_floats(op, current=current, bias=bias)
     if current.dim() == 0 or current.shape[0] == 0:
         raise ValueError(f"{op}: current must be (T, ...) with T at least 1, not {tuple(current.shape)}")
     if reset not in {"zero", "subtract"}:

@@ -3,6 +3,19 @@
 import torch
 
 
+def state_dtype(current: torch.Tensor) -> torch.dtype:
+    """Return the dtype of the membranes that receive `current`."""
+    return torch.promote_types(current.dtype, torch.float32)
+
+
+def with_bias(current: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return `current` (..., C, H, W) as it is, or with `bias` (C,) added in the dtype of the membranes."""
+    if bias is None:
+        return current
+    dtype = state_dtype(current)
+    return current.to(dtype) + bias.to(dtype)[:, None, None]
+
+
 def one_of_equal_steps(current: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return (one step, T) of a current expanded over T, else (current, 0)."""
     if len(current) > 1 and current.stride(0) == 0:

@@ -28,7 +28,7 @@ _SILENCED = 2  # of native.c
 def _lif(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
-    wide = compiler.in_dtype(current, _state_dtype(current))
+    wide = compiler.in_dtype(current, layout.state_dtype(current))
     spikes, same_layout = layout.spikes_buffer(wide, repeats)
     wide = wide if same_layout else wide.contiguous()
     step = 0 if repeats else spikes[0].numel()
@@ -41,9 +41,17 @@ def _lif(
 
 @computes(ops.lif_pool_op, "native")
 def _lif_pool(
-    current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
+    current: torch.Tensor,
+    bias: torch.Tensor | None,
+    repeats: int,
+    decay: float,
+    gain: float,
+    threshold: float,
+    subtract: bool,
+    counts: bool,
 ) -> torch.Tensor:
-    images = compiler.in_dtype(layout.frames(current, repeats), _state_dtype(current))
+    images = layout.with_bias(layout.frames(current, repeats), bias)
+    images = compiler.in_dtype(images, layout.state_dtype(current))
     pooled, channels_last = layout.pooled_buffer(current, images, repeats, torch.uint8 if counts else images.dtype)
     images = images.contiguous(memory_format=layout.memory_format(channels_last))
     steps, batch = pooled.shape[:2]
@@ -146,10 +154,6 @@ def _computed_periods(
     neurons = Periods(current.shape, bias, pooled, decay, gain, threshold)
     _library(images.dtype).lif_pool_periods(neurons, images.data_ptr(), compiler.threads())
     return pooled
-
-
-def _state_dtype(current: torch.Tensor) -> torch.dtype:
-    return torch.promote_types(current.dtype, torch.float32)
 
 
 @cache

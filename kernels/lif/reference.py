@@ -3,10 +3,12 @@
 import torch
 from torch.nn import functional
 
+from benchd.kernels.lif import layout
+
 
 def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
     """Return the spikes of `current` (T, ...), without a gradient."""
-    x = current.detach().to(torch.promote_types(current.dtype, torch.float32))
+    x = current.detach().to(layout.state_dtype(current))
     v = torch.zeros_like(x[0])
     spikes = []
     for t in range(x.shape[0]):
@@ -18,9 +20,16 @@ def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, r
 
 
 def lif_pool(
-    current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str, output: str
+    current: torch.Tensor,
+    *,
+    decay: float,
+    gain: float,
+    threshold: float,
+    reset: str,
+    bias: torch.Tensor | None,
+    output: str,
 ) -> torch.Tensor:
-    """Return the spikes of `current` (T, B, C, H, W) averaged, or counted, over 2x2, without a gradient."""
-    spikes = lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
+    """Return the spikes of current (T, B, C, H, W) + bias (C,) averaged, or counted, over 2x2, without a gradient."""
+    spikes = lif(layout.with_bias(current, bias), decay=decay, gain=gain, threshold=threshold, reset=reset)
     pooled: torch.Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, current.shape[:2])
-    return (4 * pooled).to(torch.uint8) if output == "counts" else pooled
+    return (4 * pooled).to(torch.uint8) if output == "counts" else pooled.to(current.dtype)

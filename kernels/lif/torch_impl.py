@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from benchd.kernels.lif.layout import state_dtype, with_bias
+
 _SLOPE = 4.0
 
 
@@ -23,13 +25,21 @@ def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, r
 
 
 def lif_pool(
-    current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str, output: str
+    current: torch.Tensor,
+    *,
+    decay: float,
+    gain: float,
+    threshold: float,
+    reset: str,
+    bias: torch.Tensor | None,
+    output: str,
 ) -> torch.Tensor:
-    """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, differentiable as `lif` is, or counted."""
-    current = current.detach() if output == "counts" else current
-    spikes = lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
+    """Return the spikes of current (T, B, C, H, W) + bias (C,) averaged over 2x2, with `lif`'s gradient, or counted."""
+    charged = with_bias(current, bias)
+    charged = charged.detach() if output == "counts" else charged
+    spikes = lif(charged, decay=decay, gain=gain, threshold=threshold, reset=reset)
     pooled: torch.Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, current.shape[:2])
-    return (4 * pooled).to(torch.uint8) if output == "counts" else pooled
+    return (4 * pooled).to(torch.uint8) if output == "counts" else pooled.to(current.dtype)
 
 
 @torch.no_grad()
@@ -37,11 +47,11 @@ def _in_place(
     current: torch.Tensor, membranes: torch.Tensor | None, decay: float, gain: float, threshold: float, reset: str
 ) -> torch.Tensor:
     """Return the spikes; n before each reset goes to `membranes` (T, ...)."""
-    state_dtype = torch.promote_types(current.dtype, torch.float32)
-    n = torch.zeros_like(current[0], dtype=state_dtype)
+    dtype = state_dtype(current)
+    n = torch.zeros_like(current[0], dtype=dtype)
     spikes = torch.empty_like(current)
     for t, (x, spike) in enumerate(zip(current, spikes, strict=True)):
-        n.mul_(decay).sub_(x if gain == 1.0 else gain * x.to(state_dtype))
+        n.mul_(decay).sub_(x if gain == 1.0 else gain * x.to(dtype))
         if membranes is not None:
             membranes[t] = n
         torch.le(n, -threshold, out=spike)
@@ -56,7 +66,7 @@ def _traced(
     current: torch.Tensor, decay: float, gain: float, threshold: float, reset: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the spikes and n before each reset, both (T, ...), by ops that a compiler can fuse."""
-    x = current.to(torch.promote_types(current.dtype, torch.float32))
+    x = current.to(state_dtype(current))
     n = torch.zeros_like(x[0])
     membranes, spikes = [], []
     for charge in x.unbind():
@@ -76,7 +86,7 @@ class _Lif(torch.autograd.Function):
         if torch.compiler.is_compiling():
             spikes, membranes = _traced(current, decay, gain, threshold, reset)
         else:
-            membranes = torch.empty_like(current, dtype=torch.promote_types(current.dtype, torch.float32))
+            membranes = torch.empty_like(current, dtype=state_dtype(current))
             spikes = _in_place(current, membranes, decay, gain, threshold, reset)
         ctx.save_for_backward(membranes)
         ctx.mark_non_differentiable(membranes)

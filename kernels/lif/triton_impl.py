@@ -40,17 +40,25 @@ def _lif(
 
 @computes(ops.lif_pool_op, "triton")
 def _lif_pool(
-    current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool, counts: bool
+    current: torch.Tensor,
+    bias: torch.Tensor | None,
+    repeats: int,
+    decay: float,
+    gain: float,
+    threshold: float,
+    subtract: bool,
+    counts: bool,
 ) -> torch.Tensor:
     images = layout.frames(current, repeats)
     pooled, channels_last = layout.pooled_buffer(current, images, repeats, torch.uint8 if counts else current.dtype)
     images = images.contiguous(memory_format=layout.memory_format(channels_last))
     steps, batch = pooled.shape[:2]
+    bias = None if bias is None else bias.contiguous()
     if pooled.numel():
         cut = _cut(images.device, pooled[0].numel())
         launch.run(
             _pool_kernel, (batch * triton.cdiv(pooled[0, 0].numel(), cut.block),),
-            images, pooled, batch * images[0].numel(), pooled[0].numel(), decay, gain, threshold,
+            images, bias, pooled, batch * images[0].numel(), pooled[0].numel(), decay, gain, threshold,
             **_pool_constants(steps, images.shape[1:], channels_last, cut), REPEAT=repeats > 0, SUBTRACT=subtract,
             num_warps=cut.warps, enable_fp_fusion=False,
         )  # fmt: skip
@@ -79,9 +87,12 @@ def _pool_constants(steps: int, image: tuple[int, ...], channels_last: bool, cut
 
 
 @triton.jit
-def _fire(v, current, decay, gain, threshold, SUBTRACT: tl.constexpr):
+def _fire(v, current, bias, decay, gain, threshold, SUBTRACT: tl.constexpr):
     """Return the membrane after one step and its spike, 0 or 1."""
-    charged = decay * v + gain * current.to(tl.float32)
+    x = current.to(tl.float32)
+    if bias is not None:
+        x += bias
+    charged = decay * v + gain * x
     fired = charged >= threshold
     reset = charged - threshold if SUBTRACT else 0.0
     return tl.where(fired, reset, charged), tl.where(fired, 1.0, 0.0)
@@ -106,7 +117,7 @@ def _lif_kernel(
     x = tl.load(current + i, mask=inside, other=0.0)
     v = tl.zeros([BLOCK], tl.float32)
     for t in tl.static_range(T):
-        v, spike = _fire(v, x, decay, gain, threshold, SUBTRACT)
+        v, spike = _fire(v, x, None, decay, gain, threshold, SUBTRACT)
         if t + 1 < T and not REPEAT:
             current += neurons
             x = tl.load(current + i, mask=inside, other=0.0)
@@ -117,6 +128,7 @@ def _lif_kernel(
 @triton.jit
 def _pool_kernel(
     current,
+    bias,
     pooled,
     step,
     pooled_step,
@@ -144,15 +156,18 @@ def _pool_kernel(
     current += image * (C * H * W)
     pooled += image * WINDOWS
     corner = _corner(i, C, H, W, CHANNELS_LAST)
+    if bias is not None:
+        channel = i % C if CHANNELS_LAST else i // (W // 2 * (H // 2))
+        bias = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
 
     x0, x1, x2, x3 = _window(current + corner, inside, RIGHT, W * RIGHT)
     rest = tl.zeros([BLOCK], tl.float32)
     v0, v1, v2, v3 = rest, rest, rest, rest
     for t in tl.static_range(T):
-        v0, spike0 = _fire(v0, x0, decay, gain, threshold, SUBTRACT)
-        v1, spike1 = _fire(v1, x1, decay, gain, threshold, SUBTRACT)
-        v2, spike2 = _fire(v2, x2, decay, gain, threshold, SUBTRACT)
-        v3, spike3 = _fire(v3, x3, decay, gain, threshold, SUBTRACT)
+        v0, spike0 = _fire(v0, x0, bias, decay, gain, threshold, SUBTRACT)
+        v1, spike1 = _fire(v1, x1, bias, decay, gain, threshold, SUBTRACT)
+        v2, spike2 = _fire(v2, x2, bias, decay, gain, threshold, SUBTRACT)
+        v3, spike3 = _fire(v3, x3, bias, decay, gain, threshold, SUBTRACT)
         if t + 1 < T and not REPEAT:
             current += step
             x0, x1, x2, x3 = _window(current + corner, inside, RIGHT, W * RIGHT)
@@ -183,7 +198,7 @@ def _window(corner, inside, RIGHT: tl.constexpr, BELOW: tl.constexpr):
 
 
 def _shipped() -> Iterator[launch.Shipped]:
-    """Yield what OnePass launches at 8 steps, half and full: both layers, the first with either encoding."""
+    """Yield what OnePass without batch norm launches at 8 steps, half and full: its first layer by both encodings."""
     layers = {"lif1 repeat": ((64, 32, 32), True), "lif1 rate": ((64, 32, 32), False), "lif2": ((128, 16, 16), False)}
     numbers = dict.fromkeys(("decay", "gain", "threshold"), "fp32")
     for precision in ("fp16", "fp32"):
@@ -192,7 +207,7 @@ def _shipped() -> Iterator[launch.Shipped]:
                 yield launch.shipped(
                     f"lif_pool {layer} {cut.block} {precision}",
                     _pool_kernel,
-                    dict.fromkeys(("current", "pooled"), f"*{precision}") | numbers,
+                    dict.fromkeys(("current", "bias", "pooled"), f"*{precision}") | numbers,
                     _pool_constants(8, image, True, cut) | {"REPEAT": repeat, "SUBTRACT": False},
                     cut.warps,
                     fp_fusion=False,

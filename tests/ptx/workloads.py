@@ -73,7 +73,8 @@ def _onepass(dtype: torch.dtype) -> Iterator[Launch]:
     for batch in (1, 8):
         first, second = _frames(batch, 64, 32, dtype), _frames(batch, 128, 16, dtype)
         for current in (first[0].expand(first.shape), first, second):
-            yield batch, partial(lif_pool, current, decay=0.95, implementation="triton")
+            bias = _numbers(current.shape[2], dtype=dtype)
+            yield batch, partial(lif_pool, current, decay=0.95, bias=bias, implementation="triton")
 
 
 def _stbif(dtype: torch.dtype) -> Iterator[Launch]:

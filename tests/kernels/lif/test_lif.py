@@ -224,14 +224,35 @@ def test_pooled_spikes_are_the_average_of_the_spikes(implementation, reset, dtyp
         assert torch.equal(counts, (4 * want).to(torch.uint8))
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("implementation", PLAIN)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 3, 2, 2), (4, 2, 11, 5, 18), (6, 1, 70, 7, 9), (4, 0, 2, 4, 4)], ids=str)
+def test_a_bias_is_added_in_the_dtype_of_the_membrane(implementation, dtype, shape):
+    generator = torch.Generator().manual_seed(3)
+    current, bias = torch.randn(shape, generator=generator).to(dtype), torch.randn(shape[2], generator=generator)
+    arguments = {"decay": 0.95, "gain": 1.7, "threshold": 0.83}
+    for each in (bias, bias.to(dtype), bias.double(), bias.repeat_interleave(2)[::2]):
+        wide = torch.promote_types(dtype, torch.float32)
+        charges = current.to(wide) + each.to(wide)[:, None, None]
+        want = lif_pool(charges, **arguments, implementation="reference").to(dtype)
+        for layout in (current, channels_last(current), current.mT.contiguous().mT):
+            pooled = lif_pool(layout, **arguments, bias=each, implementation=implementation)
+            assert pooled.dtype == dtype
+            assert torch.equal(pooled, want)
+    counts = lif_pool(current, **arguments, bias=each, output="counts", implementation=implementation)
+    assert torch.equal(counts, (4 * want).to(torch.uint8))
+
+
 @pytest.mark.parametrize("implementation", PLAIN)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_one_step_may_stand_for_all(implementation, memory_format):
     one = dyadic(2, 5, 6, 4).contiguous(memory_format=memory_format)
     arguments = {"decay": 0.5, "threshold": 0.75, "implementation": implementation}
-    want = lif_pool(one.repeat(7, 1, 1, 1, 1), **arguments)
-    assert want.any()
-    assert torch.equal(lif_pool(one, time_steps=7, **arguments), want)
+    for bias in (None, dyadic(5)):
+        want = lif_pool(one.repeat(7, 1, 1, 1, 1), bias=bias, **arguments)
+        assert want.any()
+        assert torch.equal(lif_pool(one, bias=bias, time_steps=7, **arguments), want)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -254,10 +275,10 @@ def test_the_native_ops_are_registered_as_torch_wants(repeats, dtype):
     step = dyadic(2, 3, 4, 6).to(dtype)
     for one in (step, step.contiguous(memory_format=torch.channels_last)):
         current = one if repeats else torch.stack([one, one])
-        arguments = (current, repeats, 0.5, 1.0, 0.5, True)
-        torch.library.opcheck(torch.ops.benchd.lif.default, arguments)
-        for counts in (False, True):
-            torch.library.opcheck(torch.ops.benchd.lif_pool.default, (*arguments, counts))
+        arguments = (repeats, 0.5, 1.0, 0.5, True)
+        torch.library.opcheck(torch.ops.benchd.lif.default, (current, *arguments))
+        for bias, counts in ((None, False), (None, True), (dyadic(3), False)):
+            torch.library.opcheck(torch.ops.benchd.lif_pool.default, (current, bias, *arguments, counts))
     one, by_period = torch.randn(2, 16, 4, 6, dtype=dtype), torch.randn(3, 2, 16, 4, 6, dtype=dtype)
     if dtype != torch.float16:
         torch.library.opcheck(torch.ops.benchd.lif_pool_first.default, (one, 3, 0.9, 1.0, 1.0))
@@ -275,6 +296,12 @@ def test_native_refuses_what_it_cannot_do(op):
         op(current.detach().to("meta"), decay=0.9, implementation="native")
 
 
+def test_native_has_no_gradient_of_a_bias():
+    current, bias = torch.ones(2, 1, 1, 2, 2), torch.ones(1, requires_grad=True)
+    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
+        lif_pool(current, decay=0.9, bias=bias)
+
+
 def test_a_pooled_gradient_is_that_of_the_pool_of_the_spikes():
     current = dyadic(5, 2, 3, 4, 6).requires_grad_()
     weights = torch.randn(5, 2, 3, 2, 3, generator=torch.Generator().manual_seed(5))
@@ -286,10 +313,26 @@ def test_a_pooled_gradient_is_that_of_the_pool_of_the_spikes():
     assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_the_gradient_of_a_bias_is_that_of_the_currents_it_is_added_to(dtype):
+    current, bias = dyadic(5, 2, 3, 4, 6).to(dtype).requires_grad_(), dyadic(3, seed=1).to(dtype).requires_grad_()
+    weights = torch.randn(5, 2, 3, 2, 3, generator=torch.Generator().manual_seed(5))
+    arguments = {"decay": 0.5, "threshold": 0.75, "implementation": "torch"}
+    wide = [tensor.detach().double().requires_grad_() for tensor in (current, bias)]
+    want = lif_pool(wide[0] + wide[1][:, None, None], **arguments)
+    expected = torch.autograd.grad((want * weights).sum(), wide)
+    got = torch.autograd.grad((lif_pool(current, bias=bias, **arguments) * weights).sum(), (current, bias))
+    assert [each.dtype for each in got] == [dtype, dtype]
+    tolerance = 1e-2 if dtype == torch.float16 else 1e-12
+    for each, other in zip(got, expected, strict=True):
+        assert other.any()
+        torch.testing.assert_close(each.double(), other, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("implementation", PLAIN)
 def test_counts_have_no_gradient(implementation):
-    current = torch.ones(2, 1, 1, 2, 2, requires_grad=True)
-    counts = lif_pool(current, decay=0.9, output="counts", implementation=implementation)
+    current, bias = (torch.ones(shape, requires_grad=True) for shape in ((2, 1, 1, 2, 2), (1,)))
+    counts = lif_pool(current, decay=0.9, bias=bias, output="counts", implementation=implementation)
     assert counts.flatten().tolist() == [4, 4]
     assert not counts.requires_grad
 
@@ -297,6 +340,20 @@ def test_counts_have_no_gradient(implementation):
 def test_an_unknown_output_is_refused():
     with pytest.raises(ValueError, match="'mean' or 'counts', not 'sum'"):
         lif_pool(torch.ones(1, 1, 1, 2, 2), decay=0.9, output="sum")
+
+
+@pytest.mark.parametrize(
+    ("bias", "error", "words"),
+    [
+        (torch.ones(1), ValueError, r"bias must be \(2,\), not \(1,\)"),
+        (torch.ones(2, 1), ValueError, r"bias must be \(2,\), not \(2, 1\)"),
+        (torch.ones(2, dtype=torch.int64), TypeError, "bias must be floating point, not torch.int64"),
+        (torch.ones(2, device="meta"), ValueError, "bias must be on cpu as current is, not on meta"),
+    ],
+)
+def test_a_bias_that_does_not_fit_is_refused(bias, error, words):
+    with pytest.raises(error, match=words):
+        lif_pool(torch.ones(1, 1, 2, 2, 2), decay=0.9, bias=bias)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 1, 1, 1, 4)])

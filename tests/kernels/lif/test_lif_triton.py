@@ -59,6 +59,18 @@ def test_pooled_spikes_are_those_of_the_reference(reset, dtype, shape):
     assert torch.equal(counts, (4 * want).to(torch.uint8))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 2, 70, 4, 4), (3, 2, 5, 7, 9), (2, 1, 70, 6, 8), (4, 0, 2, 4, 4)], ids=str)
+def test_a_bias_is_added_in_float32(dtype, shape):
+    current, bias = randn(*shape, dtype=dtype, seed=1), randn(shape[2], seed=4)
+    for each in (bias, bias.to(dtype), bias.double(), bias.repeat_interleave(2)[::2]):
+        want = lif_pool(current, **NEURON, bias=each, implementation="reference")
+        for layout in (current, channels_last(current)):
+            assert torch.equal(lif_pool(layout, **NEURON, bias=each, implementation="triton"), want)
+    counts = lif_pool(current, **NEURON, bias=each, output="counts", implementation="triton")
+    assert torch.equal(counts, (4 * want).to(torch.uint8))
+
+
 def test_a_product_and_a_sum_round_twice():
     x = torch.rand(1000, generator=torch.Generator().manual_seed(2))
     decay = torch.tensor(0.95)
@@ -79,10 +91,11 @@ def test_the_membrane_of_a_half_current_is_kept_in_float32():
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_one_step_may_stand_for_all(memory_format):
     one = randn(2, 5, 6, 4, dtype=torch.float16).contiguous(memory_format=memory_format)
-    want = lif_pool(one, **NEURON, time_steps=7, implementation="reference")
-    pooled = lif_pool(one, **NEURON, time_steps=7, implementation="triton")
-    assert torch.equal(pooled, want)
-    assert pooled.flatten(0, 1).is_contiguous(memory_format=memory_format)
+    for bias in (None, randn(5, seed=4)):
+        want = lif_pool(one, **NEURON, bias=bias, time_steps=7, implementation="reference")
+        pooled = lif_pool(one, **NEURON, bias=bias, time_steps=7, implementation="triton")
+        assert torch.equal(pooled, want)
+        assert pooled.flatten(0, 1).is_contiguous(memory_format=memory_format)
     current = one.expand(7, *one.shape)
     want = lif(current, **NEURON, implementation="reference")
     assert torch.equal(lif(current, **NEURON, implementation="triton"), want)
@@ -107,10 +120,11 @@ def test_the_ops_are_registered_as_torch_wants(repeats, dtype):
     step = randn(2, 3, 4, 6, dtype=dtype)
     lif_pool(step, **NEURON, time_steps=2, implementation="triton")  # registers the ops
     for one in (step, step.contiguous(memory_format=torch.channels_last)):
-        arguments = (one if repeats else torch.stack([one, one]), repeats, 0.5, 1.0, 0.5, True)
-        torch.library.opcheck(ops.lif_op["triton"], arguments)
-        torch.library.opcheck(ops.lif_pool_op["triton"], (*arguments, False))
-    torch.library.opcheck(ops.lif_pool_op["triton"], (*arguments, True))
+        current, arguments = one if repeats else torch.stack([one, one]), (repeats, 0.5, 1.0, 0.5, True)
+        torch.library.opcheck(ops.lif_op["triton"], (current, *arguments))
+        torch.library.opcheck(ops.lif_pool_op["triton"], (current, None, *arguments, False))
+    for bias, counts in ((None, True), (randn(3), False)):
+        torch.library.opcheck(ops.lif_pool_op["triton"], (current, bias, *arguments, counts))
 
 
 def test_a_compiler_traces_it_whole():
