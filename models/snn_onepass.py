@@ -43,12 +43,22 @@ class PooledLif(nn.Module):
         super().__init__()
         self.decay, self.threshold, self.reset, self.implementation = decay, threshold, reset, implementation
 
-    def forward(self, current: torch.Tensor, synapses: "SpikeConv2d | None" = None) -> torch.Tensor:
-        """Return the pooled spikes of `current`, or of what reaches the neurons through `synapses` by first spikes."""
+    def forward(
+        self, current: torch.Tensor, synapses: "SpikeConv2d | None" = None, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the pooled spikes of `current`, or of what reaches the neurons through `synapses` by first spikes.
+
+        `bias` (C,) is added to the current.
+        """
         if synapses is not None:
             return synapses.by_period(current, self.decay, self.threshold)
         return lif_pool(
-            current, decay=self.decay, threshold=self.threshold, reset=self.reset, implementation=self.implementation
+            current,
+            decay=self.decay,
+            threshold=self.threshold,
+            reset=self.reset,
+            bias=bias,
+            implementation=self.implementation,
         )
 
     def first(self, current: torch.Tensor) -> torch.Tensor:
@@ -56,7 +66,20 @@ class PooledLif(nn.Module):
         return lif_pool_first(current[0], len(current), decay=self.decay, threshold=self.threshold)
 
 
-class SpikeConv2d(nn.Conv2d):
+class Convolution(nn.Conv2d):
+    """A convolution that can leave its bias to the neurons behind it."""
+
+    def without_bias(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the output for `x` (N, C, H, W), and the bias if it is not yet added.
+
+        cuDNN has a kernel of its own add it, which reads and writes all of the output; on a CPU it takes no time.
+        """
+        if x.device.type != "cuda" or is_hooked(self):
+            return self(x), None
+        return self._conv_forward(x, self.weight, None), self.bias
+
+
+class SpikeConv2d(Convolution):
     """A convolution of pooled spikes by our kernels where they suit it, and a plain one elsewhere."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, padding: int, per_weight: int) -> None:
@@ -109,7 +132,7 @@ class OnePass(nn.Module):
         super().__init__()
         self.time_steps, self.encoding, self.p_scale = time_steps, encoding, p_scale
         custom, digits = kernels != "torch", per_weight(kernels)
-        self.conv1 = nn.Conv2d(3, 64, 3, padding=1)
+        self.conv1 = Convolution(3, 64, 3, padding=1) if custom else nn.Conv2d(3, 64, 3, padding=1)
         self.conv2 = SpikeConv2d(64, 128, 3, 1, digits) if custom else nn.Conv2d(64, 128, 3, padding=1)
         if batch_norm:
             self.bn1 = nn.BatchNorm2d(64)
@@ -171,15 +194,16 @@ class OnePass(nn.Module):
 
     def _spikes(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the pooled spikes of lif2, (T, B, 128, 8, 8)."""
-        current = self.conv2(self.lif1(self._stem(inputs)).flatten(0, 1))
+        current, bias = self._stem(inputs)
+        current, bias = self._received(self.conv2, self.lif1(current, bias=bias).flatten(0, 1))
         if self.batch_norm:
             current = self.bn2(current)
-        spikes: torch.Tensor = self.lif2(current.unflatten(0, (self.time_steps, -1)))
+        spikes: torch.Tensor = self.lif2(current.unflatten(0, (self.time_steps, -1)), bias=bias)
         return spikes
 
     def _spikes_by_period(self, images: torch.Tensor) -> torch.Tensor:
         """Return what `_spikes` does, from a convolution of first spikes: see `benchd.kernels.lif.native`."""
-        current = self._stem(images)
+        current, _ = self._stem(images)  # with its bias
         if is_hooked(self.lif1):
             self.lif1(current)  # for whoever looks on
         spikes: torch.Tensor = self.lif2(self.lif1.first(current), self.conv2)
@@ -190,19 +214,21 @@ class OnePass(nn.Module):
         logits: torch.Tensor = self.fc2(hidden).unflatten(0, (self.time_steps, -1)).mean(0)
         return logits
 
-    def _stem(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the current of lif1, (T, B, 64, 32, 32)."""
-        if self.encoding == "repeat":
-            still = self._stem_layers(inputs)
-            return still.expand(self.time_steps, *still.shape)
-        current: torch.Tensor = self._stem_layers(inputs.flatten(0, 1)).unflatten(0, (self.time_steps, -1))
-        return current
-
-    def _stem_layers(self, images: torch.Tensor) -> torch.Tensor:
-        current: torch.Tensor = self.conv1(images)
+    def _stem(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the current of lif1, (T, B, 64, 32, 32), and a bias (64,) that is not yet added."""
+        is_still = self.encoding == "repeat"
+        current, bias = self._received(self.conv1, inputs if is_still else inputs.flatten(0, 1))
         if self.batch_norm:
             current = self.bn1(current)
-        return current
+        if is_still:
+            return current.expand(self.time_steps, *current.shape), bias
+        return current.unflatten(0, (self.time_steps, -1)), bias
+
+    def _received(self, layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what the layer makes of `x`, and the bias if our neurons are to add it."""
+        if isinstance(layer, Convolution) and not self.batch_norm:
+            return layer.without_bias(x)
+        return layer(x), None
 
 
 def _rate_coded(images: torch.Tensor, time_steps: int, p_scale: float, uniforms: torch.Tensor | None) -> torch.Tensor:

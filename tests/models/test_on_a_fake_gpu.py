@@ -85,6 +85,40 @@ def test_a_run_does_not_wait_for_the_device(monkeypatch, model, kernels, precisi
     assert bool(own) == (kernels == "custom")
 
 
+class Convolutions(TorchDispatchMode):
+    """Notes of each convolution whether it adds a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_biases = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution.default:
+            self.add_biases.append(args[2] is not None)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "options", "seen", "add_biases"),
+    [
+        ("custom", {}, [], [False, False]),
+        ("custom", {"encoding": "rate"}, [], [False, False]),
+        ("custom", {}, ["conv1"], [True, False]),
+        ("custom", {}, ["conv2"], [False, True]),
+        ("custom", {"batch_norm": True}, [], [True, True]),
+        ("torch", {}, [], [True, True]),
+    ],
+    ids=str,
+)
+def test_neurons_of_onepass_add_the_biases_of_layers_that_nobody_sees(kernels, options, seen, add_biases):
+    built = catalog.build("snn_onepass", kernels=kernels, **options)
+    for name in seen:
+        built.get_submodule(name).register_forward_hook(lambda *_: None)
+    with FakeTensorMode(), torch.no_grad(), Convolutions() as convolutions:
+        on_gpu(built, torch.float16)(torch.empty(2, 3, 32, 32, device="cuda", dtype=torch.float16))
+    assert convolutions.add_biases == add_biases
+
+
 class Sums(TorchDispatchMode):
     """Notes the types of running sums."""
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import INTERPRETED, Unavailable
 from benchd.kernels.exact_conv2d import layer
 from benchd.models.catalog import build
+from benchd.models.snn_onepass import Convolution
 
 
 def built(**options):
@@ -167,6 +168,32 @@ def test_custom_kernels_give_the_plain_network_s_logits(options):
     assert custom.float()(images[:0], *[tensor[:, :0].float() for tensor in extra]).shape == (0, 10)
 
 
+@pytest.mark.parametrize("implementation", ["native", "triton"])
+@pytest.mark.parametrize(
+    "options",
+    [{"reset": "subtract", "threshold": 0.2, "time_steps": 3}, {"encoding": "rate", "threshold": 0.2, "time_steps": 3}],
+    ids=["repeat", "rate"],
+)
+@torch.no_grad()
+def test_neurons_add_the_biases_of_the_layers_as_they_do_on_a_gpu(monkeypatch, options, implementation):
+    if implementation == "triton" and not (INTERPRETED and pytest.importorskip("triton")):
+        pytest.skip("Triton is not interpreted beside a GPU")
+    plain, custom = build("snn_onepass", **options), build("snn_onepass", kernels="custom", **options)
+    custom.load_state_dict(plain.state_dict())
+    custom.lif1.implementation = custom.lif2.implementation = implementation
+    images, steps = torch.rand(2, 3, 32, 32), options.get("time_steps", 8)
+    extra = [torch.rand(steps, 2, 3, 32, 32)] if options.get("encoding") == "rate" else []
+    left = []
+
+    def without_bias(layer, x):
+        left.append(layer)
+        return layer._conv_forward(x, layer.weight, None), layer.bias
+
+    monkeypatch.setattr(Convolution, "without_bias", without_bias)
+    torch.testing.assert_close(custom(images, *extra), plain(images, *extra), rtol=1e-6, atol=1e-6)
+    assert left == [custom.conv1, custom.conv2]
+
+
 @torch.no_grad()
 def test_custom_kernels_follow_their_weights():
     plain, custom = build("snn_onepass", time_steps=4), build("snn_onepass", kernels="custom", time_steps=4)
@@ -215,7 +242,7 @@ def test_custom_kernels_convolve_the_first_spikes_of_steady_neurons(monkeypatch)
         sent.clear()
         torch.testing.assert_close(custom(images), plain(images), rtol=1e-6, atol=1e-6)
         assert all(map(torch.equal, *([calls.pop() for calls in each] for each in (seen, shown))))
-        assert (sent[0].count_nonzero() < plain.lif1(plain._stem(images)).count_nonzero()) == is_steady
+        assert (sent[0].count_nonzero() < plain.lif1(plain._stem(images)[0]).count_nonzero()) == is_steady
 
 
 def neuron_output(model, number):
@@ -283,8 +310,9 @@ def test_custom_kernels_do_not_learn():
 
 def test_without_a_compiler_the_custom_kernels_are_refused_by_name(tmp_path, printed):
     code = """
-from benchd.kernels.dispatch import Unavailable
+from benchd.kernels.dispatch import INTERPRETED, Unavailable
 from benchd.models.catalog import build
+from benchd.models.snn_onepass import Convolution
 for name, options in (("snn_onepass", {}), ("snn_stbif_resnet18", {"width": 8}), ("vim_tiny", {"depth": 1})):
     try:
         build(name, kernels="custom", **options)
