@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution, require_integers
 from benchd.kernels.lif import lif_pool
 from benchd.kernels.lif.native import lif_pool_first
 from benchd.kernels.op import is_exported, is_hooked
 from benchd.kernels.spike_conv2d import skips_zeros_in
+from benchd.kernels.spike_conv2d.packed_weights import Packed
 from benchd.models.catalog import Kernels
 from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
@@ -105,14 +107,31 @@ class SpikeLinear(nn.Linear):
 
     def __init__(self, channels: int, side: int, out_features: int, per_weight: int) -> None:
         super().__init__(channels * side * side, out_features)
-        self._convolve = SpikeConvolution((out_features, channels, side, side), per_weight)
+        shape = out_features, channels, side, side
+        self._convolve, self._pixels_first = SpikeConvolution(shape, per_weight), Packed(_pixels_first, shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output (N, out) for `x` (N, C, H, W)."""
         if not self._convolve.suits(x, self.weight):
-            return super().forward(x.flatten(1))
+            return self.as_it_lies(x) if _is_worth_a_copy_of_weights(x) else super().forward(x.flatten(1))
         # one window as large as the picture: a channels-last one need not be flattened into the weight's order
         return self._convolve(x, self.weight, self.bias, grid=_COUNTS).flatten(1)
+
+    def as_it_lies(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the output for a channels-last `x`, which is not copied, without a gradient of the weight."""
+        return functional.linear(_pixels_first(x), self._pixels_first(self.weight), self.bias)
+
+
+def _pixels_first(pictures: torch.Tensor) -> torch.Tensor:
+    """Return (N, C, H, W) as (N, H W C)."""
+    return pictures.permute(0, 2, 3, 1).flatten(1)
+
+
+def _is_worth_a_copy_of_weights(x: torch.Tensor) -> bool:
+    """Return whether flattening `x` (N, C, H, W) would copy it on a GPU, in inference that nothing traces."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_exported():
+        return False
+    return x.device.type == "cuda" and x.is_contiguous(memory_format=torch.channels_last)
 
 
 class OnePass(nn.Module):

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 import torch
+from torch import nn
 from worker_jobs import job
 
 from benchd.daemon.records import Variant
@@ -65,6 +66,17 @@ def test_layers_of_onepass_that_are_seen_add_their_biases_and_change_no_answer(e
     same = torch.isclose(found, expected, rtol=1e-3, atol=1e-3).all(1)
     assert float(same.float().mean()) >= (0.75 if precision == torch.float32 else 0.0)
     assert (found - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_fc1_of_onepass_reads_spikes_as_they_lie_with_weights_that_it_follows():
+    layer = catalog.build("snn_onepass", kernels="custom").cuda().fc1
+    x = torch.rand(4, 128, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(layer(x), nn.functional.linear(x.flatten(1), layer.weight, layer.bias))
+            layer.weight.mul_(2)
+    layer(x).sum().backward()
+    assert layer.weight.grad.any()
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # Inductor's advice

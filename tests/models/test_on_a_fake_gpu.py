@@ -85,16 +85,18 @@ def test_a_run_does_not_wait_for_the_device(monkeypatch, model, kernels, precisi
     assert bool(own) == (kernels == "custom")
 
 
-class Convolutions(TorchDispatchMode):
-    """Notes of each convolution whether it adds a bias."""
+class Passes(TorchDispatchMode):
+    """Notes of each convolution whether it adds a bias, and the shapes that are copied."""
 
     def __init__(self):
         super().__init__()
-        self.add_biases = []
+        self.add_biases, self.copied = [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.convolution.default:
             self.add_biases.append(args[2] is not None)
+        if func is torch.ops.aten.clone.default:
+            self.copied.append(tuple(args[0].shape))
         return func(*args, **(kwargs or {}))
 
 
@@ -114,9 +116,19 @@ def test_neurons_of_onepass_add_the_biases_of_layers_that_nobody_sees(kernels, o
     built = catalog.build("snn_onepass", kernels=kernels, **options)
     for name in seen:
         built.get_submodule(name).register_forward_hook(lambda *_: None)
-    with FakeTensorMode(), torch.no_grad(), Convolutions() as convolutions:
+    assert passes(built).add_biases == add_biases
+
+
+def passes(built):
+    """Return what a run in half precision notes."""
+    with FakeTensorMode(), torch.no_grad(), Passes() as noted:
         on_gpu(built, torch.float16)(torch.empty(2, 3, 32, 32, device="cuda", dtype=torch.float16))
-    assert convolutions.add_biases == add_biases
+    return noted
+
+
+def test_fc1_of_onepass_reads_spikes_as_they_lie():
+    assert passes(catalog.build("snn_onepass", kernels="custom")).copied == [(256, 8, 8, 128)]  # weights, once
+    assert passes(catalog.build("snn_onepass")).copied == [(16, 128, 8, 8)]
 
 
 class Sums(TorchDispatchMode):

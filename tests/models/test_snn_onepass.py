@@ -195,6 +195,17 @@ def test_neurons_add_the_biases_of_the_layers_as_they_do_on_a_gpu(monkeypatch, o
 
 
 @torch.no_grad()
+def test_fc1_reads_spikes_as_they_lie_with_weights_that_it_follows():
+    layer = build("snn_onepass", kernels="custom").fc1.double()
+    x = torch.randint(5, (3, 128, 8, 8)).double().contiguous(memory_format=torch.channels_last) / 4
+    for _ in range(2):
+        for _ in range(2):
+            torch.testing.assert_close(layer.as_it_lies(x), layer(x))
+        layer.weight.mul_(2)
+    assert layer._pixels_first(layer.weight) is layer._pixels_first(layer.weight)
+
+
+@torch.no_grad()
 def test_custom_kernels_follow_their_weights():
     plain, custom = build("snn_onepass", time_steps=4), build("snn_onepass", kernels="custom", time_steps=4)
     images = torch.rand(2, 3, 32, 32)
