@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,35 +13,32 @@ from torch import Tensor
 # Turing, Ampere on the desktop, Orin, Ada, Hopper
 ARCHITECTURES = (75, 86, 87, 89, 90)
 Cut = TypeVar("Cut")
-_COMPILED: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # and the constants behind the arguments
+_COMPILED: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # and the constants behind the numbers
 
 
-def run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch `kernel` as `kernel[grid](*arguments, **constants)` would, on the GPU of the first argument, a tensor.
+def run(
+    kernel: Any, grid: tuple[int, ...], tensors: Sequence[Tensor | None], numbers: tuple[Any, ...], **constants: Any
+) -> None:
+    """Launch `kernel` as `kernel[grid](*tensors, *numbers, **constants)` would, on the GPU of the first tensor.
 
     Triton looks at every argument of every launch to find the specialisation that it compiled, for most of the time
     that a launch takes: 44 of 56 us on the host of an H100. Here the first launch of its kind leaves it at hand. All
-    that Triton tells specialisations apart by is in the key: types, values of what is no tensor, and whether an address
-    is a multiple of 16.
+    that Triton tells specialisations apart by is in the key: values, types, and whether an address is a multiple of 16.
+    A kernel's numbers and constants have the same types and names in each launch.
     """
-    first = arguments[0]
-    key = (
-        id(kernel),
-        first.get_device(),
-        *constants.items(),
-        *[
-            (argument.dtype, argument.data_ptr() % 16 == 0)
-            if isinstance(argument, Tensor)
-            else (float if isinstance(argument, float) else argument)
-            for argument in arguments
-        ],
-    )
+    first = cast("Tensor", tensors[0])
+    kinds = [
+        None if each is None else each.dtype if each.data_ptr() % 16 == 0 else (each.dtype, "unaligned")
+        for each in tensors
+    ]
+    key = id(kernel), first.get_device(), *kinds, numbers, *constants.values()
     with torch.cuda.device_of(first):
         if (found := _COMPILED.get(key)) is not None:
             compiled, rest = found
-            compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
-        elif (compiled := kernel[grid](*arguments, **constants)) is not None:  # None by Triton's interpreter
-            _COMPILED[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+            compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *rest)
+        elif (compiled := kernel[grid](*tensors, *numbers, **constants)) is not None:  # None by Triton's interpreter
+            given = len(tensors) + len(numbers)
+            _COMPILED[key] = compiled, tuple(constants[name] for name in kernel.arg_names[given:])
 
 
 @dataclass(frozen=True, kw_only=True)

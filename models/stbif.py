@@ -550,6 +550,7 @@ class _Folded(nn.Module):
         self._sizes = None if kernels == "torch" else _square_sizes(layer)
         shape = (*layer.weight.shape, 1, 1) if isinstance(layer, nn.Linear) else None
         self._convolve = SpikeConvolution(shape, per_weight(kernels))
+        self._is_custom = kernels != "torch"
         self._senders: tuple[Quantiser | StBif, ...] = ()
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
@@ -629,6 +630,7 @@ class _Folded(nn.Module):
         if self.suits(x):
             return self.convolved(x, bias)
         if isinstance(layer, nn.Conv2d):
+            x = x.contiguous() if self._is_custom and _goes_by_planes(weight) else x
             y: torch.Tensor = layer._conv_forward(x, weight, bias)
             return y
         return functional.linear(x, weight, bias)
@@ -663,7 +665,17 @@ class _Folded(nn.Module):
             weight, bias = _folded(weight, bias, norm, wide)
         if bias is not None and self._schedule is not None:
             bias = _scheduled(bias, *self._schedule).reshape(-1, 1, len(bias), *[1] * (weight.dim() - 2))
-        return weight.to(dtype), None if bias is None else bias.to(dtype)
+        weight = weight.to(dtype)
+        weight = weight.contiguous() if _goes_by_planes(weight) else weight
+        return weight, None if bias is None else bias.to(dtype)
+
+
+def _goes_by_planes(weight: torch.Tensor) -> bool:
+    """Return whether cuDNN convolves by planes, (N, C, H, W) as it is: float32.
+
+    What is channels last it converts, in and out of each layer: 13 % of the spiking ResNet-18's time on an H100.
+    """
+    return weight.device.type == "cuda" and weight.dtype == torch.float32
 
 
 def _folded(

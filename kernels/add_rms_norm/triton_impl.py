@@ -33,7 +33,7 @@ def _normed(
     if hidden.numel():
         launch.run(
             _kernel, (hidden.numel() // dim,),
-            added, stream, scale, normed, total, dim, eps, RESIDUAL=residual is not None, BLOCK=block,
+            (added, stream, scale, normed, total), (dim, eps), RESIDUAL=residual is not None, BLOCK=block,
             num_warps=warps, enable_fp_fusion=_FP_FUSION,
         )  # fmt: skip
     return normed, total

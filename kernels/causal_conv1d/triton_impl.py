@@ -50,8 +50,9 @@ def _convolved(
     blocks = triton.cdiv(length, tile.tokens)
     launch.run(
         _kernel, (batch * blocks, triton.cdiv(channels, tile.channels)),
-        rows, taps, taps if bias is None else bias.contiguous(), y, *rows.stride()[:2], x.numel(), channels,
-        length, blocks, BACK=pair or not reverse, AHEAD=pair or reverse, BIAS=bias is not None, SILU=silu,
+        (rows, taps, taps if bias is None else bias.contiguous(), y),
+        (*rows.stride()[:2], x.numel(), channels, length, blocks),
+        BACK=pair or not reverse, AHEAD=pair or reverse, BIAS=bias is not None, SILU=silu,
         WIDTH=weight.shape[-1], TOKENS=tile.tokens, CHANNELS=tile.channels,
         num_warps=tile.warps, enable_fp_fusion=_FP_FUSION,
     )  # fmt: skip

@@ -31,7 +31,7 @@ def _lif(
         cut = _cut(current.device, neurons)
         launch.run(
             _lif_kernel, (triton.cdiv(neurons, cut.block),),
-            current, spikes, neurons, decay, gain, threshold,
+            (current, spikes), (neurons, decay, gain, threshold),
             T=len(spikes), REPEAT=repeats > 0, SUBTRACT=subtract, BLOCK=cut.block,
             num_warps=cut.warps, enable_fp_fusion=False,
         )  # fmt: skip
@@ -58,7 +58,7 @@ def _lif_pool(
         cut = _cut(images.device, pooled[0].numel())
         launch.run(
             _pool_kernel, (batch * triton.cdiv(pooled[0, 0].numel(), cut.block),),
-            images, bias, pooled, batch * images[0].numel(), pooled[0].numel(), decay, gain, threshold,
+            (images, bias, pooled), (batch * images[0].numel(), pooled[0].numel(), decay, gain, threshold),
             **_pool_constants(steps, images.shape[1:], channels_last, cut), REPEAT=repeats > 0, SUBTRACT=subtract,
             num_warps=cut.warps, enable_fp_fusion=False,
         )  # fmt: skip

@@ -16,6 +16,7 @@ repeat softplus in every lane that shares a channel, and gating there would put 
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -105,14 +106,14 @@ def _scan(
     if y.numel() == 0:
         return y
     rows = [None if tensor is None else _rows(tensor) for tensor in (u, delta, B, C, z)]
-    strides = [(0, 0, 0) if tensor is None else tensor.stride()[:3] for tensor in rows]
+    by_tensor = [(0, 0, 0) if tensor is None else tensor.stride()[:3] for tensor in rows]
+    strides = [*chain.from_iterable(each[:2] for each in by_tensor), *(each[2] for each in by_tensor)]
     dense = [None if tensor is None else tensor.contiguous() for tensor in (A, D, bias)]
     directions, batch, length, channels = y.shape
     cut = _cut(form, launch.architecture(y.device), directions * batch * channels)
     launch.run(
         _scan_kernel, (batch * triton.cdiv(channels, cut.channels), directions),
-        *rows, *dense, y, length, *(stride for tensor in strides for stride in tensor[:2]),
-        *(tensor[2] for tensor in strides), SOFTPLUS=softplus, REVERSE=reverse, BOTH=directions == 2,
+        (*rows, *dense, y), (length, *strides), SOFTPLUS=softplus, REVERSE=reverse, BOTH=directions == 2,
         **_scan_constants(form, cut, channels, A.shape[-1]), num_warps=cut.warps, enable_fp_fusion=True,
     )  # fmt: skip
     return y
@@ -153,8 +154,8 @@ def _project(
     tiles = triton.cdiv(channels, _DELTA.channels) + bool(copied)
     launch.run(
         _delta_kernel, (triton.cdiv(rows[0].shape[1], _DELTA.tokens) * tiles, 2),
-        *rows, *missing, weight.contiguous(), bias.contiguous(), delta, *copies, *missing, rows[0].shape[1],
-        *directions, *steps, **constants, num_warps=_DELTA.warps, enable_fp_fusion=True,
+        (*rows, *missing, weight.contiguous(), bias.contiguous(), delta, *copies, *missing),
+        (rows[0].shape[1], *directions, *steps), **constants, num_warps=_DELTA.warps, enable_fp_fusion=True,
     )  # fmt: skip
     return delta, copies
 
@@ -181,7 +182,7 @@ def _gated(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     grid = (triton.cdiv(rows, _GATE.tokens) * triton.cdiv(channels, _GATE.channels),)
     launch.run(
         _gate_kernel, grid,
-        y, z, gated, rows, z.stride(0), **_gate_constants(channels), num_warps=_GATE.warps, enable_fp_fusion=True
+        (y, z, gated), (rows, z.stride(0)), **_gate_constants(channels), num_warps=_GATE.warps, enable_fp_fusion=True
     )  # fmt: skip
     return gated
 

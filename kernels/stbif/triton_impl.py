@@ -67,7 +67,7 @@ def _stbif(
     if n:
         launch.run(
             _stbif_kernel, (triton.cdiv(n, cut.block),),
-            current, bias, residual, threshold, spikes, n, width, run, pos_max, neg_min, CHANNELS_LAST=run == 1,
+            (current, bias, residual, threshold, spikes), (n, width, run, pos_max, neg_min), CHANNELS_LAST=run == 1,
             **_constants(len(current), n, cut), num_warps=cut.warps, enable_fp_fusion=False,
         )  # fmt: skip
     return spikes
@@ -93,8 +93,8 @@ def _stbif_backward(
     if n:
         launch.run(
             _stbif_backward_kernel, (blocks,),
-            grad, current, bias, residual, threshold, codes, to_charge, to_threshold,
-            n, width, run, pos_max, neg_min, CHANNELS_LAST=run == 1,
+            (grad, current, bias, residual, threshold, codes, to_charge, to_threshold),
+            (n, width, run, pos_max, neg_min), CHANNELS_LAST=run == 1,
             **_constants(len(current), n, cut), num_warps=cut.warps, enable_fp_fusion=False,
         )  # fmt: skip
     return to_charge, to_threshold.sum(dtype=torch.float64).to(threshold.dtype).reshape(threshold.shape)
@@ -276,7 +276,7 @@ def _max_pool_delta_backward(
         cut = _LEARNING
         launch.run(
             _unpool_kernel, (triton.cdiv(n, cut.block),),
-            grad, winners, to_values, n, winners[0].numel(), *_sizes(values, winners),
+            (grad, winners, to_values), (n, winners[0].numel(), *_sizes(values, winners)),
             KERNEL=kernel_size, STRIDE=stride, PADDING=padding, **_constants(len(values), n, cut),
             num_warps=cut.warps, enable_fp_fusion=False,
         )  # fmt: skip
@@ -291,7 +291,7 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
     cut = _cut(values.device, n)
     launch.run(
         _sum_kernel, (triton.cdiv(n, cut.block),),
-        dense, sums, n, **_constants(len(values), n, cut), num_warps=cut.warps, enable_fp_fusion=False
+        (dense, sums), (n,), **_constants(len(values), n, cut), num_warps=cut.warps, enable_fp_fusion=False
     )  # fmt: skip
     return sums
 
@@ -302,7 +302,7 @@ def _pool(sums: torch.Tensor, out: torch.Tensor, kernel_size: int, stride: int, 
     cut = _cut(sums.device, n)
     launch.run(
         _pool_kernel, (triton.cdiv(n, cut.block),),
-        sums, out, sums[0].numel(), n, *_sizes(sums, out),
+        (sums, out), (sums[0].numel(), n, *_sizes(sums, out)),
         KERNEL=kernel_size, STRIDE=stride, PADDING=padding, **_constants(len(sums), sums[0].numel(), cut),
         num_warps=cut.warps, enable_fp_fusion=False,
     )  # fmt: skip

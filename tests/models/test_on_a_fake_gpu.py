@@ -86,20 +86,22 @@ def test_a_run_does_not_wait_for_the_device(monkeypatch, model, kernels, precisi
 
 
 class Passes(TorchDispatchMode):
-    """Notes of each convolution whether it adds a bias, and the shapes that are copied."""
+    """Notes of each convolution whether it adds a bias and goes by planes, and the shapes that are copied."""
 
     def __init__(self):
         super().__init__()
-        self.add_biases, self.copied = [], []
+        self.add_biases, self.by_planes, self.copied = [], [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.convolution.default:
             self.add_biases.append(args[2] is not None)
+            self.by_planes.append(args[0].is_contiguous() and args[1].is_contiguous())
         if func is torch.ops.aten.clone.default:
             self.copied.append(tuple(args[0].shape))
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by which kept weights are known
 @pytest.mark.parametrize(
     ("kernels", "options", "seen", "add_biases"),
     [
@@ -116,19 +118,33 @@ def test_neurons_of_onepass_add_the_biases_of_layers_that_nobody_sees(kernels, o
     built = catalog.build("snn_onepass", kernels=kernels, **options)
     for name in seen:
         built.get_submodule(name).register_forward_hook(lambda *_: None)
-    assert passes(built).add_biases == add_biases
+    assert passes(built)[0].add_biases == add_biases
 
 
-def passes(built):
-    """Return what a run in half precision notes."""
-    with FakeTensorMode(), torch.no_grad(), Passes() as noted:
-        on_gpu(built, torch.float16)(torch.empty(2, 3, 32, 32, device="cuda", dtype=torch.float16))
+def passes(built, dtype=torch.float16):
+    """Return what a run in this precision notes, and what another does."""
+    with FakeTensorMode(), torch.no_grad():
+        on_gpu(built, dtype)
+        noted = Passes(), Passes()
+        for each in noted:
+            with each:
+                built(torch.empty(2, 3, 32, 32, device="cuda", dtype=dtype))
     return noted
 
 
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by which kept weights are known
 def test_fc1_of_onepass_reads_spikes_as_they_lie():
-    assert passes(catalog.build("snn_onepass", kernels="custom")).copied == [(256, 8, 8, 128)]  # weights, once
-    assert passes(catalog.build("snn_onepass")).copied == [(16, 128, 8, 8)]
+    assert [each.copied for each in passes(catalog.build("snn_onepass", kernels="custom"))] == [[(256, 8, 8, 128)], []]
+    assert passes(catalog.build("snn_onepass"))[1].copied == [(16, 128, 8, 8)]
+
+
+def test_convolutions_of_the_spiking_resnet_go_by_planes_in_float32_alone():
+    built = catalog.build("snn_stbif_resnet18", kernels="custom", width=8)
+    first, again = passes(built, torch.float32)
+    assert all(first.by_planes)
+    assert again.copied == [(16, 8, 8, 8)]  # by the pool alone, whose answer is channels last
+    half = catalog.build("snn_stbif_resnet18", kernels="custom", width=8)
+    assert not any(passes(half)[1].by_planes[1:])
 
 
 class Sums(TorchDispatchMode):
