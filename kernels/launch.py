@@ -23,15 +23,17 @@ def run(
 
     Triton looks at every argument of every launch to find the specialisation that it compiled, for most of the time
     that a launch takes: 44 of 56 us on the host of an H100. Here the first launch of its kind leaves it at hand. All
-    that Triton tells specialisations apart by is in the key: values, types, and whether an address is a multiple of 16.
-    A kernel's numbers and constants have the same types and names in each launch.
+    that Triton tells specialisations apart by is in the key: types, values but those of floats, and whether an address
+    is a multiple of 16. A kernel's numbers and constants have the same types and names in each launch. Settings of
+    Triton that change what it compiles are those of a kind's first launch.
     """
     first = cast("Tensor", tensors[0])
     kinds = [
         None if each is None else each.dtype if each.data_ptr() % 16 == 0 else (each.dtype, "unaligned")
         for each in tensors
     ]
-    key = id(kernel), first.get_device(), *kinds, numbers, *constants.values()
+    sizes = [number for number in numbers if type(number) is not float]
+    key = id(kernel), first.get_device(), *kinds, *sizes, *constants.values()
     with torch.cuda.device_of(first):
         if (found := _COMPILED.get(key)) is not None:
             compiled, rest = found

@@ -19,7 +19,6 @@ from benchd.kernels.lif import lif_pool
 from benchd.kernels.lif.native import lif_pool_first
 from benchd.kernels.op import is_exported, is_hooked
 from benchd.kernels.spike_conv2d import skips_zeros_in
-from benchd.kernels.spike_conv2d.packed_weights import Packed
 from benchd.models.catalog import Kernels
 from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
@@ -107,31 +106,27 @@ class SpikeLinear(nn.Linear):
 
     def __init__(self, channels: int, side: int, out_features: int, per_weight: int) -> None:
         super().__init__(channels * side * side, out_features)
-        shape = out_features, channels, side, side
-        self._convolve, self._pixels_first = SpikeConvolution(shape, per_weight), Packed(_pixels_first, shape)
+        self._convolve = SpikeConvolution((out_features, channels, side, side), per_weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output (N, out) for `x` (N, C, H, W)."""
         if not self._convolve.suits(x, self.weight):
-            return self.as_it_lies(x) if _is_worth_a_copy_of_weights(x) else super().forward(x.flatten(1))
+            # of channels-last pictures and weights in another order, the smaller is copied into that of the other
+            on_gpu = x.device.type == "cuda" and not is_exported()
+            copies_weight = on_gpu and not x.is_contiguous() and len(x) > self.out_features
+            return self.pixels_first(x) if copies_weight else super().forward(x.flatten(1))
         # one window as large as the picture: a channels-last one need not be flattened into the weight's order
         return self._convolve(x, self.weight, self.bias, grid=_COUNTS).flatten(1)
 
-    def as_it_lies(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the output for a channels-last `x`, which is not copied, without a gradient of the weight."""
-        return functional.linear(_pixels_first(x), self._pixels_first(self.weight), self.bias)
+    def pixels_first(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what `forward` does, by features in the order (H, W, C): a channels-last `x` is not copied."""
+        weight = self.weight.unflatten(1, x.shape[1:])
+        return functional.linear(_pixels_first(x), _pixels_first(weight), self.bias)
 
 
 def _pixels_first(pictures: torch.Tensor) -> torch.Tensor:
     """Return (N, C, H, W) as (N, H W C)."""
     return pictures.permute(0, 2, 3, 1).flatten(1)
-
-
-def _is_worth_a_copy_of_weights(x: torch.Tensor) -> bool:
-    """Return whether flattening `x` (N, C, H, W) would copy it on a GPU, in inference that nothing traces."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_exported():
-        return False
-    return x.device.type == "cuda" and x.is_contiguous(memory_format=torch.channels_last)
 
 
 class OnePass(nn.Module):
@@ -213,12 +208,11 @@ class OnePass(nn.Module):
 
     def _spikes(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the pooled spikes of lif2, (T, B, 128, 8, 8)."""
-        current, bias = self._stem(inputs)
-        current, bias = self._received(self.conv2, self.lif1(current, bias=bias).flatten(0, 1))
+        spikes = self._fired(self.lif1, *self._stem(inputs))
+        current, bias = self._received(self.conv2, spikes.flatten(0, 1), self.lif2)
         if self.batch_norm:
             current = self.bn2(current)
-        spikes: torch.Tensor = self.lif2(current.unflatten(0, (self.time_steps, -1)), bias=bias)
-        return spikes
+        return self._fired(self.lif2, current.unflatten(0, (self.time_steps, -1)), bias)
 
     def _spikes_by_period(self, images: torch.Tensor) -> torch.Tensor:
         """Return what `_spikes` does, from a convolution of first spikes: see `benchd.kernels.lif.native`."""
@@ -236,18 +230,25 @@ class OnePass(nn.Module):
     def _stem(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the current of lif1, (T, B, 64, 32, 32), and a bias (64,) that is not yet added."""
         is_still = self.encoding == "repeat"
-        current, bias = self._received(self.conv1, inputs if is_still else inputs.flatten(0, 1))
+        current, bias = self._received(self.conv1, inputs if is_still else inputs.flatten(0, 1), self.lif1)
         if self.batch_norm:
             current = self.bn1(current)
         if is_still:
             return current.expand(self.time_steps, *current.shape), bias
         return current.unflatten(0, (self.time_steps, -1)), bias
 
-    def _received(self, layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what the layer makes of `x`, and the bias if our neurons are to add it."""
-        if isinstance(layer, Convolution) and not self.batch_norm:
+    def _received(
+        self, layer: nn.Module, x: torch.Tensor, neurons: nn.Module
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return what the layer makes of `x`, and the bias if our neurons, which nothing looks at, are to add it."""
+        if isinstance(layer, Convolution) and not self.batch_norm and not is_hooked(neurons):
             return layer.without_bias(x)
         return layer(x), None
+
+    @staticmethod
+    def _fired(neurons: nn.Module, current: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        spikes: torch.Tensor = neurons(current) if bias is None else neurons(current, bias=bias)
+        return spikes
 
 
 def _rate_coded(images: torch.Tensor, time_steps: int, p_scale: float, uniforms: torch.Tensor | None) -> torch.Tensor:

@@ -501,9 +501,10 @@ class _MaxPoolOfSum(nn.Module):
         """Return (T, B, C, H', W') for `values` (T, B, C, H, W)."""
         if self.implementation != "torch":
             kernel_size, stride, padding = cast("tuple[int, int, int]", _squares(self.pool))
-            return max_pool_delta(
+            pooled = max_pool_delta(
                 values, kernel_size=kernel_size, stride=stride, padding=padding, implementation=self.implementation
             )
+            return pooled.contiguous() if _goes_by_planes(pooled) else pooled
         pooled = _steps(self.pool(running_sums(values).flatten(0, 1)), len(values))
         return torch.cat([pooled[:1], pooled.diff(dim=0)]).to(values.dtype)
 
@@ -550,7 +551,7 @@ class _Folded(nn.Module):
         self._sizes = None if kernels == "torch" else _square_sizes(layer)
         shape = (*layer.weight.shape, 1, 1) if isinstance(layer, nn.Linear) else None
         self._convolve = SpikeConvolution(shape, per_weight(kernels))
-        self._is_custom = kernels != "torch"
+        self._is_custom, self._by_planes = kernels != "torch", False
         self._senders: tuple[Quantiser | StBif, ...] = ()
         # a tuple keeps them out of this module's own children, so that the state dict names them once
         self._sources = (layer, norm)
@@ -567,7 +568,9 @@ class _Folded(nn.Module):
     def refresh(self, *, force: bool) -> None:
         """Derive weight and bias again if forced or if a tensor they come from was replaced or written to."""
         tensors = [tensor for tensor in self._tensors() if tensor is not None]
-        if force or not self._is_derived_from(tensors):
+        by_planes = self._is_custom and _goes_by_planes(tensors[0])
+        if force or by_planes != self._by_planes or not self._is_derived_from(tensors):
+            self._by_planes = by_planes
             # ordinary tensors even where inference mode asks for them: they may outlive it
             with torch.inference_mode(False), torch.no_grad():
                 weight, bias = self._derive()
@@ -630,7 +633,7 @@ class _Folded(nn.Module):
         if self.suits(x):
             return self.convolved(x, bias)
         if isinstance(layer, nn.Conv2d):
-            x = x.contiguous() if self._is_custom and _goes_by_planes(weight) else x
+            x = x.contiguous() if self._by_planes else x
             y: torch.Tensor = layer._conv_forward(x, weight, bias)
             return y
         return functional.linear(x, weight, bias)
@@ -666,16 +669,17 @@ class _Folded(nn.Module):
         if bias is not None and self._schedule is not None:
             bias = _scheduled(bias, *self._schedule).reshape(-1, 1, len(bias), *[1] * (weight.dim() - 2))
         weight = weight.to(dtype)
-        weight = weight.contiguous() if _goes_by_planes(weight) else weight
+        if self._by_planes:  # not contiguous(): of 1x1 it takes what is channels last for either
+            weight = weight.clone(memory_format=torch.contiguous_format)
         return weight, None if bias is None else bias.to(dtype)
 
 
-def _goes_by_planes(weight: torch.Tensor) -> bool:
-    """Return whether cuDNN convolves by planes, (N, C, H, W) as it is: float32.
+def _goes_by_planes(tensor: torch.Tensor) -> bool:
+    """Return whether cuDNN convolves `tensor` by planes, (N, C, H, W) as it is: float32, and not for autocast.
 
     What is channels last it converts, in and out of each layer: 13 % of the spiking ResNet-18's time on an H100.
     """
-    return weight.device.type == "cuda" and weight.dtype == torch.float32
+    return tensor.device.type == "cuda" and tensor.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
 
 
 def _folded(

@@ -156,27 +156,33 @@ class PatchEmbedding(nn.Module):
     """Images (B, 3, H, W) to patches (B, rows * columns, dim), row by row.
 
     Beside our kernels on a GPU, patches that do not overlap are one matrix product: for their convolution cuDNN takes
-    50 of the 829 us that Vim tiny takes for an image in half precision on an H100.
+    6 % of the time that Vim tiny takes for an image in half precision on an H100.
     """
 
     def __init__(self, dim: int, patch_size: int, stride: int, implementation: str) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, dim, patch_size, stride)
-        self._is_product = implementation != "torch" and patch_size == stride
+        self._is_custom = implementation != "torch"
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the patches of the images."""
-        if self._is_product and images.device.type == "cuda" and not is_hooked(self.proj):
+        if self._is_custom and images.device.type == "cuda" and self._is_product():
             return self.product(images)
         patches: torch.Tensor = self.proj(images)
         return patches.flatten(2).transpose(1, 2)
 
+    def _is_product(self) -> bool:
+        """Return whether the layer is still one whose patches do not overlap, and nothing looks at it."""
+        layer = self.proj
+        plain = type(layer) is nn.Conv2d and layer.groups == 1 and not is_hooked(layer)
+        return plain and layer.kernel_size == layer.stride and (layer.padding, layer.dilation) == ((0, 0), (1, 1))
+
     def product(self, images: torch.Tensor) -> torch.Tensor:
         """Return the patches, which do not overlap, by a matrix product."""
-        side = self.proj.stride[0]
-        rows, columns = (pixels // side for pixels in images.shape[2:])
-        whole = images[:, :, : rows * side, : columns * side]
-        pixels = whole.unflatten(3, (columns, side)).unflatten(2, (rows, side)).permute(0, 2, 4, 1, 3, 5)
+        height, width = self.proj.stride
+        rows, columns = images.shape[2] // height, images.shape[3] // width
+        whole = images[:, :, : rows * height, : columns * width]
+        pixels = whole.unflatten(3, (columns, width)).unflatten(2, (rows, height)).permute(0, 2, 4, 1, 3, 5)
         return functional.linear(pixels.flatten(3).flatten(1, 2), self.proj.weight.flatten(1), self.proj.bias)
 
 

@@ -71,8 +71,11 @@ def tensors(draw):
 SIZES = st.sampled_from([0, 1, 2, 15, 16, 48, 2**31 - 1, 2**31, 2**40])
 TENSORS = st.tuples(tensors(), tensors(), st.none() | tensors())
 NUMBERS = st.tuples(SIZES, st.floats(), SIZES)
-CONSTANTS = st.fixed_dictionaries(
-    {"FLAG": st.booleans(), "WIDTH": st.sampled_from([1, 4]), "num_warps": st.sampled_from([1, 4])}
+CONSTANTS = st.builds(
+    lambda *values: dict(zip(("FLAG", "WIDTH", "num_warps"), values, strict=True)),  # always in this order
+    st.booleans(),
+    st.sampled_from([1, 4]),
+    st.sampled_from([1, 4]),
 )
 
 
@@ -103,6 +106,6 @@ def one_thing_changed(call, other):
 def test_a_kind_of_launch_is_bound_once():
     kernel = Kernel()
     x = torch.zeros(8)
-    for _ in range(3):
-        launch.run(kernel, (1,), (x, x + 1, None), (8, 0.5, 8), WIDTH=4, FLAG=True)
+    for decay in (0.5, 0.25, float("nan"), float("nan")):
+        launch.run(kernel, (1,), (x, x + 1, None), (8, decay, 8), WIDTH=4, FLAG=True)
     assert kernel.compilations == 1

@@ -86,22 +86,23 @@ def test_a_run_does_not_wait_for_the_device(monkeypatch, model, kernels, precisi
 
 
 class Passes(TorchDispatchMode):
-    """Notes of each convolution whether it adds a bias and goes by planes, and the shapes that are copied."""
+    """Notes of each convolution whether it adds a bias, and its answer, and the shapes that are copied."""
 
     def __init__(self):
         super().__init__()
-        self.add_biases, self.by_planes, self.copied = [], [], []
+        self.add_biases, self.answers, self.copied = [], [], []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.convolution.default:
             self.add_biases.append(args[2] is not None)
-            self.by_planes.append(args[0].is_contiguous() and args[1].is_contiguous())
         if func is torch.ops.aten.clone.default:
             self.copied.append(tuple(args[0].shape))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.convolution.default:
+            self.answers.append(result)
+        return result
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by which kept weights are known
 @pytest.mark.parametrize(
     ("kernels", "options", "seen", "add_biases"),
     [
@@ -109,6 +110,7 @@ class Passes(TorchDispatchMode):
         ("custom", {"encoding": "rate"}, [], [False, False]),
         ("custom", {}, ["conv1"], [True, False]),
         ("custom", {}, ["conv2"], [False, True]),
+        ("custom", {}, ["lif1"], [True, False]),
         ("custom", {"batch_norm": True}, [], [True, True]),
         ("torch", {}, [], [True, True]),
     ],
@@ -121,30 +123,39 @@ def test_neurons_of_onepass_add_the_biases_of_layers_that_nobody_sees(kernels, o
     assert passes(built)[0].add_biases == add_biases
 
 
-def passes(built, dtype=torch.float16):
+def passes(built, dtype=torch.float16, *, batch=2, autocast=False):
     """Return what a run in this precision notes, and what another does."""
-    with FakeTensorMode(), torch.no_grad():
+    with FakeTensorMode(), torch.no_grad(), torch.autocast("cuda", torch.float16, autocast):
         on_gpu(built, dtype)
         noted = Passes(), Passes()
         for each in noted:
             with each:
-                built(torch.empty(2, 3, 32, 32, device="cuda", dtype=dtype))
+                built(torch.empty(batch, 3, 32, 32, device="cuda", dtype=dtype))
     return noted
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by which kept weights are known
-def test_fc1_of_onepass_reads_spikes_as_they_lie():
-    assert [each.copied for each in passes(catalog.build("snn_onepass", kernels="custom"))] == [[(256, 8, 8, 128)], []]
-    assert passes(catalog.build("snn_onepass"))[1].copied == [(16, 128, 8, 8)]
+@pytest.mark.parametrize(("batch", "copied"), [(2, (16, 128, 8, 8)), (32, (256, 128, 8, 8)), (33, (256, 8, 8, 128))])
+def test_before_fc1_of_onepass_the_smaller_of_spikes_and_weights_is_copied(batch, copied):
+    assert passes(catalog.build("snn_onepass", kernels="custom"), batch=batch)[1].copied == [copied]
+    assert passes(catalog.build("snn_onepass"), batch=batch)[1].copied == [(8 * batch, 128, 8, 8)]
 
 
-def test_convolutions_of_the_spiking_resnet_go_by_planes_in_float32_alone():
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "layout"),
+    [
+        (torch.float32, False, torch.contiguous_format),
+        (torch.float16, False, torch.channels_last),
+        (torch.float32, True, torch.channels_last),
+    ],
+    ids=["fp32", "fp16", "amp"],
+)
+def test_convolutions_of_the_spiking_resnet_go_by_planes_in_float32_alone(monkeypatch, dtype, autocast, layout):
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     built = catalog.build("snn_stbif_resnet18", kernels="custom", width=8)
-    first, again = passes(built, torch.float32)
-    assert all(first.by_planes)
-    assert again.copied == [(16, 8, 8, 8)]  # by the pool alone, whose answer is channels last
-    half = catalog.build("snn_stbif_resnet18", kernels="custom", width=8)
-    assert not any(passes(half)[1].by_planes[1:])
+    noted = passes(built, dtype, autocast=autocast)[1]
+    assert all(answer.is_contiguous(memory_format=layout) for answer in noted.answers)
+    if layout == torch.contiguous_format:
+        assert noted.copied == [(8, 2, 8, 8, 8)]  # by the pool alone, whose answer is channels last
 
 
 class Sums(TorchDispatchMode):
