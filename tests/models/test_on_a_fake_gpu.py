@@ -158,6 +158,25 @@ def test_convolutions_of_the_spiking_resnet_go_by_planes_in_float32_alone(monkey
         assert noted.copied == [(8, 2, 8, 8, 8)]  # by the pool alone, whose answer is channels last
 
 
+@pytest.mark.parametrize(
+    ("layer", "convolutions"),
+    [
+        (None, 0),
+        (nn.Conv2d(3, 192, 16, 16, padding=0, dilation=1), 0),
+        (nn.Conv2d(3, 192, 16, 16, padding=8), 1),
+        (nn.Conv2d(3, 192, 8, 16), 1),
+        (nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 192, 16, 16)), 1),
+    ],
+    ids=["own", "same", "padded", "smaller", "parametrised"],
+)
+def test_patches_of_vim_are_a_product_while_they_do_not_overlap(layer, convolutions):
+    embedding = catalog.build("vim_tiny", kernels="custom", depth=1).patch_embed
+    embedding.proj = layer or embedding.proj
+    with FakeTensorMode(), torch.no_grad(), Passes() as noted:
+        on_gpu(embedding, torch.float32)(torch.empty(2, 3, 224, 224, device="cuda"))
+    assert len(noted.answers) == convolutions
+
+
 class Sums(TorchDispatchMode):
     """Notes the types of running sums."""
 

@@ -194,6 +194,18 @@ def test_neurons_add_the_biases_of_the_layers_as_they_do_on_a_gpu(monkeypatch, o
     assert left == [custom.conv1, custom.conv2]
 
 
+@torch.no_grad()
+def test_neurons_that_know_no_bias_may_replace_ours():
+    class Relu(torch.nn.Module):
+        def forward(self, current):
+            return current.relu()[..., ::2, ::2]
+
+    for kernels in ("torch", "custom"):
+        model = build("snn_onepass", kernels=kernels, encoding="rate")
+        model.lif1, model.lif2 = Relu(), Relu()
+        assert model(torch.rand(1, 3, 32, 32)).shape == (1, 10)
+
+
 def test_fc1_reads_spikes_also_in_the_order_in_which_they_lie():
     layer = build("snn_onepass", kernels="custom").fc1.double()
     x = torch.randint(5, (3, 128, 8, 8)).double().contiguous(memory_format=torch.channels_last) / 4
