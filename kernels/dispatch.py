@@ -48,6 +48,11 @@ def refuse_float64(op: str, kernel: Kernel, *tensors: torch.Tensor | None) -> No
         )
 
 
+def state_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype of membranes and sums: float32 for half tensors, else the tensor's own."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def require_floats(op: str, **tensors: Any) -> None:
     """Raise TypeError unless all tensors are floating point, ValueError unless they are where the first one is."""
     first = next(iter(tensors))

@@ -13,7 +13,8 @@ from torch import Tensor
 # Turing, Ampere on the desktop, Orin, Ada, Hopper
 ARCHITECTURES = (75, 86, 87, 89, 90)
 Cut = TypeVar("Cut")
-_COMPILED: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}  # and the constants behind the numbers
+# by kind of launch: what is compiled, and the constants that it takes behind the numbers
+_COMPILED: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
 def run(

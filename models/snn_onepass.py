@@ -67,20 +67,7 @@ class PooledLif(nn.Module):
         return lif_pool_first(current[0], len(current), decay=self.decay, threshold=self.threshold)
 
 
-class Convolution(nn.Conv2d):
-    """A convolution that can leave its bias to the neurons behind it."""
-
-    def without_bias(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the output for `x` (N, C, H, W), and the bias if it is not yet added.
-
-        cuDNN has a kernel of its own add it, which reads and writes all of the output; on a CPU it takes no time.
-        """
-        if x.device.type != "cuda" or is_hooked(self):
-            return self(x), None
-        return self._conv_forward(x, self.weight, None), self.bias
-
-
-class SpikeConv2d(Convolution):
+class SpikeConv2d(nn.Conv2d):
     """A convolution of pooled spikes by our kernels where they suit it, and a plain one elsewhere."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, padding: int, per_weight: int) -> None:
@@ -146,7 +133,7 @@ class OnePass(nn.Module):
         super().__init__()
         self.time_steps, self.encoding, self.p_scale = time_steps, encoding, p_scale
         custom, digits = kernels != "torch", per_weight(kernels)
-        self.conv1 = Convolution(3, 64, 3, padding=1) if custom else nn.Conv2d(3, 64, 3, padding=1)
+        self.conv1 = nn.Conv2d(3, 64, 3, padding=1)
         self.conv2 = SpikeConv2d(64, 128, 3, 1, digits) if custom else nn.Conv2d(64, 128, 3, padding=1)
         if batch_norm:
             self.bn1 = nn.BatchNorm2d(64)
@@ -238,11 +225,16 @@ class OnePass(nn.Module):
         return current.unflatten(0, (self.time_steps, -1)), bias
 
     def _received(
-        self, layer: nn.Module, x: torch.Tensor, neurons: nn.Module
+        self, layer: nn.Conv2d, x: torch.Tensor, neurons: nn.Module
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what the layer makes of `x`, and the bias if our neurons, which nothing looks at, are to add it."""
-        if isinstance(layer, Convolution) and not self.batch_norm and not is_hooked(neurons):
-            return layer.without_bias(x)
+        """Return what the layer makes of `x`, and its bias if the neurons behind it are to add it.
+
+        They do beside our kernels on a GPU, if nothing looks at either: cuDNN has a kernel of its own add a bias, which
+        reads and writes all of the output. On a CPU it takes no time.
+        """
+        is_custom = x.device.type == "cuda" and isinstance(self.conv2, SpikeConv2d) and not self.batch_norm
+        if is_custom and type(layer) in {nn.Conv2d, SpikeConv2d} and not is_hooked(layer, neurons):
+            return layer._conv_forward(x, layer.weight, None), layer.bias
         return layer(x), None
 
     @staticmethod

@@ -2,10 +2,7 @@
 
 import torch
 
-
-def state_dtype(current: torch.Tensor) -> torch.dtype:
-    """Return the dtype of the membranes that receive `current`."""
-    return torch.promote_types(current.dtype, torch.float32)
+from benchd.kernels.dispatch import state_dtype
 
 
 def with_bias(current: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

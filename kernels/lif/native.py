@@ -16,6 +16,7 @@ from itertools import chain
 import torch
 
 from benchd.kernels import compiler
+from benchd.kernels.dispatch import state_dtype
 from benchd.kernels.lif import layout, ops
 from benchd.kernels.op import computes, op
 
@@ -28,7 +29,7 @@ _SILENCED = 2  # of native.c
 def _lif(
     current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
 ) -> torch.Tensor:
-    wide = compiler.in_dtype(current, layout.state_dtype(current))
+    wide = compiler.in_dtype(current, state_dtype(current))
     spikes, same_layout = layout.spikes_buffer(wide, repeats)
     wide = wide if same_layout else wide.contiguous()
     step = 0 if repeats else spikes[0].numel()
@@ -51,7 +52,7 @@ def _lif_pool(
     counts: bool,
 ) -> torch.Tensor:
     images = layout.with_bias(layout.frames(current, repeats), bias)
-    images = compiler.in_dtype(images, layout.state_dtype(current))
+    images = compiler.in_dtype(images, state_dtype(current))
     pooled, channels_last = layout.pooled_buffer(current, images, repeats, torch.uint8 if counts else images.dtype)
     images = images.contiguous(memory_format=layout.memory_format(channels_last))
     steps, batch = pooled.shape[:2]

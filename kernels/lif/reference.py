@@ -3,12 +3,13 @@
 import torch
 from torch.nn import functional
 
+from benchd.kernels.dispatch import state_dtype
 from benchd.kernels.lif import layout
 
 
 def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
     """Return the spikes of `current` (T, ...), without a gradient."""
-    x = current.detach().to(layout.state_dtype(current))
+    x = current.detach().to(state_dtype(current))
     v = torch.zeros_like(x[0])
     spikes = []
     for t in range(x.shape[0]):

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from benchd.kernels.lif.layout import state_dtype, with_bias
+from benchd.kernels.dispatch import state_dtype
+from benchd.kernels.lif.layout import with_bias
 
 _SLOPE = 4.0
 

@@ -4,10 +4,7 @@ import math
 
 import torch
 
-
-def state_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype of membranes and sums: float32 for half tensors, else the tensor's own."""
-    return torch.promote_types(tensor.dtype, torch.float32)
+from benchd.kernels.dispatch import state_dtype
 
 
 def threshold_of(threshold: torch.Tensor | float, current: torch.Tensor) -> torch.Tensor:

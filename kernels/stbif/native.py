@@ -10,9 +10,10 @@ from functools import cache, partial
 import torch
 
 from benchd.kernels import compiler
+from benchd.kernels.dispatch import state_dtype
 from benchd.kernels.op import computes
 from benchd.kernels.stbif import ops
-from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled, state_dtype
+from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled
 
 _TILE = 64  # TILE of native.c
 

@@ -19,9 +19,10 @@ import triton
 import triton.language as tl
 
 from benchd.kernels import launch
+from benchd.kernels.dispatch import state_dtype
 from benchd.kernels.op import computes
 from benchd.kernels.stbif import layout, ops
-from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled, state_dtype
+from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled
 
 stbif = stbif_block = partial(ops.stbif, "triton")
 max_pool_delta = partial(ops.max_pool_delta, "triton")

@@ -11,7 +11,7 @@ from torch.nn import functional
 from benchd.kernels.dispatch import INTERPRETED, Unavailable
 from benchd.kernels.exact_conv2d import layer
 from benchd.models.catalog import build
-from benchd.models.snn_onepass import Convolution
+from benchd.models.snn_onepass import OnePass
 
 
 def built(**options):
@@ -183,14 +183,14 @@ def test_neurons_add_the_biases_of_the_layers_as_they_do_on_a_gpu(monkeypatch, o
     custom.lif1.implementation = custom.lif2.implementation = implementation
     images, steps = torch.rand(2, 3, 32, 32), options.get("time_steps", 8)
     extra = [torch.rand(steps, 2, 3, 32, 32)] if options.get("encoding") == "rate" else []
-    left = []
+    wanted, left = plain(images, *extra), []
 
-    def without_bias(layer, x):
+    def received(_, layer, x, neurons):
         left.append(layer)
         return layer._conv_forward(x, layer.weight, None), layer.bias
 
-    monkeypatch.setattr(Convolution, "without_bias", without_bias)
-    torch.testing.assert_close(custom(images, *extra), plain(images, *extra), rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr(OnePass, "_received", received)
+    torch.testing.assert_close(custom(images, *extra), wanted, rtol=1e-6, atol=1e-6)
     assert left == [custom.conv1, custom.conv2]
 
 
@@ -331,9 +331,8 @@ def test_custom_kernels_do_not_learn():
 
 def test_without_a_compiler_the_custom_kernels_are_refused_by_name(tmp_path, printed):
     code = """
-from benchd.kernels.dispatch import INTERPRETED, Unavailable
+from benchd.kernels.dispatch import Unavailable
 from benchd.models.catalog import build
-from benchd.models.snn_onepass import Convolution
 for name, options in (("snn_onepass", {}), ("snn_stbif_resnet18", {"width": 8}), ("vim_tiny", {"depth": 1})):
     try:
         build(name, kernels="custom", **options)
