@@ -403,7 +403,7 @@ class Deadlines(Struct, frozen=True):
 
 
 class Trial(Struct, frozen=True):
-    """One rate of a search for the highest, and whether the deadline was met there."""
+    """One rate of a search for the highest, and whether the deadline is met there, with 99 % confidence."""
 
     rate_hz: float
     met: bool

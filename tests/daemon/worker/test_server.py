@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from worker_jobs import LONGER, job, run_here
 
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Load
-from benchd.daemon.verdicts.demand import MOST_TRIALS
+from benchd.daemon.verdicts.demand import CONFIRMATIONS, MOST_TRIALS
 from benchd.daemon.verdicts.statistics import deadline_is_met, failing_misses, most_misses
 from benchd.daemon.worker import server
 from benchd.daemon.worker.streams import Streams
@@ -230,6 +231,24 @@ def test_a_found_rate_that_is_not_confirmed_is_lowered_in_growing_steps(monkeypa
     )
 
 
+def test_a_final_run_that_shows_neither_confirms_no_rate(monkeypatch):
+    """As many requests are late as the percentile allows: more confidence than the run gives is needed to tell."""
+    load, clock = Load(deadline_ms=20.0, percentile=90.0), Simulated(lambda: 1_000_000)
+    monkeypatch.setattr(server, "capacity_hz", lambda together: 1000.0)
+    real = server.serve
+
+    def serve(together, load, rate_hz, count, seed, clock, **others):
+        served = real(together, load, rate_hz, count, seed, clock, **others)
+        return replace(served, late=range(served.asked // 10)) if seed.endswith("final") else served
+
+    monkeypatch.setattr(server, "serve", serve)
+    found, trials = server.run(lambda work: [work(clock)], load, 10.0, "0", clock)
+    finals = trials[-CONFIRMATIONS:]
+    assert server.is_met(found, load) is None
+    assert found.rate_hz == finals[-1].rate_hz
+    assert [trial.met for trial in finals] == [False] * CONFIRMATIONS
+
+
 @pytest.mark.parametrize("most_hz", [1.0, 1000.0])
 def test_no_search_takes_more_trials_than_the_plan_counts(most_hz):
     limits = [most_hz * step / 10_000 for step in range(10_001)]
@@ -297,7 +316,7 @@ def test_a_rate_is_found_as_a_worker_runs_it(tmp_path):
     assert process.status == "ok", process.reason
     assert process.requests.trials
     assert process.requests.rate_hz == process.requests.trials[-1].rate_hz
-    assert process.requests.met == process.requests.trials[-1].met
+    assert process.requests.trials[-1].met == (process.requests.met is True)
 
 
 @pytest.mark.parametrize("streams", [1, 3])
