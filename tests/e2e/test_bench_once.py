@@ -88,8 +88,8 @@ def test_every_model_gives_a_valid_record_that_arrives_over_a_real_broker(once, 
     assert ran[: len(EAGER)] == [(model, None) for model in EAGER]
     assert [(model, names.split(",")[0]) for model, names in ran[len(EAGER) :]] == [(model, "c") for model in CUSTOM]
     (training,) = (record for record in kept.values() if record.case.direction == "training")
-    assert training.parts["forward"].median_ms < training.timing.median_ms
-    assert training.parts["backward"].median_ms < training.timing.median_ms
+    assert set(training.parts) == {"forward", "backward"}
+    assert sum(part.mean_ms for part in training.parts.values()) < training.timing.mean_ms  # medians need not be ordered
     for model in EAGER:
         assert re.search(rf"{model} .*eager .* ok ", done.stdout), done.stdout
     assert in_c.stdout.count("│ custom (c") == len(CUSTOM)
