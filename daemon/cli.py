@@ -68,7 +68,7 @@ def _lacking(error: ModuleNotFoundError) -> typer.Typer:
     return app
 
 
-_benchd = application(cls=_Verbs, no_args_is_help=True)
+_benchd = application(cls=_Verbs, no_args_is_help=True, epilog="Example: benchd ship vim_tiny --out vim-shipped")
 
 
 @_benchd.callback()

@@ -195,7 +195,7 @@ class Neighbour(Struct, frozen=True):
         return f"{self.case_id}:{self.rate_hz:.12g}Hz"
 
 
-class Case(Struct, frozen=True, kw_only=True):
+class Case(Struct, frozen=True):
     """What to measure. `options` holds the options that differ from the catalog's defaults, sorted by name.
 
     `provider` is ONNX Runtime's, null for the device's default; `dla` is the core of a Jetson's DLA that TensorRT uses,

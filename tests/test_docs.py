@@ -74,6 +74,10 @@ def test_the_help_of_every_command_stands_in_the_documentation(help_texts):
     assert document("commands.md") == "\n\n".join(wanted) + "\n"
 
 
+def test_every_help_ends_with_an_example(help_texts):
+    assert [line for line, text in help_texts.items() if line not in text.partition("\n\n  Example: ")[2]] == []
+
+
 @pytest.mark.parametrize("group", ["", "baseline"])
 def test_every_subcommand_is_listed(group, help_texts):
     listed = re.findall(

@@ -21,7 +21,11 @@ from benchd.daemon.service.schedule import State
 from benchd.daemon.verdicts import baseline
 from benchd.daemon.verdicts.alarms import DAILY, Budget
 
-app = application(no_args_is_help=True, help="Store, show or clear the runs to compare with.")
+app = application(
+    no_args_is_help=True,
+    help="Store, show or clear the runs to compare with.",
+    epilog="Example: benchd baseline set bench-out",
+)
 
 
 @app.command("set", epilog="Example: benchd baseline set bench-out")
