@@ -475,8 +475,8 @@ class Check(Struct, frozen=True, kw_only=True):
     distance between the answers to two images. `ties` are images that float64 decides by less than two tolerances;
     above a `commonest_class_share` of 0.9 the argmax proves nothing. `reference` is float32 on the CPU for a user's
     model that cannot run in float64, and `note` gives the reason. `audited` counts answers of the timed section that
-    were also compared. `projections` are the exact answers in a few fixed random directions: two networks with other
-    answers differ in them.
+    were also compared. `outputs` have the path and shape of each output of one input, `projections` the exact answers
+    of each in a few fixed random directions: two networks with other answers differ in them.
     """
 
     passed: bool
@@ -499,6 +499,7 @@ class Check(Struct, frozen=True, kw_only=True):
     flipped_tolerance: float | None = None
     reference: Literal["float64", "float32"] = "float64"
     audited: int = 0
+    outputs: list[str] = []
     projections: list[float] = []
     note: str = ""
 

@@ -31,7 +31,7 @@ CLOCK_SHARE = 0.03
 
 OTHER_SHARE = {"codes": 0.05}
 OTHER_SHARE_EXACT = 1e-4
-"""Exact answers that differ by more are of another network; in one with thresholds rounding alone may move a spike."""
+"""An output whose exact answers differ by more is of another network; with thresholds rounding may move a spike."""
 
 ALL_SHARED = "B has only records that A has too"
 
@@ -207,11 +207,10 @@ def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:
 
 
 def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
-    """Return by how much B's exact answers differ from A's, if weights and inputs are equal and they do."""
-    told = "B has the weights of A, but its exact answers to the same inputs are off by {:.2g} of A's"
+    """Return how B's exact answers differ from A's, if weights and inputs are equal and they do."""
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:] if _is_of_equal_weights(a, b)]
-    shares = [share for a, b in pairs if (share := _off(a.check, b.check)) is not None]
-    return [told.format(share) for share in shares]
+    told = [why for a, b in pairs if a.check and b.check and (why := _off(a.check, b.check))]
+    return [f"B has the weights of A, but {why}" for why in told]
 
 
 def _is_of_equal_weights(a: Record, b: Record) -> bool:
@@ -221,14 +220,29 @@ def _is_of_equal_weights(a: Record, b: Record) -> bool:
     return images[0] == images[1] and nets[0] == nets[1] is not None and _inputs(a) == _inputs(b)
 
 
-def _off(a: Check | None, b: Check | None) -> float | None:
-    """Return how far B's exact answers are from A's, as a share of these; None if no further than rounding explains."""
-    if a is None or b is None or not 0 < len(a.projections) == len(b.projections):
+def _off(a: Check, b: Check) -> str | None:
+    """Return how B's exact answers are others than A's; None if they differ by no more than rounding explains.
+
+    Each output counts alone: a wrong one may be tiny beside the next. Records that name no outputs count as one.
+    """
+    if a.outputs and b.outputs and a.outputs != b.outputs:
+        names = [", ".join(sorted({*one.outputs} - {*other.outputs})) or "fewer" for one, other in ((b, a), (a, b))]
+        return f"other outputs: {names[0]}, where A has {names[1]}"
+    if not 0 < len(a.projections) == len(b.projections):
         return None
-    apart, size = math.dist(a.projections, b.projections), math.hypot(*a.projections)
-    if apart <= OTHER_SHARE.get(b.rule, OTHER_SHARE_EXACT) * size:
-        return None
-    return apart / size if size else math.inf
+    names = (a.outputs if a.outputs == b.outputs else []) or [""]
+    parts = zip(names, _shared_out(a.projections, names), _shared_out(b.projections, names), strict=True)
+    limit = OTHER_SHARE.get(b.rule, OTHER_SHARE_EXACT)
+    off = [(math.dist(x, y) / size if (size := math.hypot(*x)) else math.inf, name) for name, x, y in parts if x != y]
+    share, name = max(off, default=(0.0, ""))
+    where = f" in {name.partition(' ')[0]}" if len(names) > 1 else ""
+    return f"its exact answers to the same inputs are off by {share:.2g} of A's{where}" if share > limit else None
+
+
+def _shared_out(projections: Sequence[float], names: Sequence[str]) -> list[Sequence[float]]:
+    """Return the projections of each output."""
+    each = len(projections) // len(names)
+    return [projections[start : start + each] for start in range(0, each * len(names), each)]
 
 
 def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:

@@ -1,11 +1,13 @@
 """The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Check, Precision
@@ -41,7 +43,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
     checked = -(-least // size)
     images = _images(workload, size, checked)
     right = truth.find(workload, job, images, _rule(workload, loaded, job), loaded.device)
-    projections = [] if _draws(workload, job) else _projections(right.exact)
+    answers = {} if _draws(workload, job) else right.exact.outputs
     observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
     seen = of_batches(right.exact, range(checked), size, len(images))
     found = agreement.judge(seen, observed, right.limits, right.rule)
@@ -55,7 +57,8 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
         found,
         passed=found.passed and not doubt,
         reference="float32" if right.why_fp32 else "float64",
-        projections=projections,
+        outputs=[" ".join([path, *map(str, values.shape[1:])]) for path, values in sorted(answers.items())],
+        projections=_projections(answers),
         note="; ".join(filter(None, [found.note, doubt, right.why_fp32])) or _note(job),
     )
     return Checked(found, _expected(right, observed, checked), right.reference.synaptic_flops())
@@ -66,12 +69,17 @@ def _draws(workload: Workload, job: Job) -> bool:
     return getattr(workload.plain, "encoding", None) == "rate" or job.case.direction == "training"
 
 
-def _projections(exact: Observation) -> list[float]:
-    """Return the exact answers in a few random directions, the same for as many answers; [] if they are not finite."""
-    answers = np.concatenate([exact.outputs[path].ravel() for path in sorted(exact.outputs)])
-    drawn = np.random.default_rng(0)
-    found = [float(drawn.standard_normal(answers.size) @ answers) for _ in range(PROJECTIONS)]
+def _projections(answers: Answers) -> list[float]:
+    """Return each output, sorted by path, in a few random directions, the same for each; [] if one is not finite."""
+    found = [
+        float(along @ values.ravel()) for _, values in sorted(answers.items()) for along in _directions(values.size)
+    ]
     return found if np.isfinite(found).all() else []
+
+
+def _directions(size: int) -> Iterator[NDArray[np.float64]]:
+    drawn = np.random.default_rng(0)
+    return (drawn.standard_normal(size) for _ in range(PROJECTIONS))
 
 
 def _images(workload: Workload, size: int, checked: int) -> Batch:

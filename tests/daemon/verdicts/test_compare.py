@@ -75,6 +75,28 @@ def test_other_answers_of_the_same_weights_fail_the_check(projections, fields, f
     assert exit_code([found], ["check"]) == (5 if failed else 0)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "projections", "told"),
+    [
+        (["boxes 40", "scores 10"], [600.0, -500.0, 1.0, -2.0], None),
+        (["boxes 40", "scores 10"], [600.0, -500.0, 0.0, -0.0], "off by 1 of A's in scores"),  # 0.003 of both together
+        (["boxes 40", "scores 10"], [600.0, -500.0, 1.02, -2.0], "off by 0.0089 of A's in scores"),
+        (["boxes 40", "labels 10"], [600.0, -500.0, 1.0, -2.0], "other outputs: labels 10, where A has scores 10"),
+        (["boxes 40", "scores 1 10"], [600.0, -500.0, 1.0, -2.0], "other outputs: scores 1 10, where A has scores 10"),
+        (["boxes 40"], [600.0, -500.0], "other outputs: fewer, where A has scores 10"),
+        ([], [600.0, -500.0, 1.0, -2.0], None),  # an earlier version's
+    ],
+)
+def test_each_output_counts_alone(outputs, projections, told):
+    sides = [
+        [run(model=MODEL, check=msgspec.structs.replace(PASSED, outputs=names, projections=found))]
+        for names, found in ((["boxes 40", "scores 10"], [600.0, -500.0, 1.0, -2.0]), (outputs, projections))
+    ]
+    found = only(*sides)
+    assert found.check_failed is (told is not None)
+    assert (told or "") in " ".join(found.notes)
+
+
 def test_answers_of_zeros_differ_from_any_others():
     sides = [[run(model=MODEL, check=msgspec.structs.replace(PASSED, projections=[it]))] for it in (0.0, 1e-9)]
     assert [only(sides[0], side).check_failed for side in sides] == [False, True]

@@ -79,6 +79,14 @@ def test_other_answers_show_in_the_projections_and_another_way_to_the_same_ones_
     assert np.linalg.norm(found["other"] - found["base"]) > 0.1 * np.linalg.norm(found["base"])
 
 
+def test_each_output_has_projections_of_its_own(tmp_path):
+    both = "return {'scores': self.fc(images.flatten(1)), 'boxes': 1000 * self.fc(images.flatten(1)).unsqueeze(1)}"
+    result = checked(job(tmp_path, module=user_module(tmp_path, forward=both)))
+    assert result.outputs == ["boxes 1 5", "scores 5"]
+    boxes, scores = result.projections[:4], result.projections[4:]
+    assert boxes == pytest.approx([1000 * along for along in scores], rel=1e-9)
+
+
 def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):
     images = tmp_path / "images" / "one"
     images.mkdir(parents=True)
