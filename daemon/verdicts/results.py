@@ -65,7 +65,8 @@ def _decoded(file: Path, number: int, line: bytes) -> Record:
     try:
         return decoded(line)
     except SchemaError as error:
-        raise SchemaError(f"{file} line {number}: {error}") from error
+        cure = "; delete this line to use the others" if str(error).startswith("not a benchd record") else ""
+        raise SchemaError(f"{file} line {number}: {error}{cure}") from error
 
 
 def decoded(line: bytes) -> Record:

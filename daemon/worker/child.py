@@ -4,6 +4,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -22,8 +23,9 @@ _WITHOUT_AUTOGRAD = (
 
 def leave() -> NoReturn:
     """End this process at once, after its result is sent: unloading torch takes the interpreter up to a second."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a log that does not fit on the disk
+            stream.flush()
     os._exit(0)
 
 
@@ -36,7 +38,8 @@ def diagnose(error: Exception | SystemExit, folder: Path | None = None) -> tuple
         return "unsupported", str(error)
     if isinstance(error, BenchdError):
         return "failed", str(error)
-    traceback.print_exception(error)
+    with suppress(OSError):  # the log may be on the disk that is full
+        traceback.print_exception(error)
     text, where = _message(error), _frame(error, folder) if folder else ""
     if isinstance(error, SystemExit):
         return "failed", f"{where}it ends the process with sys.exit({error.code!r}): raise an error instead"

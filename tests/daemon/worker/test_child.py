@@ -1,6 +1,8 @@
 """What an exception becomes: a status and one line."""
 
 import re
+from contextlib import redirect_stderr
+from io import FileIO, TextIOWrapper
 
 import msgspec
 import pytest
@@ -59,6 +61,13 @@ NMS = "operator torchvision::nms does not exist"
 def test_an_exception_is_a_status_and_a_line(error, status, reason, capsys):
     assert child.diagnose(error) == (status, reason)
     assert bool(capsys.readouterr().err) is not isinstance(error, (Unsupported, UsageError))
+
+
+def test_a_log_on_a_full_disk_hides_no_reason():
+    with FileIO("/dev/full", "w") as file, redirect_stderr(TextIOWrapper(file, write_through=True)) as full:
+        with pytest.raises(OSError, match="No space"):
+            full.write("planted")
+        assert child.diagnose(OSError(28, "No space left")) == ("failed", "OSError: [Errno 28] No space left")
 
 
 AUTOGRAD = """
