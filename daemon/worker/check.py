@@ -50,7 +50,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
     if not found.passed and not found.void:
         right = truth.with_thresholds(right, agreement.off(seen, observed, right.limits, right.rule))
         found = agreement.judge(seen, observed, right.limits, right.rule)
-    doubt = doubts.found(loaded, right, observed) if found.passed else ""
+    doubt = doubts.found(loaded, right, seen, observed) if found.passed else ""
     if unreferred := _without_reference(workload, job):
         found = msgspec.structs.replace(found, passed=False, void=True, note=unreferred)
     found = msgspec.structs.replace(

@@ -15,12 +15,8 @@ from benchd.daemon.worker.truth import Truth
 IMAGES_IN_PLACE = 12
 
 
-def found(loaded: Loaded, right: Truth, observed: Observation) -> str:
-    """Return why the wrong images are not due to rounding, empty if they may be.
-
-    `observed` holds the answers to the first images of the truth.
-    """
-    exact = of_images(right.exact, range(max(map(len, observed.outputs.values()))))
+def found(loaded: Loaded, right: Truth, exact: Observation, observed: Observation) -> str:
+    """Return why the wrong images are not due to rounding, empty if they may be; both are of the truth's first."""
     place = _place_in_batch(loaded, right, agreement.excess(exact, observed, right.limits, right.rule))
     if place is not None:
         return f"the answer at position {place} of the batch is off for most of {IMAGES_IN_PLACE} images placed there"

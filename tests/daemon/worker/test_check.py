@@ -79,6 +79,13 @@ def test_other_answers_show_in_the_projections_and_another_way_to_the_same_ones_
     assert np.linalg.norm(found["other"] - found["base"]) > 0.1 * np.linalg.norm(found["base"])
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_an_answer_of_another_size_for_each_batch_is_checked(tmp_path, batch_size):
+    found = "scores = self.fc(images.flatten(1)); return scores[scores > 0]"
+    result = checked(job(tmp_path, batch_size=batch_size, module=user_module(tmp_path, forward=found)))
+    assert result.passed, result.note
+
+
 def test_each_output_has_projections_of_its_own(tmp_path):
     both = "return {'scores': self.fc(images.flatten(1)), 'boxes': 1000 * self.fc(images.flatten(1)).unsqueeze(1)}"
     result = checked(job(tmp_path, module=user_module(tmp_path, forward=both)))
