@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import threading
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
@@ -123,13 +122,8 @@ def test_who_stops_early_leaves_no_process_behind(opened):
 
 
 def test_an_interrupt_ends_both(opened, monkeypatch):
-    begun = threading.Event()
-    monkeypatch.setattr(opened[1], "stage", lambda *given: begun.set() if given[2] == "build" else None)
-    pressed = threading.Thread(target=lambda: begun.wait() and os.kill(os.getpid(), signal.SIGINT))
-    pressed.start()
-    outcomes = run(opened, entry())
-    pressed.join()
-    assert [one.process.status for one in outcomes] == ["aborted", "aborted"]
+    interrupts_at(opened, monkeypatch, "build")
+    assert [one.process.status for one in run(opened, entry())] == ["aborted", "aborted"]
     wait_for(lambda: not children())
 
 
@@ -169,9 +163,9 @@ def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew_and_a_sink_hears_of_e
     assert all(early.end_ns < late.start_ns for (early, _), (late, _) in pairwise(found))
     common = min(len(one.process.blocks.medians_ms) for one in outcomes)
     rounds = [tuple(place for _, place in found[2 * number : 2 * number + 2]) for number in range(common - 1)]
-    assert {*rounds} == {(0, 1), (1, 0)}
+    assert {*rounds} == {(0, 1), (1, 0)} or len(rounds) < 20  # both within 20 but for one pair in a million
     for one in outcomes:
-        assert one.process.measured_s < 0.6 * one.process.window.seconds
+        assert one.process.measured_s == pytest.approx(sum(window.seconds for window in one.process.blocks.windows))
         assert one.process.throughput_per_s == pytest.approx(one.process.timing.runs / one.process.measured_s)
         assert "warm_up_not_steady" not in one.flags
     # however often turns change, a sink hears of each stage once
@@ -261,10 +255,14 @@ def test_one_that_dies_between_blocks_fails_and_the_other_is_measured(opened, mo
 
 
 def test_an_interrupt_between_blocks_ends_both(opened, monkeypatch):
-    stage = lambda *given: given[2] == "measure" and os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
-    monkeypatch.setattr(opened[1], "stage", stage)
+    interrupts_at(opened, monkeypatch, "measure")
     assert [one.process.status for one in run(opened, interleaved_entry(), interleaved=True)] == ["aborted"] * 2
     assert not children()
+
+
+def interrupts_at(opened, monkeypatch, stage):
+    act = lambda *given: given[2] == stage and os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+    monkeypatch.setattr(opened[1], "stage", act)
 
 
 def children():

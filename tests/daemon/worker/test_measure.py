@@ -86,12 +86,13 @@ def test_between_blocks_another_process_runs_and_that_time_is_not_this_ones():
     before = len(step.indices)
     measured = measure.measure(step, RULE, wait_for_turn=wait_for_turn)
     blocks = measure.block_statistics(measured)
-    assert len(turns) == len(measured.starts_ns) == measured.summary.count >= 5  # 50 ms of its own, 20 ms for each wait
+    assert len(turns) == len(measured.starts_ns) == measured.summary.count
     assert before == turns[0][1]
     assert len(step.indices) - measured.summary.runs >= len(turns)  # after each wait, runs that are not counted
     for (early, late), (at, _) in zip(pairwise(blocks.windows), turns[1:], strict=True):
         assert early.end_ns <= at < late.start_ns
-    assert sum(window.seconds for window in blocks.windows) < 0.06 < measured.window.seconds
+    waited_s = measured.window.seconds - sum(window.seconds for window in blocks.windows)
+    assert waited_s >= 0.02 * (len(turns) - 1)
 
 
 def test_a_step_that_raises_leaves_the_collector_on():

@@ -1,7 +1,8 @@
 """Several streams of one model at the same time, as a worker runs them."""
 
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 import torch
@@ -31,25 +32,28 @@ def test_each_stream_is_timed_and_they_overlap(tmp_path, variant):
     assert process.blocks.stop_reason == "cap"
     assert process.timing.median_ms == pytest.approx(block_estimate(process.blocks.medians_ms)[0])
     spent_s = sum(process.parts[f"stream_{number}"].mean_ms * runs[number - 1] for number in (1, 2, 3)) / 1e3
-    assert spent_s > 1.5 * process.window.seconds  # at the same time
+    assert spent_s > 1.1 * process.window.seconds  # at the same time
 
 
 class Timed:
-    """A step that takes a little longer than it says."""
+    """A step that takes a little longer than it says, in rounds with those of the other streams."""
 
     parts = ("total",)
     runs = 1
 
-    def __init__(self, value_ns):
-        self.value_ns = value_ns
+    def __init__(self, value_ns, rounds):
+        self.value_ns, self.rounds = value_ns, rounds
 
     def __call__(self, index):
+        with suppress(BrokenBarrierError):  # another stream has ended
+            self.rounds.wait(2.0)
         time.sleep(self.value_ns / 1e9)
         return (self.value_ns,)
 
 
 def test_the_blocks_are_of_the_runs_of_all_streams():
-    steps = [Timed(value_ns) for value_ns in (5_000_000, 6_000_000, 6_000_000)]
+    rounds = Barrier(3)
+    steps = [Timed(value_ns, rounds) for value_ns in (5_000_000, 6_000_000, 6_000_000)]
     rule = StopRule(min_blocks=3, min_block_runs=1, min_block_s=0.05, cap_s=0.3, half_width=None)
     with Streams(steps, torch.device("cpu"), nullcontext) as streams:
         summary = back_to_back(streams, rule, 0.0)[0].summary
