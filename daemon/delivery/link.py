@@ -77,7 +77,7 @@ class Seen:
     unwritable: str | None = None  # why the outbox cannot be written, and nothing is delivered
     acknowledged_s: float | None = None
     telemetry_dropped: int = 0
-    commands: deque[Arrived] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
+    commands: deque[Arrived] = field(default_factory=deque)
     events: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
 
 
@@ -176,8 +176,9 @@ class Link:
         self.poke()
 
     def hand_over(self, arrived: Arrived) -> None:
-        """Give a command to the service."""
-        self.seen.commands.append(arrived)
+        """Give a command to the service; of a flood the newest are dropped, as the limit on the rate does."""
+        if len(self.seen.commands) < MAX_WAITING:
+            self.seen.commands.append(arrived)
         _write(self._wake)
 
     def tell(self, event: str, detail: str) -> None:

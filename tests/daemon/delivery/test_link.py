@@ -96,6 +96,17 @@ def test_a_command_reaches_the_service_with_everything_that_came_beside_it(mosqu
         assert answer.properties.CorrelationData == b"\0\xff"
 
 
+def test_of_more_commands_than_the_inbox_holds_the_first_are_kept(mosquitto, device_id, watcher, tmp_path):
+    topics = Topics(device_id)
+    with linked(mosquitto, device_id, tmp_path / "outbox.db") as (link, _):
+        watcher.until_status("online")
+        for number in range(link_module.MAX_WAITING + 7):
+            watcher.say(topics.command("list"), b"%d" % number)
+        watcher.say(topics.of("status"), b"{}")  # no status of a device: the link says again that it is online
+        watcher.until_status("online")
+        assert [int(one.body) for one in link.seen.commands] == list(range(link_module.MAX_WAITING))
+
+
 def test_a_broker_that_dies_gets_everything_again_when_it_is_back(device_id, tmp_path):
     path, port = tmp_path / "outbox.db", free_port()
     with linked(f"mqtt://{HOST}:{port}", device_id, path) as (link, _):
