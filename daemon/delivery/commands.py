@@ -195,10 +195,9 @@ class Gate:
 
     def _answer_to(self, arrived: Arrived, sender: Parameters | _Sender) -> str | None:
         """Return the topic to answer on, None if the sender asked for none of this device's."""
-        topic = arrived.response_topic
-        if topic is None and sender.client:
-            topic = f"{self._topics.root}resp/{sender.client}/{sender.id}"
-        return topic if topic and self._topics.may_answer(topic) else None
+        own = f"{self._topics.root}resp/{sender.client}/{sender.id}" if sender.client else None
+        asked = (arrived.response_topic, own)
+        return next((topic for topic in asked if topic and self._topics.may_answer(topic)), None)
 
 
 def remembered_ids(kept: bytes) -> list[bytes]:

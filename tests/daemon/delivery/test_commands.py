@@ -127,6 +127,9 @@ def test_a_flood_is_refused_once_and_the_memory_stays_bounded(gate):
         "benchd/v1/d/cmd/run",
         "benchd/v1/d/resp/#",
         "benchd/v1/d/resp/+",
+        "foo",
+        "benchd/v1/d/respo/x",
+        "benchd/v1/d/resp",
         "benchd/v1/d/resp/",
         "$SYS/x",
         "benchd/v1/d/resp/a/b/c/d/e",
@@ -136,6 +139,9 @@ def test_a_flood_is_refused_once_and_the_memory_stays_bounded(gate):
 )
 def test_no_answer_goes_where_a_message_wants_it(gate, topic):
     assert gate.take(arrived("status", response_topic=topic), NOW_S, WALL_S).answer_to is None
+    named = arrived("status", b'{"id":"2","client":"me"}', response_topic=topic, correlation=b"7")
+    found = gate.take(named, NOW_S, WALL_S)
+    assert (found.answer_to, found.correlation) == ("benchd/v1/d/resp/me/2", b"7")
 
 
 def test_an_answer_goes_to_the_response_topic_with_its_correlation_or_to_the_client_s(gate):
