@@ -28,6 +28,7 @@ from benchd.daemon.machine import identity, lock
 from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
+from benchd.daemon.sampling import sources
 from benchd.daemon.service import announcements, deployed, recovery, starts
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.between import Between
@@ -72,7 +73,7 @@ class Service:
     def __init__(self, path: Path, places: Places, artifacts: Path | None = None, restarted: str | None = None) -> None:
         self._path, self._places, self._artifacts, self._restarted = path, places, artifacts, restarted
         self._warnings: list[str] = []
-        self._settings = config.read(path, self._warnings.append)
+        self._settings = self._read()
         self._stopping = self._reload_asked = False
 
     def run(self) -> None:
@@ -268,9 +269,22 @@ class Service:
             self._between.event("outbox_salvaged", put_back)
         self._between.event("reloaded", why)
 
+    def _read(self) -> Config:
+        """Return the configuration; raise UsageError also for a name that only a later case or result would miss."""
+        settings = config.read(self._path, self._warnings.append)
+        try:
+            sources.check(settings.sampling.sources)
+        except UsageError as error:
+            raise UsageError(f"configuration {self._path}: sampling.sources: {error}") from error
+        for name in settings.mqtt.collectors:
+            if not is_name(name):
+                allowed = "use at most 64 letters, digits, '.', '-' and '_'"
+                raise UsageError(f"configuration {self._path}: mqtt.collectors {name!r}: {allowed}")
+        return settings
+
     def _checked_settings(self) -> Config:
         """Return the current configuration; raise BenchdError if it is invalid."""
-        settings = config.read(self._path, self._warnings.append)
+        settings = self._read()
         _regressions(settings, Agenda(settings, self._now.machine, State()), {})
         identity.device_id(settings.device.id)
         if settings.mqtt.url:

@@ -24,7 +24,7 @@ from benchd.daemon.delivery.outbox import CLOCK_SET_S, Outbox
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.errors import NotAvailable
+from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import folders, lock
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.measuring import plan, verifying
@@ -159,6 +159,29 @@ def test_a_reload_of_two_suites_that_give_one_case_other_images_keeps_the_old_co
     ((event, why),) = told
     assert (event, service._now) == ("reload_failed", before)
     assert why.startswith("the suites s and b measure square,")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('[sampling]\nsources = ["foo"]', r"sampling.sources: unknown sampler 'foo'. Valid: procfs, ina3221, nvml,"),
+        ('[sampling]\nsources = ["rapl", "rapl"]', r"sampling.sources: sampler 'rapl' is listed twice"),
+        ('[mqtt]\ncollectors = ["a/b"]', r"mqtt.collectors 'a/b': use at most 64 letters, digits, '.', '-' and '_'"),
+    ],
+)
+def test_a_name_that_only_a_later_case_or_result_would_miss_is_refused_at_the_start(tmp_path, table, words):
+    (tmp_path / "benchd.toml").write_text(table)
+    with pytest.raises(UsageError, match=rf"configuration .*benchd.toml: {words}"):
+        Service(tmp_path / "benchd.toml", Places(tmp_path, tmp_path))
+
+
+def test_a_reload_with_an_unknown_source_keeps_the_old_configuration(service, monkeypatch):
+    told, before = [], service._now
+    monkeypatch.setattr(service._between, "event", lambda *event: told.append(event))
+    with service._path.open("a") as file:
+        file.write('[sampling]\nsources = ["foo"]\n')
+    service._reload()
+    assert ([event for event, _ in told], service._now) == (["reload_failed"], before)
 
 
 def test_a_signal_that_comes_before_the_session_listens_ends_the_case_too(service):
