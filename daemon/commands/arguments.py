@@ -6,13 +6,13 @@ Each error names the invalid text and what was expected.
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TextIO, TypeVar
 
 import typer
 
-from benchd.daemon.delivery.broker import Broker, parse_url
+from benchd.daemon.config import MqttConfig
+from benchd.daemon.delivery.broker import Broker, configured
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring.protocol import ImageCount
 from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
@@ -90,8 +90,8 @@ KeyFile = Annotated[str | None, typer.Option(help="Key of that certificate, if i
 
 
 def broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> Broker:
-    """Return the broker of a URL with the files for TLS."""
-    return replace(parse_url(url), ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
+    """Return the broker of a URL with the files for TLS; raise UsageError for files with a URL without it."""
+    return configured(url, MqttConfig(url=url, ca_file=ca_file, certificate_file=certificate_file, key_file=key_file))
 
 
 def waits(wait: bool | None) -> TextIO | None:
