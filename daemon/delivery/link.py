@@ -299,7 +299,7 @@ class _Conversation:
         terms = Terms(will=(self._topics.of("status"), self._status("offline")))
         with closing(connect(self._link.broker, client_id, time.monotonic() + CONNECT_S, terms)) as session:
             self._begin()  # not earlier: nothing is written while the broker is unreachable
-            session.subscribe(self._topics.incoming)
+            session.subscribe(self._topics.incoming, as_published=self._topics.command("+"))
             others = [Topics(one).ack("+") for one in self._outbox.device_ids() if one != self._topics.device_id]
             if others:  # results from before the id was changed: they are acknowledged under their own
                 session.subscribe([(topic, 1) for topic in others], must=False)

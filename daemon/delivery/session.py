@@ -23,6 +23,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties, VariableByteIntegers
 from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from benchd.daemon.delivery import tls
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, explain
@@ -48,7 +49,8 @@ class Numbered(NamedTuple):
 class Arrived(NamedTuple):
     """A publication received at the Unix time `arrived_s`; `retained` if the broker replayed it, of any age.
 
-    `expire_s` is the remainder of MQTT 5's message expiry.
+    With MQTT 5 one of a filter `as_published` is also `retained` if it has just been published so. `expire_s`
+    is the remainder of MQTT 5's message expiry.
     """
 
     topic: str
@@ -194,12 +196,16 @@ class Session:
             self._unanswered.add(info.mid)
         return info.mid
 
-    def subscribe(self, filters: Sequence[tuple[str, int]], *, must: bool = True) -> None:
+    def subscribe(self, filters: Sequence[tuple[str, int]], *, must: bool = True, as_published: str = "") -> None:
         """Subscribe to these topics with their QoS and wait for the answer; raise Ended if the broker refuses one.
 
-        If much arrives before the answer, a later step raises that. With `must` False the broker may refuse.
+        If much arrives before the answer, a later step raises that. With `must` False the broker may refuse. Of the
+        filter `as_published` MQTT 5 keeps the retain flag, which a broker otherwise clears for those connected.
         """
-        _, packet_id = self._client.subscribe(list(filters))
+        wanted: list[Any] = list(filters)
+        if self.is_version_5:
+            wanted = [(one, SubscribeOptions(qos, retainAsPublished=one == as_published)) for one, qos in filters]
+        _, packet_id = self._client.subscribe(wanted)
         if must and packet_id is not None:
             self._subscribing.add(packet_id)
         while self._subscribing and sum(len(one.body) for one in self._received) < HELD_BYTES:

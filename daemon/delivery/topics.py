@@ -46,7 +46,7 @@ class Topics:
     @property
     def incoming(self) -> list[tuple[str, int]]:
         """Return the filters that the device subscribes to, its own status first, with the QoS to request."""
-        return [(self.of("status"), 1), (f"{self.root}cmd/+", 1), (f"{self.root}ack/+", 1)]
+        return [(self.of("status"), 1), (self.command("+"), 1), (self.ack("+"), 1)]
 
     def may_answer(self, topic: str) -> bool:
         """Return whether a response topic is the device's own: no message makes it publish anywhere else."""

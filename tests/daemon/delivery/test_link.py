@@ -96,6 +96,17 @@ def test_a_command_reaches_the_service_with_everything_that_came_beside_it(mosqu
         assert answer.properties.CorrelationData == b"\0\xff"
 
 
+@pytest.mark.parametrize(("fault", "is_shown"), [(forward, True), (refuse_5, False)], ids=["MQTT 5", "MQTT 3.1.1"])
+def test_a_command_published_with_retain_shows_it_at_once(mosquitto, device_id, watcher, tmp_path, fault, is_shown):
+    topic = Topics(device_id).command("run")
+    with proxying(mosquitto, fault) as proxy, linked(proxy, device_id, tmp_path / "outbox.db") as (link, wake):
+        watcher.until_status("online")
+        watcher.say(topic, b"{}", retain=True)
+        assert wake.recv(100)
+        assert link.seen.commands.popleft().retained is is_shown
+    watcher.say(topic, b"", retain=True)
+
+
 def test_of_more_commands_than_the_inbox_holds_the_first_are_kept(mosquitto, device_id, watcher, tmp_path):
     topics = Topics(device_id)
     with linked(mosquitto, device_id, tmp_path / "outbox.db") as (link, _):
