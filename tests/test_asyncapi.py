@@ -62,3 +62,11 @@ def test_messages_fit_and_others_do_not(document):
     for topic in (topics.result("r1"), topics.of("info"), topics.of("status"), topics.command("run")):
         with pytest.raises(jsonschema.ValidationError):
             document.validate(topic, b'{"state": 1}')
+
+
+@pytest.mark.parametrize(("key", "value"), [("id", "x" * 41), ("id", ".x"), ("client", "me x"), ("client", "a/b/c/d")])
+def test_a_name_that_the_device_refuses_does_not_fit(document, key, value):
+    given = {"id": "1", "client": "a/b/c"}
+    document.validate(Topics("d").command("status"), msgspec.json.encode(given))
+    with pytest.raises(jsonschema.ValidationError):
+        document.validate(Topics("d").command("status"), msgspec.json.encode(given | {key: value}))

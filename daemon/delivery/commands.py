@@ -35,7 +35,7 @@ RATE_PER_S, BURST = 2.0, 20
 LISTS = ("models", "variants", "batch_sizes", "options", "directions", "scenarios")
 FLOOD = f"more than {RATE_PER_S:g} commands per second; the ones after this are dropped"
 
-_NAME = re.compile(NAME)
+CLIENT = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,2}"  # with the id below it a topic that `Topics.may_answer`
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,9 +44,9 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `client` gets the answer at `resp/<client>/<id>` without MQTT 5 properties.
     """
 
-    id: str
+    id: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": f"^{NAME}$"})]
     sent_s: float | None = None
-    client: str | None = None
+    client: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": f"^{CLIENT}$"})] | None = None
 
 
 class RunParameters(Parameters, frozen=True, kw_only=True):
@@ -223,9 +223,11 @@ def _parameters(body: bytes, kind: type[Parameters]) -> tuple[Parameters | None,
         return None, f"not the parameters of a command: {str(error)[:200]}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, "not JSON"
-    return (
-        (found, None) if _NAME.fullmatch(found.id) else (None, "id: use letters, digits, '.', '-' and '_', at most 40")
-    )
+    if not re.fullmatch(NAME, found.id):
+        return None, "id: use letters, digits, '.', '-' and '_', at most 40, a letter or digit first"
+    if found.client is not None and not re.fullmatch(CLIENT, found.client):
+        return None, "client: use letters, digits, '.', '-' and '_' in at most three levels"
+    return found, None
 
 
 def _forbidden(parameters: Parameters, allowed: Commands) -> str | None:
@@ -240,7 +242,7 @@ def _sender(body: bytes) -> _Sender:
     """Return the id and the client of an invalid command, as far as they are valid."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = msgspec.json.decode(body, type=_Sender)
-        return found if _NAME.fullmatch(found.id) else _Sender()
+        return found if re.fullmatch(NAME, found.id) else _Sender()
     return _Sender()
 
 

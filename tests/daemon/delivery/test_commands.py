@@ -61,6 +61,8 @@ def test_a_command_may_list_every_scenario_but_a_server():
         (arrived("run", b"x" * (MAX_BYTES + 1)), "more than 65536 bytes"),
         (arrived("run", b"{}"), "missing required field `id`"),
         (arrived("run", b'{"id":"../../etc"}'), "id: use letters"),
+        (arrived("run", b'{"id":".1"}'), "at most 40, a letter or digit first"),
+        (arrived("run", b'{"id":"%s"}' % (b"x" * 41)), "at most 40"),
         (arrived("run", b'{"id":"1","weights":"/etc/passwd"}'), "unknown field `weights`"),
         (arrived("run", b'{"id":"1","module":"os:system"}'), "unknown field `module`"),
         (arrived("run", b'{"id":"1","onnx":"/etc/benchd/net.onnx"}'), "unknown field `onnx`"),

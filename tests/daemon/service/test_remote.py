@@ -135,6 +135,15 @@ def test_the_first_of_a_flood_is_answered_and_logged(asked, capsys):
     assert capsys.readouterr().err.count("command refused: ") == 1
 
 
+@pytest.mark.parametrize("client", ["me x", "\u00e4", "$SYS", "a//b", "a/b/c/d", ""])
+def test_a_client_that_cannot_be_answered_is_refused_and_the_log_says_so(asked, capsys, client):
+    asked.hear("run", client=client, suite="s")
+    assert asked.answers() == {}
+    assert not asked.agenda.state.passes
+    said = capsys.readouterr().err
+    assert said == "command refused: client: use letters, digits, '.', '-' and '_' in at most three levels\n"
+
+
 def test_what_the_log_quotes_of_a_command_is_one_line(asked, capsys):
     asked.hear("run", **{"x\nbenchd: all is well\x1b[2J": 1})
     asked.answers()
