@@ -23,8 +23,8 @@ from benchd.daemon.measuring.race_limits import Miss
 from benchd.daemon.measuring.race_log import Entry, Phase, RaceLog
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.supervisor import ABREAST, Supervisor, Turn, interleaved_rule
-from benchd.daemon.records import BACKENDS, KERNELS, PRECISIONS, Record
-from benchd.daemon.verdicts import effects, racing, recommend
+from benchd.daemon.records import BACKENDS, KERNELS, PRECISIONS, Case, Record
+from benchd.daemon.verdicts import effects, one_model, racing, recommend
 from benchd.daemon.verdicts.effects import Verdict
 from benchd.daemon.verdicts.manifest import Asked
 from benchd.daemon.verdicts.racing import Behind
@@ -115,7 +115,7 @@ class Race:
         run = supervisor.session.run(supervisor.suite_id)
         digest = race_log.digest(supervisor.plan, run.environment, run.device_id)
         self._log = RaceLog(supervisor.session.output / LOG, digest)
-        if recording.other_model([entry.outcome for entry in self._log.entries]):
+        if self._mixed():
             self._log.clear()
         self._read()
 
@@ -168,12 +168,19 @@ class Race:
         """Return the candidate of this name."""
         return next(one for one in self.candidates if one.name == name)
 
-    def begins_anew(self, outcome: Outcome) -> str | None:
+    def begins_anew(self, case: Case, outcome: Outcome) -> str | None:
         """Clear the log if this process, which it does not hold, ran another model; return why, else None."""
-        mixed = recording.other_model([*(entry.outcome for entry in self._log.entries), outcome])
+        mixed = self._mixed((case, outcome))
         if mixed:
             self._log.clear()
         return mixed and f"{mixed}; the same command begins anew"
+
+    def _mixed(self, *more: tuple[Case, Outcome]) -> str | None:
+        """Return why the processes of the log and these did not all run the same model, else None."""
+        cases = {one.planned.case.case_id: one.planned.case for one in self.candidates}
+        ran = [*((cases[entry.case_id], entry.outcome) for entry in self._log.entries), *more]
+        answers = ((case, outcome.check) for case, outcome in ran)
+        return recording.other_model([outcome for _, outcome in ran]) or one_model.other_answers(answers)
 
     def _left(self) -> list[Candidate]:
         return [one for one in self.candidates if one.left is None]
@@ -242,8 +249,7 @@ class Race:
                 self._log.add(entry)
                 self._keep(one, entry)
                 started_s = time.monotonic()
-        mixed = recording.other_model([entry.outcome for entry in self._log.entries])
-        if mixed:
+        if mixed := self._mixed():
             raise _Stopped(f"{mixed}; the same command begins anew")
 
     def _unfit(self, one: Candidate, number: int) -> str | None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import OF_MODULE, Check, InputSpec, Record
+from benchd.daemon.records import OF_MODULE, InputSpec, Record
 from benchd.daemon.verdicts import levels, one_environment, one_model
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Effect, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
@@ -28,10 +28,6 @@ ADVISED_PROCESSES = 5
 
 CLOCK_SHARE = 0.03
 """Clocks that differ by more than this share count as different."""
-
-OTHER_SHARE = {"codes": 0.05}
-OTHER_SHARE_EXACT = 1e-4
-"""An output whose exact answers differ by more is of another network; with thresholds rounding may move a spike."""
 
 ALL_SHARED = "B has only records that A has too"
 
@@ -209,7 +205,7 @@ def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:
 def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     """Return how B's exact answers differ from A's, if weights and inputs are equal and they do."""
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:] if _is_of_equal_weights(a, b)]
-    told = [why for a, b in pairs if a.check and b.check and (why := _off(a.check, b.check))]
+    told = [why for a, b in pairs if a.check and b.check and (why := one_model.answers_off(a.check, b.check))]
     return [f"B has the weights of A, but {why}" for why in told]
 
 
@@ -218,31 +214,6 @@ def _is_of_equal_weights(a: Record, b: Record) -> bool:
     images = [(one.case.batch_size, one.case.seed, one.check.images if one.check else None) for one in (a, b)]
     nets = [(one.model.weights_sha256, one.model.options) if one.model else None for one in (a, b)]
     return images[0] == images[1] and nets[0] == nets[1] is not None and _inputs(a) == _inputs(b)
-
-
-def _off(a: Check, b: Check) -> str | None:
-    """Return how B's exact answers are others than A's; None if they differ by no more than rounding explains.
-
-    Each output counts alone: a wrong one may be tiny beside the next. Records that name no outputs count as one.
-    """
-    if a.outputs and b.outputs and a.outputs != b.outputs:
-        names = [", ".join(sorted({*one.outputs} - {*other.outputs})) or "fewer" for one, other in ((b, a), (a, b))]
-        return f"other outputs: {names[0]}, where A has {names[1]}"
-    if not 0 < len(a.projections) == len(b.projections):
-        return None
-    names = (a.outputs if a.outputs == b.outputs else []) or [""]
-    parts = zip(names, _shared_out(a.projections, names), _shared_out(b.projections, names), strict=True)
-    limit = OTHER_SHARE.get(b.rule, OTHER_SHARE_EXACT)
-    off = [(math.dist(x, y) / size if (size := math.hypot(*x)) else math.inf, name) for name, x, y in parts if x != y]
-    share, name = max(off, default=(0.0, ""))
-    where = f" in {name.partition(' ')[0]}" if len(names) > 1 else ""
-    return f"its exact answers to the same inputs are off by {share:.2g} of A's{where}" if share > limit else None
-
-
-def _shared_out(projections: Sequence[float], names: Sequence[str]) -> list[Sequence[float]]:
-    """Return the projections of each output."""
-    each = len(projections) // len(names)
-    return [projections[start : start + each] for start in range(0, each * len(names), each)]
 
 
 def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:

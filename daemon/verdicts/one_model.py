@@ -1,9 +1,14 @@
-"""Whether every process and every variant measured one model: the same code, weights and inputs."""
+"""Whether every process and every variant measured one model: the same code, weights, inputs and exact answers."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
-from benchd.daemon.records import OF_MODULE, ModelFacts
+from benchd.daemon.records import OF_MODULE, Case, Check, ModelFacts
+
+OTHER_SHARE = {"codes": 0.05}
+OTHER_SHARE_EXACT = 1e-4
+"""An output whose exact answers differ by more is of another network; with thresholds rounding may move a spike."""
 
 _AGAIN = "do not change it during a run, and measure every variant again"
 
@@ -12,6 +17,46 @@ def difference(found: Iterable[ModelFacts | None]) -> str | None:
     """Return how these measurements of a model differ though they must agree, and what to do; else None."""
     known = [facts for facts in found if facts]
     return next((words for one, other in combinations(known, 2) for words in _differences(one, other)), None)
+
+
+def other_answers(found: Iterable[tuple[Case, Check | None]]) -> str | None:
+    """Return that the exact answers of one of these checks differ from an earlier one's, and what to do; else None.
+
+    No hash covers a data file that a user's code reads, but what the model answers shows it.
+    """
+    earlier: dict[object, Check] = {}
+    for case, check in found:
+        if check is None:
+            continue
+        alike = case.batch_size, case.seed, check.images, check.rule, check.reference
+        if answers_off(earlier.setdefault(alike, check), check):
+            return f"its exact answers to the same inputs changed, as if a file that it reads was edited: {_AGAIN}"
+    return None
+
+
+def answers_off(a: Check, b: Check) -> str | None:
+    """Return how B's exact answers are others than A's; None if they differ by no more than rounding explains.
+
+    Each output counts alone: a wrong one may be tiny beside the next. Records that name no outputs count as one.
+    """
+    if a.outputs and b.outputs and a.outputs != b.outputs:
+        names = [", ".join(sorted({*one.outputs} - {*other.outputs})) or "fewer" for one, other in ((b, a), (a, b))]
+        return f"other outputs: {names[0]}, where A has {names[1]}"
+    if not 0 < len(a.projections) == len(b.projections):
+        return None
+    names = (a.outputs if a.outputs == b.outputs else []) or [""]
+    parts = zip(names, _shared_out(a.projections, names), _shared_out(b.projections, names), strict=True)
+    limit = OTHER_SHARE.get(b.rule, OTHER_SHARE_EXACT)
+    off = [(math.dist(x, y) / size if (size := math.hypot(*x)) else math.inf, name) for name, x, y in parts if x != y]
+    share, name = max(off, default=(0.0, ""))
+    where = f" in {name.partition(' ')[0]}" if len(names) > 1 else ""
+    return f"its exact answers to the same inputs are off by {share:.2g} of A's{where}" if share > limit else None
+
+
+def _shared_out(projections: Sequence[float], names: Sequence[str]) -> list[Sequence[float]]:
+    """Return the projections of each output."""
+    each = len(projections) // len(names)
+    return [projections[start : start + each] for start in range(0, each * len(names), each)]
 
 
 def older(found: ModelFacts | None, newer: ModelFacts | None) -> str | None:

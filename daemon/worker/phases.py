@@ -82,11 +82,11 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.enter("check")
     if job.deployed:
         golden.refuse_others(Path(job.deployed), workload, loaded)
+    found.check, right, found.synaptic_flops = check_and_answers(workload, loaded, job)
     if job.ship_to:
         found.packed = packing.write(job, workload, loaded, first)
         stages.leave()
         return
-    found.check, right, found.synaptic_flops = check_and_answers(workload, loaded, job)
     if right:
         found.check = audit.audited(found.check, right, [(0, first)], "in its first run")
     found.flags += ["reference_fp32"] if found.check.reference == "float32" else []

@@ -15,13 +15,13 @@ from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.race import Race
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.records import Case, Check, Memory, ModelFacts, ProcessResult, Variant
+from benchd.daemon.records import Case, Memory, ModelFacts, ProcessResult, Variant
 from benchd.daemon.verdicts.manifest import Asked, Golden, Packed
 from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, LOOKS, PROMISED, PROMISED_AT_MOST
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
 PACKED = Packed(inputs=[], outputs=[], golden=Golden(1, 1, {}), preprocessing="none", provider="CPU")
-FAILED = Check(**{name: getattr(PASSED, name) for name in PASSED.__struct_fields__} | {"passed": False})
+FAILED = msgspec.structs.replace(PASSED, passed=False, note="wrong")
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Script(Supervisor):
     interrupt_after: float = math.inf
     failing_later: tuple[str, ...] = ()
     edited_after: float = math.inf
+    data_edited_after: float = math.inf
     ran: list[str] = field(default_factory=list)
     interleaved: list[str] = field(default_factory=list)
 
@@ -65,7 +66,9 @@ class Script(Supervisor):
         code = "edited" if len(self.ran) > self.edited_after else "as it was"
         model = msgspec.structs.replace(MODEL, code_sha256=code)
         packed = PACKED if turn.planned.ship_to else None
-        return Outcome(process=result, check=FAILED if fails else PASSED, model=model, packed=packed)
+        projections = [1.7] if len(self.ran) > self.data_edited_after else [1.0]
+        check = msgspec.structs.replace(FAILED if fails else PASSED, projections=projections)
+        return Outcome(process=result, check=check, model=model, packed=packed)
 
 
 def of_process(figures, number):
@@ -287,19 +290,47 @@ def test_another_model_ends_a_race_and_the_next_begins_anew(tmp_path):
     assert again.run().winner == "compile"
 
 
-@pytest.mark.parametrize("edited_after", [math.inf, 1 + PROMISED])
-def test_a_model_that_is_edited_behind_its_race_does_not_ship(tmp_path, monkeypatch, edited_after):
+def test_answers_of_other_data_end_a_race_that_goes_on_and_the_next_begins_anew(tmp_path):
+    times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.0}
+    course(tmp_path, times_ms, interrupt_after=3)[0].run()
+    racing, _ = course(tmp_path, times_ms, data_edited_after=0)
+    assert sum(len(one.raced) for one in racing.candidates) == 3
+    found = racing.run()
+    assert (found.winner, found.is_open) == (None, True)
+    assert found.reason.startswith("its exact answers to the same inputs changed, ")
+    assert found.reason.endswith("; the same command begins anew")
+    assert not any(one.raced for one in course(tmp_path, times_ms)[0].candidates)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ({}, ""),
+        ({"edited_after": 1 + PROMISED}, "its code was edited meanwhile"),
+        ({"data_edited_after": 1 + PROMISED}, "its exact answers to the same inputs changed"),
+    ],
+)
+def test_a_model_that_is_edited_behind_its_race_does_not_ship(tmp_path, monkeypatch, script, reason):
     monkeypatch.setattr(shipping, "_run_load", lambda *_: None)
     times_ms, out = {"onnxruntime": 4.0}, tmp_path / "out"
-    racing, script = course(tmp_path / "race", times_ms, edited_after=edited_after)
+    racing, supervisor = course(tmp_path / "race", times_ms, **script)
     found = racing.run()
-    if edited_after == math.inf:
-        assert shipping.ship(racing, found, script, Asked(), out).promised.latency_ms == pytest.approx(4.0, rel=0.01)
+    if not reason:
+        shipped = shipping.ship(racing, found, supervisor, Asked(), out)
+        assert shipped.promised.latency_ms == pytest.approx(4.0, rel=0.01)
         return
-    with pytest.raises(shipping.NotShipped, match=r"its code was edited meanwhile.*the same command begins anew$"):
-        shipping.ship(racing, found, script, Asked(), out)
+    with pytest.raises(shipping.NotShipped, match=rf"{reason}.*the same command begins anew$"):
+        shipping.ship(racing, found, supervisor, Asked(), out)
     assert not out.exists()
     assert not course(tmp_path / "race", times_ms)[0].named("onnxruntime").raced
+
+
+def test_files_that_fail_their_check_do_not_ship(tmp_path):
+    racing, supervisor = course(tmp_path / "race", {"onnxruntime": 4.0})
+    found = racing.run()
+    supervisor.failing = ("onnxruntime",)
+    with pytest.raises(shipping.NotShipped, match=r"the files of onnxruntime are not what was measured: wrong$"):
+        shipping.ship(racing, found, supervisor, Asked(), tmp_path / "out")
 
 
 @pytest.mark.parametrize(("name", "begins_anew"), [("OMP_WAIT_POLICY", True), ("EDITOR", False)])

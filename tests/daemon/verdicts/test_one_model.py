@@ -2,9 +2,10 @@
 
 import msgspec
 import pytest
+from records_made import PASSED
 
-from benchd.daemon.records import InputSpec, ModelFacts
-from benchd.daemon.verdicts.one_model import difference
+from benchd.daemon.records import Case, InputSpec, ModelFacts
+from benchd.daemon.verdicts.one_model import difference, other_answers
 
 FACTS = ModelFacts(
     options={},
@@ -51,3 +52,21 @@ def test_what_differs_is_named_with_what_to_do(one, two, words):
 def other_code(facts):
     """Return the same as of a record that is older than the hash of the code: it hides nothing between two others."""
     return msgspec.structs.replace(facts, code_sha256=None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "batch_size", "differs"),
+    [
+        ({"projections": [1.7]}, 1, True),
+        ({"projections": [1.7]}, 4, False),
+        ({"projections": [1.7], "images": 64}, 1, False),
+        ({"projections": [1.7], "reference": "float32"}, 1, False),
+        ({"projections": [1.0 + 1e-9]}, 1, False),
+        ({"projections": []}, 1, False),
+    ],
+)
+def test_answers_of_another_model_are_told_by_what_answers_the_same_inputs(fields, batch_size, differs):
+    first, later = (msgspec.structs.replace(PASSED, **given) for given in ({"projections": [1.0]}, fields))
+    found = other_answers([(Case(model="net"), first), (Case(model="net", batch_size=batch_size), later)])
+    assert bool(found) is differs
+    assert other_answers([(Case(model="net"), None), (Case(model="net"), first)]) is None
