@@ -474,6 +474,11 @@ def excess(exact: Observation, observed: Observation, limits: Bounds, rule: Rule
     return found
 
 
+def row_cap(number_format: Format, *, jumps: bool) -> float:
+    """Return the most that `row_limit` can be; no two answers differ by more than twice the largest, and half is 1."""
+    return ERROR_CAP[number_format] if number_format == "fp32" or not jumps else 1.0
+
+
 def row_limit(bound: Bound, rule: Rule) -> float:
     """Return the limit of one row, also for an output that is judged by its mean.
 

@@ -8,8 +8,10 @@ import torch
 
 from benchd.daemon.errors import UnfitModel
 from benchd.daemon.verdicts import manifest
-from benchd.daemon.verdicts.manifest import GOLDEN, NOT_GOLDEN, ONNX, Golden, Manifest
+from benchd.daemon.verdicts.manifest import GOLDEN, MANIFEST, NOT_GOLDEN, ONNX, Golden, Manifest
+from benchd.daemon.worker import agreement
 from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.check import number_format
 from benchd.daemon.worker.structures import ONLY, Answers, answered, cast, like, values
 from benchd.daemon.worker.workload import Workload
 
@@ -17,6 +19,7 @@ from benchd.daemon.worker.workload import Workload
 def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
     """Raise UnfitModel if the loaded files answer the golden inputs of their folder otherwise, or name them so."""
     shipped = manifest.read(folder)
+    _refuse_wide(shipped)
     with np.load(folder / GOLDEN, allow_pickle=False) as found:
         arrays = dict(found)
     rows_off: dict[str, int] = {}
@@ -30,6 +33,18 @@ def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
             if finite.size:
                 worst[name] = max(worst.get(name, 0.0), float(finite.max()))
     _refuse(shipped.golden, rows_off, worst)
+
+
+def _refuse_wide(shipped: Manifest) -> None:
+    """Raise UnfitModel for a tolerance that `benchd ship` writes for no model in this number format."""
+    in_format = number_format(shipped.case.variant.precision, torch.device(shipped.environment.device))
+    cap = agreement.row_cap(in_format, jumps=shipped.golden.rows_off > 0)
+    for name, tolerance in shipped.golden.tolerances.items():
+        if tolerance > cap:
+            raise UnfitModel(
+                f"{NOT_GOLDEN}: by its {MANIFEST} {name} may be off by {tolerance:.2g}, "
+                f"and {in_format} allows {cap:.2g}"
+            )
 
 
 def _refuse(golden: Golden, rows_off: Mapping[str, int], worst: Mapping[str, float]) -> None:

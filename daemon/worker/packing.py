@@ -19,7 +19,7 @@ from benchd.daemon.machine.environment import installed_version
 from benchd.daemon.measuring import load_text, user_python
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import FILE_BACKENDS
-from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX, WEIGHTS, Golden, Packed, Tensor
+from benchd.daemon.verdicts.manifest import CODE, GOLDEN, JUMPING_SHARE, ONNX, WEIGHTS, Golden, Packed, Tensor
 from benchd.daemon.worker import agreement, backends, truth, user_code, user_module
 from benchd.daemon.worker.agreement import Rule
 from benchd.daemon.worker.backends import Loaded
@@ -35,9 +35,6 @@ GOLDEN_ROWS = 8
 
 IMPORTED = {"benchd", "numpy", "safetensors", "torch"}
 """What LOAD.md of a PyTorch variant imports besides the standard library."""
-
-JUMPING_SHARE = 0.25
-"""Of a network with thresholds so many golden inputs may be off: one early spike moves thousands after it."""
 
 
 def refuse(job: Job, workload: Workload, answer: Batch) -> None:

@@ -221,6 +221,11 @@ def other_weights(graph):
             tensor.CopyFrom(numpy_helper.from_array(other, tensor.name))
 
 
+def larger_weights(graph):
+    (tensor,) = [tensor for tensor in graph.initializer if tensor.name.endswith("second.weight")]
+    tensor.CopyFrom(numpy_helper.from_array(1.3 * numpy_helper.to_array(tensor), tensor.name))
+
+
 def other_layout(graph):
     """Let the file read (4, 16) instead of (4, 4, 4)."""
     read = graph.input[0]
@@ -251,6 +256,16 @@ def test_other_answers_are_found_where_the_hashes_were_made_to_fit(shipped, benc
     edited(folder, change)
     done = benchd("verify", folder, *SHORT)
     assert (done.returncode, "not the golden ones" in done.stdout) == (5, True), done.stdout + done.stderr
+
+
+def test_a_tolerance_beyond_that_of_the_precision_hides_no_other_answers(shipped, benchd, tmp_path):
+    folder = copy_of(shipped("onnxruntime"), tmp_path)
+    content = msgspec.json.decode((folder / manifest.MANIFEST).read_bytes())
+    content["golden"]["tolerances"] = dict.fromkeys(content["golden"]["tolerances"], 0.99)
+    (folder / manifest.MANIFEST).write_bytes(msgspec.json.encode(content))
+    edited(folder, larger_weights)
+    done = benchd("verify", folder, "--processes", "1", *SHORT)
+    assert (done.returncode, "may be off by 0.99, and fp32 allows 0.0001" in done.stdout) == (5, True), done.stdout
 
 
 @pytest.mark.slow  # ten processes more

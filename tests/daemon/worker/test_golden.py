@@ -4,7 +4,11 @@ from math import inf, nan
 
 import numpy as np
 import pytest
+from manifests_made import manifest
 
+from benchd.daemon.errors import UnfitModel
+from benchd.daemon.records import Case, Variant
+from benchd.daemon.verdicts.manifest import Golden
 from benchd.daemon.worker import golden
 
 
@@ -24,3 +28,21 @@ from benchd.daemon.worker import golden
 def test_infinities_of_a_mask_are_right_where_they_are_the_same(answer, exact, off):
     found = golden._off({"y": np.array(answer)}, np.array(exact), "y")
     np.testing.assert_array_equal(found, off)
+
+
+@pytest.mark.parametrize(
+    ("variant", "rows_off", "most"),
+    [
+        ("eager", 0, 1e-4),
+        ("eager", 2, 1e-4),
+        ("amp", 0, 5e-2),
+        ("fp16", 0, 2e-2),
+        ("bf16", 2, 1.0),  # of a network with thresholds whose mean is judged
+        ("onnxruntime-int8", 0, 0.5),
+    ],
+)
+def test_no_tolerance_is_larger_than_the_rule_of_its_number_format(variant, rows_off, most):
+    case = Case(model="net", variant=Variant.parse(variant))
+    golden._refuse_wide(manifest(case=case, golden=Golden(8, 8, {"y": most}, rows_off)))
+    with pytest.raises(UnfitModel, match=r"manifest\.json y may be off by"):
+        golden._refuse_wide(manifest(case=case, golden=Golden(8, 8, {"y": 1.01 * most}, rows_off)))
