@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from zipfile import BadZipFile, ZipFile
 
 import msgspec
 from msgspec import Struct
@@ -199,6 +200,7 @@ def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
     if wrong := _impossible(manifest):
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({wrong}); ship it again")
     _refuse_damage(folder, manifest.resources, beat)
+    _refuse_incomplete(folder, manifest)
     return manifest
 
 
@@ -267,6 +269,19 @@ def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], 
         size = (folder / one.name).stat().st_size
         if size != one.bytes or sha256_of(folder / one.name, beat) != one.sha256:
             raise UsageError(f"{folder}: {one.name} has changed since it was shipped (SHA-256); ship or copy it again")
+
+
+def _refuse_incomplete(folder: Path, manifest: Manifest) -> None:
+    """Raise UsageError if the golden file lacks an array that is read from it."""
+    try:
+        with ZipFile(folder / GOLDEN) as file:
+            held = set(file.namelist())
+    except (OSError, ValueError, BadZipFile) as error:
+        raise UsageError(f"{folder}: its {GOLDEN} is damaged ({error}); ship it again") from error
+    read = [("input", one.name) for one in manifest.inputs] + [("exact", name) for name in manifest.golden.tolerances]
+    arrays = (f"{kind}{place}:{name}" for place in range(manifest.golden.batches) for kind, name in read)
+    if lacking := next((name for name in arrays if f"{name}.npy" not in held), None):
+        raise UsageError(f"{folder}: its {GOLDEN} is damaged (no {lacking[:80]}); ship it again")
 
 
 def remember(folder: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_changed_byte_is_found(shipped, benchd, tmp_path):
     assert (done.returncode, "model.onnx has changed" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("fault", ["missing", "unlisted", "link", "newer", "damaged", "outside"])
+@pytest.mark.parametrize("fault", ["missing", "unlisted", "link", "newer", "damaged", "outside", "emptied"])
 def test_a_damaged_folder_is_refused_in_one_sentence(shipped, tmp_path, fault):
     folder = copy_of(shipped("onnxruntime"), tmp_path)
     path, content = folder / manifest.MANIFEST, (folder / manifest.MANIFEST).read_text()
@@ -196,6 +196,9 @@ def test_a_damaged_folder_is_refused_in_one_sentence(shipped, tmp_path, fault):
         (folder / "LOAD.md").symlink_to(tmp_path / "LOAD.md")
     elif fault == "newer":
         path.write_text(content.replace("benchd.shipped/1", "benchd.shipped/9"))
+    elif fault == "emptied":
+        np.savez(folder / "golden.npz")
+        sealed(folder)
     elif fault == "damaged":
         path.write_text(content[:-40])
     else:

@@ -11,7 +11,7 @@ import msgspec
 import onnx
 import onnx.parser
 import pytest
-from manifests_made import manifest
+from manifests_made import manifest, write_golden
 from records_made import ENVIRONMENT, PASSED, made
 from typer.testing import CliRunner
 
@@ -47,6 +47,7 @@ def folder(tmp_path, monkeypatch):
     there = tmp_path / "net"
     there.mkdir()
     (there / "model.plan").write_bytes(b"a plan")
+    write_golden(there, "input0:x", "exact0:y")
     text = '<ir_version: 8, opset_import: ["": 17]> net (float16[1, 3] x) => (float16[1, 3] y) {y = Add(x, x)}'
     onnx.save(onnx.parser.parse_model(text), there / "model.onnx")
     (there / "manifest.json").write_bytes(manifests.encode(shipped(resources=manifests.resources(there))))

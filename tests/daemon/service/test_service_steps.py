@@ -14,7 +14,7 @@ import pytest
 from broker import HOST, free_port
 from links import unstarted
 from machines import write
-from manifests_made import manifest
+from manifests_made import manifest, write_golden
 from records_made import made
 
 from benchd.daemon import records
@@ -202,6 +202,7 @@ def test_a_shipped_folder_that_the_service_may_not_read_ends_no_service(service,
 
 def test_what_was_shipped_at_the_shell_is_another_user_s_and_the_alarm_names_the_key(service, tmp_path, monkeypatch):
     write(tmp_path / "net", {"code/net.py": ""})
+    write_golden(tmp_path / "net", "input0:x", "exact0:y")
     shipped = manifest(resources=manifests.resources(tmp_path / "net"))
     (tmp_path / "net/manifest.json").write_bytes(manifests.encode(shipped))
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "of-the-shell"))
@@ -328,6 +329,7 @@ def large(service, tmp_path, monkeypatch):
     monkeypatch.setattr(artifacts, "_PIECE", 10)
     folder = tmp_path / "net"
     write(folder, {"weights.safetensors": "w" * 100})
+    write_golden(folder, "input0:x", "exact0:y")
     shipped = manifest(case=Case(model="square"), resources=manifests.resources(folder))
     (folder / "manifest.json").write_bytes(manifests.encode(shipped))
     service._settings = replace_shipped(service, folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from manifests_made import manifest as made
+from manifests_made import write_golden
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Case, InputSpec, Load
@@ -27,7 +28,22 @@ def written(folder, **said):
 
 def test_what_ship_writes_is_read(tmp_path):
     asked = msgspec.structs.asdict(manifest.Asked(max_latency_ms=30.0))
-    assert manifest.read(written(tmp_path, asked=asked)).name == "net"
+    write_golden(tmp_path, "input0:x", "exact0:y")
+    assert manifest.read(written(tmp_path, asked=asked, resources=manifest.resources(tmp_path))).name == "net"
+
+
+@pytest.mark.parametrize(("names", "lacking"), [((), "input0:x"), (("input0:x", "answer0:y"), "exact0:y")])
+def test_a_golden_file_without_an_array_is_damage(names, lacking, tmp_path):
+    write_golden(tmp_path, *names)
+    with pytest.raises(UsageError, match=rf"golden\.npz is damaged \(no {lacking}\); ship it again"):
+        manifest.read(written(tmp_path, resources=manifest.resources(tmp_path)))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK no archive"])
+def test_a_golden_file_that_is_no_archive_is_damage(content, tmp_path):
+    (tmp_path / manifest.GOLDEN).write_bytes(content)
+    with pytest.raises(UsageError, match=r"golden\.npz is damaged \(.+\); ship it again"):
+        manifest.read(written(tmp_path, resources=manifest.resources(tmp_path)))
 
 
 @pytest.mark.parametrize(
