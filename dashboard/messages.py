@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, NamedTuple
@@ -24,6 +25,8 @@ SENSOR_RANGE = (1e-30, 1e30)  # in any unit; sums of such values stay finite
 BATCH_S = 60.0  # no batch of telemetry spans more; a time stamp beyond it is wrong
 CLEARED = b"{}"  # the body of a document whose topic its device has cleared
 READER = version("benchd")  # a later one may be able to read what this one puts in quarantine
+
+_DIGITS = re.compile(rb"\d{19}")  # fewer make no integer beyond 64 bits
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
 _Reader = Callable[[topics.Address, Arrived], _Rows]
@@ -93,6 +96,7 @@ def rows(message: Arrived) -> list[Row]:
         found = [Row(*row) for row in _READERS[address.kind](address, message._replace(body=_plain(address, message)))]
         for row in found:
             _refuse_unstorable(row)
+        _refuse_long(message.body)
     except limits.TooLarge as error:
         return [quarantined(message._replace(body=b""), str(error)), *arrived]
     except (_Unreadable, BenchdError, ValueError, OverflowError, RecursionError) as error:
@@ -317,6 +321,18 @@ def _refuse_unstorable(row: Row) -> None:
             raise _Unreadable(f"{column} does not fit in 64 bits")
         if isinstance(value, float) and not math.isfinite(value):
             raise _Unreadable(f"{column} is not a finite number")
+
+
+def _refuse_long(body: bytes) -> None:
+    """Raise for a whole number beyond 64 bits anywhere in a body of JSON: what reads it later may make it a float."""
+    if not _DIGITS.search(body):
+        return
+    left = [msgspec.json.decode(body)]
+    while left:
+        value = left.pop()
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise _Unreadable(f"a number of {value.bit_length()} bits does not fit in 64 bits")
+        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def quarantined(message: Arrived, reason: str) -> Row:

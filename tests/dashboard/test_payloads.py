@@ -118,6 +118,8 @@ def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
         (f"benchd/v1/{DEVICE}/health", b"[]", "Expected `object`"),
         (f"benchd/v1/{DEVICE}/event", b'{"event":"e","judgement":{}}', "`case_id`"),
         (f"benchd/v1/{DEVICE}/health", b'{"disk_free_bytes":1%s}' % (b"0" * 400), "disk_free_bytes"),
+        (f"benchd/v1/{DEVICE}/info", b'{"environment":{"cpu_max_hz":1%s}}' % (b"0" * 400), "fit in 64 bits"),
+        (RESULT, encode(made()).replace(b'"swap_bytes":0', b'"swap_bytes":1%s' % (b"0" * 400)), "fit in 64 bits"),
     ],
 )
 def test_what_cannot_be_read_is_kept_apart_with_the_reason(topic, body, why):
