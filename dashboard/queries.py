@@ -18,6 +18,7 @@ from benchd.dashboard.messages import CLEARED, Deployed, Event, Health, Info, La
 from benchd.dashboard.store import Store
 
 STALE_S = 75.0  # a service reports its health every 30 s
+LATE_S = 10.0  # a collector writes every 5 s
 LIVE_S = 5.0
 STEP_S = 5  # between two points of a sparkline
 NEWEST = 10_000  # results that can be paged through, and that a text is searched for in
@@ -433,6 +434,11 @@ def collectors(store: Store, now_s: float) -> list[Collecting]:
         return [Collecting(*row) for row in connection.execute(rows)]
 
 
+def refusal(store: Store, found: Sequence[Collecting], now_s: float) -> str | None:
+    """Return why the database takes no rows, tried if no collector has written just now; None if it does."""
+    return None if any(now_s - one.seen_s < LATE_S for one in found) else store.refusal()
+
+
 def gaps(store: Store) -> list[Gap]:
     """Return what is missing between the results that have arrived, the newest of each outbox last.
 
@@ -465,7 +471,10 @@ def unheard(store: Store) -> list[Gap]:
 
 def problems(store: Store, now_s: float) -> list[str]:
     """Return what prevents data from arriving here, in sentences; empty if nothing does."""
-    alive = [row for row in collectors(store, now_s) if now_s - row.seen_s < STALE_S]
+    known = collectors(store, now_s)
+    if reason := refusal(store, known, now_s):
+        return [f"the database cannot be written, so nothing that arrives is stored: {reason}"]
+    alive = [row for row in known if now_s - row.seen_s < STALE_S]
     found = [f"collector {row.name}: {row.problem}" for row in alive if row.problem]
     return found if alive else ["no collector runs: start `benchd dashboard`, or one with --only collector"]
 

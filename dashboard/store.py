@@ -5,9 +5,10 @@ Records stay forever, each with its original bytes; telemetry is aggregated to m
 partition by partition.
 """
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,17 @@ class Store:
         with self._writing() as connection:
             connection.execute(delete(telemetry).where(telemetry.c.t_s < before_s))
             connection.execute(delete(result).where(result.c.id.not_in(newest)))
+
+    def refusal(self) -> str | None:
+        """Return why SQLite's file takes no rows, found by a write; None if it does or while somebody else writes."""
+        if self._path is None:
+            return None
+        try:
+            with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=rw", uri=True, timeout=0)) as file:
+                file.execute(f"PRAGMA user_version = {int(time.time())}")  # what stays the same is not written
+        except sqlite3.OperationalError as error:
+            return None if "locked" in str(error) else str(error)
+        return None
 
     def close(self) -> None:
         """Close the database."""

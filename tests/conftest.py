@@ -1,4 +1,4 @@
-"""What every test may need: a fixed thread count, buffers of NaN for kernels, an environment for children, a broker."""
+"""What every test may need: fixed threads, buffers of NaN, an environment for children, a broker, a small disk."""
 
 import gc
 import os
@@ -137,3 +137,15 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroke
     """One broker for the whole run: `host`, `port`, `url`. A test that kills its broker starts one of its own."""
     with running_broker(tmp_path_factory.mktemp("mosquitto")) as broker:
         yield broker
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    yield folder
+    subprocess.run(["umount", folder], check=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from broker import free_port, running_broker
-from browsing import get
+from browsing import get, opened, running_browser
+from disks import use_up_space
 from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
@@ -114,6 +115,18 @@ def test_a_database_that_is_damaged_ends_the_collector(tmp_path, url, mosquitto)
         file.write(b"rubbish" * 10_000)
     with closing(store), pytest.raises(Unusable, match=r"dashboard.db: file is not a database"):
         Collector(store, parse_url(mosquitto.url), "site").run(threading.Event())
+
+
+def test_a_full_disk_is_named_and_until_there_is_room_the_collector_is_down(small_disk, mosquitto):
+    full = small_disk / "full"
+    with serving(mosquitto.url, f"sqlite:///{small_disk}/dashboard.db") as (port, _), running_browser() as browser:
+        wait_for(lambda: metric(port, "up") == 1.0)
+        use_up_space(full)
+        wait_for(lambda: metric(port, "up") == 0.0)
+        with opened(browser, port) as page:
+            page.get_by_text("nothing that arrives is stored: database or disk is full").wait_for()
+        full.unlink()
+        wait_for(lambda: metric(port, "up") == 1.0)
 
 
 def test_ctrl_c_while_the_collector_still_starts_ends_without_a_trace(url, mosquitto):

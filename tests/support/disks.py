@@ -54,6 +54,13 @@ def _mount(image: Path, folder: Path) -> list[str | Path]:
     return ["mount", "-o", "loop,errors=remount-ro", image, folder]
 
 
+def use_up_space(file: Path) -> None:
+    """Fill the disk with one file."""
+    with suppress(OSError), file.open("wb", buffering=0) as rest:
+        while True:
+            rest.write(bytes(4096))
+
+
 def use_up_inodes(folder: Path) -> None:
     """Create empty files `small-N` until the disk takes no more; it has few inodes."""
     with suppress(OSError):
