@@ -106,7 +106,7 @@ def _since_update(board: Runs, part: Callable[[Setup, Environment], object]) -> 
     """Yield the change of each case from the last setup that differs in `part` to the newest one."""
     environments: dict[str, Environment] = {}
     for case_id, found in board.setups().items():
-        for (now, environment), *earlier in by_place(board, case_id, found, environments):
+        for (now, environment), *earlier in _reported(board, case_id, found, environments):
             before = next((setup for setup, was in earlier if part(setup, was) != part(now, environment)), None)
             if before:
                 keys = board.keys(case_id, before, RUNS), board.keys(case_id, now, RUNS)
@@ -118,10 +118,10 @@ def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
     environments: dict[str, Environment] = {}
     earlier = board.setups(before_s=date_s)
     for case_id, found in board.setups().items():
-        known = by_place(board, case_id, earlier.get(case_id, []), environments)
+        known = _reported(board, case_id, earlier.get(case_id, []), environments)
         at_date = {_where(environment): setup for (setup, environment), *_ in known}
         newer = [setup for setup in found if setup.last_s >= date_s]
-        for (now, environment), *_ in by_place(board, case_id, newer, environments):
+        for (now, environment), *_ in _reported(board, case_id, newer, environments):
             before = at_date.get(_where(environment))
             if before:
                 until = board.keys(case_id, before, RUNS, before_s=date_s)
@@ -140,6 +140,15 @@ def by_place(
         if environment := environments.get(setup.fingerprint):
             places[_where(environment)].append((setup, environment))
     return list(places.values())
+
+
+def _reported(
+    board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, Environment]
+) -> Iterator[list[tuple[Setup, Environment]]]:
+    """Yield those of `by_place` whose worker lived to tell its threads, versions and variables: others lack them."""
+    for of_place in by_place(board, case_id, found, environments):
+        if told := [one for one in of_place if one[1].threads is not None]:
+            yield told
 
 
 def _where(environment: Environment) -> _Where:

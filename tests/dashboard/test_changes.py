@@ -91,6 +91,16 @@ def test_what_may_not_be_compared_says_why_and_a_profile_is_no_run(store):
     assert round(change.pair.medians_ms[1]) == 11
 
 
+def test_a_case_that_ends_before_its_worker_reports_is_no_update(store):
+    runs(store, "a", range(3), 10.0, environment("e1", l4t="1"))
+    unknown = {"status": "aborted", "timing": None, "processes": [], "check": None}
+    measured(store, "b", 3, 1.0, environment("e2", l4t="2", threads=None), **unknown)
+    assert [changed(store, since) for since in (*UPDATES, "2026-03-04")] == [{}] * (len(UPDATES) + 1)
+    measured(store, "c", 4, 11.0, environment("e3", l4t="3"))
+    (change,) = changed(store, "setup").values()
+    assert change.differences == ("l4t 1 → 3",)
+
+
 def test_an_update_of_benchd_alone_is_separable_by_measuring_both_here(store):
     here = environment("e1")
     runs(store, "a", range(3), 10.0, here, model=MODEL)
