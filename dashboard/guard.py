@@ -66,8 +66,12 @@ class Guard:
 
     def _same_origin(self, headers: Headers) -> bool:
         host, origin = headers.get("host", ""), headers.get("origin")
-        known = self._token is not None or is_loopback(urlsplit(f"//{host}").hostname or "")
-        return known and (origin is None or urlsplit(origin).netloc == host)
+        try:
+            address, ours = urlsplit(f"//{host}"), origin is None or urlsplit(origin).netloc == host
+            known = self._token is not None or is_loopback(address.hostname or "")
+            return ours and known and (address.port or 0) >= 0
+        except ValueError:  # as of an address in brackets that do not close, or of a port that is no number
+            return False
 
 
 def _bearer(headers: Headers) -> str:

@@ -510,6 +510,8 @@ def test_another_name_and_another_site_are_refused(site):
     assert get(site, "/", Host="evil.example")[0] == 403
     assert get(site, "/", Origin="http://evil.example")[0] == 403
     assert get(site, "/", Host=f"localhost:{site}")[0] == 200
+    for malformed in ({"Host": "[::1"}, {"Host": "localhost:x"}, {"Origin": "http://["}):
+        assert get(site, "/", **malformed)[0] == 403
 
 
 def test_beyond_loopback_a_token_is_asked_for(mosquitto, tmp_path):
