@@ -7,7 +7,7 @@ view under this policy.
 import hmac
 import ipaddress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -57,7 +57,7 @@ class Guard:
             await self._app(scope, receive, _with_headers(send))
         elif scope["type"] == "http" and self._matches(given):
             cookie = f"{COOKIE}={given}; HttpOnly; SameSite=Strict; Path=/"
-            await _refuse(scope, send, 303, "", {"location": scope["path"], "set-cookie": cookie})
+            await _refuse(scope, send, 303, "", {"location": _without_token(request), "set-cookie": cookie})
         else:
             await _refuse(scope, send, 401, "Open this page once with ?token=..., the value of BENCHD_DASHBOARD_TOKEN.")
 
@@ -72,6 +72,12 @@ class Guard:
             return ours and known and (address.port or 0) >= 0
         except ValueError:  # as of an address in brackets that do not close, or of a port that is no number
             return False
+
+
+def _without_token(request: HTTPConnection) -> str:
+    """Return the address that was asked for, as a path of this site: a browser takes what begins with // for a host."""
+    rest = urlencode([one for one in request.query_params.multi_items() if one[0] != "token"])
+    return quote("/" + request.scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")
 
 
 def _bearer(headers: Headers) -> str:

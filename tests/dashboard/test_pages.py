@@ -521,6 +521,13 @@ def test_beyond_loopback_a_token_is_asked_for(mosquitto, tmp_path):
         assert get(port, "/?token=wrong")[0] == 401
         status, headers, _ = get(port, "/?token=s3cret")
         assert (status, headers["location"]) == (303, "/")
+        for path, there in (
+            ("//evil.example/?token=s3cret", "/evil.example/"),
+            ("/%2f%5cevil.example?token=s3cret", "/%5Cevil.example"),
+            ("/a%0d%0ab?token=s3cret", "/a%0D%0Ab"),
+            ("/results?device=a&token=s3cret&model=b%26c", "/results?device=a&model=b%26c"),
+        ):
+            assert get(port, path)[1]["location"] == there
         cookie = headers["set-cookie"].partition(";")[0]
         assert get(port, "/", Cookie=cookie)[0] == 200
     command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", mosquitto.url]
