@@ -19,6 +19,7 @@ from benchd.dashboard.changes import Changes
 from benchd.dashboard.guard import Guard, is_loopback
 from benchd.dashboard.layout import laid_out, notice
 from benchd.dashboard.notices import Settings
+from benchd.dashboard.start import require_free
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import short
 from benchd.dashboard.upkeep import Upkeep
@@ -49,6 +50,7 @@ def serve(
     token = os.environ.get(TOKEN_VARIABLE) or None
     if not is_loopback(host) and token is None:
         raise UsageError(f"--host {host}: access from other machines needs a token; set {TOKEN_VARIABLE}")
+    require_free(host, port)
     given_up = threading.Event()
     # uvicorn stops on it and then raises it again
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(given_up.is_set())))

@@ -1,5 +1,6 @@
 """Starts `benchd dashboard`, `benchd demo` and `benchd watch`, or reports which package is missing."""
 
+import socket
 import sys
 import uuid
 from contextlib import suppress
@@ -10,6 +11,7 @@ from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import NotAvailable, UsageError
 
 PARTS = (None, "collector", "pages")
+IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # each connection, so each process, has its own
 
 
 def start(
@@ -26,6 +28,8 @@ def start(
         raise UsageError(f"--only {only}: expected collector or pages")
     if notify and only == "pages":
         raise UsageError("--notify is for the collector: leave it out with --only pages")
+    if database in IN_MEMORY:
+        raise UsageError(f"--database {database}: the collector and the pages share a file, sqlite:///PATH")
     try:
         from benchd.dashboard import collector, notices  # noqa: PLC0415
         from benchd.dashboard.store import default_url  # noqa: PLC0415
@@ -41,6 +45,17 @@ def start(
     except ModuleNotFoundError as error:
         raise _missing(error.name) from None
     serve(broker, url, name, host, port, collect=only is None, notify=settings)
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise UsageError if no server can listen there."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise UsageError(f"--port {port} of {host}: {error.strerror}; give another") from error
 
 
 def demonstrate(port: int) -> int:

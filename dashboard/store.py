@@ -38,6 +38,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, Disconnecti
 
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
 from benchd.daemon.machine.folders import file_id
 from benchd.daemon.verdicts.when import AHEAD_S, measured_s
@@ -212,9 +213,10 @@ class Unusable(BenchdError):
 
 
 def default_url() -> str:
-    """Return the default database URL: a file in the state folder, which is created if absent."""
+    """Return the default database URL: a file in the state folder, which is created if absent; or raise UsageError."""
     folder = folders.state()
-    folder.mkdir(parents=True, exist_ok=True)
+    with explaining(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{folder.absolute()}/dashboard.db"
 
 
@@ -510,7 +512,7 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _address(url: str) -> URL:
     try:
         address = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # the latter for a port
         address = None
     if address is None or address.drivername not in ("sqlite", "postgresql"):
         raise UsageError("database URL: expected sqlite:///PATH or postgresql://[USER[:PASSWORD]@]HOST[:PORT]/NAME")

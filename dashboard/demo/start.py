@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 from asyncio.subprocess import Process
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -11,10 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import interpreter
 from benchd.dashboard.commands import run_suite
 from benchd.dashboard.demo.broker import HOST, Broker
+from benchd.dashboard.start import require_free
 
 DEVICE, SUITE = "this-machine", "demo"
 CONFIG = f"""
@@ -49,18 +48,9 @@ Children = dict[str, Process]
 
 def run(port: int, err: TextIO) -> int:
     """Run until SIGINT or SIGTERM and return 0, or 1 if a part ended by itself; nothing is left running."""
-    _require_free(port)
+    require_free(HOST, port)
     with TemporaryDirectory(prefix="benchd-demo-") as folder:
         return asyncio.run(_run(Path(folder), port, err))
-
-
-def _require_free(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError as error:
-            raise UsageError(f"--port {port}: {error.strerror}; give another port") from error
 
 
 async def _run(folder: Path, port: int, err: TextIO) -> int:

@@ -143,5 +143,5 @@ def test_a_port_that_is_taken_is_refused(environment, mosquitto):
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S)
     assert (refused.returncode, refused.stderr) == (
         2,
-        f"error: --port {mosquitto.port}: Address already in use; give another port\n",
+        f"error: --port {mosquitto.port} of 127.0.0.1: Address already in use; give another\n",
     )
