@@ -2,7 +2,7 @@
 
     DIR/manifest.json      this: `benchd.shipped/1`, its schema in docs/manifest.schema.json
     DIR/LOAD.md            how to load and run exactly this
-    DIR/golden.npz         a few inputs, their float64 answers and the variant's own
+    DIR/golden.npz         a few inputs and their float64 answers
     DIR/records.jsonl      what was measured
     DIR/...                the files that the runtime reads
 

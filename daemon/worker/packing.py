@@ -24,7 +24,7 @@ from benchd.daemon.worker import agreement, backends, truth, user_code, user_mod
 from benchd.daemon.worker.agreement import Rule
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import number_format
-from benchd.daemon.worker.observe import observe, uniforms
+from benchd.daemon.worker.observe import uniforms
 from benchd.daemon.worker.structures import OF_BATCH, ONLY, Answers, Batch, cast, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import sessions
@@ -137,22 +137,20 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 def _golden(
     job: Job, workload: Workload, loaded: Loaded, names: tuple[list[str], list[str]], folder: Path
 ) -> tuple[list[Tensor], Golden]:
-    """Write the golden inputs with both answers; return what is read, and how to compare what is answered."""
+    """Write the golden inputs with their answers; return what is read, and how to compare what is answered."""
     size = job.case.batch_size
     batches = max(2, GOLDEN_ROWS // size)
     images = workload.images[torch.arange(batches * size) % len(workload.images)]
     in_format = number_format(job.case.variant.precision, loaded.device)
     rule = Rule(in_format, workload.judged_by == "codes", bool(job.weights))
     right = truth.find(workload, job, images, rule, loaded.device)
-    mine = observe(loaded, workload.plain, images, size, job.case.seed)
     arrays: dict[str, np.ndarray] = {}
     for place in range(batches):
         rows = range(place * size, (place + 1) * size)
         given = dict(_inputs(workload, loaded, images[rows.start : rows.stop], rows, names[0], job))
         arrays |= {f"input{place}:{name}": value for name, value in given.items()}
-        for kind, found in (("exact", right.exact.outputs), ("answer", mine.outputs)):
-            answers = _named(of_batch(found, place, size, batches * size), names[1])
-            arrays |= {f"{kind}{place}:{name}": value for name, value in answers.items()}
+        answers = _named(of_batch(right.exact.outputs, place, size, batches * size), names[1])
+        arrays |= {f"exact{place}:{name}": value for name, value in answers.items()}
     np.savez(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
     bounds = {path: right.limits.of(path) for path in _paths(right.exact.outputs)}
     limits: Answers = {path: np.array(agreement.row_limit(bound, rule)) for path, bound in bounds.items()}

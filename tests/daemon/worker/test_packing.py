@@ -6,13 +6,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import torch
+from manifests_made import manifest
 from PIL import Image
 from worker_jobs import NET, job, run, run_here, user_module
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Variant
 from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX
-from benchd.daemon.worker import packing, workload
+from benchd.daemon.worker import backends, packing, workload
+from benchd.daemon.worker.golden import _answers
 from benchd.exporters import sessions
 
 
@@ -71,6 +74,14 @@ def test_a_file_ships_where_onnx_runtime_is_missing_and_another_runtime_runs_it(
 )
 def test_a_file_lies_where_its_name_is_imported(name, file, place):
     assert packing._place(name, Path(file)) == Path(place)
+
+
+def test_what_is_golden_is_what_is_compared(tmp_path):
+    outcome = run_here(msgspec.structs.replace(job(tmp_path), ship_to=str(tmp_path)))
+    places = range(outcome.packed.golden.batches)
+    assert set(np.load(tmp_path / GOLDEN)) == {
+        name for place in places for name in (f"input{place}:0", f"exact{place}:output")
+    }
 
 
 def test_an_installed_package_ships_what_it_has_imported_and_names_the_others(tmp_path):
@@ -136,12 +147,14 @@ def beyond(answers, exact, golden):
 def test_golden_rows_pass_a_right_variant_of_a_spiking_network_and_no_wrong_one(tmp_path, variant):
     spiking = job(tmp_path, model="snn_stbif_resnet18", variant=Variant.parse(variant))
     weights = {"options": {"width": 16}, "weights": "demo", "data": "demo"}
-    packed = run_here(msgspec.structs.replace(spiking, ship_to=str(tmp_path), **weights)).packed
-    arrays, golden = np.load(tmp_path / GOLDEN), packed.golden
-    exact, answers = (
-        np.concatenate([arrays[f"{kind}{place}:output"] for place in range(golden.batches)])
-        for kind in ("exact", "answer")
-    )
+    asked = msgspec.structs.replace(spiking, ship_to=str(tmp_path), **weights)
+    packed = run_here(asked).packed
+    arrays, golden = dict(np.load(tmp_path / GOLDEN)), packed.golden
+    shipped, built = manifest(inputs=packed.inputs, outputs=packed.outputs), workload.build(asked)
+    loaded = backends.load(asked.case.variant, built.source, torch.device("cpu"), built.images[:1])
+    places = range(golden.batches)
+    exact = np.concatenate([arrays[f"exact{place}:output"] for place in places])
+    answers = np.concatenate([_answers(shipped, arrays, place, built, loaded)["output"] for place in places])
     assert beyond(answers, exact, golden) <= golden.rows_off
     no_channel = [answers * (np.arange(answers.shape[1]) != channel) for channel in range(answers.shape[1])]
     for wrong in (np.roll(answers, 1, axis=0), np.roll(answers, 1, axis=1), 0 * answers, 2 * answers, *no_channel):
