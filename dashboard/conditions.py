@@ -13,7 +13,7 @@ from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import Latest
 from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import age, figure
+from benchd.dashboard.text import age, figure, percent
 
 Condition = Literal["slower", "silent", "throttled", "failed check", "problem", "no status", "fine"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
@@ -102,7 +102,7 @@ def _than_baseline(latest: Latest) -> str:
 
 def _since_setup(choices: Sequence[Choice]) -> list[str]:
     return [
-        f"{choice.subject} {choice.variant}: {100 * verdict.effect:+.1f} % since {choice.change.since}"
+        f"{choice.subject} {choice.variant}: {percent(verdict.effect)} % since {choice.change.since}"
         for choice in choices
         if choice.change and (verdict := choice.change.verdict).answer == "slower" and verdict.effect
     ]

@@ -134,18 +134,23 @@ def top1(found: Result | Latest) -> str:
     return f"{100 * found.accuracy_top1:.1f} [{interval}] %{drop}"
 
 
+def percent(change: float, sign: str = "+", places: int = 1) -> str:
+    """Return a change in percent, without the unit; a huge one, as boards can send, in four digits."""
+    return f"{100 * change:{sign}.{places}f}" if abs(change) < 1e4 else f"{100 * change:{sign}.4g}"
+
+
 def share(found: Verdict) -> str:
     """Return the change in time with its interval, in percent."""
-    interval = found.interval and f" [{100 * found.interval.low:.1f}, {100 * found.interval.high:.1f}]"
-    return f"{100 * (found.effect or 0.0):+.1f} %{interval or ''}"
+    interval = found.interval and f" [{percent(found.interval.low, '-')}, {percent(found.interval.high, '-')}]"
+    return f"{percent(found.effect or 0.0)} %{interval or ''}"
 
 
 def verdict(found: Verdict) -> str:
     """Return the verdict on B against A: the answer, the change in time with its interval, and any reason."""
     text = found.answer.upper()
     if found.effect is not None:
-        text += f": time of B relative to A {100 * found.effect:+.2f} %"
+        text += f": time of B relative to A {percent(found.effect, places=2)} %"
     if found.interval and found.confidence:
-        interval = f"{100 * found.interval.low:+.2f}, {100 * found.interval.high:+.2f}"
+        interval = f"{percent(found.interval.low, places=2)}, {percent(found.interval.high, places=2)}"
         text += f" [{interval} at {100 * found.confidence:.4g} %]"
     return f"{text}: {found.reason}" if found.reason else text

@@ -17,7 +17,7 @@ from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Happened
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import clock, count, figure, short
+from benchd.dashboard.text import clock, count, figure, percent, short
 from benchd.dashboard.views import charts
 
 RUNS = 200
@@ -69,7 +69,7 @@ def steps(results: list[Result]) -> Iterator[Happened]:
     levels = [median(times_ms[begin:end]) for begin, end in pairwise([0, *places, len(times_ms)])]
     for place, (before, after) in zip(places, pairwise(levels), strict=True):
         detail = f"from {figure(before, 'ms')} to {figure(after, 'ms')}"
-        yield Happened(results[place].measured_s, f"{100 * (after / before - 1):+.1f} %", detail)
+        yield Happened(results[place].measured_s, f"{percent(after / before - 1)} %", detail)
 
 
 def changes(results: list[Result], record: Callable[[str], Record | None]) -> list[Happened]:

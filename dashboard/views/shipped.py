@@ -13,7 +13,7 @@ from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Deployed
 from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import age, figure, more, short
+from benchd.dashboard.text import age, figure, more, percent, short
 
 AGES_S = 60.0  # what has not changed is drawn again this often: it grows older
 STALE_S = 7 * 86_400.0
@@ -97,4 +97,4 @@ def change(found: Deployed) -> str:
     """Return the change against the promise with its interval."""
     if found.change is None or found.change_low is None or found.change_high is None:
         return "-"
-    return f"{100 * found.change:+.1f} [{100 * found.change_low:+.1f}, {100 * found.change_high:+.1f}] %"
+    return f"{percent(found.change)} [{percent(found.change_low)}, {percent(found.change_high)}] %"

@@ -152,6 +152,8 @@ def test_a_step_is_marked_at_its_first_run_with_its_size():
     ]
     assert list(history.steps(results)) == [Happened(6, "+12.0 %", "from 10 ms to 11.2 ms")]
     assert list(history.steps(results[:6])) == []
+    huge = [one._replace(median_ms=5e159) if one.median_ms > 11 else one for one in results]
+    assert [step.name for step in history.steps(huge)] == ["+5e+160 %"]
 
 
 def test_a_record_with_disturbed_blocks_has_a_clean_median_too(store):
