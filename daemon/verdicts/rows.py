@@ -11,6 +11,9 @@ Cell = str | float | bool | None
 Row = dict[str, Cell]
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are fullwidth
+
+
 def row(record: Record) -> Row:
     """Return the record as one flat row; a value that was not measured is None."""
     case, timing, check = record.case, record.timing, record.check
@@ -78,7 +81,7 @@ def _fields(part: object, *names: str, prefix: str = "") -> Row:
 
 def spreadsheet(value: Cell) -> Cell:
     """Return a cell for CSV: a spreadsheet would interpret some texts as formulas."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _options(options: dict[str, OptionValue]) -> str:

@@ -1,4 +1,5 @@
 import csv
+import io
 import json
 import math
 
@@ -186,10 +187,11 @@ def test_the_latest_results_say_verdict_and_accuracy_until_their_case_is_taken_a
     assert [one.verdict for one in queries.latest(store, "d1")] == [None, None]
 
 
-def test_a_spreadsheet_takes_no_cell_for_a_formula(store):
-    measure(store, 1, 5.0, case=Case(model="=1+1"))
-    (cells,) = csv.DictReader("".join(csv_lines(store, Filter())).splitlines())
-    assert (cells["model"], cells["median_ms"]) == ("'=1+1", "5.0")
+@pytest.mark.parametrize("model", ["=1+1", "\n=1+1", "\uff1d1+1", "\uff201"])
+def test_a_spreadsheet_takes_no_cell_for_a_formula(store, model):
+    measure(store, 1, 5.0, case=Case(model=model))
+    (cells,) = csv.DictReader(io.StringIO("".join(csv_lines(store, Filter())), newline=""))
+    assert (cells["model"], cells["median_ms"]) == (f"'{model}", "5.0")
 
 
 def test_what_is_deployed_is_known_of_each_board_until_it_is_taken_away(store):
