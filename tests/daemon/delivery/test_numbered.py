@@ -2,7 +2,7 @@
 
 from broker import running_broker
 from links import add, linked
-from waiting import wait_for
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.outbox import STREAM, Outbox
 from benchd.daemon.delivery.topics import Topics
@@ -56,5 +56,6 @@ def test_what_a_broker_has_forbidden_goes_out_at_the_next_connection_that_may(de
         acl.write_text("topic readwrite benchd/v1/#\n")
         port = broker.port
         broker.process.terminate()
+        broker.process.wait(WAIT_S)  # else it may still answer on the port that the next one is to take
         with running_broker(tmp_path, f"allow_anonymous true\nacl_file {acl}", port=port):
             wait_for(lambda: outbox.counts() == (0, 1, 1))
