@@ -17,7 +17,7 @@ from broker import HOST, free_port, running_broker
 from disks import failing_ext4
 from links import Watcher, acknowledge, acknowledgement, add, counts, linked
 from proxy import PUBACK, SUBACK, forward, kind, proxying, refuse_5
-from waiting import wait_for
+from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery import link as link_module
 from benchd.daemon.delivery import outbox as outbox_module
@@ -229,14 +229,18 @@ def test_the_machine_that_yields_leaves_on_the_broker_what_the_other_one_says(
     mosquitto, device_id, watcher, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(link_module, "CONFLICT_S", 0.2)
-    monkeypatch.setattr(link_module, "CONTRADICTED_S", 1.0)
-    info = Topics(device_id).of("info")
+    monkeypatch.setattr(link_module, "CONTRADICTED_S", WAIT_S)
+    monkeypatch.setattr(link_module, "ON_ITS_WAY_S", WAIT_S)  # the instances decide, however late a message comes
+    info, status = Topics(device_id).of("info"), Topics(device_id).of("status")
+    third = {"state": "online", "session": 1, "boot_id": "b", "instance": "0", "held_s": 0.0, "t_wall": ""}
     with linked(mosquitto, device_id, tmp_path / "1.db", "b", "boot-1") as (first, _):
         first.retain(info, b'"first"')
         watcher.until(lambda topic, body: (topic, body) == (info, b'"first"'))
         with linked(mosquitto, device_id, tmp_path / "2.db", "a", "boot-2") as (second, _):
             second.retain(info, b'"second"')
             watcher.until_status("online", boot_id="boot-2", session=4)
+        monkeypatch.setattr(link_module, "CONTRADICTED_S", 0.0)  # all others have gone once one more is heard
+        watcher.say(status, msgspec.json.encode(third))
         watcher.until(lambda topic, body: (topic, body) == (info, b'"first"'))
     assert [message.payload for message in watcher.all if message.topic == info].count(b'"second"') <= 1
 
