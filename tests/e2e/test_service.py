@@ -675,10 +675,16 @@ def test_a_service_without_a_free_descriptor_goes_on_and_says_so_in_the_record(s
 
 
 def test_a_sampler_that_is_killed_at_its_start_costs_one_case(site):
-    with site.configure().service() as process:
+    """It waits for its script, so that it has read nothing when it is killed."""
+    script, ready = site.folder / "script.json", site.folder / "ready.json"
+    os.mkfifo(script)
+    ready.write_text('{"metrics": [{"metric": "power_w", "values": [5.0], "period_s": 1.0}]}')
+    with site.configure(more=f'[sampling]\nsources = ["fake={script}"]\n').service() as process:
         cases = site.command("run", suite="small")["cases"]
         wait_for(lambda: samplers_of(process.pid), process)
-        os.kill(samplers_of(process.pid).pop(), signal.SIGKILL)
+        with script.open("wb"):  # opens once the sampler has
+            ready.replace(script)
+            os.kill(samplers_of(process.pid).pop(), signal.SIGKILL)
         results = [site.until("result/") for _ in cases]
     assert [result["status"] for result in results] == ["failed", "ok"]
     assert results[0]["reason"].startswith("the case did not start: the sampler process ended with status -9 before")
