@@ -85,6 +85,13 @@ def jtop():
 
 
 @pytest.fixture
+def patient(monkeypatch):
+    """A sampler that takes no silence for a failure, for a test of another one."""
+    for name in ("START_S", "SILENCE_S"):
+        monkeypatch.setattr(f"benchd.daemon.sampling.sources.jtop.{name}", WAIT_S)
+
+
+@pytest.fixture
 def fake(tmp_path, jtop):
     """A sampler whose Python is a script, given by its lines, that has `say(message)`."""
 
@@ -202,6 +209,7 @@ def test_a_failure_lasts_until_the_next_reading(fake):
         eventually(sampler, lambda _, error: isinstance(error, ChildProcessError))
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("other", [UNNAMED, RENAMED], ids=["unnamed", "renamed"])
 def test_a_total_that_became_another_is_left_out_and_named(other, fake):
     sampler = fake(f"say({READING})\n{repeating(other)}")
@@ -213,6 +221,7 @@ def test_a_total_that_became_another_is_left_out_and_named(other, fake):
     assert "they were VDD_IN as total beside VDD_SOC" in str(error)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_board_without_a_total_is_given_none_later(fake):
     sampler = fake(f"say({UNNAMED})\n{repeating(READING)}")
     assert sampler.unavailable() is None
@@ -438,6 +447,7 @@ def test_nothing_is_left_over_from_the_connection_before(served, jtop):
     assert values(samples)["power_w", "VDD_IN"] == 12.0  # nor is it smoothed
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_lost_input_rail_is_no_smaller_total(served, jtop):
     sampler = jtop(served.python)
     until_available(sampler)
