@@ -5,6 +5,7 @@ import re
 import select
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from worker_jobs import TINY, job, run, run_here, user_module
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
 from benchd.daemon.machine import temporary
 from benchd.daemon.measuring import plan, process
+from benchd.daemon.measuring.protocol import Limits
 from benchd.daemon.records import Variant
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.models import catalog
@@ -103,18 +105,31 @@ def test_a_module_that_fails_gives_a_reason(tmp_path, lines, reason):
     assert re.search(reason, str(outcome.process.reason)), outcome.process.reason
 
 
-def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path):
-    """A child that says five times that it goes on, a little apart, within a deadline shorter than all of it."""
+def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path, monkeypatch):
+    """A child that says five times that it goes on, each time most of a deadline later, on a clock of the test."""
+    os.mkfifo(fifo := tmp_path / "goes-on")
+    go, now_s, messages = os.open(fifo, os.O_RDWR), [0.0], process.Worker.messages
+
+    def one_at_a_time(worker):
+        for message in messages(worker):
+            yield message
+            if message.name == "accuracy":
+                now_s[0] += 5.0
+                os.write(go, b"\n")
+
+    monkeypatch.setattr(process.Worker, "messages", one_at_a_time)
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     line = '{"type":"stage","name":"accuracy","percent":1}'
-    says = f"import time; [(os.write(pipe, b'{line}\\n'), time.sleep(1.5)) for part in range(5)]"
+    says = f"go = open('{fifo}'); [(os.write(pipe, b'{line}\\n'), go.readline()) for part in range(5)]"
     limits = msgspec.structs.replace(TINY, check_deadline_s=6.5)
     worker = without_torch(tmp_path, f"{says}; os.write(1, b'all said'); os._exit(3)")
     outcome = run(job(tmp_path, limits=limits, module=user_module(tmp_path)), worker)
     assert outcome.process.status == "failed"
     assert "in stage accuracy: all said" in outcome.process.reason
+    os.close(go)
 
 
-def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):
+def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path, monkeypatch):
     """A child of its own session, and one of another."""
     shell = "echo started; (sleep 1000; true) & sleep 1000; true"  # two shells and two children of theirs
     readers, starts = [], "import subprocess"
@@ -123,9 +138,14 @@ def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path):
         readers.append(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))
         started = f"['sh', '-c', '{shell}'], stdout=open('{fifo}', 'w'), start_new_session={own_session}"
         starts += f"; subprocess.Popen({started})"
-    limits = msgspec.structs.replace(TINY, build_deadline_s=5.0)
-    module = user_module(tmp_path, build=f"{starts}; time.sleep(1000)")
-    outcome = run(job(tmp_path, limits=limits, module=module))
+
+    def deadline_s(limits, stage):
+        """The build's is over once both have started."""
+        started = stage == "build" and all(select.select([reader], [], [], WAIT_S)[0] for reader in readers)
+        return 0.0 if started else WAIT_S
+
+    monkeypatch.setattr(Limits, "deadline_s", deadline_s)
+    outcome = run(job(tmp_path, module=user_module(tmp_path, build=f"{starts}; time.sleep(1000)")))
     assert (outcome.process.status, outcome.process.reason) == ("timeout", "stage build")
     for reader in readers:
         assert os.read(reader, 100) == b"started\n"
@@ -200,12 +220,10 @@ def test_fp32_is_fp32_in_every_runtime(tmp_path, monkeypatch):
     assert process.environment("cuda", str(tmp_path), None)["NVIDIA_TF32_OVERRIDE"] == "0"
 
 
-@pytest.mark.parametrize("fails", ["time.sleep(1000)", "os._exit(3)"])
-def test_a_probe_that_does_not_end_costs_the_floor_and_not_the_measurement(fails, tmp_path):
+@pytest.mark.parametrize(("fails", "deadline_s"), [("time.sleep(1000)", 0.0), ("os._exit(3)", WAIT_S)])
+def test_a_probe_that_does_not_end_costs_the_floor_and_not_the_measurement(fails, deadline_s, tmp_path, monkeypatch):
+    monkeypatch.setattr(Limits, "deadline_s", lambda limits, stage: deadline_s if stage == "probe" else WAIT_S)
     replaced = f"import os, time; from benchd.daemon.worker import probes; probes.probe = lambda *_: {fails}"
-    limits = msgspec.structs.replace(TINY, grace_s=5.0)
-    outcome = run(
-        job(tmp_path, limits=limits, module=user_module(tmp_path, build=f"exec({replaced!r}, {{}})"), probes=True)
-    )
+    outcome = run(job(tmp_path, module=user_module(tmp_path, build=f"exec({replaced!r}, {{}})"), probes=True))
     assert (outcome.process.status, outcome.process.timing is not None) == ("ok", True)
     assert "probe" in outcome.missing["probes"]
