@@ -2,7 +2,9 @@
 
 import json
 
-from benchd.daemon.records import decode
+from records_made import PASSED, made, timing
+
+from benchd.daemon.records import Case, Load, ProcessResult, Requests, decode, encode
 
 SERVER = ("--models", "square", "--option", "size=16", "--variants", "eager", "--threads", "1", "--scenario", "server")
 GOAL = ("--deadline", "2s", "--percentile", "90")
@@ -25,9 +27,6 @@ def test_a_server_is_measured_reported_and_recommended(once_here, here, tmp_path
     recommended = here("benchd", "recommend", "out", "--rate", "200", "--streams", "2", *GOAL)
     assert "threads=1 for 200 requests per second on 2 streams within 2000 ms at p90: " in recommended.stdout
     assert "only up to" not in recommended.stdout  # whether it ships depends on the machine
-    faster = here("benchd", "recommend", "out", "--rate", "301fps", *GOAL)
-    assert faster.returncode == 4
-    assert "only up to the measured 300 requests per second" in faster.stdout
     reported = here("benchd", "report", "out", "--format", "md,csv,json,html", "--output", "page")
     assert reported.returncode == 0, reported.stderr
     page = tmp_path / "page"
@@ -35,6 +34,20 @@ def test_a_server_is_measured_reported_and_recommended(once_here, here, tmp_path
     rows = json.loads((page / "report.json").read_text())["records"]
     assert [row["requests"] for row in rows] == [90, 90]
     assert "deadline_met" in (page / "report.csv").read_text().splitlines()[0]
+
+
+def test_more_requests_than_were_measured_are_recommended_only_up_to_those(here, tmp_path):
+    load = Load(rate_hz=300.0, deadline_ms=2000.0, percentile=90.0)
+    counts = {"asked": 900, "answered": 900, "late": 0, "dropped": 0}
+    requests = Requests(**counts, rate_hz=300.0, met=True, arrivals_p=0.5, noticed_ms=0.1, busy_share=0.1)
+    case = Case(model="square", scenario="server", load=load)
+    processes = [ProcessResult(status="ok", timing=timing(1.0 + step / 1000), requests=requests) for step in range(3)]
+    record = made(case=case, check=PASSED, timing=timing(1.0), processes=processes, requests=requests)
+    (tmp_path / "served.jsonl").write_bytes(encode(record) + b"\n")
+    for rate, status in (("300fps", 0), ("301fps", 4)):
+        asked = here("benchd", "recommend", "served.jsonl", "--rate", rate, *GOAL)
+        assert asked.returncode == status, asked.stdout + asked.stderr
+        assert ("only up to the measured 300 requests per second" in asked.stdout) == (status == 4), asked.stdout
 
 
 def test_a_demand_without_records_says_what_to_measure(here, results):
