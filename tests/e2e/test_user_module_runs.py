@@ -1,11 +1,9 @@
 """A user's module through the real commands: what is measured is the file as it is, whatever was measured before."""
 
-import threading
-import time
-
 import pytest
 
 from benchd.daemon import journal, records
+from benchd.daemon.measuring import process
 
 pytest.importorskip("onnxscript", reason="exports")
 onnx = pytest.importorskip("onnx", reason="writes a file")
@@ -150,20 +148,21 @@ def test_variants_of_what_changes_during_a_run_are_not_ranked(run, tmp_path, doe
     assert said.endswith("exit 1")
 
 
-def test_an_onnx_file_that_is_replaced_between_two_processes_fails_its_case(run, tmp_path):
-    replaced = threading.Thread(target=replace_when, args=(tmp_path, "out/logs/*.1.log"), daemon=True)
+def test_an_onnx_file_that_is_replaced_between_two_processes_fails_its_case(here, tmp_path, monkeypatch):
+    starts = iter([1.0, 2.0])
+    start = process.Child._spawn
+
+    def replacing(worker, *arguments):
+        linear(tmp_path, next(starts))
+        return start(worker, *arguments)
+
+    monkeypatch.setattr(process.Child, "_spawn", replacing)
     linear(tmp_path, 1.0)
-    replaced.start()
-    (record,) = run("bench-once", "--onnx", "net.onnx", "--processes", "2")
+    done = here("bench-once", "--onnx", "net.onnx", "--processes", "2")
+    assert "net.onnx was replaced meanwhile" in done.stdout, done.stderr
+    (record,) = written(tmp_path)
     assert (record.status, record.timing, len(record.processes)) == ("failed", None, 2)
     assert record.reason.startswith("net.onnx was replaced meanwhile: do not change it")
-
-
-def replace_when(folder, pattern):
-    """Write another file as soon as a process has its log: it reads the file seconds later, when torch is imported."""
-    while not any(folder.glob(pattern)):
-        time.sleep(0.02)
-    linear(folder, 2.0)
 
 
 def linear(folder, bias):
