@@ -32,7 +32,7 @@ from benchd.daemon.records import (
     Window,
 )
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.sampling.sources.protocol import Batch
+from benchd.daemon.sampling.sources.protocol import Batch, PowerSource
 from benchd.models.cost import cost, parameters
 
 SHARED = Run("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
@@ -240,6 +240,23 @@ def test_energy_is_of_all_processes_or_none():
     assert record(with_energy).energy == ENERGY
     made = record(with_energy, without)
     assert (made.energy, made.missing["energy"]) == (None, "no_sensor")
+
+
+def test_energy_is_of_the_samples_in_the_window_above_those_in_its_rests():
+    sampler, tick_ns = SamplerProcess(["fake"], 0.05), 50_000_000
+    power = PowerSource(
+        source="fake", rail="", metric="power_w", scope="module", total=True, period_s=0.05, averaging_s=0.0
+    )
+    samples = [Sample(n * tick_ns, "power_w", n % 3 + (7.0 if 30 < n <= 90 else 1.0), "fake") for n in range(1, 121)]
+    sampler.samples.add(Batch(samples=samples, t_ns=1, cpu_s=0.0, ticks_ns=[1], flushes=0, power=[power]))
+    window, *idle = (Window(first * tick_ns, last * tick_ns) for first, last in ((33, 87), (1, 29), (92, 120)))
+    ran = outcome(timing=timing(), window=window, idle=idle)
+    made = recording.with_samples(ran, Case(model="square"), sampler, Machine("cpu", has_cxx=True), 0.05)
+    found = made.process.energy
+    assert (found.source, found.scope, made.missing.get("energy")) == ("fake", "module", None)
+    assert found.energy_j == pytest.approx(8.0 * window.seconds, rel=0.02)
+    assert found.gross_per_inference_j * timing().runs == pytest.approx(found.energy_j)
+    assert found.idle_w == pytest.approx(2.0)
 
 
 def test_the_sensors_of_another_gpu_give_no_energy():

@@ -7,6 +7,8 @@ import pytest
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
 from fake_nvml import FIRST, FakeNvml
+from gaps import is_for_gaps
+from waiting import WAIT_S
 
 from benchd.daemon.records import Window
 from benchd.daemon.sampling import energy
@@ -30,18 +32,22 @@ def measured(tmp_path, monkeypatch):
             time.sleep(WINDOW_S)
             windows.append(Window(start, time.monotonic_ns()))
         time.sleep(1.0)
-        assert sampler.flush()
+        assert sampler.flush(WAIT_S)
         samples = sampler.samples.raw(Window(0, time.monotonic_ns()))
         sources = sampler.samples.power
     found = [energy.measure(samples, sources, window, 1, PERIOD_S) for window in windows]
     return found, [fake.energy_j(window.start_ns, window.end_ns) for window in windows]
 
 
-def test_the_bar_of_a_counter_covers_a_known_load(tmp_path, monkeypatch):
-    found, truths = measured(tmp_path, monkeypatch)
-    assert {(each.metric, each.scope) for each in found} == {("energy_counter_j", "GPU board")}
-    covered = [abs(each.energy_j - truth) <= each.energy_err_j for each, truth in zip(found, truths, strict=True)]
-    assert sum(covered) >= len(covered) - 2  # bars are of 95 %, and another process may take the CPU for long
+def test_a_counter_gives_the_energy_of_a_known_load_or_tells_of_gaps(tmp_path, monkeypatch):
+    """How far a reading is from its stamp is the machine's affair here: test_energy.py holds the bars to the truth."""
+    for each, truth in zip(*measured(tmp_path, monkeypatch), strict=True):
+        if isinstance(each, str):
+            assert is_for_gaps(each)
+            continue
+        assert each.scope == "GPU board"
+        assert each.metric == "energy_counter_j" or any(map(is_for_gaps, each.flags))
+        assert 0.5 < each.energy_j / truth < 1.5
 
 
 @pytest.mark.slow
