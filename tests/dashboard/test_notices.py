@@ -84,13 +84,13 @@ def running(kept):
 
 
 class Clock:
-    """The clocks of a collector and of the one who tells; each `seconds` or `set_s` lasts a few looks."""
+    """The clocks of a collector and of the one who tells: still, but for `seconds` or `set_s` that last a few looks."""
 
     def __init__(self, monkeypatch):
-        wall, steady, news = time.time, time.monotonic, notices.news
+        started_s, steady, news = time.time(), time.monotonic(), notices.news
         self._passed_s, self._set_s, self._looks = 0.0, 0.0, 0
-        monkeypatch.setattr(time, "time", lambda: wall() + self._passed_s + self._set_s)
-        both = SimpleNamespace(time=time.time, monotonic=lambda: steady() + self._passed_s)
+        monkeypatch.setattr(time, "time", lambda: started_s + self._passed_s + self._set_s)
+        both = SimpleNamespace(time=time.time, monotonic=lambda: steady + self._passed_s)
         for module in (notices, collector):
             monkeypatch.setattr(module, "time", both)
         monkeypatch.setattr(notices, "LOOK_S", 0.01)
