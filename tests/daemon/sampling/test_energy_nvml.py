@@ -39,15 +39,15 @@ def measured(tmp_path, monkeypatch):
     return found, [fake.energy_j(window.start_ns, window.end_ns) for window in windows]
 
 
-def test_a_counter_gives_the_energy_of_a_known_load_or_tells_of_gaps(tmp_path, monkeypatch):
-    """How far a reading is from its stamp is the machine's affair here: test_energy.py holds the bars to the truth."""
+def test_the_bar_of_a_counter_covers_a_known_load_or_gaps_are_told(tmp_path, monkeypatch):
+    covered = []
     for each, truth in zip(*measured(tmp_path, monkeypatch), strict=True):
         if isinstance(each, str):
             assert is_for_gaps(each)
-            continue
-        assert each.scope == "GPU board"
-        assert each.metric == "energy_counter_j" or any(map(is_for_gaps, each.flags))
-        assert 0.5 < each.energy_j / truth < 1.5
+        elif not any(map(is_for_gaps, each.flags)):
+            assert (each.metric, each.scope) == ("energy_counter_j", "GPU board")
+            covered.append(abs(each.energy_j - truth) <= each.energy_err_j)
+    assert sum(covered) >= len(covered) - 2  # bars are of 95 %, and another process may take the CPU for long
 
 
 @pytest.mark.slow
