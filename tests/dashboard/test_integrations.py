@@ -213,7 +213,7 @@ def test_a_real_prometheus_finds_all_that_the_grafana_dashboard_asks_for(tmp_pat
 
             wait_for(lambda: answer("benchd_throttled == 1"))
             wait_for(lambda: asking("rules")["groups"][0]["lastEvaluation"] > "1970")
-            assert [expr for expr in exprs if not answer(expr)] == []
+            wait_for(lambda: all(map(answer, exprs)), why="an expression of the dashboard finds nothing")
             for metric, label in (re.fullmatch(r"label_values\((\w+), (\w+)\)", text).groups() for text in labels):
                 assert all(label in series for series in asking("series", **{"match[]": metric}))
             wait_for(lambda: {"BenchdWrong", "BenchdThrottled", "BenchdBacklog"} <= alerts(asking))

@@ -91,7 +91,7 @@ def test_a_half_open_connection_is_seen_by_both_sides_and_what_waited_goes_out(m
             assert counts(path)[0].pending == len(RUNS)
             proxy.heal()
             wait_for(lambda: counts(path)[0].sent == len(RUNS))
-            assert link.seen.connected
+            wait_for(lambda: link.seen.connected)
     watcher.until_status("offline")
     assert sorted(set(watcher.results())) == sorted(RUNS)
 

@@ -58,7 +58,7 @@ def test_samples_of_all_sources_are_cut_to_the_window(fake):
         start_ns = time.monotonic_ns()
         process.watch(os.getpid())
         receive_until(process, lambda: samples_since(process, start_ns, "cpu_utilization_percent") > 1)
-        assert process.flush()
+        assert process.flush(WAIT_S)
         telemetry, report = process.cut(since(start_ns))
     assert telemetry["power_w@VDD_IN"].mean == 5.0
     assert telemetry["power_w@VDD_IN"].source == "fake"
@@ -85,7 +85,7 @@ def test_a_flush_brings_what_is_younger_than_a_batch(fake):
     with SamplerProcess([fake()], 0.001) as process:
         start_ns = time.monotonic_ns()
         while not samples_since(process, start_ns, "power_w@VDD_IN"):
-            assert process.flush()
+            assert process.flush(WAIT_S)
 
 
 def test_a_failing_sampler_is_named_and_retried_and_the_others_go_on(fake):
@@ -181,7 +181,7 @@ def test_a_process_that_hangs_does_not_hold_up_its_owner(fake):
 def test_partial_lines_and_rubbish(fake):
     """The sampler stands still while its pipe is written to in its place."""
     with SamplerProcess([fake()], 0.01) as process:
-        process.flush()
+        process.flush(WAIT_S)
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         process.receive()
@@ -210,7 +210,7 @@ def pipe_of(process):
 
 def test_old_samples_can_be_let_go(fake):
     with SamplerProcess([fake()], 0.01) as process:
-        assert process.flush()
+        assert process.flush(WAIT_S)
         now_ns = time.monotonic_ns()
         assert process.cut(Window(0, now_ns))[1].samples > 0
         process.samples.drop_before(now_ns)
