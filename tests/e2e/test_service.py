@@ -78,6 +78,26 @@ from benchd.daemon.service.publisher import Publisher
 Publisher.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(cli.benchd())
 """
+# says on standard error what it sends and will send, and when a case is timed and no longer
+SAYING = """
+import os, sys
+from benchd.daemon import cli
+from benchd.daemon.delivery.link import Link
+from benchd.daemon.delivery.session import Session
+from benchd.daemon.service.publisher import Publisher
+def told(said, function, *given, **more):
+    os.write(2, " ".join(["noted:", *said, "\\n"]).encode())
+    return function(*given, **more)
+publish, retain, stage, end = Session.publish, Link.retain, Publisher.stage, Publisher.publish
+Link.retain = lambda self, topic, body: told(("to send", topic, body.decode()), retain, self, topic, body)
+Session.publish = lambda self, topic, *given, **more: told(("sent", topic), publish, self, topic, *given, **more)
+Publisher.publish = lambda self, *given: told(("ended",), end, self, *given)
+def staged(self, planned, process, stage_name, percent=None):
+    stage(self, planned, process, stage_name, percent)
+    told(("stage", stage_name), int)
+Publisher.stage = staged
+sys.exit(cli.benchd())
+"""
 
 
 class Site:
@@ -104,10 +124,13 @@ class Site:
         return self
 
     @contextmanager
-    def service(self, *, connects=True, root=None, dying=False, **environment):
-        """Run the service over the block, which begins once it listens; `root` holds the nodes of its GPU."""
+    def service(self, *, connects=True, root=None, code=None, **environment):
+        """Run the service over the block, which begins once it listens; `root` holds the nodes of its GPU.
+
+        `code` is Python that runs it in another way.
+        """
         program = [Path(sys.executable).parent / "benchd"] if root is None else [sys.executable, "-c", ROOTED, root]
-        program = [sys.executable, "-c", DYING] if dying else program
+        program = [sys.executable, "-c", code] if code else program
         command = [*program, "run", "--config", "benchd.toml"]
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(command, cwd=self.folder, env=self.environment | environment, stderr=log)
@@ -350,7 +373,7 @@ def test_a_record_that_only_the_journal_has_is_taken_up_and_nothing_is_measured_
     keep(outbox, schedule=begin(State(), suite, case_ids))
     if not connects:
         without_broker(site)
-    with site.service(connects=connects, dying=True) as process:
+    with site.service(connects=connects, code=DYING) as process:
         assert process.wait(WAIT_S) == -signal.SIGKILL
     with site.service(connects=connects) as process:
         wait_for(lambda: not left_of(outbox), process)
@@ -428,28 +451,29 @@ def test_of_two_passes_that_are_cancelled_at_once_the_running_one_ends(site):
         assert site.command("status")["health"]["cases_left"] == 0
 
 
+def noted(site):
+    """Return what the service has said that it does."""
+    lines = (site.folder / "log").read_text().splitlines()
+    return [line.split(" ", 1)[1].strip() for line in lines if line.startswith("noted: ")]
+
+
 def test_while_a_case_is_timed_nothing_but_health_and_telemetry_comes(site):
-    with site.configure(cap_s=3.0, sizes="[16]").service():
-        site.command("run", suite="small")
-        asked = {}
-        while not (found := site.seen("result/")):
-            command_id = uuid.uuid4().hex[:8]
-            asked[command_id] = time.monotonic()
-            site.say("status", id=command_id, client="test")
-            site.listen(0.6)
-        window = found[0]["processes"][0]["window"]
-        begun_s, ended_s = window["start_ns"] / 1e9, window["end_ns"] / 1e9
-        meanwhile = [command_id for command_id, asked_s in asked.items() if begun_s < asked_s < ended_s]
-        assert meanwhile, "nobody asked for anything"
-        for command_id in meanwhile:
-            site.seen(f"resp/test/{command_id}") or site.until(f"resp/test/{command_id}")
-        activities = [health["activity"] for health in site.seen("health")]
-        assert "measuring" in activities, "it is not said at once that a case runs"
-        if activities[-1] == "measuring":
-            site.until("health", activity="idle")
-    # paho's time of arrival is on the clock of the window
-    came = {message.topic.split("/")[3] for message in site.heard if begun_s < message.timestamp < ended_s}
-    assert came <= {"cmd", "health", "telemetry"}
+    with site.configure(cap_s=LONG_S, sizes="[16]").service(code=SAYING) as process:
+        suite_id = site.command("run", suite="small")["suite_id"]
+        wait_for(lambda: "stage measure" in noted(site), process)
+        for command_id, verb, more in (("1", "status", {}), ("2", "cancel", {"suite_id": suite_id})):
+            site.say(verb, id=command_id, client="test", **more)
+        assert all(site.seen_or_until(f"resp/test/{command_id}")["accepted"] for command_id in ("1", "2"))
+        while site.seen("health")[-1]["activity"] != "idle":
+            site.until("health")
+    assert "measuring" in [health["activity"] for health in site.seen("health")]
+    found = noted(site)
+    begun = [said for said in found[: found.index("stage import")] if said.startswith("to send")]
+    assert '"activity":"measuring"' in begun[-1], "it is not said at once that a case runs"
+    timed = found[found.index("stage warm_up") : found.index("ended")]
+    assert {said.split("/")[3] for said in timed if said.startswith("sent ")} <= {"health", "telemetry"}
+    order = [found.index(said) for said in ("ended", *(f"sent benchd/v1/{site.device}/resp/test/{n}" for n in "21"))]
+    assert order == sorted(order), "what does not end the case is carried out within it"
 
 
 def test_a_reload_takes_over_the_new_plan_or_keeps_the_old_one(site):
