@@ -60,7 +60,7 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
     assert "nsight-compute" in found.missing["ncu"]
     assert (found.model.weights, found.model.data) == ("demo", "256 of the 359 images of demo")
     assert "OnePass" in {module.name for module in found.torch.modules}
-    assert "aten::" in found.torch.operators[0].name
+    assert any("aten::" in operator.name for operator in found.torch.operators)
     for text in ("Operators", "Benchmark", "Components", "Layers", "not installed"):
         assert text in done.stdout
     names = {path.name for path in (tmp_path / "out").iterdir()}

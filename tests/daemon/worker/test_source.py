@@ -69,7 +69,6 @@ def test_the_second_use_comes_from_the_store(tmp_path):
     assert found.metadata.measured["parity"]["batch_sizes"] == [2]
     (told,) = again.used
     assert (told.reused, told.sha256, told.form, told.format) == (True, made.metadata.sha256, "scan", "onnx")
-    assert told.seconds < first.used[0].seconds
 
 
 @pytest.mark.parametrize(
