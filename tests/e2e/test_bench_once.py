@@ -183,8 +183,8 @@ def test_a_cold_start_does_not_count_the_making_of_files(once, tmp_path):
 def test_a_search_for_the_best_batch_size_ends_by_itself_and_is_replayed_to_a_broker_that_was_down(
     once, here, tmp_path
 ):
-    """Twice the batch takes eight times as long."""
-    slow = user_module(tmp_path, forward="time.sleep(0.002 * len(images) ** 3)")
+    """Twice the batch takes 250 times as long: a stop of seconds does not make the single image as slow."""
+    slow = user_module(tmp_path, forward="time.sleep(0.002 * 250 ** (len(images) - 1))")
     with running_broker(tmp_path) as broker:
         pass
     done = once("--module", slow, "--variants", "eager", "--scenario", "offline", "--mqtt", broker.url)
