@@ -191,7 +191,7 @@ def environment(device: Device, *, is_updated: bool) -> Environment:
         driver=setup.driver,
         power_mode=chip.power_mode,
         clocks_locked=True,
-        threads=None,
+        threads=8,
         jetpack=setup.jetpack,
         l4t=setup.l4t,
     )
