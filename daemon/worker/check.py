@@ -1,6 +1,5 @@
 """The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +42,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
     checked = -(-least // size)
     images = _images(workload, size, checked)
     right = truth.find(workload, job, images, _rule(workload, loaded, job), loaded.device)
-    answers = {} if _draws(workload, job) else right.exact.outputs
+    answers = {} if _draws(workload, job) else dict(sorted(right.exact.outputs.items()))
     observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
     seen = of_batches(right.exact, range(checked), size, len(images))
     found = agreement.judge(seen, observed, right.limits, right.rule)
@@ -57,7 +56,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
         found,
         passed=found.passed and not doubt,
         reference="float32" if right.why_fp32 else "float64",
-        outputs=[" ".join([path, *map(str, values.shape[1:])]) for path, values in sorted(answers.items())],
+        outputs=[" ".join([path, *map(str, values.shape[1:])]) for path, values in answers.items()],
         projections=_projections(answers),
         note="; ".join(filter(None, [found.note, doubt, right.why_fp32])) or _note(job),
     )
@@ -70,16 +69,14 @@ def _draws(workload: Workload, job: Job) -> bool:
 
 
 def _projections(answers: Answers) -> list[float]:
-    """Return each output, sorted by path, in a few random directions, the same for each; [] if one is not finite."""
-    found = [
-        float(along @ values.ravel()) for _, values in sorted(answers.items()) for along in _directions(values.size)
-    ]
+    """Return each output in a few random directions, the same for equal sizes; [] if one is not finite."""
+    found = [along for values in answers.values() for along in _projected(values.ravel())]
     return found if np.isfinite(found).all() else []
 
 
-def _directions(size: int) -> Iterator[NDArray[np.float64]]:
+def _projected(values: NDArray[np.float64]) -> list[float]:
     drawn = np.random.default_rng(0)
-    return (drawn.standard_normal(size) for _ in range(PROJECTIONS))
+    return [float(drawn.standard_normal(values.size) @ values) for _ in range(PROJECTIONS)]
 
 
 def _images(workload: Workload, size: int, checked: int) -> Batch:

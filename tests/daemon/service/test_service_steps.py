@@ -150,15 +150,23 @@ def test_a_reload_keeps_what_the_old_connection_has_heard(service):
     assert (list(new.seen.commands), list(new.seen.events)) == ([command], [("not_sent", "x")])
 
 
-def test_a_reload_of_two_suites_that_give_one_case_other_images_keeps_the_old_configuration(service, monkeypatch):
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ('[[suite]]\nname = "b"\nmodels = ["square"]\ndata = "imagefolder:x"', "the suites s and b measure square,"),
+        ('[sampling]\nsources = ["foo"]', "configuration "),
+    ],
+    ids=["one case with other images", "unknown source"],
+)
+def test_a_reload_of_what_cannot_be_measured_keeps_the_old_configuration(service, monkeypatch, table, words):
     told, before = [], service._now
     monkeypatch.setattr(service._between, "event", lambda *event: told.append(event))
     with service._path.open("a") as file:
-        file.write('[[suite]]\nname = "b"\nmodels = ["square"]\ndata = "imagefolder:x"\n')
+        file.write(f"{table}\n")
     service._reload()
     ((event, why),) = told
     assert (event, service._now) == ("reload_failed", before)
-    assert why.startswith("the suites s and b measure square,")
+    assert why.startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -173,15 +181,6 @@ def test_a_name_that_only_a_later_case_or_result_would_miss_is_refused_at_the_st
     (tmp_path / "benchd.toml").write_text(table)
     with pytest.raises(UsageError, match=rf"configuration .*benchd.toml: {words}"):
         Service(tmp_path / "benchd.toml", Places(tmp_path, tmp_path))
-
-
-def test_a_reload_with_an_unknown_source_keeps_the_old_configuration(service, monkeypatch):
-    told, before = [], service._now
-    monkeypatch.setattr(service._between, "event", lambda *event: told.append(event))
-    with service._path.open("a") as file:
-        file.write('[sampling]\nsources = ["foo"]\n')
-    service._reload()
-    assert ([event for event, _ in told], service._now) == (["reload_failed"], before)
 
 
 def test_a_signal_that_comes_before_the_session_listens_ends_the_case_too(service):
