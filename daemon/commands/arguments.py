@@ -91,7 +91,15 @@ KeyFile = Annotated[str | None, typer.Option(help="Key of that certificate, if i
 
 def broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> Broker:
     """Return the broker of a URL with the files for TLS; raise UsageError for files with a URL without it."""
-    return configured(url, MqttConfig(url=url, ca_file=ca_file, certificate_file=certificate_file, key_file=key_file))
+    return configured(url, mqtt_config(url, ca_file, certificate_file, key_file))
+
+
+def mqtt_config(url: str | None, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> MqttConfig:
+    """Return the settings of a broker that may be absent; raise UsageError for files for TLS without one."""
+    given = {"--ca-file": ca_file, "--certificate-file": certificate_file, "--key-file": key_file}
+    if not url and (option := next((option for option, path in given.items() if path), None)):
+        raise UsageError(f"{option}: for a broker only; add --mqtt mqtts://HOST")
+    return MqttConfig(url=url, ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
 
 
 def waits(wait: bool | None) -> TextIO | None:

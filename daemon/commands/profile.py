@@ -27,12 +27,13 @@ from benchd.daemon.commands.arguments import (
     Wait,
     Weights,
     choices,
+    mqtt_config,
     names,
     options,
     waits,
     whole_numbers,
 )
-from benchd.daemon.config import Config, LimitsConfig, MqttConfig, Suite
+from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.environment import without_credentials
@@ -158,7 +159,7 @@ def profile(
     sort = sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
     planned = _planned(given, machine, own)
-    to = MqttConfig(url=mqtt, ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
+    to = mqtt_config(mqtt, ca_file, certificate_file, key_file)
     folder = _folder(output, planned.case)
     sinks, waiting = lasting(folder, to, sys.stderr), waits(wait)
     with (

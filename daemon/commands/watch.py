@@ -10,7 +10,8 @@ import typer
 from rich.live import Live
 
 from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, broker
+from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, mqtt_config
+from benchd.daemon.delivery.broker import configured
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.records import SamplerReport, Summary, Window
 from benchd.daemon.reporting.console import console_on
@@ -37,8 +38,9 @@ def watch(
     key_file: KeyFile = None,
 ) -> None:
     """Show a fleet live in the terminal, or this machine's sensors."""
+    settings = mqtt_config(mqtt, ca_file, certificate_file, key_file)
     if mqtt:
-        show(broker(mqtt, ca_file, certificate_file, key_file), seconds)
+        show(configured(mqtt, settings), seconds)
     else:
         with suppress(BrokenPipeError):  # unlike other commands it ends with its reader
             watch_sensors(sources.present(device), seconds, sys.__stdout__ or sys.stdout)

@@ -18,3 +18,13 @@ def test_a_file_for_tls_is_refused_with_a_url_without_it(line, name, monkeypatch
         cli.benchd()
     assert end.value.code == 2
     assert f"mqtt.{name}: needs TLS; use a URL that begins with mqtts://" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [("watch", "--seconds", "0"), ("profile", "square")], ids=lambda line: line[0])
+@pytest.mark.parametrize("option", ["--ca-file", "--certificate-file", "--key-file"])
+def test_a_file_for_tls_is_refused_without_a_broker(line, option, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchd", *line, option, "x.pem"])
+    with pytest.raises(SystemExit) as end:
+        cli.benchd()
+    assert end.value.code == 2
+    assert f"{option}: for a broker only; add --mqtt mqtts://HOST" in capsys.readouterr().err
