@@ -30,7 +30,7 @@ from benchd.daemon.commands.arguments import (
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import folders, interpreter
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.protocol import CALIBRATION_IMAGES, ExportRequest
+from benchd.daemon.measuring.protocol import CALIBRATION_IMAGES, ExportRequest, encoded
 from benchd.daemon.measuring.session import writable
 from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.reporting.console import console_on
@@ -114,7 +114,7 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
         writable(Path(request.out).parent if request.single else Path(request.out), f"--output {request.out}")
     child = subprocess.run(
         interpreter.of_module("benchd.daemon.worker.exporting"),
-        input=msgspec.json.encode(request),
+        input=encoded(request),
         stdout=subprocess.PIPE,
         check=False,
     )

@@ -17,7 +17,7 @@ from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu, sandbox
 from benchd.daemon.measuring import loads
 from benchd.daemon.measuring.process import allocator
-from benchd.daemon.measuring.protocol import ImageCount, Limits
+from benchd.daemon.measuring.protocol import ImageCount, Limits, encoded
 from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.daemon.records import (
     DIRECTIONS,
@@ -204,6 +204,7 @@ def plan(
     for number, suite in enumerate(suites or [Suite()], 1):
         this = suite.name or str(number)
         for entry in _cases(suite, limits, machine, own, search):
+            encoded(_reads(entry))  # a path that no worker can be told
             other, first = planned.setdefault(entry.case.case_id, (this, entry))
             if _reads(first) != _reads(entry):
                 raise UsageError(

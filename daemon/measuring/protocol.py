@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct, structs
+from msgspec import Struct, json, structs
 
+from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.records import (
@@ -31,8 +32,15 @@ StageName = Literal[
 ImageCount = int | Literal["full"]
 """How many images of a data set accuracy is measured on."""
 
-
 CALIBRATION_IMAGES = 512
+
+
+def encoded(message: object) -> bytes:
+    """Return a message to a child as JSON; raise UsageError for a path that is not UTF-8, which JSON cannot hold."""
+    try:
+        return json.encode(message)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{error.object}: its path is not UTF-8; rename it") from error
 
 
 class Limits(Struct, frozen=True, kw_only=True):

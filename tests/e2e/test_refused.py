@@ -231,6 +231,24 @@ def test_a_dry_run_refuses_what_a_real_one_refuses(here, tmp_path, option, value
     assert not mode or {path.name for path in tmp_path.iterdir()} == {"tiny.toml", "dangling"}
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        (("bench-once", "--variants", "eager", "--dry-run"), "--module", "{}/net.py:build"),
+        (("bench-once", "--variants", "eager"), "--module", "{}/net.py:build"),
+        (("bench-once", "--models", "square", "--dry-run"), "--data", "imagefolder:{}"),
+        (("benchd", "export"), "--module", "{}/net.py:build"),
+    ],
+)
+def test_a_path_that_is_not_utf_8_is_refused(here, tmp_path, command, option, value):
+    folder = tmp_path / os.fsdecode(b"M\xe4rz")
+    folder.mkdir()
+    (folder / "net.py").write_text("def build(): ...")
+    done = here(*command, option, value.format(folder))
+    assert (done.returncode, "its path is not UTF-8; rename it" in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_dry_run_creates_nothing(here, tmp_path):
     assert here("bench-once", "--models", "square", "--dry-run", "--output", "deep/out").returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"]
