@@ -7,7 +7,8 @@ power is sampled more than ten times per second, this source skips ticks: it wou
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from benchd.daemon.machine.sysfs import KernelFile, cpufreq_policies, number, text
@@ -17,6 +18,8 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMINFO_KIB = re.compile(rb"^(MemAvailable|SwapTotal|SwapFree|NvMapMemUsed):\s*(\d+)", re.MULTILINE)
 _CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
+
+_Clock = tuple[str, int, float]  # of CPUs that share one: name, number of CPUs, Hz
 
 
 class Procfs:
@@ -35,7 +38,7 @@ class Procfs:
         self._proc = root / "proc"
         self._stat = KernelFile(self._proc / "stat")
         self._meminfo = KernelFile(self._proc / "meminfo")
-        self._clocks = _clocks(root)
+        self._read_clocks = _clocks(root)
         self._processes: list[_Process] = []
         self._times: tuple[int, int, int] | None = None
 
@@ -97,19 +100,17 @@ class Procfs:
     def _watched(self) -> Mapping[str, float]:
         total: dict[str, float] = {}
         for process in list(self._processes):
-            for metric, value in self._read(process).items():
+            try:
+                metrics = process.read()
+            except (FileNotFoundError, ProcessLookupError):
+                self._processes.remove(process)
+                continue
+            for metric, value in metrics.items():
                 total[metric] = total.get(metric, 0.0) + value
         return total
 
-    def _read(self, process: "_Process") -> Mapping[str, float]:
-        try:
-            return process.read()
-        except (FileNotFoundError, ProcessLookupError):
-            self._processes.remove(process)
-            return {}
-
     def _clock(self) -> Iterator[Sample]:
-        clocks = self._clocks.read()
+        clocks = self._read_clocks()
         if clocks:
             cpus = sum(cpus for _, cpus, _ in clocks)
             yield self._sample("cpu_clock_hz", sum(hz * cpus for _, cpus, hz in clocks) / cpus)
@@ -149,40 +150,22 @@ class _Process:
         return metrics
 
 
-class _Clocks:
-    """The current clock of each group of CPUs that share one, as (name, number of CPUs, Hz); here of none."""
-
-    def read(self) -> list[tuple[str, int, float]]:
-        return []
-
-
-class _Cpufreq(_Clocks):
-    def __init__(self, policies: list[Path]) -> None:
-        self._policies = [
-            (policy.name, len((text(policy / "affected_cpus") or "0").split()), KernelFile(policy / "scaling_cur_freq"))
-            for policy in policies
-        ]
-
-    def read(self) -> list[tuple[str, int, float]]:
-        return [(name, cpus, int(file.read()) * 1e3) for name, cpus, file in self._policies]
-
-
-class _Cpuinfo(_Clocks):
-    def __init__(self, cpuinfo: Path) -> None:
-        self._file = KernelFile(cpuinfo)
-
-    def read(self) -> list[tuple[str, int, float]]:
-        megahertz = _CPUINFO_MHZ.findall(self._file.read_all())
-        return [(f"cpu{i}", 1, float(mhz) * 1e6) for i, mhz in enumerate(megahertz)]
-
-
-def _clocks(root: Path) -> _Clocks:
-    """Return cpufreq if it gives a value, else /proc/cpuinfo if that does, else none, as on some ARM boards."""
-    policies = [policy for policy in cpufreq_policies(root) if number(policy / "scaling_cur_freq")]
-    if policies:
-        return _Cpufreq(policies)
+def _clocks(root: Path) -> Callable[[], list[_Clock]]:
+    """Return what reads cpufreq if it gives a value, else /proc/cpuinfo if that does, else nothing, as on some ARM."""
+    files = [
+        (policy.name, len((text(policy / "affected_cpus") or "0").split()), KernelFile(policy / "scaling_cur_freq"))
+        for policy in cpufreq_policies(root)
+        if number(policy / "scaling_cur_freq")
+    ]
+    if files:
+        return lambda: [(name, cpus, int(file.read()) * 1e3) for name, cpus, file in files]
+    cpuinfo = KernelFile(root / "proc/cpuinfo")
     try:
-        cpuinfo = _Cpuinfo(root / "proc/cpuinfo")
-        return cpuinfo if cpuinfo.read() else _Clocks()
+        return partial(_cpuinfo_clocks, cpuinfo) if _cpuinfo_clocks(cpuinfo) else list
     except (OSError, ValueError):
-        return _Clocks()
+        return list
+
+
+def _cpuinfo_clocks(cpuinfo: KernelFile) -> list[_Clock]:
+    megahertz = _CPUINFO_MHZ.findall(cpuinfo.read_all())
+    return [(f"cpu{i}", 1, float(mhz) * 1e6) for i, mhz in enumerate(megahertz)]
