@@ -99,7 +99,10 @@ class SamplerProcess:
         for message in child.lines.read():
             self._take(child, message)
         if child.lines.ended:
-            self._lose(child)
+            self._lose(f"ended with status {child.stop()}")
+            if self._restarts > 0:
+                self._restarts -= 1
+                self._start_again()
 
     def flush(self, wait_s: float = FLUSH_S) -> bool:
         """Request pending samples and wait for them; return whether all samples so far have arrived."""
@@ -159,22 +162,17 @@ class SamplerProcess:
         self.samples.fail(gap, {ITSELF: f"{self._lost.reason}; no samples for {seconds:.2f} s"})
         self._lost = None
 
-    def _lose(self, child: "_Child") -> None:
-        """Record that the process has died; restart it once per case."""
-        status = child.stop()
+    def _lose(self, what: str) -> None:
+        """Record what happened to the process, unless there was none already."""
         self._child = None
         since_ns = self.samples.last_tick_ns() or time.monotonic_ns()
-        self._lost = self._lost or _Loss(since_ns, f"the sampler process ended with status {status}")
-        if self._restarts > 0:
-            self._restarts -= 1
-            self._start_again()
+        self._lost = self._lost or _Loss(since_ns, f"the sampler process {what}")
 
     def _start_again(self) -> None:
         try:
             self._child = _Child(self._arguments)
         except OSError as error:  # the case goes on without samples
-            since_ns = self.samples.last_tick_ns() or time.monotonic_ns()
-            self._lost = self._lost or _Loss(since_ns, f"the sampler process did not start: {error.strerror}")
+            self._lose(f"did not start: {error.strerror}")
             return
         if self._watched:
             self._tell(Command(watch_pids=self._watched))

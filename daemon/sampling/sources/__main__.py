@@ -10,6 +10,7 @@ import os
 import select
 import sys
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -33,10 +34,8 @@ def main() -> int:
     except UsageError as error:
         _write(out, Refusal(str(error)))
         return 2
-    try:
+    with suppress(BrokenPipeError):  # the parent is gone
         _Loop(sources, round(arguments.period * 1e9), out).run()
-    except BrokenPipeError:  # the parent is gone
-        return 0
     return 0
 
 

@@ -201,25 +201,24 @@ class _Bridge:
 
     def read(self) -> list[_Reading]:
         """Return the readings received; `ended` then says why there will be no more."""
-        readings = [reading for message in self._lines.read() if (reading := self._reading(message))]
+        messages, now_s = self._lines.read(), time.monotonic()
+        readings = [message for message in messages if isinstance(message, _Reading)]
+        for message in messages:
+            if isinstance(message, Rubbish):
+                self._end(f"wrote an invalid message: {message}")
+            elif isinstance(message, _End):
+                self.ended = self.ended or message.reason
         if self._lines.ended:
-            self.ended = self.ended or "the bridge to jtop ended without a reason; see standard error"
-        now_s = time.monotonic()
+            self._end("ended without a reason; see standard error")
         if readings:
             self._heard_s = now_s
             self._patience_s = max(3.0 * readings[-1].interval_s, SILENCE_S)
         elif now_s - self._heard_s > self._patience_s:
-            self.ended = self.ended or f"the bridge to jtop gave no reading for {self._patience_s:g} s"
+            self._end(f"gave no reading for {self._patience_s:g} s")
         return readings
 
-    def _reading(self, message: _Reading | _End | Rubbish) -> _Reading | None:
-        if isinstance(message, Rubbish):
-            self.ended = self.ended or f"the bridge to jtop wrote an invalid message: {message}"
-            return None
-        if isinstance(message, _End):
-            self.ended = self.ended or message.reason
-            return None
-        return message
+    def _end(self, what: str) -> None:
+        self.ended = self.ended or f"the bridge to jtop {what}"
 
     def stop(self) -> None:
         """Kill it: it has no state to clean up."""
