@@ -37,13 +37,11 @@ def assess(
     flagged = {
         "low_clock": _low_clock(samples, blocks, device),
         "steal": _steal(samples, blocks),
-        "major_faults": _any(samples, blocks, "process_major_faults_per_s", lambda reading: reading.value > 0),
-        "throttled": _any(samples, blocks, throttling_of(device), lambda reading: throttles(reading.value)),
+        "major_faults": _any(samples, blocks, "process_major_faults_per_s", _is_positive),
+        "throttled": _any(samples, blocks, throttling_of(device), throttles),
     }
     if device == "cuda":
-        flagged["foreign_gpu_process"] = _any(
-            samples, blocks, "gpu_foreign_processes", lambda reading: reading.value > 0
-        )
+        flagged["foreign_gpu_process"] = _any(samples, blocks, "gpu_foreign_processes", _is_positive)
     reasons = [sorted(name for name in flagged if i in flagged[name]) for i in range(len(blocks))]
     clean = [value for value, found in zip(medians_ms, reasons, strict=True) if not found]
     return Interference(
@@ -94,15 +92,19 @@ def _steal(samples: Sequence[Sample], blocks: Sequence[Window]) -> set[int]:
 
 
 def _any(
-    samples: Sequence[Sample], blocks: Sequence[Window], metric: str, disturbs: Callable[[_Reading], bool]
+    samples: Sequence[Sample], blocks: Sequence[Window], metric: str, disturbs: Callable[[float], bool]
 ) -> set[int]:
     """Return the blocks touched by a disturbing reading."""
     return {
         i
         for _, readings in _series(samples, metric)
         for i, block in enumerate(blocks)
-        if any(map(disturbs, _touching(readings, block)))
+        if any(disturbs(reading.value) for reading in _touching(readings, block))
     }
+
+
+def _is_positive(value: float) -> bool:
+    return value > 0
 
 
 def _means(

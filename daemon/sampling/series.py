@@ -110,10 +110,7 @@ class Samples:
 
     def _period_error(self, window: Window) -> float | None:
         """Return the p99 deviation of the time between readings from the period, as a share of the period."""
-        ticks = self._ticks_ns[
-            bisect_left(self._ticks_ns, window.start_ns) : bisect_right(self._ticks_ns, window.end_ns)
-        ]
-        period_ns = self._period_s * 1e9
+        ticks, period_ns = self._ticks_ns[_inside(self._ticks_ns, window)], self._period_s * 1e9
         errors = sorted(abs(late - early - period_ns) / period_ns for early, late in pairwise(ticks))
         return percentile(errors, 99) if errors else None
 
@@ -138,14 +135,17 @@ class _Series:
         del self.times_ns[:kept], self._values[:kept]
 
     def within(self, window: Window) -> "array[float]":
-        return self._values[bisect_left(self.times_ns, window.start_ns) : bisect_right(self.times_ns, window.end_ns)]
+        return self._values[_inside(self.times_ns, window)]
 
     def points(self, window: Window) -> Iterator[tuple[int, float]]:
-        span = slice(bisect_left(self.times_ns, window.start_ns), bisect_right(self.times_ns, window.end_ns))
-        return zip(self.times_ns[span], self._values[span], strict=True)
+        return zip(self.times_ns[_inside(self.times_ns, window)], self.within(window), strict=True)
 
     def summary(self, window: Window, source: str) -> Summary | None:
         values = self.within(window)
         if not values:
             return None
         return Summary(min(values), sum(values) / len(values), max(values), len(values), source)
+
+
+def _inside(times_ns: "array[int]", window: Window) -> slice:
+    return slice(bisect_left(times_ns, window.start_ns), bisect_right(times_ns, window.end_ns))

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -276,8 +276,7 @@ class _History:
         self._last_ns = time.monotonic_ns()
         times_us = [t_us for t_us, _ in gpu.history(0)]
         self._seen_us = max(times_us, default=0)
-        gaps_us = [late - early for early, late in pairwise(times_us)]
-        self.period_s = median(gaps_us) / 1e6 if gaps_us else LONGEST_PERIOD_S
+        self.period_s = _median_gap(times_us) / 1e6 if len(times_us) > 1 else LONGEST_PERIOD_S
 
     def fresh(self) -> list[tuple[int, float]]:
         """Return the samples since the last call."""
@@ -309,11 +308,11 @@ def _measured_periods_s(readings: _Readings) -> dict[_Key, float]:
             before, values[key] = values[key], read()
             if values[key] != before:
                 changes[key].append(time.monotonic_ns())
-    return {key: _median_gap_s(times) for key, times in changes.items() if len(times) > 2}
+    return {key: _median_gap(times) / 1e9 for key, times in changes.items() if len(times) > 2}
 
 
-def _median_gap_s(times_ns: list[int]) -> float:
-    return median(late - early for early, late in pairwise(times_ns)) / 1e9
+def _median_gap(times: Sequence[int]) -> float:
+    return median(late - early for early, late in pairwise(times))
 
 
 class _EnergyCounter:
