@@ -82,22 +82,12 @@ def combined(energies: Sequence[Energy]) -> Energy | str:
     if not others:
         return first
     joules = math.fsum(energy.energy_j for energy in energies)
-    count = math.fsum(energy.energy_j / energy.gross_per_inference_j for energy in energies)
-    nets = [energy for energy in energies if energy.net_per_inference_j is not None]
-    whole = len(nets) == len(energies)
-    weights = [energy.energy_j / energy.gross_per_inference_j / count for energy in energies]
-    return Energy(
+    inferences = [energy.energy_j / energy.gross_per_inference_j for energy in energies]
+    count = math.fsum(inferences)
+    whole = Energy(
         energy_j=joules,
         energy_err_j=math.hypot(*(energy.energy_err_j for energy in energies)),
         gross_per_inference_j=joules / count,
-        net_per_inference_j=_weighted([energy.net_per_inference_j for energy in energies], weights) if whole else None,
-        net_per_inference_err_j=math.hypot(
-            *(w * (energy.net_per_inference_err_j or 0.0) for w, energy in zip(weights, energies, strict=True))
-        )
-        if whole
-        else None,
-        idle_w=_weighted([energy.idle_w for energy in energies], weights) if whole else None,
-        idle_drift_w=max(energy.idle_drift_w or 0.0 for energy in energies) if whole else None,
         scope=first.scope,
         source=first.source,
         metric=first.metric,
@@ -106,10 +96,18 @@ def combined(energies: Sequence[Energy]) -> Energy | str:
         gap_share=max(energy.gap_share for energy in energies),
         flags=sorted({flag for energy in energies for flag in energy.flags}),
     )
-
-
-def _weighted(values: Sequence[float | None], weights: Sequence[float]) -> float:
-    return math.fsum(weight * (value or 0.0) for value, weight in zip(values, weights, strict=True))
+    if any(energy.net_per_inference_j is None for energy in energies):
+        return whole
+    weighted = [(one / count, energy) for one, energy in zip(inferences, energies, strict=True)]
+    return msgspec.structs.replace(
+        whole,
+        net_per_inference_j=math.fsum(weight * (energy.net_per_inference_j or 0.0) for weight, energy in weighted),
+        net_per_inference_err_j=math.hypot(
+            *(weight * (energy.net_per_inference_err_j or 0.0) for weight, energy in weighted)
+        ),
+        idle_w=math.fsum(weight * (energy.idle_w or 0.0) for weight, energy in weighted),
+        idle_drift_w=max(energy.idle_drift_w or 0.0 for energy in energies),
+    )
 
 
 def hold_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
@@ -156,12 +154,8 @@ def _estimate(samples: Sequence[Sample], source: PowerSource, window: Window, re
     read = counted if _is_counter(source) else polled
     read_period_s = read_period_s if source.stamp_s is None else source.stamp_s
     try:
-        return _judge(
-            read(_series(samples, source, window), source, window.seconds, read_period_s),
-            source,
-            window.seconds,
-            read_period_s,
-        )
+        reading = read(_series(samples, source, window), source, window.seconds, read_period_s)
+        return _judge(reading, source, window.seconds, read_period_s)
     except Refused as refused:
         return f"{refused} ({source.source} {source.rail or source.scope}, {source.metric})"
 
