@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def describe(
         cpu_model=_cpu_model(root),
         cpu_count=len(os.sched_getaffinity(0)),
         cpu_governor=_joined(text(policy / "scaling_governor") for policy in policies),
-        cpu_max_hz=_max_hz(policies),
+        cpu_max_hz=_highest((policy / "scaling_max_freq" for policy in policies), 1e3),  # a power mode may lower it
         memory_bytes=_meminfo_bytes(root, "MemTotal"),
         device=device,
         gpu=gpu,
@@ -165,7 +165,7 @@ def describe(
         l4t=_l4t(root),
         power_limit_w=power_limit_w or _watts(power_mode),
         gpu_governor=_joined(text(gpu / "governor") for gpu in gpus),
-        gpu_max_hz=max((hz * 1.0 for gpu in gpus if (hz := number(gpu / "max_freq"))), default=None),
+        gpu_max_hz=_highest((gpu / "max_freq" for gpu in gpus), 1.0),
         temperature_c=_temperatures(root),
         cooling=_cooling(root),
         system=_system(root),
@@ -260,21 +260,16 @@ def _machine(root: Path) -> str:
 
 
 def _cpu_flags(root: Path) -> list[str]:
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text(root / "proc/cpuinfo") or "", re.MULTILINE)
-    has = set(found[1].split()) if found else set()
+    has = (_found(root / "proc/cpuinfo", r"^(?:flags|Features)\s*:(.*)$") or "").split()
     return [flag for flag in CPU_FLAGS if flag in has]
 
 
-def _max_hz(policies: list[Path]) -> float | None:
-    """Return the highest clock allowed for any CPU now: a power mode may lower it."""
-    return max(
-        (kilohertz * 1e3 for policy in policies if (kilohertz := number(policy / "scaling_max_freq"))), default=None
-    )
+def _highest(files: Iterable[Path], unit: float) -> float | None:
+    return max((value * unit for file in files if (value := number(file))), default=None)
 
 
 def _meminfo_bytes(root: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s*(\d+) kB", text(root / "proc/meminfo") or "", re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    return int(_found(root / "proc/meminfo", rf"^{name}:\s*(\d+) kB") or 0) * 1024
 
 
 def _l4t(root: Path) -> str | None:
@@ -324,14 +319,11 @@ def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool 
 
     Locked means that minimum and maximum are equal, as jetson_clocks sets them: the governor then has no choice.
     """
-    cpu = all(_same(policy / "scaling_min_freq", policy / "scaling_max_freq") for policy in policies)
     if not policies or (device != "cpu" and not gpus):
         return None
-    return cpu and (device == "cpu" or all(_same(gpu / "min_freq", gpu / "max_freq") for gpu in gpus))
-
-
-def _same(low: Path, high: Path) -> bool:
-    return number(low) is not None and number(low) == number(high)
+    ranges = [(policy / "scaling_min_freq", policy / "scaling_max_freq") for policy in policies]
+    ranges += [(gpu / "min_freq", gpu / "max_freq") for gpu in gpus if device != "cpu"]
+    return all(number(low) is not None and number(low) == number(high) for low, high in ranges)
 
 
 def _temperatures(root: Path) -> dict[str, float]:

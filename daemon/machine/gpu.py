@@ -50,8 +50,8 @@ def check(device: str) -> str:
     return device
 
 
-def cuda_uuid(device: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the full UUID of a device as a process with these environment variables would number it.
+def cuda_uuid(device: str) -> str:
+    """Return the full UUID of a device as CUDA would number it in this environment.
 
     Raises NotAvailable if the GPU or NVML is missing, and UsageError for what `check` refuses.
     """
@@ -64,7 +64,7 @@ def cuda_uuid(device: str, environ: Mapping[str, str] = os.environ) -> str:
         raise NotAvailable(f"NVML does not list the GPUs: {error}") from error
     finally:
         nvml.nvmlShutdown()
-    return choose(gpus, device, environ)
+    return choose(gpus, device, os.environ)
 
 
 def utilization_percent(uuid: str) -> float:
