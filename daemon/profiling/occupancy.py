@@ -21,9 +21,8 @@ def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | s
     if missing:
         return missing
     number = traced.kernels[0].device
-    device = next((each for each in traced.devices if each.id == number), None)
     metrics = gpu_metrics.by_device(traced)[number]
-    known = list(_launched(traced, device)) if device else []
+    known = list(_launched(traced, traced.device(number)))
     total_ns = sum(duration_ns for duration_ns, _ in known)
     limits: Counter[str] = Counter()
     for duration_ns, each in known:

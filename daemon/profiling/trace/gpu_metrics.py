@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchd.daemon.profiling.trace.trace import Device, Kernel, Launch, Trace, column, places
+from benchd.daemon.profiling.trace.trace import Device, Launch, Trace, column, places
 from benchd.kernels.occupancy import ARCHITECTURES, WARP_THREADS, theoretical
 
 # the shapes of the matrix instructions as libraries put them into names, and families that use nothing else
@@ -103,18 +103,51 @@ def uses_tensor_cores_by_name(kernel: str) -> bool:
 
 
 def by_device(trace: Trace) -> dict[int, GpuMetrics]:
-    """Return the metrics of each GPU that ran a kernel, by its id."""
-    devices = {device.id: device for device in trace.devices}
+    """Return the metrics of each GPU that ran a kernel, by its id; raise ValueError for a window without length."""
     on = column(trace.kernels, "device")
-    return {number: _of_device(trace, on == number, devices.get(number)) for number in np.unique(on).tolist()}
+    return {number: _of_device(trace, on == number, trace.device(number)) for number in np.unique(on).tolist()}
 
 
-def _of_device(trace: Trace, on_device: NDArray[np.bool_], device: Device | None) -> GpuMetrics:
-    columns = _Columns(trace.kernels, on_device, device)
+def _of_device(trace: Trace, chosen: NDArray[np.bool_], device: Device) -> GpuMetrics:
     steps = trace.steps
-    start = min(step.start_ns for step in steps) if steps else int(columns.start.min())
-    end = max([int(columns.end.max())] + [step.end_ns for step in steps])
-    return columns.over(start, end, [step.start_ns for step in steps])
+    start = column(trace.kernels, "start_ns")[chosen]
+    end = start + column(trace.kernels, "duration_ns")[chosen]
+    start_ns = min(step.start_ns for step in steps) if steps else int(start.min())
+    end_ns = max([int(end.max())] + [step.end_ns for step in steps])
+    if end_ns <= start_ns:
+        raise ValueError(f"a window from {start_ns} to {end_ns} ns has no length")
+    inside = (end > start_ns) & (start < end_ns)
+    start, end = np.maximum(start[inside], start_ns), end[inside]
+    blocks_per_sm, occupancies, tensor_cores = (values[inside] for values in _of_launches(trace, chosen, device))
+    duration, known = end - start, ~np.isnan(occupancies)
+    warp_time = float((occupancies * duration)[known].sum()) if known.any() or not len(known) else math.nan
+    busy, loaded = _busy_and_loaded(start, end, blocks_per_sm)
+    return GpuMetrics(
+        kernels=len(duration),
+        without_occupancy=int((~known).sum()),
+        utilization=busy / (end_ns - start_ns),
+        sm_efficiency=_share(loaded, end_ns - start_ns),
+        estimated_occupancy=_share(warp_time, int(duration[known].sum())),
+        tensor_core_share_by_name=_share(int(duration[tensor_cores > 0].sum()), int(duration.sum())),
+        long_waits_share=_long_waits_share(start, end, [step.start_ns for step in steps]),
+    )
+
+
+def _of_launches(trace: Trace, chosen: NDArray[np.bool_], device: Device) -> list[NDArray[np.float64]]:
+    """Return blocks per SM, occupancy and use of tensor cores by name of each chosen kernel; NaN for what is missing.
+
+    If the occupancy cannot be computed, it is that of the trace's whole percents.
+    """
+    place, listed = places(trace.kernels, "launch")
+    used, place = np.unique(place[chosen], return_inverse=True)
+    launches: list[Launch] = [listed[at] for at in used]
+    computed = _computed(launches, device)
+    columns: tuple[Iterable[float | None], ...] = (
+        [launch.blocks_per_sm for launch in launches],
+        [traced_occupancy(launch) for launch in launches] if computed is None else computed,
+        [uses_tensor_cores_by_name(launch.name) for launch in launches],
+    )
+    return [np.array([math.nan if it is None else it for it in each], np.float64)[place] for each in columns]
 
 
 def _computed(launches: Sequence[Launch], device: Device) -> list[float | None] | None:
@@ -123,50 +156,6 @@ def _computed(launches: Sequence[Launch], device: Device) -> list[float | None] 
     if any(it is None and traced_occupancy(launch) is not None for launch, it in zip(launches, found, strict=True)):
         return None
     return [it.estimated if it else None for it in found]
-
-
-class _Columns:
-    """The kernels of one GPU as arrays; NaN for what a launch lacks.
-
-    Without a `device`, or if it cannot be computed, occupancy is of the trace's whole percents.
-    """
-
-    def __init__(self, kernels: Sequence[Kernel], chosen: NDArray[np.bool_], device: Device | None) -> None:
-        place, launches = places(kernels, "launch")
-        used, place = np.unique(place[chosen], return_inverse=True)
-        launches = [launches[at] for at in used]
-        computed = _computed(launches, device) if device else None
-        self.start = column(kernels, "start_ns")[chosen]
-        self.end = self.start + column(kernels, "duration_ns")[chosen]
-        self._blocks = _numbers(launch.blocks_per_sm for launch in launches)[place]
-        self._occupancy = _numbers(map(traced_occupancy, launches) if computed is None else computed)[place]
-        by_name = [uses_tensor_cores_by_name(launch.name) for launch in launches]
-        self._tensor_cores = np.array(by_name, np.bool_)[place]
-
-    def over(self, start_ns: int, end_ns: int, step_starts_ns: Sequence[int] = ()) -> GpuMetrics:
-        """Return the metrics over [start, end); raise ValueError for a window without length."""
-        if end_ns <= start_ns:
-            raise ValueError(f"a window from {start_ns} to {end_ns} ns has no length")
-        inside = (self.end > start_ns) & (self.start < end_ns)
-        start = np.maximum(self.start[inside], start_ns)
-        end = np.minimum(self.end[inside], end_ns)
-        duration, occupancies = end - start, self._occupancy[inside]
-        known = ~np.isnan(occupancies)
-        warp_time = float((occupancies * duration)[known].sum()) if known.any() or not len(known) else math.nan
-        busy, loaded = _busy_and_loaded(start, end, self._blocks[inside])
-        return GpuMetrics(
-            kernels=len(duration),
-            without_occupancy=int((~known).sum()),
-            utilization=busy / (end_ns - start_ns),
-            sm_efficiency=_share(loaded, end_ns - start_ns),
-            estimated_occupancy=_share(warp_time, int(duration[known].sum())),
-            tensor_core_share_by_name=_share(int(duration[self._tensor_cores[inside]].sum()), int(duration.sum())),
-            long_waits_share=_long_waits_share(start, end, step_starts_ns),
-        )
-
-
-def _numbers(values: Iterable[float | None]) -> NDArray[np.float64]:
-    return np.array([math.nan if value is None else value for value in values], np.float64)
 
 
 def _share(part: float, whole: int) -> float | None:

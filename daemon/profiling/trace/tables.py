@@ -263,14 +263,12 @@ def _kernels(trace: Trace, work: _Work, nesting: Nesting) -> list[KernelRow]:
 
 
 def _launched(trace: Trace, launches: Sequence[Launch], group: Ints, duration: Ints) -> Iterator[_Launched]:
-    devices = {device.id: device for device in trace.devices}
     order = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[order], np.arange(len(launches)))
     numbers = column(trace.kernels, "device")[order[bounds]].tolist()
     spread = [reduce.reduceat(duration[order], bounds).tolist() for reduce in (np.add, np.minimum, np.maximum)]
     for launch, number, calls, *times in zip(launches, numbers, np.bincount(group).tolist(), *spread, strict=True):
-        occupancy = gpu_metrics.occupancy(launch, devices.get(number, Device(id=number)))
-        yield _Launched(launch, occupancy, calls, *times)
+        yield _Launched(launch, gpu_metrics.occupancy(launch, trace.device(number)), calls, *times)
 
 
 def _launching_operators(names: Sequence[str], group: Ints, work: _Work, nesting: Nesting) -> dict[str, str]:
@@ -315,11 +313,7 @@ def mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
 
 
 def _gpus(trace: Trace) -> list[Gpu]:
-    devices = {device.id: device for device in trace.devices}
-    return [
-        _gpu(devices.get(number, Device(id=number)), metrics)
-        for number, metrics in gpu_metrics.by_device(trace).items()
-    ]
+    return [_gpu(trace.device(number), metrics) for number, metrics in gpu_metrics.by_device(trace).items()]
 
 
 def _gpu(device: Device, metrics: gpu_metrics.GpuMetrics) -> Gpu:

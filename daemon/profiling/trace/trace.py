@@ -167,6 +167,10 @@ class Trace(Struct, frozen=True, kw_only=True):
         ]
         return sorted(steps, key=lambda step: step.number)
 
+    def device(self, number: int) -> Device:
+        """Return the GPU of this number, without any facts if the header does not have it."""
+        return next((each for each in self.devices if each.id == number), Device(id=number))
+
     def missing_kernels(self) -> str | None:
         """Return why the trace of a run on CUDA is of no use, None where it holds kernels; not for runs on a CPU."""
         if self.kernels:
