@@ -1,13 +1,12 @@
 """Two profiles side by side: the operators, kernels and layers whose time changed by more than the steps vary."""
 
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.profiling.profile import Profile, median_step
+from benchd.daemon.profiling.profile import Profile, TorchProfile, median_step
 from benchd.daemon.verdicts import one_environment
 
 LEAST_SHARE = 0.002
@@ -53,9 +52,10 @@ def compare(a: Profile, b: Profile) -> Compared:
     """Return what changed from A to B; raise UsageError if either has no steps to compare."""
     step = Change("step", _step_ns(a), _step_ns(b))
     noise = max(_noise(a), _noise(b))
+    times, times_of_b = _times(a), _times(b)
     changed, same = {}, {}
-    for kind, times in KINDS.items():
-        before, after = times(a), times(b)
+    for kind, before in times.items():
+        after = times_of_b[kind]
         both = [Change(name, before.get(name), after.get(name)) for name in before | after]
         found = [one for one in both if _is_change(one, noise, LEAST_SHARE * (step.before_ns or 0.0))]
         changed[kind] = sorted(found, key=lambda one: -abs(one.added_ns))
@@ -67,42 +67,31 @@ def _is_change(one: Change, noise: float, least_ns: float) -> bool:
     return abs(one.added_ns) > max(least_ns, noise * max(one.before_ns or 0.0, one.after_ns or 0.0))
 
 
-def _step_ns(profile: Profile) -> float:
+def _traced(profile: Profile) -> TorchProfile:
     if not profile.torch or not profile.torch.steps:
         raise UsageError(f"the profile of {profile.case_id} has no steps: run it with --method torch")
-    return float(median_step(profile.torch.steps).duration_ns)
+    return profile.torch
+
+
+def _step_ns(profile: Profile) -> float:
+    return float(median_step(_traced(profile).steps).duration_ns)
 
 
 def _noise(profile: Profile) -> float:
     """Return half the spread of the steps as a share of the median one; all of it for a single step."""
-    steps = [step.duration_ns for step in profile.torch.steps] if profile.torch else []
+    steps = [step.duration_ns for step in _traced(profile).steps]
     return (max(steps) - min(steps)) / 2 / _step_ns(profile) if len(steps) > 1 else 1.0
 
 
-def _per_step(profile: Profile, times: Iterable[tuple[str, float]]) -> dict[str, float]:
-    count = len(profile.torch.steps) if profile.torch else 1
-    return {name: ns / count for name, ns in times if ns}
-
-
-def _operators(profile: Profile) -> dict[str, float]:
-    rows = profile.torch.operators if profile.torch else []
-    return _per_step(profile, ((row.name, row.self_cpu_ns) for row in rows))
-
-
-def _kernels(profile: Profile) -> dict[str, float]:
-    rows = profile.torch.kernels if profile.torch else []
-    return _per_step(profile, ((row.name, row.total_ns) for row in rows))
-
-
-def _layers(profile: Profile) -> dict[str, float]:
-    return {row.name: row.ns for row in profile.layers.layers if row.ns} if profile.layers else {}
-
-
-KINDS: Mapping[str, Callable[[Profile], dict[str, float]]] = {
-    "operator": _operators,
-    "kernel": _kernels,
-    "layer": _layers,
-}
+def _times(profile: Profile) -> dict[str, dict[str, float]]:
+    """Return by kind the time per step of each operator, kernel and layer that took any."""
+    traced, layers = _traced(profile), profile.layers.layers if profile.layers else []
+    count = len(traced.steps)
+    return {
+        "operator": {row.name: row.self_cpu_ns / count for row in traced.operators if row.self_cpu_ns},
+        "kernel": {row.name: row.total_ns / count for row in traced.kernels if row.total_ns},
+        "layer": {row.name: row.ns for row in layers if row.ns},
+    }
 
 
 def _differences(a: Profile, b: Profile) -> list[str]:
