@@ -356,21 +356,17 @@ class Collected(Struct, frozen=True, kw_only=True):
     unsupported: bool = False
 
 
-class Lasting(Protocol):
+class _Lasting(Protocol):
     """A step of a trace or of its table."""
 
     @property
-    def number(self) -> int:
-        """The number that torch.profiler gave it."""
-        ...
+    def number(self) -> int: ...
 
     @property
-    def duration_ns(self) -> int:
-        """How long it took."""
-        ...
+    def duration_ns(self) -> int: ...
 
 
-_Step = TypeVar("_Step", bound=Lasting)
+_Step = TypeVar("_Step", bound=_Lasting)
 
 
 def median_step(steps: Sequence[_Step]) -> _Step:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchd.daemon.profiling.output.sections import MIB, Section, all_finding_lines, warning
-from benchd.daemon.profiling.profile import LayerRow, MemoryProfile, Profile
+from benchd.daemon.profiling.profile import Profile
 from benchd.daemon.reporting.page import Chart, render
 from benchd.daemon.reporting.results_table import figure
 
@@ -67,29 +67,18 @@ def _icicle(profile: Profile) -> Chart:
 
 
 def _layers(profile: Profile) -> Chart:
-    title, layout = "Layers", {"xaxis": _axis("ms"), "yaxis": {}}
-    note = "Each timed with a synchronisation around it, and as a multiple of its roofline minimum on this device."
     rows = [row for row in profile.layers.layers if row.parent is None] if profile.layers else []
-    bars = [_bars(rows)] if rows else []
-    return {"title": title, "note": note, "data": bars, "layout": layout}
-
-
-def _bars(rows: Sequence[LayerRow]) -> Chart:
     floors = [f"{figure(row.x_of_floor)}x of floor ({row.binding})" if row.x_of_floor else "" for row in rows]
-    names, ms = [row.name for row in rows], [row.ns / 1e6 for row in rows]
-    return {"type": "bar", "y": names, "x": ms, "text": floors}
+    bars = {"type": "bar", "y": [row.name for row in rows], "x": [row.ns / 1e6 for row in rows], "text": floors}
+    layout = {"xaxis": _axis("ms"), "yaxis": {}}
+    note = "Each timed with a synchronisation around it, and as a multiple of its roofline minimum on this device."
+    return {"title": "Layers", "note": note, "data": [bars] if rows else [], "layout": layout}
 
 
 def _memory(profile: Profile) -> Chart:
-    data = _areas(profile.memory) if profile.memory else []
-    layout = {"xaxis": _axis("ms into the step"), "yaxis": _axis("MiB")}
-    return {"title": "Memory over a step", "note": "Memory held, by purpose.", "data": data, "layout": layout}
-
-
-def _areas(memory: MemoryProfile) -> list[Chart]:
-    points = memory.timeline
+    points = profile.memory.timeline if profile.memory else []
     times_ms = [point.t_ns / 1e6 for point in points]
-    return [
+    data = [
         {
             "type": "scatter",
             "mode": "lines",
@@ -101,6 +90,8 @@ def _areas(memory: MemoryProfile) -> list[Chart]:
         }
         for category in dict.fromkeys(name for point in points for name in point.by_category)
     ]
+    layout = {"xaxis": _axis("ms into the step"), "yaxis": _axis("MiB")}
+    return {"title": "Memory over a step", "note": "Memory held, by purpose.", "data": data, "layout": layout}
 
 
 def _axis(title: str) -> Chart:

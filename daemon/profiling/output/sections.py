@@ -8,7 +8,6 @@ import msgspec
 
 from benchd.daemon.profiling.profile import (
     BenchmarkProfile,
-    Distribution,
     Finding,
     Gpu,
     KernelRow,
@@ -160,7 +159,8 @@ def _steps(steps: Sequence[StepTime]) -> str:
 
 
 def _torch(traced: TorchProfile, sort: str) -> Iterator[Section]:
-    yield _categories(traced)
+    if traced.steps:
+        yield _categories(traced)
     yield _table("GPU", "", GPUS, traced.gpus)
     steps = f"Over {len(traced.steps)} steps; in total {figure(traced.cpu_ns, 1e-6)} ms on the CPU"
     steps += f" and {figure(traced.device_ns, 1e-6)} ms on the device." if traced.device_ns else "."
@@ -174,8 +174,6 @@ def _torch(traced: TorchProfile, sort: str) -> Iterator[Section]:
 
 def _categories(traced: TorchProfile) -> Section:
     """Return the median step's time by category; the device counts before the host if both are working."""
-    if not traced.steps:
-        return Section("Step time by category", "", ["category"], [])
     step = median_step(traced.steps)
     rows = [
         [name.replace("_", " "), figure(ns, 1e-6), _percent(ns, step.duration_ns)]
@@ -289,7 +287,11 @@ def _memory(memory: MemoryProfile) -> Iterator[Section]:
 
 def _benchmark(benchmark: BenchmarkProfile) -> Section:
     timed = {"step": benchmark.step, "forward": benchmark.forward, "backward": benchmark.backward}
-    rows = [[name, *_spread(times)] for name, times in timed.items() if times]
+    rows = [
+        [name, *(figure(ns, 1e-6) for ns in (times.median_ns, times.low_ns, times.high_ns)), str(times.runs)]
+        for name, times in timed.items()
+        if times
+    ]
     note = f"{_throughput(benchmark)}, without a profiler."
     if benchmark.overhead is not None:
         note += f" The torch profiler adds {_percent(benchmark.overhead)} %."
@@ -300,10 +302,6 @@ def _throughput(benchmark: BenchmarkProfile) -> str:
     # beside other load the mean is far above the median that is printed too
     mean_ms = figure(benchmark.step.mean_ns, 1e-6)
     return f"{figure(benchmark.throughput_per_s)} images per second, by a mean step of {mean_ms} ms"
-
-
-def _spread(times: Distribution) -> list[str]:
-    return [*(figure(ns, 1e-6) for ns in (times.median_ns, times.low_ns, times.high_ns)), str(times.runs)]
 
 
 def _layers(layers: LayersProfile) -> Iterator[Section]:

@@ -274,20 +274,17 @@ def time_steps(profile: Profile) -> Finding | None:
     fewer: dict[str, int] = {"time_steps": steps // 2}
     if "level" in options and int(options["level"]) // 2 - 1 > steps // 2:
         fewer["level"] = max(4, 2 * (steps // 2) + 2)  # its input is spread over level // 2 - 1 steps
+    tested = [f"{name} {options[name]}, tested with {value}" for name, value in fewer.items()]
     return Finding(
         rule="time_steps",
         title=f"Neurons compute every one of {steps} time steps",
-        evidence=[f"the neurons take {percent(share)} of the work", _in_words(fewer, options)],
+        evidence=[f"the neurons take {percent(share)} of the work", "; ".join(tested)],
         advice="Sweep both: the level alone does not change the time, it decides how many steps the input needs. The "
         "accuracy lost with fewer steps is not measured here.",
         expected=0.5,
         variant=profile.case.variant.name,
         options=dict(fewer),
     )
-
-
-def _in_words(fewer: dict[str, int], options: dict[str, int | float | bool | str]) -> str:
-    return "; ".join(f"{name} {options[name]}, tested with {value}" for name, value in fewer.items())
 
 
 RULES = (
