@@ -5,7 +5,8 @@ Both print other lines around the tables, quote names with commas, and may use t
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import KernelRow, NsightCompute, NsightSystems, Operator, Range
@@ -94,32 +95,18 @@ def _number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """ncu's counters of one launch; shares are 0 to 1, None if this GPU does not count them."""
-
-    name: str
-    ns: float
-    measured: float | None
-    theoretical: float | None
-    registers: float | None
-    shared_bytes: float | None
-    tensor_cores: bool | None
-    limits: list[str]
-
-
 def compute(text: str, report: str) -> NsightCompute:
     """Return the kernels of `ncu --csv --page=raw --print-units=base` by name, longest first.
 
     Raises Unsupported if there are none, or if a unit is not the base unit.
     """
-    by_name: dict[str, list[_Launch]] = {}
+    by_name: dict[str, list[KernelRow]] = {}
     for cells, units in _ncu_rows(text):
         launch = _ncu_launch(cells, units)
         by_name.setdefault(launch.name, []).append(launch)
     if not by_name:
         raise Unsupported(f"ncu counted no kernel{last_words(text)}")
-    rows = [_ncu_kernel(name, launches) for name, launches in by_name.items()]
+    rows = map(_together, by_name.values())
     return NsightCompute(report=report, kernels=sorted(rows, key=lambda row: -row.total_ns))
 
 
@@ -138,24 +125,30 @@ def _ncu_rows(text: str) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
                 units = cells
 
 
-def _ncu_launch(cells: dict[str, str], units: dict[str, str]) -> _Launch:
+def _ncu_launch(cells: dict[str, str], units: dict[str, str]) -> KernelRow:
+    """Return one launch as a row; what this GPU does not count is None."""
     for metric, known in _BASE_UNITS.items():
         if units.get(metric, known[0]) not in known:
             raise Unsupported(f"ncu gave {metric} in {units[metric]!r}, not in {known[0]}")
     ns = _counted(cells, _DURATION)
     if ns is None:
         raise Unsupported(f"ncu gave no {_DURATION} of {cells['Kernel Name']}")
-    shared = [_counted(cells, metric) for metric in _SHARED]
+    registers, *shared = (_counted(cells, metric) for metric in (_REGISTERS, *_SHARED))
     tensor = [count for count in (_counted(cells, metric) for metric in _TENSOR_CORES) if count is not None]
-    return _Launch(
+    return KernelRow(
         name=cells["Kernel Name"],
-        ns=ns,
-        measured=_percent(cells, _MEASURED),
-        theoretical=_percent(cells, _THEORETICAL),
-        registers=_counted(cells, _REGISTERS),
-        shared_bytes=None if None in shared else sum(count or 0 for count in shared),
-        tensor_cores=any(tensor) if tensor else None,
+        calls=1,
+        total_ns=round(ns),
+        mean_ns=ns,
+        min_ns=round(ns),
+        max_ns=round(ns),
+        registers=None if registers is None else int(registers),
+        shared_bytes=None if None in shared else int(sum(count or 0 for count in shared)),
+        theoretical_occupancy=_percent(cells, _THEORETICAL),
+        measured_occupancy=_percent(cells, _MEASURED),
         limits=_limits(cells),
+        tensor_cores=any(tensor) if tensor else None,
+        tensor_cores_by="counters" if tensor else None,
     )
 
 
@@ -178,23 +171,18 @@ def _limits(cells: dict[str, str]) -> list[str]:
     return [word for word, count in known.items() if count == min(known.values())]
 
 
-def _ncu_kernel(name: str, launches: list[_Launch]) -> KernelRow:
-    """Return the launches as one row: occupancies weighted by time, the configuration of the longest launch."""
-    longest = max(launches, key=lambda launch: launch.ns)
-    total_ns = sum(launch.ns for launch in launches)
+def _together(launches: list[KernelRow]) -> KernelRow:
+    """Return a kernel's launches as one row: occupancies weighted by time, the configuration of the longest launch."""
+    total_ns = sum(launch.mean_ns for launch in launches)
     used = [launch.tensor_cores for launch in launches if launch.tensor_cores is not None]
-    return KernelRow(
-        name=name,
+    return msgspec.structs.replace(
+        max(launches, key=lambda launch: launch.mean_ns),
         calls=len(launches),
         total_ns=round(total_ns),
         mean_ns=total_ns / len(launches),
-        min_ns=round(min(launch.ns for launch in launches)),
-        max_ns=round(longest.ns),
-        registers=None if longest.registers is None else int(longest.registers),
-        shared_bytes=None if longest.shared_bytes is None else int(longest.shared_bytes),
-        theoretical_occupancy=mean((launch.theoretical, launch.ns) for launch in launches),
-        measured_occupancy=mean((launch.measured, launch.ns) for launch in launches),
-        limits=longest.limits,
+        min_ns=min(launch.min_ns for launch in launches),
+        theoretical_occupancy=mean((launch.theoretical_occupancy, launch.mean_ns) for launch in launches),
+        measured_occupancy=mean((launch.measured_occupancy, launch.mean_ns) for launch in launches),
         tensor_cores=any(used) if used else None,
         tensor_cores_by="counters" if used else None,
     )
