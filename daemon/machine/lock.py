@@ -93,7 +93,8 @@ class MachineLock:
     def _take(self) -> None:
         self._fd = self._open()
         try:
-            self._require_regular_file()
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise NotAvailable(f"the lock {self._path} is not a regular file; remove what is there")
             self._lock()
         except BaseException:
             os.close(self._fd)
@@ -114,32 +115,17 @@ class MachineLock:
     def _open(self) -> int:
         """Open the file for reading; create it if absent, but never replace another user's."""
         try:
-            try:
-                return self._open_existing()
-            except FileNotFoundError:
-                self._create()
-                return self._open_existing()
+            with suppress(FileExistsError):  # as nearly always
+                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode)
+                os.fchmod(fd, self._mode)  # regardless of the umask
+                os.close(fd)
+            # does not block if somebody has put a named pipe there
+            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise NotAvailable(
                 f"the lock {self._path} cannot be opened: {error.strerror}; its folder must exist, and its owner can "
                 "remove it or make it readable"
             ) from error
-
-    def _open_existing(self) -> int:
-        # Does not block if somebody has put a named pipe there.
-        return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-    def _create(self) -> None:
-        try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode)
-        except FileExistsError:  # another process was faster; use its file
-            return
-        os.fchmod(fd, self._mode)  # regardless of the umask
-        os.close(fd)
-
-    def _require_regular_file(self) -> None:
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise NotAvailable(f"the lock {self._path} is not a regular file; remove what is there")
 
 
 class ServiceLock:
