@@ -46,7 +46,7 @@ SOURCES = "benchd_sources"
 PLAIN = ("fingerprint", "threads", "temperature_c", "cooling", "load", "command", "affinity")
 """The fields of an Environment outside the first part of its fingerprint."""
 
-TOOL_TIMEOUT_S = 10.0
+TOOL_TIMEOUT_S = 10.0  # of nvidia-smi, nvpmodel, and systemctl, whose bus may hang
 OFF_MILLIDEGREES = -200_000  # a unit that is off reads -256 degrees
 # LD_LIBRARY_PATH has only folders; `software` names the libraries that it leads to.
 _VARIABLES = re.compile(

@@ -7,17 +7,16 @@ clears it. Sources: systemd.exec(5), systemd.resource-control(5).
 import grp
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from benchd.daemon.errors import NotAvailable
+from benchd.daemon.machine.environment import tool_output
 from benchd.daemon.machine.sysfs import text
 
 NAME = "benchd.service"
-TIMEOUT_S = 10.0  # of systemctl, whose bus may hang
 UNIT = f"etc/systemd/system/{NAME}"
 # what CUDA opens for a desktop GPU and for an integrated one (L4T 35 and 36), WSL's node, jtop's socket, and the energy
 # counters of a CPU
@@ -72,12 +71,9 @@ def status(root: Path = Path("/")) -> tuple[str, str] | None:
     """Return the service's state and its status line; None if systemd does not run, answer or know it."""
     if not (root / "run/systemd/system").is_dir():
         return None
-    command = ["systemctl", "show", NAME, "--property=LoadState", "--property=ActiveState", "--property=StatusText"]
-    try:
-        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError):  # in a container or a chroot that sees the host's /run
-        return None
-    found = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+    # no answer in a container or a chroot that sees the host's /run
+    shown = tool_output("systemctl", "show", NAME, "--property=LoadState,ActiveState,StatusText")
+    found = dict(line.split("=", 1) for line in (shown or "").splitlines() if "=" in line)
     return (found["ActiveState"], found["StatusText"]) if found.get("LoadState") == "loaded" else None
 
 

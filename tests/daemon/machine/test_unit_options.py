@@ -11,7 +11,7 @@ from machines import write
 
 from benchd.daemon.commands import doctor
 from benchd.daemon.errors import NotAvailable
-from benchd.daemon.machine import sandbox
+from benchd.daemon.machine import environment, sandbox
 
 SYSTEMD = Path(__file__).parents[3] / "systemd"
 # one that files may be given to, and not root's
@@ -87,7 +87,7 @@ def test_the_status_of_a_service_that_systemctl_cannot_tell_is_none(tmp_path, mo
     write(tmp_path, {"run/systemd/system/a": "", "bin/systemctl": f"#!/bin/sh\n{script}\n"})
     (tmp_path / "bin/systemctl").chmod(0o755 if script else 0o644)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(sandbox, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(environment, "TOOL_TIMEOUT_S", 0.5)
     assert sandbox.status(tmp_path) == found
     assert sandbox.status(tmp_path / "bin") is None
 
