@@ -168,15 +168,12 @@ class Outbox:
                     raise
             time.sleep(0.02)
 
-    def add(self, key: str, topic: str, qos: int, body: bytes, kept: Mapping[str, bytes] | None = None) -> None:
-        """Add a message, and `kept` in the same commit; a message with a known key is ignored.
-
-        Raises Full on a full disk.
-        """
-        self.add_all([Message(key, topic, qos, body)], kept)
+    def add(self, key: str, topic: str, qos: int, body: bytes) -> None:
+        """Add a message; one with a known key is ignored. Raises Full on a full disk."""
+        self.add_all([Message(key, topic, qos, body)])
 
     def add_all(self, messages: Sequence[Message], kept: Mapping[str, bytes] | None = None) -> None:
-        """Add messages in order, and `kept`, in one commit, as `add` does."""
+        """Add messages in order, as `add` does, and store `kept` as `keep` does, in one commit."""
         sql = "INSERT INTO outbox(key, topic, qos, body) VALUES (?, ?, ?, ?) ON CONFLICT(key) DO NOTHING"
         with explaining(self._path), self._transaction():
             self._db.executemany(sql, messages)

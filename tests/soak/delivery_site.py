@@ -22,7 +22,7 @@ from sqlalchemy import Row, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from benchd.daemon import records
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.outbox import Message, Outbox
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import environment, lock
@@ -244,7 +244,8 @@ class Result:
         """Commit result `number`, and in the same commit how many there are."""
         body = self.body.replace(self._MARK.encode(), b"r%d" % number)
         kept = {WRITTEN: str(number + 1).encode()}
-        outbox.add(f"{DEVICE}:r{number}", Topics(DEVICE).result(f"r{number}"), RESULT_QOS, body, kept)
+        message = Message(f"{DEVICE}:r{number}", Topics(DEVICE).result(f"r{number}"), RESULT_QOS, body)
+        outbox.add_all([message], kept)
 
 
 def postgres_in(folder: Path) -> tuple[list[str], str]:

@@ -554,7 +554,7 @@ def test_results_survive_kills_of_everyone(device_id, tmp_path):
         "import sys, socket, time; from pathlib import Path\n"
         "from benchd.daemon.delivery.link import Identity, Link\n"
         "from benchd.daemon.delivery.broker import parse_url\n"
-        "from benchd.daemon.delivery.outbox import Outbox\n"
+        "from benchd.daemon.delivery.outbox import Message, Outbox\n"
         "from benchd.daemon.delivery.topics import Topics\n"
         "url, device, path = sys.argv[1:4]\n"
         "link = Link(parse_url(url), Topics(device), Path(path), Identity('b', 'a' * 16), [],"
@@ -564,7 +564,8 @@ def test_results_survive_kills_of_everyone(device_id, tmp_path):
         "    done = int(outbox.kept('done') or b'0')\n"
         "    for number in range(done, 300):\n"
         "        key, body = f'{device}:r{number}', b'x' * 800\n"
-        "        outbox.add(key, Topics(device).result(f'r{number}'), 1, body, {'done': str(number + 1).encode()})\n"
+        "        message = Message(key, Topics(device).result(f'r{number}'), 1, body)\n"
+        "        outbox.add_all([message], {'done': str(number + 1).encode()})\n"
         "        link.poke(); time.sleep(0.002)\n"
         "time.sleep(600)"
     )

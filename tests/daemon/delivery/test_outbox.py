@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchd.daemon.delivery import outbox as outbox_module
-from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, PART_ROWS, Outbox, open_or_salvage
+from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, PART_ROWS, Message, Outbox, open_or_salvage
 from benchd.daemon.errors import UsageError
 
 KEYS = st.sampled_from("abcdef")
@@ -136,7 +136,7 @@ def test_what_is_kept_comes_in_the_commit_of_the_message(tmp_path):
     path = tmp_path / "outbox.db"
     with Outbox(path) as outbox:
         assert outbox.kept("schedule") is None
-        outbox.add("a", "t", 1, b"{}", {"schedule": b"1", "running": b""})
+        outbox.add_all([Message("a", "t", 1, b"{}")], {"schedule": b"1", "running": b""})
         outbox.keep({"schedule": b"2"})
     with Outbox(path) as outbox:
         assert (outbox.kept("schedule"), outbox.kept("running")) == (b"2", b"")
