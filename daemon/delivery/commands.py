@@ -74,15 +74,8 @@ class RunParameters(Parameters, frozen=True, kw_only=True):
         """Return the lists as a suite of their own; raise UsageError without any, which would mean the whole plan."""
         if not self.has_lists:
             raise UsageError("give a suite or lists; the command `list` names the suites")
-        return Suite(
-            models=self.models,
-            variants=self.variants,
-            batch_sizes=self.batch_sizes,
-            options=self.options,
-            directions=self.directions,
-            scenarios=[*self.scenarios],
-            preset="quick" if self.preset is None else self.preset,
-        )
+        lists = {name: getattr(self, name) for name in LISTS}
+        return Suite(**lists, preset="quick" if self.preset is None else self.preset)
 
 
 class CancelParameters(Parameters, frozen=True, kw_only=True):

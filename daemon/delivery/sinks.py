@@ -96,8 +96,7 @@ class MqttSink(Sink):
 
     def _send(self) -> str | None:
         """Send pending records and return why not all were accepted, else None."""
-        report = drain(self._outbox, self._broker, self._client_id, self._timeout_s)
-        return report.reason
+        return drain(self._outbox, self._broker, self._client_id, self._timeout_s).reason
 
 
 def lasting(output: Path, mqtt: MqttConfig, err: TextIO, url: str | None = None) -> list[Sink]:

@@ -73,13 +73,8 @@ class Topics:
 
 
 SHARED_KINDS = ("result", "event", "telemetry")  # each message to one collector of the group
-RETAINED_KINDS = (
-    "status",
-    "info",
-    "health",
-    "latest",
-    "shipped",
-)  # to every collector: a shared subscription gets no retained messages
+# to every collector: a shared subscription gets no retained messages
+RETAINED_KINDS = ("status", "info", "health", "latest", "shipped")
 NAMED_KINDS = ("latest", "shipped")  # a topic for each case, or for each folder
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 
 LINE_CHARS = 1000
 
@@ -53,10 +54,8 @@ class Notifier:
 
     def _send(self, message: str) -> None:
         if self._socket:
-            try:
+            with suppress(OSError):
                 self._socket.sendto(message.encode(), socket.MSG_DONTWAIT, self._address)
-            except OSError:
-                return
 
 
 def _line(text: str) -> str:

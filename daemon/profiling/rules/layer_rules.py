@@ -148,11 +148,4 @@ def memory_peak(profile: Profile) -> Finding | None:
     )
 
 
-RULES = (
-    out_of_line,
-    far_from_floor,
-    memory_access,
-    late_stages,
-    backward,
-    memory_peak,
-)
+RULES = (out_of_line, far_from_floor, memory_access, late_stages, backward, memory_peak)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -182,7 +182,7 @@ class Trace(Struct, frozen=True, kw_only=True):
         )
 
 
-class Rows(Sequence[Row_co], Generic[Row_co]):
+class Rows(Sequence[Row_co]):
     """Rows of one type as columns of integers, each made when it is asked for: a million of them take 50 MB.
 
     A value that is shared by many rows stands once in `shared`, and its column holds where.
@@ -196,13 +196,7 @@ class Rows(Sequence[Row_co], Generic[Row_co]):
     def __len__(self) -> int:
         return len(self._values) // len(self._columns)
 
-    @overload
-    def __getitem__(self, index: int) -> Row_co: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Row_co]: ...
-
-    def __getitem__(self, index: int | slice) -> Row_co | list[Row_co]:
+    def __getitem__(self, index: Any) -> Any:
         chosen = range(len(self))[index]
         return [self._row(each) for each in chosen] if isinstance(chosen, range) else self._row(chosen)
 

@@ -67,20 +67,17 @@ class Rapl:
         """Yield the changed counters; then raise OSError naming the zones that failed."""
         failures: dict[_Zone, Exception] = {}
         for zone in self._zones:
-            yield from self._follow(zone, failures)
+            try:
+                changed = zone.read()
+            except (OSError, ValueError) as error:
+                failures[zone] = error
+                continue
+            if changed:
+                yield Sample(zone.t_ns, "energy_counter_j", zone.energy_j, self.name, zone.rail)
         if not any(zone.is_package for zone in failures):
             yield from self._sum()
         if failures:
             raise OSError("; ".join(f"{zone.rail}: {error}" for zone, error in failures.items()))
-
-    def _follow(self, zone: "_Zone", failures: dict["_Zone", Exception]) -> Iterator[Sample]:
-        try:
-            changed = zone.read()
-        except (OSError, ValueError) as error:
-            failures[zone] = error
-            return
-        if changed:
-            yield Sample(zone.t_ns, "energy_counter_j", zone.energy_j, self.name, zone.rail)
 
     def _sum(self) -> Iterator[Sample]:
         packages = [zone for zone in self._zones if zone.is_package]
