@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,12 +95,12 @@ class Link:
         identity: Identity,
         collectors: Sequence[str],
         wake: socket.socket,
-        reserve: Reserve | None = None,
+        reserve: Reserve,
     ) -> None:
         self.seen = Seen()
         self.broker, self.topics, self.identity = broker, topics, identity
         self.held, self.stopping, self.replaying = threading.Event(), threading.Event(), threading.Event()
-        self.path, self._collectors, self._wake, self._reserve = outbox, collectors, wake, reserve
+        self.path, self._collectors, self._wake, self.reserve = outbox, collectors, wake, reserve
         self._lock = threading.Lock()
         self._documents: dict[str, bytes] = {}
         self._unsent: dict[str, None] = {}  # topics with an unsent document, in order
@@ -210,13 +210,6 @@ class Link:
         """Return the next reply."""
         return self._answers.popleft() if self._answers else None
 
-    def write(self, action: Callable[[], None]) -> None:
-        """Run an action that writes to the outbox, with the reserve for a full disk."""
-        if self._reserve:
-            self._reserve.write(action)
-        else:
-            action()
-
     def rest(self) -> None:
         """Forget the pokes so far."""
         with suppress(BlockingIOError):
@@ -231,8 +224,8 @@ class Link:
                 with Outbox(self.path, durable=False) as outbox:
                     self._talk(outbox, Collectors(outbox, self._collectors))
             except Exception as error:
-                if isinstance(error, Full) and self._reserve:
-                    self._reserve.release()  # else a disconnected device could not report its problem
+                if isinstance(error, Full):
+                    self.reserve.release()  # else a disconnected device could not report its problem
                 self._end(str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}")
         self.seen.connected = False
 
@@ -314,7 +307,7 @@ class _Conversation:
         seen = self._link.seen
         seen.session, seen.unwritable = self._number, None
         try:
-            self._link.write(lambda: self._keep_number(self._outbox))
+            self._link.reserve.write(lambda: self._keep_number(self._outbox))
             self._outbox.retry_refused(every=False)
         except UsageError as error:
             log(f"nothing is delivered: {error}")

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, parse_url
+from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.link import Identity, Link
 from benchd.daemon.delivery.outbox import Message, Outbox
 from benchd.daemon.delivery.session import Session, Terms, connect
@@ -120,7 +121,8 @@ def deliver(url: str, path: str, results: str) -> None:
                 [Message(f"{device_id}:{name}", topics.result(name), RESULT_QOS, body) for name, body in bodies.items()]
             )
     ours, theirs = socket.socketpair()
-    Link(parse_url(url), topics, Path(path), Identity("boot", device_id.ljust(8, "0")), [], theirs).start()
+    identity, reserve = Identity("boot", device_id.ljust(8, "0")), Reserve(Path(path).with_suffix(".reserve"))
+    Link(parse_url(url), topics, Path(path), identity, [], theirs, reserve).start()
     while ours.recv(4096):
         pass
 

@@ -15,6 +15,7 @@ from paho.mqtt.properties import Properties
 from waiting import WAIT_S
 
 from benchd.daemon.delivery.broker import Broker, parse_url
+from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.link import Identity, Link
 from benchd.daemon.delivery.outbox import Outbox, body_digest
 from benchd.daemon.delivery.topics import Topics
@@ -71,6 +72,7 @@ def linked(broker, device_id, path, instance="a", boot="boot-a", collectors=(), 
     reader, writer = socket.socketpair()
     reader.settimeout(WAIT_S)
     writer.setblocking(False)
+    reserve = reserve or Reserve(path.with_name("reserve"))
     link = Link(to, Topics(device_id), path, Identity(boot, instance * 16), collectors, writer, reserve)
     link.start()
     try:
@@ -86,7 +88,8 @@ def linked(broker, device_id, path, instance="a", boot="boot-a", collectors=(), 
 def unstarted(path, topics):
     """Yield a link that never starts: what it is told stays with it."""
     reader, writer = socket.socketpair()
-    link = Link(parse_url(f"mqtt://{HOST}:{free_port()}"), topics, path, Identity("b", "i" * 16), [], writer)
+    reserve, identity = Reserve(path.with_name("reserve")), Identity("b", "i" * 16)
+    link = Link(parse_url(f"mqtt://{HOST}:{free_port()}"), topics, path, identity, [], writer, reserve)
     with closing(reader), closing(writer), closing(link.poked), closing(link._poke_end):
         yield link
 

@@ -186,9 +186,10 @@ def test_the_will_is_published_and_a_later_session_is_not_taken_for_gone(mosquit
         "import sys, socket, time; from pathlib import Path\n"
         "from benchd.daemon.delivery.link import Identity, Link\n"
         "from benchd.daemon.delivery.broker import parse_url\n"
+        "from benchd.daemon.delivery.disk_reserve import Reserve\n"
         "from benchd.daemon.delivery.topics import Topics\n"
         "link = Link(parse_url(sys.argv[1]), Topics(sys.argv[2]), Path(sys.argv[3]), Identity('boot-a', 'a' * 16), [],"
-        " socket.socketpair()[0])\n"
+        " socket.socketpair()[0], Reserve(Path(sys.argv[3] + '.reserve')))\n"
         "link.start(); time.sleep(600)"
     )
     path = tmp_path / "outbox.db"
@@ -498,10 +499,12 @@ import re, socket, sys
 from pathlib import Path
 from benchd.daemon.delivery.link import Identity, Link
 from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.topics import Topics
 
 reader, writer = socket.socketpair()
-link = Link(parse_url(sys.argv[1]), Topics(sys.argv[2]), Path(sys.argv[3]), Identity("b", "a" * 16), [], writer)
+identity, reserve = Identity("b", "a" * 16), Reserve(Path(sys.argv[3] + ".reserve"))
+link = Link(parse_url(sys.argv[1]), Topics(sys.argv[2]), Path(sys.argv[3]), identity, [], writer, reserve)
 link.start()
 while True:
     reader.recv(1)
@@ -554,11 +557,12 @@ def test_results_survive_kills_of_everyone(device_id, tmp_path):
         "import sys, socket, time; from pathlib import Path\n"
         "from benchd.daemon.delivery.link import Identity, Link\n"
         "from benchd.daemon.delivery.broker import parse_url\n"
+        "from benchd.daemon.delivery.disk_reserve import Reserve\n"
         "from benchd.daemon.delivery.outbox import Message, Outbox\n"
         "from benchd.daemon.delivery.topics import Topics\n"
         "url, device, path = sys.argv[1:4]\n"
         "link = Link(parse_url(url), Topics(device), Path(path), Identity('b', 'a' * 16), [],"
-        " socket.socketpair()[0])\n"
+        " socket.socketpair()[0], Reserve(Path(path + '.reserve')))\n"
         "link.start()\n"
         "with Outbox(Path(path)) as outbox:\n"
         "    done = int(outbox.kept('done') or b'0')\n"
