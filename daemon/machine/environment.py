@@ -1,7 +1,6 @@
 """The machine and software of a measurement, read from /proc, /sys, /etc and two vendor tools; no torch."""
 
 import hashlib
-import math
 import os
 import re
 import shlex
@@ -138,6 +137,7 @@ def describe(
     policies, gpus = cpufreq_policies(root), gpu_nodes(root)
     gpu, driver, power_limit_w = _gpu(root, gpu_uuid)
     power_mode = power_mode_of(root)
+    zones = _thermal(root, "thermal_zone", "temp", OFF_MILLIDEGREES)
     packages = dict(_PACKAGE.findall(text(root / "var/lib/dpkg/status") or ""))
     environment = Environment(
         fingerprint="",
@@ -166,8 +166,8 @@ def describe(
         power_limit_w=power_limit_w or _watts(power_mode),
         gpu_governor=_joined(text(gpu / "governor") for gpu in gpus),
         gpu_max_hz=_highest((gpu / "max_freq" for gpu in gpus), 1.0),
-        temperature_c=_temperatures(root),
-        cooling=_cooling(root),
+        temperature_c={name: millidegrees / 1000 for name, millidegrees in zones.items()},
+        cooling=_thermal(root, "cooling_device", "cur_state", 0),  # a running fan, a throttled clock
         system=_system(root),
         load=float(load) if (load := _found(root / "proc/loadavg", r"^(\S+)")) else None,
         command=shlex.join(map(_without_folders, sys.argv)),
@@ -326,23 +326,13 @@ def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool 
     return all(number(low) is not None and number(low) == number(high) for low, high in ranges)
 
 
-def _temperatures(root: Path) -> dict[str, float]:
-    """Return the degrees Celsius of each readable thermal zone, the hottest if several share a name."""
-    found: dict[str, float] = {}
-    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
-        name, millidegrees = text(zone / "type"), number(zone / "temp")
-        if name and millidegrees is not None and millidegrees > OFF_MILLIDEGREES:
-            found[name] = max(found.get(name, -math.inf), millidegrees / 1000)
-    return found
-
-
-def _cooling(root: Path) -> dict[str, int]:
-    """Return the level of each cooling device above 0: a running fan, a throttled clock."""
+def _thermal(root: Path, kind: str, file: str, least: int) -> dict[str, int]:
+    """Return by type the highest value above `least` of the kernel's thermal zones or cooling devices."""
     found: dict[str, int] = {}
-    for device in sorted((root / "sys/class/thermal").glob("cooling_device*")):
-        name, level = text(device / "type"), number(device / "cur_state")
-        if name and level:
-            found[name] = max(found.get(name, 0), level)
+    for entry in sorted((root / "sys/class/thermal").glob(f"{kind}*")):
+        name, value = text(entry / "type"), number(entry / file)
+        if name and value is not None and value > least:
+            found[name] = max(found.get(name, value), value)
     return found
 
 
