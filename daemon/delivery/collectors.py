@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -29,13 +28,6 @@ class Ack(Struct, frozen=True):
     keys: list[str]
     unread: dict[str, str] = {}
     digests: dict[str, str] = {}
-
-
-class Told(NamedTuple):
-    """What people are told of an acknowledgement: the event's name and its text."""
-
-    event: str
-    detail: str
 
 
 class Collectors:
@@ -64,10 +56,11 @@ class Collectors:
         """Return whether a collector must store this message before it is deleted; only results are acknowledged."""
         return self._is_any_known and "/result/" in row.topic
 
-    def take(self, name: str, body: bytes) -> Told | None:
+    def take(self, name: str, body: bytes) -> tuple[str, str] | None:
         """Apply an acknowledgement; one that is malformed or proves nothing changes nothing.
 
-        Returns, once per collector, that it cannot read something, and, once, that acknowledgements have no digests.
+        Returns an event and its text: once per collector, that it cannot read something, and, once, that
+        acknowledgements have no digests.
         """
         try:
             ack = msgspec.json.decode(body, type=Ack)
@@ -90,19 +83,19 @@ class Collectors:
             return dict.fromkeys(keys)
         return {key: ack.digests[key] for key in keys if key in ack.digests}
 
-    def _tell_unproven(self, name: str) -> Told | None:
+    def _tell_unproven(self, name: str) -> tuple[str, str] | None:
         if self._is_unproven_told:
             return None
         self._is_unproven_told = True
         advice = "upgrade it, or name it in [mqtt] collectors"
-        return Told("acknowledgement_ignored", f"acknowledgements of {name} without digests are ignored: {advice}")
+        return "acknowledgement_ignored", f"acknowledgements of {name} without digests are ignored: {advice}"
 
-    def _tell_unread(self, name: str, count: int, reason: str) -> Told | None:
+    def _tell_unread(self, name: str, count: int, reason: str) -> tuple[str, str] | None:
         if name in self._told or len(self._told) == MAX_KNOWN:
             return None
         self._told.add(name)
         kept = f"{name} cannot read {count} results ({reason[:REASON_CHARS]}); they are kept and sent again every hour"
-        return Told("not_stored", kept)
+        return "not_stored", kept
 
     def _hear(self, name: str) -> None:
         was_any_known, now_s = self._is_any_known, time.monotonic()

@@ -124,11 +124,11 @@ def test_that_a_result_cannot_be_read_must_be_proven_too_and_makes_its_collector
     known = Collectors(outbox, ["named"])
     outbox.mark_sent(1, at_s=0.0)
     assert known.take("store", ack(unread=["d:r"], body=b"other")) is None
-    assert known.take("store", b'{"keys":[],"unread":{"d:r":"?"}}').event == "acknowledgement_ignored"
+    assert known.take("store", b'{"keys":[],"unread":{"d:r":"?"}}')[0] == "acknowledgement_ignored"
     assert known.take("a/b", ack(unread=["d:r"])) is None
     assert (outbox.backlog(), outbox.kept(collectors.SILENT)) == (((1, 1, 0), 0), None)
-    assert known.take("named", b'{"keys":[],"unread":{"d:r":"?"}}').event == "not_stored"
-    assert known.take("store", ack(unread=["d:r"])).event == "not_stored"
+    assert known.take("named", b'{"keys":[],"unread":{"d:r":"?"}}')[0] == "not_stored"
+    assert known.take("store", ack(unread=["d:r"]))[0] == "not_stored"
     assert (outbox.backlog(), outbox.kept(collectors.SILENT)) == (((1, 1, 0), 1), b'{"named":0,"store":0}')
 
 
@@ -184,7 +184,7 @@ def test_only_who_has_received_a_sent_result_can_acknowledge_it(outbox):
     known.take("store", ack("d:r", body=b"other"))
     told = [known.take(name, b'{"keys":["d:r"]}') for name in ("x/y", "store", "store")]
     assert [bool(line) for line in told] == [False, True, False]
-    assert "store without digests are ignored: upgrade it, or name it in [mqtt] collectors" in told[1].detail
+    assert "store without digests are ignored: upgrade it, or name it in [mqtt] collectors" in told[1][1]
     assert (outbox.counts().sent, outbox.kept(collectors.SILENT)) == (1, None)
     known.take("named", b'{"keys":["d:r"]}')
     assert outbox.counts().sent == 0
