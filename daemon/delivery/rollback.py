@@ -38,8 +38,9 @@ def take_back(path: Path, layout: int = len(_MIGRATIONS)) -> str | None:
         with closing(sqlite3.connect(path)) as newer:
             newer.execute("PRAGMA journal_mode=DELETE")  # all in one file, or an error if another process uses it
             is_copied = _restored(path, unfinished, layout)
-            taken = _take_messages(newer, unfinished, with_kept=not is_copied)
-            _mark(newer, unfinished, refill=taken is None)
+            with closing(sqlite3.connect(unfinished)) as new, new:
+                taken = _take_messages(newer, new, with_kept=not is_copied)
+                _mark(newer, new, refill=taken is None)
         aside.unlink(missing_ok=True)
         os.link(path, aside)
         unfinished.replace(path)
@@ -74,29 +75,27 @@ def _restored(path: Path, unfinished: Path, layout: int) -> bool:
     return False
 
 
-def _take_messages(newer: sqlite3.Connection, unfinished: Path, *, with_kept: bool) -> int | None:
+def _take_messages(newer: sqlite3.Connection, new: sqlite3.Connection, *, with_kept: bool) -> int | None:
     """Replace the messages by those of the newer outbox; return how many, None if it has none in a known form."""
-    with closing(sqlite3.connect(unfinished)) as new, new:
-        columns = [name for name in _columns(new, "outbox") if name in _columns(newer, "outbox")]
-        if not set(columns) >= NEEDED:
-            _begin_stream(new)
-            return None
-        _copy_table(newer, new, "outbox", columns)
-        if with_kept and _columns(new, "kept") == _columns(newer, "kept"):
-            _copy_table(newer, new, "kept", _columns(new, "kept"))
-        _take_numbers(newer, new)
-        (taken,) = new.execute("SELECT count(*) FROM outbox").fetchone()
-        return int(taken)
+    columns = [name for name in _columns(new, "outbox") if name in _columns(newer, "outbox")]
+    if not set(columns) >= NEEDED:
+        _begin_stream(new)
+        return None
+    _copy_table(newer, new, "outbox", columns)
+    if with_kept and _columns(new, "kept") == _columns(newer, "kept"):
+        _copy_table(newer, new, "kept", _columns(new, "kept"))
+    _take_numbers(newer, new)
+    (taken,) = new.execute("SELECT count(*) FROM outbox").fetchone()
+    return int(taken)
 
 
-def _mark(newer: sqlite3.Connection, unfinished: Path, *, refill: bool) -> None:
+def _mark(newer: sqlite3.Connection, new: sqlite3.Connection, *, refill: bool) -> None:
     """Say which record came last from the journal; with `refill` none: the service then takes all."""
-    with closing(sqlite3.connect(unfinished)) as new, new:
-        if _columns(new, "kept"):  # the first layout has none
-            is_known = not refill and _columns(new, "kept") == _columns(newer, "kept")
-            find = "SELECT name, value FROM kept WHERE name = ?"
-            marks = newer.execute(find, (JOURNALLED,)) if is_known else [(JOURNALLED, b"")]
-            new.executemany("INSERT OR REPLACE INTO kept(name, value) VALUES (?, ?)", marks)
+    if _columns(new, "kept"):  # the first layout has none
+        is_known = not refill and _columns(new, "kept") == _columns(newer, "kept")
+        find = "SELECT name, value FROM kept WHERE name = ?"
+        marks = newer.execute(find, (JOURNALLED,)) if is_known else [(JOURNALLED, b"")]
+        new.executemany("INSERT OR REPLACE INTO kept(name, value) VALUES (?, ?)", marks)
 
 
 def _take_numbers(newer: sqlite3.Connection, new: sqlite3.Connection) -> None:
