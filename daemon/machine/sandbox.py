@@ -50,7 +50,6 @@ class Access:
 
     path: Path
     reason: str | None = None
-
     remedy: str = ""
 
 

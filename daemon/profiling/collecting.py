@@ -150,5 +150,5 @@ def read_trace(found: Found, job: ProfileJob, name: str) -> None:
         found.failed.append("torch")
         return
     found.nesting = icicle(read)
-    filled = of_trace(read, None, "a trace holds no counters") if is_cuda else "measured on GPUs only"
+    filled = of_trace(read, None, "a trace holds no counters") if is_cuda else None
     found.occupancy = filled if isinstance(filled, Occupancy) else None

@@ -104,15 +104,13 @@ class Ina3221:
             read[label] = Sample(t_ns, "power_w", watts, self.name, label)
             yield read[label]
         if self._has_sum() and read.keys() >= set(MODULE_RAILS):
-            yield self._sum([read[label] for label in MODULE_RAILS])
+            parts = [read[label] for label in MODULE_RAILS]
+            t_ns = sum(part.t_ns for part in parts) // len(parts)
+            yield Sample(t_ns, "power_w", sum(part.value for part in parts), self.name)
         if failures:
             with suppress(ValueError):  # the failure is reported below
                 self._find_again()
             raise OSError("; ".join(failures))
-
-    def _sum(self, parts: Sequence[Sample]) -> Sample:
-        t_ns = sum(part.t_ns for part in parts) // len(parts)
-        return Sample(t_ns, "power_w", sum(part.value for part in parts), self.name)
 
     def _find_again(self) -> None:
         """Find the current paths of the same rails; a rail that is gone keeps failing."""
