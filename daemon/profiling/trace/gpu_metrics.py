@@ -9,7 +9,7 @@ All shares are 0 to 1. Where the trace gives whole percents, a small grid reads 
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,26 +136,21 @@ def _of_device(trace: Trace, chosen: NDArray[np.bool_], device: Device) -> GpuMe
 def _of_launches(trace: Trace, chosen: NDArray[np.bool_], device: Device) -> list[NDArray[np.float64]]:
     """Return blocks per SM, occupancy and use of tensor cores by name of each chosen kernel; NaN for what is missing.
 
-    If the occupancy cannot be computed, it is that of the trace's whole percents.
+    If the occupancy of one that the trace has cannot be computed, all are of the trace's whole percents.
     """
     place, listed = places(trace.kernels, "launch")
     used, place = np.unique(place[chosen], return_inverse=True)
     launches: list[Launch] = [listed[at] for at in used]
-    computed = _computed(launches, device)
-    columns: tuple[Iterable[float | None], ...] = (
+    computed = [occupancy(launch, device) for launch in launches]
+    occupancies = [traced_occupancy(launch) for launch in launches]
+    if all(it or known is None for it, known in zip(computed, occupancies, strict=True)):
+        occupancies = [it.estimated if it else None for it in computed]
+    columns: tuple[Sequence[float | None], ...] = (
         [launch.blocks_per_sm for launch in launches],
-        [traced_occupancy(launch) for launch in launches] if computed is None else computed,
+        occupancies,
         [uses_tensor_cores_by_name(launch.name) for launch in launches],
     )
     return [np.array([math.nan if it is None else it for it in each], np.float64)[place] for each in columns]
-
-
-def _computed(launches: Sequence[Launch], device: Device) -> list[float | None] | None:
-    """Return the unrounded occupancy of each launch; None where one that the trace has cannot be computed."""
-    found = [occupancy(launch, device) for launch in launches]
-    if any(it is None and traced_occupancy(launch) is not None for launch, it in zip(launches, found, strict=True)):
-        return None
-    return [it.estimated if it else None for it in found]
 
 
 def _share(part: float, whole: int) -> float | None:
