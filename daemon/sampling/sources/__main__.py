@@ -1,6 +1,6 @@
 """The sampler process: `python -m benchd.daemon.sampling.sources --sources procfs,fake=FILE --period 0.1`.
 
-Reads all sources at each tick of an absolute grid on CLOCK_MONOTONIC and writes JSON lines (samplers/protocol.py).
+Reads all sources at each tick of an absolute grid on CLOCK_MONOTONIC and writes JSON lines (protocol.py).
 Commands arrive on standard input, and this process ends when it closes, so it never outlives its parent.
 """
 
