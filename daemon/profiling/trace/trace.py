@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -196,7 +196,13 @@ class Rows(Sequence[Row_co]):
     def __len__(self) -> int:
         return len(self._values) // len(self._columns)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Row_co: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row_co]: ...
+
+    def __getitem__(self, index: int | slice) -> Row_co | list[Row_co]:
         chosen = range(len(self))[index]
         return [self._row(each) for each in chosen] if isinstance(chosen, range) else self._row(chosen)
 
