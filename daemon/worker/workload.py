@@ -132,14 +132,11 @@ def _custom(job: Job, plain: nn.Module) -> nn.Module:
 
 
 def _catalogued(job: Job) -> nn.Module:
-    if job.weights:
-        return weights.load(job.case.model, _file(job.weights, job.case.model), **job.options)
-    return catalog.build(job.case.model, kernels="torch", **job.options)
-
-
-def _file(named: str, model: str) -> Path:
-    """Return the file of the weights, resolving "demo"."""
-    return demo.CHECKPOINTS[model].path if named == demo.DEMO else Path(named)
+    model = job.case.model
+    if not job.weights:
+        return catalog.build(model, kernels="torch", **job.options)
+    file = demo.CHECKPOINTS[model].path if job.weights == demo.DEMO else Path(job.weights)
+    return weights.load(model, file, **job.options)
 
 
 def _own_file(job: Job, path: str) -> nn.Module:
@@ -190,31 +187,17 @@ class _Pool:
 
 
 def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
-    """Return the pool of inputs."""
-    entry = None if job.module or job.onnx else catalog.entry(job.case.model)
-    kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"
-    batch, shape = job.case.batch_size, tuple(specs[0].shape)
+    dataset, kind = _preprocessed(job)
+    batch = job.case.batch_size
     if job.case.scenario == "pipeline":
-        return _frames(job, specs, data.normalisation(entry.dataset if entry else None, kind))
+        return _frames(job, specs, data.normalisation(dataset, kind))
     if job.data:
-        _refuse_images(job, specs)
-        opened = data.open_set(
-            job.data,
-            shape,
-            dataset=entry.dataset if entry else None,
-            inputs=kind,
-            labels=job.labels,
-            preprocess=getattr(module, "preprocess", None),
-        )
-        found = opened.taken(max(POOL_IMAGES, batch, job.limits.check_images))
+        found = _opened(job, module, specs).taken(max(POOL_IMAGES, batch, job.limits.check_images))
         return _Pool(found.images, found.source, found.labels, found.of)
     item_bytes = sum(dtype_of(spec).itemsize * math.prod(spec.shape) for spec in specs)
     count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // item_bytes))
-    drawn = {
-        spec.name or str(place): _random(spec, count, kind, job.case.seed + place) for place, spec in enumerate(specs)
-    }
-    pool = Tensors(drawn) if len(drawn) > 1 else next(iter(drawn.values()))
     kinds = {kind if dtype_of(spec).is_floating_point else "0 and 1": None for spec in specs}
+    pool = _drawn(specs, count, kind, job.case.seed)
     return _Pool(pool, f"random {', '.join(kinds)}, seed {job.case.seed}")
 
 
@@ -240,34 +223,44 @@ def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> Cal
             "int8 needs calibration images: give --calibration imagefolder:DIR with images such as the model will see, "
             "or --calibration random for a smoke test"
         )
-    count, entry = job.calibration_images, None if job.module or job.onnx else catalog.entry(job.case.model)
-    kind: Literal["unit", "normal"] = entry.inputs if entry else "normal"
+    count = job.calibration_images
     if named == demo.RANDOM:
-        drawn = [_random(spec, count, kind, CALIBRATION_SEED + place) for place, spec in enumerate(specs)]
-        names = [spec.name or str(place) for place, spec in enumerate(specs)]
-        images: Batch = Tensors(dict(zip(names, drawn, strict=True))) if len(drawn) > 1 else drawn[0]
-        source = f"{count} random inputs"
+        images, source = _drawn(specs, count, _preprocessed(job)[1], CALIBRATION_SEED), f"{count} random inputs"
     else:
-        _refuse_images(job, specs)
-        opened = data.open_set(
-            named,
-            tuple(specs[0].shape),
-            dataset=entry.dataset if entry else None,
-            inputs=kind,
-            preprocess=getattr(module, "preprocess", None),
-            calibrating=True,
-        )
-        found = opened.taken(count)
+        found = _opened(job, module, specs, named).taken(count)
         images, source = found.images, found.source
     return Calibration(images, source, data.digests(values(images)[0]), job.calibration is not None)
 
 
-def _refuse_images(job: Job, specs: Sequence[InputSpec]) -> None:
-    """Raise UsageError for a model whose input is not preprocessed images."""
+def _preprocessed(job: Job) -> tuple[str | None, Literal["unit", "normal"]]:
+    """Return the data set whose preprocessing the model expects, None if unknown, and the range of its inputs."""
+    if job.module or job.onnx:
+        return None, "normal"
+    entry = catalog.entry(job.case.model)
+    return entry.dataset, entry.inputs
+
+
+def _opened(job: Job, module: nn.Module, specs: Sequence[InputSpec], calibration: str = "") -> data.ImageSet:
+    """Return the images to measure or calibrate with; raise UsageError for a model that reads other inputs."""
     if len(specs) > 1:
         raise UsageError(f"--data gives one input, but {job.case.model} reads {len(specs)}: leave it out")
     if not dtype_of(specs[0]).is_floating_point:
         raise UsageError(f"--data gives normalised images, but {job.case.model} reads {specs[0].dtype}: leave it out")
+    dataset, kind = _preprocessed(job)
+    return data.open_set(
+        calibration or str(job.data),
+        tuple(specs[0].shape),
+        dataset=dataset,
+        inputs=kind,
+        labels=None if calibration else job.labels,
+        preprocess=getattr(module, "preprocess", None),
+        calibrating=bool(calibration),
+    )
+
+
+def _drawn(specs: Sequence[InputSpec], count: int, kind: Literal["unit", "normal"], seed: int) -> Batch:
+    drawn = {spec.name or str(place): _random(spec, count, kind, seed + place) for place, spec in enumerate(specs)}
+    return Tensors(drawn) if len(drawn) > 1 else next(iter(drawn.values()))
 
 
 def _random(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: int) -> Tensor:
