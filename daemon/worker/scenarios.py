@@ -1,6 +1,5 @@
 """Scenarios of deployed models other than back-to-back runs: frames at a fixed rate, and idle gaps before a run."""
 
-import os
 import select
 import signal
 import time
@@ -8,6 +7,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.records import Deadlines, TimeSlice, Window
 from benchd.daemon.verdicts.statistics import median
 from benchd.daemon.worker.steps import Step
@@ -56,19 +56,10 @@ def _frames(step: Step, period_ns: int, releases: int) -> Iterator[int]:
 def until_sigterm() -> Iterator[IsOver]:
     """Yield what waits so many seconds for SIGTERM and returns whether it has come.
 
-    A handler that sets an Event may wait for the lock that the interrupted code holds; a byte in a pipe needs none.
+    A handler that sets an Event may wait for the lock that the interrupted code holds; a byte on a socket needs none.
     """
-    ended, ends = os.pipe()
-    os.set_blocking(ends, False)
-    former_end = signal.set_wakeup_fd(ends, warn_on_full_buffer=False)
-    former = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
+    with on_signals([signal.SIGTERM], lambda *_: None) as (ended, _):
         yield lambda seconds: bool(select.select([ended], [], [], seconds)[0])
-    finally:
-        signal.signal(signal.SIGTERM, former)
-        signal.set_wakeup_fd(former_end)
-        os.close(ended)
-        os.close(ends)
 
 
 def accompany(step: Step, rate_hz: float, is_over: IsOver) -> Values:
