@@ -1,6 +1,7 @@
 """A model's answers to some inputs, and the codes that its neurons emit."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,12 @@ def observe(
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             inputs = [batch, *uniforms(plain, rows[start : start + batch_size], batch, seed)]
-            with _Codes(loaded.module, len(batch)) as watched:
+            with _codes(loaded.module, len(batch)) as seen:
                 output = loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in inputs))
             outputs.append(answered(output))
-            codes.append(watched.codes())
+            codes += [np.concatenate(seen, axis=1)] if seen else []
             sizes.append(len(batch))
-    visible = [part for part in codes if part is not None]
-    return Observation(gathered(outputs, sizes), np.concatenate(visible) if visible else None)
+    return Observation(gathered(outputs, sizes), np.concatenate(codes) if codes else None)
 
 
 def of_batches(found: Observation, places: Iterable[int], batch_size: int, count: int) -> Observation:
@@ -62,29 +62,19 @@ def uniforms(module: nn.Module, rows: Sequence[int], batch: Batch, seed: int) ->
     return [torch.stack([torch.rand(steps, *batch.shape[1:], generator=draw) for draw in draws], dim=1)]
 
 
-class _Codes:
-    """Forward hooks on a module's neurons while the context is open."""
+@contextmanager
+def _codes(module: nn.Module | None, batch: int) -> Iterator[list[np.ndarray]]:
+    """While this is open, collect the codes (batch, features) of each of the module's neurons in forward order."""
+    seen: list[np.ndarray] = []
+    steps = int(getattr(module, "time_steps", 1))
 
-    def __init__(self, module: nn.Module | None, batch: int) -> None:
-        neurons: Any = getattr(module, "neurons", None)
-        self._neurons: list[nn.Module] = neurons() if module and shows_codes(module) else []
-        self._steps, self._batch = int(getattr(module, "time_steps", 1)), batch
-        self._seen: list[np.ndarray] = []
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-
-    def __enter__(self) -> "_Codes":
-        self._hooks = [neuron.register_forward_hook(self._keep) for neuron in self._neurons]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _keep(self, neuron: nn.Module, _: object, output: Tensor) -> None:
+    def keep(neuron: nn.Module, _: object, output: Tensor) -> None:
         codes = torch.round(output / getattr(neuron, "scale", 1.0)).to(torch.int8)
-        by_image = codes.reshape(self._steps, self._batch, -1).transpose(0, 1).reshape(self._batch, -1)
-        self._seen.append(by_image.cpu().numpy())
+        by_image = codes.reshape(steps, batch, -1).transpose(0, 1).reshape(batch, -1)
+        seen.append(by_image.cpu().numpy())
 
-    def codes(self) -> np.ndarray | None:
-        """Return the codes (B, features) of all neurons in forward order."""
-        return np.concatenate(self._seen, axis=1) if self._seen else None
+    with ExitStack() as hooks:
+        neurons: Any = getattr(module, "neurons", None)
+        for neuron in neurons() if module and shows_codes(module) else []:
+            hooks.callback(neuron.register_forward_hook(keep).remove)
+        yield seen
