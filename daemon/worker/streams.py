@@ -69,20 +69,19 @@ def back_to_back(
     share in it.
     """
     is_over = Event()
+    measured: list[Measured] = []
 
-    def work(step: Step) -> Measured | tuple["array[int]", "array[int]"]:
+    def work(step: Step) -> tuple["array[int]", "array[int]"]:
         if step is not streams.steps[0]:
             return _until(is_over, step)
         try:
-            return measure.measure(step, rule, hold_s)
+            measured.append(measure.measure(step, rule, hold_s))
         finally:
             is_over.set()
+        return measured[0].ended_ns, measured[0].values_ns[step.parts[0]]
 
-    first, *others = streams.together(work)
-    if not isinstance(first, Measured):
-        raise TypeError("the first stream is the measured one")
-    own = (first.ended_ns, first.values_ns[streams.steps[0].parts[0]])
-    timed = [one for one in (own, *others) if not isinstance(one, Measured)]
+    timed = streams.together(work)
+    (first,) = measured
     runs = [_within(first.window, *one) for one in timed]
     held = math.fsum(_held(first.window, *one) for one in timed)
     together = sorted(chain.from_iterable(runs))
