@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Load, Trial
@@ -31,22 +31,6 @@ LEAD_NS = 100_000_000  # to fill the queue's tables before the first request arr
 T = TypeVar("T")
 
 
-class Clock(Protocol):
-    """A clock of nanoseconds, and a way to wait for a time on it."""
-
-    def now_ns(self) -> int:
-        """Return the time."""
-        ...
-
-    def wait_until(self, t_ns: int) -> None:
-        """Return at this time, or at once if it has passed."""
-        ...
-
-    def beat(self) -> None:
-        """Say that the run goes on."""
-        ...
-
-
 class Monotonic:
     """CLOCK_MONOTONIC. Waits and answers call `beat` at most every BEAT_S: an overloaded server never waits."""
 
@@ -58,7 +42,7 @@ class Monotonic:
         return time.monotonic_ns()
 
     def wait_until(self, t_ns: int) -> None:
-        """Sleep until this time."""
+        """Return at this time, or at once if it has passed."""
         self.beat()
         time.sleep(max(0, t_ns - time.monotonic_ns()) / 1e9)
 
@@ -195,7 +179,7 @@ Together = Callable[[Callable[[Step], T]], list[T]]
 
 
 def run(
-    together: "Together[Any]", load: Load, cap_s: float, seed: str, clock: Clock, *, streams: int = 1
+    together: "Together[Any]", load: Load, cap_s: float, seed: str, clock: Monotonic, *, streams: int = 1
 ) -> tuple[Served, list[Trial]]:
     """Serve at the load's rate, or find the highest that meets its deadline and serve at that; return the trials too.
 
@@ -256,7 +240,7 @@ def serve(
     rate_hz: float,
     count: int,
     seed: str,
-    clock: Clock,
+    clock: Monotonic,
     *,
     streams: int = 1,
     most_late: int | None = None,
@@ -287,7 +271,7 @@ def serve(
     return _served(queue, rate_hz, arrived_ns, start_ns, together(answer))
 
 
-def _next(queue: Queue, clock: Clock, turn: Lock, state: Lock) -> int | None:
+def _next(queue: Queue, clock: Monotonic, turn: Lock, state: Lock) -> int | None:
     """Wait for the request that this stream answers next; None after the last."""
     with turn:
         while True:
