@@ -71,6 +71,11 @@ def values(batch: Batch) -> tuple[Tensor, ...]:
     return tuple(batch.named.values()) if isinstance(batch, Tensors) else (batch,)
 
 
+def address(tensor: Tensor) -> int:
+    """Return where the tensor's memory begins, which its views share."""
+    return tensor.untyped_storage().data_ptr()
+
+
 def bytes_of(batch: Batch) -> int:
     """Return how many bytes its tensors take."""
     return sum(value.numel() * value.element_size() for value in values(batch))
@@ -106,20 +111,12 @@ def float_type(dtypes: Iterable[torch.dtype]) -> torch.dtype:
 
 def spread(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return `run`, which takes one tensor after another, as a function of a batch and what goes with it."""
-
-    def of_batch(batch: Tensors, *others: Tensor) -> Any:
-        return run(*batch.named.values(), *others)
-
-    return of_batch
+    return lambda batch, *others: run(*batch.named.values(), *others)
 
 
 def by_path(run: Callable[..., Any]) -> Callable[..., Tensors]:
     """Return `run`, which answers in a form of its own, as a function that answers in tensors by path."""
-
-    def answer(*inputs: Any) -> Tensors:
-        return Tensors(tensors(run(*inputs)))
-
-    return answer
+    return lambda *inputs: Tensors(tensors(run(*inputs)))
 
 
 class InTuple(nn.Module):

@@ -78,11 +78,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 
 def of_images(source: Source, run: Callable[..., Batch]) -> Callable[..., Batch]:
     """Return `run`, which takes the file's inputs, as a function of images and the random numbers of a model."""
-
-    def encoded(*inputs: Tensor) -> Batch:
-        return run(*source.inputs(*inputs))
-
-    return encoded
+    return lambda *inputs: run(*source.inputs(*inputs))
 
 
 def _engine(

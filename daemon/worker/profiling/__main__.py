@@ -15,6 +15,7 @@ from benchd.daemon.worker import builds, child, phases
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.torch_profiler import module_ranges
 from benchd.daemon.worker.profiling.work import Work, open_work
+from benchd.daemon.worker.steps import wait_for
 
 # the module of each method and the field that its result goes to; a profiler slows all later launches, and `benchmark`
 # ends with one
@@ -80,13 +81,13 @@ def _capture(work: Work) -> None:
         raise Unsupported("Nsight records CUDA, and this runs on the CPU")
     for _ in range(work.job.warm_up):
         work.step()
-    work.synchronize()
+    wait_for(work.device)
     with module_ranges([work.module, work.loss]):
         torch.cuda.profiler.start()
         for number in range(work.job.steps):
             with named_range(f"step {number}"):
                 work.step()
-        work.synchronize()
+        wait_for(work.device)
         torch.cuda.profiler.stop()
 
 

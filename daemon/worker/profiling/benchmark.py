@@ -39,15 +39,8 @@ def _by_turns(work: Work, calls: Sequence[Callable[[], object]]) -> list[list[in
     with no_collection():
         while len(values[0]) < work.job.runs or time.monotonic() < until:
             for call, column in zip(calls, values, strict=True):
-                column.append(_timed(work, call))
+                column.append(work.timed(call))
     return values
-
-
-def _timed(work: Work, call: Callable[[], object]) -> int:
-    start = time.monotonic_ns()
-    call()
-    work.synchronize()
-    return time.monotonic_ns() - start
 
 
 def _distribution(values_ns: Sequence[int]) -> Distribution:
@@ -73,12 +66,12 @@ def _overhead(work: Work) -> float:
 
     The plain steps come first, all of them: on a GPU the profiler's library stays attached and slows later launches.
     """
-    plain = [_timed(work, work.step) for _ in range(work.job.runs)]
+    plain = [work.timed(work.step) for _ in range(work.job.runs)]
     recorded = []
     for _ in range(work.job.runs):
         with (
             module_ranges([work.module, work.loss]),
             profile(activities=activities(work.device.type), record_shapes=True, acc_events=True),
         ):
-            recorded.append(_timed(work, work.step))
+            recorded.append(work.timed(work.step))
     return statistics.median(recorded) / statistics.median(plain) - 1

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from benchd.daemon.worker.profiling.calls import calls_through
 from benchd.daemon.worker.profiling.segments import Path, Segments
+from benchd.daemon.worker.structures import address
 from benchd.models.cost import LIF, NORM, QUANTISER, SILU, ST_BIF, Cost
 from benchd.models.snn_onepass import PooledLif
 from benchd.models.stbif import FoldedNetwork, Quantiser, StBif
@@ -91,7 +92,9 @@ def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen:
     moved = [] if _passes_on(part, given, results) and not parameters else [*given, *rows, *results]
     return Cost(
         # kernels of our own are not seen
-        matrix_flops=_products(layer, results[0]) if isinstance(layer, nn.Conv2d | nn.Linear) else seen,
+        matrix_flops=2 * results[0].numel() * layer.weight[0].numel()
+        if isinstance(layer, nn.Conv2d | nn.Linear)
+        else seen,
         elementwise_flops=elementwise * given[0].numel() if elementwise else 0,
         exponentials=0,
         bytes=parameters + sum(map(_bytes, moved)),
@@ -102,15 +105,7 @@ def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen:
 def _passes_on(part: nn.Module, given: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
     """Say whether a part only hands on what it was given, as Dropout does outside training."""
     in_place = any(getattr(each, "inplace", False) for each in part.modules())
-    return bool(results) and not in_place and set(map(_address, results)) <= set(map(_address, given))
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _products(layer: nn.Conv2d | nn.Linear, output: torch.Tensor) -> int:
-    return 2 * output.numel() * layer.weight[0].numel()
+    return bool(results) and not in_place and set(map(address, results)) <= set(map(address, given))
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:

@@ -29,7 +29,6 @@ from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.segments import Path, Segments
 from benchd.daemon.worker.profiling.spikes import Spikes
 from benchd.daemon.worker.profiling.work import Work
-from benchd.daemon.worker.steps import wait_for
 from benchd.daemon.worker.structures import values
 from benchd.models import stbif
 from benchd.models.snn_onepass import OnePass
@@ -91,7 +90,7 @@ def _by_runtime(work: Work, layer_times: Callable[..., list[list[tuple[str, floa
     count = max(MIN_RUNS, work.job.runs)
     with torch.inference_mode():
         _warm_up(work)
-        fused_ns = [_fused(work) for _ in range(count)]
+        fused_ns = [work.timed(work.forward) for _ in range(count)]
         runs = [_summed_ns(run) for run in layer_times(count, *values(work.images))]
         window, passes = _repeated(work)
     return LayersProfile(
@@ -163,7 +162,7 @@ def _warm_up(work: Work) -> None:
 
 def _timed(work: Work, split: Segments, number: int) -> tuple[int, dict[Path, int], dict[Path, int]]:
     """Return the nanoseconds of an uninterrupted run, of a run by component and of a run by part."""
-    fused_ns = _fused(work)
+    fused_ns = work.timed(work.forward)
     with named_range(f"Main_Inference_Timing_Run_{number}"):
         coarse = dict.fromkeys(COMPONENTS, 0)
         with named_range("Model_Reset"):
@@ -174,14 +173,6 @@ def _timed(work: Work, split: Segments, number: int) -> tuple[int, dict[Path, in
         with named_range(f"Detailed_Layer_Profiling_Run_{number}"):
             fine = segments.run(work.forward, split, work.device)
     return fused_ns, {path[:1]: ns for path, ns in coarse.items()}, fine
-
-
-def _fused(work: Work) -> int:
-    wait_for(work.device)
-    begun = time.monotonic_ns()
-    work.forward()
-    wait_for(work.device)
-    return time.monotonic_ns() - begun
 
 
 def _repeated(work: Work) -> tuple[Window | None, int]:
@@ -199,7 +190,7 @@ def _repeated(work: Work) -> tuple[Window | None, int]:
 def _passes(work: Work, seconds: float) -> int:
     end, count = time.monotonic() + seconds, 0
     while time.monotonic() < end:
-        _fused(work)
+        work.timed(work.forward)
         count += 1
     return count
 

@@ -27,7 +27,7 @@ from benchd.daemon.profiling.trace.trace import DATA_LOADER_RANGE, MODULE_RANGE,
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.torch_profiler import module_ranges
 from benchd.daemon.worker.profiling.work import COPY_RANGE, Whole, Work
-from benchd.daemon.worker.structures import values
+from benchd.daemon.worker.structures import address, values
 
 SNAPSHOT = "memory_snapshot.pickle"
 CATEGORIES = ("parameters", "inputs", "activations", "gradients", "temporaries", "other")
@@ -64,7 +64,7 @@ def run(work: Work) -> MemoryProfile:
         rest = torch.cuda.memory_allocated() - sum(block.bytes for block in held)
         held.append(Block(address=0, bytes=max(0, rest)))
     nesting, blocks, start_ns = traced_blocks(_traced(work), held, is_cuda)
-    kept = {_address(each.grad) for each in work.module.parameters() if each.grad is not None}
+    kept = {address(each.grad) for each in work.module.parameters() if each.grad is not None}
     categorise(nesting, blocks, kept)
     peak_bytes = torch.cuda.max_memory_allocated() if is_cuda else None
     return table(nesting, blocks, start_ns, str(work.device), peak_bytes, _snapshot(work))
@@ -77,16 +77,12 @@ def _held(work: Work) -> list[Block]:
         "inputs": [*values(work.images), work.labels],
     }
     blocks = {
-        _address(tensor): Block(address=_address(tensor), bytes=tensor.untyped_storage().nbytes(), category=category)
+        address(tensor): Block(address=address(tensor), bytes=tensor.untyped_storage().nbytes(), category=category)
         for category, tensors in by_category.items()
         for tensor in tensors
         if tensor is not None and tensor.device.type == work.device.type
     }
     return list(blocks.values())
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _traced(work: Work) -> Trace:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon.records import Precision
+from benchd.daemon.worker.structures import address
 from benchd.models.snn_onepass import OnePass, PooledLif
 from benchd.models.stbif import SpikingNetwork
 from benchd.models.synapses import Received, Synapses
@@ -106,13 +107,13 @@ class _Seen:
         pooled = isinstance(neuron, PooledLif)
         codes = (output * WINDOW).round() if pooled else output.sign()
         self._left.append((neuron, _summed(codes.abs()), _summed(codes), output.numel() * (WINDOW if pooled else 1)))
-        self._senders[_address(output)] = neuron, output
+        self._senders[address(output)] = neuron, output
 
     def arrives(self, synapses: Synapses) -> Callable[..., None]:
         """Return the forward pre-hook that sees the input (N, ...) of a layer of weights."""
 
         def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
-            sender, _output = self._senders.get(_address(inputs[0]), (None, None))
+            sender, _output = self._senders.get(address(inputs[0]), (None, None))
             events = _events(inputs[0], synapses.receives)
             self._arrived.append((synapses, _summed(events), _summed(events != 0), sender))
 
@@ -159,10 +160,6 @@ def _events(x: Tensor, receives: Received) -> Tensor:
 
 def _summed(steps: Tensor) -> Tensor:
     return steps.sum(0, dtype=torch.float64).cpu()
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -20,7 +20,7 @@ from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker import backends, phases, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.profiling.nvtx import named_range
-from benchd.daemon.worker.steps import wait_for
+from benchd.daemon.worker.steps import now, wait_for
 from benchd.daemon.worker.structures import Batch, cast, each, first_scores, like, to_train, values
 from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
@@ -64,9 +64,11 @@ class Work:
     loss: nn.Module = field(default_factory=nn.CrossEntropyLoss)
     missing: dict[str, str] = field(default_factory=dict)
 
-    def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
-        wait_for(self.device)
+    def timed(self, call: Callable[[], object]) -> int:
+        """Return the nanoseconds of a call, from an idle device until that has done all of it."""
+        begun = now(self.device)
+        call()
+        return now(self.device) - begun
 
 
 def open_work(job: ProfileJob) -> Work:
