@@ -89,8 +89,9 @@ def pinned(batches: Iterable[Batch], device: torch.device) -> list[Batch]:
 
 def bound(pool: Sequence[Batch], loaded: Loaded) -> Sequence[Batch]:
     """Return the pool, ready for runs where its batches lie."""
-    for batch in pool:
-        loaded.bind(batch)
+    if loaded.bind:
+        for batch in pool:
+            loaded.bind(batch)
     return pool
 
 

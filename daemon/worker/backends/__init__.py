@@ -1,4 +1,4 @@
-"""The backends: one file each, one line in the table. A backend turns a built module into a callable.
+"""The backends, one file each by its name in benchd.daemon.records. A backend turns a built module into a callable.
 
 A backend's module has `load(source, precision, device, example) -> Loaded`, whose `run` takes the tensors of an example
 as positional arguments; it raises Unsupported with the reason if it cannot run, and never falls back to another. A
@@ -20,20 +20,6 @@ from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, spread
 from benchd.exporters.artifacts import Artifact
 
-BACKENDS = {
-    "eager": "benchd.daemon.worker.backends.eager",
-    "compile": "benchd.daemon.worker.backends.compile",
-    "cudagraph": "benchd.daemon.worker.backends.cudagraph",
-    "onnxruntime": "benchd.daemon.worker.backends.onnxruntime",
-    "openvino": "benchd.daemon.worker.backends.openvino",
-    "tensorrt": "benchd.daemon.worker.backends.tensorrt",
-}
-IN_TORCH_INT8 = "benchd.daemon.worker.backends.torchao"
-
-
-def unbound(batch: Batch) -> None:
-    """Prepare nothing: a runtime that takes an input from anywhere at no cost."""
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -44,7 +30,7 @@ class Loaded:
     `taken` is the GPU memory in bytes that loading and the first runs of a runtime beside torch took, or why it is
     unknown. `layer_times` takes a number of runs and the tensors of a batch on `device`, and returns each layer's name
     and milliseconds in each run, for a runtime that measures that itself. `bind` prepares runs on a batch where it
-    lies, before the clock starts.
+    lies, before the clock starts; None for a runtime that takes an input from anywhere at no cost.
     """
 
     run: Callable[..., Any]
@@ -54,7 +40,7 @@ class Loaded:
     runtime: RuntimeFacts | None = None
     taken: int | str = 0
     layer_times: Callable[..., list[list[tuple[str, float]]]] | None = None
-    bind: Callable[[Batch], None] = unbound
+    bind: Callable[[Batch], None] | None = None
 
 
 def prepare(variant: Variant, source: Source, device: torch.device, batch: int) -> None:
@@ -76,4 +62,5 @@ def load(variant: Variant, source: Source, device: torch.device, example: Batch)
 
 
 def _module(variant: Variant) -> ModuleType:
-    return importlib.import_module(IN_TORCH_INT8 if variant.needs_torchao else BACKENDS[variant.backend])
+    name = "torchao" if variant.needs_torchao else variant.backend
+    return importlib.import_module(f"benchd.daemon.worker.backends.{name}")

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine import folders
 from benchd.daemon.records import Precision, RuntimeFacts
-from benchd.daemon.worker.backends import Loaded, unbound
+from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, cast, float_type, values
@@ -77,7 +77,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         notes=[_in_integers(nodes, artifact, provider)] if is_int8 else [],
     )
     # a GPU reads copies, whose places recur; what is drawn anew for each run lies anywhere
-    bind = bound.bind if device.type == "cpu" and source.encode is None else unbound
+    bind = bound.bind if device.type == "cpu" and source.encode is None else None
     return Loaded(bound, bound.dtype, device, None, runtime=facts, bind=bind)
 
 
