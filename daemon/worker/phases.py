@@ -16,11 +16,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.environment import variables
 from benchd.daemon.measuring.process import settings
 from benchd.daemon.measuring.protocol import Job, Outcome
-from benchd.daemon.records import (
-    Memory,
-    Requests,
-    Window,
-)
+from benchd.daemon.records import Memory, Requests, Window
 from benchd.daemon.verdicts import timings
 from benchd.daemon.verdicts.statistics import median
 from benchd.daemon.worker import (
@@ -215,6 +211,7 @@ def _timed(
             _side_by_side(job, loaded, streams, stages, found)
         else:
             _back_to_back(job, loaded, pool, streams.steps[0], stages, found)
+    _flag_unsteady(found)
     if right:
         _audit(streams.steps, loaded, right, found)
     return list({place: None for step in streams.steps for place in step.sample.met})
@@ -233,7 +230,13 @@ def _back_to_back(
         _device_parts(job, loaded, pool, found)
     _rest(job, stages, found, settle_s=job.idle_s / 2)
     stages.leave()
-    _record(job, step, measured, found)
+    _record(job, measured, measured.values_ns, found)
+    timed_ns, seconds = measured.values_ns[step.parts[0]], found.process.measured_s
+    if job.case.scenario == "offline":  # its window also has the inferences that were not timed
+        seconds = sum(timed_ns) * step.runs / 1e9
+    found.process.throughput_per_s = job.case.batch_size * measured.summary.runs * step.runs / seconds
+    if job.case.scenario == "sustained":
+        found.process.timeline = scenarios.slices(timed_ns, measured.window)
 
 
 def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found: Outcome) -> None:
@@ -242,14 +245,8 @@ def _side_by_side(job: Job, loaded: Loaded, streams: Streams, stages: StageClock
     _take_peaks(job, loaded, found)
     _rest(job, stages, found, settle_s=job.idle_s / 2)
     stages.leave()
-    columns, summary = _named_streams(by_stream), measured.summary
-    found.process.timing = timings.timing(values_ns, summary.interval_ns, summary.median_ns)
-    found.process.parts |= {name: timings.part_timing(column) for name, column in columns.items() if column}
-    found.process.blocks = measure.block_statistics(measured)
-    found.process.window = measured.window
-    found.process.raw = measure.write_raw({"total": values_ns, **columns}, Path(job.output), job.raw_name)
+    _record(job, measured, {"total": values_ns, **_named_streams(by_stream)}, found)
     found.process.throughput_per_s = job.case.batch_size * held / measured.window.seconds
-    _flag_unsteady(found)
 
 
 def _named_streams(by_stream: "Sequence[array[int]]") -> "dict[str, array[int]]":
@@ -314,22 +311,21 @@ def _chunk(loaded: Loaded, pool: list[Batch]) -> int:
         return max(2, int(OFFLINE_CHUNK_S * 1e9 / steps.SingleStream(loaded, pool)(0)[0]))
 
 
-def _record(job: Job, step: steps.Step, measured: measure.Measured, found: Outcome) -> None:
-    """Turn the timed loop into the fields of a record."""
-    first, *others = step.parts
+def _record(job: Job, measured: measure.Measured, values_ns: "dict[str, array[int]]", found: Outcome) -> None:
+    """Turn the timed loop into the fields of a record; the first of the values decides, the others are its parts."""
+    total_ns, *_ = values_ns.values()
     summary = measured.summary
-    found.process.timing = timings.timing(measured.values_ns[first], summary.interval_ns, summary.median_ns)
-    found.process.parts |= {part: timings.part_timing(measured.values_ns[part]) for part in others}
+    found.process.timing = timings.timing(total_ns, summary.interval_ns, summary.median_ns)
+    _record_parts(job, values_ns, found)
     found.process.blocks = measure.block_statistics(measured)
     found.process.window = measured.window
-    found.process.raw = measure.write_raw(measured.values_ns, Path(job.output), job.raw_name)
-    seconds = found.process.measured_s
-    if job.case.scenario == "offline":  # its window also has the inferences that were not timed
-        seconds = sum(measured.values_ns[first]) * step.runs / 1e9
-    found.process.throughput_per_s = job.case.batch_size * summary.runs * step.runs / seconds
-    if job.case.scenario == "sustained":
-        found.process.timeline = scenarios.slices(measured.values_ns[first], measured.window)
-    _flag_unsteady(found)
+
+
+def _record_parts(job: Job, values_ns: "dict[str, array[int]]", found: Outcome) -> None:
+    """Write all values to files; those behind the first are parts of it, without those of no run."""
+    _, *parts = values_ns.items()
+    found.process.parts |= {name: timings.part_timing(column) for name, column in parts if column}
+    found.process.raw = measure.write_raw(values_ns, Path(job.output), job.raw_name)
 
 
 def _paced(job: Job, loaded: Loaded, step: steps.Step, stages: StageClock, found: Outcome) -> None:
@@ -345,7 +341,6 @@ def _paced(job: Job, loaded: Loaded, step: steps.Step, stages: StageClock, found
     found.process.parts |= {part: timings.part_timing(values) for part, values in values_ns.items()}
     found.process.timing = next(iter(found.process.parts.values()))
     found.process.raw = measure.write_raw(values_ns, Path(job.output), job.raw_name)
-    _flag_unsteady(found)
 
 
 def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found: Outcome) -> None:
@@ -364,8 +359,7 @@ def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found
     stages.leave()
     found.process.timing = timings.request_timing(served.asked_ns)
     columns = {"service": served.service_ns, **_named_streams(served.of_stream_ns)}
-    found.process.parts |= {name: timings.part_timing(column) for name, column in columns.items() if column}
-    found.process.raw = measure.write_raw({"total": served.latency_ns, **columns}, Path(job.output), job.raw_name)
+    _record_parts(job, {"total": served.latency_ns, **columns}, found)
     found.process.requests = Requests(
         rate_hz=served.rate_hz,
         asked=served.asked,
@@ -378,7 +372,6 @@ def _serve(job: Job, loaded: Loaded, streams: Streams, stages: StageClock, found
         busy_share=sum(served.service_ns) / (len(streams.steps) * 1e9 * found.process.window.seconds),
         trials=trials,
     )
-    _flag_unsteady(found)
 
 
 def _accompany(job: Job, rate_hz: float, step: steps.Step, stages: StageClock, found: Outcome) -> None:
