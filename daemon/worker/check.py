@@ -41,7 +41,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
     least = max(job.limits.check_images, SPIKING_IMAGES if by_share else 0)
     checked = -(-least // size)
     images = _images(workload, size, checked)
-    right = truth.find(workload, job, images, _rule(workload, loaded, job), loaded.device)
+    right = truth.find(workload, job, images, rule_of(workload, loaded, job), loaded.device)
     answers = {} if _draws(workload, job) else dict(sorted(right.exact.outputs.items()))
     observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
     seen = of_batches(right.exact, range(checked), size, len(images))
@@ -87,14 +87,11 @@ def _images(workload: Workload, size: int, checked: int) -> Batch:
     return joined(images, rolled(workload.images[others], 1))
 
 
-def _rule(workload: Workload, loaded: Loaded, job: Job) -> Rule:
-    in_format = number_format(job.case.variant.precision, loaded.device)
-    return Rule(in_format, spiking=workload.judged_by == "codes", trained=_is_trained(job))
-
-
-def _is_trained(job: Job) -> bool:
-    """Return whether the weights are trained, as far as known; int8 is made of a user's file because it is."""
-    return bool(job.weights) or (job.onnx is not None and job.case.variant.precision == "int8")
+def rule_of(workload: Workload, loaded: Loaded, job: Job) -> Rule:
+    """Return the rule of a case; the weights of a user's file that int8 is made of count as trained."""
+    precision = job.case.variant.precision
+    is_trained = bool(job.weights) or (job.onnx is not None and precision == "int8")
+    return Rule(number_format(precision, loaded.device), spiking=workload.judged_by == "codes", trained=is_trained)
 
 
 def _expected(right: Truth, observed: Observation, checked: int) -> Expected | None:

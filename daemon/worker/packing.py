@@ -21,9 +21,8 @@ from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import FILE_BACKENDS
 from benchd.daemon.verdicts.manifest import CODE, GOLDEN, JUMPING_SHARE, ONNX, WEIGHTS, Golden, Packed, Tensor
 from benchd.daemon.worker import agreement, backends, truth, user_code, user_module
-from benchd.daemon.worker.agreement import Rule
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.check import number_format
+from benchd.daemon.worker.check import rule_of
 from benchd.daemon.worker.observe import uniforms
 from benchd.daemon.worker.structures import OF_BATCH, ONLY, Answers, Batch, cast, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
@@ -46,7 +45,7 @@ def refuse(job: Job, workload: Workload, answer: Batch) -> None:
         if complex_ones:
             raise Unsupported(f"its answer {complex_ones[0]} is complex: return real tensors to ship it")
         if job.module:
-            _refuse_name(_module_name(job.module, job.module_folder))
+            _refuse_name(_module_name(job))
 
 
 def _refuse_name(name: str) -> None:
@@ -95,21 +94,18 @@ def _module(job: Job, module: nn.Module, folder: Path) -> str:
     # each by itself: safetensors refuses names that share memory
     apart = {name: value.detach().clone().contiguous() for name, value in _state(module).items()}
     safetensors.torch.save_file(apart, folder / WEIGHTS)
-    if not job.module:
-        return job.case.model
     for name, path in _code(job).items():
         copy = folder / CODE / _place(name, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    return f"{_module_name(job.module, job.module_folder)}:{job.module.rpartition(':')[2]}"
+    return f"{_module_name(job)}:{job.module.rpartition(':')[2]}" if job.module else job.case.model
 
 
 def _code(job: Job) -> dict[str, Path]:
     """Return the files of a user's module by the names that LOAD.md imports them by; none for another model."""
     if not job.module:
         return {}
-    name = _module_name(job.module, job.module_folder)
-    return {**user_code.imported(user_module.package(job)), name: user_module.file(job)}
+    return {**user_code.imported(user_module.package(job)), _module_name(job): user_module.file(job)}
 
 
 def _place(name: str, path: Path) -> Path:
@@ -119,10 +115,10 @@ def _place(name: str, path: Path) -> Path:
     return place / path.name if path.name.startswith("__init__.") else place.with_name(f"{place.name}{suffix}")
 
 
-def _module_name(module: str, folder: str) -> str:
+def _module_name(job: Job) -> str:
     """Return the name by which a user's module is imported: that of its file, or of its place in the folder."""
-    where = module.rpartition(":")[0]
-    return where if folder else Path(where).stem
+    where = str(job.module).rpartition(":")[0]
+    return where if job.module_folder else Path(where).stem
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -141,8 +137,7 @@ def _golden(
     size = job.case.batch_size
     batches = max(2, GOLDEN_ROWS // size)
     images = workload.images[torch.arange(batches * size) % len(workload.images)]
-    in_format = number_format(job.case.variant.precision, loaded.device)
-    rule = Rule(in_format, workload.judged_by == "codes", bool(job.weights))
+    rule = rule_of(workload, loaded, job)
     right = truth.find(workload, job, images, rule, loaded.device)
     arrays: dict[str, np.ndarray] = {}
     for place in range(batches):
