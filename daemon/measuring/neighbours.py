@@ -56,16 +56,18 @@ def _with_frames(process: ProcessResult, beside: ProcessResult, job: Job) -> Pro
     """Return the measured process with the neighbour's frames of its window."""
     if process.window is None or job.neighbour_hz is None:
         return process
-    released_ns, latency_ns = (_read(Path(job.output) / beside.raw[name].path) for name in ("released", "latency"))
+    files = (Path(job.output) / beside.raw[name].path for name in ("released", "latency"))
+    released_ns, latency_ns = (array("q", file.read_bytes()) for file in files)
     within = [
         latency
         for release, latency in zip(released_ns, latency_ns, strict=True)
         if process.window.start_ns <= release < process.window.end_ns
     ]
+    releases = _releases(process.window, released_ns, job.neighbour_hz)
     found = NeighbourResult(
         case_id=job.case.case_id,
         rate_hz=job.neighbour_hz,
-        releases=(releases := _releases(process.window, released_ns, job.neighbour_hz)),
+        releases=releases,
         misses=releases - sum(latency <= 1e9 / job.neighbour_hz for latency in within),
         timing=timings.part_timing(within) if within else None,
     )
@@ -79,9 +81,3 @@ def _releases(window: Window, released_ns: "array[int]", rate_hz: float) -> int:
         return int(window.seconds * rate_hz)
     first, end = (-((released_ns[0] - bound_ns) * rate_hz // 1e9) for bound_ns in (window.start_ns, window.end_ns))
     return int(end - first)
-
-
-def _read(path: Path) -> "array[int]":
-    values = array("q")
-    values.frombytes(path.read_bytes())
-    return values

@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -93,20 +92,16 @@ class _Sweep:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        with on_signals(ending(), self._interrupt), self._former_mode_after():
-            codes = [self._in_mode(mode) for mode in self._modes if not self._interrupted]
+        with on_signals(ending(), self._interrupt):
+            former = current()
+            try:
+                codes = [self._in_mode(mode) for mode in self._modes if not self._interrupted]
+            finally:
+                _restore(former)
+                self.say(f"{former.name} is active, as before")
         if self._interrupted:
             return 130
         return next((code for code in EXIT_CODES if code in codes), max(codes))
-
-    @contextmanager
-    def _former_mode_after(self) -> Iterator[None]:
-        former = current()
-        try:
-            yield
-        finally:
-            _restore(former)
-            self.say(f"{former.name} is active, as before")
 
     def _in_mode(self, mode: Mode) -> int:
         if not _switch(mode):

@@ -213,8 +213,10 @@ class Worker(Child[Message]):
         if found and not found.is_partial and not ended_by:
             return found
         if reason is None:
+            ended_itself = self._runs_own and code >= 0 and not self.rubbish
+            hint = "; remove os._exit from the module" if ended_itself else ""
             reason = (
-                f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{self._hint(code)} "
+                f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{hint} "
                 f"(log: logs/{self._log_path.name})"
             )
         if found and ended_by != "aborted":
@@ -229,10 +231,6 @@ class Worker(Child[Message]):
         if code < 0:
             return f"the worker was killed by {signal.Signals(-code).name}"
         return f"the worker exited with status {code} and no result"
-
-    def _hint(self, code: int) -> str:
-        """Return a hint for a user's module that ended the process itself."""
-        return "; remove os._exit from the module" if self._runs_own and code >= 0 and not self.rubbish else ""
 
     def _last_words(self) -> str:
         with self._log_path.open("rb") as log:

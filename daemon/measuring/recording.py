@@ -16,7 +16,6 @@ from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.records import (
     PERCENTILES,
     VERDICTS,
-    BlockStatistics,
     Case,
     Check,
     Deadlines,
@@ -125,7 +124,6 @@ def _with_means(part: TimeSlice, sampler: SamplerProcess, start_ns: int) -> Time
 
 
 def _interference(process: ProcessResult, samples: Sequence[Sample], device: str) -> Interference | None:
-    """Return which blocks were disturbed, None without blocks."""
     if process.blocks is None or len(process.blocks.bounds_ns) < 2:
         return None
     return interference.assess(samples, process.blocks.windows, process.blocks.medians_ms, device)
@@ -276,7 +274,6 @@ def _throughput(case: Case, timing: Timing | None, outcomes: Sequence[Outcome]) 
 
 
 def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
-    """Return the deadlines of each rate over all processes."""
     of_rate: dict[int, list[Deadlines]] = {}
     for outcome in outcomes:
         for one in outcome.process.deadlines:
@@ -295,16 +292,15 @@ def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
 def _neighbour(outcomes: Sequence[Outcome]) -> NeighbourResult | None:
     """Return the neighbour's frames beside all processes."""
     found = [outcome.process.beside for outcome in outcomes if outcome.process.beside]
-    return (
-        found
-        and NeighbourResult(
-            case_id=found[0].case_id,
-            rate_hz=found[0].rate_hz,
-            releases=sum(one.releases for one in found),
-            misses=sum(one.misses for one in found),
-            timing=_combined([one.timing for one in found]),
-        )
-    ) or None
+    if not found:
+        return None
+    return NeighbourResult(
+        case_id=found[0].case_id,
+        rate_hz=found[0].rate_hz,
+        releases=sum(one.releases for one in found),
+        misses=sum(one.misses for one in found),
+        timing=_combined([one.timing for one in found]),
+    )
 
 
 def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
@@ -369,7 +365,6 @@ def _floor(
 
 
 def _summaries(outcomes: Sequence[Outcome]) -> dict[str, Summary]:
-    """Return each metric over all processes' windows."""
     found: dict[str, list[Summary]] = {}
     for outcome in outcomes:
         for name, summary in outcome.process.telemetry.items():
@@ -411,12 +406,9 @@ def _uneven(processes: Sequence[ProcessResult]) -> set[str]:
     medians_ms = [process.timing.median_ms for process in processes if process.timing and process.timing.median_ms > 0]
     blocks = [process.blocks for process in processes if process.blocks]
     flags = {"two_levels"} if levels.found(medians_ms) or any(each.levels for each in blocks) else set()
-    return flags | ({"correlated_blocks"} if any(map(_may_mislead, blocks)) else set())
-
-
-def _may_mislead(blocks: BlockStatistics) -> bool:
-    """Return whether blocks depend on each other, unless another process's blocks have the same cause."""
-    return blocks.is_correlated and not blocks.is_interleaved
+    # what makes interleaved blocks depend on each other does so for both processes
+    misleading = any(each.is_correlated and not each.is_interleaved for each in blocks)
+    return flags | ({"correlated_blocks"} if misleading else set())
 
 
 def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:

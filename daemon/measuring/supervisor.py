@@ -215,11 +215,6 @@ class Supervisor:
         samples, period_s = session.sampler(self.plan), session.config.sampling.period_s
         return recording.with_samples(outcome, turn.planned.case, samples, session.machine, period_s)
 
-    def _run(self, job: Job, turn: Turn) -> Outcome:
-        """Run one worker to its end."""
-        with self._worker(job, turn) as worker:
-            return self._end(worker, turn)
-
     def _end(self, worker: Worker, turn: Turn, *beside: int) -> Outcome:
         self.session.sampler(self.plan).watch(worker.pid, *beside)
         return worker.outcome(*self._wait(worker, turn))
@@ -228,7 +223,8 @@ class Supervisor:
         """Run one worker to its end; a neighbour of the case starts once the worker has built and checked alone."""
         beside = self._job_beside(turn)
         if beside is None:
-            return self._run(job, turn)
+            with self._worker(job, turn) as worker:
+                return self._end(worker, turn)
         with self._worker(msgspec.structs.replace(job, waits=True), turn) as worker:
             early = self._wait(worker, turn, until_ready=True)
             if not worker.is_waiting:

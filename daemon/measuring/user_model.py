@@ -115,19 +115,15 @@ UserModel = UserModule | UserFile
 def _arguments(given: Sequence[str]) -> list[InputSpec]:
     """Return the inputs of a module as `--input` gives them; raise UsageError for a name that is no argument's."""
     inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in inputs_of(given)]
-    unfit = next((spec.name for spec in inputs if spec.name and not _is_argument(spec.name)), None)
-    if unfit:
-        raise UsageError(f"--input {unfit}: not a valid argument name; give the name of one of forward's arguments")
+    for name in (spec.name for spec in inputs if spec.name):
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise UsageError(f"--input {name}: not a valid argument name; give the name of one of forward's arguments")
     return inputs
 
 
 def _place_of(package: str, places: Sequence[str]) -> str | None:
     """Return the first of these folders that has the package, None if none has."""
     return next((place for place in places if PathFinder.find_spec(package, [place])), None)
-
-
-def _is_argument(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
