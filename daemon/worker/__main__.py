@@ -41,7 +41,7 @@ def _work(job: Job, stages: StageClock) -> Outcome:
         run(job, stages, found)
     except (Exception, SystemExit) as error:
         stages.leave()
-        found.process.status, reason = child.diagnose(error, child.folder_of(job.module, job.module_folder))
+        found.process.status, reason = child.diagnose(error, job)
         found.process.reason = reason + ("" if isinstance(error, BenchdError) else f" (log: logs/{job.raw_name}.log)")
         found.flags += ["usage_error"] if isinstance(error, UsageError) else []
     found.process.stages = stages.stages()

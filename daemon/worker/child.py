@@ -29,10 +29,10 @@ def leave() -> NoReturn:
     os._exit(0)
 
 
-def diagnose(error: Exception | SystemExit, folder: Path | None = None) -> tuple[Status, str]:
+def diagnose(error: Exception | SystemExit, job: Job | None = None) -> tuple[Status, str]:
     """Return the status and reason for an exception; print the traceback of an unexpected one.
 
-    If a user's own code in `folder` raised or led to it, the reason begins with that line.
+    If the user's own code of the job raised or led to it, the reason begins with that line.
     """
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
@@ -40,7 +40,9 @@ def diagnose(error: Exception | SystemExit, folder: Path | None = None) -> tuple
         return "failed", str(error)
     with suppress(OSError):  # the log may be on the disk that is full
         traceback.print_exception(error)
-    text, where = _message(error), _frame(error, folder) if folder else ""
+    text, where = _message(error), ""
+    if job and job.module:
+        where = _frame(error, Path(job.module_folder or Path(job.module.rpartition(":")[0]).parent))
     if isinstance(error, SystemExit):
         return "failed", f"{where}it ends the process with sys.exit({error.code!r}): raise an error instead"
     if where and any(words in text for words in _NEEDS_AUTOGRAD):
@@ -49,11 +51,6 @@ def diagnose(error: Exception | SystemExit, folder: Path | None = None) -> tuple
         return "failed", f"{where}out of memory: {text}"
     kind = "" if type(error).__module__.startswith("benchd.models.") else f"{type(error).__name__}: "
     return "failed", f"{where}{kind}{text}"  # benchd's own messages need no class name
-
-
-def folder_of(module: str | None, folder: str) -> Path | None:
-    """Return the folder of the user's code, from `FILE.py:function` or a `package.module:function` in `folder`."""
-    return Path(folder or Path(module.rpartition(":")[0]).parent) if module else None
 
 
 def _message(error: BaseException) -> str:

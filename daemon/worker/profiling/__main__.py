@@ -46,7 +46,7 @@ def collected(job: ProfileJob) -> Collected:
         if job.capture:
             _capture(work)
     except (Exception, SystemExit) as error:  # of whatever a user's module or a backend raises
-        status, reason = child.diagnose(error, child.folder_of(job.module, job.module_folder))
+        status, reason = child.diagnose(error, job)
         return Collected(error=reason, unsupported=status == "unsupported")
     found = {} if job.capture else _results(work)
     return Collected(
