@@ -15,7 +15,7 @@ from benchd.daemon.worker.agreement import Format, Observation, Rule
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe, of_batches
-from benchd.daemon.worker.structures import Answers, Batch, copied, joined, of_batch, rolled
+from benchd.daemon.worker.structures import Answers, Batch, joined, of_batch, rolled
 from benchd.daemon.worker.truth import Reference, Truth
 from benchd.daemon.worker.workload import Workload, build
 
@@ -105,19 +105,17 @@ def _expected(right: Truth, observed: Observation, checked: int) -> Expected | N
     size = job.case.batch_size
     total = len(images) // size
 
-    def exact(place: int) -> Answers:
-        return copied(of_batch(right.exact.outputs, place, size, total * size))
-
-    def own(place: int) -> Answers:
-        return copied(of_batch(observed.outputs, place, size, checked * size))
+    def part(found: Observation, place: int, batches: int) -> Answers:
+        answers = of_batch(found.outputs, place, size, batches * size)
+        return {path: values.copy() for path, values in answers.items()}
 
     batch_bytes = sum(values.nbytes for values in right.exact.outputs.values()) // total
     kept = range(max(1, min(KNOWN_BYTES // max(1, 2 * batch_bytes), checked)))
     return Expected(
-        outputs={place: exact(place) for place in kept},
-        own={place: own(place) for place in kept},
+        outputs={place: part(right.exact, place, total) for place in kept},
+        own={place: part(observed, place, checked) for place in kept},
         fresh=images[checked * size :],
-        fresh_outputs=[exact(place) for place in range(checked, total)],
+        fresh_outputs=[part(right.exact, place, total) for place in range(checked, total)],
         batch_size=size,
         limits=right.limits,
         rule=right.rule,

@@ -168,11 +168,6 @@ def gathered(answers: Sequence[Answers], sizes: Sequence[int]) -> Answers:
     return found
 
 
-def copied(answers: Answers) -> Answers:
-    """Return a copy of the answers."""
-    return {path: value.copy() for path, value in answers.items()}
-
-
 def _lead(parts: Sequence[NDArray[np.float64]], sizes: Sequence[int]) -> bool:
     return all(part.shape[:1] == (size,) for part, size in zip(parts, sizes, strict=True))
 
