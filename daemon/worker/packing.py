@@ -155,7 +155,7 @@ def _golden(
         tolerances={name: float(limit) for name, limit in _named(limits, names[1]).items()},
         rows_off=int(JUMPING_SHARE * batches * size) if any(bound.jumps for bound in bounds.values()) else 0,
     )
-    return _tensors(arrays, "input0:"), golden
+    return [Tensor(name, str(value.dtype), list(value.shape)) for name, value in given.items()], golden
 
 
 def _inputs(
@@ -180,11 +180,6 @@ def _paths(answers: Mapping[str, Any]) -> list[str]:
 def _named(answers: Answers, names: list[str]) -> Answers:
     """Return the answers by the file's names: the only one, or by path, which are the names in the file."""
     return dict(zip(names, answers.values(), strict=True)) if list(answers) == [ONLY] and names else answers
-
-
-def _tensors(arrays: Mapping[str, np.ndarray], prefix: str) -> list[Tensor]:
-    named = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-    return [Tensor(name, str(value.dtype), list(value.shape)) for name, value in named.items()]
 
 
 def _outputs(answer: Batch, names: list[str]) -> list[Tensor]:
