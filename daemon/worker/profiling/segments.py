@@ -185,23 +185,16 @@ def run(
 ) -> dict[Path, int]:
     """Return the nanoseconds of each part of one forward pass, in the order in which they were first reached."""
     passed = Pass(segments, partial(wait_for, device), place)
-    with watched(segments, passed):
-        passed.cut(segments.begins)
-        forward()
-        passed.cut(())
-    return dict(passed.times_ns)
-
-
-@contextmanager
-def watched(segments: Segments, passed: Pass) -> Iterator[None]:
-    """Cut `passed` at every boundary for as long as the context lasts."""
     with ExitStack() as stack:
         stack.callback(passed.cut, ())  # a pass that raises leaves no range open
         stack.enter_context(calls_through(passed.call, segments.modules))
         if segments.kernels:
             for name, parts in VIM_KERNELS.items():
                 stack.enter_context(_kernel_cut(segments.kernels, name, parts, passed))
-        yield
+        passed.cut(segments.begins)
+        forward()
+        passed.cut(())
+    return dict(passed.times_ns)
 
 
 @contextmanager
