@@ -39,16 +39,9 @@ def _until(session: Session, worker: Worker, stage: StageName | None) -> Outcome
     end = time.monotonic() + END_S
     while worker.stage != stage:
         remaining_s = worker.remaining_s() if stage else end - time.monotonic()
-        if remaining_s <= 0:
-            worker.stop()
-            return worker.outcome("timeout", f"stage {worker.stage} took too long")
-        is_ready = session.wait(worker, remaining_s)
-        reason = session.reason_to_end()
-        if reason:
-            worker.stop()
-            return worker.outcome("aborted", reason)
-        if is_ready and worker.receive():
-            return worker.outcome(None, None)
+        ended = session.follow(worker, remaining_s, f"stage {worker.stage} took too long")
+        if ended:
+            return worker.outcome(*ended)
     return None
 
 

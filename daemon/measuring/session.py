@@ -27,17 +27,18 @@ from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Machine, Planned
-from benchd.daemon.measuring.process import Child
+from benchd.daemon.measuring.process import Child, Worker
 from benchd.daemon.measuring.protocol import Job, StageName, unmeasured
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.user_model import UserFile, UserModule
-from benchd.daemon.records import Environment, Record, Sample, encode
+from benchd.daemon.records import Environment, Record, Sample, Status, encode
 from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.models import catalog
 
 ATTEND_S = 1.0
 INTERRUPTED = "interrupted by a signal"
+Ending = tuple[Status | None, str | None]
 FEWEST_CPUS = 4  # with fewer, reserving a CPU would cost the case more than the sampler does
 
 
@@ -186,6 +187,18 @@ class Session:
         if self._wake in ready:
             self._wake.recv(4096)
         return child in ready
+
+    def follow(self, worker: Worker, remaining_s: float, too_long: str) -> Ending | None:
+        """Wait once for a worker; return how and why we ended it, (None, None) after its end, None if it goes on."""
+        if remaining_s <= 0:
+            worker.stop()
+            return "timeout", too_long
+        is_ready = self.wait(worker, remaining_s)
+        reason = self.reason_to_end()
+        if reason:
+            worker.stop()
+            return "aborted", reason
+        return (None, None) if is_ready and worker.receive() else None
 
     def reason_to_end(self) -> str | None:
         """Return why the child must end, else None."""

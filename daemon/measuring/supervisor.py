@@ -18,8 +18,8 @@ from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.process import Worker
 from benchd.daemon.measuring.protocol import ImageCount, Job, Outcome, unmeasured
 from benchd.daemon.measuring.recording import RunId
-from benchd.daemon.measuring.session import Session, spare_cpu
-from benchd.daemon.records import Case, Precision, Probes, Record, Status
+from benchd.daemon.measuring.session import Ending, Session, spare_cpu
+from benchd.daemon.records import Case, Precision, Probes, Record
 from benchd.daemon.sampling import energy
 from benchd.daemon.verdicts.statistics import StopRule
 
@@ -28,9 +28,6 @@ NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard
 INTERLEAVED_BLOCK_S = 0.006
 ABREAST = 2  # processes that import torch side by side; one that waits holds 0.3 GiB
 PLAIN = ("single_stream", "offline")  # scenarios of nothing but runs, of which any stretch is like any other
-
-
-_Ending = tuple[Status | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -163,9 +160,7 @@ class Supervisor:
         free = cpus - {spare_cpu(cpus, self.session.machine.device, needed)}
         return random.sample(sorted(free), needed) if needed < len(free) else []
 
-    def _interleaved(
-        self, pairs: Sequence[tuple[Worker, Turn]], ended: list[_Ending]
-    ) -> Iterator[tuple[Turn, Outcome]]:
+    def _interleaved(self, pairs: Sequence[tuple[Worker, Turn]], ended: list[Ending]) -> Iterator[tuple[Turn, Outcome]]:
         """Let each worker prepare, then measure one block after the other, and yield its outcome when it ends.
 
         They prepare alone: side by side, two thread pools that each fill the CPUs take ten times as long. The order is
@@ -265,7 +260,7 @@ class Supervisor:
         alike = [entry for entry in probing if _rates_of(entry.case) == rates]  # none if the GPU was gone when planned
         return alike[-1:] == [planned] and index == planned.limits.processes - 1
 
-    def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> _Ending:
+    def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> Ending:
         """Wait for the worker to end, or to wait for its turn; return how and why we ended it, else (None, None)."""
         percent: int | None = None
         announced_s = 0.0
@@ -275,18 +270,11 @@ class Supervisor:
                 worker.announced, percent, announced_s = worker.stage, worker.percent, time.monotonic()
                 for sink in self.session.sinks:
                     sink.stage(turn.planned, turn.index, worker.stage, percent)
-            remaining_s = worker.remaining_s()
-            if remaining_s <= 0:
-                worker.stop()
-                limit_s = turn.planned.limits.deadline_s(worker.stage)
-                return "timeout", f"stage {worker.stage} took longer than {limit_s:g} s"
-            is_ready = self.session.wait(worker, remaining_s)
-            reason = self.session.reason_to_end()
-            if reason:
-                worker.stop()
-                return "aborted", reason
-            if is_ready and worker.receive():
-                break
+            limit_s = turn.planned.limits.deadline_s(worker.stage)
+            too_long = f"stage {worker.stage} took longer than {limit_s:g} s"
+            ended = self.session.follow(worker, worker.remaining_s(), too_long)
+            if ended:
+                return ended
         return None, None
 
 
