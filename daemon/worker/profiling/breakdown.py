@@ -1,7 +1,6 @@
 """The rows of a breakdown, a tree of names: the times of several runs, the costs and the spikes of all parts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
@@ -16,31 +15,28 @@ from benchd.models.cost import Cost
 Of = TypeVar("Of")
 
 
-@dataclass(frozen=True)
-class Breakdown:
-    """The nanoseconds of each part in each run, and what the parts cost and fire, in any order."""
+def rows(
+    runs: Sequence[Mapping[Path, int]],
+    part_costs: Sequence[tuple[Path, Cost]],
+    part_spikes: Sequence[tuple[Path, Spikes]],
+    rates: Probes,
+) -> list[LayerRow]:
+    """Return a row for each part and each group of them, a group before its parts.
 
-    runs: Sequence[Mapping[Path, int]]
-    costs: Sequence[tuple[Path, Cost]]
-    spikes: Sequence[tuple[Path, Spikes]]
-    rates: Probes
+    `runs` have the nanoseconds of each part; what the parts cost and fire comes in any order. A part's time is its
+    median over the runs, between the shortest and the longest; those of a group are the sums of its parts'. What a
+    group does itself is its part "... other".
+    """
+    complete = [dict(_with_own_parts(run)) for run in runs]
+    every = {part: sorted(run[part] for run in complete) for part in complete[0]}
+    whole_ns = sum(float(median(each)) for each in every.values())
 
-    def rows(self) -> list[LayerRow]:
-        """Return a row for each part and each group of them, a group before its parts.
-
-        A part's time is its median over the runs, between the shortest and the longest; those of a group are the sums
-        of its parts'. What a group does itself is its part "... other".
-        """
-        runs = [dict(_with_own_parts(run)) for run in self.runs]
-        times = {part: sorted(run[part] for run in runs) for part in runs[0]}
-        whole_ns = sum(float(median(each)) for each in times.values())
-        return [self._row(path, list(_under(path, times.items())), whole_ns) for path in _tree(times)]
-
-    def _row(self, path: Path, times: Sequence[Sequence[int]], whole_ns: float) -> LayerRow:
+    def row(path: Path) -> LayerRow:
+        times = list(_under(path, every.items()))
         ns = sum(float(median(each)) for each in times)
-        cost = costs.total(_under(path, self.costs))
-        least = roofline.of(cost, self.rates)
-        fired = spikes.total(_under(path, self.spikes))
+        cost = costs.total(_under(path, part_costs))
+        least = roofline.of(cost, rates)
+        fired = spikes.total(_under(path, part_spikes))
         return LayerRow(
             name=path[-1],
             parent=path[-2] if len(path) > 1 else None,
@@ -57,6 +53,8 @@ class Breakdown:
             synaptic_operations=fired.operations,
             modelled_energy_j=fired.energy_j,
         )
+
+    return [row(path) for path in _tree(every)]
 
 
 def _with_own_parts(run: Mapping[Path, int]) -> Iterator[tuple[Path, int]]:

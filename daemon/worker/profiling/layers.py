@@ -23,8 +23,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import LayerRow, LayersProfile
 from benchd.daemon.records import Window
 from benchd.daemon.worker import probes
-from benchd.daemon.worker.profiling import costs, segments, spikes
-from benchd.daemon.worker.profiling.breakdown import Breakdown
+from benchd.daemon.worker.profiling import breakdown, costs, segments, spikes
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.segments import Path, Segments
 from benchd.daemon.worker.profiling.spikes import Spikes
@@ -69,8 +68,8 @@ def run(work: Work) -> LayersProfile:
     rates = probes.probe(work.device, work.job.case.variant.precision)
     # those of the published profile, of spiking networks: a step of another is its forward pass
     is_spiking = isinstance(work.module, OnePass | SpikingNetwork)
-    components = Breakdown(coarse, _placed(part_costs), _placed(part_spikes), rates).rows() if is_spiking else []
-    layers = Breakdown(fine, part_costs, part_spikes, rates).rows()
+    components = breakdown.rows(coarse, _placed(part_costs), _placed(part_spikes), rates) if is_spiking else []
+    layers = breakdown.rows(fine, part_costs, part_spikes, rates)
     return LayersProfile(
         components=components,
         layers=layers,
