@@ -23,7 +23,6 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the module on `device` in `precision`; amp keeps float32 weights and inputs."""
-    del example
     module = copy.deepcopy(source.module).to(device, DTYPES[precision])
     return Loaded(_autocast(module, device) if precision == "amp" else module, DTYPES[precision], device, module)
 
