@@ -90,11 +90,10 @@ def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen:
     parameters = sum(_bytes(each) for each in [*part.parameters(), *part.buffers()] if each not in tables)
     rows = results if tables else []
     moved = [] if _passes_on(part, given, results) and not parameters else [*given, *rows, *results]
+    if isinstance(layer, nn.Conv2d | nn.Linear):  # kernels of our own are not seen
+        seen = 2 * results[0].numel() * layer.weight[0].numel()
     return Cost(
-        # kernels of our own are not seen
-        matrix_flops=2 * results[0].numel() * layer.weight[0].numel()
-        if isinstance(layer, nn.Conv2d | nn.Linear)
-        else seen,
+        matrix_flops=seen,
         elementwise_flops=elementwise * given[0].numel() if elementwise else 0,
         exponentials=0,
         bytes=parameters + sum(map(_bytes, moved)),

@@ -15,7 +15,7 @@ A spike of a max pool over running sums counts where it arrives. Figures are per
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -69,14 +69,8 @@ def count(
 def total(parts: Iterable[Spikes]) -> Spikes:
     """Return the figures of these parts together."""
     every = list(parts)
-    return Spikes(
-        chances=sum(each.chances for each in every),
-        fired=sum(each.fired for each in every),
-        wasted=sum(each.wasted for each in every),
-        operations=_sum(each.operations for each in every),
-        energy_j=_sum(each.energy_j for each in every),
-        flops=_sum(each.flops for each in every),
-    )
+    sums = {field.name: _sum(getattr(each, field.name) for each in every) for field in fields(Spikes)}
+    return Spikes(**{name: value for name, value in sums.items() if value is not None})
 
 
 def fan_out(layer: nn.Conv2d | nn.Linear, shape: torch.Size) -> Tensor:
