@@ -59,7 +59,7 @@ class Candidate:
     behind: Behind | None = None
     missed: list[Miss] = field(default_factory=list)
 
-    def times_ms(self, rounds: int | None = None) -> list[float]:
+    def times_ms(self, rounds: int) -> list[float]:
         """Return the milliseconds per inference of each process of the first `rounds`."""
         return per_inference_ms(self.raced[:rounds], self.planned)
 

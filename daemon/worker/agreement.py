@@ -158,7 +158,7 @@ def _channel_noise(exact: Array, noisy: Sequence[Array], bound: Bound, rule: Rul
     A channel with accidentally small noise gets that of the median channel.
     """
     shares = {}
-    for axis in _channel_axes(exact):
+    for axis in range(1, exact.ndim if exact.size else 1):  # any but the rows
         largest = _by_channel(_numbers(exact), axis).max(axis=0)
         draws = [_typical(_by_channel(_difference(exact, one), axis), bound, rule) for one in noisy]
         noise = np.max(draws, axis=0) if draws else np.zeros(len(largest))
@@ -179,11 +179,6 @@ def _channel_limits(exact: Array, axis: int, noise: Array, rule: Rule) -> Array:
     shared = ROUNDING["fp32"] * float(largest.max(initial=0.0)) if rule.format == "fp32" else 0.0
     found: Array = np.maximum(ERROR_CAP[rule.format] * variation, CHANNEL_FACTOR * noise * largest)
     return np.maximum(found, shared)
-
-
-def _channel_axes(values: Array) -> range:
-    """Return the possible channel axes: all after the rows."""
-    return range(1, values.ndim) if values.size else range(0)
 
 
 def _by_channel(values: Array, axis: int) -> Array:
