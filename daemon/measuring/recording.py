@@ -461,17 +461,13 @@ def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) ->
 
 def _missing_percentile(least: int, outcomes: Sequence[Outcome]) -> str:
     """Return why a percentile is missing: each process needs so many runs, requests that were dropped included."""
-    fewest = min((_runs(outcome.process) for outcome in outcomes if outcome.process.timing), default=0)
+    processes = [outcome.process for outcome in outcomes]
+    runs = [one.requests.asked if one.requests else one.timing.runs for one in processes if one.timing]
+    fewest = min(runs, default=0)
     requests = _requests(outcomes)
     if requests and requests.dropped and fewest >= least:
         return f"{requests.dropped} of {requests.asked} requests were dropped"
     return f"needs {least} runs per process, has {fewest}"
-
-
-def _runs(process: ProcessResult) -> int:
-    if process.requests:
-        return process.requests.asked
-    return process.timing.runs if process.timing else 0
 
 
 def _missing_timing(

@@ -84,8 +84,9 @@ class Supervisor:
         outcomes: list[Outcome] = []
         if planned.reason:
             outcomes.append(unmeasured("unsupported", planned.reason))
-        elif planned.case.scenario == "cold_start":
-            outcomes += self._make_ready(planned, run_id.run_id)
+        elif planned.case.scenario == "cold_start":  # an uncounted process makes the files and fills the caches
+            ready = self.process(Turn(planned, f"{run_id.run_id}.ready", 0, is_compared=False))
+            outcomes += [] if ready.process.status == "ok" else [ready]
         while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
             accuracy = None if outcomes else planned.accuracy
             name, index = f"{run_id.run_id}.{len(outcomes)}", len(outcomes)
@@ -96,11 +97,6 @@ class Supervisor:
             outcomes.append(_end_of_search(outcome) if planned.is_searched else outcome)
         rates = self._rates.get(_rates_of(planned.case))
         return recording.record(planned.case, planned.preset, run, run_id, outcomes, rates, planned.limits)
-
-    def _make_ready(self, planned: Planned, run_id: str) -> list[Outcome]:
-        """Let an uncounted process make the files and fill the caches; return its outcome if it failed."""
-        outcome = self.process(Turn(planned, f"{run_id}.ready", 0, is_compared=False))
-        return [] if outcome.process.status == "ok" else [outcome]
 
     def process(self, turn: Turn) -> Outcome:
         """Run one process of a case to its end."""

@@ -25,14 +25,10 @@ Compute = Callable[[], Arrays]
 def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
     """Return the arrays of these facts in `folder`, computed if absent; the oldest ones are deleted over a limit."""
     with Store(folder, LIMIT_BYTES) as store:
-        artifact = store.produce(key_of(facts), facts, lambda path: _write(path, compute()))
+        # uncompressed, because the numbers look random; without options, because NumPy 1 stores those as arrays
+        artifact = store.produce(key_of(facts), facts, lambda path: np.savez(path, **compute()))  # type: ignore[arg-type]
         with np.load(artifact.path, allow_pickle=False) as arrays:
             return dict(arrays)
-
-
-def _write(path: Path, arrays: Arrays) -> None:
-    # uncompressed, because the numbers look random; without options, because NumPy 1 stores those as arrays
-    np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
 def facts(
