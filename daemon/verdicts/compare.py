@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 
 import msgspec
@@ -17,7 +18,7 @@ from benchd.daemon.verdicts import levels, one_environment, one_model
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Effect, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
-from benchd.daemon.verdicts.statistics import STOP_RULES, centre, median
+from benchd.daemon.verdicts.statistics import STOP_RULES, centre
 from benchd.models import catalog, demo
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable: a record may come from anyone
@@ -99,18 +100,18 @@ def compare(
     in_first = {record.key for record in first}
     new = [record for record in second if record.key not in in_first]
     shared = Counter(record.case_id for record in second if record.key in in_first)
-    arms = {case_id: (_of(first, case_id), _of(new, case_id)) for case_id in _case_ids(first, second)}
+    tried = dict.fromkeys(record.case_id for record in (*first, *second) if record.status != "unsupported")
+    arms = {case_id: (_of(first, case_id), _of(new, case_id)) for case_id in tried}
     pairs = {
         case_id: _refused(sides, ALL_SHARED) if shared[case_id] and not sides[1] else pair(*sides, fewest_runs)
         for case_id, sides in arms.items()
     }
     floor_of = [floors.get(case_id, 0.0) for case_id, one in pairs.items() if one.effect]
     verdicts = judged(list(pairs.values()), min_effect, floor_of)
-    found = [
-        comparison((case_id, case_id), verdict, (one.first_ms, one.second_ms), arms[case_id])
+    return [
+        comparison((case_id, case_id), verdict, (one.first_ms, one.second_ms), arms[case_id], shared=shared[case_id])
         for (case_id, one), verdict in zip(pairs.items(), verdicts, strict=True)
     ]
-    return [_with_shared(one, shared[one.second]) for one in found]
 
 
 def pair(
@@ -122,7 +123,7 @@ def pair(
     """
     reason = _why_not(first, second, fewest_runs, across_setups)
     if reason is None and across_setups:
-        reason = next(_unfit(first, second), None)
+        reason = next(_reasons(unfit, first, second), None)
     if reason is not None:
         return _refused((first, second), reason)
     sides = runs_ms(first), runs_ms(second)
@@ -155,12 +156,6 @@ def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
     return msgspec.structs.replace(verdict, answer="inconclusive", reason=f"{told}; benchd compare --live may tell")
 
 
-def _with_shared(one: Comparison, shared: int) -> Comparison:
-    """Say how many records of B are also in A and count only there."""
-    note = f"{shared} records of B are also in A and count only there"
-    return msgspec.structs.replace(one, notes=[*one.notes, note]) if shared else one
-
-
 def runs_ms(found: Sequence[Record]) -> list[list[float]]:
     """Return the process medians of each run of bench-once that has any."""
     by_run: dict[str, list[float]] = {}
@@ -175,12 +170,17 @@ def comparison(
     runs: tuple[Runs, Runs],
     records: tuple[Sequence[Record], Sequence[Record]],
     ratios: Sequence[float] = (),
+    shared: int = 0,
 ) -> Comparison:
-    """Return the Comparison of two sides; times that `recommend` rejects do not count, and a void check never wins."""
+    """Return the Comparison of two sides; times that `recommend` rejects do not count, and a void check never wins.
+
+    So many records of the second side are left out because they are `shared`, and count for the first one.
+    """
     doubt = _doubt(records, verdict)
     if doubt:
         verdict = msgspec.structs.replace(verdict, answer="inconclusive", reason=doubt)
     others = _other_answers(*records)
+    left_out = [f"{shared} records of B are also in A and count only there"] if shared else []
     return Comparison(
         first=names[0],
         second=names[1],
@@ -192,7 +192,7 @@ def comparison(
         check_void=any(void(record) for record in records[1]),
         broken_off=_is_broken_off(*records),
         ratios=list(ratios),
-        notes=others + _notes(*records),
+        notes=others + _notes(*records) + left_out,
     )
 
 
@@ -218,21 +218,15 @@ def _is_of_equal_weights(a: Record, b: Record) -> bool:
 
 def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:
     """Return why the times of these records are not comparable, or why B cannot win; else None."""
-    doubts = list(_unfit(*records))
-    if verdict.answer == "faster" and any(_each(void, records[1])):
-        doubts.append("faster, but its check is void")
-    return next(iter(doubts), None)
+    is_void = any(void(record) for record in _measured(records[1]))
+    proves_nothing = "faster, but its check is void" if verdict.answer == "faster" and is_void else None
+    return next(_reasons(unfit, *records), proves_nothing)
 
 
-def _unfit(*sides: Sequence[Record]) -> Iterator[str]:
-    """Yield why times of these sides do not count."""
+def _reasons(why: Callable[[Record], str | None], *sides: Sequence[Record]) -> Iterator[str]:
+    """Yield the reasons that apply to the successful records of each side."""
     for side, found in zip("AB", sides, strict=True):
-        yield from (f"{side}: {reason}" for reason in _each(unfit, found))
-
-
-def _each(why: Callable[[Record], str | None], found: Sequence[Record]) -> list[str]:
-    """Return the reasons that apply to the successful records."""
-    return [reason for record in _measured(found) if (reason := why(record))]
+        yield from (f"{side}: {reason}" for record in _measured(found) if (reason := why(record)))
 
 
 def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:
@@ -245,12 +239,6 @@ def fails(one: Comparison, fail_on: Sequence[str]) -> list[str]:
     """Return what of `fail_on` holds for a comparison."""
     holds = {one.verdict.answer, *(["check"] if one.check_failed else [])}
     return [word for word in fail_on if word in holds]
-
-
-def _case_ids(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
-    """Return the cases that either side could run, in the order of their first record."""
-    tried = [record for record in (*first, *second) if record.status != "unsupported"]
-    return list(dict.fromkeys(record.case_id for record in tried))
 
 
 def _of(found: Sequence[Record], case_id: str) -> list[Record]:
@@ -274,7 +262,7 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
         return f"{difference}; {both_here(_measured(second)[-1])}"
     reason = _other_network(first, second) or _mixed(first, second) or _too_few(first, second, fewest_runs)
     # a void record pinned by a baseline may still turn out slower
-    return reason or (_void(first, second) if fewest_runs == 1 else None)
+    return reason or (next(_reasons(void, first, second), None) if fewest_runs == 1 else None)
 
 
 def _other_network(first: Sequence[Record], second: Sequence[Record]) -> str | None:
@@ -289,31 +277,19 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
     notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
     notes += [older for a, b in pairs if (older := one_environment.unnamed(a.environment, b.environment))]
-    notes += [
-        f"{side} is flagged {', '.join(found)}"
-        for side, found in zip("AB", _flags(first, second), strict=True)
-        if found
-    ]
+    for side, found in zip("AB", (first, second), strict=True):
+        flags = {flag for record in _measured(found) for flag in record.flags} - (NOT_OF_TIME - {"simulated"})
+        notes += [f"{side} is flagged {', '.join(sorted(flags))}"] if flags else []
     presets = [(a.preset, b.preset) for a, b in pairs if a.preset and b.preset]
     notes += [f"A was measured with the preset {a} and B with {b}" for a, b in presets if a != b]
     models = [(a.model, b.model) for a, b in pairs if a.model and b.model and a.case_id == b.case_id]
     return notes + ["B has different weights from A" for a, b in models if a.weights_sha256 != b.weights_sha256]
 
 
-def _flags(*sides: Sequence[Record]) -> list[list[str]]:
-    """Return the flags of each side that put its times in doubt, or say that they are simulated."""
-    told = [{flag for record in _measured(side) for flag in record.flags} for side in sides]
-    return [sorted(flags - (NOT_OF_TIME - {"simulated"})) for flags in told]
-
-
 def _mixed(*sides: Sequence[Record]) -> str | None:
     """Return why the records of one side are not all of one model, else None; the sides may differ."""
     found = [one_model.difference(record.model for record in _measured(side)) for side in sides]
     return next((f"{side}: {words}" for side, words in zip("AB", found, strict=True) if words), None)
-
-
-def _void(*sides: Sequence[Record]) -> str | None:
-    return next((f"{side}: {why}" for side, found in zip("AB", sides, strict=True) for why in _each(void, found)), None)
 
 
 def _absence(found: Sequence[Record]) -> str:
@@ -437,13 +413,9 @@ def _weights(record: Record) -> list[str]:
     """Return the arguments for weights that are not the model's defaults; a file without its folder."""
     if record.model is None or _own_file(record) or record.model.weights in (demo.DEMO, OF_MODULE):
         return []
-    if _is_random(record):
+    if record.model.weights.startswith(demo.RANDOM):
         return ["--weights", demo.RANDOM] if record.case.model in demo.CHECKPOINTS else []
     return ["--weights", record.model.weights]
-
-
-def _is_random(record: Record) -> bool:
-    return record.model is not None and record.model.weights.startswith(demo.RANDOM)
 
 
 def _own_file(record: Record) -> str | None:
