@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
+from statistics import median
 from typing import TextIO, TypeVar
 
 import msgspec
@@ -34,7 +35,7 @@ from benchd.daemon.records import Record, wall_now
 from benchd.daemon.verdicts import effects, noise_floor
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
-from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule, median
+from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
 
 T = TypeVar("T")
 

@@ -5,6 +5,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -270,7 +271,7 @@ def _throughput(case: Case, timing: Timing | None, outcomes: Sequence[Outcome]) 
     if _throughput_basis(case) == "batch_over_median":
         return case.batch_size / timing.median_ms * 1e3
     measured = [outcome.process.throughput_per_s for outcome in outcomes if outcome.process.throughput_per_s]
-    return statistics.median(measured)
+    return median(measured)
 
 
 def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
@@ -318,7 +319,7 @@ def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
         met=False if False in met else None if None in met else True,
         arrivals_p=min(one.arrivals_p for one in found),
         noticed_ms=max((one.noticed_ms for one in found if one.noticed_ms is not None), default=None),
-        busy_share=statistics.median([one.busy_share for one in found]),
+        busy_share=median([one.busy_share for one in found]),
     )
 
 

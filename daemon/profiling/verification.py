@@ -1,5 +1,6 @@
 """`--verify`: the variants that findings propose, measured against the profiled case in alternating fresh processes."""
 
+from statistics import median
 from typing import Literal, TextIO
 
 import msgspec
@@ -12,7 +13,6 @@ from benchd.daemon.records import Case, Variant
 from benchd.daemon.verdicts import effects
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.effects import MIN_EFFECT, Answer
-from benchd.daemon.verdicts.statistics import median
 from benchd.models import catalog
 
 MOST_CASES = 3  # of the first findings

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable
+from statistics import median
 
 from benchd.daemon.records import Load, NeighbourResult, Record, Requests, Timing
 from benchd.daemon.verdicts.figures import dropped_half
-from benchd.daemon.verdicts.statistics import median, minimum_samples
+from benchd.daemon.verdicts.statistics import minimum_samples
 
 _PIPELINE = ("decode", "resize", "normalise", "copy", "model", "post")
 _STAGES = ("spawn", "import", "build", "load", "first_run", "second_run")

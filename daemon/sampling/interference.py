@@ -8,10 +8,10 @@ read. A block that no reading touches counts as undisturbed.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 
 from benchd.daemon.records import BlocksResult, Interference, Sample, Window, throttles
-from benchd.daemon.verdicts.statistics import block_estimate, median
+from benchd.daemon.verdicts.statistics import block_estimate
 
 CLOCK_SHARE = 0.97
 STEAL_PERCENT = 1.0  # one tick of 10 ms in a block of half a second on two CPUs

@@ -5,6 +5,7 @@ case for a good variant. tests/daemon/verdicts/test_proportions.py checks their 
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from statistics import NormalDist
 
@@ -66,15 +67,12 @@ def items_needed(first_only: int, second_only: int, items: int, limit: float) ->
     if (first_only - second_only) / items >= limit:
         return None
     rates = first_only / items, second_only / items
-    enough, too_few = items, 0
+    enough = items
     while not _is_below(*rates, enough, limit):
-        enough, too_few = 2 * enough, enough
+        enough *= 2
         if enough > _MOST_ITEMS:
             return None
-    while enough - too_few > 1:
-        middle = (enough + too_few) // 2
-        enough, too_few = (middle, too_few) if _is_below(*rates, middle, limit) else (enough, middle)
-    return enough
+    return 1 + bisect_left(range(1, enough), True, key=lambda count: _is_below(*rates, count, limit))
 
 
 def _is_below(first_rate: float, second_rate: float, items: int, limit: float) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 from operator import mul
-from statistics import NormalDist
+from statistics import NormalDist, median
 
 import msgspec
 
@@ -86,17 +87,6 @@ class BlockSummary(msgspec.Struct, frozen=True):
     ends: list[int]
     is_correlated: bool
     pieces_ns: list[float]
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the median of one value or more; raise ValueError for none."""
-    if not values:
-        raise ValueError("no values, so no median")
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return float(ordered[middle])
-    return (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def lag1_autocorrelation(values: Sequence[float]) -> float | None:
@@ -247,16 +237,16 @@ def minimum_samples(percentile: float) -> int:
     with 99 %, so that no single run decides it. Raises ValueError outside [1, 100).
     """
     tail = _tail(percentile)
-    low, high = 1, 2
-    while _binomial_at_most(1, high, tail) > 0.01:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _binomial_at_most(1, middle, tail) > 0.01:
-            low = middle
-        else:
-            high = middle
-    return high
+    most = 2
+    while not _backs(most, tail):
+        most *= 2
+    counts = range(2, most)
+    return 2 + bisect_left(counts, True, key=lambda count: _backs(count, tail))
+
+
+def _backs(count: int, tail: float) -> bool:
+    """Return whether the second largest of so many samples lies above the percentile with 99 %."""
+    return math.fsum(_binomial(above, count, tail) for above in (0, 1)) <= 0.01
 
 
 def percentile(sorted_values: Sequence[float], q: float) -> float:
@@ -345,10 +335,6 @@ def _tail(percentile: float) -> float:
 def _binomial(successes: int, trials: int, p: float) -> float:
     log_choices = math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
     return math.exp(log_choices + successes * math.log(p) + (trials - successes) * math.log1p(-p))
-
-
-def _binomial_at_most(successes: int, trials: int, p: float) -> float:
-    return math.fsum(_binomial(k, trials, p) for k in range(successes + 1))
 
 
 def tukey_outliers(values: Sequence[float]) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import median
 
 import msgspec
 
@@ -44,7 +45,7 @@ def part_timing(values_ns: Sequence[int]) -> Timing:
 def _tenths(values: Sequence[float]) -> list[float]:
     """Return the medians of successive tenths."""
     size = max(1, len(values) // 10)
-    return [statistics.median(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
+    return [median(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
 
 
 def request_timing(latencies_ns: Sequence[float]) -> Timing:
@@ -59,6 +60,6 @@ def request_timing(latencies_ns: Sequence[float]) -> Timing:
         median_ns, interval_ns = statistics.block_estimate(medians)
         found = timing(answered, interval_ns, median_ns)
     else:
-        median_ns = statistics.median(ordered)
-        found = timing(answered, None, median_ns if math.isfinite(median_ns) else statistics.median(answered))
+        median_ns = median(ordered)
+        found = timing(answered, None, median_ns if math.isfinite(median_ns) else median(answered))
     return msgspec.structs.replace(found, **_percentiles(ordered))

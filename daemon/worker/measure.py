@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -48,7 +49,7 @@ def warm_up(step: Step, cap_s: float) -> WarmUp:
             if time.monotonic() - start >= cap_s:
                 break
         runs += len(values)
-        blocks.append((statistics.median(values), time.monotonic()))
+        blocks.append((median(values), time.monotonic()))
         settled, share = statistics.steady(blocks)
     return WarmUp(runs, time.monotonic() - start, settled, share)
 

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -18,7 +19,6 @@ from benchd.daemon.measuring.process import settings
 from benchd.daemon.measuring.protocol import Job, Outcome
 from benchd.daemon.records import Memory, Requests, Window
 from benchd.daemon.verdicts import timings
-from benchd.daemon.verdicts.statistics import median
 from benchd.daemon.worker import (
     accuracy,
     audit,

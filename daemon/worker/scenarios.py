@@ -6,10 +6,10 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.records import Deadlines, TimeSlice, Window
-from benchd.daemon.verdicts.statistics import median
 from benchd.daemon.worker.steps import Step
 
 RATES_HZ = (30, 10, 60)

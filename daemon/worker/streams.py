@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from itertools import chain, pairwise
+from statistics import median
 from threading import Event
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ import msgspec
 import torch
 
 from benchd.daemon.records import Window
-from benchd.daemon.verdicts.statistics import StopRule, block_estimate, median
+from benchd.daemon.verdicts.statistics import StopRule, block_estimate
 from benchd.daemon.worker import measure
 from benchd.daemon.worker.measure import Measured
 from benchd.daemon.worker.steps import Step

@@ -4,6 +4,7 @@ from asyncio import to_thread
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
+from statistics import median
 
 from nicegui import ui
 
@@ -11,7 +12,6 @@ from benchd.daemon.machine.environment import SOURCES
 from benchd.daemon.records import Record
 from benchd.daemon.verdicts import one_environment
 from benchd.daemon.verdicts.history import shifts
-from benchd.daemon.verdicts.statistics import median
 from benchd.dashboard import queries
 from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice
 from benchd.dashboard.messages import Result

@@ -2,6 +2,7 @@
 
 from asyncio import to_thread
 from collections.abc import Iterator, Sequence
+from statistics import median
 from urllib.parse import quote
 
 import msgspec
@@ -11,7 +12,6 @@ from benchd.daemon.records import PROFILED, Energy, ProcessResult, Record
 from benchd.daemon.reporting.scenario_note import scenario_figures
 from benchd.daemon.verdicts.compare import command
 from benchd.daemon.verdicts.figures import memory_mib
-from benchd.daemon.verdicts.statistics import median
 from benchd.dashboard import queries
 from benchd.dashboard.layout import PATIENCE_S, facts, frame, heading, history_path, notice, record_path, result_path
 from benchd.dashboard.limits import SHOWN

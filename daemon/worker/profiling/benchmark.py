@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from torch.profiler import profile
 
@@ -46,7 +47,7 @@ def _by_turns(work: Work, calls: Sequence[Callable[[], object]]) -> list[list[in
 def _distribution(values_ns: Sequence[int]) -> Distribution:
     """Return the median of successive blocks with its interval; of a single block, the range of its values."""
     size = max(1, len(values_ns) // BLOCKS)
-    medians = [statistics.median(values_ns[i : i + size]) for i in range(0, len(values_ns) - size + 1, size)]
+    medians = [float(median(values_ns[i : i + size])) for i in range(0, len(values_ns) - size + 1, size)]
     centre_ns, interval = medians[0], Interval(min(values_ns), max(values_ns))
     if len(medians) > 1:  # on logarithms, so that the interval of few noisy blocks does not reach below zero
         centre_ns, interval = statistics.on_logarithms(medians)
@@ -74,4 +75,4 @@ def _overhead(work: Work) -> float:
             profile(activities=activities(work.device.type), record_shapes=True, acc_events=True),
         ):
             recorded.append(work.timed(work.step))
-    return statistics.median(recorded) / statistics.median(plain) - 1
+    return median(recorded) / median(plain) - 1

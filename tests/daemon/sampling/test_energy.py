@@ -3,6 +3,7 @@
 import random
 import re
 from itertools import accumulate
+from statistics import median
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from simulations import counts
 from benchd.daemon.records import Energy, Window
 from benchd.daemon.sampling import energy
 from benchd.daemon.sampling.sources.protocol import PowerSource
-from benchd.daemon.verdicts.statistics import median, percentile
+from benchd.daemon.verdicts.statistics import percentile
 
 
 def measured(samples, sources, window_s=2.0, *, inferences=100, read_s=READ_S, idle=None):

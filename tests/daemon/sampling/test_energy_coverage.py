@@ -7,6 +7,7 @@ energy whose bar misses the truth; at most 7 % may, and each bound below allows 
 import math
 import random
 import sys
+from statistics import median
 
 import msgspec
 import pytest
@@ -14,7 +15,6 @@ from simulated_power import Load, Sensor, held, span
 from simulations import most
 
 from benchd.daemon.sampling import energy
-from benchd.daemon.verdicts.statistics import median
 
 MISSED = 0.07
 WINDOWS_S = (2.0, 3.7, 5.0, 10.0)

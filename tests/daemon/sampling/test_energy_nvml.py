@@ -1,6 +1,7 @@
 """Energy by NVML's counter, end to end: a stub of the library under the real binding, the real sampler process."""
 
 import time
+from statistics import median
 
 import pytest
 
@@ -13,7 +14,6 @@ from waiting import WAIT_S
 from benchd.daemon.records import Window
 from benchd.daemon.sampling import energy
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.verdicts.statistics import median
 
 PERIOD_S, WINDOW_S = 0.05, 0.5
 
