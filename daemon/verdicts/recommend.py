@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import Check, Energy, Record, Requests, Timing, all_variants
+from benchd.daemon.records import Check, Energy, Record, Requests, all_variants
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
 from benchd.daemon.verdicts.demand import RATE_SHARE, Demand, answering, shortfall
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, welch_effect
@@ -387,11 +387,8 @@ def _dropped(requests: Requests) -> str:
 def unfit(record: Record) -> str | None:
     """Return why the time of a successful record is not that of the requested case, else None; also for `compare`."""
     found = wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
-    return found or _at_own_rate(record) or _overloaded(record)
-
-
-def _at_own_rate(record: Record) -> str | None:
-    return "found its rate itself: give both the same --rate" if _is_by_rate(record) else None
+    at_own_rate = "found its rate itself: give both the same --rate" if _is_by_rate(record) else None
+    return found or at_own_rate or _overloaded(record)
 
 
 def impossible(record: Record) -> str | None:
@@ -516,20 +513,12 @@ def figure(record: Record, objective: Objective) -> Figure:
         raise ValueError(f"{record.case_id} was not timed")
     share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
     if record.requests and _is_by_rate(record):
-        time_ms, bounds_hz = 1e3 * share / record.requests.rate_hz, _bounds_hz(record)
-        low, high = (1e3 * share / rate_hz for rate_hz in reversed(bounds_hz)) if bounds_hz else (0.0, math.inf)
-        return Figure(time_ms, low, high)
-    return _scaled(record.timing, share)
-
-
-def _bounds_hz(record: Record) -> tuple[float, float] | None:
-    """Return the least and the highest rate that the processes found, a step of the search apart at least, if known."""
-    rates = [process.requests.rate_hz for process in record.processes if process.requests]
-    return None if not rates else (min(rates) * (1 - RATE_SHARE), max(rates) * (1 + RATE_SHARE))
-
-
-def _scaled(timing: Timing, share: float) -> Figure:
-    # Without an interval it ties with everything.
+        rates_hz = [process.requests.rate_hz for process in record.processes if process.requests]
+        # the rates of the processes are known to a step of the search
+        low = 1e3 * share / (max(rates_hz) * (1 + RATE_SHARE)) if rates_hz else 0.0
+        high = 1e3 * share / (min(rates_hz) * (1 - RATE_SHARE)) if rates_hz else math.inf
+        return Figure(1e3 * share / record.requests.rate_hz, low, high)
+    timing = record.timing  # without an interval it ties with everything
     low = 0.0 if timing.low_ms is None else timing.low_ms
     high = math.inf if timing.high_ms is None else timing.high_ms
     return Figure(timing.median_ms * share, low * share, high * share)
