@@ -39,15 +39,15 @@ Status = Literal["ok", "failed", "timeout", "unsupported", "aborted"]
 OptionValue = int | float | bool | str
 Dtype = Literal["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
 
-VERDICTS: tuple[CheckVerdict, ...] = ("failed", "void", "passed")
+VERDICTS: tuple[CheckVerdict, ...] = get_args(CheckVerdict)
 """The verdicts of a check, the worst first."""
 
-BACKENDS: tuple[Backend, ...] = ("eager", "compile", "cudagraph", "onnxruntime", "openvino", "tensorrt")
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
 FILE_BACKENDS: tuple[Backend, ...] = ("onnxruntime", "openvino", "tensorrt")
-KERNELS: tuple[Kernels, ...] = ("torch", "custom")
-PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16", "amp", "int8")
-DIRECTIONS: tuple[Direction, ...] = ("inference", "training")
-PROVIDERS: tuple[Provider, ...] = ("cpu", "cuda", "tensorrt")
+KERNELS: tuple[Kernels, ...] = get_args(Kernels)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 NO_FILE = "files are exported in fp32, fp16 and int8 only"
 NO_FP8 = (
     "benchd writes no FP8 files: only GPUs of compute capability 8.9 and newer run them, no Jetson Orin is one, and "
@@ -95,9 +95,8 @@ class Variant(Struct, frozen=True, order=True):
     @property
     def runs_nowhere(self) -> str | None:
         """Return why no machine runs it, None if some do; older records may name such a variant."""
-        if self.backend in ("onnxruntime", "tensorrt"):
-            return None if self.precision in ("fp32", "fp16", "int8") else NO_FILE
-        return None
+        lacks_file = self.backend in ("onnxruntime", "tensorrt") and self.precision not in ("fp32", "fp16", "int8")
+        return NO_FILE if lacks_file else None
 
     @property
     def needs_torchao(self) -> bool:
@@ -966,6 +965,6 @@ class _Header(Struct):
     schema: str
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a Record, as published in docs/record.schema.json."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Record)}
+def json_schema(kind: type[Struct] = Record) -> dict[str, Any]:
+    """Return the JSON Schema of a Record, as published in docs/record.schema.json, or of another kind."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(kind)}

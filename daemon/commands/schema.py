@@ -8,7 +8,8 @@ import typer
 
 from benchd.daemon import records
 from benchd.daemon.commands import application
-from benchd.daemon.verdicts import manifest
+from benchd.daemon.records import Record
+from benchd.daemon.verdicts.manifest import Manifest
 
 app = application()
 
@@ -18,5 +19,5 @@ def schema(
     shipped: Annotated[bool, typer.Option("--shipped", help="That of manifest.json in a shipped folder.")] = False,
 ) -> None:
     """Print the JSON Schema of a record."""
-    printed = manifest.json_schema() if shipped else records.json_schema()
+    printed = records.json_schema(Manifest if shipped else Record)
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(printed)).decode() + "\n")

@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from zipfile import BadZipFile, ZipFile
 
 import msgspec
@@ -169,11 +169,6 @@ def encode(manifest: Manifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a manifest."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | msgspec.json.schema(Manifest)
-
-
 def resources(folder: Path) -> list[Resource]:
     """Return every file below the folder but the manifest."""
     found = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
@@ -195,7 +190,9 @@ def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
             f"{folder}: its {MANIFEST} is damaged: {path.stat().st_size} bytes are too many; ship it again"
         )
     content = path.read_bytes()
-    _refuse_other_schema(folder, content)
+    schema = _decoded(folder, content, _Schema).schema
+    if schema != SCHEMA:
+        raise UsageError(f"{folder}: its schema is {schema[:40]!r}, and this benchd reads {SCHEMA}: use a newer benchd")
     manifest = _decoded(folder, content, Manifest)
     if wrong := _impossible(manifest):
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({wrong}); ship it again")
@@ -241,12 +238,6 @@ def _decoded(folder: Path, content: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{folder}: its {MANIFEST} is damaged ({error}); ship it again") from error
-
-
-def _refuse_other_schema(folder: Path, content: bytes) -> None:
-    schema = _decoded(folder, content, _Schema).schema
-    if schema != SCHEMA:
-        raise UsageError(f"{folder}: its schema is {schema[:40]!r}, and this benchd reads {SCHEMA}: use a newer benchd")
 
 
 def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], None]) -> None:
