@@ -4,7 +4,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -239,22 +240,20 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     shipped: list[Shipped] = []
 
     def __post_init__(self) -> None:
-        names = [suite.name for suite in self.suite if suite.name]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
+        if twice := _twice(suite.name for suite in self.suite if suite.name):
             raise UsageError(f"suite.name {twice!r}: used twice; rename one")
-        called = [one.called for one in self.shipped]
-        again = next((name for name in called if called.count(name) > 1), None)
-        if again:
-            raise UsageError(f"shipped.name {again!r}: used twice; give one of them another name")
+        if twice := _twice(one.called for one in self.shipped):
+            raise UsageError(f"shipped.name {twice!r}: used twice; give one of them another name")
         files = {suite.onnx: Path(suite.onnx).stem for suite in self.suite if suite.onnx}
         modules = {suite.module: suite.module.rpartition(".")[2] for suite in self.suite if suite.module}
         for key, called_by in (("onnx: two files", files), ("module: two functions", modules)):
-            names = list(called_by.values())
-            alike = next((name for name in names if names.count(name) > 1), None)
-            if alike:  # records and retained topics are identified by this name
+            if alike := _twice(called_by.values()):  # records and retained topics are identified by this name
                 raise UsageError(f"suite.{key} are called {alike!r}; rename one")
         _refuse_two_readings(self.suite)
+
+
+def _twice(names: Iterable[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def _refuse_two_readings(suites: list[Suite]) -> None:
