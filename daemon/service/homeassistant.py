@@ -4,24 +4,23 @@ Source: the device discovery payload of Home Assistant's MQTT integration (`dev`
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from benchd.daemon.delivery.messages import Info
 from benchd.daemon.delivery.topics import Topics
 
-# name, path in health, unit, device class
-_SENSORS = (
-    ("Activity", "activity", None, None),
-    ("Running case", "case_id", None, None),
-    ("Cases left", "cases_left", None, None),
-    ("Next suite", "next_suite", None, None),
-    ("Results waiting", "outbox_pending", None, None),
-    ("Results refused", "outbox_refused", None, None),
-    ("Free space", "disk_free_bytes", "B", "data_size"),
-    ("Uptime", "uptime_s", "s", "duration"),
-)
+_OF_HEALTH = {
+    "activity": {"name": "Activity"},
+    "case_id": {"name": "Running case"},
+    "cases_left": {"name": "Cases left"},
+    "next_suite": {"name": "Next suite"},
+    "outbox_pending": {"name": "Results waiting"},
+    "outbox_refused": {"name": "Results refused"},
+    "disk_free_bytes": {"name": "Free space", "unit_of_measurement": "B", "device_class": "data_size"},
+    "uptime_s": {"name": "Uptime", "unit_of_measurement": "s", "device_class": "duration"},
+}
+"""By field of health: what its sensor is called, and its unit."""
 
 
 def topic(device_id: str) -> str:
@@ -31,16 +30,14 @@ def topic(device_id: str) -> str:
 
 def discovery(topics: Topics, info: Info, shipped: Sequence[str] = ()) -> bytes:
     """Return the message, with a sensor for each `shipped` folder; an empty one in its place removes the device."""
-    components = {path: _sensor(topics, name, path, unit, kind) for name, path, unit, kind in _SENSORS}
-    components |= {f"shipped_{name}": _shipped(topics, name) for name in shipped}
-    components["problem"] = {
-        "p": "binary_sensor",
-        "name": "Problem",
-        "unique_id": f"benchd_{topics.device_id}_problem",
-        "device_class": "problem",
-        "state_topic": topics.of("health"),
-        "value_template": "{{ 'ON' if value_json.problem else 'OFF' }}",
-    }
+    health = topics.of("health")
+    entities = {field: _entity(health, f"value_json.{field}") | named for field, named in _OF_HEALTH.items()}
+    for name in shipped:
+        topic_of = topics.shipped(name)
+        of_folder = {"name": f"Shipped {name}", "json_attributes_topic": topic_of}
+        entities[f"shipped_{name}"] = _entity(topic_of, "value_json.verdict") | of_folder
+    is_wrong = {"p": "binary_sensor", "name": "Problem", "device_class": "problem"}
+    entities["problem"] = _entity(health, "'ON' if value_json.problem else 'OFF'") | is_wrong
     message = {
         "dev": {
             "ids": [f"benchd_{topics.device_id}"],
@@ -50,30 +47,10 @@ def discovery(topics: Topics, info: Info, shipped: Sequence[str] = ()) -> bytes:
         },
         "o": {"name": "benchd", "sw": info.tool_version},
         "avty": [{"topic": topics.of("status"), "value_template": "{{ value_json.state }}"}],
-        "cmps": components,
+        "cmps": {key: {"unique_id": f"benchd_{topics.device_id}_{key}"} | one for key, one in entities.items()},
     }
     return msgspec.json.encode(message)
 
 
-def _shipped(topics: Topics, name: str) -> dict[str, Any]:
-    return {
-        "p": "sensor",
-        "name": f"Shipped {name}",
-        "unique_id": f"benchd_{topics.device_id}_shipped_{name}",
-        "state_topic": topics.shipped(name),
-        "value_template": "{{ value_json.verdict }}",
-        "json_attributes_topic": topics.shipped(name),
-    }
-
-
-def _sensor(topics: Topics, name: str, path: str, unit: str | None, kind: str | None) -> dict[str, Any]:
-    sensor = {
-        "p": "sensor",
-        "name": name,
-        "unique_id": f"benchd_{topics.device_id}_{path}",
-        "state_topic": topics.of("health"),
-        "value_template": f"{{{{ value_json.{path} }}}}",
-        "unit_of_measurement": unit,
-        "device_class": kind,
-    }
-    return {key: value for key, value in sensor.items() if value is not None}
+def _entity(topic: str, value: str) -> dict[str, str]:
+    return {"p": "sensor", "state_topic": topic, "value_template": f"{{{{ {value} }}}}"}

@@ -84,13 +84,10 @@ def begin_due(
         if at_s is not None and at_s <= now_s:
             served_s = state.served_s | {suite.name: now_s - delay_s(suite, device_id)}
             state = msgspec.structs.replace(state, served_s=served_s)
-            if not any(entry.suite.name == suite.name and _is_by_schedule(entry) for entry in state.passes):
+            scheduled = (entry.suite.name for entry in state.passes if not (entry.by_command or entry.again))
+            if suite.name not in scheduled:
                 state = begin(state, suite, cases[suite.name])
     return _begin_again(state, suites, cases, now_s)
-
-
-def _is_by_schedule(entry: Progress) -> bool:
-    return not (entry.by_command or entry.again)
 
 
 def _begin_again(state: State, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float) -> State:
