@@ -8,25 +8,20 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-import msgspec
-
 from benchd.daemon.config import DeviceConfig
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Health, Info, SuiteInfo
 from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.machine.sysfs import text
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.records import wall_now
-from benchd.daemon.service import homeassistant
 from benchd.daemon.service.agenda import Agenda, when
 from benchd.daemon.service.schedule import Progress
 from benchd.daemon.service.starts import STEADY_S
 
 LATEST = "latest"
-MAX_GONE = 200  # cases, or folders, that have left the configuration and are still cleared on the broker
 ANNOUNCED = "announced"
-MAX_ANNOUNCED = 16  # likewise topics of Home Assistant's discovery
+MAX_GONE = 200  # cases, folders or device ids that have left the configuration and are still cleared on the broker
 
 
 @dataclass
@@ -78,39 +73,16 @@ def info(named: DeviceConfig, device_id: str, boot_id: str, machine: Machine, ag
     )
 
 
-def introduce(link: Link, topics: Topics, said: Info, known: Sequence[str]) -> list[str]:
-    """Retain info, and clear what belongs to `known` cases that have left the plan.
+def clear_gone(link: Link, topic_of: Callable[[str], str], known: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Clear the topics of names in `known` that are no longer wanted; return the names to pass as `known` next time.
 
-    Returns the cases to pass as `known` next time. Those that have left remain in it: the broker may be unreachable
-    until the next start, or may crash and lose the update.
+    Those that have left remain known: the broker may be unreachable until the next start, or may crash and lose the
+    update.
     """
-    link.retain(topics.of("info"), msgspec.json.encode(said))
-    planned = {case_id for suite in said.suites for case_id in suite.cases}
-    return clear_gone(link, topics.latest, known, sorted(planned))
-
-
-def clear_gone(
-    link: Link, topic_of: Callable[[str], str], known: Sequence[str], wanted: Sequence[str], most: int = MAX_GONE
-) -> list[str]:
-    """Clear the topics of names in `known` that are no longer wanted; return the names to pass as `known` next time."""
     gone = [name for name in known if name not in wanted]
     for name in gone:
         link.retain(topic_of(name), b"")
-    return [*gone[-most:], *wanted]
-
-
-def announce(
-    link: Link, topics: Topics, said: Info, known: Sequence[str], *, wanted: bool, shipped: Sequence[str] = ()
-) -> list[str]:
-    """Retain the discovery for Home Assistant if `wanted`, with the `shipped` folders; remove other topics in `known`.
-
-    Returns the topics to pass as `known` next time, those of earlier device ids included, for the same reason.
-    """
-    topic = homeassistant.topic(topics.device_id)
-    left = clear_gone(link, str, known, [topic] * wanted, MAX_ANNOUNCED)
-    if wanted:
-        link.retain(topic, homeassistant.discovery(topics, said, shipped))
-    return left
+    return [*gone[-MAX_GONE:], *wanted]
 
 
 def health(
@@ -122,6 +94,7 @@ def health(
     problems = activity.problems or ""
     counts, unstored = outbox.backlog()
     due = agenda.next_due(device_id)
+    acknowledged_s = link.seen.acknowledged_s if link else None
     return Health(
         t_wall=wall_now(),
         uptime_s=round(now_s - activity.started_s, 1),
@@ -137,7 +110,7 @@ def health(
         outbox_unstored=unstored,
         outbox_refused=counts.refused,
         outbox_bytes=outbox.used_bytes(),
-        last_acknowledged_s=_since(link.seen.acknowledged_s if link else None, now_s),
+        last_acknowledged_s=None if acknowledged_s is None else round(now_s - acknowledged_s, 1),
         telemetry_dropped=link.seen.telemetry_dropped if link else 0,
         disk_free_bytes=free_bytes,
     )
@@ -164,10 +137,6 @@ def _free(state: Path) -> tuple[int, str | None]:
         return shutil.disk_usage(state).free, None
     except OSError as error:
         return 0, f"degraded:disk: {state}: {error.strerror}"
-
-
-def _since(then_s: float | None, now_s: float) -> float | None:
-    return None if then_s is None else round(now_s - then_s, 1)
 
 
 def _rss_bytes() -> int:

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import plan, race, verifying
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.records import Record, wall_now
-from benchd.daemon.service.announcements import clear_gone
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.trigger import DAY_S
@@ -140,15 +139,10 @@ class Deployments:
         self._fingerprint = ""
         self._busy_until_s = 0.0
 
-    def introduce(self, link: Link, known: Sequence[str]) -> list[str]:
-        """Retain what is known of each folder, and clear those in `known` that are no longer configured.
-
-        Returns the names to pass as `known` next time, as for the cases of the plan.
-        """
-        left = clear_gone(link, self._now.topics.shipped, known, [one.called for one in self.configured])
+    def introduce(self, link: Link) -> None:
+        """Retain what is known of each folder."""
         for name, kept in self.standings.items():
             link.retain(self._now.topics.shipped(name), msgspec.json.encode(kept.said))
-        return left
 
     def next(self) -> Shipped | None:
         """Return the folder to verify now, None if there is none."""

@@ -118,7 +118,6 @@ class Publisher(Sink):
         self._apply(self._regressions.of_plan(self.planned_cases), {})
 
     def _apply(self, update: Update, kept: Mapping[str, bytes], *results: Message) -> None:
-        """Commit results together with their consequences."""
         standings = msgspec.json.encode(update.standings)
         self._commit([*results, *map(self._event, update.notices)], {**kept, STANDINGS: standings})
         self._regressions.standings = update.standings

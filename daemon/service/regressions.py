@@ -200,7 +200,6 @@ def _notices(case_id: str, before: Standing, after: Standing, judgement: Judgeme
 
 
 def _said(judgement: Judgement) -> str:
-    """Return a judgement as a readable line."""
     if judgement.median_ms is None or judgement.baseline_ms is None or judgement.effect is None:
         return f"{judgement.verdict}, {judgement.reason}"
     return (

@@ -29,7 +29,7 @@ from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
 from benchd.daemon.sampling import sources
-from benchd.daemon.service import announcements, deployed, recovery, starts
+from benchd.daemon.service import announcements, deployed, homeassistant, recovery, starts
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import LOOK_S, Cases
@@ -200,21 +200,25 @@ class Service:
         self._warnings.clear()
 
     def _introduce(self, link: Link) -> None:
-        device, now = self._settings.device, self._now
-        said = announcements.info(device, now.topics.device_id, self._base.boot_id, now.machine, now.agenda)
+        """Retain what the service is, and clear what has left the configuration."""
+        settings, now = self._settings, self._now
+        said = announcements.info(settings.device, now.topics.device_id, self._base.boot_id, now.machine, now.agenda)
+        link.retain(now.topics.of("info"), msgspec.json.encode(said))
+        planned = sorted({case_id for suite in said.suites for case_id in suite.cases})
+        shipped = [one.called for one in settings.shipped]
+        discovery = [homeassistant.topic(now.topics.device_id)] if settings.mqtt.home_assistant else []
         names = msgspec.json.Decoder(list[str])
-        cases: list[str] = self._base.outbox.kept_as(announcements.LATEST, names.decode, [])
-        announced: list[str] = self._base.outbox.kept_as(announcements.ANNOUNCED, names.decode, [])
-        folders: list[str] = self._base.outbox.kept_as(deployed.NAMES, names.decode, [])
-        wanted = self._settings.mqtt.home_assistant
-        known = {
-            announcements.LATEST: announcements.introduce(link, now.topics, said, cases),
-            announcements.ANNOUNCED: announcements.announce(
-                link, now.topics, said, announced, wanted=wanted, shipped=[one.called for one in self._settings.shipped]
-            ),
-            deployed.NAMES: self._deployments.introduce(link, folders),
-        }
-        kept = {name: msgspec.json.encode(values) for name, values in known.items()}
+        kept: dict[str, bytes] = {}
+        for name, topic_of, wanted in (
+            (announcements.LATEST, now.topics.latest, planned),
+            (announcements.ANNOUNCED, str, discovery),
+            (deployed.NAMES, now.topics.shipped, shipped),
+        ):
+            known = self._base.outbox.kept_as(name, names.decode, list[str]())
+            kept[name] = msgspec.json.encode(announcements.clear_gone(link, topic_of, known, wanted))
+        for topic in discovery:
+            link.retain(topic, homeassistant.discovery(now.topics, said, shipped))
+        self._deployments.introduce(link)
         self._between.attempt(lambda: now.publisher.keep(kept))
 
     def _connected(self, url: str, topics: Topics) -> Link:

@@ -1,10 +1,7 @@
 """What stands on the broker about a plan that changes while nobody listens."""
 
-import msgspec
 from links import unstarted
-from records_made import INFO
 
-from benchd.daemon.delivery.messages import SuiteInfo
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.service import announcements
 from benchd.daemon.service.announcements import MAX_GONE
@@ -14,9 +11,8 @@ TOPICS = Topics("d")
 
 def introduced(tmp_path, known, planned):
     """Return what a new connection is told to take away, and what is known then."""
-    said = msgspec.structs.replace(INFO, suites=[SuiteInfo(name="s", when=None, cases=planned)])
     with unstarted(tmp_path / "outbox.db", TOPICS) as link:
-        known = announcements.introduce(link, TOPICS, said, known)
+        known = announcements.clear_gone(link, TOPICS.latest, known, planned)
         documents = iter(link.take_document, None)
         return {topic for topic, body in documents if not body}, known
 
