@@ -53,11 +53,19 @@ Inputs = Annotated[
         metavar="[NAME=][TYPE:]SIZES",
     ),
 ]
+OnnxFile = Annotated[Path | None, typer.Option("--onnx", help="Your own ONNX file.", metavar="FILE")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")]
+Artifacts = Annotated[
+    Path | None, typer.Option(help="Folder of exported files to use before exporting any.", metavar="DIR")
+]
 Workspace = Annotated[str | None, typer.Option(help="Memory limit of a TensorRT build.", metavar="1GiB")]
 Publish = Annotated[
     str | None, typer.Option("--mqtt", help="Also publish to this broker.", metavar="mqtt://HOST[:PORT]")
 ]
+FailOn = Annotated[
+    str, typer.Option(help="Results that cause a nonzero exit code: slower, check, inconclusive.", metavar="A,B")
+]
+ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file for the device's id, limits and sensors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Files = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
 Wait = Annotated[

@@ -14,6 +14,7 @@ from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import (
     AsJson,
     Device,
+    FailOn,
     Inputs,
     Wait,
     choices,
@@ -65,9 +66,7 @@ def compare(
         int | None, typer.Option(help="Number of pairs (default 7, extended to 11 or 15 while undecided).")
     ] = None,
     min_effect: Annotated[str, typer.Option(help="Smallest change that counts.", metavar="0.5%")] = "0.5%",
-    fail_on: Annotated[
-        str, typer.Option(help="Results that cause a nonzero exit code: slower, check, inconclusive.", metavar="A,B")
-    ] = ",".join(FAIL_ON),
+    fail_on: FailOn = "check,slower,inconclusive",
     preset: Annotated[str, typer.Option(help="With --live: how long each process measures.")] = "quick",
     device: Device = "auto",
     threads: Annotated[int | None, typer.Option(help="With --live: CPU threads of the model.")] = None,

@@ -65,22 +65,15 @@ def _devices(root: Path) -> Iterator[Finding]:
 
 
 def _print(findings: Sequence[Finding], out: TextIO, as_json: bool) -> None:
+    if as_json:
+        out.write(msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n")
+        return
     columns = shutil.get_terminal_size().columns if out.isatty() else sys.maxsize
-    out.write(_as_json(findings) if as_json else _as_text(findings, columns))
-
-
-def _as_json(findings: Sequence[Finding]) -> str:
-    return msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n"
-
-
-def _as_text(findings: Sequence[Finding], columns: int) -> str:
     width = max((len(finding.name) for finding in findings), default=0)
     lines = TextWrapper(
         width=columns, subsequent_indent=(width + 7) * " ", break_long_words=False, break_on_hyphens=False
     )
-    return "".join(f"{lines.fill(_line(finding, width))}\n" for finding in findings)
-
-
-def _line(finding: Finding, width: int) -> str:
-    remedy = f": {finding.remedy}" if finding.remedy else ""
-    return f"{'yes' if finding.usable else 'no '}  {finding.name:{width}}  {finding.detail}{remedy}"
+    for finding in findings:
+        remedy = f": {finding.remedy}" if finding.remedy else ""
+        usable = "yes" if finding.usable else "no "
+        out.write(lines.fill(f"{usable}  {finding.name:{width}}  {finding.detail}{remedy}") + "\n")

@@ -118,17 +118,13 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
         stdout=subprocess.PIPE,
         check=False,
     )
-    made = msgspec.json.decode(child.stdout or b"[]", type=list[Artifact], dec_hook=_path)
+    made = msgspec.json.decode(child.stdout or b"[]", type=list[Artifact], dec_hook=lambda kind, text: kind(text))
     show(made, out, as_json)
     if made and not as_json:
         out.write(f"in {request.out or request.folder}\n")
     if child.returncode < 0:
         sys.stderr.write(f"error: the export child was killed by signal {-child.returncode}\n")
     return child.returncode if child.returncode >= 0 else 1
-
-
-def _path(kind: type, text: str) -> object:
-    return kind(text)
 
 
 def _refuse(request: ExportRequest) -> None:

@@ -14,12 +14,15 @@ from benchd.daemon.commands.arguments import (
     LATENCY_UNITS,
     RATE_UNITS,
     Accuracy,
+    Artifacts,
     Calibration,
     Data,
     Deadline,
     Device,
+    FailOn,
     Inputs,
     Module,
+    OnnxFile,
     Option,
     Percentile,
     Publish,
@@ -110,12 +113,10 @@ def once(
     ] = None,
     provider: Annotated[str | None, typer.Option(help="Provider of ONNX Runtime: cpu, cuda or tensorrt.")] = None,
     dla: Annotated[int | None, typer.Option(help="DLA core of a Jetson, for TensorRT variants.", min=0)] = None,
-    artifacts: Annotated[
-        Path | None, typer.Option(help="Folder of exported files to use before exporting any.", metavar="DIR")
-    ] = None,
+    artifacts: Artifacts = None,
     workspace: Workspace = None,
     module: Module = None,
-    onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file.", metavar="FILE")] = None,
+    onnx: OnnxFile = None,
     reference: Annotated[
         Path | None, typer.Option(help="The fp32 file that a quantised --onnx was made from.", metavar="FILE")
     ] = None,
@@ -127,9 +128,7 @@ def once(
         str | None,
         typer.Option(help="Compare with a result file or with the `stored` baseline.", metavar="FILE|stored"),
     ] = None,
-    fail_on: Annotated[
-        str, typer.Option(help="Results that cause a nonzero exit code: slower, check, inconclusive.", metavar="A,B")
-    ] = "slower,check",
+    fail_on: FailOn = "slower,check",
     page: Annotated[
         bool, typer.Option("--report", help="Also write report.html with all records in --output.")
     ] = False,
@@ -203,19 +202,14 @@ def once(
     comparisons = baselines.against(stored, records, floors) if baseline else []
     noise_floor.report(floors, (record.case_id for record in records), MIN_EFFECT, sys.stderr)
     _conclude(comparisons, output if page else None, sys.stderr if json else sys.stdout)
-    unscored = _unscored(records) if any(suite.accuracy for suite in suites) else {}
-    sys.stderr.writelines(
-        f"error: requested accuracy of {case_id} was not measured: {reason}\n" for case_id, reason in unscored.items()
-    )
+    unscored = [record for record in records if record.status == "ok" and record.accuracy is None]
+    unscored = unscored if any(suite.accuracy for suite in suites) else []
+    for record in unscored:
+        reason = record.missing["accuracy"]
+        sys.stderr.write(f"error: requested accuracy of {record.case_id} was not measured: {reason}\n")
     unstored = session.unstored(sys.stderr)
     code = exit_code(planned, records, session.interrupted, fails, comparisons, lacks_accuracy=bool(unscored))
     raise typer.Exit(code or unstored)
-
-
-def _unscored(records: Sequence[Record]) -> dict[str, str]:
-    """Return why each successful case without accuracy has none."""
-    without = [record for record in records if record.status == "ok" and record.accuracy is None]
-    return {record.case_id: record.missing["accuracy"] for record in without}
 
 
 def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: TextIO) -> None:

@@ -199,7 +199,6 @@ def profile(
 
 
 def _compare(sides: Sequence[Path], out: TextIO, *, as_json: bool) -> None:
-    """Print what changed between two profiles."""
     if len(sides) != 2:
         raise UsageError(f"compare takes two profiles, not {len(sides)}, as in `benchd profile compare before after`")
     found = comparison.compare(*map(comparison.read, sides))

@@ -60,13 +60,10 @@ def send(
         report = drain(outbox, to, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
         refusals = outbox.refused()
     lines = [*unreadable, *(f"refused: {refusal.key}: {refusal.reason}" for refusal in refusals)]
-    lines.append(f"{report.sent} sent, {report.refused} refused, {report.left} left{_because(report.reason)}")
+    reason = f": {report.reason}" if report.reason else ""
+    lines.append(f"{report.sent} sent, {report.refused} refused, {report.left} left{reason}")
     out.writelines(f"{line}\n" for line in lines)
     return 1 if unreadable or refusals or report.left else 0
-
-
-def _because(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
 
 
 def _complete(outbox: Outbox, folder: Path, *, everything: bool) -> list[str]:

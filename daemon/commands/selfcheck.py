@@ -57,7 +57,9 @@ def selfcheck(
         session.waiting = waits(wait)
         supervisor = Supervisor(session, planned)
         supervisor.run()
-    findings = examine(supervisor.records) + _left_out(machine)
+    findings = examine(supervisor.records)
+    for reason, variants in plan.cannot_run(machine).items():
+        findings.append(Finding(", ".join(variants), "run", "not tested", reason))
     told = SelfCheck(version("benchd"), findings, list(capabilities.examine()), supervisor.records)
     _print(findings, sys.stdout)
     path = folder / "selfcheck.json"
@@ -65,14 +67,6 @@ def selfcheck(
         sys.stdout.write(f"{path}\n")
     unstored = session.unstored(sys.stderr)
     raise typer.Exit(130 if session.interrupted else _code(findings) or unstored)
-
-
-def _left_out(machine: plan.Machine) -> list[Finding]:
-    """Return the variants that cannot run here, by reason."""
-    return [
-        Finding(", ".join(variants), "run", "not tested", reason)
-        for reason, variants in plan.cannot_run(machine).items()
-    ]
 
 
 def _print(findings: list[Finding], out: TextIO) -> None:

@@ -16,6 +16,7 @@ from benchd.daemon.commands.arguments import (
     POWER_UNITS,
     RATE_UNITS,
     Accuracy,
+    ConfigFile,
     Data,
     Device,
     Inputs,
@@ -25,6 +26,7 @@ from benchd.daemon.commands.arguments import (
     MaxPower,
     MinAgreement,
     Module,
+    OnnxFile,
     Option,
     Wait,
     Weights,
@@ -63,7 +65,7 @@ app = application()
 def ship(
     model: Annotated[str | None, typer.Argument(help="A model of `benchd list`, or torchvision:NAME.")] = None,
     module: Module = None,
-    onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file.", metavar="FILE")] = None,
+    onnx: OnnxFile = None,
     input_: Inputs = None,
     option: Option = None,
     weights: Weights = None,
@@ -89,7 +91,7 @@ def ship(
     min_effect: Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")] = "1%",
     minutes: Annotated[float, typer.Option(help="Most time to race; the winner is confirmed in any case.")] = 15.0,
     out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")] = Path("shipped"),
-    config: Annotated[Path | None, typer.Option(help="A TOML file for the device's id, limits and sensors.")] = None,
+    config: ConfigFile = None,
     page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
     wait: Wait = None,
 ) -> None:
@@ -170,7 +172,6 @@ def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserM
 
 
 def _why_not(entry: Planned) -> str | None:
-    """Return why this case cannot ship from here."""
     no_file = "int8 inside torch is quantised anew where it runs and has no file to deploy: ship onnxruntime-int8"
     return entry.reason or (no_file if entry.case.variant.needs_torchao else None)
 
@@ -208,7 +209,6 @@ def _page_of(out: Path) -> Path:
 
 
 def _told(shipped: Manifest, found: Result, out: Path, measured_s: float) -> str:
-    """Return what was shipped, why, and where it is."""
     promised, case = shipped.promised, shipped.case
     interval = f" [{promised.low_ms:.4g}, {promised.high_ms:.4g}]" if promised.low_ms and promised.high_ms else ""
     others = [name for name in found.tied if name != found.winner]

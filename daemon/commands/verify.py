@@ -10,7 +10,7 @@ import typer
 
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import AsJson, Device, Wait, waits
+from benchd.daemon.commands.arguments import AsJson, ConfigFile, Device, Wait, waits
 from benchd.daemon.config import Config
 from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import explaining
@@ -33,7 +33,7 @@ def verify(
         bool, typer.Option("--trust-plan", help="Load a TensorRT plan of another user or machine.")
     ] = False,
     device: Device = "auto",
-    config: Annotated[Path | None, typer.Option(help="A TOML file for the device's id, limits and sensors.")] = None,
+    config: ConfigFile = None,
     json: AsJson = False,
     wait: Wait = None,
 ) -> None:
