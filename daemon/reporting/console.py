@@ -54,7 +54,6 @@ class Screen(Sink):
     def begin(self, plan: Sequence[Planned]) -> None:
         """Show the bar."""
         self._total, self._plan = len(plan), list(plan)
-        self._seconds = [planned.seconds for planned in plan]
         for text in _extent(plan):
             self._err.print(text)
         if self._progress:
@@ -63,7 +62,7 @@ class Screen(Sink):
 
     def _left(self) -> str:
         """Return the longest time that the remaining cases can take."""
-        return _clock(sum(self._seconds[self._place :]))
+        return _clock(sum(planned.seconds for planned in self._plan[self._place :]))
 
     def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
         """Show the running case, its process and its stage."""
@@ -141,10 +140,6 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, console=console, auto_refresh=False, transient=True)
 
 
-def _cases(count: int) -> str:
-    return f"{count} case{'s' if count > 1 else ''}"
-
-
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
@@ -171,14 +166,14 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [_slow_clock(record) for record in measured if "clock_below_range" in record.flags]
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
     notes += [note for record in measured if (note := levels.words(record))]
-    unsettled = [record for record in measured if any(_unconverged(record))]
+    settling = [record for record in measured if record.preset != "quick"]
+    unsettled = [one for one in settling if any(p.blocks and not p.blocks.converged for p in one.processes)]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the requested half-width")
     return notes
 
 
 def _slow_clock(record: Record) -> str:
-    """Return how far below its highest clock the device ran."""
     mean_hz, most_hz = of_range(record.environment, record.clocks) or (0.0, 0.0)
     device = "CPU" if record.environment.device == "cpu" else "GPU"
     told = f"{mean_hz / 1e6:.0f} of {most_hz / 1e6:.0f} MHz"
@@ -188,7 +183,6 @@ def _slow_clock(record: Record) -> str:
 
 
 def _below_floor(record: Record) -> str:
-    """Return why a case took less than its roofline."""
     why = record.floor.reference_because if record.floor else None
     return f"x of floor: {record.case.model} below 1: {why or 'the probes were disturbed'}"
 
@@ -207,7 +201,6 @@ def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
 
 
 def _check_notes(records: Sequence[Record]) -> list[str]:
-    """Return the notes of the checks, each with its models."""
     models: dict[str, dict[str, None]] = {}
     for record in records:
         if record.check and record.check.note:
@@ -235,7 +228,6 @@ def _holds(timing: Timing | None, median_ms: float) -> bool:
 
 
 def _audit_notes(measured: Sequence[Record]) -> list[str]:
-    """Return what the audits found about the device and the cases."""
     cached = [record.case_id for record in measured if "repeated_input_faster" in record.flags]
     notes = [f"audit: {name} is faster on inputs that it has seen before: it caches answers" for name in cached]
     if any("probes_moved" in record.flags for record in measured):
@@ -264,19 +256,14 @@ def _energy_notes(measured: Sequence[Record]) -> list[str]:
     for record in measured:
         if record.energy:
             scopes.setdefault(f"{record.energy.scope}, by {record.energy.source}", []).append(record.energy)
-    notes = [f"energy: {scope}{_net(energies)}" for scope, energies in scopes.items()]
+    notes = []
+    for scope, energies in scopes.items():
+        idle_w = [energy.idle_w for energy in energies if energy.idle_w is not None]
+        idle = f"{min(idle_w):.3g} to {max(idle_w):.3g} W" if idle_w else "unknown"
+        notes.append(f"energy: {scope}, gross; idle power {idle}")
     if len(scopes) > 1:
         notes.append("energy: different scopes are not comparable")
     return notes + [f"energy: not measured: {reason}" for reason in sorted(reasons - {""})]
-
-
-def _net(energies: Sequence[Energy]) -> str:
-    idle = [energy.idle_w for energy in energies if energy.idle_w is not None]
-    return f", gross; idle power {min(idle):.3g} to {max(idle):.3g} W" if idle else ", gross; idle power unknown"
-
-
-def _unconverged(record: Record) -> list[bool]:
-    return [bool(p.blocks and not p.blocks.converged) for p in record.processes if record.preset != "quick"]
 
 
 def print_decisions(out: TextIO, decisions: Sequence[Decision], as_json: bool) -> None:
@@ -342,7 +329,8 @@ def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:
 
 def _extent(plan: Sequence[Planned]) -> Iterator[str]:
     """Yield how many cases a plan has, how long they can take and what may come on top."""
-    yield f"{_cases(len(plan))}, at most about {_clock(sum(planned.seconds for planned in plan))}"
+    cases = f"{len(plan)} case{'s' if len(plan) > 1 else ''}"
+    yield f"{cases}, at most about {_clock(sum(planned.seconds for planned in plan))}"
     if any(planned.accuracy for planned in plan):
         yield "plus accuracy, whose time depends on the number of images"
     for percentile in sorted({one.searched_percentile for one in plan if one.searched_percentile is not None}):

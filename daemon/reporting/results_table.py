@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchd.daemon.records import Check, Environment, Record, Timing
+from benchd.daemon.records import Check, Environment, Record
 from benchd.daemon.reporting.tables import ALARM
 from benchd.daemon.verdicts import accuracy
 from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, memory_mib, power_w
@@ -139,15 +139,13 @@ def _median_and_error(record: Record) -> str:
     timing = record.timing
     if timing is None:
         return record.status
-    half_ms = None if dropped_half(record) else _half_width_ms(timing)
+    if dropped_half(record) or timing.low_ms is None or timing.high_ms is None:
+        return median_and_interval(record)
+    half_ms = (timing.high_ms - timing.low_ms) / 2
     if not half_ms or half_ms >= timing.median_ms:  # no time is 0 or less
         return median_and_interval(record)
     digits = max(0, 1 - math.floor(math.log10(half_ms)))
     return f"{timing.median_ms:.{digits}f} ± {half_ms:.{digits}f}"
-
-
-def _half_width_ms(timing: Timing) -> float | None:
-    return None if timing.low_ms is None or timing.high_ms is None else (timing.high_ms - timing.low_ms) / 2
 
 
 def _x_of_floor(record: Record) -> str:

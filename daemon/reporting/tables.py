@@ -78,11 +78,11 @@ def cut(text: str, width: int) -> str:
     return f"{kept}…"
 
 
-def bar(share: float, width: int = BAR) -> str:
-    """Return a bar of `width` columns, filled by a share of 0 to 1, to an eighth of a column."""
-    eighths = round(8 * width * min(max(share, 0.0), 1.0))
+def bar(share: float) -> str:
+    """Return a bar of `BAR` columns, filled by a share of 0 to 1, to an eighth of a column."""
+    eighths = round(8 * BAR * min(max(share, 0.0), 1.0))
     part = " ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else ""
-    return f"{'█' * (eighths // 8)}{part}".ljust(width, "·")
+    return f"{'█' * (eighths // 8)}{part}".ljust(BAR, "·")
 
 
 def light(*columns: str | Column) -> Table:
