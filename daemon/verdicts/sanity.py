@@ -24,37 +24,36 @@ class Finding(Struct, frozen=True):
 
 def examine(records: Sequence[Record]) -> list[Finding]:
     """Return the findings of all records, case by case."""
-    return [finding for record in records for finding in _of(record)]
+    return [Finding(record.case_id, *found) for record in records for found in _of(record)]
 
 
-def _of(record: Record) -> Iterator[Finding]:
+def _of(record: Record) -> Iterator[tuple[str, Judgement, str]]:
+    """Yield what was tested of a record, how it came out, and why."""
     if record.status != "ok":
-        judgement: Judgement = "not tested" if record.status in ("unsupported", "aborted") else "wrong"
-        yield Finding(record.case_id, "run", judgement, record.reason or record.status)
+        is_untested = record.status in ("unsupported", "aborted")
+        yield "run", "not tested" if is_untested else "wrong", record.reason or record.status
         return
-    yield _agreement(record)
-    yield _clocks(record)
-    yield _energy(record)
+    yield "agreement", *_agreement(record)
+    yield "clocks", *_clocks(record)
+    yield "energy", *_energy(record)
 
 
-def _agreement(record: Record) -> Finding:
+def _agreement(record: Record) -> tuple[Judgement, str]:
     check = record.check
     if check is None or check.verdict == "void":
-        reason = "its check is void" if check else "its answers were not checked"
-        return Finding(record.case_id, "agreement", "not tested", reason)
-    judgement: Judgement = "wrong" if check.verdict == "failed" else "right"
+        return "not tested", "its check is void" if check else "its answers were not checked"
     detail = f"{check.verdict}, off by {check.error_share:.2g} of the largest answer"
-    return Finding(record.case_id, "agreement", judgement, detail)
+    return "wrong" if check.verdict == "failed" else "right", detail
 
 
-def _clocks(record: Record) -> Finding:
+def _clocks(record: Record) -> tuple[Judgement, str]:
     """Return whether the times of the runs, which follow each other, add up to the window."""
     shares = [share for process in record.processes if (share := _filled(process)) is not None]
     if not shares:
-        return Finding(record.case_id, "clocks", "not tested", "no run was timed")
+        return "not tested", "no run was timed"
     fits = all(BUSY_SHARE <= share <= 1.001 for share in shares)
     figures = ", ".join(f"{share:.1%}" for share in shares)
-    return Finding(record.case_id, "clocks", "right" if fits else "wrong", f"timed runs fill {figures} of the window")
+    return "right" if fits else "wrong", f"timed runs fill {figures} of the window"
 
 
 def _filled(process: ProcessResult) -> float | None:
@@ -63,21 +62,17 @@ def _filled(process: ProcessResult) -> float | None:
     return process.timing.runs * process.timing.mean_ms / 1e3 / process.measured_s
 
 
-def _energy(record: Record) -> Finding:
+def _energy(record: Record) -> tuple[Judgement, str]:
     """Return whether the joules are the mean watts of the same source times the seconds."""
     for process in record.processes:
         energy, window = process.energy, process.window
         if energy is None or window is None:
             continue
-        watts = [one.mean for name, one in process.telemetry.items() if _is_power(name, one.source, energy.source)]
+        powers = [one for name, one in process.telemetry.items() if name.partition("@")[0] == "power_w"]
+        watts = [one.mean for one in powers if one.source == energy.source]
         if not watts:
-            return Finding(record.case_id, "energy", "not tested", f"{energy.source} gives no power beside its counter")
+            return "not tested", f"{energy.source} gives no power beside its counter"
         share = energy.energy_j / (max(watts) * window.seconds)
         fits = abs(share - 1.0) <= ENERGY_SHARE + energy.energy_err_j / energy.energy_j
-        detail = f"{energy.energy_j:.3g} J are {share:.0%} of power times time"
-        return Finding(record.case_id, "energy", "right" if fits else "wrong", detail)
-    return Finding(record.case_id, "energy", "not tested", record.missing.get("energy", "no energy was measured"))
-
-
-def _is_power(name: str, source: str, of: str) -> bool:
-    return name.partition("@")[0] == "power_w" and source == of
+        return "right" if fits else "wrong", f"{energy.energy_j:.3g} J are {share:.0%} of power times time"
+    return "not tested", record.missing.get("energy", "no energy was measured")
