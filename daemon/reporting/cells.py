@@ -49,7 +49,6 @@ def cells(record: Record) -> list[str]:
 
 
 def _requests(found: Requests | None) -> str | None:
-    """Return how many requests were asked, at which rate, and how many of them were not answered in time."""
     if found is None:
         return None
     return f"{found.asked} at {found.rate_hz:.4g} per second: {found.late} late, {found.dropped} dropped"

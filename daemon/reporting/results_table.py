@@ -149,7 +149,6 @@ def _median_and_error(record: Record) -> str:
 
 
 def _x_of_floor(record: Record) -> str:
-    """Return the run time as a multiple of the roofline, and which resource bounds it."""
     if record.x_of_floor is None or record.floor is None:
         return "-"
     return f"{record.x_of_floor:.3g} ({record.floor.bound_by.replace('exponentials', 'exp')})"

@@ -322,7 +322,6 @@ def _superseded(group: Sequence[Record], known: Iterable[Record]) -> dict[str, s
 
 
 def _name(record: Record, objective: Objective) -> str:
-    """Return the variant, and the batch size if batch sizes compete."""
     name = variant_name(record)
     return f"{name} b{record.case.batch_size}" if _is_by_throughput(record, objective) else name
 

@@ -104,7 +104,6 @@ def _comparison(spiking: Sequence[Record], anns: Sequence[Record], ranked: Ranke
 
 
 def _ratio(spiking: Sequence[Record], anns: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Ratio | str:
-    """Return the ratio of the best ones, or why there is none."""
     if quantity == "energy" and not all(any(one.energy for one in side) for side in (spiking, anns)):
         return "not measured"
     snn, ann = (_best(side, quantity, ranked) for side in (spiking, anns))
