@@ -21,8 +21,7 @@ from benchd.models import data_named, demo
 T = TypeVar("T")
 
 Option = Annotated[
-    list[str] | None,
-    typer.Option(help="A model option with its values; may be repeated.", metavar="NAME=A,B"),
+    list[str] | None, typer.Option(help="A model option with its values; may be repeated.", metavar="NAME=A,B")
 ]
 Weights = Annotated[
     str | None,
@@ -40,8 +39,7 @@ Accuracy = Annotated[
 Calibration = Annotated[
     str | None,
     typer.Option(
-        help="Images that set the ranges of int8; none of --data.",
-        metavar="demo|random|cifar10:DIR|imagefolder:DIR",
+        help="Images that set the ranges of int8; none of --data.", metavar="demo|random|cifar10:DIR|imagefolder:DIR"
     ),
 ]
 Module = Annotated[str | None, typer.Option(help="Your own module, by file or package.", metavar="FILE.py:FUNCTION")]
@@ -85,8 +83,7 @@ MinAgreement = Annotated[
     typer.Option(help="Least share of images, except ties, with float64's class (default 0.98).", metavar="0.995"),
 ]
 MaxAccuracyDrop = Annotated[
-    str | None,
-    typer.Option(help="Limit of the accuracy lost against plain fp32 on the same images.", metavar="1%"),
+    str | None, typer.Option(help="Limit of the accuracy lost against plain fp32 on the same images.", metavar="1%")
 ]
 CaFile = Annotated[
     str | None, typer.Option(help="CA certificate of the broker (default: the system's).", metavar="FILE")

@@ -10,19 +10,7 @@ from typing import Annotated, TextIO
 import typer
 
 from benchd.daemon import config as configuration
-from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import (
-    AsJson,
-    Device,
-    FailOn,
-    Inputs,
-    Wait,
-    choices,
-    names,
-    quantity,
-    waits,
-    whole_numbers,
-)
+from benchd.daemon.commands import application, arguments
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import UsageError
@@ -55,7 +43,7 @@ def compare(
         list[str] | None,
         typer.Option(help="With --live: your own module, or one per side.", metavar="FILE.py:FUNCTION"),
     ] = None,
-    input_: Inputs = None,
+    input_: arguments.Inputs = None,
     variants: Annotated[
         str | None, typer.Option(help="Only these variants; with --live, a comparison of each.", metavar="A,B")
     ] = None,
@@ -66,9 +54,9 @@ def compare(
         int | None, typer.Option(help="Number of pairs (default 7, extended to 11 or 15 while undecided).")
     ] = None,
     min_effect: Annotated[str, typer.Option(help="Smallest change that counts.", metavar="0.5%")] = "0.5%",
-    fail_on: FailOn = "check,slower,inconclusive",
+    fail_on: arguments.FailOn = "check,slower,inconclusive",
     preset: Annotated[str, typer.Option(help="With --live: how long each process measures.")] = "quick",
-    device: Device = "auto",
+    device: arguments.Device = "auto",
     threads: Annotated[int | None, typer.Option(help="With --live: CPU threads of the model.")] = None,
     config: Annotated[Path | None, typer.Option(help="With --live: a TOML file for limits and delivery.")] = None,
     output: Annotated[Path, typer.Option(help="With --live: folder for the records.")] = Path("bench-out"),
@@ -76,25 +64,25 @@ def compare(
     markdown: Annotated[
         Path | None, typer.Option(help="Also write the verdicts as Markdown, for a comment.", metavar="FILE")
     ] = None,
-    wait: Wait = None,
-    json: AsJson = False,
+    wait: arguments.Wait = None,
+    json: arguments.AsJson = False,
 ) -> None:
     """Report whether B is faster than A, slower or the same."""
     sources = [one.rpartition(":")[0] for one in module or []]
     read = [*map(Path, [*(sides or []), *sources]), *([config] if config else [])]
     journals = [path / results.JOURNAL for path in [*read, *([output] if live or aa else [])]]
     _refuse_overwriting({"--junit": junit, "--markdown": markdown}, [*read, *journals])
-    fails = choices("--fail-on", names("--fail-on", fail_on), list(FAIL_ON))
+    fails = arguments.choices("--fail-on", arguments.names("--fail-on", fail_on), list(FAIL_ON))
     chosen = [
-        [Variant.parse(name).name for name in names("--variants", variants)],
-        [f"b{size}" for size in whole_numbers("--batch-sizes", batch_sizes)],
+        [Variant.parse(name).name for name in arguments.names("--variants", variants)],
+        [f"b{size}" for size in arguments.whole_numbers("--batch-sizes", batch_sizes)],
     ]
     request = Request(
         cases=sides or [],
         pythons=[str(path) for path in python or []],
         modules=[UserModule.at(path, input_ or []) for path in module or []],
         pairs=pairs,
-        min_effect=quantity("--min-effect", min_effect, {"%": 0.01}),
+        min_effect=arguments.quantity("--min-effect", min_effect, {"%": 0.01}),
         preset=preset,
         threads=threads,
         is_aa=aa,
@@ -103,7 +91,7 @@ def compare(
         _empty(path)
     if live or aa:
         settings = configuration.read(config) if config else Config()
-        waiting = waits(wait)
+        waiting = arguments.waits(wait)
         comparisons, code = measured(_requests(request, chosen), settings, plan.inspect(device), output, waiting)
     else:
         comparisons, code = of_files([Path(side) for side in sides or []], request.min_effect, chosen)

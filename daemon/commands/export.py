@@ -11,22 +11,7 @@ from typing import Annotated, Any, Literal, TextIO
 import msgspec
 import typer
 
-from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import (
-    AsJson,
-    Calibration,
-    Inputs,
-    Module,
-    Option,
-    Weights,
-    Workspace,
-    batches,
-    byte_count,
-    calibrated_with,
-    choices,
-    names,
-    options,
-)
+from benchd.daemon.commands import application, arguments
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import folders, interpreter
 from benchd.daemon.measuring import plan
@@ -51,7 +36,7 @@ def export(
     to: Annotated[str, typer.Option(help="onnx, or tensorrt on the GPU that will run it.")] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32, fp16, int8.", metavar="A,B")] = "fp32",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes; `dynamic` for any.", metavar="1,4,dynamic")] = "1",
-    calibration: Calibration = None,
+    calibration: arguments.Calibration = None,
     images: Annotated[int, typer.Option(help="Images to calibrate with.", min=1)] = CALIBRATION_IMAGES,
     quantised_for: Annotated[
         str,
@@ -59,20 +44,20 @@ def export(
             help="int8 for ONNX Runtime on an x86 cpu, on one without VNNI (avx2) or on an arm cpu, or for tensorrt."
         ),
     ] = "auto",
-    module: Module = None,
+    module: arguments.Module = None,
     onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file, for int8.", metavar="FILE")] = None,
-    input_: Inputs = None,
+    input_: arguments.Inputs = None,
     form: Annotated[str, typer.Option(help="Form of the scan: auto, scan or two_level.")] = "auto",
-    option: Option = None,
-    weights: Weights = None,
+    option: arguments.Option = None,
+    weights: arguments.Weights = None,
     seed: Annotated[int, typer.Option(help="Seed of random weights.", min=0, max=2**62)] = 0,
     output: Annotated[
         Path | None, typer.Option(help="Write here instead of to the store.", metavar="FILE.onnx|DIR")
     ] = None,
-    workspace: Workspace = None,
+    workspace: arguments.Workspace = None,
     list_: Annotated[bool, typer.Option("--list", help="List the files in the store.")] = False,
     prune: Annotated[str | None, typer.Option(help="Shrink the store to this size.", metavar="2GiB")] = None,
-    json: AsJson = False,
+    json: arguments.AsJson = False,
 ) -> None:
     """Export models to files and check each one.
 
@@ -83,23 +68,25 @@ def export(
     if prune is not None:
         if json:
             raise UsageError("--json with --prune: it lists no files; leave one of them out")
-        return prune_store(byte_count("--prune", prune), sys.stdout)
+        return prune_store(arguments.byte_count("--prune", prune), sys.stdout)
     if onnx and not onnx.is_file():
         raise UsageError(f"--onnx {onnx}: no such file")
     request = ExportRequest(
-        models=names("--models", models),
-        to=choices("target", [to], TARGETS)[0],
-        precisions=choices("precision", names("--precision", precision), files.PRECISIONS),
-        batches=batches("--batch-sizes", names("--batch-sizes", batch_sizes)),
-        form=None if form == "auto" else choices("form", [form], files.FORMS)[0],
-        options=options(option or []),
+        models=arguments.names("--models", models),
+        to=arguments.choices("target", [to], TARGETS)[0],
+        precisions=arguments.choices("precision", arguments.names("--precision", precision), files.PRECISIONS),
+        batches=arguments.batches("--batch-sizes", arguments.names("--batch-sizes", batch_sizes)),
+        form=None if form == "auto" else arguments.choices("form", [form], files.FORMS)[0],
+        options=arguments.options(option or []),
         weights=weights,
         seed=seed,
         out=str(output) if output else None,
-        workspace_bytes=byte_count("--workspace", workspace) if workspace else None,
-        calibration=calibration and calibrated_with(calibration),
+        workspace_bytes=arguments.byte_count("--workspace", workspace) if workspace else None,
+        calibration=calibration and arguments.calibrated_with(calibration),
         calibration_images=images,
-        quantised_for=None if quantised_for == "auto" else choices("runtime", [quantised_for], files.QUANTISED_FOR)[0],
+        quantised_for=None
+        if quantised_for == "auto"
+        else arguments.choices("runtime", [quantised_for], files.QUANTISED_FOR)[0],
         module=UserModule.at(module, input_ or []) if module else None,
         onnx=UserFile.at(onnx.resolve(), input_ or []) if onnx else None,
     )

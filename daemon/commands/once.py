@@ -9,39 +9,7 @@ import msgspec
 import typer
 
 from benchd.daemon import config as configuration
-from benchd.daemon.commands import Version, application
-from benchd.daemon.commands.arguments import (
-    LATENCY_UNITS,
-    RATE_UNITS,
-    Accuracy,
-    Artifacts,
-    Calibration,
-    Data,
-    Deadline,
-    Device,
-    FailOn,
-    Inputs,
-    Module,
-    OnnxFile,
-    Option,
-    Percentile,
-    Publish,
-    Wait,
-    Weights,
-    Workspace,
-    accuracy_drop,
-    byte_count,
-    calibrated_with,
-    choices,
-    image_count,
-    limit,
-    names,
-    options,
-    quantity,
-    user_model,
-    waits,
-    whole_numbers,
-)
+from benchd.daemon.commands import Version, application, arguments
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.sinks import lasting
@@ -67,12 +35,11 @@ app = application()
 @app.command(epilog="Example: bench-once --models vim_tiny --variants eager,amp --batch-sizes 1,4 --output out")
 def once(
     models: Annotated[
-        str | None,
-        typer.Option(help="Models, separated by commas; torchvision:NAME and timm:NAME too.", metavar="A,B"),
+        str | None, typer.Option(help="Models, separated by commas; torchvision:NAME and timm:NAME too.", metavar="A,B")
     ] = None,
     variants: Annotated[str | None, typer.Option(help="Variants, separated by commas.", metavar="A,B")] = None,
     batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.", metavar="1,4")] = None,
-    option: Option = None,
+    option: arguments.Option = None,
     beside: Annotated[
         str | None, typer.Option(help="Another case that runs at a rate meanwhile.", metavar="CASE:30Hz")
     ] = None,
@@ -82,12 +49,9 @@ def once(
     processes: Annotated[int | None, typer.Option(help="Fresh processes per case.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of random weights and inputs.")] = None,
     threads: Annotated[str | None, typer.Option(help="CPU threads of the model (default: all).", metavar="1,2")] = None,
-    device: Device = "auto",
+    device: arguments.Device = "auto",
     direction: Annotated[str | None, typer.Option(help="inference, training, or both.", metavar="A,B")] = None,
-    scenario: Annotated[
-        str | None,
-        typer.Option(help=f"{', '.join(SCENARIOS)}.", metavar="A,B"),
-    ] = None,
+    scenario: Annotated[str | None, typer.Option(help=f"{', '.join(SCENARIOS)}.", metavar="A,B")] = None,
     streams: Annotated[
         str | None, typer.Option(help="Streams that run one model at the same time.", metavar="1,2,4")
     ] = None,
@@ -97,43 +61,42 @@ def once(
     find_rate: Annotated[
         bool, typer.Option("--find-rate", help="Find the highest rate of a server that meets --deadline.")
     ] = False,
-    deadline: Deadline = None,
-    percentile: Percentile = None,
+    deadline: arguments.Deadline = None,
+    percentile: arguments.Percentile = None,
     queue: Annotated[int | None, typer.Option(help="Requests that may wait; others are dropped (default 32).")] = None,
-    weights: Weights = None,
-    data: Data = None,
+    weights: arguments.Weights = None,
+    data: arguments.Data = None,
     labels: Annotated[
         Path | None, typer.Option(help="Class labels of the images in --data: one path and one index per line.")
     ] = None,
-    accuracy: Accuracy = None,
-    calibration: Calibration = None,
+    accuracy: arguments.Accuracy = None,
+    calibration: arguments.Calibration = None,
     max_accuracy_drop: Annotated[
-        str | None,
-        typer.Option(help="Most accuracy that a variant may lose against plain fp32 to ship.", metavar="1%"),
+        str | None, typer.Option(help="Most accuracy that a variant may lose against plain fp32 to ship.", metavar="1%")
     ] = None,
     provider: Annotated[str | None, typer.Option(help="Provider of ONNX Runtime: cpu, cuda or tensorrt.")] = None,
     dla: Annotated[int | None, typer.Option(help="DLA core of a Jetson, for TensorRT variants.", min=0)] = None,
-    artifacts: Artifacts = None,
-    workspace: Workspace = None,
-    module: Module = None,
-    onnx: OnnxFile = None,
+    artifacts: arguments.Artifacts = None,
+    workspace: arguments.Workspace = None,
+    module: arguments.Module = None,
+    onnx: arguments.OnnxFile = None,
     reference: Annotated[
         Path | None, typer.Option(help="The fp32 file that a quantised --onnx was made from.", metavar="FILE")
     ] = None,
-    input_: Inputs = None,
+    input_: arguments.Inputs = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; options on the command line override it.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
-    mqtt: Publish = None,
+    mqtt: arguments.Publish = None,
     baseline: Annotated[
         str | None,
         typer.Option(help="Compare with a result file or with the `stored` baseline.", metavar="FILE|stored"),
     ] = None,
-    fail_on: FailOn = "slower,check",
+    fail_on: arguments.FailOn = "slower,check",
     page: Annotated[
         bool, typer.Option("--report", help="Also write report.html with all records in --output.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record per line instead of a table.")] = False,
-    wait: Wait = None,
+    wait: arguments.Wait = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
     version: Version = False,
 ) -> None:
@@ -141,37 +104,41 @@ def once(
     if dry_run and json:
         raise UsageError("--json with --dry-run: a plan has no records; leave one of them out")
     given = {
-        "models": names("--models", models),
-        "variants": names("--variants", variants),
-        "batch_sizes": whole_numbers("--batch-sizes", batch_sizes),
-        "options": options(option or []),
-        "threads": whole_numbers("--threads", threads),
-        "directions": choices("direction", names("--direction", direction), DIRECTIONS),
-        "scenarios": choices("scenario", names("--scenario", scenario), SCENARIOS),
-        "streams": whole_numbers("--streams", streams),
-        "rates_hz": [quantity("--rate", one, RATE_UNITS) for one in names("--rate", rate)],
+        "models": arguments.names("--models", models),
+        "variants": arguments.names("--variants", variants),
+        "batch_sizes": arguments.whole_numbers("--batch-sizes", batch_sizes),
+        "options": arguments.options(option or []),
+        "threads": arguments.whole_numbers("--threads", threads),
+        "directions": arguments.choices("direction", arguments.names("--direction", direction), DIRECTIONS),
+        "scenarios": arguments.choices("scenario", arguments.names("--scenario", scenario), SCENARIOS),
+        "streams": arguments.whole_numbers("--streams", streams),
+        "rates_hz": [
+            arguments.quantity("--rate", one, arguments.RATE_UNITS) for one in arguments.names("--rate", rate)
+        ],
         "find_rate": find_rate or None,
-        "deadline_ms": limit("--deadline", deadline, LATENCY_UNITS),
+        "deadline_ms": arguments.limit("--deadline", deadline, arguments.LATENCY_UNITS),
         "percentile": percentile,
         "queue": queue,
         "beside": beside,
         "preset": preset,
         "processes": processes,
         "seed": seed,
-        "provider": provider and choices("provider", [provider], PROVIDERS)[0],
+        "provider": provider and arguments.choices("provider", [provider], PROVIDERS)[0],
         "dla": dla,
         "weights": weights and plan.named_weights(weights),
         "data": data,
         "labels": labels and str(labels.resolve()),
-        "accuracy": image_count(accuracy) if accuracy else None,
-        "calibration": calibration and calibrated_with(calibration),
+        "accuracy": arguments.image_count(accuracy) if accuracy else None,
+        "calibration": calibration and arguments.calibrated_with(calibration),
     }
-    fails = choices("--fail-on", names("--fail-on", fail_on), list(FAIL_ON))
-    requirements = Requirements(max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None)
-    workspace_bytes = byte_count("--workspace", workspace) if workspace else None
+    fails = arguments.choices("--fail-on", arguments.names("--fail-on", fail_on), list(FAIL_ON))
+    requirements = Requirements(
+        max_accuracy_drop=arguments.accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None
+    )
+    workspace_bytes = arguments.byte_count("--workspace", workspace) if workspace else None
     settings = configuration.read(config) if config else Config()
     suites = _suites(settings, {name: value for name, value in given.items() if value not in (None, [], {})})
-    own = user_model(
+    own = arguments.user_model(
         module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts}, reference=reference
     )
     machine = plan.inspect(device)
@@ -192,7 +159,7 @@ def once(
         machine,
         folder,
         [*lasting(folder, settings.mqtt, sys.stderr, mqtt), screen],
-        waiting=waits(wait),
+        waiting=arguments.waits(wait),
         given_artifacts=given_artifacts,
         workspace_bytes=workspace_bytes,
     ) as session:
@@ -213,7 +180,6 @@ def once(
 
 
 def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: TextIO) -> None:
-    """Print the verdicts and the path of the folder's page."""
     if comparisons:
         print_comparisons(out, comparisons, as_json=False)
     if page_of:

@@ -13,26 +13,7 @@ from typing import Annotated, NamedTuple, TextIO
 import msgspec
 import typer
 
-from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import (
-    CaFile,
-    CertificateFile,
-    Data,
-    Device,
-    Inputs,
-    KeyFile,
-    Module,
-    Option,
-    Publish,
-    Wait,
-    Weights,
-    choices,
-    mqtt_config,
-    names,
-    options,
-    waits,
-    whole_numbers,
-)
+from benchd.daemon.commands import application, arguments
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
@@ -100,15 +81,15 @@ def profile(
     steps: Annotated[int | None, typer.Option(help="Number of traced steps.", min=1)] = None,
     warmup: Annotated[int | None, typer.Option(help="Number of warm-up steps before the trace.", min=0)] = None,
     workload: Annotated[str, typer.Option(help="forward, eval (data, model, loss, item) or train.")] = "forward",
-    device: Device = "auto",
-    weights: Weights = None,
-    data: Data = None,
-    option: Option = None,
+    device: arguments.Device = "auto",
+    weights: arguments.Weights = None,
+    data: arguments.Data = None,
+    option: arguments.Option = None,
     batch_sizes: Annotated[
         str | None, typer.Option(help="Images per step (default: the model's own).", metavar="N")
     ] = None,
-    module: Module = None,
-    input_: Inputs = None,
+    module: arguments.Module = None,
+    input_: arguments.Inputs = None,
     kernel_regex: Annotated[str | None, typer.Option(help="Kernels that ncu counts.", metavar="REGEX")] = None,
     snn_kernels: Annotated[bool, typer.Option("--snn-kernels", help="Count only spiking neurons with ncu.")] = False,
     sort: Annotated[
@@ -119,11 +100,11 @@ def profile(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of tables.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Measure the variants that the findings suggest.")] = False,
-    mqtt: Publish = None,
-    ca_file: CaFile = None,
-    certificate_file: CertificateFile = None,
-    key_file: KeyFile = None,
-    wait: Wait = None,
+    mqtt: arguments.Publish = None,
+    ca_file: arguments.CaFile = None,
+    certificate_file: arguments.CertificateFile = None,
+    key_file: arguments.KeyFile = None,
+    wait: arguments.Wait = None,
 ) -> None:
     """Show where the time goes and what to do about it.
 
@@ -136,16 +117,16 @@ def profile(
             f"{model} {sides[0]}: a profile covers one model; benchd profile compare A B takes two profiles"
         )
     what, methods = (
-        choices("workload", [workload], WORKLOADS)[0],
-        choices("method", names("--method", method), [*METHODS, "all"]),
+        arguments.choices("workload", [workload], WORKLOADS)[0],
+        arguments.choices("method", arguments.names("--method", method), [*METHODS, "all"]),
     )
-    depth = DEPTHS[choices("preset", [preset], list(DEPTHS))[0]]
+    depth = DEPTHS[arguments.choices("preset", [preset], list(DEPTHS))[0]]
     given = {
         "models": [model] if model else [],
         "preset": "quick",
-        "variants": names("--variants", variants),
-        "batch_sizes": whole_numbers("--batch-sizes", batch_sizes),
-        "options": options(option or []),
+        "variants": arguments.names("--variants", variants),
+        "batch_sizes": arguments.whole_numbers("--batch-sizes", batch_sizes),
+        "options": arguments.options(option or []),
         "directions": ["training" if what == "train" else "inference"],
         "weights": weights and plan.named_weights(weights),
         "data": data,
@@ -159,9 +140,9 @@ def profile(
     sort = sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
     planned = _planned(given, machine, own)
-    to = mqtt_config(mqtt, ca_file, certificate_file, key_file)
+    to = arguments.mqtt_config(mqtt, ca_file, certificate_file, key_file)
     folder = _folder(output, planned.case)
-    sinks, waiting = lasting(folder, to, sys.stderr), waits(wait)
+    sinks, waiting = lasting(folder, to, sys.stderr), arguments.waits(wait)
     with (
         as_interrupt(),
         _not_left_empty(folder, output is None),

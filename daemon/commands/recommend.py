@@ -5,25 +5,7 @@ from typing import Annotated
 
 import typer
 
-from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import (
-    LATENCY_UNITS,
-    MEMORY_UNITS,
-    POWER_UNITS,
-    RATE_UNITS,
-    AsJson,
-    Deadline,
-    Files,
-    MaxAccuracyDrop,
-    MaxLatency,
-    MaxMemory,
-    MaxPower,
-    MinAgreement,
-    Percentile,
-    accuracy_drop,
-    agreement,
-    limit,
-)
+from benchd.daemon.commands import application, arguments
 from benchd.daemon.config import Suite
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.measuring import loads
@@ -38,20 +20,20 @@ app = application()
 
 @app.command(epilog="Example: benchd recommend bench-out --max-latency 33ms --objective energy")
 def recommend(
-    files: Files,
-    max_latency: MaxLatency = None,
-    max_power: MaxPower = None,
-    max_memory: MaxMemory = None,
-    min_agreement: MinAgreement = None,
-    max_accuracy_drop: MaxAccuracyDrop = None,
+    files: arguments.Files,
+    max_latency: arguments.MaxLatency = None,
+    max_power: arguments.MaxPower = None,
+    max_memory: arguments.MaxMemory = None,
+    min_agreement: arguments.MinAgreement = None,
+    max_accuracy_drop: arguments.MaxAccuracyDrop = None,
     rate: Annotated[
         str | None, typer.Option(help="Requests per second that it must answer, with --deadline.", metavar="30Hz")
     ] = None,
     streams: Annotated[int | None, typer.Option(help="Streams that answer them (default 1).")] = None,
-    deadline: Deadline = None,
-    percentile: Percentile = None,
+    deadline: arguments.Deadline = None,
+    percentile: arguments.Percentile = None,
     objective: Annotated[str, typer.Option(help="latency, energy or throughput.")] = "latency",
-    json: AsJson = False,
+    json: arguments.AsJson = False,
 ) -> None:
     """Print which variant of each model to ship, and why.
 
@@ -60,14 +42,12 @@ def recommend(
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
     requirements = Requirements(
-        max_latency_ms=limit("--max-latency", max_latency, LATENCY_UNITS),
-        max_power_w=limit("--max-power", max_power, POWER_UNITS),
-        max_memory_bytes=limit("--max-memory", max_memory, MEMORY_UNITS),
-        min_agreement=agreement(min_agreement),
-        max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
-        demand=_demand(
-            limit("--rate", rate, RATE_UNITS), streams, limit("--deadline", deadline, LATENCY_UNITS), percentile
-        ),
+        max_latency_ms=arguments.limit("--max-latency", max_latency, arguments.LATENCY_UNITS),
+        max_power_w=arguments.limit("--max-power", max_power, arguments.POWER_UNITS),
+        max_memory_bytes=arguments.limit("--max-memory", max_memory, arguments.MEMORY_UNITS),
+        min_agreement=arguments.agreement(min_agreement),
+        max_accuracy_drop=arguments.accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
+        demand=_demand(rate, streams, deadline, percentile),
         objective=objective,
     )
     found = results.read_all(files)
@@ -83,10 +63,10 @@ def recommend(
     raise typer.Exit(0 if all(decision.ship for decision in decisions) else 4)
 
 
-def _demand(
-    rate_hz: float | None, streams: int | None, deadline_ms: float | None, percentile: float | None
-) -> Demand | None:
+def _demand(rate: str | None, streams: int | None, deadline: str | None, percentile: float | None) -> Demand | None:
     """Return what the options ask for, None without any; raise UsageError unless both rate and deadline are given."""
+    rate_hz = arguments.limit("--rate", rate, arguments.RATE_UNITS)
+    deadline_ms = arguments.limit("--deadline", deadline, arguments.LATENCY_UNITS)
     if rate_hz is None and deadline_ms is None and streams is None and percentile is None:
         return None
     if rate_hz is None or deadline_ms is None:

@@ -9,38 +9,7 @@ from typing import Annotated
 import typer
 
 from benchd.daemon import config as configuration
-from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import (
-    LATENCY_UNITS,
-    MEMORY_UNITS,
-    POWER_UNITS,
-    RATE_UNITS,
-    Accuracy,
-    ConfigFile,
-    Data,
-    Device,
-    Inputs,
-    MaxAccuracyDrop,
-    MaxLatency,
-    MaxMemory,
-    MaxPower,
-    MinAgreement,
-    Module,
-    OnnxFile,
-    Option,
-    Wait,
-    Weights,
-    accuracy_drop,
-    agreement,
-    image_count,
-    limit,
-    names,
-    options,
-    quantity,
-    user_model,
-    waits,
-    whole_numbers,
-)
+from benchd.daemon.commands import application, arguments
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.signals import ending
@@ -64,21 +33,21 @@ app = application()
 @app.command(epilog="Example: benchd ship torchvision:resnet18 --max-latency 50ms --out resnet18-shipped")
 def ship(
     model: Annotated[str | None, typer.Argument(help="A model of `benchd list`, or torchvision:NAME.")] = None,
-    module: Module = None,
-    onnx: OnnxFile = None,
-    input_: Inputs = None,
-    option: Option = None,
-    weights: Weights = None,
-    data: Data = None,
+    module: arguments.Module = None,
+    onnx: arguments.OnnxFile = None,
+    input_: arguments.Inputs = None,
+    option: arguments.Option = None,
+    weights: arguments.Weights = None,
+    data: arguments.Data = None,
     labels: Annotated[Path | None, typer.Option(help="Class labels of the images in --data.")] = None,
-    accuracy: Accuracy = None,
-    max_latency: MaxLatency = None,
+    accuracy: arguments.Accuracy = None,
+    max_latency: arguments.MaxLatency = None,
     max_energy: Annotated[str | None, typer.Option(help="Limit of the energy per inference.", metavar="50mJ")] = None,
-    max_memory: MaxMemory = None,
-    max_power: MaxPower = None,
+    max_memory: arguments.MaxMemory = None,
+    max_power: arguments.MaxPower = None,
     rate: Annotated[str | None, typer.Option(help="Inferences per second that it must reach.", metavar="30Hz")] = None,
-    max_accuracy_drop: MaxAccuracyDrop = None,
-    min_agreement: MinAgreement = None,
+    max_accuracy_drop: arguments.MaxAccuracyDrop = None,
+    min_agreement: arguments.MinAgreement = None,
     batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes that compete.", metavar="1,4")] = None,
     variants: Annotated[
         str | None, typer.Option(help="Variants that compete (default: all that can run here).", metavar="A,B")
@@ -87,13 +56,13 @@ def ship(
         str | None, typer.Option(help="Ship in each of these power modes, to DIR-MODE.", metavar="15W,25W")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model (default: all).")] = None,
-    device: Device = "auto",
+    device: arguments.Device = "auto",
     min_effect: Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")] = "1%",
     minutes: Annotated[float, typer.Option(help="Most time to race; the winner is confirmed in any case.")] = 15.0,
     out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")] = Path("shipped"),
-    config: ConfigFile = None,
+    config: arguments.ConfigFile = None,
     page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
-    wait: Wait = None,
+    wait: arguments.Wait = None,
 ) -> None:
     """Find the variant to deploy, and write the folder that is deployed.
 
@@ -103,32 +72,32 @@ def ship(
     if power_modes is not None:
         command = of_each_mode([str(BENCHD), *sys.argv[1:]], out)
         made = f"{out}-{{mode}}/{MANIFEST}"
-        raise typer.Exit(modes.run(names("--power-modes", power_modes), command, sys.stderr, made=made))
+        raise typer.Exit(modes.run(arguments.names("--power-modes", power_modes), command, sys.stderr, made=made))
     asked = Asked(
-        max_latency_ms=limit("--max-latency", max_latency, LATENCY_UNITS),
-        max_energy_j=limit("--max-energy", max_energy, ENERGY_UNITS),
-        max_memory_bytes=limit("--max-memory", max_memory, MEMORY_UNITS),
-        max_power_w=limit("--max-power", max_power, POWER_UNITS),
-        rate_hz=limit("--rate", rate, RATE_UNITS),
-        min_agreement=agreement(min_agreement),
-        max_accuracy_drop=accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
-        min_effect=quantity("--min-effect", min_effect, {"%": 0.01}),
+        max_latency_ms=arguments.limit("--max-latency", max_latency, arguments.LATENCY_UNITS),
+        max_energy_j=arguments.limit("--max-energy", max_energy, ENERGY_UNITS),
+        max_memory_bytes=arguments.limit("--max-memory", max_memory, arguments.MEMORY_UNITS),
+        max_power_w=arguments.limit("--max-power", max_power, arguments.POWER_UNITS),
+        rate_hz=arguments.limit("--rate", rate, arguments.RATE_UNITS),
+        min_agreement=arguments.agreement(min_agreement),
+        max_accuracy_drop=arguments.accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None,
+        min_effect=arguments.quantity("--min-effect", min_effect, {"%": 0.01}),
     )
     _refuse(asked, minutes)
-    own = user_model(module, onnx, input_ or [], beside={"MODEL": model})
+    own = arguments.user_model(module, onnx, input_ or [], beside={"MODEL": model})
     if not (model or own):
         raise UsageError("give a model, as in `benchd ship vim_tiny`, or your own with --module or --onnx")
     suite = Suite(
         models=[model] if model else [],
-        variants=names("--variants", variants),
-        batch_sizes=whole_numbers("--batch-sizes", batch_sizes),
-        options={name: list(values) for name, values in options(option or []).items()},
+        variants=arguments.names("--variants", variants),
+        batch_sizes=arguments.whole_numbers("--batch-sizes", batch_sizes),
+        options={name: list(values) for name, values in arguments.options(option or []).items()},
         directions=["inference"],
         threads=[threads] if threads is not None else [],
         weights=plan.named_weights(weights) if weights else None,
         data=data,
         labels=str(labels.resolve()) if labels else None,
-        accuracy=image_count(accuracy) if accuracy else None,
+        accuracy=arguments.image_count(accuracy) if accuracy else None,
     )
     shipping.refuse_existing(out)
     if page:
@@ -140,15 +109,15 @@ def ship(
     candidates = _candidates(suite, settings.limits, machine, own)
     plan.refuse_absent_images(candidates, asked.max_accuracy_drop)
     folder = made_output(out.with_name(f"{out.name}.race"))  # holds the race until `out` is whole
-    with Session(settings, machine, folder, [SlowStages(sys.stderr)], waiting=waits(wait)) as session:
+    with Session(settings, machine, folder, [SlowStages(sys.stderr)], waiting=arguments.waits(wait)) as session:
         raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page))
 
 
-def of_each_mode(arguments: Sequence[str], out: Path) -> list[str]:
+def of_each_mode(words: Sequence[str], out: Path) -> list[str]:
     """Return this command for one power mode: without the option that names them, to a folder beside `out`."""
-    place = next(i for i, one in enumerate(arguments) if one.partition("=")[0] == "--power-modes")
-    behind = place + (1 if "=" in arguments[place] else 2)
-    return [*arguments[:place], *arguments[behind:], "--out", f"{out}-{{mode}}"]
+    place = next(i for i, one in enumerate(words) if one.partition("=")[0] == "--power-modes")
+    behind = place + (1 if "=" in words[place] else 2)
+    return [*words[:place], *words[behind:], "--out", f"{out}-{{mode}}"]
 
 
 def _refuse(asked: Asked, minutes: float) -> None:
