@@ -24,14 +24,7 @@ from benchd.daemon.verdicts.compare import centre_ms, runs_ms
 from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, SAME_MARGIN
 from benchd.daemon.verdicts.noise_floor import FEWEST, NEWEST_DAYS, Floor
-from benchd.daemon.verdicts.recommend import (
-    Decision,
-    Requirements,
-    decide,
-    exclusions,
-    line,
-    untried,
-)
+from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line, untried
 from benchd.daemon.verdicts.spiking import comparisons
 from benchd.daemon.verdicts.statistics import minimum_samples
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version

@@ -70,13 +70,7 @@ def _csv(found: Spool, decisions: Sequence[Decision]) -> Iterator[str]:
 
 def _json(found: Spool, decisions: Sequence[Decision]) -> Iterator[str]:
     said = [
-        {
-            "subject": one.subject,
-            "ship": one.ship,
-            "fastest": one.fastest,
-            "line": line(one),
-            "excluded": one.excluded,
-        }
+        {"subject": one.subject, "ship": one.ship, "fastest": one.fastest, "line": line(one), "excluded": one.excluded}
         for one in decisions
     ]
     ratios = [{"line": one.line, **msgspec.to_builtins(one)} for one in comparisons(found.decisive)]
