@@ -10,18 +10,9 @@ from benchd.daemon.reporting.brief import Brief, is_measured
 from benchd.daemon.reporting.page import FOLDER, Chart, render
 from benchd.daemon.reporting.palette import GREY, colour, shape
 from benchd.daemon.reporting.spool import Spool
+from benchd.daemon.verdicts import recommend
 from benchd.daemon.verdicts.figures import unbeaten
 from benchd.daemon.verdicts.history import shifts
-from benchd.daemon.verdicts.recommend import (
-    Decision,
-    disqualified,
-    exclusions,
-    line,
-    newest,
-    place,
-    place_names,
-    variant_name,
-)
 
 T = TypeVar("T", Record, Brief)
 Point = tuple[float | str, float, str]
@@ -35,7 +26,7 @@ CROSS: Chart = {"marker": {"symbol": "x", "size": 9}}
 CROSSED = "A cross marks a record that cannot win: its check failed, or it did not run as requested."
 
 
-def page(found: Spool, decisions: Sequence[Decision], about: Sequence[str], headings: Sequence[str]) -> str:
+def page(found: Spool, decisions: Sequence[recommend.Decision], about: Sequence[str], headings: Sequence[str]) -> str:
     """Return the page of these records; decisions and facts `about` them come first."""
     newest_ones = [record for record in found.decisive if is_measured(record)]
     briefs = [brief for brief in found.briefs if brief.is_measured]
@@ -49,7 +40,7 @@ def page(found: Spool, decisions: Sequence[Decision], about: Sequence[str], head
         last=found.briefs[-1].t_wall,
         about=about,
         left_out=sorted({f"{brief.case_id} {brief.impossible}" for brief in found.briefs if brief.impossible}),
-        said=[(line(decision), exclusions(decision)) for decision in decisions],
+        said=[(recommend.line(decision), recommend.exclusions(decision)) for decision in decisions],
         headings=headings,
         rows=list(found.cells(newest=ROWS)),
         hidden=max(0, len(found.briefs) - ROWS),
@@ -77,14 +68,14 @@ def _subject(record: Record) -> list[str]:
 
 def _named(records: Sequence[Record]) -> Callable[[Record], str]:
     """Return the name of a record's subject among these, with its place if they have several."""
-    where = place_names(map(place, records))
-    return lambda record: " ".join(_subject(record)) + where[place(record)]
+    where = recommend.place_names(map(recommend.place, records))
+    return lambda record: " ".join(_subject(record)) + where[recommend.place(record)]
 
 
 def _by_fitness(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     """Return the records that can win and those that cannot."""
-    able = [record for record in records if not disqualified(record)]
-    return able, [record for record in records if disqualified(record)]
+    able = [record for record in records if not recommend.disqualified(record)]
+    return able, [record for record in records if recommend.disqualified(record)]
 
 
 def _energy(record: Record) -> Energy:
@@ -94,7 +85,7 @@ def _energy(record: Record) -> Energy:
 
 
 def _latency_against_energy(measured: Sequence[Record]) -> Chart:
-    inference = [record for record in newest(measured) if record.case.direction == "inference"]
+    inference = [record for record in recommend.newest(measured) if record.case.direction == "inference"]
     known = [record for record in inference if record.energy and record.energy.gross_per_inference_j > 0]
     subject, of_many = _named(known), len({_energy(record).scope for record in known}) > 1
     able, unable = _by_fitness(known)
@@ -102,7 +93,9 @@ def _latency_against_energy(measured: Sequence[Record]) -> Chart:
     for name, group in _grouped(able, lambda r: subject(r) + (f" of {_energy(r).scope}" if of_many else "")):
         front = list(unbeaten(map(_spent, group)))
         traces.append(_trace(f"{name}: front", front, mode="lines+markers") | RING | {"colour": GREY})
-    traces += [_of_variant(name, sorted(map(_spent, group)), group) for name, group in _grouped(able, variant_name)]
+    traces += [
+        _of_variant(name, sorted(map(_spent, group)), group) for name, group in _grouped(able, recommend.variant_name)
+    ]
     note = f"A ring marks a variant that no other beats in both; lower left is better. {CROSSED}"
     return {
         "title": "Latency against energy",
@@ -118,7 +111,7 @@ def _spent(record: Record) -> tuple[float, float, str]:
 
 def _text(record: Record) -> str:
     """Return a point's name: its case and, if it cannot win, the reason."""
-    why = disqualified(record)
+    why = recommend.disqualified(record)
     return f"{record.case_id}: {why}" if why else record.case_id
 
 
@@ -145,12 +138,12 @@ def _log_axis(title: str) -> Chart:
 
 
 def _throughput_by_batch(measured: Sequence[Record]) -> Chart:
-    known = [record for record in newest(measured) if record.throughput_per_s]
-    where = place_names(map(place, known))
+    known = [record for record in recommend.newest(measured) if record.throughput_per_s]
+    where = recommend.place_names(map(recommend.place, known))
     able, unable = _by_fitness(known)
     traces = [
         _of_variant(name, sorted(map(_throughput, group)), group, "lines+markers") | {"label": name}
-        for name, group in _grouped(able, lambda record: _at_any_batch(record) + where[place(record)])
+        for name, group in _grouped(able, lambda record: _at_any_batch(record) + where[recommend.place(record)])
     ]
     batches = {"tickvals": sorted({record.case.batch_size for record in known})}
     axes = {"xaxis": _log_axis("batch size") | batches, "yaxis": _log_axis("images per second")}
@@ -164,7 +157,7 @@ def _throughput_by_batch(measured: Sequence[Record]) -> Chart:
 
 def _at_any_batch(record: Record) -> str:
     model, _, *others = _subject(record)
-    return " ".join([model, *others, variant_name(record)])
+    return " ".join([model, *others, recommend.variant_name(record)])
 
 
 def _throughput(record: Record) -> Point:
@@ -172,11 +165,11 @@ def _throughput(record: Record) -> Point:
 
 
 def _variants_by_model(measured: Sequence[Record]) -> Chart:
-    known = newest(measured)
+    known = recommend.newest(measured)
     subject = _named(known)
     able, unable = _by_fitness(known)
     traces = []
-    for name, group in _grouped(able, variant_name):
+    for name, group in _grouped(able, recommend.variant_name):
         timings = [record.timing for record in group if record.timing]
         above = [(t.high_ms if t.high_ms is not None else t.median_ms) - t.median_ms for t in timings]
         below = [t.median_ms - (t.low_ms if t.low_ms is not None else t.median_ms) for t in timings]
@@ -191,7 +184,7 @@ def _variants_by_model(measured: Sequence[Record]) -> Chart:
 
 def _consistency(measured: Sequence[Brief]) -> Chart:
     """Return the deviation of each process from the median of its case."""
-    traces, where = [], place_names(brief.place for brief in measured)
+    traces, where = [], recommend.place_names(brief.place for brief in measured)
     for name, group in _grouped(measured, lambda brief: brief.case_id + where[brief.place]):
         several = [brief for brief in group if brief.processes > 1]  # one process is 0 % from itself
         shares = [100 * (time_ms / brief.median_ms - 1) for brief in several for time_ms in brief.process_ms]

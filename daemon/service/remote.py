@@ -7,16 +7,7 @@ from typing import Any
 
 import msgspec
 
-from benchd.daemon.delivery.commands import (
-    CancelParameters,
-    Command,
-    Gate,
-    Parameters,
-    Refused,
-    ReplayParameters,
-    RunParameters,
-    remembered_ids,
-)
+from benchd.daemon.delivery import commands
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Health, Response
 from benchd.daemon.delivery.outbox import STREAM, Outbox
@@ -38,7 +29,7 @@ class Remote:
     def __init__(
         self,
         link: Link | None,
-        gate: Gate,
+        gate: commands.Gate,
         agenda: Agenda,
         outbox: Outbox,
         health: Callable[[], Health],
@@ -47,17 +38,17 @@ class Remote:
     ) -> None:
         self._link, self.gate, self._agenda, self._outbox = link, gate, agenda, outbox
         self._health, self._save, self._reload = health, save, reload
-        self._waiting: deque[Command] = deque()
-        self.gate.remember(outbox.kept_as(COMMANDS, remembered_ids, []), _boottime_s())
+        self._waiting: deque[commands.Command] = deque()
+        self.gate.remember(outbox.kept_as(COMMANDS, commands.remembered_ids, []), _boottime_s())
 
     def listen(self) -> None:
         """Read the commands that arrived, and answer refused ones at once."""
         while self._link and self._link.seen.commands:
             found = self.gate.take(self._link.seen.commands.popleft(), _boottime_s(), time.time())
-            if isinstance(found, Command) and len(self._waiting) >= MAX_WAITING:
+            if isinstance(found, commands.Command) and len(self._waiting) >= MAX_WAITING:
                 reason = f"{MAX_WAITING} commands are already waiting"
-                found = Refused(found.parameters.id, found.verb, reason, found.answer_to, found.correlation)
-            if isinstance(found, Refused):
+                found = commands.Refused(found.parameters.id, found.verb, reason, found.answer_to, found.correlation)
+            if isinstance(found, commands.Refused):
                 log(f"command refused: {found.reason}")
                 self._answer(found, Response(id=found.id, verb=found.verb, accepted=False, reason=found.reason))
             elif found:
@@ -70,7 +61,7 @@ class Remote:
                 self._waiting.remove(command)
                 self._answer(command, self._obey(command, timed=timed))
 
-    def _obey(self, command: Command, *, timed: bool) -> Response:
+    def _obey(self, command: commands.Command, *, timed: bool) -> Response:
         answer = Response(id=command.parameters.id, verb=command.verb, accepted=True)
         if _boottime_s() >= command.expires_s:
             return msgspec.structs.replace(answer, accepted=False, reason="it expired while it waited")
@@ -82,27 +73,27 @@ class Remote:
             self._save()
         return msgspec.structs.replace(answer, **changes)
 
-    def _do_run(self, given: RunParameters) -> dict[str, Any]:
+    def _do_run(self, given: commands.RunParameters) -> dict[str, Any]:
         suite = given.as_suite() if given.suite is None else self._agenda.named(given.suite)
         entry = self._agenda.begin(suite)
         return {"suite_id": entry.suite_id, "cases": entry.left}
 
-    def _do_cancel(self, given: CancelParameters) -> dict[str, Any]:
+    def _do_cancel(self, given: commands.CancelParameters) -> dict[str, Any]:
         if not self._agenda.cancel(given.suite_id):
             raise UsageError("no such run is in progress")
         return {}
 
-    def _do_list(self, given: Parameters) -> dict[str, Any]:
+    def _do_list(self, given: commands.Parameters) -> dict[str, Any]:
         return {"suites": announcements.suites(self._agenda)}
 
-    def _do_reload(self, given: Parameters) -> dict[str, Any]:
+    def _do_reload(self, given: commands.Parameters) -> dict[str, Any]:
         self._reload()
         return {}
 
-    def _do_status(self, given: Parameters) -> dict[str, Any]:
+    def _do_status(self, given: commands.Parameters) -> dict[str, Any]:
         return {"health": self._health()}
 
-    def _do_replay(self, given: ReplayParameters) -> dict[str, Any]:
+    def _do_replay(self, given: commands.ReplayParameters) -> dict[str, Any]:
         if given.stream is not None and given.stream.encode() != self._outbox.kept(STREAM):
             raise UsageError("these numbers are of another outbox of this device")
         rows = self._outbox.send_again(given.since_seq, given.until_seq)
@@ -110,7 +101,7 @@ class Remote:
             self._link.replay()
         return {"rows": rows}
 
-    def _answer(self, to: Command | Refused, answer: Response) -> None:
+    def _answer(self, to: commands.Command | commands.Refused, answer: Response) -> None:
         if self._link and to.answer_to:
             self._link.answer(to.answer_to, msgspec.json.encode(answer), to.correlation)
 
