@@ -196,18 +196,15 @@ def _folder(path: Path | None) -> Path | None:
 
 
 def _suites(settings: Config, given: dict[str, object]) -> list[Suite]:
-    """Return the configuration's suites with the fields in `given` overridden."""
+    """Return the configuration's suites with the fields in `given`; --models also replaces a user's own model."""
     suites = settings.suite or [Suite(preset="quick")]
+    own: dict[str, object] = {"onnx": None, "module": None, "inputs": [], "weights": None}
+    replaced = own if "models" in given else {}
+    changed = [msgspec.structs.asdict(suite) | (replaced if suite.own else {}) | given for suite in suites]
     try:
-        return [msgspec.convert(_overridden(suite, given), Suite) for suite in suites]
+        return [msgspec.convert(fields, Suite) for fields in changed]
     except msgspec.ValidationError as error:
         raise UsageError(str(error)) from error
-
-
-def _overridden(suite: Suite, given: dict[str, object]) -> dict[str, object]:
-    """Return a suite's fields with those in `given`; --models also replaces a user's model, its inputs and weights."""
-    own: dict[str, object] = {"onnx": None, "module": None, "inputs": [], "weights": None}
-    return msgspec.structs.asdict(suite) | (own if suite.own and "models" in given else {}) | given
 
 
 def exit_code(

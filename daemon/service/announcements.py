@@ -98,7 +98,7 @@ def health(
     return Health(
         t_wall=wall_now(),
         uptime_s=round(now_s - activity.started_s, 1),
-        rss_bytes=_rss_bytes(),
+        rss_bytes=int((text(Path("/proc/self/statm")) or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE"),
         activity="measuring" if activity.running else "waiting" if activity.waiting_for else "idle",
         case_id=activity.case_id,
         cases_left=sum(len(entry.left) for entry in agenda.state.passes),
@@ -137,7 +137,3 @@ def _free(state: Path) -> tuple[int, str | None]:
         return shutil.disk_usage(state).free, None
     except OSError as error:
         return 0, f"degraded:disk: {state}: {error.strerror}"
-
-
-def _rss_bytes() -> int:
-    return int((text(Path("/proc/self/statm")) or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE")

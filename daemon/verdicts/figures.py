@@ -53,19 +53,17 @@ def power_w(record: Record) -> float | None:
     If no rail was read but energy was counted, it is that energy over its window, with its scope.
     """
     rails = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
-    return max(rails) if rails else _counted_power_w(record)
+    if rails:
+        return max(rails)
+    windows = [process.window for process in record.processes if process.energy and process.window]
+    seconds = math.fsum(window.seconds for window in windows)
+    return record.energy.energy_j / seconds if record.energy and seconds > 0 else None
 
 
 def largest_power_w(record: Record) -> float | None:
     """Return the mean power at the upper end of the energy's error bar."""
     mean_w = power_w(record)
     return None if mean_w is None else mean_w * (1.0 + (energy_error_share(record.energy) or 0.0))
-
-
-def _counted_power_w(record: Record) -> float | None:
-    windows = [process.window for process in record.processes if process.energy and process.window]
-    seconds = math.fsum(window.seconds for window in windows)
-    return record.energy.energy_j / seconds if record.energy and seconds > 0 else None
 
 
 def memory_bytes(record: Record) -> int | None:
