@@ -201,10 +201,9 @@ class Deployments:
             self._now.publisher.link.retain(self._now.topics.shipped(one.called), msgspec.json.encode(now))
         was_broken, was_better = (before.said.is_broken, before.said.better) if before else (False, "")
         variant, was_variant = (text.partition(",")[0] for text in (now.better, was_better))
-        if now.is_broken and not was_broken:
-            self._between.event("promise_broken", f"{now.name}: {now.verdict}: {now.told}")
-        if was_broken and not now.is_broken:
-            self._between.event("promise_kept", f"{now.name}: {now.verdict}: {now.told}")
+        if now.is_broken != was_broken:
+            name = "promise_broken" if now.is_broken else "promise_kept"
+            self._between.event(name, f"{now.name}: {now.verdict}: {now.told}")
         if variant and variant != was_variant:  # its lead is another one after each run
             self._between.event("shipped_behind", f"{now.name}: better: {now.better}")
 
