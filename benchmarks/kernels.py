@@ -151,8 +151,7 @@ def _own(implementation: str) -> Callable[..., Any]:
     spec.loader.exec_module(module)
     if not callable(getattr(module, function, None)):
         raise typer.BadParameter(f"--implementation {implementation}: {path} has no function {function!r}")
-    own: Callable[..., Any] = getattr(module, function)
-    return own
+    return getattr(module, function)
 
 
 def _entrants(
@@ -174,8 +173,7 @@ def _entrants(
 def compiled_call(call: Call, backend: str = "inductor") -> Call:
     """Return `call` compiled. All calls share their code, which torch would run as it is after eight compilations."""
     torch._dynamo.reset()
-    found: Call = torch.compile(call, dynamic=False, backend=backend)
-    return found
+    return torch.compile(call, dynamic=False, backend=backend)
 
 
 def _judged(

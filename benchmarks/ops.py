@@ -161,8 +161,7 @@ def conv_scan_gate(
 ) -> Tensor:
     """Return what lies between Vim's in and out projections, its x projection aside; x and z (batch, L, E)."""
     u = causal_conv1d_pair(x, taps, shift, implementation=implementation)
-    y: Tensor = bidirectional_scan(u, z=z, **scan, implementation=implementation)
-    return y
+    return bidirectional_scan(u, z=z, **scan, implementation=implementation)
 
 
 def _delta_projection(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
@@ -249,8 +248,7 @@ def _pooled(current: Tensor) -> Problem:
 
 
 def _pool(spikes: Tensor) -> Tensor:
-    pooled: Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, spikes.shape[:2])
-    return pooled
+    return functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, spikes.shape[:2])
 
 
 def _stbif(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:

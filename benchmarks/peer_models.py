@@ -48,15 +48,13 @@ class OfficialVim(nn.Module):
             normed, residual = self._norm(hidden, block.norm.weight, None, residual=residual, prenorm=True)
             hidden = self._mixed(normed, block.mixer)
         normed = self._norm(hidden, model.norm_f.weight, None, residual=residual, prenorm=False)
-        logits: Tensor = model.head(normed[:, model.class_index])
-        return logits
+        return model.head(normed[:, model.class_index])
 
     def _mixed(self, x: Tensor, mixer: Mixer) -> Tensor:
         xz = (mixer.in_proj.weight @ x.flatten(0, 1).mT).unflatten(1, x.shape[:2]).transpose(0, 1)
         forth = self._direction(xz, mixer.conv1d, mixer.x_proj, mixer.dt_proj, mixer.A_log, mixer.D)
         back = self._direction(xz.flip(-1), mixer.conv1d_b, mixer.x_proj_b, mixer.dt_proj_b, mixer.A_b_log, mixer.D_b)
-        mixed: Tensor = mixer.out_proj((forth + back.flip(-1)).transpose(1, 2) / 2)
-        return mixed
+        return mixer.out_proj((forth + back.flip(-1)).transpose(1, 2) / 2)
 
     def _direction(
         self, xz: Tensor, conv: nn.Conv1d, x_proj: nn.Linear, dt_proj: nn.Linear, log: Tensor, D: Tensor
@@ -67,8 +65,7 @@ class OfficialVim(nn.Module):
         low, B, C = x_proj(u.transpose(1, 2).flatten(0, 1)).split([dt_proj.in_features, _STATES, _STATES], dim=-1)
         delta = (dt_proj.weight @ low.mT).unflatten(1, (len(u), -1)).transpose(0, 1)
         B, C = (each.unflatten(0, (len(u), -1)).transpose(1, 2).contiguous() for each in (B, C))
-        y: Tensor = self._scan(u, delta, -log.float().exp(), B, C, D.float(), z, dt_proj.bias.float(), True)
-        return y
+        return self._scan(u, delta, -log.float().exp(), B, C, D.float(), z, dt_proj.bias.float(), True)
 
 
 def official_vim(model: nn.Module) -> OfficialVim:
@@ -106,8 +103,7 @@ def _mambapy(
 def _convolved(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
     padded = functional.pad(x, (weight.shape[1] - 1, 0))
     convolved = functional.conv1d(padded, weight[:, None], bias, groups=len(weight))
-    found: Tensor = getattr(functional, activation)(convolved)
-    return found
+    return getattr(functional, activation)(convolved)
 
 
 def _norm(
@@ -152,8 +148,7 @@ class _SpikingJellyStBif(nn.Module):
         """Return scale times the codes of `current` (T, B, ...)."""
         q = torch.full_like(current[0], 0.5, dtype=torch.float32)
         bounds = (q.new_tensor(bound) for bound in self._bounds)
-        spikes: Tensor = self._fire(current, q, torch.zeros_like(q), self.scale.detach().to(q.dtype), *bounds)[0]
-        return spikes
+        return self._fire(current, q, torch.zeros_like(q), self.scale.detach().to(q.dtype), *bounds)[0]
 
 
 def spikingjelly_stbif_net(model: nn.Module) -> nn.Module:
@@ -192,8 +187,7 @@ def _repeating(model: nn.Module) -> OnePass:
 
 def _head(model: OnePass, pooled: Tensor) -> Tensor:
     steps: Tensor = model.fc2(model.fc1(pooled.flatten(1)).relu())
-    logits: Tensor = steps.unflatten(0, (model.time_steps, -1)).mean(0)
-    return logits
+    return steps.unflatten(0, (model.time_steps, -1)).mean(0)
 
 
 def _fire(current: Tensor, v: Tensor, neurons: PooledLif) -> tuple[Tensor, Tensor]:

@@ -186,8 +186,7 @@ def spikingjelly(name: str) -> Callable[..., Any]:
     functions = required("spikingjelly.activation_based.functional")
     if not hasattr(functions, name):
         raise Missing(f"this version has no {name}")
-    found: Callable[..., Any] = getattr(functions, name)
-    return found
+    return getattr(functions, name)
 
 
 def spikingjelly_lif(then: Callable[[Tensor], Tensor] = lambda spikes: spikes) -> dict[str, Prepare]:
@@ -244,8 +243,7 @@ def plain_lif_pool(arguments: Arguments) -> Call:
             fired = (v >= 1.0).to(v.dtype)
             v = torch.where(fired.bool(), torch.zeros_like(v), v)
             spikes.append(fired)
-        pooled: Tensor = functional.avg_pool2d(torch.stack(spikes).flatten(0, 1), 2).unflatten(0, current.shape[:2])
-        return pooled
+        return functional.avg_pool2d(torch.stack(spikes).flatten(0, 1), 2).unflatten(0, current.shape[:2])
 
     return run
 

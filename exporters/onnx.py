@@ -118,15 +118,13 @@ class _Encoded(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         encoded: Any = self.module.encoded
-        outputs: Tensor = encoded(inputs)
-        return outputs
+        return encoded(inputs)
 
 
 def _inputs(module: nn.Module, images: Tensor) -> Tensor:
     """Return the file's input for these images: for a model with random encoding, one draw."""
     encode: Any = getattr(module, "encode", None)
-    inputs: Tensor = images if encode is None else encode(images, _uniforms(module, images))
-    return inputs
+    return images if encode is None else encode(images, _uniforms(module, images))
 
 
 def _uniforms(module: nn.Module, images: Tensor) -> Tensor | None:
@@ -275,8 +273,7 @@ def _proven(
         def run(first: Tensor, *others: Tensor) -> list[np.ndarray]:
             read = [_inputs(encoder, _cast(first, torch.float64)), *others]
             feeds = [_cast(value, _DTYPES[precision]).numpy() for value in read]
-            outputs: list[np.ndarray] = session.run(None, dict(zip(given, feeds, strict=True)))
-            return outputs
+            return session.run(None, dict(zip(given, feeds, strict=True)))
 
         batches = list(zip(*(_batches(values, batch) for values in given.values()), strict=True))
         figures = parity.compare(_Drawn(module), run, batches, precision, judged_by)

@@ -65,7 +65,7 @@ class Prepared:
         for name, value in load_file(path).items():
             observer, _, buffer = name.rpartition(".")
             graph.get_submodule(observer).register_buffer(buffer, value)
-        return convert_pt2e(graph)  # type: ignore[no-any-return]
+        return convert_pt2e(graph)
 
     def _compared(self, graph: GraphModule, batches: Sequence[Sequence[Tensor]]) -> Quantised:
         """Return the errors of the quantised graph against the module on the first images."""

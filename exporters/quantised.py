@@ -161,8 +161,7 @@ def _distinct(magnitudes: NDArray[Any]) -> NDArray[Any]:
     found = np.unique(magnitudes[magnitudes > 0])
     if not len(found):
         return found
-    kept: NDArray[Any] = found[np.concatenate([[True], np.diff(found) > _GRID_ERROR * found[1:]])]
-    return kept
+    return found[np.concatenate([[True], np.diff(found) > _GRID_ERROR * found[1:]])]
 
 
 def _step(magnitudes: NDArray[Any] | None) -> float | None:
@@ -226,8 +225,7 @@ def _converted(
             quantizer.model.topological_sort()  # checkers require an order that it leaves to whoever saves
     except Exception as error:  # it raises ValueError, KeyError, AssertionError and more
         raise CannotQuantise(f"ONNX Runtime cannot quantise it: {str(error).strip().splitlines()[0]}") from error
-    made: ModelProto = quantizer.model.model
-    return made
+    return quantizer.model.model
 
 
 def _ranges(model: ModelProto, kinds: Sequence[str], feeds: Sequence[Feed], folder: Path) -> dict[str, Any]:

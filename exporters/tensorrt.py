@@ -378,8 +378,7 @@ def _logger(trt: TensorRT, errors: list[str]) -> ILogger:
         if severity in severe:
             errors.append(message.strip())
 
-    logger: ILogger = type("ErrorLog", (trt.ILogger,), {"log": log})()
-    return logger
+    return type("ErrorLog", (trt.ILogger,), {"log": log})()
 
 
 def _layer_times(trt: TensorRT, rows: list[tuple[str, float]]) -> IProfiler:
@@ -388,8 +387,7 @@ def _layer_times(trt: TensorRT, rows: list[tuple[str, float]]) -> IProfiler:
     def report_layer_time(_: object, layer_name: str, ms: float) -> None:
         rows.append((layer_name, float(ms)))
 
-    profiler: IProfiler = type("LayerTimes", (trt.IProfiler,), {"report_layer_time": report_layer_time})()
-    return profiler
+    return type("LayerTimes", (trt.IProfiler,), {"report_layer_time": report_layer_time})()
 
 
 def _monitor(trt: TensorRT, until_s: float, late: list[str]) -> IProgressMonitor:
@@ -403,8 +401,7 @@ def _monitor(trt: TensorRT, until_s: float, late: list[str]) -> IProgressMonitor
     def ignore(*_: object) -> None: ...
 
     methods = {"step_complete": step_complete, "phase_start": ignore, "phase_finish": ignore}
-    monitor: IProgressMonitor = type("Deadline", (trt.IProgressMonitor,), methods)()
-    return monitor
+    return type("Deadline", (trt.IProgressMonitor,), methods)()
 
 
 def _started(create: Callable[[], T], errors: Sequence[str]) -> T:

@@ -92,8 +92,7 @@ def _compile_for_real() -> None:
 
 
 def _shipped(module: str) -> "tuple[Shipped, ...]":
-    shipped: tuple[Shipped, ...] = import_module(module).SHIPPED
-    return shipped
+    return import_module(module).SHIPPED
 
 
 def _jobs(module: str) -> list[_Job]:

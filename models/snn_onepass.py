@@ -206,13 +206,11 @@ class OnePass(nn.Module):
         current, _ = self._stem(images)  # with its bias
         if is_hooked(self.lif1):
             self.lif1(current)  # for whoever looks on
-        spikes: torch.Tensor = self.lif2(self.lif1.first(current), self.conv2)
-        return spikes
+        return self.lif2(self.lif1.first(current), self.conv2)
 
     def _read_out(self, spikes: torch.Tensor) -> torch.Tensor:
         hidden = self.fc1(self.flatten(spikes.flatten(0, 1))).relu()
-        logits: torch.Tensor = self.fc2(hidden).unflatten(0, (self.time_steps, -1)).mean(0)
-        return logits
+        return self.fc2(hidden).unflatten(0, (self.time_steps, -1)).mean(0)
 
     def _stem(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the current of lif1, (T, B, 64, 32, 32), and a bias (64,) that is not yet added."""
@@ -239,8 +237,7 @@ class OnePass(nn.Module):
 
     @staticmethod
     def _fired(neurons: nn.Module, current: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        spikes: torch.Tensor = neurons(current) if bias is None else neurons(current, bias=bias)
-        return spikes
+        return neurons(current) if bias is None else neurons(current, bias=bias)
 
 
 def _rate_coded(images: torch.Tensor, time_steps: int, p_scale: float, uniforms: torch.Tensor | None) -> torch.Tensor:

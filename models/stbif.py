@@ -59,8 +59,7 @@ class Quantiser(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return scale times codes, in the shape and dtype of `x` (B, ...)."""
         if torch.is_grad_enabled() and (x.requires_grad or self.scale.requires_grad):
-            values: torch.Tensor = _Lsq.apply(x, self.scale, self.neg_min, self.pos_max)
-            return values
+            return _Lsq.apply(x, self.scale, self.neg_min, self.pos_max)
         return _quantised(x, self.scale, self.neg_min, self.pos_max)
 
 
@@ -109,8 +108,7 @@ class _Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.relu(self.bn1(self.conv1(x)))
         shortcut = x if self.downsample is None else self.downsample(x)
-        out: torch.Tensor = self.relu2(self.bn2(self.conv2(inner)) + shortcut)
-        return out
+        return self.relu2(self.bn2(self.conv2(inner)) + shortcut)
 
 
 def _downsampling(inputs: int, outputs: int, stride: int) -> nn.Sequential:
@@ -150,8 +148,7 @@ class QuantisedResNet18(nn.Module):
         """Return logits (B, 10) of images (B, 3, 32, 32)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        logits: torch.Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
-        return logits
+        return self.fc(torch.flatten(self.avgpool(x), 1))
 
     def neurons(self) -> list[nn.Module]:
         """Return the quantisers, whose outputs are scale * codes (B, ...), in forward order."""
@@ -358,8 +355,7 @@ def _encoded(charge: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
 
 def _steps(folded: torch.Tensor, time_steps: int) -> torch.Tensor:
     """Return (T*B, ...) as (T, B, ...)."""
-    steps: torch.Tensor = folded.unflatten(0, (time_steps, -1))
-    return steps
+    return folded.unflatten(0, (time_steps, -1))
 
 
 def _summed(folded: torch.Tensor, time_steps: int) -> torch.Tensor:
@@ -634,8 +630,7 @@ class _Folded(nn.Module):
             return self.convolved(x, bias)
         if isinstance(layer, nn.Conv2d):
             x = x.contiguous() if self._by_planes else x
-            y: torch.Tensor = layer._conv_forward(x, weight, bias)
-            return y
+            return layer._conv_forward(x, weight, bias)
         return functional.linear(x, weight, bias)
 
     def convolved(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

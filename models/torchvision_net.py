@@ -43,8 +43,7 @@ class OneStageDetector(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Return what the heads say of each anchor (B, anchors, ...), for normalised images (B, 3, H, W)."""
-        found: dict[str, Tensor] = self.head(list(self.backbone(images).values()))
-        return found
+        return self.head(list(self.backbone(images).values()))
 
 
 def build(*, name: str, kernels: Kernels, image_size: int, is_random: bool = True, **shape: Any) -> nn.Module:
@@ -130,5 +129,4 @@ def _preprocess(net: Any, preset: Any, input_shape: tuple[int, ...]) -> Callable
     else:
         normalise = v2.Normalize(net.transform.image_mean, net.transform.image_std)
         preset = v2.Compose([v2.Resize(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalise])
-    prepare: Callable[[Any], Tensor] = Compose([preset])  # the module itself would become a part of the net
-    return prepare
+    return Compose([preset])  # the module itself would become a part of the net

@@ -103,8 +103,7 @@ class Mixer(nn.Module):
             u, delta, weights.A, B, C, weights.D, form=self.scan, implementation=self.implementation
         )
         gate = functional.silu(functional.linear(x[:, index], to_z))
-        mixed: torch.Tensor = self.out_proj((y[0, :, index] + y[1, :, 0]) * gate)
-        return mixed
+        return self.out_proj((y[0, :, index] + y[1, :, 0]) * gate)
 
     def _convolved(self, u: torch.Tensor, weights: Weights) -> torch.Tensor:
         return causal_conv1d_pair(u, weights.conv, weights.conv_bias, implementation=self.implementation)
@@ -266,8 +265,7 @@ class Vim(nn.Module):
         blocks = enumerate(self.blocks()[:-1])
         names = [f"model.layers.{i}.{name}" for i, block in blocks for name, _ in block.named_parameters()]
         values = dict(zip(names, parameters, strict=True))
-        both: tuple[torch.Tensor, torch.Tensor] = torch.func.functional_call(_Layered(self), values, (tokens,))
-        return both
+        return torch.func.functional_call(_Layered(self), values, (tokens,))
 
     def _called(
         self, tokens: torch.Tensor, kept: "_Kept", finish: Callable[[torch.Tensor, torch.Tensor], Result]
@@ -294,8 +292,7 @@ class Vim(nn.Module):
         normed, residual = last.norm(hidden, residual)
         hidden = last.mixer.token(normed, its, self.class_index)
         normed, _ = self.norm_f(hidden, residual[:, self.class_index])
-        logits: torch.Tensor = self.head(normed)
-        return logits
+        return self.head(normed)
 
     def _callable(self, tokens: torch.Tensor, weights: list[Weights]) -> "_Kept | None":
         """Return what is kept if the layers' kernels in C may be called without their ops."""

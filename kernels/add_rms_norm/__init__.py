@@ -35,8 +35,7 @@ def add_rms_norm(
     """
     _check(hidden, residual, weight)
     run = _implementation(implementation, hidden.device).add_rms_norm
-    results: tuple[torch.Tensor, torch.Tensor] = run(hidden, residual, weight, eps)
-    return results
+    return run(hidden, residual, weight, eps)
 
 
 def _check(hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> None:

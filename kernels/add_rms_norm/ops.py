@@ -29,5 +29,4 @@ def add_rms_norm(
     dim = hidden.shape[-1]
     if kernel == "triton" and dim > _MAX_TRITON_DIM:
         raise Unavailable(f"add_rms_norm: the Triton kernel holds rows of at most {_MAX_TRITON_DIM}, not {dim}")
-    results: tuple[torch.Tensor, torch.Tensor] = norm_op[kernel](hidden, residual, weight, eps)
-    return results
+    return norm_op[kernel](hidden, residual, weight, eps)

@@ -37,8 +37,7 @@ def causal_conv1d(
     """
     _check("causal_conv1d", (), x, weight, bias, activation)
     run = _implementation(implementation, x.device).causal_conv1d
-    y: torch.Tensor = run(x, weight, bias, activation, reverse)
-    return y
+    return run(x, weight, bias, activation, reverse)
 
 
 def causal_conv1d_pair(
@@ -56,8 +55,7 @@ def causal_conv1d_pair(
     """
     _check("causal_conv1d_pair", (2,), x, weight, bias, activation)
     run = _implementation(implementation, x.device).causal_conv1d_pair
-    y: torch.Tensor = run(x, weight, bias, activation)
-    return y
+    return run(x, weight, bias, activation)
 
 
 def _check(

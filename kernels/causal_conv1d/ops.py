@@ -29,8 +29,7 @@ def causal_conv1d(
     reverse: bool,
 ) -> torch.Tensor:
     """Return y (batch, length, channels) in the dtype of x; Unavailable for float64, a gradient or another device."""
-    y: torch.Tensor = infer("causal_conv1d", conv_op, kernel, x, weight, bias, activation == "silu", reverse)
-    return y
+    return infer("causal_conv1d", conv_op, kernel, x, weight, bias, activation == "silu", reverse)
 
 
 def causal_conv1d_pair(

@@ -64,5 +64,4 @@ def exact_conv2d(
     module = _implementation(implementation, x.device)
     digits = pack(weight) if packed is None else packed
     step = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
-    y: torch.Tensor | None = module.exact_conv2d(x, weight, bias, digits, step, largest, stride, padding)
-    return y
+    return module.exact_conv2d(x, weight, bias, digits, step, largest, stride, padding)

@@ -80,8 +80,7 @@ class SpikeConvolution:
         if torch.compiler.is_compiling():
             scale, largest = (None, 0) if grid is None else grid
             shape = list(weight.shape if self._shape is None else self._shape)
-            y: torch.Tensor = _op["native"](x, weight, bias, scale, largest, shape, self._per_weight, stride, padding)
-            return y
+            return _op["native"](x, weight, bias, scale, largest, shape, self._per_weight, stride, padding)
         return self.convolved(x, weight, bias, stride, padding, grid)
 
     def convolved(
@@ -117,10 +116,9 @@ class SpikeConvolution:
         first (T, B, C, H, W); `benchd.kernels.lif.native` says what such neurons are.
         """
         if torch.compiler.is_compiling():
-            pooled: torch.Tensor = _periods_op["native"](
+            return _periods_op["native"](
                 first, weight, bias, grid.scale, grid.largest, self._per_weight, padding, decay, threshold
             )
-            return pooled
         current = self._in_integers(first.flatten(0, 1), weight, None, 1, padding, grid)
         if current is not None:
             return lif_pool_periods(current.unflatten(0, first.shape[:2]), bias, decay=decay, threshold=threshold)
@@ -227,8 +225,7 @@ def _layer_of(weight: torch.Tensor, shape: list[int], per_weight: int) -> SpikeC
     kept, name = vars(weight), f"spike_layer_{per_weight}"
     if name not in kept:
         kept[name] = SpikeConvolution(tuple(shape), per_weight)
-    layer: SpikeConvolution = kept[name]
-    return layer
+    return kept[name]
 
 
 @cache

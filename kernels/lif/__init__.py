@@ -43,8 +43,7 @@ def lif(
     """
     _check("lif", current, reset)
     module = _implementation(implementation, current.device)
-    spikes: torch.Tensor = module.lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
-    return spikes
+    return module.lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
 
 
 def lif_pool(
@@ -77,10 +76,7 @@ def lif_pool(
     if output not in {"mean", "counts"}:
         raise ValueError(f"lif_pool: output must be 'mean' or 'counts', not {output!r}")
     module = _implementation(implementation, current.device)
-    pooled: torch.Tensor = module.lif_pool(
-        current, decay=decay, gain=gain, threshold=threshold, reset=reset, bias=bias, output=output
-    )
-    return pooled
+    return module.lif_pool(current, decay=decay, gain=gain, threshold=threshold, reset=reset, bias=bias, output=output)
 
 
 def _check(op: str, current: torch.Tensor, reset: str, bias: torch.Tensor | None = None) -> None:

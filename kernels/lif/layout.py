@@ -52,8 +52,7 @@ def pooled_memory(
     steps, batch, channels, height, width = shape
     pictures = (steps * batch, channels, height // 2, width // 2)
     flat = torch.empty(pictures, dtype=dtype, device=device, memory_format=memory_format(channels_last))
-    pooled: torch.Tensor = flat.unflatten(0, (steps, batch))
-    return pooled
+    return flat.unflatten(0, (steps, batch))
 
 
 def memory_format(channels_last: bool) -> torch.memory_format:

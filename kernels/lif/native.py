@@ -119,8 +119,7 @@ def lif_pool_first(
 
     current (B, C, H, W), in float32 or float64.
     """
-    first: torch.Tensor = _first["native"](current, steps, decay, gain, threshold)
-    return first
+    return _first["native"](current, steps, decay, gain, threshold)
 
 
 def lif_pool_periods(
@@ -131,8 +130,7 @@ def lif_pool_periods(
     At step t they receive bias (C,) plus current[d - 1] for each divisor d of t. current (T, B, C, H, W) is float32 or
     float64 and has 16 channels or more.
     """
-    pooled: torch.Tensor = _periods["native"](current, bias, decay, gain, threshold)
-    return pooled
+    return _periods["native"](current, bias, decay, gain, threshold)
 
 
 @computes(_first, "native")

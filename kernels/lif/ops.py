@@ -40,8 +40,7 @@ def lif(
     """Return the spikes of `current` (T, ...); Unavailable if `kernel` cannot take it or a gradient is wanted."""
     _check("lif", kernel, current)
     one, repeats = layout.one_of_equal_steps(current)
-    spikes: torch.Tensor = lif_op[kernel](one, repeats, decay, gain, threshold, reset == "subtract")
-    return spikes
+    return lif_op[kernel](one, repeats, decay, gain, threshold, reset == "subtract")
 
 
 def lif_pool(
@@ -61,8 +60,7 @@ def lif_pool(
     _check("lif_pool", kernel, current, bias)
     one, repeats = layout.one_of_equal_steps(current)
     subtract, counts = reset == "subtract", output == "counts"
-    pooled: torch.Tensor = lif_pool_op[kernel](one, bias, repeats, decay, gain, threshold, subtract, counts)
-    return pooled
+    return lif_pool_op[kernel](one, bias, repeats, decay, gain, threshold, subtract, counts)
 
 
 def _check(op: str, kernel: Kernel, current: torch.Tensor, bias: torch.Tensor | None = None) -> None:

@@ -18,8 +18,7 @@ _SLOPE = 4.0
 def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
     """Return the spikes of `current` (T, ...), differentiable in it through the sigmoid surrogate."""
     if torch.is_grad_enabled() and current.requires_grad:
-        spikes: torch.Tensor = _Lif.apply(current, decay, gain, threshold, reset)[0]
-        return spikes
+        return _Lif.apply(current, decay, gain, threshold, reset)[0]
     if torch.compiler.is_compiling():
         return _traced(current, decay, gain, threshold, reset)[0]
     return _in_place(current, None, decay, gain, threshold, reset)

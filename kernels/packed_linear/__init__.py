@@ -37,8 +37,7 @@ class PackedLinear:
             return torch.matmul(x, self._weight.to(dtype).mT)
         if _multiplies_in_tiles(dtype):
             return self._in_tiles(x)
-        y: torch.Tensor = native.linear_op["native"](x, self._for(dtype), self._weight.shape[-2])
-        return y
+        return native.linear_op["native"](x, self._for(dtype), self._weight.shape[-2])
 
     def suits(self, dtype: torch.dtype) -> bool:
         """Return whether the weight can be packed in `dtype`."""

@@ -52,8 +52,7 @@ def selective_scan(
     _check_form("selective_scan", form)
     _check("selective_scan", (), u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
     run = _implementation(implementation, u.device).selective_scan
-    y: torch.Tensor = run(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
-    return y
+    return run(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
 
 
 def selective_scan_pair(
@@ -77,8 +76,7 @@ def selective_scan_pair(
     _check_form("selective_scan_pair", form)
     _check("selective_scan_pair", (2,), u=u, delta=delta, A=A, B=B, C=C, D=D, delta_bias=delta_bias)
     run = _implementation(implementation, u.device).selective_scan_pair
-    y: torch.Tensor = run(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
-    return y
+    return run(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
 
 
 def delta_projection(
@@ -94,8 +92,7 @@ def delta_projection(
     if weight.dim() != 3 or (weight.shape[0], weight.shape[2]) != (2, low.shape[3]):
         raise ValueError(f"{op}: weight must be (2, channels, {low.shape[3]}), not {tuple(weight.shape)}")
     _check_shape(op, "bias", bias, weight.shape[:2])
-    delta: torch.Tensor = _implementation(implementation, low.device).delta_projection(low, weight, bias)
-    return delta
+    return _implementation(implementation, low.device).delta_projection(low, weight, bias)
 
 
 def bidirectional_scan(
@@ -129,8 +126,7 @@ def bidirectional_scan(
     _check_shape(op, "bias", bias, per_channel)
     _check_shape(op, "z", z, u.shape[1:])
     run = _implementation(implementation, u.device).bidirectional_scan
-    y: torch.Tensor = run(u, low, weight, bias, A, B, C, D, z, form)
-    return y
+    return run(u, low, weight, bias, A, B, C, D, z, form)
 
 
 def _check_low(op: str, low: torch.Tensor) -> None:

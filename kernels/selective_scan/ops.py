@@ -91,5 +91,4 @@ def selective_scan_pair(
 ) -> torch.Tensor:
     """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse; raises the same."""
     tensors = u, delta, A, B, C, D, None, delta_bias
-    y: torch.Tensor = infer("selective_scan_pair", scan_op, kernel, *tensors, delta_softplus, False, form)
-    return y
+    return infer("selective_scan_pair", scan_op, kernel, *tensors, delta_softplus, False, form)

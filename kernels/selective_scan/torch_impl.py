@@ -113,13 +113,11 @@ def bidirectional_scan(
 ) -> torch.Tensor:
     """Return the gated sum of both scans, (batch, length, channels) in the dtype of u."""
     y = selective_scan_pair(u, _projected(low, weight), A, B, C, D, bias, True, form)
-    gated: torch.Tensor = (y[0] + y[1]) * functional.silu(z).to(u.dtype)
-    return gated
+    return (y[0] + y[1]) * functional.silu(z).to(u.dtype)
 
 
 def _projected(low: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    projected: torch.Tensor = torch.bmm(low.flatten(1, 2), weight.mT.to(low.dtype)).unflatten(1, low.shape[1:3])
-    return projected
+    return torch.bmm(low.flatten(1, 2), weight.mT.to(low.dtype)).unflatten(1, low.shape[1:3])
 
 
 def _in_groups(scanned: Callable[..., torch.Tensor], dim: int, numbers: int, *tensors: torch.Tensor) -> torch.Tensor:
@@ -145,8 +143,7 @@ def _steps(delta: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> to
         return delta
     if torch.compiler.is_compiling() or delta.device.type != "cpu":
         return functional.softplus(delta)
-    steps: torch.Tensor = _Softplus.apply(delta)
-    return steps
+    return _Softplus.apply(delta)
 
 
 class _Softplus(torch.autograd.Function):
@@ -227,8 +224,7 @@ def _chunked(tensor: torch.Tensor, chunk: int) -> torch.Tensor:
     """Return (length, ...) as (chunks, chunk, ...); a token of zeros, at either end, leaves the state as it is."""
     missing = -len(tensor) % chunk
     padded = functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing))
-    chunks: torch.Tensor = padded.unflatten(0, (-1, chunk))
-    return chunks
+    return padded.unflatten(0, (-1, chunk))
 
 
 def _handed_on(products: torch.Tensor, states: torch.Tensor, reverse: bool) -> torch.Tensor:

@@ -59,8 +59,7 @@ def spike_conv2d(
     require_convolution("spike_conv2d", x, weight, bias, padding)
     if packed is not None and (packed.dtype, packed.shape) != (torch.float32, native.packed_shape(weight)):
         raise ValueError(f"spike_conv2d: packed must be pack(weight), not {packed.dtype} {tuple(packed.shape)}")
-    y: torch.Tensor = _module(implementation, x.device).spike_conv2d(x, weight, bias, stride, padding, packed)
-    return y
+    return _module(implementation, x.device).spike_conv2d(x, weight, bias, stride, padding, packed)
 
 
 def _module(implementation: str, device: torch.device) -> ModuleType:

@@ -50,10 +50,7 @@ def spike_conv2d(
     """Return y (N, O, H', W') in the dtype of x, channels last; Unavailable for float64, a gradient or a GPU."""
     require_inference("spike_conv2d", "native", x, weight, bias)
     refuse_float64("spike_conv2d", "native", x)
-    y: torch.Tensor = _op["native"](
-        x, pack(weight) if packed is None else packed, bias, list(weight.shape), stride, padding
-    )
-    return y
+    return _op["native"](x, pack(weight) if packed is None else packed, bias, list(weight.shape), stride, padding)
 
 
 def convolved(
@@ -61,8 +58,7 @@ def convolved(
 ) -> torch.Tensor:
     """Return what `spike_conv2d` does where it is known that it can run; `shape` is the packed weight's."""
     run = _op["native"] if is_watched() else _convolved
-    y: torch.Tensor = run(x, packed, bias, list(shape), stride, padding)
-    return y
+    return run(x, packed, bias, list(shape), stride, padding)
 
 
 class Problem(ctypes.Structure):

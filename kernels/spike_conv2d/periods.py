@@ -38,8 +38,7 @@ def convolved(
     """
     if shape[0] % BLOCK or shape[1] != first.shape[2] or packed.numel() != math.prod(shape):
         raise ValueError(f"spike_conv2d: a weight {tuple(shape)} by period does not fit x {tuple(first.shape)}")
-    pooled: torch.Tensor = _op["native"](first, packed, bias, shape, padding, decay, gain, threshold)
-    return pooled
+    return _op["native"](first, packed, bias, shape, padding, decay, gain, threshold)
 
 
 @op("spike_conv2d_periods")

@@ -45,8 +45,7 @@ def stbif(
     _check_steps("stbif", current)
     _check_neuron(threshold, pos_max, neg_min, output)
     module = _implementation(implementation, current.device)
-    spikes: torch.Tensor = module.stbif(current, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
-    return spikes
+    return module.stbif(current, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
 
 
 def stbif_block(
@@ -72,10 +71,9 @@ def stbif_block(
     _check_neuron(threshold, pos_max, neg_min, output)
     _check_terms(current, bias, residual)
     module = _implementation(implementation, current.device)
-    spikes: torch.Tensor = module.stbif_block(
+    return module.stbif_block(
         current, bias=bias, residual=residual, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output
     )
-    return spikes
 
 
 def max_pool_delta(
@@ -94,8 +92,7 @@ def max_pool_delta(
     _check_steps("max_pool_delta", values)
     _check_windows(values, kernel_size, stride, padding)
     module = _implementation(implementation, values.device)
-    pooled: torch.Tensor = module.max_pool_delta(values, kernel_size=kernel_size, stride=stride, padding=padding)
-    return pooled
+    return module.max_pool_delta(values, kernel_size=kernel_size, stride=stride, padding=padding)
 
 
 def _check_steps(op: str, tensor: torch.Tensor) -> None:

@@ -63,8 +63,7 @@ def frames(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def pictures(values: torch.Tensor) -> torch.Tensor:
     """Return a buffer for the gradient of `values` (T, B, C, H, W), in the state's dtype, channels last in a step."""
-    buffer: torch.Tensor = torch.empty_like(frames(values, state_dtype(values))).unflatten(0, values.shape[:2])
-    return buffer
+    return torch.empty_like(frames(values, state_dtype(values))).unflatten(0, values.shape[:2])
 
 
 def pooled(values: torch.Tensor, dtype: torch.dtype, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
@@ -73,5 +72,4 @@ def pooled(values: torch.Tensor, dtype: torch.dtype, kernel_size: int, stride: i
     sides = ((side + 2 * padding - kernel_size) // stride + 1 for side in size)
     shape = (steps * batch, width, *sides)
     flat = torch.empty(shape, dtype=dtype, device=values.device, memory_format=torch.channels_last)
-    out: torch.Tensor = flat.unflatten(0, (steps, batch))
-    return out
+    return flat.unflatten(0, (steps, batch))

@@ -72,8 +72,7 @@ def stbif(
     require_device("stbif", kernel, current)
     arguments = current, bias, residual, threshold_of(threshold, current), pos_max, neg_min
     if output == "values":
-        values: torch.Tensor = stbif_op[kernel](*arguments, False)
-        return values
+        return stbif_op[kernel](*arguments, False)
     with torch.no_grad():
         codes: torch.Tensor = stbif_op[kernel](*arguments, True)
     return codes
@@ -84,8 +83,7 @@ def max_pool_delta(
 ) -> torch.Tensor:
     """Return the pooled running sum of `values` (T, B, C, H, W), differenced over T; the result lies channels last."""
     require_device("max_pool_delta", kernel, values)
-    result: torch.Tensor = max_pool_delta_op[kernel](values, kernel_size, stride, padding)
-    return result
+    return max_pool_delta_op[kernel](values, kernel_size, stride, padding)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -19,8 +19,7 @@ def stbif(
     """Return codes (int8) or values of `current` (T, ...); values are differentiable in current and threshold."""
     s = threshold_of(threshold, current).reshape(())
     if output == "values" and torch.is_grad_enabled() and (current.requires_grad or s.requires_grad):
-        values: torch.Tensor = _StBif.apply(current, s, pos_max, neg_min)[0]
-        return values
+        return _StBif.apply(current, s, pos_max, neg_min)[0]
     if torch.compiler.is_compiling():
         codes = _traced(current.detach(), s.detach(), pos_max, neg_min)[0]
         return codes.to(torch.int8) if output == "codes" else (s * codes).to(current.dtype)
