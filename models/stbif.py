@@ -9,7 +9,8 @@ each t < step = P, spikes for T steps and sums its output over T:
     MaxPool        -> pool of the running sum, differenced over t
     layers before the first neuron see one input, so they run once; affine layers after the last one run on the sum
 
-In exact arithmetic the sum equals the QANN's output for T >= `settling_steps` (37 for the ResNet at level 8).
+In exact arithmetic the sum equals the QANN's output for T >= step + L (P - 1), L the neuron layers on the longest path:
+the input ends at step - 1, and each layer may need P - 1 further steps to settle. At level 8 that is 37 for the ResNet.
 Sources: learned step size quantisation (LSQ, ICLR 2020), SpikeZIP-TF (ICML 2024), torchvision's ResNet.
 """
 
@@ -52,7 +53,6 @@ class Quantiser(nn.Module):
 
     def __init__(self, level: int) -> None:
         super().__init__()
-        self.level = level
         self.pos_max = level // 2 - 1
         self.scale = nn.Parameter(torch.tensor(1.0))
 
@@ -212,21 +212,6 @@ def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) ->
     if stem.shape[1:] == (3, 7, 7):
         raise WeightsError(f"{held}; pass --option width={len(stem)}")
     raise WeightsError(f"{held}: only the stem of 7x7 with stride 2 and a max pool is known")
-
-
-def settling_steps(qann: nn.Module) -> int:
-    """Return the T from which the converted net equals `qann` in exact arithmetic.
-
-    That is step + L (R - 1) for L neuron layers on the longest path, each of range R = pos_max - neg_min: the input
-    ends at step - 1, and each layer may need R - 1 further steps to settle. Raises ValueError as `convert` does.
-    """
-    graph = _trace(qann)
-    delay: dict[fx.Node, int] = {}
-    for node in graph.nodes:
-        layer = _module(qann, node)
-        own = layer.pos_max - layer.neg_min - 1 if isinstance(layer, Quantiser) else 0
-        delay[node] = own + max((delay[source] for source in node.all_input_nodes), default=0)
-    return _step(qann, graph) + max(delay.values())
 
 
 def convert(qann: nn.Module, time_steps: int, *, kernels: Kernels = "torch") -> SpikingNetwork:

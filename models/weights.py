@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import copy
-import hashlib
 import importlib
 import re
 import warnings
@@ -27,18 +26,6 @@ _NAMED = 5
 
 class WeightsError(ValueError):
     """A weights file cannot be read, or does not fit the module; the message names the file or the keys."""
-
-
-def digest(path: str | Path) -> str:
-    """Return the SHA-256 of the file in hexadecimal digits; raise WeightsError where it cannot be read."""
-    sha256 = hashlib.sha256()
-    try:
-        with Path(path).open("rb") as file:
-            while piece := file.read(2**20):
-                sha256.update(piece)
-    except OSError as error:
-        raise WeightsError(f"{path}: {error.strerror}") from error
-    return sha256.hexdigest()
 
 
 def read(path: str | Path) -> dict[str, torch.Tensor]:

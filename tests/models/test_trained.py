@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from simulations import slow
 
 from benchd.daemon.errors import UsageError
-from benchd.models import catalog, data, demo, stbif, weights
+from benchd.models import catalog, data, demo, weights
 from benchd.models.demo import CHECKPOINTS, train
 from benchd.models.demo.train import Digits, Recipe
 
@@ -66,9 +66,7 @@ def test_half_precision_answers_as_float32_does(model):
 def test_the_spiking_net_equals_its_quantised_one_image_for_image(every):
     """By class, and in float64 all but the last bits: of one in four images, and under `slow` of all."""
     x, quantised = images("qann_resnet18").images, loaded("qann_resnet18")
-    steps = stbif.settling_steps(quantised)
-    spiking = loaded("snn_stbif_resnet18", time_steps=steps)
-    assert steps == 37
+    spiking = loaded("snn_stbif_resnet18", time_steps=37)
     assert torch.equal(answers(spiking, x).argmax(1), classes("qann_resnet18"))
     x = x[::every].double()
     torch.testing.assert_close(answers(spiking.double(), x), answers(quantised.double(), x), rtol=0, atol=1e-9)

@@ -2,7 +2,6 @@
 
 import argparse
 import fractions
-import hashlib
 import math
 import pickle
 
@@ -114,8 +113,6 @@ def test_text_and_missing_files_are_named(tmp_path, suffix):
     path = tmp_path / f"w.{suffix}"
     with pytest.raises(WeightsError, match="no such file"):
         weights.read(path)
-    with pytest.raises(WeightsError, match="No such file"):
-        weights.digest(path)
     path.write_text("not weights at all, only some text that is longer than a header")
     with pytest.raises(WeightsError, match=rf"w\.{suffix}: not a complete") as caught:
         weights.read(path)
@@ -172,12 +169,6 @@ def test_numbers_that_are_no_weights_are_refused_by_name(weight, words):
     with pytest.raises(WeightsError, match=words):
         weights.apply(module, {"weight": weight, "bias": torch.zeros(3)})
     weights.apply(module, {"weight": torch.ones(3, 2, dtype=torch.bfloat16), "bias": torch.zeros(3)})
-
-
-def test_the_digest_is_that_of_the_bytes(tmp_path):
-    content = bytes(range(256)) * 9000
-    (tmp_path / "w.pth").write_bytes(content)
-    assert weights.digest(tmp_path / "w.pth") == hashlib.sha256(content).hexdigest()
 
 
 def test_a_vim_takes_its_classes_from_the_file(tmp_path, state):
