@@ -74,10 +74,10 @@ class Gap(NamedTuple):
 class Filter(NamedTuple):
     """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags.
 
-    `check` is the verdict of the numerical check, or UNCHECKED.
+    `device` is an id, and `check` the verdict of the numerical check, or UNCHECKED.
     """
 
-    device_id: str = ""
+    device: str = ""
     model: str = ""
     variant: str = ""
     status: str = ""
@@ -244,7 +244,7 @@ def _count(table: Any, which: Filter) -> Select[Any]:
 
 
 def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
-    exact = {"device_id": which.device_id, "model": which.model, "variant": which.variant, "status": which.status}
+    exact = {"device_id": which.device, "model": which.model, "variant": which.variant, "status": which.status}
     checked = table.c.checked.is_(None) if which.check == UNCHECKED else table.c.checked == which.check
     return [table.c[name] == value for name, value in exact.items() if value] + ([checked] if which.check else [])
 

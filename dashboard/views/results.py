@@ -5,8 +5,9 @@ from asyncio import to_thread
 from collections.abc import Iterable, Iterator
 from csv import writer
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from fastapi import Depends
 from nicegui import app, events, ui
 from starlette.responses import Response, StreamingResponse
 
@@ -25,6 +26,8 @@ NEWEST = "measured_s"
 EMPTY = "No results match. Clear the filters, or measure something: bench-once --mqtt URL."
 STATUSES = ["ok", "failed", "timeout", "unsupported", "aborted"]
 CHECKS = ["passed", "failed", "void", queries.UNCHECKED]
+
+_Which = Annotated[Filter, Depends()]  # its fields are the words of the URL
 
 
 class _Column(NamedTuple):
@@ -68,11 +71,7 @@ class _Asked(NamedTuple):
             "page": str(self.page) if self.page > 1 else "",
             "rows": str(self.rows) if self.rows != ROWS[0] else "",
         }
-        return query(_given(self.which) | paging)
-
-
-def _given(which: Filter) -> dict[str, str]:
-    return {name.removesuffix("_id"): value for name, value in which._asdict().items()}
+        return query(self.which._asdict() | paging)
 
 
 class _Table(ui.table, component="results_table.js"):
@@ -84,26 +83,11 @@ def add(store: Store) -> None:
     app.get("/record/{key}")(lambda key: _raw(store, key))
 
     @app.get("/results.csv")
-    def csv(
-        device: str = "", model: str = "", variant: str = "", status: str = "", check: str = "", text: str = ""
-    ) -> StreamingResponse:
-        which = Filter(device, model, variant, status, check, text)
+    def csv(which: _Which) -> StreamingResponse:
         return StreamingResponse(csv_lines(store, which), media_type="text/csv")
 
     @ui.page("/results", response_timeout=PATIENCE_S)
-    async def results(
-        device: str = "",
-        model: str = "",
-        variant: str = "",
-        status: str = "",
-        check: str = "",
-        text: str = "",
-        sort: str = NEWEST,
-        up: int = 0,
-        page: int = 1,
-        rows: int = ROWS[0],
-    ) -> None:
-        which = Filter(device, model, variant, status, check, text)
+    async def results(which: _Which, sort: str = NEWEST, up: int = 0, page: int = 1, rows: int = ROWS[0]) -> None:
         rows = rows if rows in ROWS else ROWS[0]
         asked = _Asked(which, sort if sort in COLUMNS else NEWEST, not up, limits.page(page), rows)
         async with frame("Results"):
@@ -128,7 +112,7 @@ def _csv(rows: Iterable[Iterable[object]]) -> str:
 async def _show(store: Store, asked: _Asked) -> None:
     offered = await to_thread(_offered, store)
     with ui.row().style("gap: .75rem; width: 100%"):
-        inputs = _filters(offered, _given(asked.which))
+        inputs = _filters(offered, asked.which._asdict())
         search = ui.input("search", value=asked.which.text).props("debounce=300 clearable dense")
     empty = notice(EMPTY)
     table = _table(asked)
@@ -154,7 +138,7 @@ async def _show(store: Store, asked: _Asked) -> None:
         table.rows[:] = [_row(result, names) for result in found.results]
         table.columns[:] = _columns(found.results)
         table.update()
-        csv.props["href"] = f"/results.csv{query(_given(wanted.which))}"
+        csv.props["href"] = f"/results.csv{query(wanted.which._asdict())}"
         empty.set_visibility(not found.total)
         shown[:] = now
 
@@ -181,7 +165,7 @@ async def _show(store: Store, asked: _Asked) -> None:
 
 def _chosen(table: _Table, inputs: dict[str, ui.select], search: ui.input) -> _Asked:
     paging, fields = table.pagination, {name: field.value or "" for name, field in inputs.items()}
-    which = Filter(fields.pop("device"), **fields, text=search.value or "")
+    which = Filter(**fields, text=search.value or "")
     rows = int(paging["rowsPerPage"])
     sort = str(paging["sortBy"] or NEWEST)
     return _Asked(which, sort, bool(paging["descending"]), int(paging["page"]), rows if rows in ROWS else ROWS[0])

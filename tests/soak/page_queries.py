@@ -34,7 +34,7 @@ def asked(store: Store, known: Result) -> dict[str, Callable[[], object]]:
 
     return {
         "results": results(Filter()),
-        "of a device": results(Filter(device_id=known.device_id)),
+        "of a device": results(Filter(device=known.device_id)),
         "of a model": results(Filter(model=known.model)),
         "of a variant": results(Filter(variant=known.variant)),
         "failed": results(Filter(status="failed")),
@@ -55,7 +55,7 @@ def asked(store: Store, known: Result) -> dict[str, Callable[[], object]]:
         "metrics": lambda: list(metrics.Fleet(store, time.time()).collect()),
         "missing": lambda: [queries.gaps(store), queries.unheard(store)],
         "csv": lambda: list(csv_lines(store, Filter())),
-        "csv of a device": lambda: list(csv_lines(store, Filter(device_id=known.device_id))),
+        "csv of a device": lambda: list(csv_lines(store, Filter(device=known.device_id))),
     }
 
 
