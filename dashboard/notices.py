@@ -27,11 +27,6 @@ from benchd.dashboard.store import Store
 if TYPE_CHECKING:
     from apprise import Apprise
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 Subject = Literal["regression", "silent", "failed check"]
 LOOK_S = 15.0
 CLOCK_STEP_S = 10.0  # by which the clock was set, or the machine slept, since the last look
@@ -69,7 +64,7 @@ def read(path: Path) -> Settings:
     Raises UsageError for a wrong file, address or template, NotAvailable without apprise.
     """
     try:
-        settings = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Settings)
+        settings = msgspec.toml.decode(path.read_bytes(), type=Settings)
         _message(settings, [Notice("", "silent", "a device", "a detail")])
     except (OSError, ValueError, jinja2.TemplateError) as error:
         raise UsageError(f"--notify {path}: {str(error).replace('`$.', '`')}") from error
