@@ -75,9 +75,8 @@ def _slower(store: Store) -> dict[str, list[Latest]]:
         table.c.kind.startswith("latest/"), table.c.state == "slower"
     )
     found: dict[str, list[Latest]] = defaultdict(list)
-    with store.reading() as connection:
-        for device_id, body in connection.execute(wanted.limit(10 * READ)):
-            found[device_id].append(msgspec.json.decode(body, type=Latest))
+    for device_id, body in store.read(wanted.limit(10 * READ)):
+        found[device_id].append(msgspec.json.decode(body, type=Latest))
     return found
 
 

@@ -171,8 +171,7 @@ class _Events:
         first = select(func.min(table.c.id)).where(table.c.arrived_s > since_s).scalar_subquery()
         unread = table.c.id >= first if self._last is None else table.c.id > self._last
         wanted = select(*(table.c[name] for name in ("id", "arrived_s", "device_id", "key", "body"))).where(unread)
-        with self._store.reading() as connection:
-            return connection.execute(wanted.order_by(table.c.id).limit(READ)).all()
+        return self._store.read(wanted.order_by(table.c.id).limit(READ))
 
 
 def news(store: Store, settings: Settings, now_s: float, since_s: float, events: _Events) -> Iterator[Notice]:
@@ -199,9 +198,7 @@ def _silent(store: Store, now_s: float, since_s: float, silent_s: float) -> Iter
     has_service = exists().where(document.c.device_id == table.c.device_id, document.c.kind == "status")
     wanted = select(table.c.device_id, table.c.seen_s).where(has_service)
     wanted = wanted.where(table.c.seen_s < now_s - silent_s, table.c.seen_s > now_s - NEWS_S)
-    with store.reading() as connection:
-        rows = connection.execute(wanted.order_by(table.c.device_id).limit(READ)).all()
-    for device_id, seen_s in rows:
+    for device_id, seen_s in store.read(wanted.order_by(table.c.device_id).limit(READ)):
         yield device_id, repr(seen_s), f"nothing heard for {(now_s - seen_s) / 60:.0f} minutes"
 
 
@@ -210,9 +207,7 @@ def _failed(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
     table = store.tables["result"]
     columns = [table.c[name] for name in ("device_id", "case_id", "tool_version", "fingerprint")]
     wanted = select(*columns).distinct().where(table.c.checked == "failed", table.c.arrived_s > since_s)
-    with store.reading() as connection:
-        rows = connection.execute(wanted.order_by(*columns).limit(READ)).all()
-    for device_id, case_id, tool_version, fingerprint in rows:
+    for device_id, case_id, tool_version, fingerprint in store.read(wanted.order_by(*columns).limit(READ)):
         yield device_id, f"{case_id}:{tool_version}:{fingerprint}", f"{case_id}: its answers are not those of float64"
 
 

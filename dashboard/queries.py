@@ -156,10 +156,8 @@ def latest(store: Store, device_id: str) -> list[Latest]:
     """Return the device's verdict on the last result of each planned case, by case."""
     table = store.tables["document"]
     mine = (table.c.device_id == device_id, table.c.kind.startswith("latest/"))
-    with store.reading() as connection:
-        wanted = select(table.c.body).where(*mine).order_by(table.c.kind).limit(READ)
-        bodies = connection.execute(wanted).scalars().all()
-    return [msgspec.json.decode(body, type=Latest) for body in bodies]
+    wanted = select(table.c.body).where(*mine).order_by(table.c.kind).limit(READ)
+    return [msgspec.json.decode(body, type=Latest) for (body,) in store.read(wanted)]
 
 
 class OnBoard(NamedTuple):
@@ -176,9 +174,7 @@ def deployed(store: Store) -> list[OnBoard]:
     wanted = select(table.c.device_id, table.c.body, table.c.arrived_s).where(
         table.c.kind.startswith("shipped/"), table.c.state.is_not(None)
     )
-    with store.reading() as connection:
-        rows = connection.execute(wanted.order_by(table.c.kind, table.c.device_id).limit(READ)).all()
-    return [_on_board(*row) for row in rows]
+    return [_on_board(*row) for row in store.read(wanted.order_by(table.c.kind, table.c.device_id).limit(READ))]
 
 
 def _on_board(device_id: str, body: bytes, arrived_s: float) -> OnBoard:
@@ -224,8 +220,7 @@ def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result
     table = store.tables["result"]
     mine = [*_conditions(table, which), *_contains(table, which.text)]
     wanted = select(table.c.id, *_columns(table)).where(table.c.id > id_, *mine).order_by(table.c.id).limit(limit)
-    with store.reading() as connection:
-        return {number: Result(*row) for number, *row in connection.execute(wanted)}
+    return {number: Result(*row) for number, *row in store.read(wanted)}
 
 
 def _newest(table: Any, which: Filter, columns: Sequence[Any]) -> Subquery:
@@ -268,8 +263,8 @@ def choices(store: Store, column: str) -> list[str]:
     seen = select(func.min(value).label("value")).cte(recursive=True)
     later = select(func.min(value)).where(value > seen.c.value).scalar_subquery()
     seen = seen.union_all(select(later).select_from(seen).where(seen.c.value.is_not(None)))
-    with store.reading() as connection:
-        return list(connection.execute(select(seen.c.value).where(seen.c.value.is_not(None)).limit(READ)).scalars())
+    wanted = select(seen.c.value).where(seen.c.value.is_not(None)).limit(READ)
+    return [found for (found,) in store.read(wanted)]
 
 
 def result(store: Store, key: str) -> Result | None:
@@ -333,9 +328,8 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
     table = store.tables["result"]
     measured = (table.c.median_ms > 0, ~table.c.flags.contains(PROFILED))
     mine = (table.c.device_id == device_id, table.c.case_id == case_id, *measured)
-    with store.reading() as connection:
-        rows = connection.execute(select(*_columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit))
-        return [Result(*row) for row in rows][::-1]
+    wanted = select(*_columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit)
+    return [Result(*row) for row in reversed(store.read(wanted))]
 
 
 def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
@@ -358,9 +352,7 @@ def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
     is_cleared = exists().where(*topic, document.c.body == CLEARED)
     ids = select(last).select_from(cases).where(cases.c.case_id.is_not(None), ~is_cleared)
     wanted = select(*_columns(table)).where(table.c.id.in_(ids), table.c.measured_s > since_s)
-    with store.reading() as connection:
-        rows = connection.execute(wanted.order_by(*newest_first(table)).limit(limit))
-        return [Result(*row) for row in rows]
+    return [Result(*row) for row in store.read(wanted.order_by(*newest_first(table)).limit(limit))]
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
@@ -397,11 +389,10 @@ def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str,
     highest = [func.max(case((mine, raw.c.value))) for mine in (is_power, ~is_power)]
     wanted = (raw.c.device_id.in_(device_ids), raw.c.t_s >= since_s)
     kinds = or_(is_power, raw.c.metric.like("%\\_temp\\_c%", escape="\\"))
+    grouped = select(raw.c.device_id, step, *highest).where(*wanted, kinds).group_by(raw.c.device_id, step)
     found: dict[str, list[Spark]] = defaultdict(list)
-    with store.reading() as connection:
-        grouped = select(raw.c.device_id, step, *highest).where(*wanted, kinds).group_by(raw.c.device_id, step)
-        for device_id, number, power_w, temp_c in connection.execute(grouped.order_by(step)):
-            found[device_id].append(Spark(int(number) * STEP_S, power_w, temp_c))
+    for device_id, number, power_w, temp_c in store.read(grouped.order_by(step)):
+        found[device_id].append(Spark(int(number) * STEP_S, power_w, temp_c))
     return found
 
 
@@ -429,9 +420,8 @@ def collectors(store: Store, now_s: float) -> list[Collecting]:
     """Return the collectors that have run in the last seven days."""
     table = store.tables["collector"]
     columns = [table.c[name] for name in Collecting._fields]
-    with store.reading() as connection:
-        rows = select(*columns).where(table.c.seen_s > now_s - KNOWN_S).order_by(table.c.name).limit(READ)
-        return [Collecting(*row) for row in connection.execute(rows)]
+    wanted = select(*columns).where(table.c.seen_s > now_s - KNOWN_S).order_by(table.c.name).limit(READ)
+    return [Collecting(*row) for row in store.read(wanted)]
 
 
 def refusal(store: Store, found: Sequence[Collecting], now_s: float) -> str | None:
@@ -446,8 +436,7 @@ def gaps(store: Store) -> list[Gap]:
     """
     span = store.tables["span"]
     ordered = select(span.c.device_id, span.c.stream, span.c.first, span.c.last).order_by(*span.primary_key)
-    with store.reading() as connection:
-        spans = [Gap(*row) for row in connection.execute(ordered)]
+    spans = [Gap(*row) for row in store.read(ordered)]
     found = [
         Gap(one.device_id, one.stream, one.last + 1, other.first - 1)
         for one, other in itertools.pairwise(spans)
@@ -465,8 +454,7 @@ def unheard(store: Store) -> list[Gap]:
     is_online = (document.c.kind == "status") & (document.c.state == "online")
     is_heard = exists().where(result_.c.device_id == document.c.device_id)
     wanted = select(document.c.device_id).where(is_online, ~is_heard)
-    with store.reading() as connection:
-        return [Gap(device_id, "", 1, LAST_SEQ) for (device_id,) in connection.execute(wanted)]
+    return [Gap(device_id, "", 1, LAST_SEQ) for (device_id,) in store.read(wanted)]
 
 
 def problems(store: Store, now_s: float) -> list[str]:

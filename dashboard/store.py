@@ -19,6 +19,7 @@ from sqlalchemy import (
     Connection,
     Double,
     MetaData,
+    Select,
     Table,
     bindparam,
     case,
@@ -192,18 +193,6 @@ _WORDS = {
     "sqlite": {"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB"},
     "postgresql": {"serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytes": "BYTEA"},
 }
-_KEYS = {
-    "result": ["key"],
-    "body": ["key"],
-    "device": ["device_id"],
-    "document": ["device_id", "kind"],
-    "telemetry": ["device_id", "t_s", "metric"],
-    "event": ["key"],
-    "quarantine": ["key"],
-    "collector": ["name"],
-    "arrived": ["device_id", "stream", "seq"],
-    "span": ["device_id", "stream", "first"],
-}
 _EXPIRING = (("telemetry_minute", "t_s"), ("event", "arrived_s"))
 _LASTING = "failed check:"  # begins the keys of notices that stay, as what they tell may be true for longer
 
@@ -250,6 +239,11 @@ class Store:
         with self._judging_damage(), self._engine.connect() as connection:
             yield connection
 
+    def read(self, wanted: Select[Any]) -> Sequence[Any]:
+        """Return the rows of one query."""
+        with self.reading() as connection:
+            return connection.execute(wanted).all()
+
     def add(self, rows: Iterable[Row]) -> None:
         """Commit rows in one transaction; a row with a known key changes only tables that store the latest."""
         by_table: dict[str, list[dict[str, Any]]] = {}
@@ -268,10 +262,8 @@ class Store:
         table = self.tables["quarantine"]
         kept = (table.c.reader != but, func.length(table.c.body) > 0)
         wanted = select(table).where(*kept).order_by(table.c.id).limit(limit)
-        with self.reading() as connection:
-            rows = connection.execute(wanted).all()
         # retained: what it says of its device's presence is over
-        return {row.key: Arrived(row.topic, bytes(row.body), row.arrived_s, retained=True) for row in rows}
+        return {row.key: Arrived(row.topic, bytes(row.body), row.arrived_s, retained=True) for row in self.read(wanted)}
 
     def release(self, keys: Iterable[str]) -> None:
         """Delete these messages from the quarantine."""
@@ -408,7 +400,7 @@ class Store:
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ORDER_LOCK})")
             for name, found in sorted(by_table.items()):
                 # in the order of their keys, so that two collectors cannot deadlock
-                found.sort(key=itemgetter(*_KEYS[name]))
+                found.sort(key=itemgetter(*_keys(self.tables[name])))
                 if self._is_partitioned and name == "telemetry":
                     partitions.insert(connection, found)
                 else:
@@ -457,14 +449,11 @@ class Store:
         """
         arrived, span = self.tables["arrived"], self.tables["span"]
         for stream in connection.execute(select(arrived.c.device_id, arrived.c.stream).distinct()).all():
-            ours = [
-                (table.c.device_id == stream.device_id) & (table.c.stream == stream.stream) for table in (arrived, span)
-            ]
-            ranges = [(seq, seq) for (seq,) in connection.execute(select(arrived.c.seq).where(ours[0]))]
-            ranges += [
-                (first, last) for first, last in connection.execute(select(span.c.first, span.c.last).where(ours[1]))
-            ]
-            for table, mine in zip((arrived, span), ours, strict=True):
+            ranges: list[Any] = []
+            for table, first, last in ((arrived, "seq", "seq"), (span, "first", "last")):
+                mine = (table.c.device_id == stream.device_id) & (table.c.stream == stream.stream)
+                wanted = select(table.c[first].label("first"), table.c[last].label("last"))
+                ranges += connection.execute(wanted.where(mine)).all()
                 connection.execute(delete(table).where(mine))
             last_ones = _joined(ranges)[-SPANS:]
             values = [{"first": first, "last": last, "joined_s": now_s, **stream._mapping} for first, last in last_ones]
@@ -561,6 +550,11 @@ def _version(connection: Connection) -> int:
     return int(connection.execute(select(_VERSION.c.number)).scalar_one())
 
 
+def _keys(table: Table) -> list[str]:
+    """Return the columns that tell the rows of a table apart, its numbers aside."""
+    return ["key"] if "key" in table.c else [column.name for column in table.primary_key]
+
+
 def _insert(connection: Connection) -> Any:
     """Return the dialect's INSERT, which knows ON CONFLICT."""
     return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
@@ -571,7 +565,7 @@ def _insertion(connection: Connection, table: Table) -> Any:
 
     A stamp from the future is that of a collector whose clock was ahead: whatever comes next is later.
     """
-    insertion, keys = _insert(connection)(table), _KEYS[table.name]
+    insertion, keys = _insert(connection)(table), _keys(table)
     new, kept, future_s = insertion.excluded, table.c, time.time() + AHEAD_S
     if table.name == "device":
         later = kept.seen_s.is_(None) | (new.seen_s > kept.seen_s)
