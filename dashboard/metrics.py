@@ -7,7 +7,7 @@ alerts covers both.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from nicegui import app
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -24,14 +24,6 @@ from benchd.dashboard.store import MINUTES_S, Store
 
 _Thing = TypeVar("_Thing")
 _Gauges = dict[str, tuple[str, Callable[[_Thing], float | None]]]
-
-
-class Verdict(NamedTuple):
-    """A device's verdict on the last result of a case against its baseline."""
-
-    device_id: str
-    case_id: str
-    answer: str
 
 
 # by name: its help text and its value, None if unknown
@@ -57,9 +49,6 @@ CASE: _Gauges[Result] = {
 }
 CASES = 10 * READ  # of those measured within MINUTES_S
 CASE_LABELS = ("device_id", "case_id", "model", "variant", "batch_size")
-VERDICT: _Gauges[Verdict] = {
-    "case_slower": ("1 while the last result is slower than its baseline.", lambda said: said.answer == "slower"),
-}
 
 
 class Fleet(Collector):
@@ -79,7 +68,7 @@ class Fleet(Collector):
         yield _missing(queries.gaps(self._store))
         cases = queries.last_of_each_case(self._store, self._now_s - MINUTES_S, CASES)
         yield from _families(CASE, CASE_LABELS, cases)
-        yield from _families(VERDICT, ("device_id", "case_id"), _verdicts(self._store))
+        yield _slower(self._store)
 
 
 def add(store: Store) -> None:
@@ -126,13 +115,16 @@ def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_
         yield family
 
 
-def _verdicts(store: Store) -> list[Verdict]:
+def _slower(store: Store) -> GaugeMetricFamily:
+    """Return the devices' verdicts on the last results of their cases against the baselines."""
+    text = "1 while the last result is slower than its baseline."
+    family = GaugeMetricFamily("benchd_case_slower", text, labels=("device_id", "case_id"))
     table = store.tables["document"]
     mine = (table.c.kind.startswith("latest/"), table.c.state.is_not(None))
-    with store.reading() as connection:
-        wanted = select(table.c.device_id, table.c.kind, table.c.state).where(*mine).limit(CASES)
-        found = connection.execute(wanted)
-        return [Verdict(device_id, kind.removeprefix("latest/"), state) for device_id, kind, state in found]
+    wanted = select(table.c.device_id, table.c.kind, table.c.state).where(*mine).limit(CASES)
+    for device_id, kind, state in store.read(wanted):
+        family.add_metric([device_id, kind.removeprefix("latest/")], state == "slower")
+    return family
 
 
 def _scaled(thousandths: float | None) -> float | None:
