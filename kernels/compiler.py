@@ -69,6 +69,12 @@ def functions(module: str, flags: tuple[str, ...], **arguments: Sequence[type]) 
     return library
 
 
+def fields(*spelled: str) -> list[tuple[str, type]]:
+    """Return the fields of a struct of C, spelled in order: pointers begin with a star, the others are int64_t."""
+    names = " ".join(spelled).split()
+    return [(name.lstrip("*"), ctypes.c_void_p if name.startswith("*") else ctypes.c_int64) for name in names]
+
+
 def real(dtype: torch.dtype) -> str:
     """Return the flag that makes a kernel's REAL float, or double for float64."""
     return f"-DREAL={'double' if dtype == torch.float64 else 'float'}"

@@ -20,8 +20,7 @@ class _Problem(ctypes.Structure):
     """`problem` of native.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("hidden", "residual", "weight", "normed", "total")),
-        *((name, ctypes.c_int64) for name in ("rows", "dim", "threads")),
+        *compiler.fields("*hidden *residual *weight *normed *total rows dim threads"),
         ("eps", ctypes.c_float),
     )
 

@@ -21,14 +21,9 @@ causal_conv1d_pair = partial(ops.causal_conv1d_pair, "native")
 class _Problem(ctypes.Structure):
     """`problem` of native.c."""
 
-    _fields_ = (
-        ("x", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("image", "token")),
-        ("weight", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("direction", "channel", "tap")),
-        *((name, ctypes.c_void_p) for name in ("bias", "y")),
-        *((name, ctypes.c_int64) for name in ("directions", "images", "length", "channels", "width")),
-        *((name, ctypes.c_int64) for name in ("reverse", "silu", "threads")),
+    _fields_ = compiler.fields(
+        "*x image token *weight direction channel tap *bias *y",
+        "directions images length channels width reverse silu threads",
     )
 
 

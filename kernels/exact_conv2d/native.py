@@ -82,14 +82,10 @@ def _found() -> tuple[int, int]:
 class _Problem(ctypes.Structure):
     """`problem` of native.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "scale", "unit", "bias", "digits", "y")),
-        *((name, ctypes.c_void_p) for name in ("codes", "rows", "used", "sums")),
-        *((name, ctypes.c_int64) for name in ("images", "channels", "height", "width", "out_channels")),
-        *((name, ctypes.c_int64) for name in ("window_height", "window_width", "stride", "padding")),
-        *((name, ctypes.c_int64) for name in ("out_height", "out_width", "largest", "per_weight", "group", "path")),
-        ("threads", ctypes.c_int64),
-        ("status", ctypes.c_int64),
+    _fields_ = compiler.fields(
+        "*x *scale *unit *bias *digits *y *codes *rows *used *sums",
+        "images channels height width out_channels window_height window_width stride padding",
+        "out_height out_width largest per_weight group path threads status",
     )
 
 

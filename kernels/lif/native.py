@@ -74,8 +74,7 @@ class Periods(ctypes.Structure):
     """`periods` of native.c, which holds the tensors that it points to."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("bias", "pooled", "divisors")),
-        *((name, ctypes.c_int64) for name in ("steps", "batch", "height", "width", "channels")),
+        *compiler.fields("*bias *pooled *divisors steps batch height width channels"),
         *((name, ctypes.c_double) for name in ("decay", "gain", "threshold")),
     )
 

@@ -14,13 +14,7 @@ _WIDEST = 16  # WIDEST of native.c
 class _Problem(ctypes.Structure):
     """`problem` of native.c."""
 
-    _fields_ = (
-        ("x", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("x_group", "x_row")),
-        *((name, ctypes.c_void_p) for name in ("packed", "y")),
-        *((name, ctypes.c_int64) for name in ("y_group", "y_row")),
-        *((name, ctypes.c_int64) for name in ("groups", "rows", "inner", "outer", "threads")),
-    )
+    _fields_ = compiler.fields("*x x_group x_row *packed *y y_group y_row groups rows inner outer threads")
 
 
 @op("packed_linear")

@@ -22,30 +22,10 @@ bidirectional_scan = partial(infer, "bidirectional_scan", ops.bidirectional_op, 
 class _Problem(ctypes.Structure):
     """`problem` of native.c, its `tokens` and `parameter` spelled out."""
 
-    _fields_ = (
-        *(
-            (f"{name}{field}", kind)
-            for name in ("u", "steps", "B", "C", "z")
-            for field, kind in (
-                ("", ctypes.c_void_p),
-                ("_direction", ctypes.c_int64),
-                ("_image", ctypes.c_int64),
-                ("_token", ctypes.c_int64),
-            )
-        ),
-        *(
-            (f"{name}{field}", kind)
-            for name in ("weight", "A")
-            for field, kind in (
-                ("", ctypes.c_void_p),
-                ("_direction", ctypes.c_int64),
-                ("_channel", ctypes.c_int64),
-                ("_column", ctypes.c_int64),
-            )
-        ),
-        *((name, ctypes.c_void_p) for name in ("D", "bias", "y", "sums")),
-        *((name, ctypes.c_int64) for name in ("directions", "images", "length", "channels", "rank", "states")),
-        *((name, ctypes.c_int64) for name in ("softplus", "reverse", "summed", "threads")),
+    _fields_ = compiler.fields(
+        *(f"*{name} {name}_direction {name}_image {name}_token" for name in ("u", "steps", "B", "C", "z")),
+        *(f"*{name} {name}_direction {name}_channel {name}_column" for name in ("weight", "A")),
+        "*D *bias *y *sums directions images length channels rank states softplus reverse summed threads",
     )
 
 

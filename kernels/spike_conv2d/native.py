@@ -64,11 +64,9 @@ def convolved(
 class Problem(ctypes.Structure):
     """`problem` of native.c."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "y", "lists")),
-        *((name, ctypes.c_int64) for name in ("images", "channels", "height", "width")),
-        *((name, ctypes.c_int64) for name in ("out_channels", "window_height", "window_width", "stride", "padding")),
-        *((name, ctypes.c_int64) for name in ("out_height", "out_width", "group", "threads")),
+    _fields_ = compiler.fields(
+        "*x *weight *bias *y *lists images channels height width out_channels window_height window_width",
+        "stride padding out_height out_width group threads",
     )
 
 
