@@ -50,9 +50,9 @@ def convolved(
     """Return what `exact_conv2d` does for callers that know that it can run: checks cost as much as a small layer."""
     if x.shape[1] * packed.window[1] * packed.window[2] != packed.depth:
         raise ValueError(f"exact_conv2d: a window of {packed.depth} numbers does not fit x {tuple(x.shape)}")
-    sizes = *packed.window, packed.per_weight, stride, padding, largest
+    sizes = list(packed.window), packed.per_weight, stride, padding, largest
     run = _op["native"] if is_watched() else _convolved
-    y: torch.Tensor = run(x, packed.digits, packed.unit, compiler.in_dtype(scale), bias, *sizes)
+    y = run(x, packed.digits, packed.unit, compiler.in_dtype(scale), bias, *sizes)
     return y if y.shape[0] == x.shape[0] else None
 
 
@@ -102,7 +102,7 @@ class _Plan(NamedTuple):
 @lru_cache(maxsize=1024)
 def _plan(
     shape: tuple[int, int, int, int],
-    window: tuple[int, int, int],
+    window: tuple[int, ...],
     per_weight: int,
     stride: int,
     padding: int,
@@ -134,15 +134,13 @@ def _op(
     unit: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None,
-    out_channels: int,
-    window_height: int,
-    window_width: int,
+    window: list[int],
     per_weight: int,
     stride: int,
     padding: int,
     largest: int,
 ) -> torch.Tensor:
-    shape, strides = laid_out(x.shape, (out_channels, window_height, window_width), stride, padding)
+    shape, strides = laid_out(x.shape, window, stride, padding)
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
 
 
@@ -153,17 +151,14 @@ def _convolved(
     unit: torch.Tensor,
     scale: torch.Tensor,
     bias: torch.Tensor | None,
-    out_channels: int,
-    window_height: int,
-    window_width: int,
+    window: list[int],
     per_weight: int,
     stride: int,
     padding: int,
     largest: int,
 ) -> torch.Tensor:
-    window = out_channels, window_height, window_width
     images = x.contiguous(memory_format=torch.channels_last)
-    plan = _plan(x.shape, window, per_weight, stride, padding, largest)
+    plan = _plan(x.shape, tuple(window), per_weight, stride, padding, largest)
     shift = None if bias is None else compiler.dense(bias)
     y = torch.empty_strided(plan.shape, plan.strides, dtype=x.dtype, device=x.device)
     scratch = torch.empty(plan.scratch_bytes, dtype=torch.uint8)

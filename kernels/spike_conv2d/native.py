@@ -80,7 +80,7 @@ class _Plan(NamedTuple):
 
 
 def laid_out(
-    shape: tuple[int, ...], window: tuple[int, int, int], stride: int, padding: int
+    shape: tuple[int, ...], window: Sequence[int], stride: int, padding: int
 ) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
     """Return the shape (N, O, H', W') and the strides of y, channels last, for x of this shape."""
     out_channels, *taps = window

@@ -175,7 +175,7 @@ def test_the_op_keeps_the_rules_of_custom_ops():
     (x, weight, bias), _ = problem((2, 3, 5, 4, 18, 3, 3, 2, 1))
     digits = pack(weight)
     for tensor in (x, x[:0], x.contiguous(memory_format=torch.channels_last)):
-        arguments = (tensor, digits.digits, digits.unit, torch.tensor(0.37), bias, *digits.window, 3, 2, 1, 3)
+        arguments = (tensor, digits.digits, digits.unit, torch.tensor(0.37), bias, list(digits.window), 3, 2, 1, 3)
         torch.library.opcheck(torch.ops.benchd.exact_conv2d.default, arguments)
 
 
