@@ -1,5 +1,7 @@
 """The equation of `benchd.kernels.selective_scan` token by token: the oracle of the others, not meant to be fast."""
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -48,23 +50,13 @@ def selective_scan_pair(
     form: str,
 ) -> torch.Tensor:
     """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse."""
-    directions = [
-        selective_scan(
-            u[g],
-            delta[g],
-            A[g],
-            B[g],
-            C[g],
-            None if D is None else D[g],
-            None,
-            None if delta_bias is None else delta_bias[g],
-            delta_softplus,
-            bool(g),
-            form,
-        )
-        for g in (0, 1)
-    ]
-    return torch.stack(directions)
+
+    def scanned(g: int) -> torch.Tensor:
+        given: list[Any] = [None if each is None else each[g] for each in (u, delta, A, B, C, D, None, delta_bias)]
+        given += [delta_softplus, g == 1, form]
+        return selective_scan(*given)
+
+    return torch.stack((scanned(0), scanned(1)))
 
 
 def delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -14,16 +14,19 @@ def spike_conv2d(
 ) -> torch.Tensor:
     """Return y (N, O, H', W') in the dtype of x; nothing is read from `packed`."""
     state_dtype = torch.promote_types(x.dtype, torch.float32)
-    padded = functional.pad(x.to(state_dtype), [padding] * 4)
-    taps = weight.to(state_dtype)
-    height, width = ((padded.shape[2 + d] - weight.shape[2 + d]) // stride + 1 for d in range(2))
+    y = sums(functional.pad(x.to(state_dtype), [padding] * 4), weight.to(state_dtype), stride)
+    return (y if bias is None else y + bias.to(state_dtype)[:, None, None]).to(x.dtype)
+
+
+def sums(padded: torch.Tensor, taps: torch.Tensor, stride: int) -> torch.Tensor:
+    """Return the sums of the products of each window of `padded` (N, C, H, W) with `taps` (O, C, kh, kw)."""
+    height, width = ((padded.shape[2 + d] - taps.shape[2 + d]) // stride + 1 for d in range(2))
     rows = []
     for i in range(height):
         row = []
         for j in range(width):
             top, left = i * stride, j * stride
-            window = padded[:, :, top : top + weight.shape[2], left : left + weight.shape[3]]
-            y = (window[:, None] * taps).sum((2, 3, 4))
-            row.append(y if bias is None else y + bias.to(state_dtype))
+            window = padded[:, :, top : top + taps.shape[2], left : left + taps.shape[3]]
+            row.append((window[:, None] * taps).sum((2, 3, 4)))
         rows.append(torch.stack(row, -1))
-    return torch.stack(rows, -2).to(x.dtype)
+    return torch.stack(rows, -2)
