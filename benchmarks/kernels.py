@@ -99,7 +99,8 @@ def main(
             for entrant in _entrants(problem, own, compiled, graph, DTYPES[dtype]):
                 entrants.append(entrant)
                 rows.write([_row(entrant, facts, None, floor_ms)], output)
-            raced = _raced(entrants, facts, floor_ms, where, seconds)
+            results = rows.run(entrants, where, seconds)
+            raced = [_row(entrant, facts, results.get(entrant.name), floor_ms) for entrant in entrants]
         del entrant, entrants  # the next op needs the memory of their graphs
         _print(raced)
         rows.write(raced, output)
@@ -249,13 +250,6 @@ def _floor(problem: Problem, rates: Probes) -> tuple[str, float]:
         "exponentials": 1e3 * problem.exponentials / rates.exponentials_per_s,
     }
     return max(times_ms.items(), key=lambda named: named[1])
-
-
-def _raced(
-    entrants: Sequence[Entrant], facts: Mapping[str, Any], floor_ms: float, device: torch.device, seconds: float
-) -> list[Row]:
-    results = rows.run(entrants, device, seconds)
-    return [_row(entrant, facts, results.get(entrant.name), floor_ms) for entrant in entrants]
 
 
 def _row(entrant: Entrant, facts: Mapping[str, Any], result: Paired | Dropped | None, floor_ms: float) -> Row:

@@ -111,9 +111,8 @@ def _compiled(path: Path) -> list[Compiled]:
 
 
 class _Compiled(msgspec.Struct):
-    """What `benchd list --kernels --json` prints."""
+    """What is read of what `benchd list --kernels --json` prints."""
 
-    triton: str
     kernels: list[Compiled]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import signal
@@ -21,6 +20,7 @@ from rich.console import Console
 
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring.process import environment
+from benchd.exporters import code
 from benchmarks.paired import Dropped, Paired, race, told
 from benchmarks.peers import PACKAGES
 
@@ -161,10 +161,7 @@ def device_name(device: torch.device) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of torch and of the packages that raced."""
-    installed = {found.name: found.version for found in importlib.metadata.distributions()}
-    return {"torch": str(torch.__version__)} | {
-        name: installed[name] for name in ("benchd", *_RUNTIMES, *PACKAGES.values()) if name in installed
-    }
+    return {"torch": str(torch.__version__)} | code.versions("benchd", *_RUNTIMES, *PACKAGES.values())
 
 
 def as_a_worker(module: str) -> None:
