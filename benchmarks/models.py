@@ -250,8 +250,7 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
 def _autocast(module: nn.Module, device: torch.device) -> Callable[..., Tensor]:
     def run(images: Tensor) -> Tensor:
         with torch.autocast(device.type, amp_dtype(device)):
-            output: Tensor = module(images)
-        return output
+            return module(images)
 
     return run
 

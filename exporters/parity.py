@@ -95,8 +95,7 @@ def _judged(
 def _distances(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
     """Return the largest distance in each row; two infinities of the same sign do not differ."""
     with np.errstate(invalid="ignore"):  # inf - inf
-        distances: np.ndarray = np.where(exact == found, 0.0, np.abs(found - exact)).max(axis=1, initial=0.0)
-    return distances
+        return np.where(exact == found, 0.0, np.abs(found - exact)).max(axis=1, initial=0.0)
 
 
 def _outputs(module: nn.Module, batches: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype) -> list[np.ndarray]:

@@ -285,5 +285,4 @@ def build(name: str, *, kernels: Kernels = "torch", **options: Any) -> nn.Module
     model = entry(name)
     module, function = model.factory.split(":")
     factory = getattr(importlib.import_module(module), function)
-    built: nn.Module = factory(name=name, kernels=kernels, **model.resolve(options))
-    return built.eval()
+    return factory(name=name, kernels=kernels, **model.resolve(options)).eval()

@@ -167,8 +167,7 @@ class PatchEmbedding(nn.Module):
         """Return the patches of the images."""
         if self._is_custom and images.device.type == "cuda" and self._is_product():
             return self.product(images)
-        patches: torch.Tensor = self.proj(images)
-        return patches.flatten(2).transpose(1, 2)
+        return self.proj(images).flatten(2).transpose(1, 2)
 
     def _is_product(self) -> bool:
         """Return whether the layer is still one whose patches do not overlap, and nothing looks at it."""

@@ -73,8 +73,7 @@ def selective_scan(
     """Return y (batch, length, channels) in the dtype of u; Unavailable for float64, a gradient or another device."""
     given = u, delta, A, B, C, D, z, delta_bias
     tensors: list[Any] = [None if tensor is None else tensor.unsqueeze(0) for tensor in given]
-    y: torch.Tensor = infer("selective_scan", scan_op, kernel, *tensors, delta_softplus, reverse, form)
-    return y.squeeze(0)
+    return infer("selective_scan", scan_op, kernel, *tensors, delta_softplus, reverse, form).squeeze(0)
 
 
 def selective_scan_pair(

@@ -78,8 +78,7 @@ def bidirectional_scan(
 ) -> torch.Tensor:
     """Return the gated sum of both scans, (batch, length, channels) in the dtype of u."""
     forward, backward = selective_scan_pair(_widened(u), _projected(low, weight), A, B, C, D, bias, True, form)
-    gated: torch.Tensor = (forward + backward) * functional.silu(_widened(z))
-    return gated.to(u.dtype)
+    return ((forward + backward) * functional.silu(_widened(z))).to(u.dtype)
 
 
 def _projected(low: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -161,8 +161,7 @@ class _Softplus(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         (x,) = ctx.saved_tensors
-        slope: torch.Tensor = x.sigmoid()
-        return grads[0] * slope
+        return grads[0] * x.sigmoid()
 
 
 def _scan(
@@ -183,11 +182,9 @@ def _scan(
     if not learns:
         return _blocks(*inputs, None) if delta.device.type == "cpu" else _two_levels(*inputs)
     if delta.device.type == "cpu":
-        y: torch.Tensor = _Blocks.apply(*inputs)
-    else:
-        # the states of all tokens are 16 times the activations: a backward pass recomputes them
-        y = checkpoint(_two_levels, *inputs, use_reentrant=False)
-    return y
+        return _Blocks.apply(*inputs)
+    # the states of all tokens are 16 times the activations: a backward pass recomputes them
+    return checkpoint(_two_levels, *inputs, use_reentrant=False)
 
 
 def _exported(
@@ -216,8 +213,7 @@ def _two_levels(
     entering = _handed_on(products[order[-1]], states[order[-1]], reverse)
     h = torch.addcmul(torch.stack(states, 1), torch.stack(products, 1), entering.unsqueeze(1))
     # not a matrix product: autocast would round h, and compilers fuse the sum
-    y: torch.Tensor = (h * C.unsqueeze(-1)).sum(-2).flatten(0, 1)
-    return y[:length]
+    return (h * C.unsqueeze(-1)).sum(-2).flatten(0, 1)[:length]
 
 
 def _chunked(tensor: torch.Tensor, chunk: int) -> torch.Tensor:

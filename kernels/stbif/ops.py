@@ -74,8 +74,7 @@ def stbif(
     if output == "values":
         return stbif_op[kernel](*arguments, False)
     with torch.no_grad():
-        codes: torch.Tensor = stbif_op[kernel](*arguments, True)
-    return codes
+        return stbif_op[kernel](*arguments, True)
 
 
 def max_pool_delta(
