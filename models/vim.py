@@ -440,19 +440,8 @@ def _initialise_mixer(mixer: Mixer, depth: int) -> None:
         dt_proj.bias.copy_(steps + torch.log(-torch.expm1(-steps)))
 
 
-def build(
-    *,
-    name: str,
-    kernels: Kernels,
-    patch_size: int,
-    stride: int,
-    scan: Form,
-    dim: int,
-    depth: int,
-    image_size: int,
-    num_classes: int,
-) -> Vim:
-    """Return a Vim in eval mode with random weights; the options are the catalog's.
+def build(*, name: str, kernels: Kernels, scan: Form, **sizes: int) -> Vim:
+    """Return a Vim in eval mode with random weights; the options are the catalog's, `sizes` all but the form.
 
     `scan` is a choice of the custom kernels on a GPU: plain PyTorch and C run their one best exact form for both.
     `kernels` "custom" is for inference. Raises ValueError for a patch larger than the image and
@@ -462,16 +451,7 @@ def build(
         raise Unavailable(f"{name} has no int8 kernels: {NO_INT8}")
     implementation = "torch" if kernels == "torch" else "auto"
     _try(implementation, scan)
-    return Vim(
-        dim,
-        depth,
-        patch_size=patch_size,
-        stride=stride,
-        num_classes=num_classes,
-        image_size=image_size,
-        implementation=implementation,
-        scan=scan,
-    ).eval()
+    return Vim(**sizes, implementation=implementation, scan=scan).eval()
 
 
 def _try(implementation: str, scan: Form) -> None:
