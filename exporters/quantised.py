@@ -9,7 +9,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -256,20 +256,16 @@ class _Reader:
         return next(self._left, None)
 
 
-class _quiet(redirect_stdout[StringIO]):  # noqa: N801 - a context manager
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Hide what the quantiser prints and logs; real problems are raised."""
-
-    def __init__(self) -> None:
-        super().__init__(StringIO())
-        self._level = logging.getLogger().level
-
-    def __enter__(self) -> StringIO:
-        logging.getLogger().setLevel(logging.ERROR)
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        logging.getLogger().setLevel(self._level)
-        super().__exit__(*error)
+    level = logging.getLogger().level
+    logging.getLogger().setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(StringIO()):
+            yield
+    finally:
+        logging.getLogger().setLevel(level)
 
 
 def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:

@@ -42,10 +42,11 @@ class _Form:
         self.tape = ir.tape.Tape()
         self._name = node.name or node.outputs[0].name
         self._delta, self._x, self._B, self._C, self._A = (_present(value) for value in node.inputs)
-        shape = _present(self._delta).shape
+        shape = self._delta.shape
         if shape is None or not isinstance(shape[0], int):
             raise ValueError(f"{self._name}: the number of tokens must be fixed, not {shape}")
         self._length: int = shape[0]
+        self._channels = int(str(shape[-1]))
         self._batch = [size if isinstance(size, int) else -1 for size in shape[1:-1]]
         if self._batch.count(-1) > 1:
             raise ValueError(f"{self._name}: at most one batch size may be dynamic, not {shape}")
@@ -67,7 +68,7 @@ class _Form:
 
     def _token(self) -> ir.Graph:
         """Return the body: the state (*batch, N, E) and one token to the next state and y (*batch, 1, E)."""
-        kind, names = _present(self._delta).type, ("state", "delta", "x", "B", "C")
+        kind, names = self._delta.type, ("state", "delta", "x", "B", "C")
         state, delta, x, B, C = inputs = [ir.Value(name=f"{self._name}.{name}", type=kind) for name in names]
         tape = ir.tape.Tape()
         decay = tape.op("Exp", [tape.op("Mul", [delta, self._A])])
@@ -92,7 +93,7 @@ class _Form:
         entering = self._handed_on(self._split(products[-1], 0, chunks), self._split(states[-1], 0, chunks))
         carried = self._op("Mul", self._op("Concat", *products, axis=1), entering)
         h = self._op("Add", self._op("Concat", *states, axis=1), carried)
-        y = self._op("Reshape", self._op("MatMul", C, h), self._int(chunks * chunk, *self._batch, self._channels()))
+        y = self._op("Reshape", self._op("MatMul", C, h), self._int(chunks * chunk, *self._batch, self._channels))
         return self._op("Slice", y, self._int(0), self._int(self._length), self._int(0))
 
     def _handed_on(self, products: Sequence[ir.Value], states: Sequence[ir.Value]) -> ir.Value:
@@ -107,8 +108,7 @@ class _Form:
 
         The zero tokens at the end do not change the state.
         """
-        shape = _present(value).shape
-        numbers = shape[-1] if shape is not None else None
+        numbers = value.shape[-1] if value.shape is not None else None
         missing = chunks * chunk - self._length
         if missing:
             dimensions = 2 + len(self._batch)
@@ -121,10 +121,6 @@ class _Form:
         attributes = {"axis": axis, "num_outputs": parts}
         return self.tape.op_multi_out("Split", [value], num_outputs=parts, attributes=attributes)
 
-    def _channels(self) -> int:
-        shape = _present(self._delta).shape
-        return int(str(shape[-1])) if shape is not None else 0
-
     def _op(self, operator: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
         return self.tape.op(operator, list(inputs), attributes=attributes)
 
@@ -132,7 +128,7 @@ class _Form:
         return self._constant(np.array(values, np.int64))
 
     def _zero(self) -> ir.Value:
-        dtype = _present(self._delta).dtype
+        dtype = self._delta.dtype
         return self._constant(np.zeros((), dtype.numpy() if dtype else np.float32))
 
     def _constant(self, value: Any) -> ir.Value:
