@@ -90,12 +90,10 @@ class Part:
 
 
 def _python(name: str, *arguments: str) -> Part:
-    """Return a part that runs a module of Python."""
     return Part(name, [sys.executable, "-m", *arguments], " ".join(("python", "-m", *arguments)))
 
 
 def _ours(name: str, program: Literal["benchd", "bench-once"], *arguments: str) -> Part:
-    """Return a part that runs one of our commands."""
     return Part(name, command(program, *arguments), " ".join((program, *arguments)))
 
 

@@ -148,7 +148,6 @@ def _found(runner: _Runner, first: Sequence[float] | None) -> Paired | Dropped:
 
 
 def _compared(spent: Sequence[float], first: Sequence[float]) -> tuple[float, Interval | None]:
-    """Return the mean ratio over the rounds and its interval."""
     logs = [math.log(mine / theirs) for mine, theirs in zip(spent, first, strict=True)]
     interval = mean_interval(logs)
     spread = Interval(math.exp(interval.low), math.exp(interval.high)) if interval else None

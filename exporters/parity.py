@@ -99,7 +99,6 @@ def _distances(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
 
 
 def _outputs(module: nn.Module, batches: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype) -> list[np.ndarray]:
-    """Return each output of the module over all batches."""
     answers = []
     with torch.inference_mode():
         for batch in batches:

@@ -210,7 +210,6 @@ class _Listed:
 
 
 def _picture(path: str) -> Any:
-    """Return the PIL image in the file."""
     from PIL import Image  # noqa: PLC0415 - see above
     from torchvision.datasets import folder  # noqa: PLC0415
 

@@ -256,7 +256,8 @@ class Vim(nn.Module):
         if (kept := self._callable(tokens, weights)) is None:
             hidden, residual = self._through(tokens, weights)
             return hidden.to(tokens.dtype), cast("torch.Tensor", residual)
-        hiddens, residuals = zip(*self._called(tokens, kept, _copies), strict=True)
+        copies = self._called(tokens, kept, lambda hidden, residual: (hidden.clone(), residual.clone()))
+        hiddens, residuals = zip(*copies, strict=True)
         return (hiddens[0], residuals[0]) if len(hiddens) == 1 else (torch.cat(hiddens), torch.cat(residuals))
 
     def given(self, tokens: torch.Tensor, parameters: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -378,10 +379,6 @@ def _layered(tokens: torch.Tensor, parameters: list[torch.Tensor], model: int) -
         one is other or one.data_ptr() == other.data_ptr() for one, other in zip(own, parameters, strict=True)
     )
     return network.layered(tokens) if is_own else network.given(tokens, parameters)
-
-
-def _copies(hidden: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return hidden.clone(), residual.clone()
 
 
 class _Kept(NamedTuple):

@@ -195,6 +195,5 @@ def _process(process: ProcessResult) -> Iterator[str]:
 
 
 def _environment(record: Record) -> dict[str, object]:
-    """Return the facts of the machine and the software."""
     found = msgspec.structs.asdict(record.environment)
     return dict(fact(name, value) for name, value in found.items() if name != "cpu_flags")

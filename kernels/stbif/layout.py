@@ -24,7 +24,8 @@ def laid_out(current: torch.Tensor, *, by_channel: bool) -> torch.Tensor:
     one = current[0]
     # empty_like repeats the strides of a tensor without gaps and chooses others for one with gaps
     dense = torch.empty_like(current).stride() == current.stride() and current.stride(0) == one.numel()
-    known = not by_channel or one.is_contiguous() or _channels_last(one)
+    channels_last = one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last)
+    known = not by_channel or channels_last or one.is_contiguous()
     return current if dense and known else current.contiguous()
 
 
@@ -50,10 +51,6 @@ def _is_channels_last(current: torch.Tensor) -> bool:
     step, of_image, *pixels = current.stride()
     rows_and_pixels = [1, size[1] * width, width]
     return step == batch * image and (batch == 1 or of_image == image) and pixels == rows_and_pixels
-
-
-def _channels_last(one: torch.Tensor) -> bool:
-    return one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last)
 
 
 def frames(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -94,14 +94,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _gradients(backward: Any, ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     current, bias, residual, _ = ctx.saved_tensors
     to_charge, to_threshold = backward(grad, *ctx.saved_tensors, *ctx.bounds)
-    to_bias = None if bias is None else _by_channel(to_charge).to(bias.dtype)
+    # of a channel, all its neurons add up
+    to_bias = None if bias is None else to_charge.sum([1, *range(3, to_charge.dim())]).to(bias.dtype)
     to_residual = None if residual is None else to_charge.to(residual.dtype)
     return to_charge.to(current.dtype), to_bias, to_residual, to_threshold, None, None, None
-
-
-def _by_channel(to_charge: torch.Tensor) -> torch.Tensor:
-    """Return (T, C) for (T, B, C, ...): what all neurons of a channel add up to."""
-    return to_charge.sum([1, *range(3, to_charge.dim())])
 
 
 def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
