@@ -204,7 +204,7 @@ def plan(
     for number, suite in enumerate(suites or [Suite()], 1):
         this = suite.name or str(number)
         for entry in _cases(suite, limits, machine, own, search):
-            encoded(_reads(entry))  # a path that no worker can be told
+            encoded((*_reads(entry), entry.calibration))  # a path that no worker can be told
             other, first = planned.setdefault(entry.case.case_id, (this, entry))
             if _reads(first) != _reads(entry):
                 raise UsageError(

@@ -316,9 +316,9 @@ def _record(job: Job, measured: measure.Measured, values_ns: "dict[str, array[in
     total_ns, *_ = values_ns.values()
     summary = measured.summary
     found.process.timing = timings.timing(total_ns, summary.interval_ns, summary.median_ns)
-    _record_parts(job, values_ns, found)
     found.process.blocks = measure.block_statistics(measured)
     found.process.window = measured.window
+    _record_parts(job, values_ns, found)
 
 
 def _record_parts(job: Job, values_ns: "dict[str, array[int]]", found: Outcome) -> None:

@@ -237,6 +237,11 @@ def test_a_dry_run_refuses_what_a_real_one_refuses(here, tmp_path, option, value
         (("bench-once", "--variants", "eager", "--dry-run"), "--module", "{}/net.py:build"),
         (("bench-once", "--variants", "eager"), "--module", "{}/net.py:build"),
         (("bench-once", "--models", "square", "--dry-run"), "--data", "imagefolder:{}"),
+        (
+            ("bench-once", "--models", "vim_tiny", "--variants", "onnxruntime-int8", "--dry-run"),
+            "--calibration",
+            "imagefolder:{}",
+        ),
         (("benchd", "export"), "--module", "{}/net.py:build"),
     ],
 )

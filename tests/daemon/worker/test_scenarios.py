@@ -106,3 +106,14 @@ def test_sustained_keeps_the_course_of_the_run(scenario):
     assert process.timeline[0].start_s == 0.0
     assert process.timeline[-1].end_s <= process.window.seconds + 1e-9  # on a busy machine no run begins in the last
     assert process.blocks.stop_reason == "cap"
+
+
+@pytest.mark.parametrize("case", [{}, {"streams": 2}, {"scenario": "periodic"}], ids=str)
+def test_where_the_raw_times_cannot_be_written_the_rest_of_the_process_is_kept(case, tmp_path):
+    (tmp_path / "raw").touch()
+    process = run_here(job(tmp_path, **case)).process
+    assert process.status == "failed"
+    assert "raw" in process.reason
+    assert process.window
+    assert process.timing
+    assert bool(process.blocks) == ("scenario" not in case)
