@@ -5,9 +5,11 @@ until the collector reports it stored: a broker that dies may lose what it has a
 it is sent again, and its key lets the receiver deduplicate. The service commits its few other facts together with it.
 """
 
+import errno
 import hashlib
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -149,7 +151,11 @@ class Outbox:
             self._open()
 
     def _open(self) -> None:
-        self._db = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
+        # what SQLite opens for writing on a read-only disk, it does not close before this process's last connection
+        mode = "ro" if _is_read_only(self._path.parent) else "rwc"
+        self._db = sqlite3.connect(
+            f"{self._path.absolute().as_uri()}?mode={mode}", timeout=BUSY_S, isolation_level=None, uri=True
+        )
         try:
             self._prepare_when_free()
         except BaseException:
@@ -483,6 +489,15 @@ def explaining(path: Path) -> Iterator[None]:
         remedy = next((advice for word, advice in _ADVICE.items() if word in cause), "check that it can be written")
         kind = Full if any(word in cause for word in _FULL) or _lacks_inodes(path.parent) else UsageError
         raise kind(f"outbox {path}: {cause}; {remedy}") from error
+
+
+def _is_read_only(folder: Path) -> bool:
+    """Return whether nothing can be created there, which a kernel that found an error tells in no other way."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return False
+    except OSError as error:
+        return error.errno == errno.EROFS
 
 
 def _lacks_inodes(folder: Path) -> bool:

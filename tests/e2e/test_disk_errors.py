@@ -49,7 +49,7 @@ def test_a_disk_that_becomes_read_only_within_a_case_ends_no_service(site, faili
         suite_id = site.command("run", suite="small")["suite_id"]
         site.begun()
         failing_disk("an error of the test")
-        site.say("cancel", id="1", client="test", suite_id=suite_id)
+        site.command("cancel", suite_id=suite_id)
         wait_for(lambda: "not kept: square" in (site.folder / "log").read_text(), process)
         assert degraded(site)["waiting_for"] == "degraded:disk: Read-only file system"
         process.terminate()

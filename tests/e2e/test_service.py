@@ -60,6 +60,7 @@ variants = ["eager"]
 preset = "quick"
 """
 SHORT_S, LONG_S = 0.1, 3600.0
+AGAIN_S = 30.0
 ROOTED = """
 import sys
 from pathlib import Path
@@ -148,9 +149,13 @@ class Site:
             self.session = self.until("status", state="online")["session"]
 
     def command(self, verb, **parameters):
+        """Send a command until it is answered: a device that connects anew does not hear it, and runs each id once."""
         body = {"id": uuid.uuid4().hex[:8], "client": "test", **parameters}
-        self.say(verb, **body)
-        return self.until(f"resp/test/{body['id']}")
+        for _ in range(round(WAIT_S / AGAIN_S)):
+            self.say(verb, **body)
+            with suppress(queue.Empty):
+                return self._next(f"resp/test/{body['id']}", {}, AGAIN_S)
+        return self._fail(f"answer to {verb}")
 
     def health_once(self, holds):
         """Return the health once it holds; it is asked for no more often than a device answers."""
@@ -175,17 +180,22 @@ class Site:
 
     def until(self, kind, **fields):
         """Return the next message under this topic of the device whose fields are these."""
+        with suppress(queue.Empty):
+            return self._next(kind, fields, WAIT_S)
+        return self._fail(f"{kind} {fields}")
+
+    def _next(self, kind, fields, wait_s):
+        until_s = time.monotonic() + wait_s
         while True:
-            try:
-                message = self._queue.get(timeout=WAIT_S)
-            except queue.Empty:
-                topics = [message.topic for message in self.heard]
-                log = (self.folder / "log").read_text()
-                pytest.fail(f"no {kind} {fields} among {topics}; the service says:\n{log}")
+            message = self._queue.get(timeout=max(0.0, until_s - time.monotonic()))
             self.heard.append(message)
             found = json.loads(message.payload) if message.payload else {}
             if message.topic.startswith(f"benchd/v1/{self.device}/{kind}") and fields.items() <= found.items():
                 return found
+
+    def _fail(self, what):
+        topics, log = [message.topic for message in self.heard], (self.folder / "log").read_text()
+        pytest.fail(f"no {what} among {topics}; the service says:\n{log}")
 
     def seen_or_until(self, kind):
         """Return the message under exactly this topic, which may have come before others that were waited for."""
@@ -675,7 +685,7 @@ def test_a_disk_that_becomes_read_only_ends_no_service_and_takes_no_case(site, f
     with site.configure(sizes="[16]").service() as process:
         site.until("info")
         failing_disk("an error of the test")
-        site.say("run", id="1", client="test", suite="small")
+        site.command("run", suite="small")
         health = site.health_once(lambda health: health["activity"] == "waiting")
         assert health["problem"] == "degraded:disk: Read-only file system"
         process.terminate()

@@ -1,5 +1,6 @@
 """What the outbox has taken stays, through reopening, a kill and a file that is not what it should be."""
 
+import os
 import shutil
 import signal
 import sqlite3
@@ -10,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from disks import failing_ext4
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -429,3 +431,23 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_cause(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UsageError, match=r"file/outbox\.db: (File exists|Not a directory)"):
         Outbox(tmp_path / "file" / "outbox.db")
+
+
+def test_a_read_only_disk_costs_no_descriptor_for_each_opening(tmp_path):
+    path = tmp_path / "disk" / "outbox.db"
+
+    def held():
+        return [link for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link) == str(path)]
+
+    with failing_ext4(tmp_path / "image", tmp_path / "disk") as fail, Outbox(path) as outbox:
+        outbox.add("a", "t", 1, b"1")
+        fail("an error of the test")
+        counts = []
+        for _ in range(4):
+            with Outbox(path) as again:
+                assert [row.key for row in again.pending(10)] == ["a"]
+                with pytest.raises(UsageError, match="readonly"):
+                    again.add("b", "t", 1, b"2")
+            counts.append(len(held()))
+        assert counts == counts[:1] * 4
+    assert not held()
