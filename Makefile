@@ -31,8 +31,8 @@ PROCESSES = $$(cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \
 	tests/daemon tests/kernels tests/test_layout.py tests/test_docs.py \
-	$(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py daemon/profiling/test_collecting.py \
-	kernels/test_compiler.py kernels/test_dispatch.py kernels/test_shipped.py)
+	$(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py daemon/measuring/test_turns.py \
+	daemon/profiling/test_collecting.py kernels/test_compiler.py kernels/test_dispatch.py kernels/test_shipped.py)
 
 export PYTHON JETSON_INDEX
 
