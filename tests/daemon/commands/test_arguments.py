@@ -22,7 +22,8 @@ def test_a_file_for_tls_is_refused_with_a_url_without_it(line, name, monkeypatch
 
 @pytest.mark.parametrize("line", [("watch", "--seconds", "0"), ("profile", "square")], ids=lambda line: line[0])
 @pytest.mark.parametrize("option", ["--ca-file", "--certificate-file", "--key-file"])
-def test_a_file_for_tls_is_refused_without_a_broker(line, option, monkeypatch, capsys):
+def test_a_file_for_tls_is_refused_without_a_broker(line, option, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["benchd", *line, option, "x.pem"])
     with pytest.raises(SystemExit) as end:
         cli.benchd()
