@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal, TextIO, TypeVar
 
 import msgspec
 import typer
@@ -24,6 +24,7 @@ from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact, ArtifactError, Store
 from benchd.models import catalog, demo
 
+T = TypeVar("T")
 To = Literal["onnx", "tensorrt"]
 TARGETS: tuple[To, ...] = ("onnx", "tensorrt")
 
@@ -76,7 +77,7 @@ def export(
         to=arguments.choices("target", [to], TARGETS)[0],
         precisions=arguments.choices("precision", arguments.names("--precision", precision), files.PRECISIONS),
         batches=arguments.batches("--batch-sizes", arguments.names("--batch-sizes", batch_sizes)),
-        form=None if form == "auto" else arguments.choices("form", [form], files.FORMS)[0],
+        form=_unless_auto("form", form, files.FORMS),
         options=arguments.options(option or []),
         weights=weights,
         seed=seed,
@@ -84,13 +85,15 @@ def export(
         workspace_bytes=arguments.byte_count("--workspace", workspace) if workspace else None,
         calibration=calibration and arguments.calibrated_with(calibration),
         calibration_images=images,
-        quantised_for=None
-        if quantised_for == "auto"
-        else arguments.choices("runtime", [quantised_for], files.QUANTISED_FOR)[0],
+        quantised_for=_unless_auto("runtime", quantised_for, files.QUANTISED_FOR),
         module=UserModule.at(module, input_ or []) if module else None,
         onnx=UserFile.at(onnx.resolve(), input_ or []) if onnx else None,
     )
     raise typer.Exit(run(request, sys.stdout, json))
+
+
+def _unless_auto(kind: str, given: str, known: Sequence[T]) -> T | None:
+    return None if given == "auto" else arguments.choices(kind, [given], known)[0]
 
 
 def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:

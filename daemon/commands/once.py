@@ -169,14 +169,19 @@ def once(
     comparisons = baselines.against(stored, records, floors) if baseline else []
     noise_floor.report(floors, (record.case_id for record in records), MIN_EFFECT, sys.stderr)
     _conclude(comparisons, output if page else None, sys.stderr if json else sys.stdout)
+    lacks_accuracy = any(suite.accuracy for suite in suites) and _lacks_accuracy(records, sys.stderr)
+    unstored = session.unstored(sys.stderr)
+    code = exit_code(planned, records, session.interrupted, fails, comparisons, lacks_accuracy=lacks_accuracy)
+    raise typer.Exit(code or unstored)
+
+
+def _lacks_accuracy(records: Sequence[Record], err: TextIO) -> bool:
+    """Name each measured case without the accuracy that was asked for; return whether there is any."""
     unscored = [record for record in records if record.status == "ok" and record.accuracy is None]
-    unscored = unscored if any(suite.accuracy for suite in suites) else []
     for record in unscored:
         reason = record.missing["accuracy"]
-        sys.stderr.write(f"error: requested accuracy of {record.case_id} was not measured: {reason}\n")
-    unstored = session.unstored(sys.stderr)
-    code = exit_code(planned, records, session.interrupted, fails, comparisons, lacks_accuracy=bool(unscored))
-    raise typer.Exit(code or unstored)
+        err.write(f"error: requested accuracy of {record.case_id} was not measured: {reason}\n")
+    return bool(unscored)
 
 
 def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: TextIO) -> None:
