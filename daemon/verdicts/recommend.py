@@ -447,12 +447,13 @@ def _above(what: str, value: float | None, limit: float | None, unit: str) -> st
 
 
 def _disagrees(record: Record, least: float | None) -> str | None:
-    """Return why too few images get float64's class; the check alone decides if the classes prove nothing."""
+    """Return why too few images get float64's class, or, with a limit, why their share cannot be told."""
     check = record.check
-    if record.case.variant.precision == "int8" and record.accuracy:
-        return None  # labels decide
-    if check is None or check.void or check.agreeing is None or check.argmax_disagreements is None:
+    labels_decide = least is None and record.case.variant.precision == "int8" and record.accuracy
+    if check is None or check.void or labels_decide:
         return None
+    if check.agreeing is None or check.argmax_disagreements is None:
+        return None if least is None else f"has no agreement to compare with {least:.4g}: {_no_classes(check)}"
     share = MIN_AGREEMENT if least is None else least
     if check.agreeing < share * check.decided:
         return f"agreement on {check.agreeing} of {check.decided} images is below {share:.4g}"
@@ -463,6 +464,12 @@ def _disagrees(record: Record, least: float | None) -> str | None:
         return None
     below = "" if least is None else f", which is below {least:.4g}"
     return f"its class is float64's for {same} of {check.images} images, most of them ties{below}"
+
+
+def _no_classes(check: Check) -> str:
+    if check.argmax_disagreements is None:
+        return "its outputs are not class scores"
+    return "float64 gives nearly all images one class"
 
 
 def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | None:

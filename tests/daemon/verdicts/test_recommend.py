@@ -227,6 +227,16 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
             "its class is float64's for 4 of 8 images, most of them ties, which is below 0.995",
         ),
         (
+            {"check": msgspec.structs.replace(PASSED, commonest_class_share=1.0)},
+            {"min_agreement": 0.9},
+            "has no agreement to compare with 0.9: float64 gives nearly all images one class",
+        ),
+        (
+            {"check": msgspec.structs.replace(PASSED, argmax_disagreements=None)},
+            {"min_agreement": 0.9},
+            "has no agreement to compare with 0.9: its outputs are not class scores",
+        ),
+        (
             {"accuracy": accuracy(lost=9)},
             {"max_accuracy_drop": 0.01},
             "accuracy drop 9.00 [4.81, 16.23] % is not below 1 %",
@@ -425,7 +435,9 @@ def test_int8_ships_by_accuracy_if_labels_were_given_and_by_agreement_otherwise(
     half = candidate("onnxruntime", 3.0, accuracy=accuracy(right=900, lost=100, images=5000))
     few = msgspec.structs.replace(PASSED, argmax_disagreements=PASSED.images // 4)
     assert only([kept, half]).ship == "onnxruntime-int8"
-    assert only([msgspec.structs.replace(kept, check=few), half]).ship == "onnxruntime-int8"
+    differing = msgspec.structs.replace(kept, check=few)
+    assert only([differing, half]).ship == "onnxruntime-int8"
+    assert only([differing, half], min_agreement=0.98).ship == "onnxruntime"
     decision = only([lost, half])
     assert decision.ship == "onnxruntime"
     assert "accuracy drop 2.00" in decision.excluded["onnxruntime-int8"]
