@@ -157,17 +157,21 @@ def profile(
             steps=steps or depth.steps,
             runs=depth.runs,
         )
+        made = None
         try:
             with session.measuring(ending=()):  # an interrupt ends everything that runs, including Nsight's tools
                 run_id = RunId.new()
                 found = gather(session, job, depth.deadline_s, SNN_KERNELS if snn_kernels else kernel_regex)
             made = _profile(job, found, run, run_id)
             _write(made, sort, session, sys.stderr)
+            if found.interrupted:
+                raise KeyboardInterrupt
             if verify:
                 made = tried(made, depth.pairs, session, sys.stderr)
                 _write(made, sort, session, sys.stderr)
         except KeyboardInterrupt:
-            sys.stderr.write(f"interrupted; partial results are in {job.output}\n")
+            kept = f"partial results are in {job.output}" if made else "no method had ended"
+            sys.stderr.write(f"interrupted; {kept}\n")
             raise typer.Exit(130) from None
         session.publish(record(made, run, run_id, found.occupancy))
         session.end()

@@ -36,7 +36,10 @@ NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 
 @dataclass
 class Found:
-    """The results of one job's methods; `missing` gives the reason for each absent one, `failed` names the broken."""
+    """The results of one job's methods; `missing` gives the reason for each absent one, `failed` names the broken.
+
+    `interrupted`: one of the Nsight tools was, after the child had ended.
+    """
 
     collected: Collected
     missing: dict[str, str]
@@ -47,15 +50,29 @@ class Found:
     nsys: NsightSystems | None = None
     ncu: NsightCompute | None = None
     foreign_cpus: float | None = None
+    interrupted: bool = False
 
 
 def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
-    """Run every method of the job, child and tools each with a deadline; a failure costs only its own result."""
+    """Run every method of the job, child and tools each with a deadline; a failure costs only its own result.
+
+    So does an interrupt, once the child has ended.
+    """
     begun, own_s = _busy_s(), _own_cpu_s()
     found = _in_child(session, job, deadline_s)
     found.foreign_cpus = _foreign_cpus(begun, own_s)
     if found.collected.trace:
         read_trace(found, job, found.collected.trace)
+    try:
+        _add_nsight(found, job, deadline_s, kernel_regex)
+    except KeyboardInterrupt:
+        found.interrupted = True
+        ended = {"nsys": found.nsys, "ncu": found.ncu} | found.missing
+        found.missing |= {tool: "interrupted" for tool in NSIGHT if tool in job.methods and not ended[tool]}
+    return found
+
+
+def _add_nsight(found: Found, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
     if "nsys" in job.methods:
         systems = nsight.systems(job, deadline_s)
         found.nsys = systems if isinstance(systems, NsightSystems) else None
@@ -64,7 +81,6 @@ def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: s
         compute = nsight.compute(job, deadline_s, kernel_regex)
         found.ncu = compute if isinstance(compute, NsightCompute) else None
         found.missing |= {"ncu": compute} if isinstance(compute, str) else {}
-    return found
 
 
 def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:

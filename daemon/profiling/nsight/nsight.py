@@ -148,6 +148,7 @@ def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[s
         finally:
             with suppress(ProcessLookupError):  # already gone
                 os.killpg(child.pid, signal.SIGKILL)
+            child.wait()  # Popen itself waits a quarter of a second after an interrupt
     if any(mark in said for mark in _NO_PERMISSION):
         raise Unsupported(f"may not read the GPU's counters: {COUNTERS_CURE}")
     if child.returncode:

@@ -1,6 +1,7 @@
 """What the trace of a profile gives, and how one that is of no use becomes the reason of a failed method."""
 
 import json
+import os
 import re
 
 import msgspec
@@ -11,6 +12,7 @@ from profile_shown import LAYERS
 from sessions_made import session
 from waiting import WAIT_S
 
+from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.collecting import Found, _measured, gather, read_trace
 from benchd.daemon.profiling.profile import Collected, ProfileJob
@@ -95,6 +97,18 @@ def gathered(folder, job, source, deadline_s=WAIT_S):
 def test_a_child_that_takes_too_long_is_ended_with_its_reason(tmp_path):
     job = own_job(tmp_path, build="time.sleep(1000)")
     assert gathered(tmp_path, job, "procfs", deadline_s=2.0).error == "it took longer than 2 s"
+
+
+def test_an_interrupt_of_a_tool_costs_what_had_not_ended(tmp_path, monkeypatch):
+    (tmp_path / "ncu").write_text("#!/bin/sh\nkill -TERM $PPID\nexec sleep 6000\n")
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job = msgspec.structs.replace(profile_job(tmp_path, methods=["nsys", "ncu"]), device="cuda")
+    with as_interrupt(), session(tmp_path, source="procfs") as one, one.measuring(ending=()):
+        found = gather(one, job, WAIT_S, None)
+    assert found.interrupted
+    assert found.missing["ncu"] == "interrupted"
+    assert "nsys is not installed" in found.missing["nsys"]
 
 
 def test_the_layers_have_the_energy_of_a_pass_from_the_sensor_beside_the_child(tmp_path):
