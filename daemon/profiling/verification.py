@@ -80,8 +80,11 @@ def verified(profile: Profile, finding: Finding, made: Comparison) -> Finding:
     figures are added to the evidence, per image if the batch size differs.
     """
     images = (finding.batch_size or profile.case.batch_size) / profile.case.batch_size
-    by_image = effects.judge(effects.paired_effect([ratio / images for ratio in made.ratios]))
-    verdict = made.verdict if images == 1 else by_image  # that of a comparison knows what makes its times doubtful
+    verdict = made.verdict
+    if images != 1:
+        by_image = effects.judge(effects.paired_effect([ratio / images for ratio in made.ratios]))
+        doubtful = msgspec.structs.replace(by_image, answer="inconclusive", reason=made.doubt)
+        verdict = doubtful if made.doubt else by_image
     measured = 1 + (verdict.effect or 0.0)
     base, variant = median(made.first_ms), median(made.second_ms) / images
     predicted = "no prediction" if finding.expected is None else f"predicted {finding.expected:.3g} of the time"

@@ -45,7 +45,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     `medians_ms` are the centres of the sides (`centre_ms`). `ratios` are the second side's time over the first one's in
     each pair of a live comparison, and decide it. `notes` are differences between the sides that do not prevent a
     comparison. `check_failed` counts answers too that, with the weights of the first side, differ from its answers.
-    `broken_off`: a process failed, or the measurement was interrupted; of files, B failed at what A measured.
+    `broken_off`: a process failed, or the measurement was interrupted; of files, B failed at what A measured. `doubt`
+    is why the times are not those of the requested cases.
     """
 
     first: str
@@ -58,6 +59,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     ratios: list[float] = []
     check_void: bool = False
     broken_off: bool = False
+    doubt: str = ""
     notes: list[str] = []
 
 
@@ -191,6 +193,7 @@ def comparison(
         check_failed=bool(others) or any(wrong(record) for record in records[1]),
         check_void=any(void(record) for record in records[1]),
         broken_off=_is_broken_off(*records),
+        doubt=doubt or "",
         ratios=list(ratios),
         notes=others + _notes(*records) + left_out,
     )

@@ -545,6 +545,14 @@ def test_a_larger_batch_is_judged_by_the_image():
     assert "measured 0.5: 10 ms and 5 ms" in made.evidence[-1]
 
 
+def test_a_larger_batch_that_did_not_run_as_requested_confirms_nothing():
+    ill = on_gpu(gpus=[gpu(0.9, 0.3)])
+    fell_back = msgspec.structs.replace(compared([10.0] * 3, [20.0, 20.1, 19.9]), doubt="B: provider_fallback")
+    found = verification.verified(ill, fired(ill)["low_utilization"], fell_back)
+    assert (found.verdict, round(found.measured, 2)) == ("inconclusive", 0.5)
+    assert "provider_fallback" in found.evidence[-1]
+
+
 def test_what_makes_a_comparison_doubtful_confirms_nothing():
     doubtful = Verdict(answer="inconclusive", effect=-0.5, reason="B: provider_fallback")
     made = msgspec.structs.replace(compared([10.0] * 3, [5.0, 5.1, 4.9]), verdict=doubtful)
