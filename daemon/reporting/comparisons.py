@@ -11,6 +11,7 @@ from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.results_table import figure
 from benchd.daemon.reporting.tables import ALARM, GOOD, Cell, escaped, figures, markdown_table, print_rows
 from benchd.daemon.verdicts.compare import Comparison, fails
+from benchd.daemon.verdicts.results import printable
 
 HEADINGS = ("case", "A ms", "B ms", "change [interval]", "processes", "verdict")
 TITLE = "B against A, + is slower"
@@ -40,12 +41,12 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
 def junit(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> str:
     """Return one test per comparison: failed for what is in `fail_on`, an error if a process failed or was interrupted.
 
-    Else it is skipped if it is undecided.
+    Else it is skipped if it is undecided. Control characters, which XML cannot hold, are replaced.
     """
     suite = ElementTree.Element("testsuite", name="benchd compare", tests=str(len(comparisons)))
     for one in comparisons:
-        test = ElementTree.SubElement(suite, "testcase", classname="benchd", name=_case(one))
-        words = "\n".join([" ".join(map(str, _row(one)[1:])), *_remarks(one)])
+        test = ElementTree.SubElement(suite, "testcase", classname="benchd", name=printable(_case(one)))
+        words = printable("\n".join([" ".join(map(str, _row(one)[1:])), *_remarks(one)]))
         if fails(one, fail_on):
             ElementTree.SubElement(test, "failure", message=words)
         elif one.broken_off:

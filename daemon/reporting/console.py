@@ -159,7 +159,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [_slow_clock(record) for record in measured if "clock_below_range" in record.flags]
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
     notes += [note for record in measured if (note := levels.words(record))]
-    settling = [record for record in measured if record.preset != "quick"]
+    settling = [record for record in measured if record.limits.get("half_width") is not None]
     unsettled = [one for one in settling if any(p.blocks and not p.blocks.converged for p in one.processes)]
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the requested half-width")

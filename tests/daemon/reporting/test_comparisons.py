@@ -41,6 +41,13 @@ def test_what_was_broken_off_is_an_error_unless_it_fails():
     assert [suite.get(name) for name in ("failures", "errors", "skipped")] == ["1", "1", "0"]
 
 
+def test_what_a_worker_wrote_last_is_valid_xml():
+    reason = "\x1b[31mout of luck\x1b[0m"
+    broken = [one("inconclusive", verdict=Verdict(answer="inconclusive", reason=reason), broken_off=True)]
+    suite = ElementTree.fromstring(comparisons.junit(broken, []))  # noqa: S314
+    assert "out of luck" in suite[0][0].get("message")
+
+
 def test_markdown_keeps_to_its_cells():
     table, _, remarks = comparisons.markdown(GIVEN).partition("\n\n- ")
     assert {line.replace("\\|", "").count("|") for line in table.splitlines()[2:]} == {7}

@@ -14,6 +14,7 @@ from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import (
     ArtifactFacts,
     BlocksResult,
+    BlockStatistics,
     Case,
     Check,
     Energy,
@@ -177,6 +178,24 @@ def test_what_was_not_measured_is_a_dash_with_its_note():
     assert "p99: shown only with at least 662 runs per process" in table
     assert "energy: no power sensor was read" in table
     assert " - " in table
+
+
+@pytest.mark.parametrize(("half_width", "noted"), [(None, False), (0.01, True)])
+def test_an_interval_that_stays_wide_is_noted_if_a_width_was_requested(half_width, noted):
+    blocks = BlockStatistics(
+        count=2,
+        runs_per_block=1,
+        medians_ms=[4.0, 4.1],
+        bounds_ns=[0, 10, 20],
+        lag1=None,
+        doublings=0,
+        half_width=half_width,
+        converged=False,
+        stop_reason="cap",
+    )
+    process = ProcessResult(status="ok", timing=timing(4.0), blocks=blocks)
+    table, _ = shown(made(preset="standard", limits={"half_width": half_width}, processes=[process]))
+    assert ("interval: 1 of 1 did not reach the requested half-width" in table) is noted
 
 
 def test_what_did_not_run_says_why_below_the_table():
