@@ -1,5 +1,6 @@
 """The commands `bench-once` and `benchd`: which verb is which file."""
 
+import errno
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
@@ -34,6 +35,9 @@ VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the f
     "demo",
     "watch",
 )
+
+UNREACHABLE = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
+"""What `Path.is_file` raises for a path that it cannot look at; of others it returns False."""
 
 
 class _Verbs(TyperGroup):
@@ -101,7 +105,7 @@ def _exit_with(verb: str | None) -> None:
 
 
 def _code(verb: str | None) -> int | str | None:
-    """Run a verb, or the command line's; print a BenchdError as one line and return the exit code."""
+    """Run a verb, or the command line's; print an error of benchd or of a path as one line and return the exit code."""
     try:
         (command(verb) if verb else _benchd)()
     except SystemExit as end:
@@ -111,6 +115,11 @@ def _code(verb: str | None) -> int | str | None:
     except BenchdError as error:
         sys.stderr.write(f"error: {error}\n")
         return 7 if isinstance(error, NotAvailable) else 2
+    except OSError as error:
+        if error.errno not in UNREACHABLE:
+            raise
+        sys.stderr.write(f"error: {error.filename}: {error.strerror}\n")
+        return 2
     return 0
 
 

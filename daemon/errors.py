@@ -13,6 +13,9 @@ import difflib
 import importlib.util
 from collections.abc import Iterable
 
+EXIT_CODES = (130, 2, 7, 6, 1, 5, 3, 4)
+"""The exit codes of measurements, of which several may apply: the first one counts."""
+
 
 class BenchdError(Exception):
     """The root of all errors that are shown to a user as one line, without a traceback."""

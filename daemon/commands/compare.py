@@ -13,7 +13,7 @@ from benchd.daemon import config as configuration
 from benchd.daemon.commands import application, arguments
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.sinks import lasting
-from benchd.daemon.errors import UsageError
+from benchd.daemon.errors import EXIT_CODES, UsageError
 from benchd.daemon.measuring import paired, plan
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
@@ -68,6 +68,10 @@ def compare(
     json: arguments.AsJson = False,
 ) -> None:
     """Report whether B is faster than A, slower or the same."""
+    measuring = {"--python": python, "--module": module, "--input": input_, "--pairs": pairs, "--threads": threads}
+    for option, value in (measuring | {"--config": config}).items():
+        if value is not None and not (live or aa):
+            raise UsageError(f"{option} is for --live or --aa: two result files are compared as they are")
     sources = [one.rpartition(":")[0] for one in module or []]
     read = [*map(Path, [*(sides or []), *sources]), *([config] if config else [])]
     journals = [path / results.JOURNAL for path in [*read, *([output] if live or aa else [])]]
@@ -155,7 +159,7 @@ def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request
 def measured(
     requests: Sequence[Request], settings: Config, machine: Machine, output: Path, waiting: TextIO | None
 ) -> tuple[list[Comparison], int]:
-    """Measure one comparison after the other; return them and the first exit code other than 0.
+    """Measure one comparison after the other; return them and the first of EXIT_CODES that applies, else 0.
 
     They end early if a measurement is interrupted. Raises UsageError or NotAvailable, before any, for a case that is
     invalid or cannot run here.
@@ -174,7 +178,7 @@ def measured(
         finally:
             session.end()
     codes.append(session.unstored(sys.stderr))
-    return comparisons, next(filter(None, codes), 0)
+    return comparisons, next((code for code in EXIT_CODES if code in codes), 0)
 
 
 def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence[str]]) -> tuple[list[Comparison], int]:

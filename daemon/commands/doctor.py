@@ -12,7 +12,7 @@ import typer
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson, names
-from benchd.daemon.errors import unknown
+from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.machine import sandbox
 from benchd.daemon.measuring.capabilities import Finding, examine, service
 
@@ -29,6 +29,8 @@ def doctor(
 
     For each unusable one, print the reason and a remedy.
     """
+    if unit and need:
+        raise UsageError("--unit and --need: give only one of them")
     root = Path("/")
     raise typer.Exit(run_unit(sys.stdout, root, json) if unit else run(sys.stdout, root, json, names("--need", need)))
 

@@ -64,6 +64,8 @@ def export(
 
     A file must be valid and numerically equal to its model.
     """
+    if list_ and prune is not None:
+        raise UsageError("--list and --prune: give only one of them")
     if list_:
         return list_store(sys.stdout, json)
     if prune is not None:

@@ -10,7 +10,7 @@ import typer
 from rich.live import Live
 
 from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, mqtt_config
+from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, choices, mqtt_config
 from benchd.daemon.delivery.broker import configured
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.records import SamplerReport, Summary, Window
@@ -39,11 +39,12 @@ def watch(
 ) -> None:
     """Show a fleet live in the terminal, or this machine's sensors."""
     settings = mqtt_config(mqtt, ca_file, certificate_file, key_file)
+    kind = choices("device", [device], ["cpu", "cuda"])[0]
     if mqtt:
         show(configured(mqtt, settings), seconds)
     else:
         with suppress(BrokenPipeError):  # unlike other commands it ends with its reader
-            watch_sensors(sources.present(device), seconds, sys.__stdout__ or sys.stdout)
+            watch_sensors(sources.present(kind), seconds, sys.__stdout__ or sys.stdout)
 
 
 def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from benchd.daemon.errors import NotAvailable, UsageError, unknown
+from benchd.daemon.errors import EXIT_CODES, NotAvailable, UsageError, unknown
 from benchd.daemon.machine.signals import ending, on_signals
 from benchd.daemon.machine.sysfs import text
 
@@ -26,7 +26,6 @@ TOOL_TIMEOUT_S = 60.0
 IN_FORCE_TIMEOUT_S = 15.0
 POLL_S = 0.2
 WANTS_REBOOT = "Reboot required"  # the wording of nvpmodel in L4T 35 and 36
-EXIT_CODES = (130, 2, 7, 6, 1, 5, 3, 4)  # if several apply, the first
 
 _MODEL = re.compile(r"^\s*<\s*POWER_MODEL\b([^>]*)>", re.MULTILINE)
 _CURRENT = re.compile(r"^NV Power Mode: *(\S.*?) *\n *(\d+)", re.MULTILINE)

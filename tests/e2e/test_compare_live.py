@@ -168,6 +168,15 @@ def test_each_chosen_variant_is_a_comparison_and_all_share_the_error(compare, st
     assert compare(*given, "--variants", "eager", "--fail-on", "check").returncode == 0
 
 
+def test_an_interrupt_counts_more_than_a_process_that_failed_before_it(compare, stub):
+    failing = stub(
+        "failing", "os.path.getsize('out/records.jsonl') and os.kill(os.getppid(), 15) or 5", status="failed"
+    )
+    done = compare("--live", "square,b1,size=64", "--python", failing, "--python", failing, "--variants", "eager,fp16")
+    assert done.returncode == 130, done.stderr
+    assert len(json.loads(done.stdout)) == 2
+
+
 def test_both_records_go_to_the_broker_of_the_configuration(compare, stub, tmp_path, mosquitto):
     heard = listened(mosquitto, "benchd/v1/test-device/result/#", 2)
     (tmp_path / "config.toml").write_text(f'{CONFIG}[mqtt]\nurl = "{mosquitto.url}"\n')

@@ -99,8 +99,7 @@ def test_an_empty_value_is_refused_and_names_its_option(here, tmp_path, results,
         (["--live", CASE, "square,offline"], 2, "square,offline matches 4 cases; add the batch size"),
         (["--live", CASE, "squre,eager"], 2, "did you mean 'square'"),
         (["--live", CASE, "square,custom"], 7, "square,custom: square has no custom kernels"),
-        ([CASE], 2, "compare takes two result files"),
-        (["nowhere", "nowhere"], 2, "nowhere: no such file; give a result file"),
+        (["a", "b"], 2, "--config is for --live or --aa: two result files are compared as they are"),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_named(here, tmp_path, arguments, code, words):
@@ -108,6 +107,23 @@ def test_a_comparison_that_cannot_be_made_is_named(here, tmp_path, arguments, co
     assert done.returncode == code
     assert words in done.stderr
     assert not (tmp_path / "bench-out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("compare", CASE), "compare takes two result files"),
+        (("compare", "nowhere", "nowhere"), "nowhere: no such file; give a result file"),
+        (("compare", "a", "b", "--pairs", "7"), "--pairs is for --live or --aa"),
+        (("doctor", "--unit", "--need", "nvml"), "--unit and --need: give only one of them"),
+        (("export", "--list", "--prune", "2GiB"), "--list and --prune: give only one of them"),
+        (("watch", "--seconds", "0", "--device", "gpu"), "unknown device 'gpu'"),
+    ],
+    ids=str,
+)
+def test_what_would_be_ignored_or_is_absent_is_refused(here, line, words):
+    done = here("benchd", *line)
+    assert (done.returncode, done.stdout, words in done.stderr) == (2, "", True), done.stderr
 
 
 LONG = 300 * "x"  # no file system looks this up: it refuses root too, as a closed folder refuses others
@@ -124,13 +140,23 @@ LONG = 300 * "x"  # no file system looks this up: it refuses root too, as a clos
         ("verify",),
         ("replay", "--mqtt", "mqtt://x"),
         ("baseline", "set"),
+        ("ship", "square", "--out"),
+        ("profile", "square", "--output"),
+        ("export", "--precision", "int8", "--onnx"),
     ],
     ids=" ".join,
 )
-def test_a_folder_that_cannot_be_looked_up_is_named(here, results, line):
+def test_a_path_that_cannot_be_looked_up_is_named(here, results, line):
     results("here")
     done = here("benchd", *line, LONG)
     assert (done.returncode, done.stdout, LONG in done.stderr) == (2, "", True), done.stderr
+
+
+@pytest.mark.parametrize("option", ["onnx", "weights", "artifacts"])
+def test_so_is_one_of_a_measurement(here, option):
+    done = here("bench-once", f"--{option}", LONG)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(f"error: (/.*/)?{LONG}: File name too long\n", done.stderr)
 
 
 @pytest.mark.parametrize("line", [("export", "--prune", "2GiB"), ("noise-floor", "--clear")], ids=" ".join)
