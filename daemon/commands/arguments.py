@@ -80,7 +80,7 @@ MaxPower = Annotated[str | None, typer.Option(help="Limit of the mean input powe
 MaxMemory = Annotated[str | None, typer.Option(help="Limit of peak memory.", metavar="2GiB")]
 MinAgreement = Annotated[
     float | None,
-    typer.Option(help="Least share of images, except ties, with float64's class (default 0.98).", metavar="0.995"),
+    typer.Option(help="Minimum share of images, ties excluded, with float64's class (default 0.98).", metavar="0.995"),
 ]
 MaxAccuracyDrop = Annotated[
     str | None, typer.Option(help="Limit of the accuracy lost against plain fp32 on the same images.", metavar="1%")

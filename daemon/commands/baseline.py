@@ -45,7 +45,7 @@ def show(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Print the baseline: its cases and how much slower an alarm needs, or with --json its records."""
+    """Print the baseline: its cases and the slowdown that raises an alarm; with --json its records."""
     settings = configuration.read(config) if config else None
     runs = settings.baseline.runs if settings else []
     kept = baseline.pinned(runs)

@@ -41,9 +41,7 @@ def export(
     images: Annotated[int, typer.Option(help="Images to calibrate with.", min=1)] = CALIBRATION_IMAGES,
     quantised_for: Annotated[
         str,
-        typer.Option(
-            help="int8 for ONNX Runtime on an x86 cpu, on one without VNNI (avx2) or on an arm cpu, or for tensorrt."
-        ),
+        typer.Option(help="Target of int8 files: cpu (x86), avx2 (x86 without VNNI), arm or tensorrt."),
     ] = "auto",
     module: arguments.Module = None,
     onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file, for int8.", metavar="FILE")] = None,

@@ -41,7 +41,7 @@ def once(
     batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.", metavar="1,4")] = None,
     option: arguments.Option = None,
     beside: Annotated[
-        str | None, typer.Option(help="Another case that runs at a rate meanwhile.", metavar="CASE:30Hz")
+        str | None, typer.Option(help="Another case to run at this rate during the measurement.", metavar="CASE:30Hz")
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="quick, standard or thorough (default: the --config's, else quick).")
@@ -72,7 +72,7 @@ def once(
     accuracy: arguments.Accuracy = None,
     calibration: arguments.Calibration = None,
     max_accuracy_drop: Annotated[
-        str | None, typer.Option(help="Most accuracy that a variant may lose against plain fp32 to ship.", metavar="1%")
+        str | None, typer.Option(help="Maximum accuracy loss against plain fp32 for a variant to ship.", metavar="1%")
     ] = None,
     provider: Annotated[str | None, typer.Option(help="Provider of ONNX Runtime: cpu, cuda or tensorrt.")] = None,
     dla: Annotated[int | None, typer.Option(help="DLA core of a Jetson, for TensorRT variants.", min=0)] = None,

@@ -16,7 +16,7 @@ app = application()
 
 @app.command(epilog="Example: benchd schema > record.schema.json")
 def schema(
-    shipped: Annotated[bool, typer.Option("--shipped", help="That of manifest.json in a shipped folder.")] = False,
+    shipped: Annotated[bool, typer.Option("--shipped", help="Print the schema of a shipped manifest.json.")] = False,
 ) -> None:
     """Print the JSON Schema of a record."""
     printed = records.json_schema(Manifest if shipped else Record)

@@ -58,7 +58,7 @@ def ship(
     threads: Annotated[int | None, typer.Option(help="CPU threads of the model (default: all).")] = None,
     device: arguments.Device = "auto",
     min_effect: Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")] = "1%",
-    minutes: Annotated[float, typer.Option(help="Most time to race; the winner is confirmed in any case.")] = 15.0,
+    minutes: Annotated[float, typer.Option(help="Race time limit in minutes; the winner is always confirmed.")] = 15.0,
     out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")] = Path("shipped"),
     config: arguments.ConfigFile = None,
     page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
