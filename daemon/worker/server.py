@@ -43,12 +43,13 @@ class Monotonic:
 
     def wait_until(self, t_ns: int) -> None:
         """Return at this time, or at once if it has passed."""
-        self.beat()
-        time.sleep(max(0, t_ns - time.monotonic_ns()) / 1e9)
+        while time.monotonic_ns() < t_ns:
+            self.beat()
+            time.sleep(min(BEAT_S, max(0, t_ns - time.monotonic_ns()) / 1e9))
 
     def beat(self) -> None:
         """Say that the run goes on, unless that was said just now."""
-        if time.monotonic() - self._beaten_s > BEAT_S:
+        if time.monotonic() - self._beaten_s >= BEAT_S:
             self._beaten_s = time.monotonic()
             self._beat()
 

@@ -168,6 +168,34 @@ def test_a_server_that_is_never_idle_says_that_it_goes_on(monkeypatch):
     assert len(beats) >= 5
 
 
+class Slept:
+    """A time that passes only while somebody sleeps."""
+
+    def __init__(self):
+        self.t_ns = 0
+
+    def monotonic_ns(self):
+        return self.t_ns
+
+    def monotonic(self):
+        return self.t_ns / 1e9
+
+    def sleep(self, seconds):
+        self.t_ns += round(1e9 * seconds)
+
+
+def test_a_server_that_waits_long_says_that_it_goes_on(monkeypatch):
+    """At a low rate a gap between requests outlasts the stage's deadline."""
+    monkeypatch.setattr(server, "time", slept := Slept())
+    beats = []
+    clock = server.Monotonic(lambda: beats.append(slept.monotonic()))
+    clock.wait_until(185_500_000_001)
+    assert beats == [server.BEAT_S * number for number in range(1, 19)]
+    assert slept.t_ns == 185_500_000_001
+    clock.wait_until(1)
+    assert slept.t_ns == 185_500_000_001
+
+
 def test_a_trial_ends_when_its_deadline_cannot_be_met_any_more():
     load = Load(rate_hz=5000.0, deadline_ms=3.0)
     found, _ = served(load, 5000, lambda: 1_000_000, most_late=9)
