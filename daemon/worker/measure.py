@@ -92,11 +92,10 @@ def measure(
             if blocks.stop_reason(elapsed_ns / 1e9):
                 break
             starts_ns.append(begin())
-        end = time.monotonic_ns()
         _hold(step, hold_s)
     summary = blocks.summary()
     bounds = [starts_ns[0], *(ended_ns[last - 1] for last in summary.ends)]
-    window = Window(starts_ns[0], end)
+    window = Window(bounds[0], bounds[-1])
     return Measured(values_ns, summary, window, bounds, ended_ns, starts_ns if wait_for_turn else [])
 
 
