@@ -97,9 +97,9 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     met = _timed(job, of_streams, pool, camera, right, stages, found)
     stages.keep(found)
     stages.enter("probe")
-    _repeated(job, loaded, [pool[place] for place in met], found)
     del of_streams, others
     _probed(job, device, found)
+    _repeated(job, loaded, [pool[place] for place in met], stages, found)
     _occupied(job, loaded, pool, found)  # last: its profiler stays attached and slows every later launch
     stages.leave()
 
@@ -265,7 +265,7 @@ def _audit(timed: Sequence[steps.Step], loaded: Loaded, right: Expected, found: 
         found.flags.append("output_changed")
 
 
-def _repeated(job: Job, loaded: Loaded, met: list[Batch], found: Outcome) -> None:
+def _repeated(job: Job, loaded: Loaded, met: list[Batch], stages: StageClock, found: Outcome) -> None:
     """Flag a variant of inference that answers a repeated input faster, in runs of their own.
 
     A test that fails costs only its answer, which a flag says, not the measurement.
@@ -274,7 +274,7 @@ def _repeated(job: Job, loaded: Loaded, met: list[Batch], found: Outcome) -> Non
         return
     try:
         with torch.inference_mode():
-            if audit.repeated_is_faster(loaded, met):
+            if audit.repeated_is_faster(loaded, met, server.Monotonic(partial(stages.go_on, None)).beat):
                 found.flags.append("repeated_input_faster")
     except Exception as error:  # of torch and the other runtimes, as without memory for a further batch
         found.flags.append("repeated_input_untested")

@@ -1,8 +1,8 @@
 """The device's peak rates in the measuring process: bytes copied, FLOPs and exponentials per second.
 
-Probes directly follow the timed section, so that they see its clocks and threads and disturb nothing. Each figure is
-the best of the runs that fit a small budget, by the fastest of several forms, which the record names: a roofline needs
-what the device can do, not what it does on average or by an ordinary program.
+Probes follow the timed section and the audit of its answers, so that they see its clocks and threads and disturb
+nothing. Each figure is the best of the runs that fit a small budget, by the fastest of several forms, which the record
+names: a roofline needs what the device can do, not what it does on average or by an ordinary program.
 """
 
 import ctypes

@@ -15,9 +15,10 @@ from torch import nn
 from worker_jobs import TINY, job, run_here, user_module
 
 from benchd.daemon.records import Check
-from benchd.daemon.worker import agreement, audit, check, steps, workload
+from benchd.daemon.worker import agreement, audit, check, server, steps, workload
 from benchd.daemon.worker.agreement import Observation, Rule
 from benchd.daemon.worker.audit import Expected
+from benchd.daemon.worker.child import StageClock
 from benchd.daemon.worker.structures import Tensors
 
 STALE = """
@@ -79,7 +80,7 @@ def test_a_cache_by_identity_address_or_content_is_seen(key):
     caching, pool = loaded(Caching(key)), [torch.rand(1, 3, 4, 4) for _ in range(9)]
     for images in pool:
         caching.run(images)
-    assert audit.repeated_is_faster(caching, pool)
+    assert audit.repeated_is_faster(caching, pool, lambda: None)
 
 
 def test_one_new_batch_at_a_time_lies_beside_the_timed_ones(monkeypatch):
@@ -93,7 +94,7 @@ def test_one_new_batch_at_a_time_lies_beside_the_timed_ones(monkeypatch):
 
     monkeypatch.setattr(audit, "rolled", rolled)
     monkeypatch.setattr(audit, "may_be_cached", lambda unseen, seen: True)
-    assert audit.repeated_is_faster(loaded(nn.Identity()), [torch.rand(1, 3, 4, 4)])
+    assert audit.repeated_is_faster(loaded(nn.Identity()), [torch.rand(1, 3, 4, 4)], lambda: None)
     assert (len(made), max(most)) == (audit.TRIALS * audit.PAIRS, 2)  # the one before is replaced, then freed
 
 
@@ -109,6 +110,16 @@ def test_a_test_for_cached_answers_that_fails_costs_only_its_answer(tmp_path, mo
     assert outcome.process.probes is not None
     assert "repeated_input_untested" in outcome.flags
     assert outcome.missing["repeated_input"].startswith("the test for cached answers did not run: out of memory")
+
+
+def test_each_run_of_the_test_for_cached_answers_says_that_the_stage_goes_on(tmp_path, monkeypatch):
+    """Ten runs of 12 s outlast the stage's deadline."""
+    monkeypatch.setattr(server, "BEAT_S", 0.0)
+    percents = []
+    monkeypatch.setattr(StageClock, "go_on", lambda self, percent: percents.append(percent))
+    assert measured(tmp_path).process.status == "ok"
+    assert len(percents) >= 10
+    assert set(percents) == {None}
 
 
 STEADY, LOADED = [100] * 8, [80] * 3 + [100] * 5

@@ -129,12 +129,12 @@ def test_whatever_triton_raises_there_is_another_way(tmp_path, printed):
     assert printed(code).startswith("no Triton kernel: Command 'gcc' returned non-zero exit status 1")
 
 
-def test_the_rates_are_probed_before_a_profiler_is_attached(tmp_path, monkeypatch):
+def test_the_rates_are_probed_before_further_runs_and_a_profiler(tmp_path, monkeypatch):
     order = []
-    for name in ("_probed", "_occupied"):
+    for name in ("_probed", "_repeated", "_occupied"):
         monkeypatch.setattr(phases, name, lambda *_, name=name: order.append(name))
     assert run_here(job(tmp_path)).process.status == "ok"
-    assert order == ["_probed", "_occupied"]
+    assert order == ["_probed", "_repeated", "_occupied"]
 
 
 def test_a_real_worker_probes_after_what_it_timed(tmp_path):
