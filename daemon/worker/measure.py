@@ -37,7 +37,7 @@ class Measured:
 
 
 def warm_up(step: Step, cap_s: float) -> WarmUp:
-    """Run until the block medians no longer drift or `cap_s` has passed, at least twice."""
+    """Run until the block medians no longer drift or a run ends after `cap_s`; not at all if that is 0."""
     start = time.monotonic()
     blocks: list[tuple[float, float]] = []
     runs, settled, share = 0, False, None

@@ -10,6 +10,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 import torch
+from test_server import Slept
 from torch import nn
 from worker_jobs import TINY, job, run_here, user_module
 
@@ -166,6 +167,16 @@ def test_warm_up_settles_on_a_steady_step_and_gives_up_on_a_drifting_one():
     drifting = measure.warm_up(sleeping(lambda index, real: 1_000_000 * (1 + index / 100)), cap_s=1.5)
     assert not drifting.steady
     assert drifting.seconds >= 1.5
+
+
+def test_warm_up_ends_with_the_run_in_which_its_cap_passes(monkeypatch):
+    monkeypatch.setattr(measure, "time", slept := Slept())
+
+    def step(index):
+        slept.sleep(2.0)
+        return (2_000_000_000,)
+
+    assert [measure.warm_up(step, cap_s).runs for cap_s in (3.0, 1.0, 0.0)] == [2, 1, 0]
 
 
 def loaded(module):
