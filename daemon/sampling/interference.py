@@ -5,9 +5,11 @@ anywhere in between. It applies to every block that this time touches, but a clo
 read. A block that no reading touches counts as undisturbed.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 from statistics import fmean, median
 
 from benchd.daemon.records import BlocksResult, Interference, Sample, Window, throttles
@@ -22,6 +24,9 @@ class _Reading:
     since_ns: int
     t_ns: int
     value: float
+
+
+_SINCE, _READ_AT = attrgetter("since_ns"), attrgetter("t_ns")  # both rise along a series
 
 
 def assess(
@@ -108,20 +113,21 @@ def _is_positive(value: float) -> bool:
 
 
 def _means(
-    readings: Sequence[_Reading], blocks: Sequence[Window], of: Callable[[Sequence[_Reading], Window], list[_Reading]]
+    readings: list[_Reading], blocks: Sequence[Window], of: Callable[[list[_Reading], Window], list[_Reading]]
 ) -> dict[int, float]:
     """Return the mean of a block's readings, by block, for blocks with readings."""
     found = {i: of(readings, block) for i, block in enumerate(blocks)}
     return {i: fmean(reading.value for reading in mine) for i, mine in found.items() if mine}
 
 
-def _read_in(readings: Sequence[_Reading], block: Window) -> list[_Reading]:
-    inside = [reading for reading in readings if block.start_ns <= reading.t_ns <= block.end_ns]
-    return inside or _touching(readings, block)
+def _read_in(readings: list[_Reading], block: Window) -> list[_Reading]:
+    first, end = bisect_left(readings, block.start_ns, key=_READ_AT), bisect_right(readings, block.end_ns, key=_READ_AT)
+    return readings[first:end] or _touching(readings, block)
 
 
-def _touching(readings: Sequence[_Reading], block: Window) -> list[_Reading]:
-    return [reading for reading in readings if reading.since_ns < block.end_ns and reading.t_ns > block.start_ns]
+def _touching(readings: list[_Reading], block: Window) -> list[_Reading]:
+    first, end = bisect_right(readings, block.start_ns, key=_READ_AT), bisect_left(readings, block.end_ns, key=_SINCE)
+    return readings[first:end]
 
 
 def _series(samples: Sequence[Sample], metric: str) -> Iterable[tuple[str, list[_Reading]]]:

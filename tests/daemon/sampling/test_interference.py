@@ -1,4 +1,5 @@
 import random
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -101,6 +102,30 @@ def test_reasons_add_up_and_order_does_not_matter():
     samples += samples[::2]
     random.Random(0).shuffle(samples)
     assert flagged(samples) == {4: ["low_clock", "steal"]}
+
+
+def counted(name):
+    """Return the comparison of whole numbers called `name` that counts how often it is asked for."""
+
+    def compare(one, other):
+        Counting.compared += 1
+        return getattr(int, name)(one, other)
+
+    return compare
+
+
+class Counting(int):
+    compared = 0
+    __lt__, __le__, __gt__, __ge__ = map(counted, ("__lt__", "__le__", "__gt__", "__ge__"))
+
+
+@pytest.mark.parametrize("metric", ["gpu_clock_hz", "cpu_steal_percent", "process_major_faults_per_s"])
+def test_a_block_of_a_long_run_finds_its_readings_among_all_without_comparing_each(metric):
+    readings = [Sample(i * 10**8, metric, 0.0, "sim", "") for i in range(2000)]
+    bounds = [Counting(i * 10**9) for i in range(201)]
+    Counting.compared = 0
+    assess(readings, [Window(*block) for block in pairwise(bounds)], [2.0] * 200, "cuda")
+    assert 0 < Counting.compared < 200 * 50
 
 
 def test_clean_leaves_the_disturbed_blocks_out_and_as_experienced_does_not():
