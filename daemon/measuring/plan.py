@@ -632,7 +632,8 @@ def search_is_over(case: Case, measured: Sequence[Record]) -> bool:
     if last.environment.l4t and last.environment.device == "cuda":  # a Jetson's GPU has the CPU's memory
         of_all = last.telemetry.get("nvmap_used_bytes")  # of ONNX Runtime and TensorRT only root reads their own
         peak_bytes += last.memory.device_peak_bytes or (of_all.maximum if of_all else 0)
-    if 2 * peak_bytes > MEMORY_SHARE * last.environment.memory_bytes:
+    limits = re.findall(r"\d+", last.environment.system.get("memory_limit", ""))  # a container's
+    if 2 * peak_bytes > MEMORY_SHARE * min([last.environment.memory_bytes, *map(int, limits)]):
         return True
     best = max((record.throughput_per_s or 0.0 for record in before), default=0.0)
     return last.throughput_per_s < (1 + LEAST_RISE) * best

@@ -26,6 +26,7 @@ SUSPEND_S = 5.0
 SUSPEND_LOOK_S = 0.0001
 SUSPEND_LOOKS = 1000  # before the signal is sent again
 STDERR = 2
+KILLED = "the worker was killed by SIGKILL, as the kernel does when memory runs out,"
 # the broker's password and systemd's socket are the service's alone: a worker runs the code of models
 WITHHELD = {"BENCHD_MQTT_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
 
@@ -227,7 +228,7 @@ class Worker(Child[Message]):
         if self.rubbish:
             return f"the worker wrote rubbish to its pipe ({self.rubbish})"
         if code == -signal.SIGKILL:
-            return "the worker was killed by SIGKILL, as the kernel does when memory runs out,"
+            return KILLED
         if code < 0:
             return f"the worker was killed by {signal.Signals(-code).name}"
         return f"the worker exited with status {code} and no result"

@@ -15,7 +15,7 @@ import msgspec
 from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import neighbours, plan, recording
 from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.process import Worker
+from benchd.daemon.measuring.process import KILLED, Worker
 from benchd.daemon.measuring.protocol import ImageCount, Job, Outcome, unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Ending, Session, spare_cpu
@@ -94,7 +94,7 @@ class Supervisor:
             failed = "probes" in outcome.missing and planned.case.scenario != "cold_start"
             if outcome.process.probes or failed:  # what failed once is not tried again
                 self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
-            outcomes.append(_end_of_search(outcome) if planned.is_searched else outcome)
+            outcomes.append(_end_of_search(outcome, planned.case.batch_size) if planned.is_searched else outcome)
         rates = self._rates.get(_rates_of(planned.case))
         return recording.record(planned.case, planned.preset, run, run_id, outcomes, rates, planned.limits)
 
@@ -292,10 +292,14 @@ def _not_run(error: OSError) -> Outcome:
     return unmeasured("failed", f"the worker could not be run: {error.strerror}")
 
 
-def _end_of_search(outcome: Outcome) -> Outcome:
-    """Return the outcome of a batch that may be too large: not fitting is a result, not a failure."""
+def _end_of_search(outcome: Outcome, batch_size: int) -> Outcome:
+    """Return the outcome of a batch that may be too large: not fitting is a result, not a failure.
+
+    A worker that was killed counts as too large if a smaller batch ran: the kernel, unlike torch, gives no reason.
+    """
     process = outcome.process
-    if process.status != "failed" or not (process.reason or "").startswith("out of memory"):
+    too_large = ("out of memory", KILLED) if batch_size > 1 else "out of memory"
+    if process.status != "failed" or not (process.reason or "").startswith(too_large):
         return outcome
     return msgspec.structs.replace(outcome, process=msgspec.structs.replace(process, status="unsupported"))
 

@@ -48,3 +48,17 @@ def batch(size, throughput, share_of_memory=0.1, share_on_gpu=None, of_nvmap=0.0
 )
 def test_it_ends_where_the_throughput_rises_no_more_or_twice_the_memory_is_not_there(measured, over):
     assert plan.search_is_over(msgspec.structs.replace(OFFLINE, batch_size=64), measured) is over
+
+
+TOTAL = ENVIRONMENT.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("limit", "over"),
+    [("none", False), (f"{TOTAL // 3}", False), (f"{TOTAL // 5}", True), (f"{2 * TOTAL}, {TOTAL // 5}", True)],
+)
+def test_a_container_has_no_more_memory_than_its_limit(limit, over):
+    measured = batch(1, 100.0, share_of_memory=0.1)
+    environment = msgspec.structs.replace(measured.environment, system={"memory_limit": limit})
+    measured = msgspec.structs.replace(measured, environment=environment)
+    assert plan.search_is_over(msgspec.structs.replace(OFFLINE, batch_size=64), [measured]) is over

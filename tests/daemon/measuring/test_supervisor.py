@@ -8,6 +8,7 @@ import pytest
 from sessions_made import session
 
 from benchd.daemon.measuring.plan import PRESETS, Planned
+from benchd.daemon.measuring.process import KILLED
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.session import spare_cpu
 from benchd.daemon.measuring.supervisor import Supervisor, Turn, _end_of_search, _rates_of, interleaved_rule
@@ -65,14 +66,18 @@ def test_no_blocks_of_processes_in_turns_are_merged_however_long_they_measure(ca
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "wanted"),
+    ("status", "reason", "batch_size", "wanted"),
     [
-        ("failed", "out of memory: no room", "unsupported"),
-        ("failed", "ValueError: wrong", "failed"),
-        ("timeout", "stage measure took longer than 9 s", "timeout"),
-        ("ok", None, "ok"),
+        ("failed", "out of memory: no room", 1, "unsupported"),
+        ("failed", "out of memory: no room", 8, "unsupported"),
+        ("failed", f"{KILLED} in stage check", 1, "failed"),  # no smaller batch ran
+        ("failed", f"{KILLED} in stage check", 8, "unsupported"),
+        ("failed", "the worker was killed by SIGSEGV in stage check", 8, "failed"),
+        ("failed", "ValueError: wrong", 8, "failed"),
+        ("timeout", "stage measure took longer than 9 s", 8, "timeout"),
+        ("ok", None, 8, "ok"),
     ],
 )
-def test_a_batch_that_does_not_fit_ends_a_search_and_is_no_failure(status, reason, wanted):
-    found = _end_of_search(Outcome(process=ProcessResult(status=status, reason=reason))).process
+def test_a_batch_that_does_not_fit_ends_a_search_and_is_no_failure(status, reason, batch_size, wanted):
+    found = _end_of_search(Outcome(process=ProcessResult(status=status, reason=reason)), batch_size).process
     assert (found.status, found.reason) == (wanted, reason)
