@@ -23,6 +23,7 @@ from benchd.daemon.sampling.sources.protocol import Batch, Command, Message, Ref
 START_S = 15.0  # together with the steps around it, less than the unit's watchdog timeout
 FLUSH_S = 2.0
 STOP_S = 1.0
+KEPT_S = 10.0  # before a case: the energy of a cold start needs values from before its spawn, where its window begins
 PIPE_BYTES = 2**18  # minutes of batches, while the owner is busy elsewhere
 ITSELF = "sampler"
 
@@ -82,8 +83,8 @@ class SamplerProcess:
         return self._child.fileno() if self._child else self._silence[0]
 
     def watch(self, *pids: int) -> None:
-        """Begin a case: follow these processes, and drop earlier samples."""
-        self.samples.drop_before(time.monotonic_ns())
+        """Begin a case: follow these processes, and drop samples that are too old for it."""
+        self.samples.drop_before(time.monotonic_ns() - round(KEPT_S * 1e9))
         self._watched = list(pids)
         self._restarts = 1
         if self._child is None:

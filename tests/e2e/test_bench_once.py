@@ -170,7 +170,11 @@ def test_a_sweep_probes_first_and_last_and_prints_its_records_alone(once, tmp_pa
     assert all(record.throughput_basis == "measured" for record in found)
 
 
-def test_a_cold_start_does_not_count_the_making_of_files(once, tmp_path):
+def test_a_cold_start_does_not_count_the_making_of_files_and_its_energy_begins_with_its_spawn(once, tmp_path):
+    counter = {"metric": "energy_counter_j", "scope": "package", "values": [*range(10_000)], "period_s": 0.1}
+    (tmp_path / "script.json").write_text(json.dumps({"metrics": [counter]}))
+    with (tmp_path / "tiny.toml").open("a") as limits:
+        limits.write('[sampling]\nsources = ["fake=script.json"]\n')
     what = ("--models", "square", "--option", "size=64", "--variants", "onnxruntime", "--batch-sizes", "1")
     done = once(*what, "--scenario", "cold_start", "--processes", "1")
     assert done.returncode == 0, done.stderr
@@ -178,6 +182,8 @@ def test_a_cold_start_does_not_count_the_making_of_files(once, tmp_path):
     assert len(record.processes) == 1
     assert [artifact.reused for artifact in record.artifacts] == [True]
     assert (tmp_path / "out" / "logs" / f"{record.run_id}.ready.log").exists()
+    assert record.energy or is_for_gaps(record.missing["energy"])
+    assert "the first value is from" not in record.missing.get("energy", "")
 
 
 def test_a_search_for_the_best_batch_size_ends_by_itself_and_is_replayed_to_a_broker_that_was_down(

@@ -70,6 +70,15 @@ def test_samples_of_all_sources_are_cut_to_the_window(fake):
     assert report.period_p99_error is not None
 
 
+def test_what_was_read_before_a_process_is_followed_covers_the_begin_of_a_window_that_its_spawn_opens(fake):
+    with SamplerProcess([fake()], 0.01) as process:
+        receive_until(process, lambda: samples_since(process, 0, "power_w@VDD_IN") > 2)
+        spawned_ns = time.monotonic_ns()
+        assert process.flush(WAIT_S)
+        process.watch(os.getpid())
+        assert samples_since(process, 0, "power_w@VDD_IN") > samples_since(process, spawned_ns, "power_w@VDD_IN")
+
+
 @pytest.mark.parametrize(("least_s", "readings"), [({}, 3), ({"min_interval_ns": 3600 * 10**9}, 1)])
 def test_a_source_is_not_read_more_often_than_it_wants(least_s, readings):
     sample = Sample(1, "power_w", 5.0, "fake", "")
