@@ -14,7 +14,7 @@ import typer
 from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.broker import Broker, configured
 from benchd.daemon.errors import UsageError, unknown
-from benchd.daemon.measuring.protocol import ImageCount
+from benchd.daemon.measuring.protocol import ImageCount, encoded
 from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
 from benchd.models import data_named, demo
 
@@ -224,6 +224,17 @@ def accuracy_drop(text: str) -> float:
     if not 0.0 < share <= 1.0:
         raise UsageError(f"--max-accuracy-drop {text}: expected more than 0 % and at most 100 %, such as 1%")
     return share
+
+
+def folder_of_files(artifacts: Path | None) -> Path | None:
+    """Return the folder of --artifacts; raise UsageError if it is absent or no worker can be told its path."""
+    if artifacts is None:
+        return None
+    if not artifacts.is_dir():
+        made_by = f"`benchd export MODEL --output {artifacts}`"
+        raise UsageError(f"--artifacts {artifacts}: no such folder; create it with {made_by}")
+    encoded(str(artifacts.resolve()))
+    return artifacts.resolve()
 
 
 def user_model(

@@ -144,7 +144,7 @@ def once(
     machine = plan.inspect(device)
     planned = plan.plan(suites, settings.limits, machine, own, search=True)
     plan.refuse_absent_images(planned, requirements.max_accuracy_drop)
-    given_artifacts, _ = _folder(artifacts), mqtt and parse_url(mqtt)
+    given_artifacts, _ = arguments.folder_of_files(artifacts), mqtt and parse_url(mqtt)
     stored = baselines.read(baseline) if baseline else []
     if page:
         report.require_page()
@@ -192,12 +192,6 @@ def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: Text
             out.write(f"{report.page(page_of)}\n")
         except BenchdError as error:  # caused by older lines of the file: the new records are stored
             sys.stderr.write(f"warning: no page: {error}\n")
-
-
-def _folder(path: Path | None) -> Path | None:
-    if path is not None and not path.is_dir():
-        raise UsageError(f"--artifacts {path}: no such folder; create it with `benchd export MODEL --output {path}`")
-    return path and path.resolve()
 
 
 def _suites(settings: Config, given: dict[str, object]) -> list[Suite]:

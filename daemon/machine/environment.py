@@ -49,8 +49,8 @@ TOOL_TIMEOUT_S = 10.0  # of nvidia-smi, nvpmodel, and systemctl, whose bus may h
 OFF_MILLIDEGREES = -200_000  # a unit that is off reads -256 degrees
 # LD_LIBRARY_PATH has only folders; `software` names the libraries that it leads to.
 _VARIABLES = re.compile(
-    r"(G?OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|ORT|OV|OPENVINO|CUDA|CUDNN|CUBLAS|TRITON|MALLOC|TCMALLOC|MIMALLOC|TBB)_.+|"
-    "(PY)?TORCH.*|PYTHON(MALLOC|DEVMODE|OPTIMIZE|_GIL|_JIT)|NVIDIA_TF32_OVERRIDE|_RJEM_MALLOC_CONF|(HEAP|CPU)PROFILE|"
+    r"(G?OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|ORT|OV|OPENVINO|CUDA|CUDNN|CUBLAS|TRITON|MALLOC|TCMALLOC|MIMALLOC|TBB)_\w+|"
+    r"(PY)?TORCH\w*|PYTHON(MALLOC|DEVMODE|OPTIMIZE|_GIL|_JIT)|NVIDIA_TF32_OVERRIDE|_RJEM_MALLOC_CONF|(HEAP|CPU)PROFILE|"
     "GLIBC_TUNABLES|LD_PRELOAD|LRU_CACHE_CAPACITY|THP_MEM_ALLOC_ENABLE"
 )
 _LEFT_OUT = re.compile(
@@ -356,13 +356,15 @@ def _hashed(found: re.Match[str]) -> str:
 
 
 def without_credentials(word: str) -> str:
-    """Return a word of a command line; a URL is without its user, password and query."""
+    """Return a word of a command line as UTF-8 can hold it; a URL is without its user, password and query."""
+    word = word.encode(errors="surrogateescape").decode(errors="replace")
     return _CREDENTIALS.sub("", word) if "://" in word else word
 
 
 def _without_folders(value: str) -> str:
     """Return `.../file` for each path, which differs between equal machines, and a URL without its credentials."""
-    return without_credentials(value) if "://" in value else _FOLDERS.sub(".../", value)
+    shown = without_credentials(value)
+    return shown if "://" in value else _FOLDERS.sub(".../", shown)
 
 
 def _found(file: Path, pattern: str) -> str | None:

@@ -14,7 +14,7 @@ import msgspec
 
 from benchd.daemon.machine import interpreter, strays, temporary
 from benchd.daemon.machine.lines import Lines, Rubbish
-from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, unmeasured
+from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, encoded, unmeasured
 from benchd.daemon.records import Status
 
 # A fresh block for every result costs more in page faults than the arithmetic, so the heap is kept.
@@ -62,6 +62,7 @@ class Child(Generic[T]):
             self._held = held.pop_all()
 
     def _spawn(self, command: list[str], job: Job, write_end: int) -> subprocess.Popen[bytes]:
+        line = encoded(job) + b"\n"
         if self._log:
             self._log.parent.mkdir(parents=True, exist_ok=True)
         own = {strays.MARK: self._mark} | temporary.variable(self._temporary)
@@ -79,7 +80,7 @@ class Child(Generic[T]):
             Path(f"/proc/{process.pid}/oom_score_adj").write_text(FIRST_TO_KILL)
         if process.stdin:
             with suppress(BrokenPipeError):  # it died at once; its exit status gives the reason
-                process.stdin.write(msgspec.json.encode(job) + b"\n")
+                process.stdin.write(line)
                 process.stdin.flush() if job.waits else process.stdin.close()
         return process
 

@@ -52,9 +52,6 @@ def run(path: Path, artifacts: Path | None = None) -> int:
 
     Exported files in `artifacts` are used before new ones are made.
     """
-    if artifacts is not None and not artifacts.is_dir():
-        made_by = f"`benchd export MODEL --output {artifacts}`"
-        raise UsageError(f"--artifacts {artifacts}: no such folder; {made_by} makes one")
     with starts.counted() as restarted:
         places = Places.here()
         with ExitStack() as stack:
@@ -63,7 +60,7 @@ def run(path: Path, artifacts: Path | None = None) -> int:
             except Busy as busy:
                 message = f"{busy.holder} already runs with the state folder {places.state}; stop it"
                 raise NotAvailable(f"{message}, or set XDG_STATE_HOME to another folder") from busy
-            Service(path, places, artifacts and artifacts.resolve(), restarted).run()
+            Service(path, places, artifacts, restarted).run()
     return 0
 
 

@@ -269,6 +269,8 @@ def test_a_dry_run_refuses_what_a_real_one_refuses(here, tmp_path, option, value
             "imagefolder:{}",
         ),
         (("benchd", "export"), "--module", "{}/net.py:build"),
+        (("bench-once", "--models", "square", "--dry-run"), "--artifacts", "{}"),
+        (("benchd", "run"), "--artifacts", "{}"),
     ],
 )
 def test_a_path_that_is_not_utf_8_is_refused(here, tmp_path, command, option, value):

@@ -305,6 +305,15 @@ def test_the_command_line_has_no_folders_and_no_password(tmp_path, tools, monkey
     assert describe("cpu", None, tmp_path).command == wanted
 
 
+def test_what_is_not_utf_8_costs_no_record(tmp_path, tools, monkeypatch):
+    bad, shown = os.fsdecode(b"caf\xe9"), "caf\N{REPLACEMENT CHARACTER}"
+    monkeypatch.setattr(sys, "argv", ["bench-once", "--config", f"{bad}.toml", "--mqtt", f"mqtt://me:{bad}@{bad}"])
+    wanted = f"bench-once --config '{shown}.toml' --mqtt 'mqtt://{shown}'"
+    assert describe("cpu", None, tmp_path).command == wanted
+    given = {"TORCH_LOGS": bad, "LD_PRELOAD": f"/opt/{bad}/lib.so", f"OMP_{bad}": "1"}
+    assert variables(given, {}) == {"LD_PRELOAD": ".../lib.so", "TORCH_LOGS": shown}
+
+
 def test_this_machine():
     found = describe("cpu", None)
     assert found.fingerprint == fingerprint(found) == describe("cpu", None).fingerprint

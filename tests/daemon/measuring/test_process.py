@@ -14,6 +14,7 @@ from waiting import WAIT_S, wait_for
 from worker_jobs import TINY, job, run, run_here, user_module
 
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
+from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import temporary
 from benchd.daemon.measuring import plan, process
 from benchd.daemon.measuring.protocol import Limits
@@ -47,6 +48,12 @@ def test_a_worker_and_the_sampler_import_nothing_from_the_current_folder(tmp_pat
     with SamplerProcess(["procfs"], 0.05):
         assert run(job(tmp_path, module=user_module(tmp_path))).process.status == "ok"
     assert not (tmp_path / "mark").exists()
+
+
+def test_a_path_that_no_worker_can_be_told_starts_none(tmp_path):
+    unsaid = msgspec.structs.replace(job(tmp_path), deployed=os.fsdecode(b"/caf\xe9"))
+    with pytest.raises(UsageError, match="its path is not UTF-8; rename it"):
+        run(unsaid, python="/nowhere")  # which would be another error
 
 
 def test_a_worker_that_a_module_ends(tmp_path):
