@@ -250,7 +250,7 @@ class Supervisor:
         if rates not in self._rates:
             return True
         if planned.is_searched or self._rates[rates] is None:
-            return planned.is_searched
+            return self._rates[rates] is not None
         alone = [entry for entry in self.plan if not entry.reason and not entry.beside]
         probing = [entry for entry in alone if entry.case.scenario != "cold_start"]
         alike = [entry for entry in probing if _rates_of(entry.case) == rates]  # none if the GPU was gone when planned

@@ -46,6 +46,15 @@ def test_a_case_of_a_plan_whose_gpu_came_back_is_not_the_last_to_be_probed(tmp_p
     assert not supervisor._is_to_probe(later, 0)
 
 
+@pytest.mark.parametrize("is_searched", [False, True])
+def test_a_probe_that_failed_is_not_tried_again(tmp_path, is_searched):
+    planned = Planned(Case(model="square"), "quick", PRESETS["quick"], True, None, is_searched=is_searched)
+    supervisor = Supervisor(session(tmp_path), [planned])
+    assert supervisor._is_to_probe(planned, 0)
+    supervisor._rates[_rates_of(planned.case)] = None
+    assert not supervisor._is_to_probe(planned, 0)
+
+
 def test_a_rest_for_a_slow_sensor_fits_its_stage(tmp_path):
     metric = {"metric": "power_w", "scope": "module input VDD_IN", "values": [5.0], "period_s": 10.0}
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
