@@ -517,7 +517,9 @@ def _missing(
         missing.pop("memory.device_peak_bytes", None)
     if not any(outcome.accuracy for outcome in outcomes):
         missing.setdefault("accuracy", reason or accuracy.NOT_ASKED)
-    if not any(outcome.occupancy for outcome in outcomes):
+    if any(outcome.occupancy for outcome in outcomes):
+        missing.pop("occupancy", None)
+    else:
         missing.setdefault("occupancy", reason or "a GPU's alone")
     if probes:
         missing.pop("probes", None)

@@ -23,6 +23,7 @@ from benchd.daemon.records import (
     ModelFacts,
     Neighbour,
     NeighbourResult,
+    Occupancy,
     Probes,
     ProcessResult,
     Requests,
@@ -338,6 +339,15 @@ def test_without_probes_there_is_no_floor_and_a_reason():
     both = record(spoiled, outcome(timing=timing(), model=VIM, probes=probes()))
     assert both.x_of_floor is not None
     assert "probes" not in both.missing
+
+
+def test_an_occupancy_that_one_process_measured_is_not_missing():
+    occupied = Occupancy(theoretical=0.5, estimated=0.5, measured=0.5, utilization=0.9, kernels=3)
+    ran = msgspec.structs.replace(outcome(timing=timing()), occupancy=occupied)
+    refused = msgspec.structs.replace(outcome(timing=timing()), missing={"occupancy": "the profiler did not run"})
+    assert record(refused).missing["occupancy"] == "the profiler did not run"
+    made = record(ran, refused)
+    assert (made.occupancy, "occupancy" in made.missing) == (occupied, False)
 
 
 def test_a_case_that_failed_after_one_process_has_no_x_of_floor():
