@@ -40,11 +40,16 @@ class Grid(NamedTuple):
 class SpikeConvolution:
     """One layer's convolution, which keeps its weight packed; one used in another shape is seen in `shape`.
 
-    With 1 digit `per_weight` weights are int8, whichever kernel computes; with 3 they are as good as float32.
+    With 1 digit `per_weight` weights are int8, whichever kernel computes; with 3 they are as good as float32. `made`
+    says whether this process has such layers.
     """
+
+    made = False
 
     def __init__(self, shape: tuple[int, ...] | None = None, per_weight: int = 3) -> None:
         self._shape, self._per_weight = shape, per_weight
+        self._has_bf16 = _has_bf16()  # asked here, because compiled code cannot
+        SpikeConvolution.made = True
         self._floats: Packed[torch.Tensor] = Packed(_of_int8 if per_weight == 1 else pack_floats, shape)
         self._digits: Packed[Digits | None] = Packed(partial(_digits, per_weight=per_weight), shape)
 
@@ -58,9 +63,7 @@ class SpikeConvolution:
             raise Unavailable("int8 weights are for inference in float32 on a CPU, without autocast")
         if not is_able or x.dtype == torch.float32:
             return is_able
-        if torch.compiler.is_compiling():  # which cannot ask oneDNN
-            return False
-        is_fast = x.dtype == torch.bfloat16 and _has_bf16()
+        is_fast = x.dtype == torch.bfloat16 and self._has_bf16
         return not is_fast or (weight.dim() == 4 and weight.numel() >= x.numel())
 
     def __call__(
@@ -235,7 +238,12 @@ def _has_bf16() -> bool:
 
 
 def ran() -> str:
-    """Return what has computed the layers of this process: "c", instructions of those in integers, and refusals."""
+    """Return what has computed the layers of this process: "c", instructions of those in integers, and refusals.
+
+    A process without such layers has run other kernels in C; one whose layers were all left to torch says so.
+    """
+    if SpikeConvolution.made and not _ran:
+        return "c, layers by torch"
     exact = sorted(set(_ran) - {"c"})
     share = f" in {sum(_ran[path] for path in exact) / _ran.total():.0%}" if exact and _ran["c"] else ""
     refusal = f" ({', '.join(native.refused())} refused)" if _ran and native.refused() else ""

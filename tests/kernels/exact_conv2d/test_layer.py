@@ -13,6 +13,7 @@ from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d import exact_conv2d, layer, native
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
 from benchd.kernels.spike_conv2d import spike_conv2d
+from benchd.models.snn_onepass import SpikeConv2d
 
 ROOT = Path(__file__).parents[3]
 GRID = Grid(torch.tensor(0.5), 1)
@@ -27,6 +28,7 @@ def ran(monkeypatch):
     """Return what ran in the test alone."""
     counted = Counter()
     monkeypatch.setattr(layer, "_ran", counted)
+    monkeypatch.setattr(SpikeConvolution, "made", False)
     return counted
 
 
@@ -41,7 +43,7 @@ def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran, monkey
     convolve, weight, path = SpikeConvolution(), torch.randn(32, 64, 3, 3), native.paths()[0]
     monkeypatch.setitem(layer.LEAST_DENSITY[3], path, (0.25, 0.0))
     dense, sparse = spikes(0.9), spikes(0.001)
-    assert layer.ran() == "c"
+    assert layer.ran() == "c, layers by torch"
     want = exact_conv2d(dense, weight, padding=1, scale=0.5, largest=1)
     assert torch.equal(convolve(dense, weight, padding=1, grid=GRID), want)
     assert layer.ran() == f"c, {path}"
@@ -99,6 +101,20 @@ def test_onednn_convolves_in_bfloat16_where_it_can_and_the_weight_is_small(monke
         assert convolve.suits(x, weight)
     with pytest.raises(Unavailable, match="int8 weights are for inference in float32"):
         SpikeConvolution(per_weight=1).suits(spikes(0.5).half(), small)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_compiled_code_leaves_the_same_layers_to_torch_and_says_so(ran, monkeypatch, dtype, has_bf16):
+    assert layer.ran() == "c", "no layer of spikes, as in Vim"
+    monkeypatch.setattr(layer, "_has_bf16", lambda: has_bf16)
+    module = SpikeConv2d(64, 32, 3, 1, per_weight=3).to(dtype)
+    x, is_ours = spikes(0.1).to(dtype), not (has_bf16 and dtype == torch.bfloat16)
+    y = torch.compile(module, fullgraph=True, backend="aot_eager")(x)
+    assert ran.total() == is_ours
+    assert (layer.ran() == "c, layers by torch") is not is_ours
+    assert torch.equal(y, module(x))
 
 
 @torch.no_grad()
