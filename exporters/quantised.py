@@ -8,7 +8,7 @@ result and in the file's metadata.
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -72,7 +72,7 @@ def names_of(path: Path) -> tuple[list[str], list[str]]:
 
 
 def _prepared(source: Path, path: Path) -> ModelProto:
-    """Return the file with batch norm folded into convolutions and constants folded."""
+    """Return the file with batch norm folded into convolutions, constants folded and a name for each node."""
     from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415 - imports sympy
 
     try:
@@ -84,7 +84,18 @@ def _prepared(source: Path, path: Path) -> ModelProto:
     known = [entry for entry in model.opset_import if entry.domain in used]
     del model.opset_import[:]
     model.opset_import.extend(known)
+    _name(model.graph.node)
     return model
+
+
+def _name(nodes: Iterable[NodeProto]) -> None:
+    """Give nodes without a name, which ONNX allows, one that no other has."""
+    taken = {node.name for node in nodes}
+    for place, node in enumerate(nodes):
+        if not node.name:
+            node.name = f"{node.op_type}_{place}"
+            while node.name in taken:
+                node.name += "_"
 
 
 def _chosen(model: ModelProto, *, recurrent: bool) -> tuple[list[NodeProto], dict[str, str]]:

@@ -76,6 +76,27 @@ def test_activations_on_a_grid_keep_it_exactly(tmp_path):
     assert held[makers[conv.input[0]].input[1]] == pytest.approx(0.3, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("names", "first", "quantised_ones"),
+    [
+        (["", "", "", ""], "Conv_0", ["Conv_2", "Conv_4"]),
+        (["", "Conv_0", "", "Conv_4"], "Conv_0_", ["Conv_0", "Conv_4_"]),
+    ],
+)
+def test_layers_without_a_name_get_one_of_their_own(tmp_path, names, first, quantised_ones):
+    source, path = net(tmp_path / "float.onnx"), tmp_path / "int8.onnx"
+    model = onnx.load(source)
+    products = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
+    for node, name in zip(products, names, strict=True):
+        node.name = name
+    onnx.save(model, source)
+    found = quantised.quantise(source, path, feeds(32), "cpu", {}, smooth=False)
+    assert found.layers == quantised_ones
+    assert list(found.left_fp32.values()) == ["first layer", "last layer"]
+    assert next(iter(found.left_fp32)) == first
+    assert found.agreeing == 32
+
+
 def test_without_a_layer_between_the_first_and_the_last_nothing_is_written(tmp_path):
     with pytest.raises(CannotQuantise, match="nothing to quantise: 2 products"):
         made(tmp_path, products=2)
