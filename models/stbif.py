@@ -265,7 +265,8 @@ def _convertible(qann: nn.Module, node: fx.Node) -> bool:
     if node.op == "call_module":
         return isinstance(_module(qann, node), (Quantiser, nn.MaxPool2d, *_AFFINE))
     if node.target in _ADDITIONS:
-        return len(node.all_input_nodes) == len(node.args) == 2 or node.args[0] is node.args[1]
+        of_two = len(node.args) == 2 and all(isinstance(operand, fx.Node) for operand in node.args)
+        return of_two and node.kwargs.keys() <= {"alpha"}
     return node.op in {"placeholder", "output"} or node.target in {torch.flatten, "flatten"}
 
 
@@ -374,8 +375,10 @@ def _joined(body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int) ->
     Return whether there is such a layer.
     """
     current = cast("fx.Node", node.args[0])
+    # the kernel adds two, neither of them times a factor
+    is_plain = current.target in _ADDITIONS and not current.kwargs and len(current.all_input_nodes) == 2
     # whoever else reads the sum, or an operand that was added to in place, would miss the addition
-    if current.target in _ADDITIONS and len(current.users) == len(cast("fx.Node", current.args[0]).users) == 1:
+    if is_plain and len(current.users) == len(cast("fx.Node", current.args[0]).users) == 1:
         node.args = current.args
         graph.erase_node(current)
         current = cast("fx.Node", node.args[0])

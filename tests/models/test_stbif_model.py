@@ -373,6 +373,52 @@ def test_what_cannot_be_converted_is_named(layers, words):
         convert(nn.Sequential(*layers), 8)
 
 
+class Added(nn.Module):
+    """A neuron layer that reads what `add` makes of a convolution's output and its input."""
+
+    def __init__(self, add):
+        super().__init__()
+        self.relu1, self.relu2 = Quantiser(LEVEL), Quantiser(LEVEL)
+        self.conv, self.add = nn.Conv2d(2, 2, 3, padding=1), add
+
+    def forward(self, x):
+        x = self.relu1(x)
+        return self.relu2(self.add(self.conv(x), x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda y, x: torch.add(y, x, alpha=0.5),
+        lambda y, x: y.add_(x, alpha=2),
+        lambda y, _: y + y,
+    ],
+    ids=["alpha", "alpha in place", "to itself"],
+)
+def test_custom_kernels_add_what_the_net_adds(add):
+    torch.manual_seed(0)
+    qann, images = Added(add).eval(), torch.randn(2, 2, 4, 4)
+    want = convert(qann, 9)(images)
+    torch.testing.assert_close(want, qann(images))
+    torch.testing.assert_close(convert(qann, 9, kernels="custom")(images), want)
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda y, x: torch.add(input=y, other=x),
+        lambda y, x: torch.add(y, other=x),
+        lambda y, x: torch.add(y, 1, out=x),
+        lambda y, _: y + 1,
+    ],
+    ids=["by name", "half by name", "out", "a number"],
+)
+def test_an_addition_of_anything_but_two_operands_is_named(add):
+    with pytest.raises(ValueError, match="has no spiking form"):
+        convert(Added(add), 9)
+
+
 @torch.no_grad()
 def test_a_shortcut_from_the_image_and_layers_without_neurons_convert():
     class Shortcut(nn.Module):
