@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from benchd.exporters import code
+from benchd.exporters import code, sessions
 
 Precision = Literal["fp32", "fp16", "int8"]
 FloatPrecision = Literal["fp32", "fp16"]
@@ -69,8 +69,9 @@ def onnx_facts(
     """Return the facts of an ONNX file's key in `benchd.exporters.artifacts.Store`.
 
     `batch` None means a dynamic batch. The facts include what makes the file: `code_sha256` of benchd, and `versions`,
-    which may differ for a file from another machine.
+    which may differ for a file from another machine; those of an int8 file include ONNX Runtime's, which writes it.
     """
+    makers = (*EXPORTERS, *sessions.DISTRIBUTIONS) if precision == "int8" else EXPORTERS
     return {
         "model": model,
         "precision": precision,
@@ -81,5 +82,5 @@ def onnx_facts(
         "form": form,
         "opset": OPSET,
         "code_sha256": code.sha256(),
-        "versions": code.versions(*EXPORTERS),
+        "versions": code.versions(*makers),
     }

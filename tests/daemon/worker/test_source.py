@@ -15,7 +15,7 @@ from worker_jobs import job
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker import workload
 from benchd.daemon.worker.source import Calibration, Source, _batches
-from benchd.exporters import code, files
+from benchd.exporters import code, files, sessions
 from benchd.exporters.artifacts import Store, key_of
 
 pytest.importorskip("onnxscript", reason="exports")
@@ -98,6 +98,13 @@ def test_a_file_that_other_code_or_another_torch_made_is_made_again(tmp_path, ot
         store.put(key_of(old), old, lambda path: path.write_bytes(b"old"))
     made = source(tmp_path).onnx("fp32", 2, "cpu")
     assert (made.reused, made.metadata.facts["code_sha256"]) == (False, code.sha256())
+
+
+def test_an_int8_file_is_of_the_onnx_runtime_that_wrote_it():
+    ours = code.versions(*sessions.DISTRIBUTIONS)
+    assert ours
+    held = {precision: facts_of(2, precision=precision)["versions"] for precision in ("fp32", "int8")}
+    assert held["int8"] == held["fp32"] | ours != held["fp32"]
 
 
 def as_made_by(brought, folder, other):
