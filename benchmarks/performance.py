@@ -335,11 +335,18 @@ def _is_of(row: models.Row, contender: str) -> bool:
     return row.contender == contender or row.contender.startswith(f"{contender}, ")
 
 
-def _faster(model: str, batch: int, other: str, best: str | None = None) -> Callable[[Found], float | None]:
-    """Return how many times the time of `best`, or of our fastest, the other one takes."""
+def _is_captured(row: models.Row) -> bool:
+    """Say whether a CUDA graph spares it the host's time: TensorRT's engines are replayed as one too."""
+    return "cudagraph" in row.contender or "tensorrt" in row.contender
+
+
+def _faster(
+    model: str, batch: int, other: str, best: str | None = None, *, captured: bool = True
+) -> Callable[[Found], float | None]:
+    """Return how many times the time of `best`, or of our fastest, with or without those captured, the other takes."""
 
     def value(found: Found) -> float | None:
-        raced = _inference(found, model, batch)
+        raced = [row for row in _inference(found, model, batch) if captured or not _is_captured(row)]
         mine, theirs = _time(raced, best), _time(raced, other)
         return theirs / mine if mine and theirs else None
 
@@ -418,8 +425,18 @@ def _counter_against_integral(found: Found) -> float | None:
 _OFFICIAL = "mamba-ssm + causal-conv1d"
 _GRAPH = "custom-cudagraph-fp16"
 TARGETS = (
-    Target("vim_tiny batch 4, our best against mamba-ssm", 5.0, " x", _faster("vim_tiny", 4, _OFFICIAL)),
-    Target("vim_tiny batch 64, our best against mamba-ssm", 3.0, " x", _faster("vim_tiny", 64, _OFFICIAL)),
+    Target(
+        "vim_tiny batch 4, our best without a CUDA graph against mamba-ssm",
+        5.0,
+        " x",
+        _faster("vim_tiny", 4, _OFFICIAL, captured=False),
+    ),
+    Target(
+        "vim_tiny batch 64, our best without a CUDA graph against mamba-ssm",
+        3.0,
+        " x",
+        _faster("vim_tiny", 64, _OFFICIAL, captured=False),
+    ),
     Target(f"vim_tiny {_GRAPH} batch 1", 0.25, " ms", _milliseconds("vim_tiny", 1, _GRAPH), at_most=True),
     Target(f"vim_tiny {_GRAPH} batch 64", 2.0, " ms", _milliseconds("vim_tiny", 64, _GRAPH), at_most=True),
     Target("vim_tiny custom, launches a forward pass", 100, "", _launches("vim_tiny", "custom"), at_most=True),
