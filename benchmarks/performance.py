@@ -394,7 +394,9 @@ def _share_of_floor(found: Found) -> float | None:
     worst: dict[str, kernels.Row] = {}
     for row in found.kernels:
         if row.contender == OURS and row.x_of_floor:
-            worst[row.op] = max(row, worst.get(row.op, row), key=lambda each: math.prod(each.shape))
+            worst[row.op] = max(
+                row, worst.get(row.op, row), key=lambda each: (math.prod(each.shape), each.x_of_floor or 0.0)
+            )
     return min((100 / (row.x_of_floor or 1.0) for row in worst.values()), default=None)
 
 

@@ -242,6 +242,7 @@ def test_kernels_are_held_against_the_best_peer_and_against_the_floor_at_the_lar
     rows = [
         kernel("lif", "benchd", [8, 1], ratio=1.0, x_of_floor=9.0),
         kernel("lif", "benchd", [8, 64], ratio=1.0, x_of_floor=1.25),
+        kernel("lif", "benchd", [8, 64], ratio=1.0, x_of_floor=1.1, dtype="fp16"),
         kernel("lif", "spikingjelly LIF triton", [8, 64], ratio=1.5),
         kernel("lif", "spikingjelly LIF cupy", [8, 64], ratio=1.2),
         kernel("lif", "spikingjelly LIF torch", [8, 64], ratio=0.1, right=False),
