@@ -66,7 +66,10 @@ def running_sums(values: torch.Tensor) -> torch.Tensor:
 def _in_place(
     current: torch.Tensor, membranes: torch.Tensor | None, s: torch.Tensor, pos_max: int, neg_min: int, output: str
 ) -> torch.Tensor:
-    """Return codes or values; v before each spike goes to `membranes` (T, ...)."""
+    """Return codes or values; v before each spike goes to `membranes` (T, ...).
+
+    A NaN in v makes values NaN, where a comparison gives 0: to replace it would be one more operation per step.
+    """
     v = torch.empty_like(current[0], dtype=s.dtype).copy_(s / 2)
     k, previous = torch.empty_like(v), torch.zeros_like(v)
     spikes = torch.empty_like(current, dtype=torch.int8 if output == "codes" else current.dtype)

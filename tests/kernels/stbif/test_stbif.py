@@ -1,6 +1,7 @@
 """The ST-BIF op against its equation: a loop written here, and autograd through the surrogate."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -106,6 +107,17 @@ def test_once_the_input_is_quiet_the_sum_is_the_quantised_charge(seed, bounds):
     codes = stbif(current, threshold=0.5, pos_max=pos_max, neg_min=neg_min, implementation="torch")
     want = torch.floor(charge.sum(0) / 0.5 + 0.5).clamp(neg_min, pos_max)
     assert torch.equal(codes.sum(0), want.to(torch.int64))
+
+
+@torch.no_grad()
+def test_a_nan_fires_no_spike_but_in_plain_pytorch_that_is_not_compiled():
+    current = torch.tensor([[torch.nan, 1.0], [1.0, 1.0]])
+    fire = partial(stbif, current, threshold=1.0, pos_max=3, neg_min=0, output="values")
+    silent, passed_on = (torch.tensor([[first, 1.0]] * 2) for first in (0.0, torch.nan))
+    assert torch.equal(fire(implementation="reference"), silent)
+    assert torch.equal(fire(implementation="native"), silent)
+    assert torch.equal(torch.compile(fire, fullgraph=True, backend="aot_eager")(implementation="torch"), silent)
+    torch.testing.assert_close(fire(implementation="torch"), passed_on, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("output", ["codes", "values"])
