@@ -278,7 +278,6 @@ class _Conversation:
         self._born_s: float | None = None
         self._look_s = 0.0
         self._restore_s = math.inf
-        self._answered_s = time.monotonic()
 
     @property
     def held_s(self) -> float:
@@ -361,6 +360,8 @@ class _Conversation:
                 self._look_again()
             else:
                 self._deliver(session)
+            if session.silent_s > SILENT_S:
+                raise Ended(f"{session.address} acknowledges nothing")
 
     def _take(self, session: Session, message: Arrived) -> None:
         if message.topic == self._topics.of("status"):
@@ -455,15 +456,11 @@ class _Conversation:
             self._sender.begin_again()
 
     def _settle(self, session: Session) -> None:
-        """Take in the broker's acknowledgements; raise Ended for one that has given none of those it owes for long."""
-        sent, waiting, now_s = self._sender.sent, self._sender.waiting, time.monotonic()
+        """Take in the broker's acknowledgements."""
+        sent = self._sender.sent
         self._sender.settle(session)
         if self._sender.sent > sent:
-            self._link.seen.acknowledged_s = now_s
-        if self._sender.waiting < waiting or not waiting:
-            self._answered_s = now_s
-        elif now_s - self._answered_s > SILENT_S:
-            raise Ended(f"{session.address} acknowledges nothing")
+            self._link.seen.acknowledged_s = time.monotonic()
 
     def _say_documents(self, session: Session) -> None:
         while session.free > 0 and (answer := self._link.take_answer()):

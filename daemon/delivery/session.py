@@ -116,6 +116,7 @@ class Session:
         self._acknowledged: list[tuple[int, ReasonCode]] = []
         self._received: list[Arrived] = []
         self._unanswered: set[int] = set()  # packet ids; QoS 0 has no acknowledgement
+        self._owing_s = 0.0  # since when there are some and none was acknowledged
         self._subscribing: set[int] = set()
         self._tls = tls.context(broker) if broker.tls else None
         self._client = _client(broker, client_id, protocol, terms)
@@ -137,6 +138,11 @@ class Session:
     def free(self) -> int:
         """Return how many more messages may be in flight."""
         return self.window - len(self._unanswered)
+
+    @property
+    def silent_s(self) -> float:
+        """Return for how long the broker has acknowledged nothing, 0 if it owes no acknowledgement."""
+        return time.monotonic() - self._owing_s if self._unanswered else 0.0
 
     def endure(self) -> None:
         """Remove the deadline: the session now lasts as long as the connection."""
@@ -193,6 +199,8 @@ class Session:
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise Ended(self._lost or f"the connection to {self.address} ended")
         if qos:
+            if not self._unanswered:
+                self._owing_s = time.monotonic()
             self._unanswered.add(info.mid)
         return info.mid
 
@@ -297,6 +305,7 @@ class Session:
     ) -> None:
         if packet_id in self._unanswered:
             self._unanswered.remove(packet_id)
+            self._owing_s = time.monotonic()
             self._acknowledged.append((packet_id, reason))
 
     def _on_message(self, client: Client, userdata: None, message: MQTTMessage) -> None:

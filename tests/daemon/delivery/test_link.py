@@ -16,7 +16,7 @@ import pytest
 from broker import HOST, free_port, running_broker
 from disks import failing_ext4
 from links import Watcher, acknowledge, acknowledgement, add, counts, linked
-from proxy import PUBACK, SUBACK, forward, kind, proxying, refuse_5
+from proxy import PUBACK, PUBLISH, SUBACK, forward, kind, proxying, refuse_5
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery import link as link_module
@@ -385,19 +385,33 @@ def test_a_keep_alive_that_paho_refuses_is_a_reason_and_not_the_end_of_the_link(
         assert link.is_alive()
 
 
-def test_a_broker_that_acknowledges_nothing_is_left_and_tried_again(mosquitto, device_id, tmp_path, monkeypatch):
-    monkeypatch.setattr(link_module, "SILENT_S", 1.0)
-    path = tmp_path / "outbox.db"
-    add(path, device_id, "r1", "r2")
-    with proxying(mosquitto, forget_acknowledgements) as proxy, linked(proxy, device_id, path) as (link, _):
-        wait_for(lambda: "acknowledges nothing" in (link.seen.reason or ""))
-        proxy.fault = forward
-        wait_for(lambda: counts(path)[1] == 0)
-
-
 def forget_acknowledgements(wire, packet, up):
     if up or kind(packet) != PUBACK:
         forward(wire, packet, up)
+
+
+def forget_health(wire, packet, up):
+    if not up or kind(packet) != PUBLISH or b"/health" not in packet:
+        forward(wire, packet, up)
+
+
+@pytest.mark.parametrize(
+    ("fault", "run_ids"),
+    [(forget_acknowledgements, ["r1", "r2"]), (forget_acknowledgements, []), (forget_health, [])],
+    ids=["of results", "of an idle device", "of its health"],
+)
+def test_a_broker_that_acknowledges_nothing_is_left_and_tried_again(
+    mosquitto, device_id, tmp_path, monkeypatch, fault, run_ids
+):
+    monkeypatch.setattr(link_module, "SILENT_S", 1.0)
+    path = tmp_path / "outbox.db"
+    add(path, device_id, *run_ids)
+    with proxying(mosquitto, fault) as proxy, linked(proxy, device_id, path) as (link, _):
+        link.retain(Topics(device_id).of("health"), b"{}")
+        wait_for(lambda: "acknowledges nothing" in (link.seen.reason or ""))
+        proxy.fault = forward
+        add(path, device_id, "later")
+        wait_for(lambda: counts(path)[0].sent == len(run_ids) + 1)
 
 
 def test_a_broker_that_takes_nothing_is_tried_later_and_later(mosquitto, device_id, watcher, tmp_path, capsys):
