@@ -68,6 +68,14 @@ _MIGRATIONS = (
         "ALTER TABLE outbox ADD COLUMN may_retry INTEGER NOT NULL DEFAULT 0",
         "UPDATE outbox SET may_retry = 1 WHERE state = 'refused' AND reason LIKE '%: Not authorized'",
     ),
+    (
+        # the columns after `body` cost a walk through it, so an index has those that its rows are chosen by
+        "DROP INDEX outbox_unstored",
+        "CREATE INDEX outbox_unstored ON outbox(seq, unstored) WHERE unstored",
+        "DROP INDEX outbox_sent",
+        "CREATE INDEX outbox_sent ON outbox(seq, unstored, sent_s) WHERE state = 'sent'",
+        "CREATE INDEX outbox_refused ON outbox(seq, may_retry) WHERE state = 'refused'",
+    ),
 )
 LAST_SEQ = 2**63 - 1
 CLOCK_SET_S = 1.7e9  # since the epoch; earlier dates come from a clock that was not yet set
@@ -260,26 +268,18 @@ class Outbox:
         Returns the last one's `seq`, None if there are none.
         """
         where = "state = 'sent' AND NOT unstored AND instr(topic, '/result/')"
-        return self._next("UPDATE outbox SET unstored = 1", where, after)
+        return max(self._part("UPDATE outbox SET unstored = 1", where, after), default=None)
 
     def send_unstored(self, after: int = 0) -> int | None:
         """Mark the next messages above `after` that no collector has stored as pending again, at most PART_ROWS.
 
         Those that one could not read are not among them. Returns the last one's `seq`, None if there are none.
         """
-        return self._next("UPDATE outbox SET state = 'pending', unstored = 0", _UNSTORED, after)
+        return max(self._part("UPDATE outbox SET state = 'pending', unstored = 0", _UNSTORED, after), default=None)
 
     def send_unread(self) -> int:
         """Mark all messages that a collector could not read as pending again; return how many."""
         return self._in_parts("UPDATE outbox SET state = 'pending', unstored = 0", f"unstored AND unstored = {UNREAD}")
-
-    def _next(self, change: str, where: str, after: int) -> int | None:
-        """Change the next rows above `after` in one commit of bounded size; return the last one's `seq`, if any."""
-        part = f"SELECT seq FROM outbox WHERE {where} AND seq > ? ORDER BY seq LIMIT {PART_ROWS}"  # noqa: S608 - ours
-        with explaining(self._path), self._transaction():
-            seqs = self._db.execute(part, (after,)).fetchall()
-            self._db.executemany(f"{change} WHERE seq = ?", seqs)
-        return int(seqs[-1][0]) if seqs else None
 
     def is_stored(self, after: int, to: int) -> bool:
         """Return whether none of the messages above `after` up to `to` waits for a broker or a collector's word."""
@@ -407,14 +407,20 @@ class Outbox:
         self.close()
 
     def _in_parts(self, change: str, where: str, *given: float) -> int:
-        """Change all rows for which `where` holds, which the change must make false; return how many."""
-        part = f"SELECT seq FROM outbox WHERE {where} LIMIT {PART_ROWS}"  # noqa: S608 - likewise
-        sql = f"{change} WHERE seq IN ({part})"
-        total = 0
-        with explaining(self._path):
-            while changed := self._db.execute(sql, given).rowcount:
-                total += changed
+        """Change all rows for which `where` holds; return how many."""
+        total, seqs = 0, self._part(change, where, 0, *given)
+        while seqs:
+            total += len(seqs)
+            seqs = self._part(change, where, seqs[-1], *given)
         return total
+
+    def _part(self, change: str, where: str, after: int, *given: float) -> list[int]:
+        """Change the next PART_ROWS rows above `after`, in one commit; return their `seq` in order."""
+        part = f"SELECT seq FROM outbox WHERE {where} AND seq > ? ORDER BY seq LIMIT {PART_ROWS}"  # noqa: S608 - ours
+        with explaining(self._path), self._transaction():
+            seqs = [seq for (seq,) in self._db.execute(part, (*given, after))]
+            self._db.executemany(f"{change} WHERE seq = ?", zip(seqs))
+        return seqs
 
     def _prepare(self) -> None:
         self._refuse_foreign()

@@ -190,20 +190,6 @@ def test_only_a_collector_s_word_lets_go_of_what_waits_for_it(tmp_path):
         assert outbox.backlog() == ((0, 2, 0), 0)
 
 
-class Watched:
-    """A database that notes its statements, but not those of triggers, as SQLite's own trace does."""
-
-    def __init__(self, database, statements):
-        self._database, self._statements = database, statements
-
-    def execute(self, sql, *given):
-        self._statements.append(sql)
-        return self._database.execute(sql, *given)
-
-    def __getattr__(self, name):
-        return getattr(self._database, name)
-
-
 def test_many_rows_are_changed_in_commits_that_keep_nobody_waiting(tmp_path):
     with Outbox(tmp_path / "outbox.db") as outbox:
         for number in range(2 * PART_ROWS + 1):
@@ -216,15 +202,43 @@ def test_many_rows_are_changed_in_commits_that_keep_nobody_waiting(tmp_path):
         assert outbox.send_unstored(2 * PART_ROWS + 1) is None
         outbox.mark_sent(*range(1, 2 * PART_ROWS + 2), at_s=CLOCK_SET_S)
         commits = []
-        outbox._db = Watched(outbox._db, commits)
-        for limit, deletions, left in (
+        outbox._db.set_trace_callback(commits.append)
+        for limit, count, left in (
             ({"keep_rows": PART_ROWS}, 1 + 3, PART_ROWS),
             ({"keep_s": 0.0}, 2, 0),
         ):
             commits.clear()
             outbox.forget_sent(CLOCK_SET_S + 1.0, **limit)
-            assert len([sql for sql in commits if sql.startswith("DELETE")]) == deletions
+            assert commits.count("COMMIT") == count
             assert outbox.counts() == (0, left, 0)
+
+
+def test_no_message_is_looked_for_by_a_walk_through_all_bodies(tmp_path):
+    """Near the quota that would keep the others waiting for longer than they do."""
+    statements = []
+    with filled(tmp_path / "outbox.db", 3) as outbox:
+        outbox._db.set_trace_callback(statements.append)
+        outbox.doubt_sent(0)
+        outbox.mark_stored({"0": None})
+        outbox.mark_unread({"1": None})
+        outbox.is_stored(0, 9)
+        outbox.send_unstored()
+        outbox.send_unread()
+        outbox.expect_no_collector()
+        outbox.retry_refused(every=False)
+        outbox.retry_refused()
+        outbox.refused()
+        outbox.backlog()
+        outbox.device_ids()
+        outbox.pending(1)
+        outbox.send_again(0)
+        outbox.forget_sent(CLOCK_SET_S, keep_rows=0)
+        outbox._db.set_trace_callback(None)
+        asked = {sql for sql in statements if sql.startswith(("SELECT", "UPDATE", "DELETE"))}
+        steps = [(sql, row[3]) for sql in asked for row in outbox._db.execute(f"EXPLAIN QUERY PLAN {sql}")]
+    direct = (" INDEX ", "(rowid=?)")
+    walks = [(sql, step) for sql, step in steps if " outbox" in step and not any(how in step for how in direct)]
+    assert not walks
 
 
 def test_an_outbox_of_the_version_before_is_taken_over(tmp_path):
