@@ -169,6 +169,10 @@ class Gate:
         """Restore the ids that were stored before a restart."""
         self._seen.update(dict.fromkeys(ids, boottime_s))
 
+    def forget(self, command_id: str) -> None:
+        """Let a command with this id through again, because the one before was refused after all."""
+        self._seen.pop(_digest(command_id), None)
+
     def _token(self, now_s: float) -> bool:
         self._tokens = min(float(BURST), self._tokens + (now_s - self._refilled_s) * RATE_PER_S)
         self._refilled_s = now_s
@@ -178,11 +182,11 @@ class Gate:
         return True
 
     def _repeated(self, command_id: str, now_s: float) -> str | None:
-        digest = hashlib.sha256(command_id.encode()).digest()[:16]
+        digest = _digest(command_id)
         while self._seen and (len(self._seen) >= REMEMBER or next(iter(self._seen.values())) < now_s - REMEMBER_S):
             self._seen.popitem(last=False)
         if digest in self._seen:
-            return "a command with this id was already accepted"
+            return "a command with this id is waiting or was carried out"
         self._seen[digest] = now_s
         return None
 
@@ -191,6 +195,10 @@ class Gate:
         own = f"{self._topics.root}resp/{sender.client}/{sender.id}" if sender.client else None
         asked = (arrived.response_topic, own)
         return next((topic for topic in asked if topic and self._topics.may_answer(topic)), None)
+
+
+def _digest(command_id: str) -> bytes:
+    return hashlib.sha256(command_id.encode()).digest()[:16]
 
 
 def remembered_ids(kept: bytes) -> list[bytes]:

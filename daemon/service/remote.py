@@ -46,6 +46,7 @@ class Remote:
         while self._link and self._link.seen.commands:
             found = self.gate.take(self._link.seen.commands.popleft(), _boottime_s(), time.time())
             if isinstance(found, commands.Command) and len(self._waiting) >= MAX_WAITING:
+                self.gate.forget(found.parameters.id)
                 reason = f"{MAX_WAITING} commands are already waiting"
                 found = commands.Refused(found.parameters.id, found.verb, reason, found.answer_to, found.correlation)
             if isinstance(found, commands.Refused):
@@ -59,7 +60,10 @@ class Remote:
         for command in list(self._waiting):
             if not timed or command.verb == "cancel":
                 self._waiting.remove(command)
-                self._answer(command, self._obey(command, timed=timed))
+                answer = self._obey(command, timed=timed)
+                if not answer.accepted:
+                    self.gate.forget(answer.id)
+                self._answer(command, answer)
 
     def _obey(self, command: commands.Command, *, timed: bool) -> Response:
         answer = Response(id=command.parameters.id, verb=command.verb, accepted=True)

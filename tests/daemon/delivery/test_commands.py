@@ -104,7 +104,8 @@ def test_what_the_broker_has_left_of_an_expiry_counts_from_its_arrival(gate):
 
 def test_a_repetition_is_refused_for_a_day_and_over_a_restart(gate):
     gate.take(arrived("run"), NOW_S, WALL_S)
-    assert reason(gate.take(arrived("run"), NOW_S + 1, WALL_S)) == "a command with this id was already accepted"
+    repeated = gate.take(arrived("run"), NOW_S + 1, WALL_S)
+    assert reason(repeated) == "a command with this id is waiting or was carried out"
     after = Gate(TOPICS, "all")
     after.remember(commands.remembered_ids(gate.remembered()), NOW_S)
     assert isinstance(after.take(arrived("run"), NOW_S + 80_000, WALL_S), Refused)

@@ -10,6 +10,7 @@ from benchd.daemon.delivery.outbox import STREAM, Outbox
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.service import agenda as agenda_module
 from benchd.daemon.service import remote as module
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.remote import Remote
@@ -124,6 +125,21 @@ def test_more_commands_than_may_wait_are_refused_and_none_is_forgotten(asked, mo
     assert [(key, answer["reason"]) for key, answer in refused.items()] == [("4", "3 commands are already waiting")]
     answers = asked.answers()
     assert [(key, answer["accepted"]) for key, answer in answers.items()] == [("1", True), ("2", True), ("3", True)]
+    asked.hear("list", id="4")
+    assert asked.answers()["4"]["accepted"], "it was refused, and its sender tries again"
+
+
+def test_a_run_that_was_refused_may_be_asked_for_again_with_its_id_and_one_that_began_may_not(asked, monkeypatch):
+    monkeypatch.setattr(agenda_module, "MAX_PASSES", 1)
+    running = asked.agenda.begin(SUITE)
+    asked.hear("run", id="r", suite="s")
+    assert asked.answers()["r"]["reason"] == "1 runs are already waiting"
+    asked.agenda.cancel(running.suite_id)
+    asked.hear("run", id="r", suite="s")
+    assert asked.answers()["r"]["accepted"]
+    asked.hear("run", id="r", suite="s")
+    assert asked.answers()["r"]["reason"] == "a command with this id is waiting or was carried out"
+    assert len(asked.agenda.state.passes) == 1
 
 
 def test_the_first_of_a_flood_is_answered_and_logged(asked, capsys):
