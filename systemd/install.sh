@@ -484,7 +484,8 @@ do_uninstall() {
         2>/dev/null || true
     rm -rf "${home:?}"
     if has_systemd; then systemctl daemon-reload; fi
-    say "removed. Kept: /etc/benchd, /var/lib/benchd, /var/lib/bench-once, /var/lib/benchd-dashboard, /var/cache/benchd and the user benchd"
+    say "removed. Kept: /etc/benchd, $broker," \
+        "/var/lib/benchd, /var/lib/bench-once, /var/lib/benchd-dashboard, /var/cache/benchd and the user benchd"
 }
 
 main() {

@@ -229,7 +229,7 @@ def uninstalled(site):
     override = site.root / "etc/systemd/system/benchd.service.d/override.conf"
     override.parent.mkdir()
     override.write_text("[Service]\n")
-    assert "Kept: /etc/benchd" in site.install("--uninstall")
+    assert f"Kept: /etc/benchd, /{DASHBOARD}.d/broker.conf," in site.install("--uninstall")
     kept = {f"etc/benchd/benchd.toml{end}" for end in ("", ".old")}
     kept |= {f"etc/benchd/{name}" for name in ("dashboard_mqtt_password", "requirements.txt")}
     kept |= {f"etc/systemd/system/{name}" for name in ("benchd.service.old", "benchd.service.d/override.conf")}
