@@ -19,7 +19,7 @@ from benchd.daemon.verdicts.rows import columns
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard import limits
 
-TEXT_LIMIT = 512  # characters in a searchable column; PostgreSQL indexes no more than 2,704 bytes
+TEXT_LIMIT = 512  # bytes in a searchable column; PostgreSQL indexes no more than 2,704 in up to four of them
 INTEGER_LIMIT = 2**63  # the range of both databases
 SENSOR_RANGE = (1e-30, 1e30)  # in any unit; sums of such values stay finite
 BATCH_S = 60.0  # no batch of telemetry spans more; a time stamp beyond it is wrong
@@ -87,7 +87,7 @@ def rows(message: Arrived) -> list[Row]:
 
     One beyond the limits of its kind is quarantined without its body, once per topic.
     """
-    address = topics.parse(message.topic)
+    address = _address(message.topic)
     arrived = _arrived(address, message)
     try:
         limits.check(address.kind if address else "", message.body)
@@ -105,6 +105,12 @@ def rows(message: Arrived) -> list[Row]:
         return [quarantined(message, f"{type(error).__name__}: {error}"), *arrived]
     seen_s = None if message.retained else message.arrived_s
     return [*found, *arrived, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
+
+
+def _address(topic: str) -> topics.Address | None:
+    """Return what a topic names; None for one of another application, or with an id that no table can hold."""
+    address = topics.parse(topic)
+    return address if address and len(address.device_id) <= TEXT_LIMIT else None
 
 
 def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
@@ -125,7 +131,7 @@ def _plain(address: topics.Address, message: Arrived) -> bytes:
 
 def delivery_key(topic: str) -> tuple[str, str] | None:
     """Return the device and the delivery key of a message that awaits confirmation of storage; None for others."""
-    address = topics.parse(topic)
+    address = _address(topic)
     if address is None or address.kind != "result":
         return None
     return address.device_id, f"{address.device_id}:{address.leaf}"
@@ -144,7 +150,7 @@ def flat(record: Record, arrived_s: float) -> Result:
     """Return what tables show of a record."""
     own = {
         "key": record.key,
-        "reason": record.reason[:TEXT_LIMIT] if record.reason else None,
+        "reason": record.reason.encode()[:TEXT_LIMIT].decode(errors="ignore") if record.reason else None,
         "arrived_s": arrived_s,
         "measured_s": measured_s(record.t_wall, arrived_s) or arrived_s,
         "energy_scope": record.energy.scope if record.energy else None,
@@ -315,8 +321,8 @@ _READERS: dict[str, _Reader] = {
 def _refuse_unstorable(row: Row) -> None:
     """Raise for a value that either SQLite or PostgreSQL would reject, so that both store the same."""
     for column, value in row.values.items():
-        if isinstance(value, str) and (len(value) > TEXT_LIMIT or "\0" in value):
-            raise _Unreadable(f"{column} is longer than {TEXT_LIMIT} characters or holds a NUL")
+        if isinstance(value, str) and (len(value.encode()) > TEXT_LIMIT or "\0" in value):
+            raise _Unreadable(f"{column} is longer than {TEXT_LIMIT} bytes or holds a NUL")
         if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
             raise _Unreadable(f"{column} does not fit in 64 bits")
         if isinstance(value, float) and not math.isfinite(value):

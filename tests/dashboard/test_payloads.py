@@ -48,6 +48,8 @@ def test_a_record_that_was_not_measured_has_no_figures():
     result, *_ = taken("result/r1", encode(made(status="failed", reason="x" * 5000, timing=None)))
     assert (result.values["median_ms"], result.values["energy_mj"], result.values["checked"]) == (None, None, None)
     assert len(result.values["reason"]) == 512
+    result, *_ = taken("result/r1", encode(made(status="failed", reason="x" + "é" * 5000, timing=None)))
+    assert result.values["reason"] == "x" + "é" * 255
 
 
 def test_a_figure_that_a_record_s_numbers_do_not_allow_is_refused():
@@ -108,7 +110,8 @@ def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
         (RESULT, b"[" * 32, "not a benchd record"),
         (RESULT, b"\xff\xfe", "not a benchd record"),
         (RESULT, encode(made(run_id="other")), f"the record says it is {DEVICE}:other"),
-        (RESULT, encode(made(case=Case(model="m" * 513))), "longer than 512 characters"),
+        (RESULT, encode(made(case=Case(model="m" * 513))), "longer than 512 bytes"),
+        (RESULT, encode(made(case=Case(model="é" * 257))), "longer than 512 bytes"),
         (RESULT, encode(made(case=Case(model="m", batch_size=2**63))), "does not fit in 64 bits"),
         (f"benchd/v1/{DEVICE}/status", b'{"state":"asleep"}', "Invalid enum value 'asleep'"),
         (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1,"power_w",1e999,"x"]]}', "out of range"),

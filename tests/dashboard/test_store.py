@@ -1,25 +1,27 @@
 import json
 import random
 import sqlite3
+import string
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_made import accuracy, made
+from records_made import ENVIRONMENT, accuracy, made
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
 from sqlalchemy import event, select
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.session import Arrived, Numbered
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
 from benchd.dashboard import queries
 from benchd.dashboard import store as store_of
-from benchd.dashboard.messages import Row, flat, rows
+from benchd.dashboard.messages import TEXT_LIMIT, Row, flat, rows
 from benchd.dashboard.store import QUARANTINE_ROWS, Store
 
 NOW_S = 1_000_000_000.0
@@ -68,6 +70,33 @@ def test_the_first_of_a_key_stays_with_its_own_bytes(store):
     with store.reading() as connection:
         assert bytes(connection.execute(select(store.tables["body"].c.body)).scalar_one()) == first.body
         assert connection.execute(select(store.tables["result"].c.arrived_s)).scalar_one() == NOW_S
+
+
+def test_the_longest_id_and_texts_are_stored_and_longer_ones_are_kept_apart(store):
+    """PostgreSQL calls an entry that is too long for an index an outage, and would be asked for it again for ever."""
+
+    def arrived(device, text):
+        environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=text)
+        record = made(device_id=device, run_id="r", case_id=text, tool_version=text, environment=environment)
+        numbered = Numbered("s", 1)
+        return [
+            Arrived(f"benchd/v1/{device}/result/r", encode(record), NOW_S, numbered=numbered),
+            Arrived(f"benchd/v1/{device}/result/rubbish", b"x", NOW_S, numbered=numbered),
+            message("telemetry", {"samples": []}, device),
+        ]
+
+    drawn = random.Random(0)
+    longest = "".join(drawn.choices(string.ascii_lowercase, k=TEXT_LIMIT - 2))  # which compresses to no less
+    cjk = "".join(chr(drawn.randint(0x4E00, 0x9FFF)) for _ in range(TEXT_LIMIT))
+    add(store, *arrived(longest, longest))
+    for device, text in ((longest + "xyz", "t"), ("d" * 65_000, "t"), ("d1", cjk)):
+        add(store, *arrived(device, text))
+    found = content(store, "result", "quarantine")
+    assert {name: len(kept) for name, kept in found.items()} == {"result": 1, "quarantine": 1 + 3 + 3 + 2}
+    for table in ("device", "arrived"):
+        with store.reading() as connection:
+            ids = connection.execute(select(store.tables[table].c.device_id)).scalars()
+            assert sorted(ids) == sorted(["d1", longest])
 
 
 MESSAGES = [
