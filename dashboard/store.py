@@ -187,6 +187,7 @@ _MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
     ("CREATE INDEX event_device ON event(device_id, arrived_s, id)", "CREATE INDEX event_time ON event(arrived_s)"),
     ("ALTER TABLE span ADD COLUMN joined_s DOUBLE PRECISION NOT NULL DEFAULT 0",),  # when a number was last added
     (_order_minutes,),
+    ("CREATE INDEX result_device_time ON result(device_id, measured_s, arrived_s, id)",),  # the page of a device
 )
 _VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
 _WORDS = {

@@ -42,6 +42,16 @@ def plans(store, name):
     return found
 
 
+def planned(store, statements, text):
+    """Return how the database would run each of the statements with a text, knowing what its tables hold."""
+    is_postgres = store._engine.dialect.name == "postgresql"
+    with store.reading() as connection:
+        connection.exec_driver_sql("ANALYZE")
+        explain = "EXPLAIN" if is_postgres else "EXPLAIN QUERY PLAN"
+        wanted = (one for one in statements if text in one.sql)
+        return [str(connection.exec_driver_sql(f"{explain} {one.sql}", one.values).all()) for one in wanted]
+
+
 def test_what_is_stored_beside_a_query_is_not_noted(store):
     with noted(store._engine) as statements:
         beside = threading.Thread(target=asked(store, KNOWN)["record"])
@@ -78,20 +88,30 @@ def test_the_last_events_of_a_device_and_the_expired_ones_are_walked_to_along_an
         with noted(store._engine) as statements:
             assert len(queries.happenings(store, "d1", 0.0)) == SHOWN
             store.tidy(MINUTES_S + 600.0)
-        analyse, explain = (
-            ("ANALYZE event", "EXPLAIN") if url.startswith("postgresql") else ("ANALYZE", "EXPLAIN QUERY PLAN")
-        )
-        with store.reading() as connection:
-            connection.exec_driver_sql(analyse)
-            plans = [
-                str(connection.exec_driver_sql(f"{explain} {one.sql}", one.values).all())
-                for one in statements
-                if "FROM event" in one.sql
-            ]
-        last, expired = plans
+        last, expired = planned(store, statements, "FROM event")
         assert "event_device" in last
         assert not any(step in last for step in ("B-TREE", "Sort")), last
         assert "event_time" in expired
+
+
+def test_the_last_results_of_a_device_are_walked_to_along_an_index(url):
+    """The page of a device asks every second: only the results that it shows are read."""
+    with closing(Store(url)) as store:
+        known = KNOWN._asdict()
+        store.add(
+            Row("result", known | {"key": f"{n}", "device_id": f"d{n % 20}", "case_id": f"c{n % 7}", "measured_s": n})
+            for n in range(5000)
+        )
+        with noted(store._engine) as statements:
+            assert len(queries.happenings(store, "d1", 4000.0)) == SHOWN
+        (plan,) = planned(store, statements, "FROM result")
+        assert "result_device_time" in plan
+
+
+@pytest.mark.parametrize("name", ["device", "of a device"])
+def test_the_results_of_a_device_are_in_the_order_of_an_index(store, name):
+    for plan in plans(store, name).values():
+        assert not any("B-TREE" in step for step in plan), plan
 
 
 def test_a_record_is_searched_by_its_key(store):
