@@ -11,17 +11,23 @@ from msgspec import Struct
 from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.session import Unsendable, connect
 from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.verdicts import results
 
 ANSWER_S = 10.0
 EXPIRY_S = 60
 CLIENT = "page"
 
 
-class Answer(Struct, frozen=True):
-    """The device's answer; `reason` if it refuses, or why it did not answer, and `by` whose reason it is."""
+class _Said(Struct, frozen=True):
+    """What a device answers."""
 
     accepted: bool
     reason: str | None = None
+
+
+class Answer(_Said, frozen=True):
+    """The device's answer; `reason` if it refuses, or why it did not answer, and `by` whose reason it is."""
+
     by: Literal["device", "broker", "nobody"] = "device"
 
 
@@ -46,6 +52,7 @@ def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANS
 
 def _answer(body: bytes) -> Answer:
     try:
-        return msgspec.json.decode(body, type=Answer)
+        said = msgspec.json.decode(body, type=_Said)
+        return Answer(said.accepted, results.printable(said.reason))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Answer(accepted=False, reason="unreadable answer")

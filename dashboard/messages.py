@@ -139,7 +139,7 @@ def delivery_key(topic: str) -> tuple[str, str] | None:
 
 def _result(address: topics.Address, message: Arrived) -> _Rows:
     record = decode(message.body)
-    if (record.device_id, record.run_id) != (address.device_id, address.leaf):
+    if (record.device_id, record.run_id) != (address.device_id, results.printable(address.leaf)):
         raise _Unreadable(f"the record says it is {record.key}")
     ids = {"key": record.key, "device_id": record.device_id, "run_id": record.run_id}
     yield "result", flat(results.decoded(message.body), message.arrived_s)._asdict() | ids
@@ -246,7 +246,7 @@ def _retained(kind: type[Struct], state: str = "") -> _Reader:
             "document",
             {
                 "device_id": address.device_id,
-                "kind": f"{address.kind}/{address.leaf}" if address.leaf else address.kind,
+                "kind": results.printable(f"{address.kind}/{address.leaf}" if address.leaf else address.kind),
                 "body": body,
                 "arrived_s": message.arrived_s,
                 "state": getattr(found, state, None) or None,

@@ -17,6 +17,7 @@ from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
 
 STEERING = "\x1b\x07\x9b\u202e"
+REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def store(tmp_path):
         "status": b'{"state": "online"}',
         "event": msgspec.json.encode({"event": "started", "detail": STEERING}),
         "telemetry": msgspec.json.encode({"samples": [[1, f"temp_c{STEERING}", 1.0, "fake"]]}),
+        f"latest/c{STEERING}": b'{"case_id": "c", "verdict": "slower"}',
     }
     with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
         for kind, body in said.items():
@@ -47,6 +49,7 @@ def test_characters_that_steer_a_terminal_or_turn_text_around_are_replaced_where
     assert stored["quarantine"] == []
     assert stored["telemetry"]
     assert stored["event"]
+    assert {row["kind"] for row in stored["document"]} > {"info", f"latest/c{4 * REPLACED}"}
     shown = repr([stored, queries.record(store, "d1:r1")])
     assert_plain(shown)
 
@@ -61,8 +64,14 @@ def test_characters_that_turn_text_around_are_replaced_in_what_the_boards_choose
     assert_plain(repr([chosen, newest]))
 
 
+def test_a_result_with_such_characters_in_its_run_id_is_kept_apart():
+    run_id = f"r{STEERING}"
+    found = rows(Arrived(f"benchd/v1/d1/result/{run_id}", encode(made(run_id=run_id, device_id="d1")), 1.0))
+    assert [row.table for row in found] == ["quarantine"]
+
+
 def assert_plain(shown):
-    assert "\N{REPLACEMENT CHARACTER}" in shown
+    assert REPLACED in shown
     for char in (*STEERING, *(f"\\{escape}" for escape in ("x1b", "x07", "x9b", "u202e", "u001b", "u0007"))):
         assert char not in shown
 

@@ -1,14 +1,22 @@
 """What a page says about a suite that it has asked for, and when it may ask again."""
 
 import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
+from broker import running_broker
+from links import Watcher
+from waiting import WAIT_S
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from drawn import blank
 
-from benchd.dashboard.commands import EXPIRY_S, Answer
+from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.topics import Topics
+from benchd.dashboard.commands import EXPIRY_S, Answer, run_suite
 from benchd.dashboard.messages import Health, Info, SuiteInfo
 from benchd.dashboard.queries import Device, Happened
 from benchd.dashboard.requests import Request, progress
@@ -71,3 +79,12 @@ def test_two_viewers_ask_for_a_suite_once(monkeypatch):
 
     asyncio.run(ask_twice())
     assert asked == ["nightly"]
+
+
+def test_what_a_device_answers_is_shown_plain_and_as_its_own(tmp_path):
+    said = {"accepted": False, "reason": "no\u202e\x1b[2J", "by": "nobody"}
+    with running_broker(tmp_path) as broker, closing(Watcher(broker, "d1")) as device, ThreadPoolExecutor(1) as page:
+        asked = page.submit(run_suite, parse_url(broker.url), "d1", "nightly", WAIT_S)
+        command = json.loads(device.until(lambda topic, _: topic == Topics("d1").command("run")).payload)
+        device.say(Topics("d1").response(f"{command['client']}/{command['id']}"), json.dumps(said))
+        assert asked.result() == Answer(accepted=False, reason="no\ufffd\ufffd[2J", by="device")
