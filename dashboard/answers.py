@@ -8,7 +8,7 @@ from benchd.daemon.records import Case, Environment, Record
 from benchd.daemon.verdicts.recommend import Place, Requirements, decide, line, place, wrong
 from benchd.dashboard.changes import Change, Changes, by_place
 from benchd.dashboard.messages import Result, flat
-from benchd.dashboard.runs import Kept, Runs
+from benchd.dashboard.runs import EnvironmentPart, Kept, Runs
 from benchd.dashboard.store import Store
 
 Outcome = Literal["ships", "inconclusive", "nothing"]
@@ -64,7 +64,7 @@ class Answers:
         """Return the choices by board, and how many boards are still to be read for them to be up to date."""
         found, left, _ = self._kept.update()
         changes, left_of_changes = self._changes.update("setup")
-        known = {(change.device_id, change.case.case_id, *change.where): change for change in changes}
+        known = {(change.device_id, change.case_id, *change.where): change for change in changes}
         changed = {
             device_id: [choice._replace(change=known.get(_place(choice))) for choice in of_board.choices]
             for device_id, of_board in found.items()
@@ -83,7 +83,7 @@ def _place(choice: Choice) -> tuple[str, str, str, str]:
 
 
 def _board(board: Runs) -> _Board:
-    environments: dict[str, Environment] = {}
+    environments: dict[str, EnvironmentPart] = {}
     newest = (
         next((key for setup, _ in of_place for key in board.keys(case_id, setup, 1)), None)
         for case_id, found in board.setups().items()

@@ -7,23 +7,25 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import NamedTuple
 
-from benchd.daemon.records import Case, Environment
+from benchd.daemon.records import Environment
 from benchd.daemon.verdicts import setups
 from benchd.daemon.verdicts.compare import Pair, judged, pair
 from benchd.daemon.verdicts.effects import Verdict
-from benchd.dashboard.runs import Kept, Runs, Setup
+from benchd.dashboard.runs import EnvironmentPart, Kept, Runs, Setup
 from benchd.dashboard.store import Store
+from benchd.dashboard.text import short
 
 RUNS = 5  # of each setup that a change is judged by
 DATES = 4  # kept at once; the others are read again
 NAMED = 2  # differences between two setups in a summary
+DIFFERENCES, SEPARATING_CHARS = 200, 1000  # kept of a change
 
-UPDATES: dict[str, Callable[[Setup, Environment], object]] = {
+UPDATES: dict[str, Callable[[Setup, EnvironmentPart], object]] = {
     "setup": lambda setup, _: (setup.tool_version, setup.fingerprint),
     "benchd": lambda setup, _: (setup.tool_version, setup.fingerprint.partition("-")[2]),
     "jetpack": lambda _, environment: (environment.jetpack, environment.l4t),
     "driver": lambda _, environment: environment.driver,
-    "fingerprint": lambda _, environment: environment.comparable_part,
+    "fingerprint": lambda setup, _: setup.fingerprint.partition("-")[0],
 }
 """What tells two setups apart, by the name of the update: benchd with its sources, the environment without benchd."""
 
@@ -38,7 +40,7 @@ class Change(NamedTuple):
     """
 
     device_id: str
-    case: Case
+    case_id: str
     where: _Where
     before_key: str
     now_key: str
@@ -102,9 +104,9 @@ def _of_board(board: Runs, since: str) -> list[Change]:
     return list(_since_date(board, date_s) if date_s is not None else _since_update(board, UPDATES[since]))
 
 
-def _since_update(board: Runs, part: Callable[[Setup, Environment], object]) -> Iterator[Change]:
+def _since_update(board: Runs, part: Callable[[Setup, EnvironmentPart], object]) -> Iterator[Change]:
     """Yield the change of each case from the last setup that differs in `part` to the newest one."""
-    environments: dict[str, Environment] = {}
+    environments: dict[str, EnvironmentPart] = {}
     for case_id, found in board.setups().items():
         for (now, environment), *earlier in _reported(board, case_id, found, environments):
             before = next((setup for setup, was in earlier if part(setup, was) != part(now, environment)), None)
@@ -115,7 +117,7 @@ def _since_update(board: Runs, part: Callable[[Setup, Environment], object]) -> 
 
 def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
     """Yield the change of each case from the setup at the date to the newest one since."""
-    environments: dict[str, Environment] = {}
+    environments: dict[str, EnvironmentPart] = {}
     earlier = board.setups(before_s=date_s)
     for case_id, found in board.setups().items():
         known = _reported(board, case_id, earlier.get(case_id, []), environments)
@@ -129,29 +131,27 @@ def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
 
 
 def by_place(
-    board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, Environment]
-) -> list[list[tuple[Setup, Environment]]]:
+    board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, EnvironmentPart]
+) -> list[list[tuple[Setup, EnvironmentPart]]]:
     """Return the setups with their environments, those of one device and power mode together; profiles have none."""
-    places: dict[_Where, list[tuple[Setup, Environment]]] = defaultdict(list)
+    places: dict[_Where, list[tuple[Setup, EnvironmentPart]]] = defaultdict(list)
     for setup in found:
-        if setup.fingerprint not in environments:
-            for record in board.records(board.keys(case_id, setup, 1)):
-                environments[setup.fingerprint] = record.environment
-        if environment := environments.get(setup.fingerprint):
+        if environment := environments.get(setup.fingerprint) or board.environment(case_id, setup):
+            environments[setup.fingerprint] = environment
             places[_where(environment)].append((setup, environment))
     return list(places.values())
 
 
 def _reported(
-    board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, Environment]
-) -> Iterator[list[tuple[Setup, Environment]]]:
+    board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, EnvironmentPart]
+) -> Iterator[list[tuple[Setup, EnvironmentPart]]]:
     """Yield those of `by_place` whose worker lived to tell its threads, versions and variables: others lack them."""
     for of_place in by_place(board, case_id, found, environments):
         if told := [one for one in of_place if one[1].threads is not None]:
             yield told
 
 
-def _where(environment: Environment) -> _Where:
+def _where(environment: Environment | EnvironmentPart) -> _Where:
     return environment.device, environment.power_mode or ""
 
 
@@ -167,14 +167,14 @@ def _change(
         sides = before[::-1], now[::-1]  # the newest last, as in a file
         yield Change(
             device_id=board.device_id,
-            case=other.case,
+            case_id=other.case_id,
             where=_where(other.environment),
             before_key=one.key,
             now_key=other.key,
             runs=(len(before), len(now)),
             last_s=(of[0].last_s, of[1].last_s),
             pair=pair(*sides, across_setups=is_across),
-            differences=tuple(setups.changed(one, other)) if is_across else (),
-            separating=setups.separating(one, other) if is_across else "",
+            differences=tuple(map(short, setups.changed(one, other)[:DIFFERENCES])) if is_across else (),
+            separating=setups.separating(one, other)[:SEPARATING_CHARS] if is_across else "",
             is_across=is_across,
         )

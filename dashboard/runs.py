@@ -3,26 +3,31 @@
 Only a board with a new record is read again.
 """
 
+import itertools
 import logging
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Struct
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
-from benchd.daemon.records import PROFILED, Record
+from benchd.daemon.records import PROFILED, ProcessResult, Record
 from benchd.daemon.verdicts import results
 from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.queries import newest_first
 from benchd.dashboard.store import Store
 
 BUDGET_S = 0.4  # of one update; a fleet that is new to this process takes several
+RECORDS_BYTES = 3_000_000  # read together: 140 large real records; made-up ones take ten times as much memory
 
 T = TypeVar("T")
+
+_Name = Annotated[str, msgspec.Meta(max_length=128)]  # one is kept for each setup of a board
 
 
 class Setup(NamedTuple):
@@ -33,8 +38,28 @@ class Setup(NamedTuple):
     last_s: float
 
 
+class EnvironmentPart(Struct, frozen=True, kw_only=True):
+    """The part of an Environment, beside its fingerprint, by which setups are compared."""
+
+    device: _Name
+    power_mode: _Name | None
+    driver: _Name | None
+    threads: int | None
+    jetpack: _Name | None = None
+    l4t: _Name | None = None
+
+
+class _Measured(Struct, frozen=True):
+    """A record of which only this is built: the rest may be large."""
+
+    environment: EnvironmentPart
+
+
 class _Stored(Record, frozen=True, kw_only=True):
     """A record from the store: its numbers were found finite when it arrived, which takes longer than reading it."""
+
+    # an empty one takes 40 times as much memory as in JSON
+    processes: Annotated[list[ProcessResult], msgspec.Meta(max_length=1000)] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Check nothing again."""
@@ -75,19 +100,33 @@ class Runs:
         newest = wanted.order_by(*newest_first(table)).limit(limit)
         return list(self._connection.execute(newest).scalars())
 
+    def environment(self, case_id: str, setup: Setup) -> EnvironmentPart | None:
+        """Return part of that of the newest run of a case in a setup; None if all are profiles."""
+        table = self._tables["body"]
+        wanted = select(table.c.body).where(table.c.key.in_(self.keys(case_id, setup, 1)))
+        found = self._connection.execute(wanted).scalar()
+        return None if found is None else _decoded(found, _Measured).environment
+
     def records(self, keys: Iterable[str]) -> list[Record]:
-        """Return records in the order of their keys."""
+        """Return records in the order of their keys, as many of the first as RECORDS_BYTES hold."""
         table, order = self._tables["body"], list(keys)
-        rows = self._connection.execute(select(table.c.key, table.c.body).where(table.c.key.in_(order)))
-        found = {key: _decoded(body) for key, body in rows}
-        return [found[key] for key in order if key in found]
+        sizes = select(table.c.key, func.length(table.c.body).label("size")).where(table.c.key.in_(order))
+        bytes_ = {row.key: row.size for row in self._connection.execute(sizes)}
+        order = [key for key in order if key in bytes_]
+        ends = itertools.accumulate(bytes_[key] for key in order)
+        held = [key for key, end in zip(order, ends, strict=True) if end <= RECORDS_BYTES]
+        if left := len(order) - len(held):
+            logging.getLogger(__name__).warning("%s: %d records are left out, too large", self.device_id, left)
+        rows = self._connection.execute(select(table.c.key, table.c.body).where(table.c.key.in_(held)))
+        found = {key: _decoded(body, _Stored) for key, body in rows}
+        return [found[key] for key in held]
 
 
-def _decoded(body: bytes) -> Record:
-    """Return a stored record with the characters replaced that `results.decoded` replaces."""
+def _decoded(body: bytes, kind: type[T]) -> T:
+    """Return what `kind` has of a stored record, with the characters replaced that `results.decoded` replaces."""
     if results.has_special(body):
-        return msgspec.convert(results.printable(msgspec.json.decode(body)), _Stored)
-    return msgspec.json.decode(body, type=_Stored)
+        return msgspec.convert(results.printable(msgspec.json.decode(body)), kind)
+    return msgspec.json.decode(body, type=kind)
 
 
 class Kept(Generic[T]):

@@ -156,7 +156,7 @@ def _counts(found: Sequence[Change]) -> dict[Sort, int]:
 
 def _matches(change: Change, names: dict[str, str], q: str) -> bool:
     """Return whether every word of the search is in the board's name or id, the case or what changed."""
-    known = (change.device_id, names.get(change.device_id, ""), change.case.case_id, *change.differences)
+    known = (change.device_id, names.get(change.device_id, ""), change.case_id, *change.differences)
     return all(word in " ".join(known).lower() for word in q.lower().split())
 
 
@@ -215,7 +215,7 @@ def _effect(change: Change) -> None:
 
 
 def _case(change: Change, names: dict[str, str]) -> None:
-    ui.link(short(change.case.case_id), history_path(change.device_id, change.case.case_id)).classes("link")
+    ui.link(short(change.case_id), history_path(change.device_id, change.case_id)).classes("link")
     with ui.element("div").classes("board"):
         name = names.get(change.device_id, change.device_id)
         ui.link(short(name), f"/device/{quote(change.device_id)}").classes("link")

@@ -17,7 +17,7 @@ from benchd.dashboard.changes import Changes
 from benchd.dashboard.conditions import boards, counts, matches
 from benchd.dashboard.matrix import matrix
 from benchd.dashboard.messages import rows
-from benchd.dashboard.runs import Kept
+from benchd.dashboard.runs import RECORDS_BYTES, Kept
 from benchd.dashboard.views import home
 
 NOW_S = 1_000_000_000.0
@@ -85,6 +85,29 @@ def test_what_is_not_told_apart_is_inconclusive_and_what_has_no_check_does_not_s
     measured(store, "s1", "eager", 5.0, device="d2", check=None)
     found, _ = Answers(store, Changes(store)).update()
     assert [found[name][0].outcome for name in ("d1", "d2")] == ["inconclusive", "nothing"]
+
+
+def test_of_records_that_are_too_large_together_the_newest_count_and_no_other_board_loses_one(store, caplog):
+    for number in range(10):
+        case, missing = Case(model=f"m{number}"), {"notes": "x" * (RECORDS_BYTES // 5)}
+        measured(store, f"s{number}", "eager", 5.0, at_s=NOW_S + number, case=case, missing=missing)
+    measured(store, "s1", "eager", 5.0, device="d2")
+    found, _ = Answers(store, Changes(store)).newest()
+    assert [one.case.model for one in found] == ["m9", "m8", "m7", "m6", "m"]
+    assert "d1: 6 records are left out" in caplog.text
+
+
+MADE_UP = {
+    "processes": {"processes": [ProcessResult(status="ok")] * 1001},
+    "environment": {"environment": msgspec.structs.replace(ENVIRONMENT, power_mode="x" * 129)},
+}
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_a_record_that_no_board_can_have_measured_costs_its_board_its_place_and_no_other(store, name):
+    measured(store, "s1", "eager", 5.0, **MADE_UP[name])
+    measured(store, "s1", "eager", 5.0, device="d2")
+    assert Answers(store, Changes(store)).update()[0].keys() == {"d2"}
 
 
 def test_a_board_with_times_that_no_machine_measures_costs_no_other_board(store):

@@ -42,7 +42,7 @@ def runs(store, name, days, median_ms, environment, **fields):
 def changed(store, since):
     found, left = Changes(store).update(since)
     assert left == 0
-    return {(one.device_id, one.case.case_id): one for one in found}
+    return {(one.device_id, one.case_id): one for one in found}
 
 
 def test_an_update_s_change_has_an_interval_and_no_separable_cause(store):

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from test_collector import SETTINGS, count, publish
 from test_pages import serving
 from test_upkeep import collector_of, metric
 
-from benchd.dashboard.limits import LIMITS
-from benchd.dashboard.messages import Latest
+from benchd.daemon.delivery.session import Arrived
+from benchd.dashboard.limits import LIMITS, SHOWN
+from benchd.dashboard.messages import Latest, rows
 from benchd.dashboard.store import Store
 from benchd.dashboard.views.device import _verdict
 
@@ -30,14 +32,17 @@ PATHS = (
     "/fleet",
     f"/device/{DEVICE}",
     "/results",
+    "/changes",
     "/trade-off",
     f"/history/{DEVICE}/vim_tiny,eager,b1",
 )
+MANY = [f"{number:x}" for number in range(12_000)]
 NAMES = [f"{number:x}" for number in range(800)]
 SAMPLES = [[number, f"m{number}_power_w", 1.0, "s"] for number in range(900)]
 PROCESS = {"status": "ok"}
+RESULT = msgspec.to_builtins(made(device_id=DEVICE))
 BODIES = {
-    "result/r1": msgspec.to_builtins(made(device_id=DEVICE)) | {"processes": [PROCESS] * 20_000},
+    "result/r1": RESULT | {"processes": [PROCESS] * 20_000},
     "status": {"state": "online"},
     "info": {
         "tags": NAMES,
@@ -55,6 +60,16 @@ def filled(body, size):
     """Return a message of so many bytes; readers ignore a field that they do not know."""
     plain = json.dumps(body, separators=(",", ":"))
     return f'{plain[:-1]},"pad":"{"x" * (size - len(plain) - 9)}"}}'.encode()
+
+
+def of_many_cases():
+    """Yield results within their limit, of as many cases as are read, each in two setups of different versions."""
+    for number in range(2 * SHOWN):
+        setup, run = f"s{number // SHOWN}", {"run_id": f"n{number}", "case_id": f"c{number % SHOWN}"}
+        environment = RESULT["environment"] | {"fingerprint": setup, "versions": dict.fromkeys(MANY, setup)}
+        own = {"device_id": "many", "environment": environment, "missing": dict.fromkeys(MANY, "")}
+        body = json.dumps(RESULT | run | own).encode()
+        yield Arrived(f"benchd/v1/many/result/{run['run_id']}", body, time.time() + number)
 
 
 def say(broker, kind, body):
@@ -77,6 +92,9 @@ def test_only_a_known_verdict_becomes_a_class(verdict, look):
 def test_messages_of_any_size_leave_the_pages_the_memory_and_the_results_of_others_alone(tmp_path):
     url = f"sqlite:///{tmp_path}/dashboard.db"
     with running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker, closing(Store(url)) as store:
+        for one in of_many_cases():
+            store.add(rows(one))
+        assert count(store, "result") == 2 * SHOWN
         with serving(broker.url, url) as (port, process), running_browser() as browser:
             wait_for(lambda: metric(port, "up") == 1.0)
             for kind, body in BODIES.items():
@@ -88,7 +106,7 @@ def test_messages_of_any_size_leave_the_pages_the_memory_and_the_results_of_othe
                 with opened(browser, port, path) as page:
                     page.get_by_text("Reading.").wait_for(state="hidden")
             publish(broker.url, tmp_path, range(10))
-            wait_for(lambda: count(store, "result") == 11)
+            wait_for(lambda: count(store, "result") == 2 * SHOWN + 11)
             wait_for(lambda: count(store, "quarantine") == len(BODIES))  # the broker itself drops the largest
             assert (count(store, "document"), count(store, "event")) == (4, 1)
             assert most_bytes(process.pid, collector_of(process)) < MOST_BYTES
