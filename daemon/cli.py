@@ -36,8 +36,8 @@ VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the f
     "watch",
 )
 
-UNREACHABLE = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
-"""What `Path.is_file` raises for a path that it cannot look at; of others it returns False."""
+UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
+"""What `Path.is_file` raises for a path that it may not look at; of an absent one it returns False."""
 
 
 class _Verbs(TyperGroup):
@@ -116,7 +116,7 @@ def _code(verb: str | None) -> int | str | None:
         sys.stderr.write(f"error: {error}\n")
         return 7 if isinstance(error, NotAvailable) else 2
     except OSError as error:
-        if error.errno not in UNREACHABLE:
+        if error.errno not in UNREACHABLE or error.filename is None:
             raise
         sys.stderr.write(f"error: {error.filename}: {error.strerror}\n")
         return 2

@@ -1,7 +1,6 @@
 """What the trace of a profile gives, and how one that is of no use becomes the reason of a failed method."""
 
 import json
-import os
 import re
 
 import msgspec
@@ -100,9 +99,9 @@ def test_a_child_that_takes_too_long_is_ended_with_its_reason(tmp_path):
 
 
 def test_an_interrupt_of_a_tool_costs_what_had_not_ended(tmp_path, monkeypatch):
-    (tmp_path / "ncu").write_text("#!/bin/sh\nkill -TERM $PPID\nexec sleep 6000\n")
+    (tmp_path / "ncu").write_text("#!/bin/sh\nkill -TERM $PPID\nexec /bin/sleep 6000\n")
     (tmp_path / "ncu").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", str(tmp_path))
     job = msgspec.structs.replace(profile_job(tmp_path, methods=["nsys", "ncu"]), device="cuda")
     with as_interrupt(), session(tmp_path, source="procfs") as one, one.measuring(ending=()):
         found = gather(one, job, WAIT_S, None)
