@@ -7,7 +7,7 @@ name of an unknown parameter.
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
@@ -161,9 +161,13 @@ class Gate:
             return Command(verb, given, answer_to, arrived.correlation, boottime_s + arrived.expire_s)
         return Refused(sender.id, verb or "", str(reason), answer_to, arrived.correlation)
 
-    def remembered(self) -> bytes:
-        """Return the ids encoded to survive a restart; boot times of different boots are not comparable."""
-        return msgspec.json.encode([digest.hex() for digest in self._seen])
+    def remembered(self, waiting: Iterable[str]) -> bytes:
+        """Return the ids encoded to survive a restart, without those of commands that still wait and do not.
+
+        Boot times of different boots are not comparable.
+        """
+        lost = set(map(_digest, waiting))
+        return msgspec.json.encode([digest.hex() for digest in self._seen if digest not in lost])
 
     def remember(self, ids: Sequence[bytes], boottime_s: float) -> None:
         """Restore the ids that were stored before a restart."""

@@ -132,7 +132,7 @@ class Between:
 
     def save(self) -> None:
         """Store the schedule and the ids of commands if they have changed."""
-        now = {SCHEDULE: msgspec.json.encode(self._now.agenda.state), COMMANDS: self._remote.gate.remembered()}
+        now = {SCHEDULE: msgspec.json.encode(self._now.agenda.state), COMMANDS: self._remote.remembered()}
         changed = {name: value for name, value in now.items() if self._saved.get(name) != value}
         if not changed or self.attempt(lambda: self._now.publisher.keep(changed)):
             self._saved = now

@@ -41,6 +41,10 @@ class Remote:
         self._waiting: deque[commands.Command] = deque()
         self.gate.remember(outbox.kept_as(COMMANDS, commands.remembered_ids, []), _boottime_s())
 
+    def remembered(self) -> bytes:
+        """Return the ids to store, as `Gate.remembered`."""
+        return self.gate.remembered(command.parameters.id for command in self._waiting)
+
     def listen(self) -> None:
         """Read the commands that arrived, and answer refused ones at once."""
         while self._link and self._link.seen.commands:

@@ -107,7 +107,7 @@ def test_a_repetition_is_refused_for_a_day_and_over_a_restart(gate):
     repeated = gate.take(arrived("run"), NOW_S + 1, WALL_S)
     assert reason(repeated) == "a command with this id is waiting or was carried out"
     after = Gate(TOPICS, "all")
-    after.remember(commands.remembered_ids(gate.remembered()), NOW_S)
+    after.remember(commands.remembered_ids(gate.remembered([])), NOW_S)
     assert isinstance(after.take(arrived("run"), NOW_S + 80_000, WALL_S), Refused)
     assert isinstance(gate.take(arrived("run"), NOW_S + 86_402, WALL_S), Command)
 
@@ -120,7 +120,7 @@ def test_a_flood_is_refused_once_and_the_memory_stays_bounded(gate):
     assert isinstance(gate.take(arrived("status", b'{"id":"x"}'), NOW_S + 1, WALL_S), Command)
     for number in range(20_000):
         gate.take(arrived("status", b'{"id":"n%d"}' % number), NOW_S + number, WALL_S)
-    assert len(msgspec.json.decode(gate.remembered())) <= commands.REMEMBER
+    assert len(msgspec.json.decode(gate.remembered([]))) <= commands.REMEMBER
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.service import agenda as agenda_module
 from benchd.daemon.service import remote as module
 from benchd.daemon.service.agenda import Agenda
-from benchd.daemon.service.remote import Remote
+from benchd.daemon.service.remote import COMMANDS, Remote
 from benchd.daemon.service.schedule import State
 
 TOPICS = Topics("d")
@@ -140,6 +140,18 @@ def test_a_run_that_was_refused_may_be_asked_for_again_with_its_id_and_one_that_
     asked.hear("run", id="r", suite="s")
     assert asked.answers()["r"]["reason"] == "a command with this id is waiting or was carried out"
     assert len(asked.agenda.state.passes) == 1
+
+
+def test_a_run_that_a_restart_lost_while_it_waited_may_be_asked_for_again(asked):
+    asked.hear("list", id="done")
+    assert asked.answers()["done"]["accepted"]
+    asked.hear("run", id="waiting", suite="s")
+    assert asked.answers(timed=True) == {}
+    asked.outbox.keep({COMMANDS: asked.remote.remembered()})
+    asked.remote = Remote(asked.link, Gate(TOPICS, "all"), asked.agenda, asked.outbox, None, lambda: None, lambda: None)
+    asked.hear("run", id="waiting", suite="s")
+    asked.hear("list", id="done")
+    assert {key: answer["accepted"] for key, answer in asked.answers().items()} == {"waiting": True, "done": False}
 
 
 def test_the_first_of_a_flood_is_answered_and_logged(asked, capsys):
