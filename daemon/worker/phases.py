@@ -98,7 +98,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.keep(found)
     stages.enter("probe")
     del of_streams, others
-    _probed(job, device, found)
+    _probed(job, device, stages, found)
     _repeated(job, loaded, [pool[place] for place in met], stages, found)
     _occupied(job, loaded, pool, found)  # last: its profiler stays attached and slows every later launch
     stages.leave()
@@ -422,14 +422,15 @@ def _device_parts(job: Job, loaded: Loaded, pool: list[Batch], found: Outcome) -
     found.process.parts |= {part: timings.part_timing(column) for part, column in columns}
 
 
-def _probed(job: Job, device: torch.device, found: Outcome) -> None:
-    """Probe the device's rates; a failed probe costs the floor, not the measurement."""
+def _probed(job: Job, device: torch.device, stages: StageClock, found: Outcome) -> None:
+    """Probe the device's rates and keep them; a failed probe costs the floor, not the measurement."""
     if job.is_compared:
         found.missing["probes"] = "a comparison is not compared with a floor"
     if job.is_compared or not job.probes:
         return
     try:
         found.process.probes = probes.probe(device, job.case.variant.precision)
+        stages.keep(found)
     except Exception as error:  # of torch, Triton and compilers
         found.missing["probes"] = f"the probes did not run: {error}"
 

@@ -12,6 +12,7 @@ from worker_jobs import job, run_here
 
 from benchd.daemon.records import BytesBy, ExponentialsBy
 from benchd.daemon.worker import phases, probes
+from benchd.daemon.worker.child import StageClock
 from benchd.kernels import compiler
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -135,6 +136,13 @@ def test_the_rates_are_probed_before_further_runs_and_a_profiler(tmp_path, monke
         monkeypatch.setattr(phases, name, lambda *_, name=name: order.append(name))
     assert run_here(job(tmp_path)).process.status == "ok"
     assert order == ["_probed", "_repeated", "_occupied"]
+
+
+def test_what_was_probed_stays_if_what_follows_does_not_end(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr(StageClock, "keep", lambda self, found: kept.append(found.process.probes is not None))
+    assert run_here(job(tmp_path, probes=True)).process.status == "ok"
+    assert kept == [False, True]
 
 
 def test_a_real_worker_probes_after_what_it_timed(tmp_path):
