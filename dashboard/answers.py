@@ -1,11 +1,12 @@
 """What ships on each board, by the rule of `benchd recommend`, from the newest record of each case in each place."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from benchd.daemon.records import Case, Environment, Record
-from benchd.daemon.verdicts.recommend import Place, Requirements, decide, line, place, wrong
+from benchd.daemon.verdicts.recommend import Requirements, decide, line, wrong
 from benchd.dashboard.changes import Change, Changes, by_place
 from benchd.dashboard.messages import Result, flat
 from benchd.dashboard.runs import EnvironmentPart, Kept, Runs
@@ -84,19 +85,17 @@ def _place(choice: Choice) -> tuple[str, str, str, str]:
 
 def _board(board: Runs) -> _Board:
     environments: dict[str, EnvironmentPart] = {}
-    newest = (
-        next((key for setup, _ in of_place for key in board.keys(case_id, setup, 1)), None)
-        for case_id, found in board.setups().items()
-        for of_place in by_place(board, case_id, found, environments)
-    )
-    measured: dict[Place, list[Record]] = defaultdict(list)
-    records = board.records(key for key in newest if key)
-    for record in records:
-        measured[place(record)].append(record)
-    return _Board(
-        [choice for found in measured.values() for choice in _choices(found)],
-        [Newest(flat(record, 0.0), _kind(record.environment), record.case) for record in records],
-    )
+    keys: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for case_id, found in board.setups().items():
+        for where, of_place in by_place(board, case_id, found, environments).items():
+            newest = (key for setup, _ in of_place for key in board.keys(case_id, setup, 1))
+            keys[where] += itertools.islice(newest, 1)
+    whole = _Board([], [])
+    for of_where in keys.values():  # one by one, so that memory holds the records of one at a time
+        records = board.records(of_where)
+        whole.choices.extend(_choices(records))
+        whole.newest.extend(Newest(flat(record, 0.0), _kind(record.environment), record.case) for record in records)
+    return whole
 
 
 def _choices(found: list[Record]) -> Iterator[Choice]:

@@ -132,21 +132,21 @@ def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
 
 def by_place(
     board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, EnvironmentPart]
-) -> list[list[tuple[Setup, EnvironmentPart]]]:
-    """Return the setups with their environments, those of one device and power mode together; profiles have none."""
+) -> dict[_Where, list[tuple[Setup, EnvironmentPart]]]:
+    """Return the setups with their environments by device and power mode; profiles have none."""
     places: dict[_Where, list[tuple[Setup, EnvironmentPart]]] = defaultdict(list)
     for setup in found:
         if environment := environments.get(setup.fingerprint) or board.environment(case_id, setup):
             environments[setup.fingerprint] = environment
             places[_where(environment)].append((setup, environment))
-    return list(places.values())
+    return places
 
 
 def _reported(
     board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, EnvironmentPart]
 ) -> Iterator[list[tuple[Setup, EnvironmentPart]]]:
     """Yield those of `by_place` whose worker lived to tell its threads, versions and variables: others lack them."""
-    for of_place in by_place(board, case_id, found, environments):
+    for of_place in by_place(board, case_id, found, environments).values():
         if told := [one for one in of_place if one[1].threads is not None]:
             yield told
 

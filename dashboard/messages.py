@@ -20,6 +20,7 @@ from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard import limits
 
 TEXT_LIMIT = 512  # bytes in a searchable column; PostgreSQL indexes no more than 2,704 in up to four of them
+ID_LIMIT = TEXT_LIMIT - 33  # of a device: a key has a run id of 32 characters too
 INTEGER_LIMIT = 2**63  # the range of both databases
 SENSOR_RANGE = (1e-30, 1e30)  # in any unit; sums of such values stay finite
 BATCH_S = 60.0  # no batch of telemetry spans more; a time stamp beyond it is wrong
@@ -110,7 +111,7 @@ def rows(message: Arrived) -> list[Row]:
 def _address(topic: str) -> topics.Address | None:
     """Return what a topic names; None for one of another application, or with an id that no table can hold."""
     address = topics.parse(topic)
-    return address if address and len(address.device_id) <= TEXT_LIMIT else None
+    return address if address and len(address.device_id) <= ID_LIMIT else None
 
 
 def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:

@@ -23,7 +23,7 @@ from benchd.dashboard.queries import newest_first
 from benchd.dashboard.store import Store
 
 BUDGET_S = 0.4  # of one update; a fleet that is new to this process takes several
-RECORDS_BYTES = 3_000_000  # read together: 140 large real records; made-up ones take ten times as much memory
+RECORDS_BYTES = 3_000_000  # read together: 50 records of 7 processes on a GPU; made-up ones take ten times the memory
 
 T = TypeVar("T")
 

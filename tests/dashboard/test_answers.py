@@ -97,6 +97,17 @@ def test_of_records_that_are_too_large_together_the_newest_count_and_no_other_bo
     assert "d1: 6 records are left out" in caplog.text
 
 
+def test_what_is_read_together_is_of_one_device_and_power_mode(store, caplog):
+    """Fifty cases of seven processes on a GPU take nearly all of RECORDS_BYTES in each mode."""
+    for mode in ("15W", "MAXN"):
+        environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=mode, power_mode=mode)
+        for number in range(4):
+            fields = {"case": Case(model=f"m{number}"), "missing": {"notes": "x" * (RECORDS_BYTES // 5)}}
+            measured(store, f"{mode}{number}", "eager", 5.0, environment=environment, **fields)
+    assert len(Answers(store, Changes(store)).newest()[0]) == 8
+    assert "left out" not in caplog.text
+
+
 MADE_UP = {
     "processes": {"processes": [ProcessResult(status="ok")] * 1001},
     "environment": {"environment": msgspec.structs.replace(ENVIRONMENT, power_mode="x" * 129)},

@@ -21,7 +21,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
 from benchd.dashboard import queries
 from benchd.dashboard import store as store_of
-from benchd.dashboard.messages import TEXT_LIMIT, Row, flat, rows
+from benchd.dashboard.messages import ID_LIMIT, TEXT_LIMIT, Row, flat, rows
 from benchd.dashboard.store import QUARANTINE_ROWS, Store
 
 NOW_S = 1_000_000_000.0
@@ -72,31 +72,35 @@ def test_the_first_of_a_key_stays_with_its_own_bytes(store):
         assert connection.execute(select(store.tables["result"].c.arrived_s)).scalar_one() == NOW_S
 
 
+RUN_ID = "f" * 32
+
+
 def test_the_longest_id_and_texts_are_stored_and_longer_ones_are_kept_apart(store):
     """PostgreSQL calls an entry that is too long for an index an outage, and would be asked for it again for ever."""
 
     def arrived(device, text):
         environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=text)
-        record = made(device_id=device, run_id="r", case_id=text, tool_version=text, environment=environment)
+        record = made(device_id=device, run_id=RUN_ID, case_id=text, tool_version=text, environment=environment)
         numbered = Numbered("s", 1)
         return [
-            Arrived(f"benchd/v1/{device}/result/r", encode(record), NOW_S, numbered=numbered),
+            Arrived(f"benchd/v1/{device}/result/{RUN_ID}", encode(record), NOW_S, numbered=numbered),
             Arrived(f"benchd/v1/{device}/result/rubbish", b"x", NOW_S, numbered=numbered),
             message("telemetry", {"samples": []}, device),
         ]
 
     drawn = random.Random(0)
-    longest = "".join(drawn.choices(string.ascii_lowercase, k=TEXT_LIMIT - 2))  # which compresses to no less
+    longest = "".join(drawn.choices(string.ascii_lowercase, k=TEXT_LIMIT))  # which compresses to no less
+    longest_id = longest[:ID_LIMIT]
     cjk = "".join(chr(drawn.randint(0x4E00, 0x9FFF)) for _ in range(TEXT_LIMIT))
-    add(store, *arrived(longest, longest))
-    for device, text in ((longest + "xyz", "t"), ("d" * 65_000, "t"), ("d1", cjk)):
+    add(store, *arrived(longest_id, longest))
+    for device, text in ((longest_id + "x", "t"), ("d" * 65_000, "t"), ("d1", cjk)):
         add(store, *arrived(device, text))
     found = content(store, "result", "quarantine")
     assert {name: len(kept) for name, kept in found.items()} == {"result": 1, "quarantine": 1 + 3 + 3 + 2}
     for table in ("device", "arrived"):
         with store.reading() as connection:
             ids = connection.execute(select(store.tables[table].c.device_id)).scalars()
-            assert sorted(ids) == sorted(["d1", longest])
+            assert sorted(ids) == sorted(["d1", longest_id])
 
 
 MESSAGES = [
