@@ -197,9 +197,9 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
 class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
     """`[[shipped]]`: a folder of `benchd ship` that the service verifies, by its whole path; its `name` is for topics.
 
-    It is verified by `every`, `at` or `cron`, and whenever its files, the machine or its software have changed. A
-    folder that runs code when it is loaded, and that the service's user did not ship, needs `trust_code`, and a
-    TensorRT plan that this user did not make is built again without `trust_plan`.
+    It is verified by `every`, `at` or `cron`, and whenever its files, what is trusted, the machine or its software have
+    changed. A folder that runs code when it is loaded, and that the service's user did not ship, needs `trust_code`,
+    and a TensorRT plan that this user did not make is built again without `trust_plan`.
     """
 
     path: str

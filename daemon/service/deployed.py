@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -51,14 +52,16 @@ Standings = Mapping[str, Kept]
 
 
 def fingerprint_of(one: Shipped, machine: str) -> str:
-    """Return the hash of what a verdict is of: the machine with its software, and the folder's files.
+    """Return the hash of what a verdict is of: the machine with its software, what is trusted, and the folder's files.
 
-    Files go by size and time, which a copy that is still under way changes too, and are listed only beside a manifest.
+    Files go by size and time, which a copy that is still under way changes too, and by whether the service may read
+    them. They are listed only beside a manifest.
     """
     folder = Path(one.path)
-    found: list[object] = [machine, one.path]
+    found: list[object] = [machine, one.path, one.trust_code, one.trust_plan]
     with suppress(OSError):  # it may not be read, or a file is gone by now
-        found += folders.listed(folder) if (folder / MANIFEST).is_file() else []
+        files = folders.listed(folder) if (folder / MANIFEST).is_file() else []
+        found += [(*file, os.access(file[0], os.R_OK)) for file in files]
     return hashlib.sha256(repr(found).encode()).hexdigest()
 
 

@@ -1,7 +1,10 @@
 """The service's folders: when they are verified, what is said of them, and which variant is ahead."""
 
+import os
 import shutil
+import tempfile
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -18,6 +21,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Case, ModelFacts, ProcessResult, Variant, encode
 from benchd.daemon.service import deployed, homeassistant
 from benchd.daemon.service.deployed import Kept
+from benchd.daemon.verdicts import manifest as manifests
 from benchd.daemon.verdicts.results import JOURNAL
 
 DAY = 86400.0
@@ -60,6 +64,26 @@ def test_a_folder_is_due_at_first_at_its_time_and_after_a_change():
     assert deployed.is_due(one, kept, 1001.0, "changed")
     assert not deployed.is_due(Shipped(path="/srv/net"), kept, 1000.0 + 90 * DAY, "as it is")
     assert deployed.is_due(one, Kept(1000.0 + 30 * DAY, "as it is", said()), 1000.0, "as it is")
+
+
+def test_a_folder_whose_file_the_service_may_read_by_now_is_due():
+    with tempfile.TemporaryDirectory() as place:  # another user may not enter pytest's own folders
+        Path(place).chmod(0o755)
+        for name in (manifests.MANIFEST, "model.onnx"):
+            Path(place, name).write_text("{}")
+            Path(place, name).chmod(0o600)
+
+        def fingerprint():
+            return deployed.fingerprint_of(Shipped(path=place), "machine")
+
+        user = os.getuid()
+        os.setreuid(user or 65534, -1)  # root may read every file
+        try:
+            before = fingerprint()
+            Path(place, "model.onnx").chmod(0o644 if user == 0 else 0)
+            assert fingerprint() != before
+        finally:
+            os.setreuid(user, -1)
 
 
 def test_a_folder_that_cannot_be_read_breaks_its_promise_and_its_place_is_not_told():

@@ -215,6 +215,11 @@ def test_what_was_shipped_at_the_shell_is_another_user_s_and_the_alarm_names_the
         f"net: loading it runs Python code (code/), which this user ({folders.user()}) did not ship; if you know who "
         "did, give --trust-code, or for the service set trust_code = true in [[shipped]]"
     )
+    assert service._deployments.next() is None
+    trusted = msgspec.structs.replace(service._settings.shipped[0], trust_code=True)
+    service._settings = msgspec.structs.replace(service._settings, shipped=[trusted])
+    service._configure_again("the key is set")
+    assert service._deployments.next() == trusted, "it is verified again"
 
 
 def test_a_line_that_a_power_cut_has_torn_hides_no_other_result(service, tmp_path):
