@@ -24,6 +24,7 @@ from benchd.daemon.sampling import energy
 from benchd.daemon.verdicts.statistics import StopRule
 
 PROGRESS_S = 10.0  # between two progress lines of a stage
+NOT_RUN = "the worker could not be run"  # the machine refused it, whatever the case
 NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
 INTERLEAVED_BLOCK_S = 0.006
 ABREAST = 2  # processes that import torch side by side; one that waits holds 0.3 GiB
@@ -289,7 +290,7 @@ def _waits(turn: Turn) -> bool:
 
 def _not_run(error: OSError) -> Outcome:
     """Return the outcome of no free process, descriptor or inode, or of a disk that is full or read-only."""
-    return unmeasured("failed", f"the worker could not be run: {error.strerror}")
+    return unmeasured("failed", f"{NOT_RUN}: {error.strerror}")
 
 
 def _end_of_search(outcome: Outcome, batch_size: int) -> Outcome:

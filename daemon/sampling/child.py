@@ -28,12 +28,16 @@ PIPE_BYTES = 2**18  # minutes of batches, while the owner is busy elsewhere
 ITSELF = "sampler"
 
 
+class NotStarted(NotAvailable):
+    """The sampler process gave no first reading; the message says why."""
+
+
 class SamplerProcess:
     """A sampler process for the duration of a `with` block.
 
     The owner waits on `fileno()` and calls `receive()` when it is readable. A process that dies is restarted once per
     case, and the reports of the windows that the gap touches name it as a failure. Entering raises UsageError for
-    invalid sources, and NotAvailable if the process does not start.
+    invalid sources, and NotStarted if the process does not start.
     """
 
     def __init__(self, sources: Sequence[str], period_s: float, cpu: int | None = None) -> None:
@@ -62,9 +66,9 @@ class SamplerProcess:
         if self._refusal:
             raise UsageError(self._refusal)
         if self._lost:
-            raise NotAvailable(f"{self._lost.reason} before its first reading; standard error says why")
+            raise NotStarted(f"{self._lost.reason} before its first reading; standard error says why")
         if self.samples.last_tick_ns() is None:
-            raise NotAvailable(f"the sampler process gave no sample within {START_S:g} s")
+            raise NotStarted(f"the sampler process gave no sample within {START_S:g} s")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._child:

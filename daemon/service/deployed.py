@@ -22,7 +22,9 @@ from benchd.daemon.machine.lock import Busy
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import plan, race, verifying
 from benchd.daemon.measuring.session import Session
+from benchd.daemon.measuring.supervisor import NOT_RUN
 from benchd.daemon.records import Record, wall_now
+from benchd.daemon.sampling.child import NotStarted
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.trigger import DAY_S
@@ -167,10 +169,12 @@ class Deployments:
             found: Verified | str = verifying.verify(
                 Path(one.path), shipped, session, limits, trust_plan=one.trust_plan
             )
+            if found.answer == "failed" and found.reason.startswith(NOT_RUN):
+                self._wait(found.reason)
+                return
         except (BenchdError, OSError) as error:
             if _is_for_now(error):
-                log(f"waiting: {error}")
-                self._busy_until_s = time.monotonic() + RETRY_S
+                self._wait(str(error))
                 return
             found = str(error)
             if isinstance(error, OSError):  # a file that the service may not read
@@ -183,6 +187,10 @@ class Deployments:
             if ahead is None:  # the journal was moved away since: what it said of the same folder stands
                 ahead = before.said.better if before and before.fingerprint == of else ""
             self._publish(one, said(one, shipped, found, before, ahead), of)
+
+    def _wait(self, reason: str) -> None:
+        log(f"waiting: {reason}")
+        self._busy_until_s = time.monotonic() + RETRY_S
 
     def _results(self) -> Iterator[Record]:
         """Yield the plan's results, without the lines that a power cut has torn; none if they cannot be read.
@@ -220,4 +228,4 @@ def _attend(session: Session) -> None:
 def _is_for_now(error: Exception) -> bool:
     """Return whether the machine cannot measure now, which says nothing about the folder."""
     cause = error.__cause__ or error
-    return isinstance(error, Busy) or (isinstance(cause, OSError) and cause.errno in LACKS)
+    return isinstance(error, Busy | NotStarted) or (isinstance(cause, OSError) and cause.errno in LACKS)

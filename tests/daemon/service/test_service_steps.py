@@ -31,6 +31,7 @@ from benchd.daemon.measuring import plan, verifying
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Case, Sample
+from benchd.daemon.sampling import child
 from benchd.daemon.service import announcements, deployed, parts
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import Cases
@@ -339,6 +340,18 @@ def large(service, tmp_path, monkeypatch):
     service._settings = replace_shipped(service, folder)
     service._configure_again("a folder")
     return service._settings.shipped[0]
+
+
+@pytest.mark.parametrize("process", ["sampler", "worker"])
+def test_what_keeps_a_process_from_starting_breaks_no_promise(service, large, tmp_path, monkeypatch, process):
+    if process == "sampler":
+        monkeypatch.setattr(child, "START_S", 0.0)
+    else:
+        write(tmp_path / "runs", {"logs": "where the folder of the workers' logs would be"})
+    service._deployments.verify(large, service._cases.session)
+    service._cases.session.rest()
+    assert service._deployments.standings == {}
+    assert service._deployments.next() is None, "it is not tried again at once"
 
 
 def test_the_watchdog_is_fed_while_a_large_folder_is_verified(service, large, monkeypatch):
