@@ -22,7 +22,7 @@ from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.measuring.race_limits import Miss
 from benchd.daemon.measuring.race_log import Entry, Phase, RaceLog
 from benchd.daemon.measuring.recording import RunId
-from benchd.daemon.measuring.supervisor import ABREAST, Supervisor, Turn, interleaved_rule
+from benchd.daemon.measuring.supervisor import ABREAST, NOT_RUN, Supervisor, Turn, interleaved_rule
 from benchd.daemon.records import BACKENDS, KERNELS, PRECISIONS, Case, Record
 from benchd.daemon.verdicts import effects, one_model, racing, recommend
 from benchd.daemon.verdicts.effects import Verdict
@@ -79,7 +79,7 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 class _Stopped(Exception):
-    """A signal, or the time, ended the race; the message says which."""
+    """A signal, the time, or a machine that can start no process ended the race; the message says which."""
 
 
 def per_inference_ms(outcomes: Sequence[Outcome], planned: Planned) -> list[float]:
@@ -129,6 +129,8 @@ class Race:
         by_case = {one.planned.case.case_id: one for one in self.candidates}
         for entry in self._log.entries:
             one = by_case[entry.case_id]
+            if _not_run(entry.outcome):  # as an earlier version logged it
+                continue
             if one.raced or entry.outcome.process.status == "ok":  # why a first one failed may be mended by now
                 self._keep(one, entry)
         kept = sum(len(one.raced) for one in self.candidates)
@@ -234,7 +236,7 @@ class Race:
         return time.monotonic() - self._started_s + kept_s > 60.0 * self._minutes
 
     def _measure(self, drawn: Sequence[Candidate], phase: Phase) -> None:
-        """Run one process of each of these candidates and log it; raise _Stopped after a signal."""
+        """Run one process of each of these candidates and log it; raise _Stopped after a signal or if it cannot run."""
         started_s = time.monotonic()
         is_final = phase == "confirm" and len(drawn) == FINALISTS
         interleaved = is_final and self._supervisor.can_interleave([one.planned for one in drawn])
@@ -245,6 +247,8 @@ class Race:
                 one = by_name[turn.name]
                 if self._supervisor.session.interrupted:
                     raise _Stopped("interrupted: the same command goes on from here")
+                if reason := _not_run(outcome):
+                    raise _Stopped(f"{reason}; the same command goes on from here")
                 entry = Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
                 self._log.add(entry)
                 self._keep(one, entry)
@@ -397,6 +401,12 @@ def _concluded(found: Result, verdict: Verdict) -> Result:
         return msgspec.structs.replace(found, verdict=verdict)
     by = f"{-100 * (verdict.effect or 0.0):.2g} %"
     return Result(reason=f"{found.winner} won, but in fresh processes {found.runner_up} is faster by {by}")
+
+
+def _not_run(outcome: Outcome) -> str | None:
+    """Return why the machine could not run this process, which says nothing about its candidate; None if it could."""
+    reason = outcome.process.reason or ""
+    return reason if reason.startswith(NOT_RUN) else None
 
 
 def _turn(one: Candidate, phase: Phase, *, interleaved: bool) -> Turn:

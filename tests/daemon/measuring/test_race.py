@@ -12,15 +12,17 @@ from sessions_made import session
 
 from benchd.daemon.measuring import race, shipping
 from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.protocol import Outcome, unmeasured
 from benchd.daemon.measuring.race import Race
-from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.race_log import Entry
+from benchd.daemon.measuring.supervisor import NOT_RUN, Supervisor
 from benchd.daemon.records import Case, Memory, ModelFacts, ProcessResult, Variant
 from benchd.daemon.verdicts.manifest import Asked, Golden, Packed
 from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, LOOKS, PROMISED, PROMISED_AT_MOST
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
 PACKED = Packed(inputs=[], outputs=[], golden=Golden(1, 1, {}), preprocessing="none", provider="CPU")
+REFUSED = unmeasured("failed", f"{NOT_RUN}: Resource temporarily unavailable")
 FAILED = msgspec.structs.replace(PASSED, passed=False, note="wrong")
 
 
@@ -36,6 +38,7 @@ class Script(Supervisor):
     failing: tuple[str, ...] = ()
     not_running: tuple[str, ...] = ()
     interrupt_after: float = math.inf
+    starting_until: float = math.inf
     failing_later: tuple[str, ...] = ()
     edited_after: float = math.inf
     data_edited_after: float = math.inf
@@ -55,6 +58,8 @@ class Script(Supervisor):
         if len(self.ran) > self.interrupt_after:
             self.session.interrupted = True
             return Outcome(process=ProcessResult(status="aborted"))
+        if len(self.ran) > self.starting_until:
+            return REFUSED
         if variant in self.not_running:
             return Outcome(process=ProcessResult(status="unsupported", reason="pip install onnx onnxscript"))
         number, times_ms = self.ran.count(variant) - 1, self.times_ms[variant]
@@ -227,6 +232,28 @@ def test_what_could_not_run_is_tried_again_by_the_same_command(tmp_path):
     assert (again.run().winner, len(script.ran)) == ("onnxruntime", 1 + PROMISED)
     behind, script = course(tmp_path, {"onnxruntime": 4.0})
     assert (behind.run().winner, len(script.ran)) == ("onnxruntime", 0)
+
+
+@pytest.mark.parametrize("until", [0, 1, 3, 4])
+def test_a_machine_that_can_start_no_process_ends_a_race_that_goes_on(tmp_path, until):
+    times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2}
+    found = course(tmp_path, times_ms, starting_until=until)[0].run()
+    assert (found.winner, found.is_open) == (None, True)
+    assert found.reason.endswith("not be run: Resource temporarily unavailable; the same command goes on from here")
+    again, _ = course(tmp_path, times_ms)
+    assert sum(len(one.raced) for one in again.candidates) == until
+    assert again.run().winner == "compile"
+
+
+def test_what_an_earlier_version_logged_of_such_a_machine_lets_nobody_leave(tmp_path):
+    times_ms = {"eager": 10.0, "compile": 4.0}
+    racing, _ = course(tmp_path, times_ms, starting_until=2)
+    racing.run()
+    for one in racing.candidates:
+        racing._log.add(Entry(one.planned.case.case_id, "confirm", 0.1, REFUSED))
+    again, _ = course(tmp_path, times_ms)
+    assert [len(one.raced) for one in again.candidates] == [1, 1]
+    assert again.run().winner == "compile"
 
 
 def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
