@@ -46,7 +46,9 @@ def verify(
     with explaining(folder):
         shipped = manifest.read(folder)
     verifying.refuse_untrusted(folder, shipped, trust_code=trust_code)
-    settings, machine = configuration.read(config) if config else Config(), plan.inspect(device)
+    settings = configuration.read(config) if config else Config()
+    is_of_cpu = device == "auto" and shipped.environment.device == "cpu"
+    machine = plan.inspect("cpu" if is_of_cpu else device)
     limits = plan.limited(race.LIMITS, settings.limits)
     waiting = waits(wait)
     with explaining(Path("TMPDIR")):

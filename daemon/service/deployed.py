@@ -5,7 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -161,17 +161,17 @@ class Deployments:
 
     def verify(self, one: Shipped, session: Session) -> None:
         """Verify a folder and publish what that found; a machine that cannot measure now delays it."""
+        found: Verified | str
         shipped, of = None, fingerprint_of(one, self._fingerprint)
         try:
             shipped = manifest.read(Path(one.path), partial(_attend, session))
             verifying.refuse_untrusted(Path(one.path), shipped, trust_code=one.trust_code)
             limits = plan.limited(race.LIMITS, self._now.settings.limits)
-            found: Verified | str = verifying.verify(
-                Path(one.path), shipped, session, limits, trust_plan=one.trust_plan
-            )
-            if found.answer == "failed" and found.reason.startswith(NOT_RUN):
-                self._wait(found.reason)
-                return
+            with _on_its_device(session, shipped):
+                found = verifying.verify(Path(one.path), shipped, session, limits, trust_plan=one.trust_plan)
+                if found.answer == "failed" and found.reason.startswith(NOT_RUN):
+                    self._wait(found.reason)
+                    return
         except (BenchdError, OSError) as error:
             if _is_for_now(error):
                 self._wait(str(error))
@@ -223,6 +223,20 @@ def _attend(session: Session) -> None:
     """Let the service attend while it reads a folder; raise NotAvailable if it must end."""
     if reason := session.reason_to_end():
         raise NotAvailable(reason)
+
+
+@contextmanager
+def _on_its_device(session: Session, shipped: Manifest) -> Iterator[None]:
+    """Let the session leave the GPU out over a `with` block if the folder's promise is of the CPU."""
+    machine = session.machine
+    try:
+        if shipped.environment.device == "cpu" and machine.device != "cpu":
+            session.rest()
+            session.machine = plan.inspect("cpu")
+        yield
+    finally:
+        session.rest()
+        session.machine = machine
 
 
 def _is_for_now(error: Exception) -> bool:

@@ -6,7 +6,10 @@ import tempfile
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import manifests_made
 import pytest
+from machines import write
+from manifests_made import write_golden
 from records_made import made
 from sessions_made import session
 from typer.testing import CliRunner
@@ -14,7 +17,7 @@ from typer.testing import CliRunner
 from benchd.daemon.commands import ship, verify
 from benchd.daemon.errors import Full, NotAvailable, UsageError
 from benchd.daemon.machine.lock import Busy, MachineLock
-from benchd.daemon.measuring import plan, race, shipping
+from benchd.daemon.measuring import plan, race, shipping, verifying
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.records import Case, encode
@@ -142,11 +145,25 @@ def test_a_folder_that_ship_did_not_write_is_refused(tmp_path):
     assert "no manifest.json" in str(found)
 
 
+@pytest.mark.parametrize(("given", "device"), [([], "cpu"), (["--device", "cuda"], "cuda")])
+def test_a_promise_of_the_cpu_is_verified_there_unless_told_otherwise(tmp_path, monkeypatch, given, device):
+    def verify_on(folder, shipped, session, *_, **__):
+        raise NotAvailable(session.machine.device)
+
+    write(tmp_path, {"weights.safetensors": ""})
+    write_golden(tmp_path, "input0:x", "exact0:y")
+    made_here = manifests_made.manifest(resources=manifest.resources(tmp_path))
+    (tmp_path / "manifest.json").write_bytes(manifest.encode(made_here))
+    monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
+    monkeypatch.setattr(verifying, "verify", verify_on)
+    assert str(CliRunner().invoke(verify.app, [str(tmp_path), *given]).exception) == device
+
+
 def test_a_full_disk_of_temporary_files_is_one_sentence(tmp_path, monkeypatch):
     def full():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(manifest, "read", lambda folder: SimpleNamespace(runs_code=False))
+    monkeypatch.setattr(manifest, "read", lambda folder: manifests_made.manifest())
     monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
     found = CliRunner().invoke(verify.app, [str(tmp_path), "--device", "cpu"]).exception
     assert isinstance(found, Full)

@@ -18,6 +18,7 @@ from benchd.daemon.delivery.messages import Deployed
 from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import Case, ModelFacts, ProcessResult, Variant, encode
 from benchd.daemon.service import deployed, homeassistant
 from benchd.daemon.service.deployed import Kept
@@ -25,6 +26,7 @@ from benchd.daemon.verdicts import manifest as manifests
 from benchd.daemon.verdicts.results import JOURNAL
 
 DAY = 86400.0
+MACHINE = Machine("cpu", has_cxx=True)
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="same", data="random")
 
 
@@ -135,7 +137,7 @@ def test_a_variant_ahead_is_told_once_whatever_becomes_of_the_journal(tmp_path, 
     def better(*records):
         for each in records:
             journal.publish(each, encode(each))
-        service.verify(one, SimpleNamespace(interrupted=False))
+        service.verify(one, SimpleNamespace(interrupted=False, machine=MACHINE, rest=lambda: None))
         return service.standings[one.called].said.better
 
     with closing(JournalSink(tmp_path / JOURNAL)) as journal:

@@ -342,6 +342,21 @@ def large(service, tmp_path, monkeypatch):
     return service._settings.shipped[0]
 
 
+def test_a_promise_of_the_cpu_is_verified_on_the_cpu_beside_a_gpu(service, large, monkeypatch):
+    def verify(folder, shipped, session, *given, **named):
+        assert session.machine.device == session.run("s").environment.device == "cpu"
+        raise NotAvailable("on the CPU")
+
+    monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
+    service._find_gpu()
+    session = service._cases.session
+    assert session.run("s").environment.device == "cuda"
+    monkeypatch.setattr(verifying, "verify", verify)
+    service._deployments.verify(large, session)
+    assert service._deployments.standings["net"].said.reason == "on the CPU"
+    assert session.machine.device == session.run("s").environment.device == "cuda"
+
+
 @pytest.mark.parametrize("process", ["sampler", "worker"])
 def test_what_keeps_a_process_from_starting_breaks_no_promise(service, large, tmp_path, monkeypatch, process):
     if process == "sampler":
@@ -349,7 +364,6 @@ def test_what_keeps_a_process_from_starting_breaks_no_promise(service, large, tm
     else:
         write(tmp_path / "runs", {"logs": "where the folder of the workers' logs would be"})
     service._deployments.verify(large, service._cases.session)
-    service._cases.session.rest()
     assert service._deployments.standings == {}
     assert service._deployments.next() is None, "it is not tried again at once"
 
