@@ -42,11 +42,15 @@ REASON_CHARACTERS = 500
 
 
 class Kept(Struct, frozen=True):
-    """What is kept of a folder: when it was verified, what was published, and the `fingerprint` of what that is of."""
+    """What is kept of a folder: when it was verified, what was published, and the `fingerprint` of what that is of.
+
+    Once broken, its promise `is_broken` until a verdict says that it is kept again.
+    """
 
     verified_s: float
     fingerprint: str
     said: Deployed
+    is_broken: bool = False
 
 
 Standings = Mapping[str, Kept]
@@ -206,14 +210,16 @@ class Deployments:
 
     def _publish(self, one: Shipped, now: Deployed, of: str) -> None:
         before = self.standings.get(one.called)
-        self.standings = {**self.standings, one.called: Kept(time.time(), of, now)}
+        was_broken = before is not None and (before.is_broken or before.said.is_broken)
+        was_better = before.said.better if before else ""
+        is_broken = now.is_broken or (was_broken and now.verdict not in ("kept", "faster"))
+        self.standings = {**self.standings, one.called: Kept(time.time(), of, now, is_broken)}
         self._between.attempt(lambda: self._now.publisher.keep({SHIPPED: msgspec.json.encode(self.standings)}))
         if self._now.publisher.link:
             self._now.publisher.link.retain(self._now.topics.shipped(one.called), msgspec.json.encode(now))
-        was_broken, was_better = (before.said.is_broken, before.said.better) if before else (False, "")
         variant, was_variant = (text.partition(",")[0] for text in (now.better, was_better))
-        if now.is_broken != was_broken:
-            name = "promise_broken" if now.is_broken else "promise_kept"
+        if is_broken != was_broken:
+            name = "promise_broken" if is_broken else "promise_kept"
             self._between.event(name, f"{now.name}: {now.verdict}: {now.told}")
         if variant and variant != was_variant:  # its lead is another one after each run
             self._between.event("shipped_behind", f"{now.name}: better: {now.better}")

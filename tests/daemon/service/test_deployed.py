@@ -58,6 +58,15 @@ def shipped(variant="eager", **asked):
     )
 
 
+def deployments(one, events, state, standings=None):
+    """Return the deployments of one folder without a broker, whose events are appended to `events`."""
+    publisher = SimpleNamespace(end=lambda: None, keep=lambda kept: None, link=None)
+    now = SimpleNamespace(settings=config.Config(shipped=[one]), publisher=publisher)
+    between = SimpleNamespace(event=lambda name, detail: events.append(name), attempt=lambda act: act())
+    base = SimpleNamespace(places=SimpleNamespace(state=state))
+    return deployed.Deployments(base, now, between, standings or {})
+
+
 def test_a_folder_is_due_at_first_at_its_time_and_after_a_change():
     one, kept = Shipped(path="/srv/net", every="1d"), Kept(1000.0, "as it is", said())
     assert deployed.is_due(one, None, 1000.0, "as it is")
@@ -101,6 +110,31 @@ def test_the_time_since_when_a_verdict_stands_is_kept():
 
 
 @pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ("kept slower inconclusive slower another_machine broken kept", ["promise_broken", "promise_kept"]),
+        ("inconclusive another_machine kept", []),
+        ("failed inconclusive faster inconclusive", ["promise_broken", "promise_kept"]),
+    ],
+)
+def test_a_broken_promise_is_kept_again_only_by_a_verdict_that_says_so(tmp_path, verdicts, expected):
+    one, events, standings = Shipped(path="/srv/net"), [], {}
+    for verdict in verdicts.split():
+        service = deployments(one, events, tmp_path, standings)
+        service._publish(one, said(verdict), "as it is")
+        standings = deployed.decode(msgspec.json.encode(service.standings))  # as after a restart
+    assert events == expected
+
+
+def test_a_promise_that_an_earlier_version_saw_broken_is_broken(tmp_path):
+    one, events, standings = Shipped(path="/srv/net"), [], {"net": Kept(0.0, "as it is", said("slower"))}
+    service = deployments(one, events, tmp_path, standings)
+    for verdict in ("slower", "inconclusive", "kept"):
+        service._publish(one, said(verdict), "as it is")
+    assert events == ["promise_kept"]
+
+
+@pytest.mark.parametrize(
     ("records", "ahead"),
     [
         ([record("eager", 10.0), record("onnxruntime", 7.0)], "onnxruntime, 1.43x"),
@@ -128,11 +162,7 @@ def test_a_variant_ahead_is_told_once_whatever_becomes_of_the_journal(tmp_path, 
     monkeypatch.setattr(deployed.manifest, "read", lambda folder, beat: shipped())
     monkeypatch.setattr(deployed.verifying, "verify", verify)
     one, events = Shipped(path="/srv/net"), []
-    publisher = SimpleNamespace(end=lambda: None, keep=lambda kept: None, link=None)
-    now = SimpleNamespace(settings=config.Config(shipped=[one]), publisher=publisher)
-    between = SimpleNamespace(event=lambda name, detail: events.append(name), attempt=lambda act: act())
-    base = SimpleNamespace(places=SimpleNamespace(state=tmp_path))
-    service = deployed.Deployments(base, now, between, {})
+    service = deployments(one, events, tmp_path)
 
     def better(*records):
         for each in records:
