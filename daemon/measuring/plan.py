@@ -208,8 +208,8 @@ def plan(
             other, first = planned.setdefault(entry.case.case_id, (this, entry))
             if _reads(first) != _reads(entry):
                 raise UsageError(
-                    f"the suites {other} and {this} measure {entry.case.case_id} with other inputs, weights or "
-                    "images: give both the same, or measure each in a run of its own"
+                    f"the suites {other} and {this} measure {entry.case.case_id} with other inputs, weights, "
+                    "images or calibration: give both the same, or measure each in a run of its own"
                 )
     if not planned:
         raise UsageError("the plan has no cases: training is measured with --scenario single_stream alone")
@@ -218,7 +218,9 @@ def plan(
 
 def _reads(planned: Planned) -> tuple[UserModel | str | None, ...]:
     """Return what a case reads that its case_id does not tell."""
-    return planned.own, planned.weights, planned.data, planned.labels
+    variant = planned.case.variant
+    calibration = planned.calibration if variant.precision == "int8" and variant.kernels == "torch" else None
+    return planned.own, planned.weights, planned.data, planned.labels, calibration
 
 
 def refuse_unknown(model: str) -> None:

@@ -34,8 +34,19 @@ def test_cases_are_those_of_the_plan_and_the_digest_follows_them():
 
 def test_two_suites_that_give_one_case_other_images_are_refused():
     suites = (Suite(name="a", models=["square"]), Suite(name="b", models=["square"], data="imagefolder:x"))
-    with pytest.raises(UsageError, match="the suites a and b measure square,eager,b1 with other inputs, weights or"):
+    with pytest.raises(UsageError, match="the suites a and b measure square,eager,b1 with other inputs,"):
         made(*suites)
+
+
+def test_two_suites_that_give_one_case_other_calibration_are_refused_if_it_reads_any():
+    def pair(variant):
+        first = Suite(name="a", models=["square"], variants=[variant])
+        return first, msgspec.structs.replace(first, name="b", calibration="imagefolder:x")
+
+    with pytest.raises(UsageError, match=r"square,onnxruntime-int8,b1 with other .* or calibration: give both"):
+        made(*pair("onnxruntime-int8"))
+    for variant in ("onnxruntime", "custom-int8"):
+        assert made(*pair(variant)).cases == {name: [f"square,{variant},b1"] for name in "ab"}
 
 
 def test_a_suite_that_is_due_is_begun_and_measured_case_by_case():
