@@ -59,7 +59,7 @@ def _shipped(race: Race, found: Result, supervisor: Supervisor, asked: Asked, ou
         folders.sync(path)
     manifest.remember(made)
     made.rename(out)
-    shutil.rmtree(session.output)
+    shutil.rmtree(session.output, ignore_errors=True)  # the folder is shipped, whatever is left of its race
     return shipped
 
 

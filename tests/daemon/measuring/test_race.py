@@ -17,6 +17,7 @@ from benchd.daemon.measuring.race import Race
 from benchd.daemon.measuring.race_log import Entry
 from benchd.daemon.measuring.supervisor import NOT_RUN, Supervisor
 from benchd.daemon.records import Case, Memory, ModelFacts, ProcessResult, Variant
+from benchd.daemon.verdicts import manifest
 from benchd.daemon.verdicts.manifest import Asked, Golden, Packed
 from benchd.daemon.verdicts.racing import AGAINST_FAR, FEW, LOOKS, PROMISED, PROMISED_AT_MOST
 
@@ -350,6 +351,15 @@ def test_a_model_that_is_edited_behind_its_race_does_not_ship(tmp_path, monkeypa
         shipping.ship(racing, found, supervisor, Asked(), out)
     assert not out.exists()
     assert not course(tmp_path / "race", times_ms)[0].named("onnxruntime").raced
+
+
+def test_a_race_that_cannot_be_removed_takes_nothing_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipping, "_run_load", lambda *_: None)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "race").symlink_to("elsewhere")  # which nothing follows to remove a folder
+    racing, supervisor = course(tmp_path / "race", {"onnxruntime": 4.0})
+    shipped = shipping.ship(racing, racing.run(), supervisor, Asked(), tmp_path / "out")
+    assert (tmp_path / "out/manifest.json").read_bytes() == manifest.encode(shipped)
 
 
 def test_files_that_fail_their_check_do_not_ship(tmp_path):
