@@ -76,7 +76,7 @@ def _fp32_classes(
         if job.case.variant == Variant():
             return {"classes": found.classes}
         source = replace(workload.source, module=workload.plain)
-        example = workload.images[: job.case.batch_size]
+        example = workload.example(job.case.batch_size)
         return {"classes": answers_of(backends.load(Variant(), source, loaded.device, example)).classes}
 
     name = f"classes-{found.sha256}"

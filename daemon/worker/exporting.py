@@ -115,7 +115,7 @@ def _export(request: ExportRequest, file: _File) -> Artifact:
         made_for = request.quantised_for or files.quantised_for("cpu")
         return built.source.export(file.precision, file.batch, form and (request.form or form), made_for)
     case = file.job.case
-    backends.load(case.variant, built.source, torch.device("cuda"), built.images[: case.batch_size])
+    backends.load(case.variant, built.source, torch.device("cuda"), built.example(case.batch_size))
     return _engine(built.source)
 
 

@@ -62,7 +62,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.enter("export")
     backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
     stages.enter("load")
-    loaded = backends.load(job.case.variant, workload.source, device, workload.images[: job.case.batch_size])
+    loaded = backends.load(job.case.variant, workload.source, device, workload.example(job.case.batch_size))
     found.runtime = loaded.runtime
     found.threads = torch.get_num_threads()  # a user's own build may have set another
     stages.leave()
@@ -144,7 +144,7 @@ def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batc
     variant, others = job.case.variant, job.case.streams - 1
     if variant.backend in SHARED:
         return [loaded] * others
-    example = workload.images[: job.case.batch_size]
+    example = workload.example(job.case.batch_size)
     # as the first: in inference mode a copied model has parameters without versions, and Vim derives its weights anew
     made = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
     with torch.inference_mode():

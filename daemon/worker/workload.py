@@ -53,6 +53,10 @@ class Workload:
         """Return the plain model in float64."""
         return copy.deepcopy(self.plain).double()
 
+    def example(self, count: int) -> Batch:
+        """Return the first `count` inputs; a data set with fewer repeats, because a file has the size of its batch."""
+        return self.images[torch.arange(count) % len(self.images)]
+
 
 def build(job: Job) -> Workload:
     """Build the job's model and its inputs; raise Unsupported or UsageError with the reason."""

@@ -77,7 +77,7 @@ def open_work(job: ProfileJob) -> Work:
     built = workload.build(job)
     variant, batch = job.case.variant, job.case.batch_size
     backends.prepare(variant, built.source, device, batch)
-    loaded = backends.load(variant, built.source, device, built.images[:batch])
+    loaded = backends.load(variant, built.source, device, built.example(batch))
     module = loaded.module or Whole(loaded.run, built.source.module)
     run = loaded.run if loaded.module else module
     pool = _pool(built, batch, loaded, run)

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from PIL import Image
 from torch import nn
-from worker_jobs import job
+from worker_jobs import job, run_here, user_module
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import Variant
 from benchd.daemon.worker import steps, workload
 from benchd.daemon.worker.backends import onnxruntime, openvino
 from benchd.daemon.worker.source import Source
@@ -276,6 +278,20 @@ def test_an_output_that_is_no_number_makes_the_case_unsupported(backend, tmp_pat
     built = user_onnx(tmp_path, "g (float[2,4] x) => (string[2,4] y) { y = Cast<to = 8>(x) }")
     with pytest.raises(Unsupported, match=r"y in the file is a tensor\(string\)|Unsupported operation .* name: y"):
         backend.load(built.source, "fp32", CPU, built.images[:2])
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_data_set_smaller_than_the_batch_fills_it(streams, tmp_path):
+    """A file has the size of the batch that it is loaded for."""
+    images = tmp_path / "images" / "one"
+    images.mkdir(parents=True)
+    for number in range(6):
+        Image.new("RGB", (4, 4), (40 * number, 0, 0)).save(images / f"{number}.png")
+    a_job = job(tmp_path, module=user_module(tmp_path), variant=Variant("onnxruntime"), batch_size=8, streams=streams)
+    a_job = msgspec.structs.replace(a_job, data=f"imagefolder:{images.parent}")
+    outcome = run_here(a_job)
+    assert outcome.process.status == "ok", outcome.process.reason
+    assert outcome.check.passed, outcome.check.note
 
 
 def weighted(folder, weight):
