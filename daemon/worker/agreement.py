@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchd.daemon.records import COMMONEST_CLASS, Check
-from benchd.daemon.worker.structures import OF_BATCH, ONLY
+from benchd.daemon.worker.structures import OF_BATCH, ONLY, same_sizes
 
 Format = Literal["fp32", "fp16", "bf16", "int8"]
 Array = NDArray[np.float64]
@@ -488,7 +488,7 @@ def row_limit(bound: Bound, rule: Rule) -> float:
 def changed(before: Mapping[str, Array], after: Mapping[str, Array], limits: Bounds) -> str:
     """Return how the answer to the same batch changed by more than its limit, empty if it did not."""
     for name in dict.fromkeys([*before, *after]):
-        if name not in before or name not in after or before[name].shape != after[name].shape:
+        if name not in before or name not in after or not same_sizes(before[name], after[name]):
             return f"{_named(name)} has a different shape than in the check"
         bound = limits.of(name)
         distance = float(_distances(before[name].reshape(1, -1), after[name].reshape(1, -1))[0]) / bound.largest

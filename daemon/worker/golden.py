@@ -12,7 +12,7 @@ from benchd.daemon.verdicts.manifest import GOLDEN, MANIFEST, NOT_GOLDEN, ONNX, 
 from benchd.daemon.worker import agreement
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import number_format
-from benchd.daemon.worker.structures import ONLY, Answers, answered, cast, like, values
+from benchd.daemon.worker.structures import ONLY, Answers, answered, cast, like, same_sizes, values
 from benchd.daemon.worker.workload import Workload
 
 
@@ -89,8 +89,9 @@ def _off(answers: Answers, exact: np.ndarray, name: str) -> np.ndarray:
     NaN is never within; an infinity, as of a mask, is where the exact answer is the same one.
     """
     answer = answers[name]
-    if answer.shape != exact.shape:
+    if not same_sizes(answer, exact):
         raise UnfitModel(f"{NOT_GOLDEN}: {name} has the shape {list(answer.shape)}, not {list(exact.shape)}")
+    answer = answer.reshape(exact.shape)
     largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0)) or 1.0
     with np.errstate(invalid="ignore"):  # inf - inf
         off = np.where(answer == exact, 0.0, np.abs(answer - exact) / largest)

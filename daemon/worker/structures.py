@@ -184,6 +184,14 @@ def of_batch(found: Answers, place: int, batch_size: int, count: int) -> Answers
     return parts
 
 
+def same_sizes(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return whether two answers to a batch have the same sizes, except for axes of length 1.
+
+    In a batch of one, `of_batch` cannot tell whether an output has the batch as its first dimension.
+    """
+    return one.squeeze().shape == other.squeeze().shape
+
+
 def to_train(value: Tensor) -> Tensor:
     """Return an input that receives a gradient, if its type allows one."""
     return value.detach().requires_grad_(value.is_floating_point())

@@ -348,6 +348,23 @@ def test_a_small_operation_is_not_taken_for_a_cache(tmp_path, size):
     assert "repeated_input_faster" not in run_here(a_job).flags
 
 
+WHOLE = """
+        found = self.fc(images.flatten(1))
+        return {"scores": found, "loss": found.mean(), "steps": torch.stack([found] * 3), "only": found.squeeze()}
+
+    def neurons(self):
+        return [self.fc]
+"""
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_an_output_without_a_batch_dimension_is_as_in_the_check(tmp_path, batch_size):
+    outcome = measured(tmp_path, WHOLE, batch_size=batch_size)
+    assert outcome.process.status == "ok", outcome.process.reason
+    assert (outcome.check.rule, outcome.check.verdict, outcome.check.note) == ("codes", "passed", "accuracy unknown")
+    assert outcome.check.audited > batch_size
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

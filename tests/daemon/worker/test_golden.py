@@ -23,6 +23,8 @@ from benchd.daemon.worker import golden
         (np.zeros((0, 4)), np.zeros((0, 4)), []),
         (np.zeros((2, 0)), np.zeros((2, 0)), [0.0, 0.0]),
         (3.0, 2.0, 0.5),
+        (3.0, [2.0], [0.5]),
+        (np.ones((3, 1, 2)), np.ones((1, 3, 1, 2)), [0.0]),
     ],
 )
 def test_infinities_of_a_mask_are_right_where_they_are_the_same(answer, exact, off):
