@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchd.daemon.measuring.protocol import Job
-from benchd.daemon.worker.structures import Batch, values
+from benchd.daemon.worker.structures import Batch, content, values
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import code
 from benchd.exporters.artifacts import Store, key_of
@@ -57,5 +57,5 @@ def _digest(inputs: Sequence[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in inputs:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().numpy().data)
+        digest.update(content(tensor).data)
     return digest.hexdigest()

@@ -81,6 +81,13 @@ def bytes_of(batch: Batch) -> int:
     return sum(value.numel() * value.element_size() for value in values(batch))
 
 
+def content(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return a copy of the bytes of a tensor in host memory, also in types that numpy lacks."""
+    dense = tensor.clone(memory_format=torch.contiguous_format)  # one number may count as contiguous with any stride
+    found: NDArray[np.uint8] = dense.reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
 def like(batch: Batch, parts: Iterable[Tensor]) -> Batch:
     """Return these tensors as a batch of the same form and names."""
     if isinstance(batch, Tensors):

@@ -81,7 +81,19 @@ def package(job: Job) -> str:
 
 
 def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
-    """Return the module's inputs: from the command line, else from its attribute `inputs` or `input_shape`."""
+    """Return the module's inputs; raise Unsupported for a type that the case's variant cannot read."""
+    found, variant = _inputs(job, module), job.case.variant
+    by_numpy = variant.backend in FILE_BACKENDS or variant.precision == "int8"
+    if by_numpy and any(spec.dtype == "bfloat16" for spec in found):
+        raise Unsupported(
+            "files are compared and int8 is calibrated with NumPy, which lacks bfloat16: take the input in float32 and "
+            "convert it in forward"
+        )
+    return found
+
+
+def _inputs(job: Job, module: nn.Module) -> list[InputSpec]:
+    """Return the inputs from the command line, else from the module's attribute `inputs` or `input_shape`."""
     attribute = getattr(module, "inputs", None)
     if job.inputs:
         return job.inputs

@@ -19,7 +19,7 @@ from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
 from benchd.daemon.worker import pipeline, user_code, user_module
 from benchd.daemon.worker.source import Calibration, Source
-from benchd.daemon.worker.structures import Batch, Tensors, dtype_of, values
+from benchd.daemon.worker.structures import Batch, Tensors, content, dtype_of, values
 from benchd.exporters import code
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, demo, weights
@@ -319,5 +319,4 @@ def _content(value: Any) -> bytes:
     if not isinstance(value, Tensor):
         return repr(value).encode()
     numbers = value.dequantize() if value.is_quantized else value.detach()
-    dense = numbers.clone(memory_format=torch.contiguous_format)  # one number may count as contiguous with any stride
-    return f"{value.dtype} {tuple(value.shape)}".encode() + dense.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{value.dtype} {tuple(value.shape)}".encode() + content(numbers).tobytes()

@@ -58,6 +58,7 @@ as_dataclass = net(lambda self, x: Found(self.head(x), [x, x.mean()]))
 scalar = net(lambda self, x: self.head(x).mean())
 numbers = net(lambda self, x: (self.head(x), 3, 2.5, True, None))
 in_float = net(lambda self, x: self.fc(x.float().flatten(1)))
+in_brain = net(lambda self, x: self.head(x.to(self.fc.weight.dtype)))
 unchanged = net(lambda self, x: x)
 view = net(lambda self, x: x.view(len(x), -1)[:, :5])
 whole = net(lambda self, x: (self.head(x).argmax(1), x > 0))
@@ -179,7 +180,9 @@ def wrong():
 '''
 IMAGE = ["3x4x4"]
 SECOND = ["second=int64:4", "first=int64:6"]
+BRAIN = ["bfloat16:3x4x4"]
 WORDS = ["ids=int64:6", "mask=bool:6"]
+OF_REFUSED = {"branches": [], "varying": [], "in_brain": BRAIN}
 # torch.ao and torch.jit say on every use that they are old
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
@@ -230,6 +233,7 @@ TAKEN = {
     "training": IMAGE,
     "lazy": IMAGE,
     "exported": IMAGE,
+    "in_brain": BRAIN,
 }
 
 
@@ -319,13 +323,22 @@ def test_what_cannot_be_measured_ends_in_a_sentence(name, given, kind, words, tm
         ("quantised", Variant("onnxruntime"), "torch cannot export a quantised module"),
         ("quantised", Variant("eager", "fp16"), "leave fp16, bf16 and amp out"),
         ("branches", Variant("onnxruntime"), r"cannot export (this: |a model whose sizes).*measured with --onnx"),
+        ("in_brain", Variant("onnxruntime"), "NumPy, which lacks bfloat16: take the input in float32"),
+        ("in_brain", Variant("torchao", "int8"), "NumPy, which lacks bfloat16: take the input in float32"),
         ("varying", Variant("onnxruntime"), r"sizes depend on the values of its inputs; .*measured with --onnx"),
     ],
 )
 def test_what_torch_does_not_make_of_a_module_is_unsupported(name, variant, words, tmp_path):
     pytest.importorskip("onnxscript", reason="exports")
     with pytest.raises(Unsupported, match=words):
-        checked(zoo(tmp_path, name, [] if name in ("branches", "varying") else IMAGE, variant=variant))
+        checked(zoo(tmp_path, name, OF_REFUSED.get(name, IMAGE), variant=variant))
+
+
+@pytest.mark.parametrize(("variant", "status"), [("eager", "ok"), ("onnxruntime", "unsupported")])
+def test_an_input_in_bfloat16_is_measured_from_end_to_end(variant, status, tmp_path):
+    outcome = run_here(zoo(tmp_path, "in_brain", BRAIN, variant=Variant(variant)))
+    assert outcome.process.status == status, outcome.process.reason
+    assert outcome.check is None or outcome.check.passed, outcome.check.note
 
 
 def test_names_in_their_places_cost_no_wrapper(tmp_path):
