@@ -112,8 +112,9 @@ def cast(batch: Batch, dtype: torch.dtype) -> Batch:
 
 
 def float_type(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    """Return the first type of fractions among these, float32 where there is none."""
-    return next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)
+    """Return the type for `cast`: float32 if it is among these or no float type is, else the first float type."""
+    floats = [dtype for dtype in dtypes if dtype.is_floating_point]
+    return torch.float32 if torch.float32 in floats or not floats else floats[0]
 
 
 def spread(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from benchd.daemon.records import Variant
 from benchd.daemon.worker import steps, workload
 from benchd.daemon.worker.backends import onnxruntime, openvino
 from benchd.daemon.worker.source import Source
-from benchd.daemon.worker.structures import values
+from benchd.daemon.worker.structures import cast, values
 from benchd.exporters import files
 from benchd.exporters.artifacts import key_of
 from benchd.models.catalog import build
@@ -35,6 +35,9 @@ TABLE = """g (float[N,4] x, int64[N] rows) => (float[N,4] y) <float[2,4] table =
 }"""
 TWO_OUTPUTS = """g (float[2,4] x) => (float[2,4] y, float[2] z) <int64[1] last = {1}> {
   y = Relu(x)  z = ReduceMax <keepdims = 0> (x, last)
+}"""
+HALF_FIRST = """g (float16[2,4] h, float[2,4] x) => (float[2,1] y) <float[4,1] w = {1,2,3,4}> {
+  c = Cast<to = 1>(h)  s = Add(c, x)  y = MatMul(s, w)
 }"""
 NON_ZERO = "g (float[2,4] x) => (float[2,4] z, int64[2,found] y) { y = NonZero(x)  z = Relu(x) }"
 NEWER = """<ir_version: 9, opset_import: ["" : 99]>
@@ -220,6 +223,14 @@ def test_an_own_file_may_have_several_inputs(backend, tmp_path):
         assert torch.equal(found, built.plain(x, rows))
         seen.append(rows.tolist())
     assert len({tuple(rows) for rows in seen}) > 1  # the inputs behind the first rotate too
+
+
+def test_an_own_file_may_read_half_precision_before_float32(backend, tmp_path):
+    built = user_onnx(tmp_path, HALF_FIRST)
+    batch = built.images[:2]
+    loaded = backend.load(built.source, "fp32", CPU, batch)
+    assert [value.dtype for value in values(cast(batch, loaded.dtype))] == [torch.float16, torch.float32]
+    torch.testing.assert_close(loaded.run(*values(cast(batch, loaded.dtype))), built.plain(*values(batch)))
 
 
 def test_every_output_is_answered_by_its_name(backend, tmp_path):
