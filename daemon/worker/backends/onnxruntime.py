@@ -1,5 +1,6 @@
 """ONNX Runtime on the CPU, CUDA or TensorRT provider; inputs and outputs stay torch's memory, bound by address."""
 
+import hashlib
 import shutil
 import time
 from collections import Counter
@@ -57,7 +58,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     """Return the file ready to run on the provider of this device, and on no other."""
     artifact = file(source, precision, device, len(example))
     provider: Provider = source.provider or ("cuda" if device.type == "cuda" else "cpu")
-    options = _options(provider, artifact)
+    options = _options(provider, artifact, example)
     start = time.monotonic()
     try:
         session = sessions.open_session(artifact.path, provider, threads=torch.get_num_threads(), options=options)
@@ -81,26 +82,28 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     return Loaded(bound, bound.dtype, device, None, runtime=facts, bind=bind)
 
 
-def _options(provider: Provider, artifact: Artifact) -> dict[str, Any]:
+def _options(provider: Provider, artifact: Artifact, example: Batch) -> dict[str, Any]:
     if provider == "cuda":
         return dict(sessions.CUDA_OPTIONS)
     if provider == "tensorrt":
         # the binding accepts the strings True and False, and refuses 1 and 0; with trt_fp16_enable or trt_int8_enable
         # the network would be weakly typed, and what the file has in float32 might run in fp16
-        return {"trt_engine_cache_enable": "True", "trt_engine_cache_path": str(_engines(artifact))}
+        return {"trt_engine_cache_enable": "True", "trt_engine_cache_path": str(_engines(artifact, example))}
     return {}
 
 
-def _engines(artifact: Artifact) -> Path:
-    """Return the folder of the TensorRT provider's engines for this file; the oldest folders are deleted.
+def _engines(artifact: Artifact, example: Batch) -> Path:
+    """Return the folder of the TensorRT provider's engines for this file at these sizes; the oldest ones are deleted.
 
     The provider identifies engines by names in the graph, not by weights, so each file needs its own folder, as does
-    each number of multiprocessors, which a Jetson's power mode changes.
+    each number of multiprocessors, which a Jetson's power mode changes. Of a file with open sizes it widens a stored
+    engine to all that it met: batch 1 would run on one that was tuned for 1 to 8.
     """
     kept = folders.cache() / "onnxruntime-tensorrt"
     # without a GPU ONNX Runtime says what is missing
     of_gpu = torch.cuda.get_device_properties("cuda").multi_processor_count if torch.cuda.is_available() else 0
-    folder = kept / f"{artifact.metadata.sha256}-{of_gpu}"
+    made_for = artifact.metadata.sha256, of_gpu, [tuple(value.shape) for value in values(example)]
+    folder = kept / hashlib.sha256(repr(made_for).encode()).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     folder.touch()
     others = sorted((entry for entry in kept.iterdir() if entry.is_dir()), key=lambda entry: entry.stat().st_mtime_ns)

@@ -314,7 +314,7 @@ def test_the_provider_of_tensorrt_computes_in_the_types_of_the_file(tmp_path, mo
     """With a flag for a precision its networks are weakly typed."""
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path))
     multiprocessors(monkeypatch, 8)
-    options = onnxruntime._options("tensorrt", weighted(tmp_path, 1))
+    options = onnxruntime._options("tensorrt", weighted(tmp_path, 1), torch.zeros(2, 4))
     assert options.pop("trt_engine_cache_enable") == "True", "as Python spells it"
     assert list(options) == ["trt_engine_cache_path"]
 
@@ -325,15 +325,15 @@ def multiprocessors(monkeypatch, number):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
 
-def test_files_or_gpus_that_differ_share_no_engine_and_old_engines_go(tmp_path, monkeypatch):
+def test_files_sizes_or_gpus_that_differ_share_no_engine_and_old_engines_go(tmp_path, monkeypatch):
     """The provider names engines by the names in the graph, which are the same here."""
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(onnxruntime, "_ENGINE_FOLDERS", 2)
     folders = []
-    for time, (weight, number) in enumerate([(1, 4), (1, 8), (2, 8)]):
+    for time, (weight, number, batch) in enumerate([(1, 4, 2), (1, 8, 2), (2, 8, 2), (2, 8, 1)]):
         multiprocessors(monkeypatch, number)
-        folders.append(onnxruntime._engines(weighted(tmp_path, weight)))
+        folders.append(onnxruntime._engines(weighted(tmp_path, weight), torch.zeros(batch, 4)))
         (folders[-1] / "engine").touch()
         os.utime(folders[-1], (time, time))
-    assert len(set(folders)) == 3
-    assert [folder.exists() for folder in folders] == [False, True, True]
+    assert len(set(folders)) == 4
+    assert [folder.exists() for folder in folders] == [False, False, True, True]
