@@ -37,7 +37,8 @@ def refuse_few(images: Sequence[NDArray[Any]], source: str) -> None:
         raise CannotQuantise(f"calibration needs at least {LEAST_IMAGES} images, not {len(images)} ({source})")
     if not all(np.isfinite(image).all() for image in images if image.dtype.kind == "f"):
         raise CannotQuantise(f"the calibration images are not finite ({source})")
-    if all(np.ptp(image) == 0 for image in images) or all(np.array_equal(images[0], image) for image in images):
+    is_flat = all(image.size > 1 and image.min() == image.max() for image in images)
+    if is_flat or all(np.array_equal(images[0], image) for image in images):
         raise CannotQuantise(f"the calibration images are constant or all the same, so they show no range ({source})")
 
 

@@ -117,12 +117,19 @@ def test_activations_that_are_not_finite_are_refused(tmp_path):
         (images(1), "at least 16 images, not 1 "),
         (np.ones((32, 3, 8, 8), np.float32), "constant or all the same"),
         (np.repeat(images(1), 32, axis=0), "constant or all the same"),
+        (np.ones((32, 4), np.bool_), "constant or all the same"),
+        (np.ones(32, np.float32), "constant or all the same"),
         (np.full((32, 3, 8, 8), np.nan, np.float32), "not finite"),
     ],
 )
 def test_images_that_show_no_range_are_refused(given, message):
     with pytest.raises(CannotQuantise, match=message):
         calibrated.refuse_few(given, "these")
+
+
+@pytest.mark.parametrize("given", [np.arange(32.0), np.arange(128).reshape(32, 4) % 3 == 0], ids=["number", "bool"])
+def test_one_number_per_item_or_a_mask_shows_a_range(given):
+    calibrated.refuse_few(given, "these")
 
 
 def test_smoothing_leaves_the_answers_and_moves_the_outliers():
