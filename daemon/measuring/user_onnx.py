@@ -40,6 +40,11 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
     return inputs, _batch_size(path, {name: first for name, (first, *_) in sizes.items() if first})
 
 
+def open_inputs(path: Path) -> list[str]:
+    """Return the names of the inputs that leave more than the batch size open."""
+    return [value.name for value in _values(path, _read(path).graph) if 0 in _sizes(path, value)[1:]]
+
+
 def precision(path: Path) -> Precision:
     """Return what the file computes in: the type of most of its products' weights, which inputs need not have.
 

@@ -50,6 +50,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     """Return the engine ready to run; without a working CUDA device TensorRT is not even imported."""
     if device.type != "cuda":
         raise Unsupported("TensorRT needs a CUDA device")
+    _refuse_open(source)
     try:
         trt = tensorrt.load()
         onnx = file(source, precision, device, len(example))
@@ -74,6 +75,19 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     layer_times = partial(_layer_times, engine, source, len(example), device)
     dtype = float_type(held.dtype for held in slots[0].inputs)
     return Loaded(run, dtype, device, None, runtime=facts, layer_times=layer_times)
+
+
+def _refuse_open(source: Source) -> None:
+    """Raise Unsupported for a user's file with an open size that the engine would take for the batch."""
+    if not source.own:
+        return
+    from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
+
+    if names := user_onnx.open_inputs(source.own):
+        raise Unsupported(
+            f"{source.own.name} leaves more than the batch of {', '.join(names)} open: export it with these sizes "
+            "fixed, or use onnxruntime"
+        )
 
 
 def of_images(source: Source, run: Callable[..., Batch]) -> Callable[..., Batch]:

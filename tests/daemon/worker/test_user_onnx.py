@@ -9,6 +9,8 @@ from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import InputSpec
 from benchd.daemon.worker import workload
+from benchd.daemon.worker.backends import tensorrt
+from benchd.daemon.worker.source import Source
 from benchd.exporters.artifacts import sha256_of
 from benchd.exporters.sessions import SessionError
 
@@ -16,6 +18,7 @@ onnx = pytest.importorskip("onnx", reason="writes and reads files")
 parser = pytest.importorskip("onnx.parser")
 pytest.importorskip("onnxruntime", reason="computes the reference")
 user_onnx = pytest.importorskip("benchd.daemon.worker.user_onnx")
+measured_onnx = pytest.importorskip("benchd.daemon.measuring.user_onnx")
 
 
 OPEN = "g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }"
@@ -198,6 +201,19 @@ def test_another_precision_is_unsupported_with_the_variant_to_ask_for(graph, ask
     path = written(tmp_path, graph)
     with pytest.raises(Unsupported, match=rf"net\.onnx is {advice}$"):
         user_onnx.artifact(path, asked, sha256_of(path))
+
+
+@pytest.mark.parametrize("sizes", ["1,seq", "N,seq", "N,4,seq"])
+def test_tensorrt_takes_no_length_for_the_batch(sizes, tmp_path):
+    path = written(tmp_path, f"g (float[N,4] x, float[{sizes}] z) => (float[N,4] y) {{ y = Relu(x) }}")
+    source = Source(torch.nn.Identity(), torch.zeros(2, 4), "own", {}, "", "outputs", tmp_path, own=path)
+    with pytest.raises(Unsupported, match=r"net\.onnx leaves more than the batch of z open: export"):
+        tensorrt.load(source, "fp32", torch.device("cuda"), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("graph", [OPEN, FIXED, STORED])
+def test_a_batch_alone_may_be_open_for_tensorrt(graph, tmp_path):
+    assert measured_onnx.open_inputs(written(tmp_path, graph)) == []
 
 
 def test_in_its_own_precision_it_is_an_artifact_of_its_bytes(tmp_path):
