@@ -32,7 +32,7 @@ class Figure(NamedTuple):
 class Point(NamedTuple):
     """A variant on `boards` boards; the energy is None where no sensor measured it.
 
-    One that `is_wrong` fails its check.
+    `why` it cannot win there, empty if it can.
     """
 
     label: str
@@ -40,18 +40,22 @@ class Point(NamedTuple):
     boards: int
     latency_ms: Figure
     energy_mj: Figure | None
-    is_wrong: bool
+    why: str
 
 
 def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
     """Return the points of each group, those on most boards first; failed results have none."""
-    measured: dict[Group, dict[tuple[str, Variant, bool], list[Result]]] = defaultdict(lambda: defaultdict(list))
-    for result, kind, case in newest:
+    measured: dict[Group, dict[tuple[str, Variant, bool], list[Newest]]] = defaultdict(lambda: defaultdict(list))
+    for one in newest:
+        result, kind, case, why = one
         if result.status == "ok" and result.median_ms:
             work = " ".join([*case.usage, *case.demand])
             group = Group(kind, (result.energy_scope or "") if result.energy_mj is not None else "", work)
-            measured[group][_label(case), case.variant, result.checked in ("failed", "void")].append(result)
-    found = {group: [_point(*where, of) for where, of in points.items()] for group, points in measured.items()}
+            measured[group][_label(case), case.variant, why is None].append(one)
+    found = {
+        group: [_point(label, variant, of) for (label, variant, _), of in points.items()]
+        for group, points in measured.items()
+    }
     return dict(sorted(found.items(), key=_order))
 
 
@@ -69,8 +73,9 @@ def _order(one: tuple[Group, list[Point]]) -> tuple[int, Kind, str, bool, str]:
     return -max(point.boards for point in points), group.kind, group.work, not group.scope, group.scope
 
 
-def _point(label: str, variant: Variant, is_wrong: bool, found: Sequence[Result]) -> Point:
+def _point(label: str, variant: Variant, newest: Sequence[Newest]) -> Point:
     """Return the fleet's median with its range, or one board's value with its interval."""
+    found = [one.result for one in newest]
     energies = [(result.energy_mj, result.energy_err_mj or 0.0) for result in found if result.energy_mj is not None]
     times = [_timed(result) for result in found]
     return Point(
@@ -81,7 +86,7 @@ def _point(label: str, variant: Variant, is_wrong: bool, found: Sequence[Result]
         energy_mj=_together([Figure(value, value - error, value + error) for value, error in energies])
         if energies
         else None,
-        is_wrong=is_wrong,
+        why="; ".join(dict.fromkeys(one.why for one in newest if one.why)),
     )
 
 
@@ -97,9 +102,6 @@ def _together(figures: Sequence[Figure]) -> Figure:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Return those that no other beats in both latency and energy, the fastest first.
-
-    One that fails its check can never win.
-    """
-    able = [(one.latency_ms.value, one.energy_mj.value, one) for one in points if one.energy_mj and not one.is_wrong]
+    """Return those that can win and that no other of these beats in both latency and energy, the fastest first."""
+    able = [(one.latency_ms.value, one.energy_mj.value, one) for one in points if one.energy_mj and not one.why]
     return [point for _, _, point in unbeaten(able)]

@@ -166,7 +166,7 @@ def latency(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _name(point: Point) -> str:
-    return f"{'✕ ' * point.is_wrong}{point.label}"
+    return f"{'✕ ' * bool(point.why)}{point.label}"
 
 
 def _by_variant() -> dict[str, Any]:
@@ -180,14 +180,14 @@ def _by_variant() -> dict[str, Any]:
 
 
 def _marked(point: Point, height: float) -> list[dict[str, Any]]:
-    """Return a point in its variant's colour and shape, crossed if it fails its check, and the bar of its latency."""
+    """Return a point in its variant's colour and shape, crossed if it cannot win, and the bar of its latency."""
     shown = {
         "type": "scatter",
         "data": [{"value": [point.latency_ms.value, height], "name": _name(point)}],
-        "symbol": CROSS if point.is_wrong else shape(point.variant),
+        "symbol": CROSS if point.why else shape(point.variant),
         "symbolSize": 13,
-        "itemStyle": {"color": BAD if point.is_wrong else colour(point.variant)},
-        "label": {"show": True, "position": "right", "formatter": "{b}"} | ({"color": BAD} if point.is_wrong else SOFT),
+        "itemStyle": {"color": BAD if point.why else colour(point.variant)},
+        "label": {"show": True, "position": "right", "formatter": "{b}"} | ({"color": BAD} if point.why else SOFT),
         "labelLayout": {"hideOverlap": False, "moveOverlap": "shiftY"},
     }
     return [_bar([[end, height] for end in point.latency_ms[1:]]), shown]

@@ -18,7 +18,7 @@ from benchd.dashboard.views import charts
 EVERY = "all, by kind"
 CAPTION = (
     "The newest result of each case. Several boards: their median and their range. One board: its value with its "
-    "error bar. A dashed line: not beaten in both. ✕ fails its check."
+    "error bar. A dashed line: not beaten in both. ✕ cannot win."
 )
 NO_ENERGY = "No joules here, so latency alone: energy needs a power sensor on the board."
 
@@ -89,8 +89,9 @@ def _chart(group: Group, points: Sequence[Point]) -> None:
         if best:
             ui.label("Not beaten in both: " + short("; ".join(map(_words, best))))
         for point in points:
-            if point.is_wrong:
-                ui.label(short(f"✕ {point.label} fails its check on {count(point.boards, 'board')}")).classes("bad")
+            if point.why:
+                where = count(point.boards, "board")
+                ui.label(short(f"✕ {point.label} on {where} cannot win: {point.why}")).classes("bad")
 
 
 def _words(point: Point) -> str:

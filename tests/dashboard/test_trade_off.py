@@ -8,25 +8,41 @@ from records_made import ENERGY, ENVIRONMENT, PASSED, WRONG, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.records import Case, Load, Neighbour, Variant
-from benchd.dashboard.answers import Kind, Newest
-from benchd.dashboard.messages import flat
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.records import Case, Load, Neighbour, Requests, Variant, encode
+from benchd.daemon.verdicts.recommend import disqualified
+from benchd.dashboard.answers import Answers, Kind, Newest
+from benchd.dashboard.changes import Changes
+from benchd.dashboard.messages import flat, rows
 from benchd.dashboard.text import time
 from benchd.dashboard.trade_off import Figure, Point, front, groups
 
 ORIN, NANO = Kind("tegra234", "MAXN", "cuda"), Kind("tegra234", "15W", "cuda")
+DEADLINE = Case(model="m", scenario="server", load=Load(rate_hz=30.0, deadline_ms=10.0))
+LATE = Requests(
+    rate_hz=30.0,
+    asked=100,
+    answered=91,
+    late=9,
+    dropped=0,
+    met=False,
+    arrivals_p=0.5,
+    noticed_ms=None,
+    busy_share=0.5,
+)
 
 
 def newest(device, variant, median_ms, kind=ORIN, mj=None, **fields):
     case = fields.pop("case", Case(model="m", variant=Variant.parse(variant)))
     energy = msgspec.structs.replace(ENERGY, gross_per_inference_j=mj / 1e3) if mj else None
     here = {"environment": ENVIRONMENT, "energy": energy, "timing": timing(median_ms), "check": PASSED}
-    return Newest(flat(made(case=case, device_id=device, **here | fields), 0.0), kind, case)
+    record = made(case=case, device_id=device, **here | fields)
+    return Newest(flat(record, 0.0), kind, case, disqualified(record))
 
 
-def point(median_ms, energy_mj, *, is_wrong=False):
+def point(median_ms, energy_mj, *, why=""):
     energy = None if energy_mj is None else Figure(energy_mj, energy_mj, energy_mj)
-    return Point("eager b1", Variant(), 1, Figure(median_ms, median_ms, median_ms), energy, is_wrong)
+    return Point("eager b1", Variant(), 1, Figure(median_ms, median_ms, median_ms), energy, why)
 
 
 def test_boards_of_one_kind_are_one_point_with_their_range_and_one_board_has_its_interval():
@@ -49,14 +65,47 @@ def test_other_kinds_scopes_work_and_wrong_answers_are_apart_and_what_failed_has
         newest("d1", "custom", 9.0, status="failed"),
     ]
     found = groups(results)
-    told = [(group.kind, group.scope, group.work, [one.is_wrong for one in points]) for group, points in found.items()]
+    told = [(group.kind, group.scope, group.work, [one.why for one in points]) for group, points in found.items()]
     assert told == [
-        (NANO, "module", "", [False]),
-        (ORIN, "module", "", [False, True]),
-        (ORIN, "", "", [False]),
-        (ORIN, "module", "training", [False]),
+        (NANO, "module", "", [""]),
+        (ORIN, "module", "", ["", "fails its numerical check"]),
+        (ORIN, "", "", [""]),
+        (ORIN, "module", "training", [""]),
     ]
     assert [one.label for one in front(found[next(group for group in found if group.kind == ORIN)])] == ["eager b1"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"flags": ["provider_fallback"]}, "did not run as requested (provider_fallback)"),
+        ({"flags": ["weak_typing"]}, "did not run as requested (weak_typing)"),
+        ({"flags": ["output_changed"]}, "gave different answers while it was timed"),
+        ({"flags": ["repeated_input_faster"]}, "answers repeated inputs faster"),
+        ({"check": None}, "was not checked"),
+        ({"check": msgspec.structs.replace(WRONG, void=True)}, "its check is void"),
+        (
+            {"case": DEADLINE, "requests": LATE},
+            "misses 10 ms at p99 at 30 requests per second (9 late and 0 dropped of 100)",
+        ),
+    ],
+)
+def test_what_recommend_excludes_whatever_the_limits_is_crossed_out_with_the_reason(store, fields, why):
+    case = msgspec.structs.replace(fields.get("case", Case(model="m")), variant=Variant(precision="fp16"))
+    slow = msgspec.structs.replace(case, variant=Variant())
+    for run, median_ms, own in (("r1", 3.0, fields | {"case": case}), ("r2", 9.0, {"case": slow})):
+        energy = msgspec.structs.replace(ENERGY, gross_per_inference_j=median_ms)
+        known = {"timing": timing(median_ms), "energy": energy, "check": PASSED, "run_id": run, "device_id": "d"}
+        store.add(rows(Arrived(f"benchd/v1/d/result/{run}", encode(made(**known | own)), 1e9)))
+    (points,) = groups(Answers(store, Changes(store)).newest()[0]).values()
+    assert {one.label: one.why for one in points} == {"eager b1": "", "eager-fp16 b1": why}
+    assert [one.label for one in front(points)] == ["eager b1"]
+
+
+def test_boards_on_which_a_variant_cannot_win_are_one_point_with_every_reason():
+    flagged = [newest(f"d{number}", "fp16", 3.0, flags=["weak_typing"]) for number in range(2)]
+    ((point,),) = groups([*flagged, newest("d2", "fp16", 3.0, check=WRONG)]).values()
+    assert (point.boards, point.why) == (3, "did not run as requested (weak_typing); fails its numerical check")
 
 
 def test_each_rate_of_a_server_each_number_of_streams_and_a_neighbour_are_apart():
@@ -96,9 +145,9 @@ def test_nothing_beats_the_front_and_something_on_it_beats_the_rest(pairs):
         assert ((ms, mj) in found) == (not beaten)
 
 
-def test_what_failed_its_check_can_never_win():
+def test_what_cannot_win_is_not_on_the_front():
     good = point(9.0, 9.0)
-    assert front([point(1.0, 1.0, is_wrong=True), point(1.0, None), good]) == [good]
+    assert front([point(1.0, 1.0, why="fails its numerical check"), point(1.0, None), good]) == [good]
 
 
 def test_an_interval_that_would_reach_below_0_as_a_half_width_is_shown_with_both_ends():
