@@ -73,14 +73,20 @@ class Runs:
 
     def setups(self, before_s: float | None = None) -> dict[str, list[Setup]]:
         """Return the setups of the newest cases, the newest first; `before_s` leaves out what is newer."""
-        table = self._tables["result"]
-        setup = (table.c.case_id, table.c.tool_version, table.c.fingerprint)
-        mine = [table.c.device_id == self.device_id] + ([] if before_s is None else [table.c.measured_s < before_s])
-        last = func.max(table.c.measured_s)
-        wanted = select(*setup, last).where(*mine).group_by(*setup).order_by(last.desc()).limit(10 * READ)
+        table, run = self._tables["result"], self._tables["result"].alias()
+        setup = [table.c[name] for name in ("case_id", "tool_version", "fingerprint")]
+        runs = [run.c.device_id == self.device_id, ~run.c.flags.contains(PROFILED)]
+        runs += [run.c[column.name] == column for column in setup]
+        runs += [] if before_s is None else [run.c.measured_s < before_s]
+        # max() would look up the flags of every result; a walk along the index ends at the first run
+        newest = select(run.c.measured_s).where(*runs).order_by(run.c.measured_s.desc()).limit(1)
+        last = newest.scalar_subquery().label("last_s")
+        wanted = select(*setup, last).where(table.c.device_id == self.device_id).group_by(*setup)
+        wanted = wanted.order_by(last.desc().nulls_last()).limit(10 * READ)
         found: dict[str, list[Setup]] = defaultdict(list)
-        for case_id, *one in self._connection.execute(wanted):
-            found[case_id].append(Setup(*one))
+        for case_id, tool_version, fingerprint, last_s in self._connection.execute(wanted):
+            if last_s is not None:  # else all are profiles, or too new
+                found[case_id].append(Setup(tool_version, fingerprint, last_s))
         return dict(list(found.items())[:SHOWN])
 
     def keys(

@@ -65,6 +65,13 @@ def test_a_newer_record_changes_the_choice_and_a_profile_or_a_late_one_does_not(
     assert answers.update()[0]["d1"][0].variant == "eager"
 
 
+def test_a_profile_in_an_old_setup_does_not_make_its_record_the_newest(store):
+    measured(store, "s1", "eager", 9.0, **of_setup("36.4.3"))
+    measured(store, "s2", "eager", 5.0, at_s=NOW_S + 1, **of_setup("36.4.7"))
+    measured(store, "s3", "eager", 99.0, at_s=NOW_S + 2, flags=[PROFILED], **of_setup("36.4.3"))
+    assert [one.result.median_ms for one in Answers(store, Changes(store)).newest()[0]] == [5.0]
+
+
 def test_each_power_mode_is_decided_from_its_own_newest_records(store):
     answers = Answers(store, Changes(store))
     times_ms = {"15W": {"eager": 9.0, "custom": 5.0, "fp16": 7.0}, "MAXN": {"eager": 6.0, "custom": 3.0}}
