@@ -104,7 +104,8 @@ def rows(message: Arrived) -> list[Row]:
         return [quarantined(message, str(error)), *arrived]
     except Exception as error:  # a bug here must cost one message, not the collector
         return [quarantined(message, f"{type(error).__name__}: {error}"), *arrived]
-    seen_s = None if message.retained else message.arrived_s
+    is_offline = address.kind == "status" and found[0].values["state"] == "offline"  # perhaps the will of a silent one
+    seen_s = None if message.retained or is_offline else message.arrived_s
     return [*found, *arrived, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
 
 

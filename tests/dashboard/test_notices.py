@@ -176,6 +176,17 @@ def test_silent_is_a_device_with_a_service_that_a_collector_could_have_heard(sto
     assert [message["message"] for message in got] == ["silent: orin-1: nothing heard for 70 minutes"]
 
 
+def test_a_silence_is_told_once_although_the_broker_says_offline_during_it(store):
+    """As late as the keep-alive of the device's connection lets it."""
+    online(store, "orin-1", NOW_S)
+    with webhook() as (url, got):
+        telling = teller(store, url, subjects=("silent",), since_s=NOW_S)
+        telling.tell(NOW_S + 610)
+        arrive(store, "orin-1", "status", b'{"state":"offline"}', NOW_S + 900)
+        telling.tell(NOW_S + 1800)
+    assert [message["message"] for message in got] == ["silent: orin-1: nothing heard for 10 minutes"]
+
+
 def test_while_the_broker_is_away_no_device_is_silent(tmp_path, monkeypatch):
     """Its clock goes on: all devices fall silent at once, for a collector that cannot hear any."""
     port, clock = free_port(), Clock(monkeypatch)

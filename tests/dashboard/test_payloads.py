@@ -66,7 +66,7 @@ def test_a_figure_that_a_record_s_numbers_do_not_allow_is_refused():
 
 
 def test_status_info_and_health_are_documents():
-    assert only("status", {"state": "offline", "session": 7})[1]["session"] == 7
+    assert only("status", {"state": "online", "session": 7})[1]["session"] == 7
     assert only("info", {"board": "Orin"})[1]["body"] == b'{"board": "Orin"}'
     assert only("health", {"outbox_rows": 3})[1]["kind"] == "health"
 
@@ -79,6 +79,11 @@ def test_an_event_with_its_judgement_is_kept_as_it_came():
 
 def test_what_the_broker_replays_says_nothing_about_the_present():
     assert taken("health", {}, retained=True)[-1].values["seen_s"] is None
+
+
+def test_offline_is_stored_and_is_no_sign_of_life():
+    status, device = taken("status", {"state": "offline", "session": 7})
+    assert (status.values["state"], status.values["session"], device.values["seen_s"]) == ("offline", 7, None)
 
 
 def test_samples_keep_their_distance_in_time():
