@@ -45,7 +45,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     urls: Annotated[list[str], msgspec.Meta(min_length=1)]
     subjects: tuple[Subject, ...] = get_args(Subject)
     every_s: Annotated[float, msgspec.Meta(ge=0, le=NEWS_S / 2)] = 600.0
-    silent_s: Annotated[float, msgspec.Meta(ge=queries.STALE_S)] = 600.0
+    silent_s: Annotated[float, msgspec.Meta(ge=queries.STALE_S, le=NEWS_S / 2)] = 600.0
     template: str = str(TEMPLATE)
 
 

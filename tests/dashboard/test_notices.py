@@ -341,6 +341,7 @@ def test_a_collector_looks_by_itself_and_with_the_site_s_template(store, tmp_pat
         ('urls = ["nowhere://secret@x"]', "urls, entry 1: apprise knows no such address (nowhere:...)"),
         ('urls = ["json://x"]\nevery = 3', "unknown field `every`"),
         ('urls = ["json://x"]\nevery_s = 604800', "Expected `float` <= 43200.0 - at `every_s`"),
+        ('urls = ["json://x"]\nsilent_s = 86400', "Expected `float` <= 43200.0 - at `silent_s`"),
         ('urls = ["json://x"]\nsubjects = ["weather"]', "Invalid enum value 'weather'"),
         ('urls = ["json://x"]\ntemplate = "none.txt"', "No such file"),
         ("urls = [", "--notify "),
