@@ -119,7 +119,7 @@ def _beside_device(record: Record) -> str | None:
 
 
 def _plain(metric: str) -> str:
-    return metric.partition("_clock_hz")[0].partition("_temp_c")[0]
+    return metric.replace("_clock_hz", "").replace("_temp_c", "").replace("@", " ")
 
 
 def _check(record: Record) -> dict[str, object]:

@@ -7,7 +7,7 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from records_made import ENVIRONMENT, made
 
-from benchd.daemon.records import Memory, ProcessResult, Stages
+from benchd.daemon.records import Memory, ProcessResult, Stages, Summary
 from benchd.dashboard.messages import flat
 from benchd.dashboard.views import record
 
@@ -33,3 +33,15 @@ def test_a_stage_takes_the_median_of_an_even_number_of_processes_too():
     times_s = (4.0, 1.0, None)
     processes = [ProcessResult(status="ok", stages=Stages(build_s=time_s)) for time_s in times_s]
     assert record._stages(processes) == {"build": "2.5 s"}
+
+
+def test_each_clock_and_temperature_has_the_name_of_its_sensor():
+    clocks = {"cpu_clock_hz": 1e9, "cpu_clock_hz@cpu0-3": 2e9, "gpu_memory_clock_hz": 3e9}
+    temperature = {"zone_temp_c@soc-thermal": 51.2, "zone_temp_c@gpu-thermal": 47.0, "gpu_temp_c": 46.0}
+    found = made(
+        clocks={name: Summary(hz, hz, hz, 9, "sysfs") for name, hz in clocks.items()},
+        temperature={name: Summary(celsius, celsius, celsius, 9, "sysfs") for name, celsius in temperature.items()},
+    )
+    said = record._result(flat(found, 0.0), found)
+    assert said["clocks"] == ["cpu 1000 MHz", "cpu cpu0-3 2000 MHz", "gpu_memory 3000 MHz"]
+    assert said["temperature"] == ["zone soc-thermal 51.2 °C", "zone gpu-thermal 47 °C", "gpu 46 °C"]
