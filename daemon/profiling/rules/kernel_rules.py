@@ -281,7 +281,7 @@ def time_steps(profile: Profile) -> Finding | None:
         evidence=[f"the neurons take {percent(share)} of the work", "; ".join(tested)],
         advice="Sweep both: the level alone does not change the time, it decides how many steps the input needs. The "
         "accuracy lost with fewer steps is not measured here.",
-        expected=0.5,
+        expected=steps // 2 / steps,
         variant=profile.case.variant.name,
         options=dict(fewer),
     )

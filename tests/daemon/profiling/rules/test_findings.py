@@ -241,6 +241,14 @@ PLANTED = [
         {"time_steps": 4, "level": 10},
     ),
     Planted(
+        "time_steps",
+        on_gpu("custom", **STBIF, options={"time_steps": 3}, kernels=beside(kernel("_stbif_kernel", 0.5))),
+        on_gpu("custom", **STBIF, options={"time_steps": 3}),
+        1 / 3,
+        "custom",
+        {"time_steps": 1, "level": 4},
+    ),
+    Planted(
         "out_of_line",
         on_gpu("eager", layers=layers(layer("a", 0.6, flops=100), layer("b", 0.4, flops=900))),
         on_gpu(),
