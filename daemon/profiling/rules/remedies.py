@@ -15,8 +15,13 @@ def changed(
     precision: Precision | None = None,
     kernels: Kernels | None = None,
 ) -> str | None:
-    """Return the profiled variant with these changes; None if it has them already or the model cannot run that way."""
+    """Return the profiled variant with these changes; None if it has them already or the model cannot run that way.
+
+    No backend takes the place of a CUDA graph or of another runtime: its time would not test what was found there.
+    """
     case = profile.case
+    if backend and case.variant.backend not in ("eager", "compile"):
+        return None
     changes = {"backend": backend, "precision": precision, "kernels": kernels}
     try:
         variant = msgspec.structs.replace(case.variant, **{name: value for name, value in changes.items() if value})

@@ -310,6 +310,24 @@ def test_what_is_not_planted_is_not_found(planted):
     assert planted.rule not in fired(planted.well)
 
 
+@pytest.mark.parametrize("variant", ["tensorrt-fp16", "onnxruntime-fp16", "cudagraph-fp16"])
+def test_no_other_runtime_is_proposed_for_what_was_found_in_one(variant):
+    """Its time would not tell whether the finding was the cause."""
+    waits = {"by_category": categories(runtime=0.4, other=0.19), "launches": STEPS * 30}
+    found = fired(on_gpu(variant, model="square", kernels=beside(kernel("k", 0.5)), **waits))
+    assert [found[rule].variant for rule in ("launch_bound", "dominant_kernel")] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("variant", "proposed"),
+    [("fp16", ["cudagraph-fp16", "compile-fp16"]), ("compile-fp16", ["cudagraph-fp16", None])],
+)
+def test_what_pytorch_runs_may_be_captured_and_what_it_runs_eagerly_compiled(variant, proposed):
+    waits = {"by_category": categories(runtime=0.4, other=0.19), "launches": STEPS * 30}
+    found = fired(on_gpu(variant, model="square", kernels=beside(kernel("k", 0.5)), **waits))
+    assert [found[rule].variant for rule in ("launch_bound", "dominant_kernel")] == proposed
+
+
 def test_every_rule_is_planted_once():
     assert {rule.__name__ for rule in findings.RULES} == {planted.rule for planted in PLANTED}
 
