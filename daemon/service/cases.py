@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from benchd.daemon.config import Conditions
@@ -20,6 +21,7 @@ from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Record
 from benchd.daemon.service import conditions
 from benchd.daemon.service.between import Between
+from benchd.daemon.service.conditions import Readings
 from benchd.daemon.service.parts import Base, Configured
 from benchd.daemon.service.publisher import Running
 from benchd.daemon.service.schedule import Progress
@@ -60,7 +62,8 @@ class Cases:
             return None
         if self._activity.waiting_for and not self._base.every.is_due("judge", LOOK_S):
             return None
-        found = self.disk_problem() or self._now.agenda.next(self._unmet)
+        readings = cache(partial(conditions.read, self._now.machine.gpu_uuid))  # once for all runs: a tool may hang
+        found = self.disk_problem() or self._now.agenda.next(partial(self._unmet, readings))
         if isinstance(found, tuple):
             found = self._not_free(found[0]) or found
         self._wait_for(found if isinstance(found, str) else None)
@@ -90,11 +93,10 @@ class Cases:
             self._waited_for = reason
         self._activity.waiting_for = reason
 
-    def _unmet(self, entry: Progress) -> str | None:
+    def _unmet(self, readings: Callable[[], Readings], entry: Progress) -> str | None:
         if entry.by_command or entry.suite.conditions == Conditions():
             return None
-        found = conditions.read(self._now.machine.gpu_uuid)
-        return self._base.judge.unmet(entry.suite.conditions, found, time.monotonic())
+        return self._base.judge.unmet(entry.suite.conditions, readings(), time.monotonic())
 
     def disk_problem(self) -> str | None:
         """Return why nothing new may be measured, after trying to free space by deleting sent messages."""

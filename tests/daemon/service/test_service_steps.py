@@ -18,7 +18,7 @@ from manifests_made import manifest, write_golden
 from records_made import made
 
 from benchd.daemon import records
-from benchd.daemon.config import Shipped, Suite
+from benchd.daemon.config import Conditions, Shipped, Suite
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.outbox import CLOCK_SET_S, Outbox
 from benchd.daemon.delivery.session import Arrived
@@ -36,6 +36,7 @@ from benchd.daemon.service import announcements, deployed, parts
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import Cases
 from benchd.daemon.service.parts import Base, Places
+from benchd.daemon.service.schedule import begin
 from benchd.daemon.service.service import Service
 from benchd.daemon.verdicts import manifest as manifests
 from benchd.exporters import artifacts
@@ -121,6 +122,23 @@ def test_a_run_that_was_held_off_too_long_is_measured_and_its_record_says_so(ser
     (result,) = [records.decode(body) for topic, body in rows if "/result/" in topic]
     assert (result.status, "lock_ignored" in result.flags) == ("ok", True)
     assert any(b'"lock_ignored"' in body for topic, body in rows if topic.endswith("/event"))
+
+
+def test_the_machine_is_read_once_for_all_runs_that_wait(service, tmp_path, monkeypatch):
+    """Each run of nvpmodel may hang for a third of the time after which systemd ends the service."""
+    log = tmp_path / "log"
+    (tmp_path / "nvpmodel").write_text(f"#!/bin/sh\necho asked >>{log}; echo NV Power Mode: 15W\n")
+    (tmp_path / "nvpmodel").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    agenda = service._now.agenda
+    for name, mode in (("a", "30W"), ("b", "50W"), ("c", "MAXN")):
+        suite = Suite(name=name, models=["square"], conditions=Conditions(power_mode=mode))
+        agenda.state = begin(agenda.state, suite, agenda.cases["s"])
+    assert service._cases.next() is None
+    assert (service._base.activity.waiting_for, log.read_text()) == ("a: power mode 15W, not 30W", "asked\n")
+    service._base.every._done_s.clear()
+    assert service._cases.next() is None
+    assert log.read_text() == "asked\n" * 2, "a later call reads again"
 
 
 @pytest.mark.parametrize(
