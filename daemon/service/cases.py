@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchd.daemon.config import Conditions
 from benchd.daemon.errors import BenchdError, Full, NotAvailable, UsageError
-from benchd.daemon.machine.lock import OWN, Busy, ServiceLock
+from benchd.daemon.machine.lock import Busy
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Planned
@@ -51,7 +51,6 @@ class Cases:
             lock=self._machine,
         )
         self._flags = ("mqtt", "service") if now.publisher.link else ("service",)
-        self._lock = ServiceLock(base.places.runtime / OWN)
         self._supervisors: dict[str, Supervisor] = {}
         self._waited_for = ""
 
@@ -72,7 +71,7 @@ class Cases:
     def _not_free(self, entry: Progress) -> str | None:
         """Return why the machine cannot be measured now, before a case reads or reports anything."""
         try:
-            with self._lock.held(entry.suite_id):
+            with self._base.lock.held(entry.suite_id):
                 return None
         except NotAvailable as error:
             return str(error)
@@ -81,7 +80,7 @@ class Cases:
     def _machine(self) -> Iterator[None]:
         """Hold the machine for the running case, whose record says if somebody else kept the common lock too long."""
         suite_id = self._activity.running[0].suite_id if self._activity.running else ""
-        with self._lock.held(suite_id) as ignored:
+        with self._base.lock.held(suite_id) as ignored:
             self.session.flags = (*self._flags, "lock_ignored") if ignored else self._flags
             if ignored:
                 self._between.event("lock_ignored", ignored)

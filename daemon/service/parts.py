@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from benchd.daemon.config import Config
@@ -12,6 +13,7 @@ from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import folders
+from benchd.daemon.machine.lock import OWN, ServiceLock
 from benchd.daemon.machine.systemd_notify import Notifier
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.service.agenda import Agenda
@@ -73,6 +75,11 @@ class Base:
     every: Every = field(default_factory=Every)
     judge: Judge = field(default_factory=Judge)
     clock: Clock = field(default_factory=Clock)
+
+    @cached_property
+    def lock(self) -> ServiceLock:
+        """The hold on the machine, which remembers across configurations since when each run waits for it."""
+        return ServiceLock(self.places.runtime / OWN)
 
 
 @dataclass(frozen=True)

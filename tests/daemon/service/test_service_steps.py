@@ -124,6 +124,17 @@ def test_a_run_that_was_held_off_too_long_is_measured_and_its_record_says_so(ser
     assert any(b'"lock_ignored"' in body for topic, body in rows if topic.endswith("/event"))
 
 
+def test_a_reload_takes_nothing_from_the_time_that_a_run_has_waited(service, monkeypatch):
+    service._now.agenda.begin(Suite(models=["square"], options={"size": [16]}, variants=["eager"], preset="quick"))
+    with MachineLock():
+        assert service._cases.next() is None
+        waited_s = time.monotonic() + lock.PATIENCE_S
+        service._reload()
+        service._base.every._done_s.clear()
+        monkeypatch.setattr(lock, "time", SimpleNamespace(monotonic=lambda: waited_s))
+        assert service._cases.next() is not None
+
+
 def test_the_machine_is_read_once_for_all_runs_that_wait(service, tmp_path, monkeypatch):
     """Each run of nvpmodel may hang for a third of the time after which systemd ends the service."""
     log = tmp_path / "log"
