@@ -165,6 +165,7 @@ name_version() {
     number=$(basename "$wheel")
     number=${number#benchd-}
     version=${number%%-*}-${hash:0:6}
+    if [ "$version" != "$(running)" ] && [ -e "$home/${version}r" ]; then version+=r; fi
 }
 
 # The Python below it may be gone, and a board's index may give today what it lacked before.
@@ -173,10 +174,14 @@ is_whole() {
         "$home/$version/bin/python" -c 'import benchd.daemon.cli' 2>/dev/null
 }
 
+# Never in the folder that the service runs from: a version that is built again gets an r at its end, or loses it.
 make_environment() {
     if is_whole; then
         say "$version is installed already"
         return
+    fi
+    if [ "$version" = "$(running)" ]; then
+        case $version in *r) version=${version%r} ;; *) version+=r ;; esac
     fi
     rm -f "$home/$version/.complete"
     PYTHON=$python WHEELS=$wheels REQUIREMENTS=$requirements RETRY="sudo SETTING $0${wheels:+ --wheels $wheels}" \

@@ -96,7 +96,7 @@ def broken_update(tmp_path, ours):
 def test_the_life_of_an_installation(site, wheels, broken_update):
     dashboard_alone(site, wheels)
     first = service_beside_the_dashboard(site, wheels)
-    repaired_after_its_python_is_gone(site, wheels, first)
+    first = repaired_after_its_python_is_gone(site, wheels, first)
     installed_again_and_only_what_differs_changes(site, wheels)
     second = interrupted_or_broken_and_the_first_stays(site, broken_update, first)
     cured_and_switched(site, broken_update, first, second)
@@ -153,9 +153,10 @@ def repaired_after_its_python_is_gone(site, wheels, first):
     (library,) = (site.home / "current/lib").glob("python3.*")
     library.rename(library.with_name("python3.1"))
     the_dashboard_s_broker_is_its_own(site, wheels)
-    assert site.points_to("current") == first
+    assert site.points_to("current") == f"{first}r"
     look = [site.home / "current/bin/python", "-c", "import benchd.daemon.cli"]
     assert subprocess.run(look, check=False, env=site.environment).returncode == 0
+    return f"{first}r"
 
 
 def the_dashboard_s_broker_is_its_own(site, wheels):
@@ -333,6 +334,28 @@ def test_a_version_is_used_again_only_if_it_works_and_lacks_nothing(site, platfo
     (site.home / "1-a/.complete").touch()
     said = phase(site, f"version=1-a platform={platform}; is_whole || echo no", JETSON_INDEX=index)
     assert (said == "") == whole
+
+
+def test_the_folder_that_the_service_runs_from_is_never_built_again(site, tmp_path):
+    wheel, python = tmp_path / "benchd-1.0-py3-none-any.whl", '"$1/bin/python"'
+    for path in (wheel, tmp_path / "constraints-jetson62.txt"):
+        path.touch()
+    tool(tmp_path / ".ci", "setup", f"mkdir -p $1/bin; echo '#!/bin/sh' >{python}; chmod +x {python}; exit $END")
+    given = f"tree={tmp_path} wheel={wheel} platform=jetson asked=service"
+
+    def installed(index="", end=0):
+        code = f"{given}; find_parts; name_version; make_environment; switch_to $version"
+        phase(site, code, JETSON_INDEX=index, END=str(end))
+        return site.points_to("current")
+
+    first = installed()
+    with pytest.raises(subprocess.CalledProcessError):
+        installed("http://i", end=1)
+    assert (site.home / first / ".complete").exists(), "the service runs from a folder that is half built"
+    assert installed() == first
+    again = installed("http://i")
+    assert again == installed() != first
+    assert installed("http://i") == first
 
 
 @pytest.mark.parametrize(("ahead", "code"), [(0, 0), (1, 1)])
