@@ -100,6 +100,14 @@ lock() {
     mkdir -p "$home"
     exec 9>"$home/.lock"
     flock --nonblock 9 || die "another install is under way"
+    if [ -e "$home/.restart" ]; then changed=yes; fi
+}
+
+# Called before something changes: until every unit has been restarted, the mark lets a later run finish that, and it names
+# the new units.
+note_change() {
+    changed=yes
+    printf '%s\n' "${new[@]}" >"$home/.restart"
 }
 
 find_platform() {
@@ -245,12 +253,12 @@ systemd_version() {
 place() {
     local to=$root$2
     if cmp --quiet "$1" "$to"; then return; fi
+    note_change
     if [ -e "$to" ]; then
         mv "$to" "$to.old"
         say "$2 is a new one; the one before is $2.old"
     fi
     install -D --mode=644 "$1" "$to"
-    changed=yes
 }
 
 place_files() {
@@ -278,12 +286,12 @@ place_configuration() {
         place "$draft" "${to#"$root"}"
         return
     fi
+    note_change
     cp --preserve=all "$to" "$root$configuration.old"
     cp --preserve=all "$to" "$to.new"
     cat "$draft" >"$to.new"
     mv "$to.new" "$to"
     say "$configuration is a new one; the one before is $configuration.old"
-    changed=yes
 }
 
 # The dashboard has no configuration: its broker stands in a drop-in, where a % is doubled.
@@ -335,9 +343,9 @@ switch_to() {
     local before
     before=$(running)
     if [ "$before" = "$1" ]; then return; fi
+    note_change
     if [ "$before" != nothing ]; then point previous "$before"; fi
     point current "$1"
-    changed=yes
     say "/opt/benchd/current is $1 now; before: $before"
 }
 
@@ -361,7 +369,7 @@ find_units() {
     new=() wanted=()
     if ! has_systemd; then return; fi
     for unit in "${names[@]}"; do
-        if [ ! -e "$root$unit_files/$unit.service" ]; then
+        if [ ! -e "$root$unit_files/$unit.service" ] || grep -qsx "$unit" "$home/.restart"; then
             new+=("$unit")
         elif systemctl is-enabled --quiet "$unit" || systemctl is-active --quiet "$unit"; then
             wanted+=("$unit")
@@ -376,6 +384,7 @@ start() {
     if ! has_systemd; then
         say "systemd was not asked to do anything. To start the service where it runs:" \
             "  sudo systemd-sysusers && sudo systemd-tmpfiles --create && sudo systemctl enable --now$(printf ' %s' "${names[@]}")"
+        rm -f "$home/.restart"
         return
     fi
     if has service; then systemd-sysusers benchd.conf; fi
@@ -384,6 +393,7 @@ start() {
     systemctl daemon-reload
     for unit in "${new[@]}"; do systemctl enable --quiet "$unit"; done
     for unit in "${new[@]}" "${wanted[@]}"; do start_unit "$unit"; done
+    rm -f "$home/.restart"
 }
 
 start_unit() {

@@ -407,6 +407,19 @@ def test_a_unit_that_the_site_has_turned_off_stays_off(site, tmp_path, state, as
     assert sorted(asked_of_systemd(site, tmp_path, code, state)) == sorted(enable + asked)
 
 
+@pytest.mark.parametrize(("state", "is_new"), [("", True), ("enabled", False)])
+def test_what_an_interrupted_install_left_to_do_is_done_by_the_next(site, tmp_path, state, is_new):
+    unit, begun = "/etc/systemd/system/benchd.service", "lock; asked=service platform=cpu; find_parts; find_units"
+    placed = f"{begun}; place {SCRIPT.parent}/benchd.service {unit}"
+    if not is_new:
+        phase(site, f"{placed}; start")
+    asked_of_systemd(site, tmp_path, f"{placed}; switch_to 1-a; systemctl interrupted", state)
+    expected = ["interrupted", "daemon-reload", *["enable --quiet benchd"] * is_new, "restart benchd"]
+    assert asked_of_systemd(site, tmp_path, f"{begun}; start", state) == expected
+    expected += ["daemon-reload", "start benchd"]
+    assert asked_of_systemd(site, tmp_path, f"{begun}; start", "enabled") == expected
+
+
 def test_an_uninstall_ends_a_timer_and_what_it_started(site, tmp_path):
     for name in ("benchd.service", "bench-once@.timer"):
         (site.root / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
@@ -473,7 +486,7 @@ def place(site, text):
     """Place a configuration as an upgrade does."""
     (site.root / "draft").write_text(text)
     draft = site.root / "draft"
-    return phase(site, f"draft={draft}; place_configuration")
+    return phase(site, f"lock; draft={draft}; place_configuration")
 
 
 def test_the_configuration_keeps_its_owner_its_mode_and_its_link(site):
