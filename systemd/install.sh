@@ -179,7 +179,11 @@ name_version() {
 # The Python below it may be gone, and a board's index may give today what it lacked before.
 is_whole() {
     [ -e "$home/$version/.complete" ] && { [ "$platform" != jetson ] || [ -z "${JETSON_INDEX:-}" ]; } &&
-        "$home/$version/bin/python" -c 'import benchd.daemon.cli' 2>/dev/null
+        runs "$version" 2>/dev/null
+}
+
+runs() {
+    "$home/$1/bin/python" -c 'import benchd.daemon.cli'
 }
 
 # Never in the folder that the service runs from: a version that is built again gets an r at its end, or loses it.
@@ -447,6 +451,7 @@ do_rollback() {
     asked='' platform=''
     find_parts
     find_units
+    runs "$to" || die "$to does not run any more, as it says above. $(running) stays"
     check_dashboard "$to"
     check_database "$to"
     if has service && [ -e "$root$configuration" ]; then check_configuration "$to" "$root$configuration"; fi

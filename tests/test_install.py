@@ -407,6 +407,20 @@ def test_a_unit_that_the_site_has_turned_off_stays_off(site, tmp_path, state, as
     assert sorted(asked_of_systemd(site, tmp_path, code, state)) == sorted(enable + asked)
 
 
+def test_a_rollback_to_a_version_that_does_not_run_any_more_stops_nothing(site, tmp_path):
+    tool(site.home / "0-old/bin", "python", "")
+    (site.home / "0-old/bin/python").write_text("#!/usr/bin/python3.gone\n")
+    (site.home / "current").symlink_to("1-new")
+    (site.home / "previous").symlink_to("0-old")
+    unit = site.root / "etc/systemd/system/benchd.service"
+    unit.parent.mkdir(parents=True)
+    unit.touch()
+    said = tmp_path / "said"
+    assert asked_of_systemd(site, tmp_path, f"systemctl begin; (do_rollback) 2>{said} || true") == ["begin"]
+    assert "0-old does not run any more, as it says above. 1-new stays\n" in said.read_text()
+    assert site.points_to("current") == "1-new"
+
+
 @pytest.mark.parametrize(("state", "is_new"), [("", True), ("enabled", False)])
 def test_what_an_interrupted_install_left_to_do_is_done_by_the_next(site, tmp_path, state, is_new):
     unit, begun = "/etc/systemd/system/benchd.service", "lock; asked=service platform=cpu; find_parts; find_units"
