@@ -16,7 +16,8 @@ Usage: sudo systemd/broker.sh [--port PORT] [--site NAME]... DEVICE_ID...
 
 Lets only known users into the mosquitto of this machine: `collector` (dashboards), `reader` (whoever only looks) and one per
 device, whose name is the device's id. Each password is in /etc/mosquitto/benchd/USER, which only root may read; one that you
-put there before is taken. The broker listens on 1883 until --port names another; later runs keep it.
+put there before is taken. The broker listens on the port that --port names, which later runs keep. Without one it listens on
+1883, unless another file of mosquitto's has a listener.
 
 --site makes a user for the bridge of a site's broker, which passes on what its devices say. Access rules of your own belong in
 /etc/mosquitto/benchd.acl.d/NAME.acl, each below its `user NAME`: every run appends these files to the rules.
@@ -101,18 +102,18 @@ write_rules() {
 }
 
 write_settings() {
-    local kept
-    kept=$(sed -n 's/^listener //p' "$settings" 2>/dev/null) || true
+    [ -n "$port" ] || port=$(sed -n 's/^listener //p' "$settings" 2>/dev/null) || true
     {
         echo "# written by benchd's broker.sh"
-        has_listener || echo "listener ${port:-${kept:-1883}}"
+        has_listener "${port:-[0-9]+}" || echo "listener ${port:-1883}"
         printf '%s\n' "allow_anonymous false" "password_file $home/benchd.passwords" "acl_file $home/benchd.acl"
     } >"$settings.new"
     mv "$settings.new" "$settings"
 }
 
+# A port that two files listen on keeps mosquitto from starting.
 has_listener() {
-    grep -rqsE --include='*.conf' --exclude=benchd.conf '^(listener|port) ' "$root$home"
+    grep -rqsE --include='*.conf' --exclude=benchd.conf "^(listener|port) +$1( |\$)" "$root$home"
 }
 
 # mosquitto reads them as its own user when it reloads.

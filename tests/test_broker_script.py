@@ -115,6 +115,18 @@ def test_a_listener_of_the_site_s_own_stays_the_only_one(tmp_path):
     assert "listener" not in (folder / "benchd.conf").read_text()
 
 
+def test_a_port_that_was_asked_for_is_listened_on_beside_a_listener_of_the_site_s_own(tmp_path):
+    folder = tmp_path / "etc/mosquitto/conf.d"
+    run(tmp_path, "--port", "8884", "d1")
+    (folder / "site.conf").write_text("listener 8883\n")
+    run(tmp_path, "d1", "d2")
+    assert "listener 8884\n" in (folder / "benchd.conf").read_text(), "the devices' port is gone"
+    run(tmp_path, "--port", "8885", "d1")
+    assert re.findall("^listener .*", (folder / "benchd.conf").read_text(), re.MULTILINE) == ["listener 8885"]
+    run(tmp_path, "--port", "8883", "d1")
+    assert "listener" not in (folder / "benchd.conf").read_text(), "mosquitto does not listen on one port twice"
+
+
 def test_rules_of_the_site_s_own_stay_and_so_does_the_user_of_a_bridge(tmp_path):
     folder = tmp_path / "etc/mosquitto"
     run(tmp_path, "--site", "site-1")
