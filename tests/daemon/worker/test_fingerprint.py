@@ -2,6 +2,7 @@
 
 import functools
 import os
+import platform
 
 import msgspec
 import pytest
@@ -83,7 +84,8 @@ def test_what_the_worker_was_built_from(usual, changed):
     assert wanted <= set(usual().software)
     least = changed().software
     assert least["cpu_capability"] in ("DEFAULT", "NO AVX")  # by the version of torch
-    assert least["cpu_capability"] != usual().software["cpu_capability"]
+    if platform.machine() == "x86_64":  # elsewhere the least may be the usual one
+        assert least["cpu_capability"] != usual().software["cpu_capability"]
     assert least["torch_build"] == usual().software["torch_build"]
 
 
