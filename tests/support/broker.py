@@ -29,9 +29,9 @@ class RunningBroker:
         return f"mqtt://{self.host}:{self.port}"
 
 
-def program(name: str) -> str:
-    """Return the path of a system program; without it a test fails where CI is set and is skipped elsewhere."""
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+def program(name: str, *places: Path) -> str:
+    """Return the path of a system program, also in places; without it a test is skipped, or fails where CI is set."""
+    found = shutil.which(name, path=":".join([os.environ["PATH"], "/usr/sbin", *map(str, places)]))
     if found is None:
         stop = pytest.fail if os.environ.get("CI") else pytest.skip
         stop(f"needs the program {name}; `make test` installs it where it may")

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from broker import program
 
 SHUTDOWN, WITHOUT_THE_JOURNAL = 0x8004587D, b"\2\0\0\0"  # FS_IOC_SHUTDOWN, EXT4_GOING_FLAGS_NOLOGFLUSH
 
@@ -41,7 +42,7 @@ def _ext4(image: Path, folder: Path) -> Iterator[None]:
     folder.mkdir()
     with image.open("wb") as file:
         file.truncate(128 * 2**20)
-    commands = (["mkfs.ext4", "-q", image], _mount(image, folder))
+    commands = ([program("mkfs.ext4"), "-q", image], _mount(image, folder))
     if any(subprocess.run(command, check=False).returncode for command in commands):
         pytest.skip("needs the right to mount an ext4")
     try:

@@ -1,8 +1,11 @@
 """Clocks of processes that a test sets and lets run: fake_clock.c compiled, and its offsets."""
 
+import os
 import struct
 import subprocess
 from pathlib import Path
+
+from broker import program
 
 SOURCE = Path(__file__).with_name("fake_clock.c")
 
@@ -13,7 +16,7 @@ class FakeClock:
     def __init__(self, folder: Path) -> None:
         library, self._offsets = folder / "fake_clock.so", folder / "offsets"
         flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
-        subprocess.run(["cc", *flags, "-o", library, SOURCE], check=True)
+        subprocess.run([program(os.environ.get("CC", "cc")), *flags, "-o", library, SOURCE], check=True)
         self.environment = {"LD_PRELOAD": str(library), "FAKE_CLOCK": str(self._offsets)}
         self.set(0.0)
 

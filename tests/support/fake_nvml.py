@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+from broker import program
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 FIRST, SECOND = (f"GPU-{digit * 4}1a2b-0000-4000-8000-00000000000{digit}" for digit in "01")
@@ -30,7 +31,7 @@ class FakeNvml:
         self._file = folder / "settings"
         library = folder / "libnvidia-ml.so.1"
         flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
-        subprocess.run(["cc", *flags, "-o", library, SOURCE, "-lm"], check=True)
+        subprocess.run([program(os.environ.get("CC", "cc")), *flags, "-o", library, SOURCE, "-lm"], check=True)
         self.environment = {"LD_LIBRARY_PATH": str(folder), "FAKE_NVML": str(self._file)}
         self.set()
 

@@ -10,18 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from broker import HOST, free_port
+from broker import HOST, free_port, program
 from waiting import WAIT_S
 
 USER = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
 
 
 def _program(name: str) -> str:
-    places = [os.environ["PATH"], *map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))]
-    found = shutil.which(name, path=":".join(places))
-    if found is None:
-        pytest.skip(f"needs the program {name}, of Debian's package postgresql")
-    return found
+    return program(name, *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))  # Debian's, the newest first
 
 
 class Postgres:
