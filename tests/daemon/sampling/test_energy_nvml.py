@@ -1,25 +1,25 @@
 """Energy by NVML's counter, end to end: a stub of the library under the real binding, the real sampler process."""
 
 import time
-from statistics import median
+from statistics import mean, median
 
 import pytest
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
 from fake_nvml import FIRST, FakeNvml
-from gaps import is_for_gaps
+from gaps import ATTEMPTS, is_for_gaps
 from waiting import WAIT_S
 
 from benchd.daemon.records import Window
 from benchd.daemon.sampling import energy
 from benchd.daemon.sampling.child import SamplerProcess
 
-PERIOD_S, WINDOW_S = 0.05, 0.5
+PERIOD_S, WINDOW_S, WINDOWS = 0.05, 0.5, 8
 
 
 def measured(tmp_path, monkeypatch):
-    """Measure a known load in eight windows; return what was found and the true joules of each."""
+    """Measure a known load in some windows; return what was found and the true joules of each."""
     fake = FakeNvml(tmp_path)
     fake.set(watts=50, swing=0, square_s=1, tick_s=0.1)
     for name, value in fake.environment.items():
@@ -27,7 +27,7 @@ def measured(tmp_path, monkeypatch):
     with SamplerProcess([f"nvml={FIRST}"], PERIOD_S) as sampler:
         time.sleep(2.0)
         windows = []
-        for _ in range(8):
+        for _ in range(WINDOWS):
             start = time.monotonic_ns()
             time.sleep(WINDOW_S)
             windows.append(Window(start, time.monotonic_ns()))
@@ -39,15 +39,21 @@ def measured(tmp_path, monkeypatch):
     return found, [fake.energy_j(window.start_ns, window.end_ns) for window in windows]
 
 
-def test_the_bar_of_a_counter_covers_a_known_load_or_gaps_are_told(tmp_path, monkeypatch):
+def test_the_bar_of_a_counter_covers_a_known_load(tmp_path, monkeypatch):
     covered = []
-    for each, truth in zip(*measured(tmp_path, monkeypatch), strict=True):
-        if isinstance(each, str):
-            assert is_for_gaps(each)
-        elif not any(map(is_for_gaps, each.flags)):
-            assert (each.metric, each.scope) == ("energy_counter_j", "GPU board")
-            covered.append(abs(each.energy_j - truth) <= each.energy_err_j)
-    assert sum(covered) >= len(covered) - 2  # bars are of 95 %, and another process may take the CPU for long
+    for _ in range(ATTEMPTS):
+        for each, truth in zip(*measured(tmp_path, monkeypatch), strict=True):
+            if isinstance(each, str):
+                assert is_for_gaps(each)
+            elif each.metric != "energy_counter_j":
+                assert any(is_for_gaps(flag) and "energy_counter_j" in flag for flag in each.flags)
+            else:
+                assert each.scope == "GPU board"
+                covered.append(abs(each.energy_j - truth) <= each.energy_err_j)
+        if len(covered) >= WINDOWS:
+            break
+    assert len(covered) >= WINDOWS
+    assert mean(covered) >= 0.75  # bars are of 95 %, and another process may take the CPU for long
 
 
 @pytest.mark.slow
