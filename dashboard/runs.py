@@ -84,9 +84,9 @@ class Runs:
         wanted = select(*setup, last).where(table.c.device_id == self.device_id).group_by(*setup)
         wanted = wanted.order_by(last.desc().nulls_last()).limit(10 * READ)
         found: dict[str, list[Setup]] = defaultdict(list)
-        for case_id, *one in self._connection.execute(wanted):
-            if one[-1] is not None:  # else all are profiles, or too new
-                found[case_id].append(Setup(*one))
+        for row in self._connection.execute(wanted):
+            if row.last_s is not None:  # else all are profiles, or too new
+                found[row.case_id].append(Setup(row.tool_version, row.fingerprint, row.last_s))
         return dict(list(found.items())[:SHOWN])
 
     def keys(
