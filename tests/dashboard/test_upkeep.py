@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,14 +13,16 @@ import pytest
 from broker import free_port, running_broker
 from browsing import get, opened, running_browser
 from disks import use_up_space
+from links import counts, linked
 from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from test_collector import SETTINGS, count, publish
+from test_collector import SETTINGS, count, message, publish
 from test_pages import serving
 
 from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.outbox import Outbox
 from benchd.dashboard.collector import Collector
 from benchd.dashboard.store import Store, Unusable
 from benchd.dashboard.upkeep import ATTEMPTS
@@ -115,6 +118,26 @@ def test_a_database_that_is_damaged_ends_the_collector(tmp_path, url, mosquitto)
         file.write(b"rubbish" * 10_000)
     with closing(store), pytest.raises(Unusable, match=r"dashboard.db: file is not a database"):
         Collector(store, parse_url(mosquitto.url), "site").run(threading.Event())
+
+
+def test_a_database_that_is_damaged_while_it_runs_acknowledges_nothing_and_ends_the_dashboard(tmp_path, url):
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        outbox.add_all([message("d1", "r1")])
+    with (
+        running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker,
+        serving(broker.url, url, "--collector", "site") as (port, process),
+    ):
+        wait_for(lambda: metric(port, "up") == 1.0)
+        with closing(sqlite3.connect(tmp_path / "dashboard.db")) as file:
+            # what is still in the WAL would repair the file
+            wait_for(lambda: file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
+        with (tmp_path / "dashboard.db").open("r+b") as file:
+            file.write(b"rubbish" * 10_000)
+        with linked(broker, "d1", path, collectors=["site"]):
+            wait_for(lambda: not counts(path)[0].pending)
+            assert process.wait(WAIT_S) == 1
+    assert counts(path) == ((0, 1, 0), 1)
 
 
 def test_a_full_disk_is_named_and_until_there_is_room_the_collector_is_down(small_disk, mosquitto):
