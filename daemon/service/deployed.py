@@ -44,7 +44,7 @@ REASON_CHARACTERS = 500
 class Kept(Struct, frozen=True):
     """What is kept of a folder: when it was verified, what was published, and the `fingerprint` of what that is of.
 
-    Once broken, its promise `is_broken` until a verdict says that it is kept again.
+    Once broken, its promise `is_broken` until a verdict says that it is kept again, or is of something else.
     """
 
     verified_s: float
@@ -212,13 +212,14 @@ class Deployments:
         before = self.standings.get(one.called)
         was_broken = before is not None and (before.is_broken or before.said.is_broken)
         was_better = before.said.better if before else ""
-        is_broken = now.is_broken or (was_broken and now.verdict not in ("kept", "faster"))
+        is_kept, is_same = now.verdict in ("kept", "faster"), before is not None and before.fingerprint == of
+        is_broken = now.is_broken or (was_broken and is_same and not is_kept)
         self.standings = {**self.standings, one.called: Kept(time.time(), of, now, is_broken)}
         self._between.attempt(lambda: self._now.publisher.keep({SHIPPED: msgspec.json.encode(self.standings)}))
         if self._now.publisher.link:
             self._now.publisher.link.retain(self._now.topics.shipped(one.called), msgspec.json.encode(now))
         variant, was_variant = (text.partition(",")[0] for text in (now.better, was_better))
-        if is_broken != was_broken:
+        if is_broken != was_broken and (is_broken or is_kept):
             name = "promise_broken" if is_broken else "promise_kept"
             self._between.event(name, f"{now.name}: {now.verdict}: {now.told}")
         if variant and variant != was_variant:  # its lead is another one after each run

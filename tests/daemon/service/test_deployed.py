@@ -126,6 +126,14 @@ def test_a_broken_promise_is_kept_again_only_by_a_verdict_that_says_so(tmp_path,
     assert events == expected
 
 
+def test_a_folder_that_was_mended_or_replaced_breaks_a_promise_of_its_own(tmp_path):
+    one, events = Shipped(path="/srv/net"), []
+    service = deployments(one, events, tmp_path, {})
+    for verdict, of in (("broken", "old"), ("another_machine", "trusted"), ("slower", "trusted"), ("kept", "trusted")):
+        service._publish(one, said(verdict), of)
+    assert events == ["promise_broken", "promise_broken", "promise_kept"]
+
+
 def test_a_promise_that_an_earlier_version_saw_broken_is_broken(tmp_path):
     one, events, standings = Shipped(path="/srv/net"), [], {"net": Kept(0.0, "as it is", said("slower"))}
     service = deployments(one, events, tmp_path, standings)
