@@ -148,12 +148,16 @@ class ServiceLock:
             ignored = None
             try:
                 stack.enter_context(MachineLock(default_path()))
-                self._since_s.pop(run, None)  # its patience is with one wait, not with all of them together
+                self.forget(run)  # its patience is with one wait, not with all of them together
             except Busy as busy:
                 if not self._is_overdue(run):
                     raise
                 ignored = str(busy)
             yield ignored
+
+    def forget(self, run: str) -> None:
+        """Begin the patience of a run anew."""
+        self._since_s.pop(run, None)
 
     def _is_overdue(self, run: str) -> bool:
         while len(self._since_s) >= MAX_RUNS and run not in self._since_s:

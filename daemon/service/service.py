@@ -260,6 +260,7 @@ class Service:
         if old.publisher.link:
             old.publisher.link.stop()
         self._cases.session.rest()
+        self._base.lock.forget("")  # of verifications, which may be of other folders now
         put_back = self._base.reserve.write(self._base.outbox.put_back)
         self._configure(old.agenda.state, old.regressions.standings, self._deployments.standings)
         if old.publisher.link and (new := self._now.publisher.link):

@@ -26,7 +26,7 @@ from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import folders, lock
-from benchd.daemon.machine.lock import MachineLock
+from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.measuring import plan, verifying
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor
@@ -128,11 +128,15 @@ def test_a_reload_takes_nothing_from_the_time_that_a_run_has_waited(service, mon
     service._now.agenda.begin(Suite(models=["square"], options={"size": [16]}, variants=["eager"], preset="quick"))
     with MachineLock():
         assert service._cases.next() is None
+        with pytest.raises(Busy), service._base.lock.held(""):
+            pass
         waited_s = time.monotonic() + lock.PATIENCE_S
         service._reload()
         service._base.every._done_s.clear()
         monkeypatch.setattr(lock, "time", SimpleNamespace(monotonic=lambda: waited_s))
         assert service._cases.next() is not None
+        with pytest.raises(Busy), service._base.lock.held(""):  # of another folder, which has not waited
+            pass
 
 
 def test_the_machine_is_read_once_for_all_runs_that_wait(service, tmp_path, monkeypatch):
