@@ -348,9 +348,14 @@ switch_to() {
     before=$(running)
     if [ "$before" = "$1" ]; then return; fi
     note_change
-    if [ "$before" != nothing ]; then point previous "$before"; fi
+    if [ "$before" != nothing ] && ! is_rebuilt "$before" "$1"; then point previous "$before"; fi
     point current "$1"
     say "/opt/benchd/current is $1 now; before: $before"
+}
+
+# A version that was built again takes no place from the one before it, if there is one.
+is_rebuilt() {
+    [ "$action" = install ] && [ "${1%r}" = "${2%r}" ] && [ -L "$home/previous" ]
 }
 
 remove_older() {
@@ -440,8 +445,8 @@ do_install() {
     draft_configuration
     place_files
     switch_to "$version"
-    remove_older
     start
+    remove_older # the service runs from one of them until it is restarted
 }
 
 do_rollback() {

@@ -344,7 +344,7 @@ def test_the_folder_that_the_service_runs_from_is_never_built_again(site, tmp_pa
     given = f"tree={tmp_path} wheel={wheel} platform=jetson asked=service"
 
     def installed(index="", end=0):
-        code = f"{given}; find_parts; name_version; make_environment; switch_to $version"
+        code = f"{given}; find_parts; name_version; make_environment; switch_to $version; remove_older"
         phase(site, code, JETSON_INDEX=index, END=str(end))
         return site.points_to("current")
 
@@ -355,7 +355,11 @@ def test_the_folder_that_the_service_runs_from_is_never_built_again(site, tmp_pa
     assert installed() == first
     again = installed("http://i")
     assert again == installed() != first
+    (site.home / "0-old").mkdir()
+    (site.home / "previous").unlink()
+    (site.home / "previous").symlink_to("0-old")
     assert installed("http://i") == first
+    assert site.points_to("previous") == "0-old", "a version that is built again is not the one before"
 
 
 @pytest.mark.parametrize(("ahead", "code"), [(0, 0), (1, 1)])
