@@ -102,7 +102,8 @@ write_rules() {
 }
 
 write_settings() {
-    [ -n "$port" ] || port=$(sed -n 's/^listener //p' "$settings" 2>/dev/null) || true
+    # 1883 may be the default, which yields to a listener of the site's own
+    [ -n "$port" ] || port=$(sed -n 's/^listener //p' "$settings" 2>/dev/null | grep -vx 1883) || true
     {
         echo "# written by benchd's broker.sh"
         has_listener "${port:-[0-9]+}" || echo "listener ${port:-1883}"

@@ -115,6 +115,16 @@ def test_a_listener_of_the_site_s_own_stays_the_only_one(tmp_path):
     assert "listener" not in (folder / "benchd.conf").read_text()
 
 
+def test_the_default_port_ends_when_the_site_has_a_listener_of_its_own(tmp_path):
+    folder = tmp_path / "etc/mosquitto/conf.d"
+    for _ in range(2):
+        run(tmp_path, "d1")
+        assert "listener 1883\n" in (folder / "benchd.conf").read_text()
+    (folder / "site.conf").write_text("listener 8883\n")
+    run(tmp_path, "d2")
+    assert "listener" not in (folder / "benchd.conf").read_text(), "passwords go on in the clear"
+
+
 def test_a_port_that_was_asked_for_is_listened_on_beside_a_listener_of_the_site_s_own(tmp_path):
     folder = tmp_path / "etc/mosquitto/conf.d"
     run(tmp_path, "--port", "8884", "d1")
