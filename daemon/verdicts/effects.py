@@ -154,13 +154,13 @@ def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, 
     """Return the verdict on one effect at the two-sided error `alpha`.
 
     Faster or slower: the interval excludes 0, and the effect is at least `min_effect`. Same: two one-sided tests, each
-    at `same_alpha`, exclude a change of 1 %. One run per side does not show how much runs differ: it is never the same,
+    at `same_alpha`, exclude a change of 1 %, or of `min_effect` if that is more. One run per side does not show how much runs differ: it is never the same,
     and only a change of at least `RUNS_APART` is one.
     """
     least = max(min_effect, RUNS_APART) if effect.unit == "processes" else min_effect
     interval, narrow = effect.interval(1.0 - alpha), effect.interval(1.0 - 2.0 * same_alpha)
     answer: Answer = "inconclusive"
-    within = narrow.low > -SAME_MARGIN and narrow.high < SAME_MARGIN
+    within = narrow.low > -_margin(min_effect) and narrow.high < _margin(min_effect)
     if _excludes_zero(interval) and abs(effect.share) >= least:
         answer = "slower" if effect.share > 0.0 else "faster"
         reason = "of these two runs; how much runs differ is not known" if effect.unit == "processes" else ""
@@ -171,10 +171,15 @@ def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, 
     return Verdict(answer=answer, effect=effect.share, interval=interval, confidence=1.0 - alpha, reason=reason)
 
 
+def _margin(min_effect: float) -> float:
+    """Return the change that SAME excludes: one that counts, or a smaller one that matters to nobody."""
+    return max(SAME_MARGIN, min_effect)
+
+
 def _undecided(effect: Effect, interval: Interval, within: bool, alpha: float, min_effect: float) -> str:
     """Return why the effect is neither a difference nor the same, and what would decide."""
     if within:
-        why = f"alike within {100 * SAME_MARGIN:g} % in these two runs; how much runs differ is not known"
+        why = f"alike within {100 * _margin(min_effect):g} % in these two runs; how much runs differ is not known"
     elif _excludes_zero(interval) and effect.unit == "processes":
         why = (
             f"these two runs differ, but so may runs of the same code: a change below {100 * RUNS_APART:g} % takes more"
@@ -182,7 +187,7 @@ def _undecided(effect: Effect, interval: Interval, within: bool, alpha: float, m
     elif _excludes_zero(interval):
         return f"the difference is below the smallest that counts here, {100 * min_effect:.2g} %"
     else:
-        why = f"the interval contains 0 and reaches beyond {100 * SAME_MARGIN:g} %"
+        why = f"the interval contains 0 and reaches beyond {100 * _margin(min_effect):g} %"
     repeats = deciding_repeats(effect, alpha, min_effect)
     about = "at least" if effect.unit == "processes" else "about"
     number = f"{about} {repeats}" if repeats else f"more than {MOST_REPEATS}"
@@ -211,7 +216,7 @@ def _deciding(effect: Effect, repeats: int, degrees: float, alpha: float, min_ef
     error = effect.spread / seen / math.sqrt(repeats)  # by the lower quartile of chi, as E. B. Wilson and M. Hilferty
     shown = NormalDist(effect.log_ratio, math.hypot(effect.error, error) or 1e-12)
     beyond = max(student_t_quantile(1.0 - alpha / 2.0, degrees) * error, math.log1p(min_effect))
-    within = min(max(math.log1p(SAME_MARGIN) - student_t_quantile(1.0 - ALPHA, degrees) * error, 0.0), beyond)
+    within = min(max(math.log1p(_margin(min_effect)) - student_t_quantile(1.0 - ALPHA, degrees) * error, 0.0), beyond)
     return 1.0 - (shown.cdf(beyond) - shown.cdf(-beyond)) + (shown.cdf(within) - shown.cdf(-within))
 
 

@@ -134,7 +134,10 @@ def test_equal_times_are_the_same():
         (0.0051, 0.0001, 0.005, "slower", ""),
         (-0.0051, 0.0001, 0.005, "faster", ""),
         (0.02, 0.02, 0.005, "inconclusive", "contains 0"),
-        (0.0095, 0.0005, 0.02, "inconclusive", "below the smallest that counts here, 2 %"),
+        (0.0095, 0.0005, 0.02, "same", ""),
+        (0.019, 0.001, 0.02, "inconclusive", "below the smallest that counts here, 2 %"),
+        (0.0003, 0.0074, 0.02, "same", ""),  # [-1.55, 1.61] %
+        (0.0003, 0.0074, 0.005, "inconclusive", "reaches beyond 1 %"),
         (0.0, 0.004, 0.005, "same", ""),
         (0.0, 0.006, 0.005, "inconclusive", "reaches beyond 1 %"),
     ],
