@@ -154,8 +154,8 @@ def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, 
     """Return the verdict on one effect at the two-sided error `alpha`.
 
     Faster or slower: the interval excludes 0, and the effect is at least `min_effect`. Same: two one-sided tests, each
-    at `same_alpha`, exclude a change of 1 %, or of `min_effect` if that is more. One run per side does not show how much runs differ: it is never the same,
-    and only a change of at least `RUNS_APART` is one.
+    at `same_alpha`, exclude a change of 1 %, or of `min_effect` if that is more. One run per side
+    does not show how much runs differ: it is never the same, and only a change of at least `RUNS_APART` is one.
     """
     least = max(min_effect, RUNS_APART) if effect.unit == "processes" else min_effect
     interval, narrow = effect.interval(1.0 - alpha), effect.interval(1.0 - 2.0 * same_alpha)
