@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.protocol import Job
@@ -21,12 +22,14 @@ from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import FILE_BACKENDS, InputSpec
 from benchd.daemon.worker.structures import Batch, values
 
+_OF_COMPILE = "_torchdynamo_orig_callable"  # what torch.compile leaves on a forward, of a module or of a class
+
 
 def build(job: Job) -> nn.Module:
     """Return the module that the job's `FILE.py:function` or `package.module:function` builds, float32, eval mode.
 
-    Raises UsageError for an error on the command line, UnfitModel for a module that cannot be copied, and Unsupported
-    for a kind of module that the case's variant cannot run.
+    Raises UsageError for an error on the command line, and Unsupported for a kind of module that the case's variant
+    cannot run.
     """
     where, _, name = str(job.module).rpartition(":")
     option = f"--module {Path(where).name}:{name}"  # messages contain no folder
@@ -62,11 +65,25 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
     return module if in_order[len(by_place) : len(specs)] == names else Named(module, names)
 
 
-def materialise(module: nn.Module, example: Batch) -> None:
-    """Run a module that takes its sizes from its first input, so that it has all its parameters."""
+def settle(module: nn.Module, example: Batch) -> None:
+    """Give a lazy module its sizes, and detach what `build` computed from weights, so that every variant runs a copy.
+
+    Raises UnfitModel for a module that cannot be copied even so.
+    """
     if any(is_lazy(value) for value in [*module.parameters(), *module.buffers()]):
         with torch.no_grad():
             module(*values(example))
+    for part in module.modules():  # torch's weight_norm and spectral_norm keep the weight of the last run
+        for name, value in vars(part).items():
+            if any(isinstance(leaf, Tensor) and not leaf.is_leaf for leaf in tree_leaves(value)):
+                vars(part)[name] = tree_map_only(Tensor, Tensor.detach, value)
+    try:
+        copy.deepcopy(module)
+    except Exception as error:  # whatever a lock, a file or a generator raises
+        raise UnfitModel(
+            f"the module cannot be copied by copy.deepcopy ({type(error).__name__}: {error}), and every variant runs a "
+            "copy: keep locks, open files and generators out of its attributes"
+        ) from error
 
 
 def file(job: Job) -> Path:
@@ -160,25 +177,21 @@ def _built(function: Any, option: str) -> nn.Module:
 
 def _ready(module: nn.Module) -> nn.Module:
     try:
-        copy.deepcopy(module)
-    except Exception as error:  # whatever a lock, a file or a generator raises
-        raise UnfitModel(
-            f"the module cannot be copied by copy.deepcopy ({type(error).__name__}: {error}), and every variant runs a "
-            "copy: keep tensors with a gradient, locks, open files and generators out of its attributes"
-        ) from error
-    try:
         return module.float().eval()
     except NotImplementedError:  # an exported program is in eval mode already and refuses to be asked
         return module
 
 
 def _refuse_kind(job: Job, module: nn.Module) -> None:
-    """Raise Unsupported for what torch cannot do with scripted or quantised modules."""
+    """Raise Unsupported for a compiled module, and for what torch cannot do with scripted or quantised ones."""
     variant = job.case.variant
     is_scripted = isinstance(module, torch.jit.ScriptModule)
     is_quantised = any(".quantized" in type(part).__module__ for part in module.modules())
+    is_compiled = any(hasattr(getattr(part, "forward", None), _OF_COMPILE) for part in module.modules())
     exports = variant.backend in FILE_BACKENDS
     reasons = {
+        "the module is compiled already, so no variant would be what its name says: build it without torch.compile, "
+        "which the variant compile calls": is_compiled,
         "torch cannot compile or export a scripted module: return the nn.Module that it was scripted from": is_scripted
         and (exports or variant.backend == "compile" or variant.needs_torchao),
         "torch cannot export a quantised module: return the float one, or measure one with --onnx": is_quantised

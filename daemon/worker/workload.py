@@ -158,9 +158,9 @@ def _own_file(job: Job, path: str) -> nn.Module:
 
 
 def _fed(job: Job, module: nn.Module, specs: Sequence[InputSpec], images: Batch) -> nn.Module:
-    """Return the user's module wrapped for these inputs, materialised and with the weights of the command line."""
+    """Return the user's module wrapped for these inputs, settled and with the weights of the command line."""
     taking = user_module.takes(module, specs)
-    user_module.materialise(taking, images[: job.case.batch_size])
+    user_module.settle(taking, images[: job.case.batch_size])
     if job.weights:
         weights.apply(module, weights.read(Path(job.weights)))
     return taking

@@ -132,6 +132,41 @@ def lazy():
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(5))
 
 
+def lazy_norm():
+    return nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(5))
+
+
+class Remembers(Base):
+    """Keeps what depends on its weights in attributes of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales = {"of": [self.fc.weight.norm()]}
+
+    def forward(self, x):
+        self.last = self.head(x)
+        return self.last * self.scales["of"][0]
+
+
+def old_norms():
+    flat = nn.utils.weight_norm(nn.Linear(48, 8)), nn.utils.spectral_norm(nn.Linear(8, 5))
+    return nn.Sequential(nn.Flatten(), *flat)
+
+
+def compiled():
+    return torch.compile(Plain())
+
+
+def compiled_inside():
+    return nn.Sequential(nn.Flatten(), torch.compile(nn.Linear(48, 5)))
+
+
+class Decorated(Base):
+    @torch.compile
+    def forward(self, x):
+        return self.head(x)
+
+
 def scripted():
     return torch.jit.script(Plain())
 
@@ -232,6 +267,9 @@ TAKEN = {
     "TwoInts": ["int64:6", "int64:4"],
     "training": IMAGE,
     "lazy": IMAGE,
+    "lazy_norm": IMAGE,
+    "old_norms": IMAGE,
+    "Remembers": IMAGE,
     "exported": IMAGE,
     "in_brain": BRAIN,
 }
@@ -256,12 +294,24 @@ def test_an_answer_without_rows_is_checked_in_several_batches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["as_dict", "as_dataclass", "scalar", "numbers", "unchanged", "whole", "in_float", "Named"]
+    "name",
+    [
+        "as_dict",
+        "as_dataclass",
+        "scalar",
+        "numbers",
+        "unchanged",
+        "whole",
+        "in_float",
+        "Named",
+        "lazy_norm",
+        "old_norms",
+    ],
 )
 def test_the_exported_file_answers_the_same_by_every_path(name, tmp_path):
     pytest.importorskip("onnxscript", reason="exports")
     pytest.importorskip("onnxruntime", reason="runs the file")
-    result = checked(zoo(tmp_path, name, WORDS if name == "Named" else [], variant=Variant("onnxruntime")))
+    result = checked(zoo(tmp_path, name, TAKEN.get(name, []), variant=Variant("onnxruntime")))
     assert result.passed, result.note
 
 
@@ -321,6 +371,9 @@ def test_what_cannot_be_measured_ends_in_a_sentence(name, given, kind, words, tm
         ("scripted", Variant("compile"), "torch cannot compile or export a scripted module"),
         ("scripted", Variant("onnxruntime"), "torch cannot compile or export a scripted module"),
         ("quantised", Variant("onnxruntime"), "torch cannot export a quantised module"),
+        ("compiled", Variant(), "the module is compiled already, .*: build it without torch.compile"),
+        ("compiled_inside", Variant("compile"), "the module is compiled already"),
+        ("Decorated", Variant("onnxruntime"), "the module is compiled already"),
         ("quantised", Variant("eager", "fp16"), "leave fp16, bf16 and amp out"),
         ("branches", Variant("onnxruntime"), r"cannot export (this: |a model whose sizes).*measured with --onnx"),
         ("in_brain", Variant("onnxruntime"), "NumPy, which lacks bfloat16: take the input in float32"),
