@@ -475,7 +475,8 @@ class Check(Struct, frozen=True, kw_only=True):
     above a `commonest_class_share` of 0.9 the argmax proves nothing. `reference` is float32 on the CPU for a user's
     model that cannot run in float64, and `note` gives the reason. `audited` counts answers of the timed section that
     were also compared. `outputs` have the path and shape of each output of one input, `projections` the exact answers
-    of each in a few fixed random directions: two networks with other answers differ in them.
+    of each to the first inputs in a few fixed random directions: two networks with other answers differ in them.
+    `inputs_sha256` covers these inputs and their batches; answers to others are not comparable.
     """
 
     passed: bool
@@ -500,6 +501,7 @@ class Check(Struct, frozen=True, kw_only=True):
     audited: int = 0
     outputs: list[str] = []
     projections: list[float] = []
+    inputs_sha256: str = ""
     note: str = ""
 
     @property
@@ -575,9 +577,9 @@ OF_MODULE = "of the module"
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """The model as built: all options, the shape of one input, its weights and its code.
 
-    `inputs` describes the inputs of a user's model that reads more than one float32 array. `code_sha256` covers the
-    source of benchd's models, kernels and exporters; for a user's module, its file and the modules that it imports of
-    its own package or that are not installed; for a user's ONNX file, the file. Null in older records.
+    `inputs` describes the inputs of a user's model that reads more than one float32 array. `read` is what the model was
+    made from, each with a short hash: `benchd` for a model of the catalog, a user's ONNX file, and for a user's module
+    the source files that were loaded, the files that these opened, and the `$VARIABLES` that they name.
     """
 
     options: dict[str, OptionValue]
@@ -586,7 +588,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     parameters: int
     weights: str
     weights_sha256: str
-    code_sha256: str | None = None
+    read: dict[str, str] = {}
     data: str
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from benchd.daemon.records import Case, Environment, Record
-from benchd.daemon.verdicts.recommend import Requirements, decide, disqualified, line, wrong
+from benchd.daemon.verdicts.recommend import Requirements, decide, line, unable, wrong
 from benchd.dashboard.changes import Change, Changes, by_place
 from benchd.dashboard.messages import Result, flat
 from benchd.dashboard.runs import EnvironmentPart, Kept, Runs
@@ -95,9 +95,9 @@ def _board(board: Runs) -> _Board:
     for of_where in keys.values():  # one by one, so that memory holds the records of one at a time
         records = board.records(of_where)
         whole.choices.extend(_choices(records))
+        why = unable(records)
         whole.newest.extend(
-            Newest(flat(record, 0.0), _kind(record.environment), record.case, disqualified(record))
-            for record in records
+            Newest(flat(record, 0.0), _kind(record.environment), record.case, why.get(record.key)) for record in records
         )
     return whole
 

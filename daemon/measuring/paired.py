@@ -32,7 +32,7 @@ from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import PLAIN, Supervisor, Turn, interleaved_rule
 from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Record, wall_now
-from benchd.daemon.verdicts import effects, noise_floor
+from benchd.daemon.verdicts import effects, noise_floor, one_model
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
 from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
@@ -129,7 +129,7 @@ def _code(sides: Sequence[Side]) -> int:
     statuses = {outcome.process.status for outcome in outcomes}
     if any("usage_error" in outcome.flags for outcome in outcomes):
         return 2
-    is_mixed = any(recording.other_model(side.outcomes) for side in sides)
+    is_mixed = any(one_model.difference(side.outcomes) for side in sides)
     return 7 if "unsupported" in statuses else int(statuses != {"ok"} or is_mixed)
 
 
@@ -235,7 +235,7 @@ def _alternate(
                 for turn, outcome in running:
                     side = by_name[turn.name]
                     side.outcomes.append(outcome)
-                    mixed = recording.other_model(side.outcomes)
+                    mixed = one_model.difference(side.outcomes)
                     if outcome.process.status != "ok" or mixed:
                         return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
             ratios.append(_ratio(sides))

@@ -23,7 +23,7 @@ from benchd.daemon.measuring.race_limits import Miss
 from benchd.daemon.measuring.race_log import Entry, Phase, RaceLog
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.supervisor import ABREAST, NOT_RUN, Supervisor, Turn, interleaved_rule
-from benchd.daemon.records import BACKENDS, KERNELS, PRECISIONS, Case, Record
+from benchd.daemon.records import BACKENDS, KERNELS, PRECISIONS, Record
 from benchd.daemon.verdicts import effects, one_model, racing, recommend
 from benchd.daemon.verdicts.effects import Verdict
 from benchd.daemon.verdicts.manifest import Asked
@@ -170,19 +170,21 @@ class Race:
         """Return the candidate of this name."""
         return next(one for one in self.candidates if one.name == name)
 
-    def begins_anew(self, case: Case, outcome: Outcome) -> str | None:
+    def begins_anew(self, outcome: Outcome) -> str | None:
         """Clear the log if this process, which it does not hold, ran another model; return why, else None."""
-        mixed = self._mixed((case, outcome))
+        mixed = self._mixed(outcome)
         if mixed:
             self._log.clear()
         return mixed and f"{mixed}; the same command begins anew"
 
-    def _mixed(self, *more: tuple[Case, Outcome]) -> str | None:
-        """Return why the processes of the log and these did not all run the same model, else None."""
-        cases = {one.planned.case.case_id: one.planned.case for one in self.candidates}
-        ran = [*((cases[entry.case_id], entry.outcome) for entry in self._log.entries), *more]
-        answers = ((case, outcome.check) for case, outcome in ran)
-        return recording.other_model([outcome for _, outcome in ran]) or one_model.other_answers(answers)
+    def _mixed(self, *more: Outcome) -> str | None:
+        """Return why the processes of the log and these did not all run the same model, from the same files; else None.
+
+        Files that changed may be as fast as before or not, and the ones that ship are the last.
+        """
+        ran = [*(entry.outcome for entry in self._log.entries), *more]
+        changed = ", ".join(one_model.changed(ran))
+        return one_model.difference(ran) or (f"{changed} changed" if changed else None)
 
     def _left(self) -> list[Candidate]:
         return [one for one in self.candidates if one.left is None]

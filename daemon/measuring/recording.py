@@ -209,13 +209,8 @@ def record(
 def _status(outcomes: Sequence[Outcome]) -> tuple[Status, str | None]:
     order: tuple[Status, ...] = ("aborted", "failed", "timeout", "unsupported", "ok")
     worst = min((outcome.process for outcome in outcomes), key=lambda process: order.index(process.status))
-    other = other_model(outcomes) if worst.status == "ok" else None
+    other = one_model.difference(outcomes) if worst.status == "ok" else None
     return ("failed", other) if other else (worst.status, worst.reason)
-
-
-def other_model(outcomes: Sequence[Outcome]) -> str | None:
-    """Return why these processes of a case did not all run the same model, else None."""
-    return one_model.difference(outcome.model for outcome in outcomes)
 
 
 def _combined(timings: Sequence[Timing | None]) -> Timing | None:
@@ -399,6 +394,8 @@ def _flags(
         flags.add("faster_than_floor")
     if _foreign_cpus(telemetry, _online_cpus(environment)) > FOREIGN_CPUS:
         flags.add("busy_machine")
+    if one_model.changed(outcomes):
+        flags.add("files_changed")
     return sorted(flags | _uneven([outcome.process for outcome in outcomes]))
 
 

@@ -66,7 +66,7 @@ def _shipped(race: Race, found: Result, supervisor: Supervisor, asked: Asked, ou
 def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) -> Packed:
     """Have a worker write the files; raise NotShipped if it cannot, or if they are of another model than was raced."""
     outcome = supervisor.process(Turn(replace(planned, ship_to=str(made)), "deploy", 1))
-    if mixed := race.begins_anew(planned.case, outcome):
+    if mixed := race.begins_anew(outcome):
         raise NotShipped(mixed)
     if outcome.packed is None:
         raise NotShipped(f"the files of {planned.case.variant.label} were not made: {outcome.process.reason}")

@@ -1,6 +1,7 @@
 """The page of a report: five charts and a table in one self-contained HTML file, light or dark."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -18,22 +19,26 @@ T = TypeVar("T", Record, Brief)
 Point = tuple[float | str, float, str]
 """A record's position and name in a chart."""
 
+Unable = Mapping[str, str]
+"""Why records cannot win, by their keys."""
+
 ROWS = 500
 """The table has at most this many records, the newest; the charts show them all."""
 
 RING: Chart = {"marker": {"symbol": "circle-open", "size": 14}, "showlegend": False}
 CROSS: Chart = {"marker": {"symbol": "x", "size": 9}}
-CROSSED = "A cross marks a record that cannot win: its check failed, or it did not run as requested."
+CROSSED = "A cross marks a record that cannot win; its name says why."
 
 
 def page(found: Spool, decisions: Sequence[recommend.Decision], about: Sequence[str], headings: Sequence[str]) -> str:
     """Return the page of these records; decisions and facts `about` them come first."""
     newest_ones = [record for record in found.decisive if is_measured(record)]
     briefs = [brief for brief in found.briefs if brief.is_measured]
+    why = recommend.unable(newest_ones)
     return render(
         FOLDER / "report.html",
         "benchd report",
-        [*(chart(newest_ones) for chart in OF_NEWEST), *(chart(briefs) for chart in OF_ALL)],
+        [*(chart(newest_ones, why) for chart in OF_NEWEST), *(chart(briefs) for chart in OF_ALL)],
         count=len(found.briefs),
         devices=sorted({brief.device_id for brief in found.briefs}),
         first=found.briefs[0].t_wall,
@@ -72,10 +77,10 @@ def _named(records: Sequence[Record]) -> Callable[[Record], str]:
     return lambda record: " ".join(_subject(record)) + where[recommend.place(record)]
 
 
-def _by_fitness(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+def _by_fitness(records: Sequence[Record], why: Unable) -> tuple[list[Record], list[Record]]:
     """Return the records that can win and those that cannot."""
-    able = [record for record in records if not recommend.disqualified(record)]
-    return able, [record for record in records if recommend.disqualified(record)]
+    able = [record for record in records if record.key not in why]
+    return able, [record for record in records if record.key in why]
 
 
 def _energy(record: Record) -> Energy:
@@ -84,35 +89,35 @@ def _energy(record: Record) -> Energy:
     return record.energy
 
 
-def _latency_against_energy(measured: Sequence[Record]) -> Chart:
+def _latency_against_energy(measured: Sequence[Record], why: Unable) -> Chart:
     inference = [record for record in recommend.newest(measured) if record.case.direction == "inference"]
     known = [record for record in inference if record.energy and record.energy.gross_per_inference_j > 0]
     subject, of_many = _named(known), len({_energy(record).scope for record in known}) > 1
-    able, unable = _by_fitness(known)
+    able, unable = _by_fitness(known, why)
+    spent = partial(_spent, why=why)
     traces: list[Chart] = []
     for name, group in _grouped(able, lambda r: subject(r) + (f" of {_energy(r).scope}" if of_many else "")):
-        front = list(unbeaten(map(_spent, group)))
+        front = list(unbeaten(map(spent, group)))
         traces.append(_trace(f"{name}: front", front, mode="lines+markers") | RING | {"colour": GREY})
     traces += [
-        _of_variant(name, sorted(map(_spent, group)), group) for name, group in _grouped(able, recommend.variant_name)
+        _of_variant(name, sorted(map(spent, group)), group) for name, group in _grouped(able, recommend.variant_name)
     ]
     note = f"A ring marks a variant that no other beats in both; lower left is better. {CROSSED}"
     return {
         "title": "Latency against energy",
         "note": note if known else "No record has energy.",
-        "data": traces + _crosses(map(_spent, unable)),
+        "data": traces + _crosses(map(spent, unable)),
         "layout": {"xaxis": _log_axis("median latency, ms"), "yaxis": _log_axis("energy per inference, mJ")},
     }
 
 
-def _spent(record: Record) -> tuple[float, float, str]:
-    return _median_ms(record), 1e3 * _energy(record).gross_per_inference_j, _text(record)
+def _spent(record: Record, why: Unable) -> tuple[float, float, str]:
+    return _median_ms(record), 1e3 * _energy(record).gross_per_inference_j, _text(record, why)
 
 
-def _text(record: Record) -> str:
+def _text(record: Record, why: Unable) -> str:
     """Return a point's name: its case and, if it cannot win, the reason."""
-    why = recommend.disqualified(record)
-    return f"{record.case_id}: {why}" if why else record.case_id
+    return f"{record.case_id}: {why[record.key]}" if record.key in why else record.case_id
 
 
 def _crosses(points: Iterable[Point]) -> list[Chart]:
@@ -137,12 +142,13 @@ def _log_axis(title: str) -> Chart:
     return {"title": {"text": title}, "type": "log"}
 
 
-def _throughput_by_batch(measured: Sequence[Record]) -> Chart:
+def _throughput_by_batch(measured: Sequence[Record], why: Unable) -> Chart:
     known = [record for record in recommend.newest(measured) if record.throughput_per_s]
     where = recommend.place_names(map(recommend.place, known))
-    able, unable = _by_fitness(known)
+    able, unable = _by_fitness(known, why)
+    throughput = partial(_throughput, why=why)
     traces = [
-        _of_variant(name, sorted(map(_throughput, group)), group, "lines+markers") | {"label": name}
+        _of_variant(name, sorted(map(throughput, group)), group, "lines+markers") | {"label": name}
         for name, group in _grouped(able, lambda record: _at_any_batch(record) + where[recommend.place(record)])
     ]
     batches = {"tickvals": sorted({record.case.batch_size for record in known})}
@@ -150,7 +156,7 @@ def _throughput_by_batch(measured: Sequence[Record]) -> Chart:
     return {
         "title": "Throughput by batch size",
         "note": f"The newest record of each case. {CROSSED}",
-        "data": traces + _crosses(map(_throughput, unable)),
+        "data": traces + _crosses(map(throughput, unable)),
         "layout": axes,
     }
 
@@ -160,23 +166,23 @@ def _at_any_batch(record: Record) -> str:
     return " ".join([model, *others, recommend.variant_name(record)])
 
 
-def _throughput(record: Record) -> Point:
-    return record.case.batch_size, record.throughput_per_s or 0.0, _text(record)
+def _throughput(record: Record, why: Unable) -> Point:
+    return record.case.batch_size, record.throughput_per_s or 0.0, _text(record, why)
 
 
-def _variants_by_model(measured: Sequence[Record]) -> Chart:
+def _variants_by_model(measured: Sequence[Record], why: Unable) -> Chart:
     known = recommend.newest(measured)
     subject = _named(known)
-    able, unable = _by_fitness(known)
+    able, unable = _by_fitness(known, why)
     traces = []
     for name, group in _grouped(able, recommend.variant_name):
         timings = [record.timing for record in group if record.timing]
         above = [(t.high_ms if t.high_ms is not None else t.median_ms) - t.median_ms for t in timings]
         below = [t.median_ms - (t.low_ms if t.low_ms is not None else t.median_ms) for t in timings]
-        points = [(subject(record), _median_ms(record), _text(record)) for record in group]
+        points = [(subject(record), _median_ms(record), _text(record, why)) for record in group]
         bars = {"type": "data", "array": above, "arrayminus": below}
         traces.append(_of_variant(name, points, group) | {"marker": {"size": 9}, "error_y": bars})
-    traces += _crosses((subject(record), _median_ms(record), _text(record)) for record in unable)
+    traces += _crosses((subject(record), _median_ms(record), _text(record, why)) for record in unable)
     axes = {"xaxis": {}, "yaxis": _log_axis("median latency, ms")}
     note = f"The newest record of each case, with its 95 % interval. {CROSSED}"
     return {"title": "Variants by model", "note": note, "data": traces, "layout": axes}

@@ -207,16 +207,9 @@ def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:
 
 def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     """Return how B's exact answers differ from A's, if weights and inputs are equal and they do."""
-    pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:] if _is_of_equal_weights(a, b)]
-    told = [why for a, b in pairs if a.check and b.check and (why := one_model.answers_off(a.check, b.check))]
-    return [f"B has the weights of A, but {why}" for why in told]
-
-
-def _is_of_equal_weights(a: Record, b: Record) -> bool:
-    """Return whether the exact answers of two records are of the same weights, options and inputs."""
-    images = [(one.case.batch_size, one.case.seed, one.check.images if one.check else None) for one in (a, b)]
-    nets = [(one.model.weights_sha256, one.model.options) if one.model else None for one in (a, b)]
-    return images[0] == images[1] and nets[0] == nets[1] is not None and _inputs(a) == _inputs(b)
+    pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
+    told = [one_model.differs(a, b) for a, b in pairs if not one_model.other_model(a, b)]
+    return [f"B has the weights of A, but {why}" for why in told if why]
 
 
 def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:
@@ -291,7 +284,7 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
     """Return why the records of one side are not all of one model, else None; the sides may differ."""
-    found = [one_model.difference(record.model for record in _measured(side)) for side in sides]
+    found = [one_model.difference(_measured(side)) for side in sides]
     return next((f"{side}: {words}" for side, words in zip("AB", found, strict=True) if words), None)
 
 

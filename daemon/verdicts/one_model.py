@@ -1,72 +1,66 @@
-"""Whether every process and every variant measured one model: the same code, weights, inputs and exact answers."""
+"""Whether measurements are of one model: the same options, weights, inputs and exact answers; pure."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
+from itertools import chain
+from typing import Protocol
 
-from benchd.daemon.records import OF_MODULE, Case, Check, ModelFacts
+from benchd.daemon.records import OF_MODULE, Check, ModelFacts
 
 OTHER_SHARE = {"codes": 0.05}
 OTHER_SHARE_EXACT = 1e-4
 """An output whose exact answers differ by more is of another network; with thresholds rounding may move a spike."""
 
-_AGAIN = "do not change it during a run, and measure every variant again"
+
+class Measured(Protocol):
+    """A record, or one process of it."""
+
+    @property
+    def model(self) -> ModelFacts | None: ...  # noqa: D102
+    @property
+    def check(self) -> Check | None: ...  # noqa: D102
 
 
-def difference(found: Iterable[ModelFacts | None]) -> str | None:
-    """Return how these measurements of a model differ though they must agree, and what to do; else None."""
-    known = [facts for facts in found if facts]
-    return next((words for one, other in combinations(known, 2) for words in _differences(one, other)), None)
+def difference(measured: Iterable[Measured]) -> str | None:
+    """Return how one of these measurements is of another model, what changed it and what to do; None if all are of one.
 
-
-def other_answers(found: Iterable[tuple[Case, Check | None]]) -> str | None:
-    """Return that the exact answers of one of these checks differ from an earlier one's, and what to do; else None.
-
-    No hash covers a data file that a user's code reads, but what the model answers shows it.
+    Each is compared with the first one, and with the first one that answered the same inputs.
     """
-    earlier: dict[object, Check] = {}
-    for case, check in found:
-        if check is None:
-            continue
-        alike = case.batch_size, case.seed, check.images, check.rule, check.reference
-        if answers_off(earlier.setdefault(alike, check), check):
-            return f"its exact answers to the same inputs changed, as if a file that it reads was edited: {_AGAIN}"
+    firsts: dict[object, Measured] = {}
+    for one in measured:
+        for inputs in dict.fromkeys((None, _answered(one.check))) if one.model else ():
+            if words := differs(firsts.setdefault(inputs, one), one):
+                return f"{words}; measure every variant again, all of one model"
     return None
 
 
-def answers_off(a: Check, b: Check) -> str | None:
-    """Return how B's exact answers are others than A's; None if they differ by no more than rounding explains.
+def differs(one: Measured, other: Measured) -> str | None:
+    """Return how the second measurement is of another model than the first one, and what changed it; else None.
 
-    Each output counts alone: a wrong one may be tiny beside the next. Records that name no outputs count as one.
+    Exact answers decide, if both answered the same inputs: an edit that leaves them as they are leaves the model as
+    it is.
     """
-    if a.outputs and b.outputs and a.outputs != b.outputs:
-        names = [", ".join(sorted({*one.outputs} - {*other.outputs})) or "fewer" for one, other in ((b, a), (a, b))]
-        return f"other outputs: {names[0]}, where A has {names[1]}"
-    if not 0 < len(a.projections) == len(b.projections):
+    if one.model is None or other.model is None:
         return None
-    names = (a.outputs if a.outputs == b.outputs else []) or [""]
-    parts = zip(names, _shared_out(a.projections, names), _shared_out(b.projections, names), strict=True)
-    limit = OTHER_SHARE.get(b.rule, OTHER_SHARE_EXACT)
-    off = [(math.dist(x, y) / size if (size := math.hypot(*x)) else math.inf, name) for name, x, y in parts if x != y]
-    share, name = max(off, default=(0.0, ""))
-    where = f" in {name.partition(' ')[0]}" if len(names) > 1 else ""
-    return f"its exact answers to the same inputs are off by {share:.2g} of A's{where}" if share > limit else None
-
-
-def _shared_out(projections: Sequence[float], names: Sequence[str]) -> list[Sequence[float]]:
-    """Return the projections of each output."""
-    each = len(projections) // len(names)
-    return [projections[start : start + each] for start in range(0, each * len(names), each)]
-
-
-def older(found: ModelFacts | None, newer: ModelFacts | None) -> str | None:
-    """Return how the model of an earlier measurement differs from that of a later one in another run, else None."""
-    if not found or not newer:
+    words = other_model(one, other) or answers_off(one.check, other.check)
+    if words is None:
         return None
-    if found.code_sha256 and newer.code_sha256 and found.code_sha256 != newer.code_sha256:
-        return "other code"
-    hashes_differ = found.weights_sha256 != newer.weights_sha256
-    return other_network(found, newer) or next(_other_inputs(found, newer), "other weights" if hashes_differ else None)
+    why = _changed_by(one.model, other.model, changed([one, other]))
+    return f"{words}: {why}" if why else words
+
+
+def other_model(one: Measured, other: Measured) -> str | None:
+    """Return which facts make it another model, or, if no exact answers can tell, that its code is other; else None."""
+    a, b = one.model, other.model
+    if a is None or b is None:
+        return None
+    words = other_network(a, b)
+    if words is None and _inputs(a) != _inputs(b):
+        words = f"other inputs ({_inputs(a)} and {_inputs(b)})"
+    if words is None and a.weights_sha256 != b.weights_sha256:
+        words = "other weights"
+    is_answered = _answered(one.check) == _answered(other.check) is not None
+    return words or ("other code or data" if not is_answered and changed([one, other]) else None)
 
 
 def other_network(one: ModelFacts, other: ModelFacts) -> str | None:
@@ -81,35 +75,58 @@ def other_network(one: ModelFacts, other: ModelFacts) -> str | None:
     return None
 
 
-def _differences(one: ModelFacts, other: ModelFacts) -> Iterator[str]:
-    if one.code_sha256 and other.code_sha256 and one.code_sha256 != other.code_sha256:
-        yield _replaced(one) if one.code_sha256 == one.weights_sha256 else f"its code was edited meanwhile: {_AGAIN}"
-    if one.options != other.options:
-        yield f"{other_network(one, other)}: measure every variant with the same"
-    if (one.weights_sha256, one.parameters) != (other.weights_sha256, other.parameters):
-        yield _other_weights(one, other)
-    for words in _other_inputs(one, other):
-        yield f"{words}: measure every variant with the same"
+def answers_off(a: Check | None, b: Check | None) -> str | None:
+    """Return how B's exact answers differ from A's; None if by no more than rounding explains, or if none can tell.
+
+    Each output counts alone: a wrong one may be tiny beside the next.
+    """
+    if a is None or b is None or _answered(a) != _answered(b) or _answered(a) is None:
+        return None
+    if a.outputs != b.outputs:
+        names = [", ".join(sorted({*one.outputs} - {*other.outputs})) or "fewer" for one, other in ((b, a), (a, b))]
+        return f"other outputs ({names[0]}, where the other has {names[1]})"
+    limit = max(OTHER_SHARE.get(check.rule, OTHER_SHARE_EXACT) for check in (a, b))
+    parts = zip(a.outputs, _by_output(a), _by_output(b), strict=True)
+    off = [(math.dist(x, y) / size if (size := math.hypot(*x)) else math.inf, name) for name, x, y in parts if x != y]
+    share, name = max(off, default=(0.0, ""))
+    where = f" in {name.partition(' ')[0]}" if len(a.outputs) > 1 else ""
+    return f"its exact answers to the same inputs differ by {share:.2g} of their size{where}" if share > limit else None
 
 
-def _other_inputs(one: ModelFacts, other: ModelFacts) -> Iterator[str]:
-    if _inputs(one) != _inputs(other):
-        yield f"other inputs ({_inputs(one)} and {_inputs(other)})"
+def changed(measured: Iterable[Measured]) -> list[str]:
+    """Return the files and variables that several of these models read and that were not always the same.
+
+    What only one of them read says nothing: a process that ended early has read less.
+    """
+    found: dict[str, set[str]] = {}
+    for name, digest in chain.from_iterable(one.model.read.items() for one in measured if one.model):
+        found.setdefault(name, set()).add(digest)
+    return sorted(name for name, digests in found.items() if len(digests) > 1)
 
 
-def _replaced(facts: ModelFacts) -> str:
-    return f"{facts.weights} was replaced meanwhile: {_AGAIN}"
+def _answered(check: Check | None) -> tuple[str, str, int] | None:
+    """Return what must be equal for exact answers to be comparable; None without any."""
+    if check is None or not (check.inputs_sha256 and check.outputs and check.projections):
+        return None
+    return check.inputs_sha256, check.reference, len(check.projections) // len(check.outputs)
 
 
-def _other_weights(one: ModelFacts, other: ModelFacts) -> str:
-    if one.weights != other.weights:
-        return f"other weights ({one.weights} and {other.weights}): measure every variant with the same"
-    if not one.weights.startswith(("random", OF_MODULE)):
-        return _replaced(one)
-    return (
-        "its weights differ each time it is built: seed all random numbers that build draws, do not change the "
-        "files it reads, and measure every variant again"
-    )
+def _by_output(check: Check) -> Iterator[Sequence[float]]:
+    each = len(check.projections) // len(check.outputs)
+    return (check.projections[place * each : (place + 1) * each] for place in range(len(check.outputs)))
+
+
+def _changed_by(one: ModelFacts, other: ModelFacts, names: Sequence[str]) -> str:
+    """Return what changed one model into the other, of `names` if any; empty if its facts say so themselves."""
+    if names:
+        return f"{', '.join(names)} changed"
+    if other_network(one, other) or _inputs(one) != _inputs(other):
+        return ""
+    if one.weights_sha256 == other.weights_sha256:
+        return "neither its code nor its weights changed, so a variable or a file that it reads did"
+    if one.weights.startswith(("random", OF_MODULE)):
+        return "they differ each time it is built, so seed all random numbers that build draws"
+    return f"{one.weights} was replaced"
 
 
 def _inputs(facts: ModelFacts) -> tuple[list[str] | list[int], str]:

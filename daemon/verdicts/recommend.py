@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -113,15 +113,37 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
     latest = newest(known)
     found = answering(in_time(latest), demand) if demand else latest
     where = place_names(map(place, found))
-    groups: dict[str, list[Record]] = {}
-    for record in found:
-        subject = _subject(record, requirements.objective, demand) + where[place(record)]
-        groups.setdefault(subject, []).append(record)
+    groups = _groups(found, lambda record: _subject(record, requirements.objective, demand) + where[place(record)])
     decisions = [_decide(subject, group, requirements) for subject, group in groups.items()]
     return [
         msgspec.structs.replace(decision, excluded=decision.excluded | _superseded(group, known))
         for decision, group in zip(decisions, groups.values(), strict=True)
     ]
+
+
+def _groups(records: Iterable[Record], subject: Callable[[Record], str]) -> dict[str, list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(subject(record), []).append(record)
+    return groups
+
+
+def unable(records: Iterable[Record]) -> dict[str, str]:
+    """Return why each of these records cannot win, by its key: by itself, or because its variants are of two models."""
+    known = list(records)
+    groups = _groups(newest(known), lambda record: f"{place(record)} {_subject(record, 'latency', None)}")
+    found = {record.key: why for record in known if (why := disqualified(record))}
+    for group in groups.values():
+        named = {record.key: record for record in group}
+        stale = _stale(named)
+        if mixed := _mixed(named, stale):
+            found = dict.fromkeys(named.keys() - stale.keys(), mixed) | found
+    return found
+
+
+def _mixed(named: Mapping[str, Record], stale: Container[str]) -> str | None:
+    """Return why the variants that were measured are not all of one model, apart from the `stale` ones; else None."""
+    return one_model.difference(one for name, one in named.items() if one.status == "ok" and name not in stale)
 
 
 def place(record: Record) -> Place:
@@ -219,8 +241,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     excluded = {name: reason for name, record in named.items() if (reason := why_not(record, requirements))}
     stale = _stale(named)
     excluded = stale | excluded
-    mixed = one_model.difference(r.model for name, r in named.items() if r.status == "ok" and name not in stale)
-    if mixed:
+    if mixed := _mixed(named, stale):
         return Decision(subject=subject, excluded=excluded, mixed=mixed)
     if objective == "energy":
         excluded |= _of_another_scope({name: record for name, record in named.items() if name not in excluded})
@@ -302,7 +323,7 @@ def _stale(named: Mapping[str, Record]) -> dict[str, str]:
 def _than(older: Record, newer: Record) -> str | None:
     """Return how the older measurement differs; two models within one run are a reason against all variants."""
     changed = one_environment.difference(older.environment, newer.environment)
-    other = one_model.older(older.model, newer.model) if older.suite_id != newer.suite_id else None
+    other = one_model.other_model(older, newer) if older.suite_id != newer.suite_id else None
     return f"in {changed}" if changed else f"with {other}" if other else None
 
 
@@ -557,8 +578,10 @@ def _beside(decision: Decision) -> list[str]:
     """Return the lead over the runner-up, and what may qualify it."""
     named = list(decision.candidates)[:2]
     runs = {decision.candidates[name].suite_id for name in named}
+    changed = one_model.changed(decision.candidates[name] for name in named)
     words = [_ratio(decision, named[1])] if len(named) > 1 else []
     words += ["of different runs"] if len(runs) > 1 else []
+    words += [f"{', '.join(changed)} changed, its exact answers did not"] if changed else []
     words += [f"{', '.join(decision.unsettled)} may be better"] if decision.unsettled else []
     return words + _flagged(decision, named)
 

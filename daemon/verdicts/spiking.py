@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import OptionValue, Record
-from benchd.daemon.verdicts import one_environment
+from benchd.daemon.verdicts import one_environment, one_model
 from benchd.daemon.verdicts.recommend import Requirements, decide, figure, lead, newest, place, variant_name
 from benchd.daemon.verdicts.statistics import Interval
 from benchd.models import catalog
@@ -125,8 +125,7 @@ def _difference(snn: Record, ann: Record, quantity: Quantity) -> str | None:
     """Return why the figures of the two are not those of one machine, one code and one scope; else None."""
     if differs := one_environment.difference(snn.environment, ann.environment):
         return f"measured in {differs}"
-    codes = {record.model.code_sha256 for record in (snn, ann) if record.model and record.model.code_sha256}
-    if len(codes) > 1:
+    if one_model.changed([snn, ann]):
         return f"{variant_name(snn)} and {variant_name(ann)} were measured with different code; measure both again"
     if quantity == "energy" and snn.energy and ann.energy and snn.energy.scope != ann.energy.scope:
         return f"its scope is {snn.energy.scope} and {ann.energy.scope}"

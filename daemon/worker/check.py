@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Check, Precision
-from benchd.daemon.worker import agreement, doubts, truth
+from benchd.daemon.worker import agreement, doubts, references, truth
 from benchd.daemon.worker.agreement import Format, Observation, Rule
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe, of_batches
-from benchd.daemon.worker.structures import Answers, Batch, joined, of_batch, rolled
+from benchd.daemon.worker.structures import Answers, Batch, joined, of_batch, rolled, values
 from benchd.daemon.worker.truth import Reference, Truth
 from benchd.daemon.worker.workload import Workload, build
 
@@ -23,7 +23,7 @@ from benchd.daemon.worker.workload import Workload, build
 SPIKING_IMAGES = 64
 FRESH_IMAGES = 4  # answered once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
-PROJECTIONS = 4
+PROJECTIONS, PROJECTED_IMAGES = 4, 8  # every check has as many, however many it judges
 
 
 class Checked(NamedTuple):
@@ -42,7 +42,9 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
     checked = -(-least // size)
     images = _images(workload, size, checked)
     right = truth.find(workload, job, images, rule_of(workload, loaded, job), loaded.device)
-    answers = {} if _draws(workload, job) else dict(sorted(right.exact.outputs.items()))
+    seen_first = range(-(-min(PROJECTED_IMAGES, checked * size) // size))
+    first = of_batches(right.exact, seen_first, size, len(images)).outputs
+    answers = {} if _draws(workload, job) else dict(sorted(first.items()))
     observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
     seen = of_batches(right.exact, range(checked), size, len(images))
     found = agreement.judge(seen, observed, right.limits, right.rule)
@@ -56,8 +58,9 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
         found,
         passed=found.passed and not doubt,
         reference="float32" if right.why_fp32 else "float64",
-        outputs=[" ".join([path, *map(str, values.shape[1:])]) for path, values in answers.items()],
+        outputs=[" ".join([path, *map(str, exact.shape[1:])]) for path, exact in answers.items()],
         projections=_projections(answers),
+        inputs_sha256=references.digest(values(images[: len(seen_first) * size]), size),
         note="; ".join(filter(None, [found.note, doubt, right.why_fp32])) or _note(job),
     )
     return Checked(found, _expected(right, observed, checked), right.reference.synaptic_flops())
@@ -70,7 +73,7 @@ def _draws(workload: Workload, job: Job) -> bool:
 
 def _projections(answers: Answers) -> list[float]:
     """Return each output in a few random directions, the same for equal sizes; [] if one is not finite."""
-    found = [along for values in answers.values() for along in _projected(values.ravel())]
+    found = [along for exact in answers.values() for along in _projected(exact.ravel())]
     return found if np.isfinite(found).all() else []
 
 

@@ -32,6 +32,7 @@ from benchd.daemon.worker import (
     scenarios,
     server,
     steps,
+    user_code,
 )
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
@@ -40,7 +41,7 @@ from benchd.daemon.worker.child import StageClock, diagnose
 from benchd.daemon.worker.pipeline import Camera, Pipeline
 from benchd.daemon.worker.streams import Streams, back_to_back
 from benchd.daemon.worker.structures import Batch, Tensors, tensors
-from benchd.daemon.worker.workload import Workload, build
+from benchd.daemon.worker.workload import Workload, build, completed
 from benchd.models import catalog
 
 OFFLINE_CHUNK_S = 0.1
@@ -56,9 +57,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     device = _opened(job, found)
     at_first = device_memory.own_bytes(found.device_uuid) if _counted_by_driver(job) else 0
     stages.enter("build")
-    workload = build(job)
-    found.model = workload.facts
-    found.artifacts = workload.source.used
+    workload = _built(job, found)
     stages.enter("export")
     backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
     stages.enter("load")
@@ -79,6 +78,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     if job.deployed:
         golden.refuse_others(Path(job.deployed), workload, loaded)
     found.check, right, found.synaptic_flops = check_and_answers(workload, loaded, job)
+    found.model = completed(job, workload.facts)
     if job.ship_to:
         found.packed = packing.write(job, workload, loaded, first)
         stages.leave()
@@ -102,6 +102,15 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     _repeated(job, loaded, [pool[place] for place in met], stages, found)
     _occupied(job, loaded, pool, found)  # last: its profiler stays attached and slows every later launch
     stages.leave()
+
+
+def _built(job: Job, found: Outcome) -> Workload:
+    """Return the job's workload, which `found` then names, and watch what a user's module opens."""
+    if job.module:
+        user_code.watch()
+    workload = build(job)
+    found.model, found.artifacts = workload.facts, workload.source.used
+    return workload
 
 
 def _opened(job: Job, found: Outcome) -> torch.device:

@@ -41,7 +41,7 @@ def facts(
         "format": "npz",
         "options": workload.facts.options,
         "weights_sha256": workload.facts.weights_sha256,
-        "inputs_sha256": _digest(values(images)),
+        "inputs_sha256": digest(values(images)),
         "batch": batch_size,
         "seed": job.case.seed,
         "device": device.type,
@@ -52,10 +52,10 @@ def facts(
     }
 
 
-def _digest(inputs: Sequence[Tensor]) -> str:
-    """Return a hash over types, shapes and values."""
-    digest = hashlib.sha256()
-    for tensor in inputs:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(content(tensor).data)
-    return digest.hexdigest()
+def digest(tensors: Sequence[Tensor], *more: object) -> str:
+    """Return a hash over types, shapes and values, and over what else is given."""
+    found = hashlib.sha256(repr(more).encode())
+    for tensor in tensors:
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(content(tensor).data)
+    return found.hexdigest()

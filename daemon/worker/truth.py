@@ -6,6 +6,7 @@ If a user's model cannot run in float64, float32 on the CPU replaces it.
 import copy
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,18 @@ class Reference:
         facts = references.facts(
             f"{kind}-{name}", workload, self.job, self.images, workload.reference_batch, self.device
         )
-        return references.kept(Path(self.job.cache) / "references", facts | more, compute)
+        return references.kept(Path(self.job.cache) / "references", facts | self._first | more, compute)
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        """Return a hash of what a user's module answers now to the first batch.
+
+        Another one than in an earlier process means that something that no hash covers has changed it.
+        """
+        if not self.job.module:
+            return {}
+        first = self._run(self._module(), self.images[: self.workload.reference_batch]).outputs
+        return {"first": references.digest([torch.from_numpy(values) for values in first.values()], *first)}
 
     def _module(self) -> nn.Module:
         module = self.workload.reference() if self.dtype == torch.float64 else copy.deepcopy(self.workload.plain)

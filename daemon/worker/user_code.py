@@ -1,30 +1,115 @@
-"""The identity of a user's code: a hash over its file and every imported file of its package or of none installed."""
+"""What a user's module is made from: the source files that were loaded, the files they opened, the variables they name.
 
+No hash covers all that code may depend on, so nothing of a user's module is kept beyond one run, and its exact answers
+decide whether two measurements are of one model. These hashes name what changed it.
+"""
+
+import functools
 import hashlib
+import os
+import re
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+
+from benchd.exporters import code
+from benchd.exporters.artifacts import sha256_of
+
+MOST_FILES = 64
+"""With more, those of one folder count as one."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
+_OURS = tuple(code.ROOT / place for place in (*code.SHIPPED, "daemon"))
+_VARIABLE = re.compile(rb"(?:environ(?:\.get\(|\[)|getenv\()\s*[\"'](\w+)[\"']", re.ASCII)
+_LOADED = {".py", ".pyc", ".so", ".pyd"}
+_SYSTEM = {"dev", "proc", "sys"}
+_opened: dict[Path, None] | None = None
 
 
-def sha256(file: Path, package: str = "") -> str:
-    """Return the hash, independent of the files' location, of a file of `package`; call it after it was built.
+def watch() -> None:
+    """From now on keep which files the user's code opens for reading, until `unwatch`."""
+    global _opened  # noqa: PLW0603 - an audit hook belongs to the process
+    _opened = {}
+    _hook()
 
-    Modules without a file of their own, such as in a zip archive, are not included: no hash covers all dependencies of
-    code, so nothing of a user's module is kept beyond one run.
+
+def unwatch() -> None:
+    """Forget the opened files and keep no more: what is timed later must not be slowed down."""
+    global _opened  # noqa: PLW0603
+    _opened = None
+
+
+@functools.cache
+def _hook() -> None:
+    sys.addaudithook(_audit)  # which nothing can remove
+
+
+def _audit(event: str, details: tuple[object, ...]) -> None:
+    if _opened is None or event != "open":
+        return
+    path, _, flags = details
+    is_read = isinstance(flags, int) and flags & os.O_ACCMODE == os.O_RDONLY
+    if is_read and isinstance(path, str | bytes | os.PathLike) and _is_by_user(sys._getframe(1)):
+        _opened[Path(os.fsdecode(path)).absolute()] = None
+
+
+def _is_by_user(frame: FrameType | None) -> bool:
+    """Return whether a user's file called this, by way of libraries or not, and nothing of benchd in between."""
+    while frame and (is_user := _is_file_of_user(frame.f_code.co_filename)) is None:
+        frame = frame.f_back
+    return bool(frame and is_user)
+
+
+@functools.cache
+def _is_file_of_user(name: str) -> bool | None:
+    """Return whether code of this file is a user's; False if it is benchd's, None for libraries and generated code."""
+    path = Path(name)
+    if any(path.is_relative_to(place) for place in _OURS):
+        return False
+    return None if path.suffix != ".py" or not path.is_absolute() or _is_installed(path) else True
+
+
+def read(file: Path, package: str = "", folder: Path | None = None) -> dict[str, str]:
+    """Return a short hash of each file and `$VARIABLE` that a module of `package` was made from, so far.
+
+    `file` is its own; call this after it was built, and again after it ran. Files are named from `folder` on, by
+    default that of `file`, those outside it by their last folder; an installed package of its own counts as one.
     """
-    digest = hashlib.sha256()
-    for name, path in sorted({"": file, **imported(package)}.items()):
-        content = path.read_bytes()
-        digest.update(f"{name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
+    sources = {file.resolve(), *imported(package).values()}
+    data = {path.resolve() for path in _opened or {} if path.is_file() and path.suffix not in _LOADED}
+    data = {path for path in data if not (path.parts[1] in _SYSTEM or _is_installed(path))}
+    root = (folder or file.parent).resolve()
+    named = {path: _name(path, root) for path in sorted(sources | data)}
+    if len(named) > MOST_FILES:
+        named = {path: f"{name.rpartition('/')[0]}/" if "/" in name else name for path, name in named.items()}
+    digests: dict[str, str] = {}
+    for path, name in named.items():
+        digests[name] = hashlib.sha256(f"{digests.get(name, '')} {sha256_of(path)}".encode()).hexdigest()[:12]
+    return digests | dict(_variables(sources))
+
+
+def _name(path: Path, folder: Path) -> str:
+    parts = path.parts
+    if place := [number for number, part in enumerate(parts) if part in _INSTALLED]:
+        return parts[place[-1] + 1]
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else Path(*parts[-2:]))
+
+
+def _variables(sources: set[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that sources name, with so few digits of a hash that they betray no secret."""
+    for name in {name.decode() for path in sources for name in _VARIABLE.findall(path.read_bytes())}:
+        value = os.environ.get(name)
+        yield f"${name}", "unset" if value is None else hashlib.sha256(value.encode()).hexdigest()[:4]
 
 
 def imported(package: str = "") -> dict[str, Path]:
-    """Return the files of modules by name, except those of Python, of benchd and of other installed packages."""
+    """Return the files of modules by name, except those of Python, of benchd and of other installed packages.
+
+    Modules without a file of their own, such as in a zip archive, are not included.
+    """
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     paths = {name: Path(file).resolve() for name, file in files.items() if file and not _is_ours(name)}
     return {

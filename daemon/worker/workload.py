@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -121,7 +122,7 @@ def _scope(job: Job, facts: ModelFacts) -> dict[str, Any]:
     if not job.module:
         return {}
     inputs = [str(spec) for spec in facts.inputs]
-    return {"module": job.module, "module_sha256": facts.code_sha256, "inputs": inputs, "suite_id": job.suite_id}
+    return {"module": job.module, "read": facts.read, "inputs": inputs, "suite_id": job.suite_id}
 
 
 def _custom(job: Job, plain: nn.Module) -> nn.Module:
@@ -284,7 +285,7 @@ def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str)
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         weights=_weights(job),
         weights_sha256=weights_sha256,
-        code_sha256=_code(job, weights_sha256),
+        read=_read(job, weights_sha256),
         data=source,
     )
 
@@ -297,11 +298,21 @@ def _weights(job: Job) -> str:
     return OF_MODULE if job.module else f"random, seed {job.case.seed}"
 
 
-def _code(job: Job, weights_sha256: str) -> str:
-    """Return the hash of the measured code; an ONNX file is code and weights in one."""
+def completed(job: Job, facts: ModelFacts) -> ModelFacts:
+    """Return the facts of a model that has run, with all that it has read; what it read before is as it was then."""
+    read = _read(job, facts.weights_sha256) | facts.read
+    user_code.unwatch()
+    return msgspec.structs.replace(facts, read=read)
+
+
+def _read(job: Job, weights_sha256: str) -> dict[str, str]:
+    """Return what the job's model has been made from so far; an ONNX file is code and weights in one."""
     if job.onnx:
-        return weights_sha256
-    return user_code.sha256(user_module.file(job), user_module.package(job)) if job.module else code.sha256()
+        return {Path(job.onnx).name: weights_sha256[:12]}
+    if not job.module:
+        return {"benchd": code.sha256()[:12]}
+    folder = Path(job.module_folder) if job.module_folder else None
+    return user_code.read(user_module.file(job), user_module.package(job), folder)
 
 
 def _digest(module: nn.Module) -> str:

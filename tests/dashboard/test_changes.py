@@ -17,7 +17,13 @@ SPREAD = (-0.002, -0.001, 0.0, 0.001, 0.002)
 DAY_S = 86400.0
 FIRST_S = day_s("2026-03-01")
 MODEL = ModelFacts(
-    options={}, input_shape=[3, 8, 8], parameters=1, weights="random", weights_sha256="w", code_sha256="old", data="d"
+    options={},
+    input_shape=[3, 8, 8],
+    parameters=1,
+    weights="random",
+    weights_sha256="w",
+    read={"benchd": "old"},
+    data="d",
 )
 
 
@@ -113,7 +119,7 @@ def test_a_case_that_ends_before_its_worker_reports_is_no_update(store):
 def test_an_update_of_benchd_alone_is_separable_by_measuring_both_here(store):
     here = environment("e1")
     runs(store, "a", range(3), 10.0, here, model=MODEL)
-    newer = msgspec.structs.replace(MODEL, code_sha256="new")
+    newer = msgspec.structs.replace(MODEL, read={"benchd": "new"})
     runs(store, "b", range(3, 6), 9.0, here, benchd="0.2", model=newer, case=Case(model="m"))
     (change,) = changed(store, "setup").values()
     assert (change.verdict.answer, change.differences) == ("faster", ("benchd 0.1 → 0.2",))

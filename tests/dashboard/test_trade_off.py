@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records_made import ENERGY, ENVIRONMENT, PASSED, WRONG, made, timing
+from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, WRONG, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -100,6 +100,24 @@ def test_what_recommend_excludes_whatever_the_limits_is_crossed_out_with_the_rea
     (points,) = groups(Answers(store, Changes(store)).newest()[0]).values()
     assert {one.label: one.why for one in points} == {"eager b1": "", "eager-fp16 b1": why}
     assert [one.label for one in front(points)] == ["eager b1"]
+
+
+def test_variants_of_two_models_cannot_win_against_each_other(store):
+    answers = {"outputs": ["scores 10"], "inputs_sha256": "i"}
+    for run, variant, along in (("r1", Variant(), 1.0), ("r2", Variant(precision="fp16"), 1.7)):
+        known = made(
+            case=Case(model="m", variant=variant),
+            run_id=run,
+            device_id="d",
+            timing=timing(3.0),
+            energy=ENERGY,
+            model=QANN,
+            check=msgspec.structs.replace(PASSED, projections=[along], **answers),
+        )
+        store.add(rows(Arrived(f"benchd/v1/d/result/{run}", encode(known), 1e9)))
+    (points,) = groups(Answers(store, Changes(store)).newest()[0]).values()
+    assert ["its exact answers to the same inputs differ" in one.why for one in points] == [True, True]
+    assert front(points) == []
 
 
 def test_boards_on_which_a_variant_cannot_win_are_one_point_with_every_reason():

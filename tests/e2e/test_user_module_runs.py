@@ -4,6 +4,7 @@ import pytest
 
 from benchd.daemon import journal, records
 from benchd.daemon.measuring import process
+from benchd.daemon.verdicts import one_model
 
 pytest.importorskip("onnxscript", reason="exports")
 onnx = pytest.importorskip("onnx", reason="writes a file")
@@ -96,8 +97,9 @@ def test_a_module_is_measured_as_it_is_now_and_leaves_nothing_behind(run, tmp_pa
     (tmp_path / "own" / "helper.py").write_text("TURNS = 2")
     eager, edited = run("bench-once", "--module", module, "--variants", "eager,onnxruntime")
     assert len({sha256(first), sha256(other), sha256(edited)}) == 3
-    assert first.model.code_sha256 == other.model.code_sha256
-    assert first.model.code_sha256 != edited.model.code_sha256 == eager.model.code_sha256
+    assert one_model.changed([first, other]) == ["$TURNS"]
+    assert one_model.changed([other, edited]) == ["helper.py"]
+    assert one_model.changed([eager, edited]) == []
     assert first.model.weights_sha256 == other.model.weights_sha256 == edited.model.weights_sha256
     kept = tmp_path / "state" / "benchd" / "artifacts"
     assert [path.parent.name for path in kept.glob("*/model.onnx")] == [edited.artifacts[0].key]
@@ -108,11 +110,16 @@ def test_two_files_of_one_name_are_each_measured(run, tmp_path):
     base, pr = run("benchd", "compare", "--live", "onnxruntime,b1", *modules, "--pairs", "2")
     assert base.case_id == pr.case_id
     assert sha256(base) != sha256(pr)
-    assert base.model.code_sha256 != pr.model.code_sha256
+    assert one_model.changed([base, pr]) == ["net.py"]
     assert base.model.weights_sha256 == pr.model.weights_sha256
 
 
-EDITS = "Path(__file__).with_name('helper.py').open('a').write('#\\n')\nimport helper"
+EDITS = "Path(__file__).with_name('helper.py').open('a').write('TURNS += 1\\n')\nfrom helper import TURNS"
+COUNTS = """
+table = Path(__file__).with_name('table')
+turns = int(table.read_text())
+table.write_text(str(turns + 1))
+"""
 DRAWS = "import random, torch\ntorch.manual_seed(random.getrandbits(32))"
 REPLACES = """import random, torch
 from safetensors.torch import save_file
@@ -123,18 +130,30 @@ save_file(weights, Path(__file__).with_name('w.safetensors'))
 
 def test_a_module_that_is_edited_while_it_is_measured_ends_the_comparison(run, tmp_path):
     """Its helper is another one in each process."""
-    own = ("--module", net(tmp_path / "own", 1, EDITS))
+    own = ("--module", net(tmp_path / "own", "TURNS", EDITS))
+    (tmp_path / "own" / "helper.py").write_text("TURNS = 1\n")
     made = run("benchd", "compare", "--live", "eager,b1", *own, *own, "--pairs", "2")
     (edited,) = [record for record in made if len(record.processes) == 2]
     assert (edited.status, edited.timing) == ("failed", None)
-    assert edited.reason.startswith("its code was edited meanwhile: ")
+    assert "exact answers to the same inputs differ" in edited.reason
+    assert ": helper.py changed; " in edited.reason
+
+
+def test_a_data_file_that_changes_between_two_variants_is_named_and_nothing_ships(run, tmp_path):
+    own = net(tmp_path / "own", "turns", COUNTS)
+    (tmp_path / "own" / "table").write_text("1")
+    run("bench-once", "--module", own, "--variants", "eager,bf16")
+    said = (tmp_path / "said").read_text()
+    assert "own.net.build b1: nothing to ship: its exact answers to the same inputs differ" in said
+    assert ": table changed; " in said
+    assert said.endswith("exit 1")
 
 
 @pytest.mark.parametrize(
     ("does", "options", "words"),
     [
-        (DRAWS, [], "its weights differ each time it is built: seed all random numbers"),
-        (REPLACES, ["--weights", "own/w.safetensors"], "w.safetensors was replaced meanwhile: do not change it"),
+        (DRAWS, [], "other weights: they differ each time it is built, so seed all random numbers"),
+        (REPLACES, ["--weights", "own/w.safetensors"], "other weights: w.safetensors was replaced; "),
     ],
     ids=["drawn weights", "checkpoint"],
 )
@@ -159,10 +178,10 @@ def test_an_onnx_file_that_is_replaced_between_two_processes_fails_its_case(here
     monkeypatch.setattr(process.Child, "_spawn", replacing)
     linear(tmp_path, 1.0)
     done = here("bench-once", "--onnx", "net.onnx", "--processes", "2")
-    assert "net.onnx was replaced meanwhile" in done.stdout, done.stderr
+    assert "net.onnx changed" in done.stdout, done.stderr
     (record,) = written(tmp_path)
     assert (record.status, record.timing, len(record.processes)) == ("failed", None, 2)
-    assert record.reason.startswith("net.onnx was replaced meanwhile: do not change it")
+    assert record.reason.startswith("other weights: net.onnx changed; ")
 
 
 def linear(folder, bias):

@@ -62,7 +62,7 @@ QANN = ModelFacts(
     parameters=1,
     weights="qann.safetensors",
     weights_sha256="a",
-    code_sha256="c",
+    read={"benchd": "c"},
     data="demo",
 )
 

@@ -70,10 +70,11 @@ class Script(Supervisor):
         result = ProcessResult(status="ok", timing=timing(time_ms), memory=Memory(rss_peak_bytes=2**28), energy=energy)
         fails = variant in self.failing or (variant in self.failing_later and ".confirm." in turn.name)
         code = "edited" if len(self.ran) > self.edited_after else "as it was"
-        model = msgspec.structs.replace(MODEL, code_sha256=code)
+        model = msgspec.structs.replace(MODEL, read={"benchd": code})
         packed = PACKED if turn.planned.ship_to else None
         projections = [1.7] if len(self.ran) > self.data_edited_after else [1.0]
-        check = msgspec.structs.replace(FAILED if fails else PASSED, projections=projections)
+        answers = {"outputs": ["scores 10"], "projections": projections, "inputs_sha256": "i"}
+        check = msgspec.structs.replace(FAILED if fails else PASSED, **answers)
         return Outcome(process=result, check=check, model=model, packed=packed)
 
 
@@ -325,7 +326,7 @@ def test_answers_of_other_data_end_a_race_that_goes_on_and_the_next_begins_anew(
     assert sum(len(one.raced) for one in racing.candidates) == 3
     found = racing.run()
     assert (found.winner, found.is_open) == (None, True)
-    assert found.reason.startswith("its exact answers to the same inputs changed, ")
+    assert found.reason.startswith("its exact answers to the same inputs differ ")
     assert found.reason.endswith("; the same command begins anew")
     assert not any(one.raced for one in course(tmp_path, times_ms)[0].candidates)
 
@@ -334,8 +335,8 @@ def test_answers_of_other_data_end_a_race_that_goes_on_and_the_next_begins_anew(
     ("script", "reason"),
     [
         ({}, ""),
-        ({"edited_after": 1 + PROMISED}, "its code was edited meanwhile"),
-        ({"data_edited_after": 1 + PROMISED}, "its exact answers to the same inputs changed"),
+        ({"edited_after": 1 + PROMISED}, "benchd changed"),
+        ({"data_edited_after": 1 + PROMISED}, "its exact answers to the same inputs differ"),
     ],
 )
 def test_a_model_that_is_edited_behind_its_race_does_not_ship(tmp_path, monkeypatch, script, reason):
@@ -347,7 +348,7 @@ def test_a_model_that_is_edited_behind_its_race_does_not_ship(tmp_path, monkeypa
         shipped = shipping.ship(racing, found, supervisor, Asked(), out)
         assert shipped.promised.latency_ms == pytest.approx(4.0, rel=0.01)
         return
-    with pytest.raises(shipping.NotShipped, match=rf"{reason}.*the same command begins anew$"):
+    with pytest.raises(shipping.NotShipped, match=rf"^.*{reason}.*the same command begins anew$"):
         shipping.ship(racing, found, supervisor, Asked(), out)
     assert not out.exists()
     assert not course(tmp_path / "race", times_ms)[0].named("onnxruntime").raced

@@ -124,11 +124,11 @@ def test_a_case_that_failed_has_no_timing_but_keeps_what_its_processes_measured(
 
 
 def test_a_case_whose_processes_ran_other_models_fails():
-    one, other = (msgspec.structs.replace(VIM, code_sha256=digest) for digest in ("ab", "cd"))
+    one, other = (msgspec.structs.replace(VIM, read={"net.py": digest}) for digest in ("ab", "cd"))
     assert record(outcome(timing=timing(), model=one), outcome(timing=timing(), model=one)).status == "ok"
     made = record(outcome(timing=timing(), model=one), outcome(timing=timing(), model=other))
     assert (made.status, made.timing) == ("failed", None)
-    assert made.reason.startswith("its code was edited meanwhile: ")
+    assert made.reason.startswith("other code or data: net.py changed; ")
 
 
 def test_the_failed_check_of_any_process_is_the_record_s():

@@ -10,7 +10,7 @@ from io import StringIO
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, made, timing
+from records_made import ENVIRONMENT, QANN, made, timing
 
 from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.records import (
@@ -237,6 +237,26 @@ def test_what_cannot_win_is_a_cross_and_neither_ringed_nor_joined(drawn):
     assert points(batches) == {"vim_tiny eager": ["vim_tiny,eager,b1"], "cannot win": crosses}
     assert points(variants) == {"eager": ["vim_tiny,eager,b1"], "cannot win": crosses}
     assert points(energy)["cannot win"] == crosses
+
+
+def test_variants_of_two_models_are_crosses_in_the_charts_where_they_meet(drawn):
+    one, other = (
+        msgspec.structs.replace(PASSED, outputs=["scores 10"], inputs_sha256="i", projections=[along])
+        for along in (1.0, 1.7)
+    )
+    by_title, words = drawn(
+        record(1, "eager", 9.0, check=one, model=QANN),
+        record(2, "custom", 4.0, check=other, model=QANN),
+        record(3, "eager", 1.0, batch=4, check=other, model=QANN),
+    )
+    energy, _, variants = list(by_title.values())[:3]
+    assert "nothing to ship: its exact answers to the same inputs differ" in words
+    assert [text.partition(":")[0] for text in points(variants)["cannot win"]] == [
+        "vim_tiny,eager,b1",
+        "vim_tiny,custom,b1",
+    ]
+    assert points(variants)["eager"] == ["vim_tiny,eager,b4"]
+    assert [name for name in points(energy) if name.endswith("front")] == ["vim_tiny b4: front"]
 
 
 def test_charts_tell_devices_power_modes_and_scopes_apart(drawn):

@@ -48,6 +48,9 @@ def test_each_side_is_the_processes_of_all_its_runs():
     assert exit_code([comparison], ["slower"]) == 3
 
 
+ANSWERED = msgspec.structs.replace(PASSED, outputs=["scores 10"], projections=[1.0, -2.0], inputs_sha256="i")
+
+
 @pytest.mark.parametrize(
     ("projections", "fields", "failed"),
     [
@@ -56,7 +59,8 @@ def test_each_side_is_the_processes_of_all_its_runs():
         ([1.0, -2.01], {}, True),
         ([1.0, -2.01], {"rule": "codes"}, False),  # a spike that rounding moves changes thousands after it
         ([1.5, -3.0], {"rule": "codes"}, True),
-        ([1.5, -3.0], {"images": 16}, False),
+        ([1.5, -3.0], {"images": 16}, True),  # of which the first are the same
+        ([1.5, -3.0], {"inputs_sha256": "of others"}, False),
         ([1.5, -3.0], {"weights_sha256": "1"}, False),
         ([1.5, -3.0], {"options": {"time_steps": 4}}, False),
         ([1.5], {}, False),
@@ -67,8 +71,8 @@ def test_other_answers_of_the_same_weights_fail_the_check(projections, fields, f
     of_model = {name: value for name, value in fields.items() if name in ModelFacts.__struct_fields__}
     model = msgspec.structs.replace(MODEL, **of_model)
     fields = {name: value for name, value in fields.items() if name not in of_model}
-    check = msgspec.structs.replace(PASSED, projections=projections, **fields)
-    base = run(model=MODEL, check=msgspec.structs.replace(PASSED, projections=[1.0, -2.0]))
+    check = msgspec.structs.replace(ANSWERED, projections=projections, **fields)
+    base = run(model=MODEL, check=ANSWERED)
     found = only([base], [run(model=model, check=check)])
     assert found.check_failed is failed
     assert [note for note in found.notes if "exact answers" in note] == [*found.notes[:1]] * failed
@@ -79,17 +83,29 @@ def test_other_answers_of_the_same_weights_fail_the_check(projections, fields, f
     ("outputs", "projections", "told"),
     [
         (["boxes 40", "scores 10"], [600.0, -500.0, 1.0, -2.0], None),
-        (["boxes 40", "scores 10"], [600.0, -500.0, 0.0, -0.0], "off by 1 of A's in scores"),  # 0.003 of both together
-        (["boxes 40", "scores 10"], [600.0, -500.0, 1.02, -2.0], "off by 0.0089 of A's in scores"),
-        (["boxes 40", "labels 10"], [600.0, -500.0, 1.0, -2.0], "other outputs: labels 10, where A has scores 10"),
-        (["boxes 40", "scores 1 10"], [600.0, -500.0, 1.0, -2.0], "other outputs: scores 1 10, where A has scores 10"),
-        (["boxes 40"], [600.0, -500.0], "other outputs: fewer, where A has scores 10"),
-        ([], [600.0, -500.0, 1.0, -2.0], None),  # an earlier version's
+        (
+            ["boxes 40", "scores 10"],
+            [600.0, -500.0, 0.0, -0.0],
+            "by 1 of their size in scores",
+        ),  # 0.003 of both together
+        (["boxes 40", "scores 10"], [600.0, -500.0, 1.02, -2.0], "differ by 0.0089 of their size in scores"),
+        (
+            ["boxes 40", "labels 10"],
+            [600.0, -500.0, 1.0, -2.0],
+            "(labels 10, where the other has scores 10)",
+        ),
+        (
+            ["boxes 40", "scores 1 10"],
+            [600.0, -500.0, 1.0, -2.0],
+            "(scores 1 10, where the other has scores 10)",
+        ),
+        (["boxes 40"], [600.0, -500.0], "other outputs (fewer, where the other has scores 10)"),
+        ([], [600.0, -500.0, 1.0, -2.0], None),
     ],
 )
 def test_each_output_counts_alone(outputs, projections, told):
     sides = [
-        [run(model=MODEL, check=msgspec.structs.replace(PASSED, outputs=names, projections=found))]
+        [run(model=MODEL, check=msgspec.structs.replace(ANSWERED, outputs=names, projections=found))]
         for names, found in ((["boxes 40", "scores 10"], [600.0, -500.0, 1.0, -2.0]), (outputs, projections))
     ]
     found = only(*sides)
@@ -98,7 +114,7 @@ def test_each_output_counts_alone(outputs, projections, told):
 
 
 def test_answers_of_zeros_differ_from_any_others():
-    sides = [[run(model=MODEL, check=msgspec.structs.replace(PASSED, projections=[it]))] for it in (0.0, 1e-9)]
+    sides = [[run(model=MODEL, check=msgspec.structs.replace(ANSWERED, projections=[it]))] for it in (0.0, 1e-9)]
     assert [only(sides[0], side).check_failed for side in sides] == [False, True]
 
 
@@ -106,7 +122,7 @@ def test_one_side_is_of_one_model_and_the_other_may_be_another():
     other = msgspec.structs.replace(MODEL, weights_sha256="1")
     mixed = only([run(FAST, "r1", model=MODEL), run(FAST, "r2", model=other)], [run(SLOW, model=MODEL)])
     assert mixed.verdict.answer == "inconclusive"
-    assert mixed.verdict.reason.startswith("A: w was replaced meanwhile: ")
+    assert mixed.verdict.reason.startswith("A: other weights: w was replaced; ")
     assert only([run(FAST, model=MODEL)], [run(SLOW, model=other)]).verdict.answer == "slower"
 
 

@@ -1,72 +1,124 @@
-"""Measurements of one model: what they must share, and the words for each thing that they do not."""
+"""Measurements of one model: what they must share, what decides it, and the words for what changed it."""
+
+from typing import NamedTuple
 
 import msgspec
 import pytest
 from records_made import PASSED
 
-from benchd.daemon.records import Case, InputSpec, ModelFacts
-from benchd.daemon.verdicts.one_model import difference, other_answers
+from benchd.daemon.records import Check, InputSpec, ModelFacts
+from benchd.daemon.verdicts.one_model import changed, difference
 
 FACTS = ModelFacts(
     options={},
     input_shape=[3, 8, 8],
     parameters=7,
-    weights="random, seed 0",
+    weights="of the module",
     weights_sha256="a",
-    code_sha256="c",
+    read={"net.py": "c", "helper.py": "h", "table.npy": "t", "$NET_FAST": "unset"},
     data="256 of the 900 images of imagefolder:x",
 )
+ANSWERED = msgspec.structs.replace(PASSED, outputs=["output 10"], projections=[1.0, 2.0], inputs_sha256="i")
+OTHERS = [1.0, 2.2]
 
 
-def other(**fields):
-    return msgspec.structs.replace(FACTS, **fields)
+class Measured(NamedTuple):
+    model: ModelFacts | None
+    check: Check | None
 
 
-def test_the_same_facts_are_one_model_whatever_is_not_known():
-    larger = other(data="all 900 images of imagefolder:x, fewer than the 1024 asked for")
-    assert difference([FACTS, None, FACTS, other(code_sha256=None), larger]) is None
+def measured(*, check=ANSWERED, model=FACTS, read=(), **fields):
+    fields |= {"read": model.read | dict(read)} if read else {}
+    return Measured(msgspec.structs.replace(model, **fields), check)
+
+
+def answered(projections, **fields):
+    return msgspec.structs.replace(ANSWERED, projections=projections, **fields)
+
+
+def test_what_is_of_one_model():
+    larger = measured(data="all 900 images of imagefolder:x, fewer than the 1024 asked for")
+    assert difference([measured(), Measured(None, None), measured(), measured(check=None), larger]) is None
     assert difference([]) is None
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "words"),
+    ("other", "words"),
     [
-        (FACTS, other(code_sha256="d", weights_sha256="b"), "its code was edited meanwhile: "),
-        (FACTS, other(weights_sha256="b"), "its weights differ each time it is built: seed all random numbers"),
-        (FACTS, other(parameters=8), "its weights differ each time it is built: "),
-        (other(weights="w.pt"), other(weights="w.pt", weights_sha256="b"), "w.pt was replaced meanwhile: "),
-        (FACTS, other(weights="w.pt", weights_sha256="b"), "other weights (random, seed 0 and w.pt): "),
-        (
-            other(weights="net.onnx", weights_sha256="c"),
-            other(weights="net.onnx", weights_sha256="d", code_sha256="d"),
-            "net.onnx was replaced meanwhile: ",
-        ),
-        (FACTS, other(data="random unit, seed 0"), "other inputs ("),
-        (FACTS, other(inputs=[InputSpec("x", None, [3, 8, 9])]), "other inputs ("),
+        (measured(weights_sha256="b"), "other weights: they differ each time it is built, so seed all random numbers"),
+        (measured(weights_sha256="b", read={"net.py": "d"}), "other weights: net.py changed; "),
+        (measured(parameters=8), "another number of parameters (7 and 8); "),
+        (measured(weights="w.pt"), "other weights (of the module and w.pt); "),
+        (measured(data="random unit, seed 0"), "other inputs ("),
+        (measured(inputs=[InputSpec("x", None, [3, 8, 9])]), "other inputs ("),
     ],
 )
-def test_what_differs_is_named_with_what_to_do(one, two, words):
-    assert difference([one, other_code(one), two]).startswith(words)
+def test_facts_that_differ_are_named_with_what_to_do(other, words):
+    found = difference([measured(), measured(), other])
+    assert found.startswith(words)
+    assert found.endswith("; measure every variant again, all of one model")
 
 
-def other_code(facts):
-    """Return the same as of a record that is older than the hash of the code: it hides nothing between two others."""
-    return msgspec.structs.replace(facts, code_sha256=None)
+def test_a_file_of_weights_that_differs_was_replaced():
+    one, other = (measured(weights="w.pt", weights_sha256=digest) for digest in "ab")
+    assert difference([one, other]).startswith("other weights: w.pt was replaced; ")
 
 
 @pytest.mark.parametrize(
-    ("fields", "batch_size", "differs"),
+    ("read", "cause"),
     [
-        ({"projections": [1.7]}, 1, True),
-        ({"projections": [1.7]}, 4, False),
-        ({"projections": [1.7], "images": 64}, 1, False),
-        ({"projections": [1.7], "reference": "float32"}, 1, False),
-        ({"projections": [1.0 + 1e-9]}, 1, False),
-        ({"projections": []}, 1, False),
+        ({"helper.py": "edited"}, "helper.py changed"),
+        ({"table.npy": "replaced"}, "table.npy changed"),
+        ({"$NET_FAST": "6b86"}, "$NET_FAST changed"),
+        ({"helper.py": "edited", "$NET_FAST": "6b86"}, "$NET_FAST, helper.py changed"),
+        ({}, "neither its code nor its weights changed, so a variable or a file that it reads did"),
+        ({"late.py": "read by one alone"}, "neither its code nor its weights changed, so a variable"),
     ],
 )
-def test_answers_of_another_model_are_told_by_what_answers_the_same_inputs(fields, batch_size, differs):
-    first, later = (msgspec.structs.replace(PASSED, **given) for given in ({"projections": [1.0]}, fields))
-    found = other_answers([(Case(model="net"), first), (Case(model="net", batch_size=batch_size), later)])
-    assert bool(found) is differs
-    assert other_answers([(Case(model="net"), None), (Case(model="net"), first)]) is None
+def test_other_answers_to_the_same_inputs_are_of_another_model_and_what_changed_it_is_named(read, cause):
+    found = difference([measured(), measured(check=answered(OTHERS), read=read)])
+    assert found.startswith(f"its exact answers to the same inputs differ by 0.089 of their size: {cause}")
+
+
+def test_an_edit_that_leaves_the_exact_answers_leaves_the_model():
+    edited = measured(read={"net.py": "a comment"}, check=answered([1.0, 2.0 + 1e-9]))
+    assert difference([measured(), edited]) is None
+    assert changed([measured(), edited]) == ["net.py"]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        None,
+        answered(OTHERS, inputs_sha256="of another batch"),
+        answered(OTHERS, reference="float32"),
+        answered([]),
+    ],
+)
+def test_where_no_answers_are_comparable_the_code_decides(check):
+    assert difference([measured(), measured(check=check)]) is None
+    edited = measured(check=check, read={"helper.py": "edited"})
+    assert difference([measured(), edited]).startswith("other code or data: helper.py changed; ")
+
+
+def test_answers_are_compared_with_the_first_to_the_same_inputs():
+    """The first record answered other inputs, as of another batch."""
+    of_batch = {"inputs_sha256": "of another batch"}
+    found = [measured(), measured(check=answered([5.0, 5.0], **of_batch)), measured(check=answered(OTHERS, **of_batch))]
+    assert difference(found[:2]) is None
+    assert difference(found).startswith("its exact answers to the same inputs differ")
+
+
+def test_each_output_counts_alone_and_one_less_is_another_network():
+    outputs = ["scores 10", "offset 1"]
+    two = answered([1e6, 1e6, 1.0, 2.0], outputs=outputs)
+    found = difference([measured(check=two), measured(check=answered([1e6, 1e6, *OTHERS], outputs=outputs))])
+    assert "differ by 0.089 of their size in offset" in found
+    found = difference([measured(check=two), measured()])
+    assert found.startswith("other outputs (output 10, where the other has offset 1, scores 10)")
+
+
+def test_rounding_may_move_a_spike():
+    spiking = [measured(check=answered(values, rule="codes")) for values in ([1.0, 2.0], [1.0, 2.05])]
+    assert difference(spiking) is None
+    assert difference([measured(), measured(check=answered([1.0, 2.05]))]) is not None

@@ -348,7 +348,7 @@ def test_what_did_not_run_as_asked_for_is_not_ranked(flag):
 
 
 FACTS = ModelFacts(
-    options={}, input_shape=[4], parameters=1, weights="demo", weights_sha256="0", code_sha256="c", data="random"
+    options={}, input_shape=[4], parameters=1, weights="demo", weights_sha256="0", read={"net.py": "c"}, data="random"
 )
 
 
@@ -362,7 +362,7 @@ def of_run(day, variant, median_ms, *, environment=ENVIRONMENT, **changes):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"code_sha256": "d"}, "with other code"),
+        ({"read": {"net.py": "d"}}, "with other code or data"),
         ({"options": {"t": 2}}, "with other options (t 2 and None)"),
         ({"weights_sha256": "1"}, "with other weights"),
         ({"weights": "random, seed 0"}, "with other weights (random, seed 0 and demo)"),
@@ -398,7 +398,7 @@ def test_variants_of_more_than_one_model_do_not_ship():
     later = msgspec.structs.replace(facts, weights_sha256="1")
     decision = only([of(facts, "eager", 9.0), of(later, "fp16", 4.0)])
     assert (decision.ship, decision.candidates) == (None, {})
-    assert line(decision).startswith("vim_tiny b1: nothing to ship: a.pt was replaced meanwhile: do not change it")
+    assert line(decision).startswith("vim_tiny b1: nothing to ship: other weights: a.pt was replaced; ")
     failed = of(later, "fp16", 4.0, status="failed", reason="gone")
     assert only([of(facts, "eager", 9.0), failed]).ship == "eager"
 

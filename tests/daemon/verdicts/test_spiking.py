@@ -18,7 +18,9 @@ def record(
     return made(
         run_id=f"{model} {variant} {batch}",
         case=Case(model=model, variant=Variant.parse(variant), batch_size=batch),
-        model=msgspec.structs.replace(QANN, options=QANN.options | steps, weights_sha256=weights, code_sha256=code),
+        model=msgspec.structs.replace(
+            QANN, options=QANN.options | steps, weights_sha256=weights, read={"benchd": code}
+        ),
         energy=energy or None,
         processes=[ProcessResult(status="ok", timing=timing(median_ms * s), energy=energy or None) for s in shares],
         **{"check": PASSED, "timing": timing(median_ms)} | fields,

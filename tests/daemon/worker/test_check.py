@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from worker_jobs import job, user_module
+from worker_jobs import TINY, job, user_module
 
 from benchd.daemon.errors import UnfitModel
 from benchd.daemon.records import Variant
@@ -92,6 +92,33 @@ def test_each_output_has_projections_of_its_own(tmp_path):
     assert result.outputs == ["boxes 1 5", "scores 5"]
     boxes, scores = result.projections[:4], result.projections[4:]
     assert boxes == pytest.approx([1000 * along for along in scores], rel=1e-9)
+
+
+def test_checks_of_more_images_project_the_same_ones_and_those_of_another_batch_say_so(tmp_path):
+    """The first process of a race checks 64 images and the later ones 8; so does int8 beside the others."""
+    module = user_module(tmp_path, build="torch.manual_seed(0)")
+    few, many = (
+        checked(job(tmp_path, module=module, limits=msgspec.structs.replace(TINY, check_images=count)))
+        for count in (8, 64)
+    )
+    assert (few.images, many.images) == (8, 64)
+    assert few.projections == pytest.approx(many.projections, rel=1e-9)
+    assert few.inputs_sha256 == many.inputs_sha256
+    of_four = checked(job(tmp_path, module=module, batch_size=4))
+    of_seed = checked(job(tmp_path, module=module, batch_size=4, seed=1))
+    assert len({few.inputs_sha256, of_four.inputs_sha256, of_seed.inputs_sha256}) == 3
+
+
+def test_a_second_process_of_a_run_has_exact_answers_of_its_own_where_something_changed(tmp_path, monkeypatch):
+    """A variable is in no hash, and the exact answers of the first process are kept for the run."""
+    read = "images = images * float(getattr(os, 'environ')['SCALE'])"
+    a_job = job(tmp_path, module=user_module(tmp_path, build="torch.manual_seed(0)", forward=read))
+    found = []
+    for scale in ("1", "1", "2"):
+        monkeypatch.setenv("SCALE", scale)
+        found.append(checked(a_job).projections)
+    assert found[0] == found[1]
+    assert found[2] != pytest.approx(found[0], rel=0.01)
 
 
 def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):

@@ -1,5 +1,6 @@
-"""Which code a user's module is: its file and what it imports, of installed packages its own alone."""
+"""What a user's module is made from: its file and what it imports, opens and names."""
 
+import json
 import sys
 import zipfile
 
@@ -7,41 +8,98 @@ import msgspec
 import pytest
 from worker_jobs import NET, job, user_module
 
-from benchd.daemon.worker import workload
+from benchd.daemon.worker import user_code, workload
 
 CODE = """
+import json
 from pathlib import Path
 from benchd.daemon.worker import user_code
+user_code.watch()
 import net
-print(user_code.sha256(Path(net.__file__)))
+print(json.dumps(user_code.read(Path(net.__file__))))
 """
 
 
 @pytest.fixture
-def digest(tmp_path, printed):
-    """Return a function that imports net.py of the test's folder, with its imports, and returns the digest."""
+def read(tmp_path, printed):
+    """Return a function that imports net.py of the test's folder, with its imports, and returns what it read."""
     (tmp_path / "net.py").write_text("import helper, installed, json")
     (tmp_path / "helper.py").write_text("STRIDE = 1")
     installed = tmp_path / "site-packages" / "installed.py"
     installed.parent.mkdir()
     installed.write_text("STRIDE = 1")
     code = f"import sys; sys.path.insert(0, {str(installed.parent)!r})\n{CODE}"
-    return lambda: printed(code).strip()
+    return lambda **variables: json.loads(printed(code, **variables))
 
 
 @pytest.mark.parametrize(
     ("name", "is_other"),
     [("net.py", True), ("helper.py", True), ("site-packages/installed.py", False), ("unrelated.py", False)],
 )
-def test_a_file_that_is_run_and_not_installed_counts(digest, tmp_path, name, is_other):
-    before = digest()
+def test_a_file_that_is_run_and_not_installed_counts(read, tmp_path, name, is_other):
+    before = read()
+    assert before.keys() == {"net.py", "helper.py"}
     with (tmp_path / name).open("a") as file:
         file.write("\nSTRIDE = 2")
-    assert (digest() != before) is is_other
+    after = read()
+    assert [file for file in before if before[file] != after[file]] == [name] * is_other
+
+
+OPENS = """
+import installed, os, numpy
+from pathlib import Path
+data = Path(__file__).parent / 'data'
+installed.load(data / 'a')
+(data / 'b').read_text()
+numpy.fromfile(data / 'c')
+numpy.memmap(data / 'd', mode='r')
+os.open(data / 'e', os.O_RDONLY)
+open(data / 'written', 'w')
+open('/proc/self/status')
+open(0)
+"""
+
+
+def test_each_file_that_the_code_opens_to_read_counts(read, tmp_path):
+    (tmp_path / "site-packages" / "installed.py").write_text("load = open\nopen(__file__)")
+    (tmp_path / "data").mkdir()
+    for name in "abcde":
+        (tmp_path / "data" / name).write_bytes(bytes(8))
+    (tmp_path / "net.py").write_text(OPENS)
+    before = read()
+    assert before.keys() == {"net.py", *(f"data/{name}" for name in "abcde")}
+    (tmp_path / "data" / "c").write_bytes(bytes(16))
+    after = read()
+    assert [name for name in before if before[name] != after[name]] == ["data/c"]
+
+
+def test_many_files_of_a_folder_count_as_one(read, tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(user_code.MOST_FILES):
+        (images / f"{number}.png").write_bytes(bytes([number]))
+    (tmp_path / "net.py").write_text(
+        "from pathlib import Path\n[path.read_bytes() for path in Path(__file__).parent.glob('images/*')]"
+    )
+    before = read()
+    assert before.keys() == {"net.py", "images/"}
+    (images / "7.png").write_bytes(b"edited")
+    assert read()["images/"] != before["images/"]
+
+
+def test_a_variable_that_the_source_names_counts_and_its_value_is_not_kept(read, tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import os\ndef forward():\n    os.environ.get('FAST'), os.environ[\"MODE\"], os.getenv( 'SEED', '')"
+    )
+    one, other = read(FAST="a secret", SEED="1"), read(FAST="another", SEED="1")
+    assert one["$MODE"] == other["$MODE"] == "unset"
+    assert one["$SEED"] == other["$SEED"]
+    assert one["$FAST"] != other["$FAST"]
+    assert len(one["$FAST"]) == 4
 
 
 @pytest.mark.parametrize(("name", "is_other"), [("lent/blocks.py", True), ("installed.py", False)])
-def test_of_installed_packages_only_the_module_s_own_counts(tmp_path, monkeypatch, name, is_other):
+def test_of_installed_packages_only_the_module_s_own_counts_and_as_one(tmp_path, monkeypatch, name, is_other):
     site = tmp_path / "site-packages"
     (site / "lent").mkdir(parents=True)
     (site / "lent/__init__.py").write_text("import installed\nfrom lent import blocks")
@@ -54,19 +112,19 @@ def test_of_installed_packages_only_the_module_s_own_counts(tmp_path, monkeypatc
     def built():
         for module in ("lent", "lent.model", "lent.blocks", "installed"):
             monkeypatch.delitem(sys.modules, module, raising=False)
-        return workload.build(a_job).facts.code_sha256
+        return workload.build(a_job).facts.read["lent"]
 
     before = built()
     (site / name).write_text("STRIDE = 22")
     assert (built() != before) is is_other
 
 
-def test_a_module_without_a_file_of_its_own_is_left_out(digest, tmp_path):
+def test_a_module_in_an_archive_counts_as_that(read, tmp_path):
     with zipfile.ZipFile(tmp_path / "helpers.zip", "w") as archive:
         archive.write(tmp_path / "helper.py", "helper.py")
     (tmp_path / "helper.py").unlink()
     (tmp_path / "net.py").write_text(f"import sys; sys.path.insert(0, '{tmp_path}/helpers.zip'); import helper")
-    assert len(digest()) == 64
+    assert read().keys() == {"net.py", "helpers.zip"}
 
 
 def test_the_same_code_in_another_folder_is_the_same(tmp_path, monkeypatch):
@@ -76,5 +134,5 @@ def test_the_same_code_in_another_folder_is_the_same(tmp_path, monkeypatch):
 
     (tmp_path / "other").mkdir()
     one, other = built(tmp_path), built(tmp_path / "other")
-    assert one.facts.code_sha256 == other.facts.code_sha256
+    assert one.facts.read["net.py"] == other.facts.read["net.py"]
     assert one.source.scope != other.source.scope
