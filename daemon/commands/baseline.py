@@ -30,9 +30,9 @@ app = application(
 
 @app.command("set", epilog="Example: benchd baseline set bench-out")
 def set_(
-    runs: Annotated[list[Path], typer.Argument(help="Result files or folders: at least 3 runs of bench-once.")],
+    runs: Annotated[list[Path], typer.Argument(help="Result files or folders of bench-once.")],
 ) -> None:
-    """Store at least 3 runs as the baseline of this machine."""
+    """Store these runs as the baseline of this machine."""
     kept = baseline.chosen(runs)
     baseline.store(kept)
     print_baseline(sys.stdout, kept, _stored(), _budget(kept, None))

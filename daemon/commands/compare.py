@@ -23,7 +23,7 @@ from benchd.daemon.records import Record, Variant
 from benchd.daemon.reporting import comparisons as shown
 from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.verdicts import compare as verdicts
-from benchd.daemon.verdicts import noise_floor, results
+from benchd.daemon.verdicts import results
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison, exit_code
 
 app = application()
@@ -189,9 +189,7 @@ def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence
     if len(paths) != 2:
         raise UsageError(f"compare takes two result files, not {len(paths)}; use --live to compare cases")
     first, second = ([one for one in results.read(path) if _is_chosen(one, *chosen)] for path in paths)
-    floors = noise_floor.of_records(second)
-    noise_floor.report(floors, (record.case_id for record in second), min_effect, sys.stderr)
-    comparisons = verdicts.compare(first, second, min_effect, floors=floors)
+    comparisons = verdicts.compare(first, second, min_effect)
     if any(record.status == "ok" for record in (*first, *second)):
         return comparisons, int(any(one.broken_off for one in comparisons))
     which = "succeeded" if first or second else "is of these variants and batch sizes"

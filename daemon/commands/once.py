@@ -14,7 +14,6 @@ from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
-from benchd.daemon.machine import identity
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.session import Session, made_output
@@ -24,9 +23,8 @@ from benchd.daemon.reporting import report
 from benchd.daemon.reporting.comparisons import print_comparisons
 from benchd.daemon.reporting.console import Screen, print_plan
 from benchd.daemon.verdicts import baseline as baselines
-from benchd.daemon.verdicts import compare, noise_floor
+from benchd.daemon.verdicts import compare
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison
-from benchd.daemon.verdicts.effects import MIN_EFFECT
 from benchd.daemon.verdicts.recommend import Requirements, decide
 
 app = application()
@@ -148,8 +146,6 @@ def once(
     stored = baselines.read(baseline) if baseline else []
     if page:
         report.require_page()
-    device_id = identity.device_id(settings.device.id)
-    floors = noise_floor.of_device(device_id, machine.device) if baseline else {}
     folder = made_output(output, create=not dry_run)
     if dry_run:
         return print_plan(sys.stdout, planned, plan.cannot_run(machine))
@@ -166,8 +162,7 @@ def once(
         supervisor = Supervisor(session, planned)
         supervisor.run()
     records = supervisor.records
-    comparisons = baselines.against(stored, records, floors) if baseline else []
-    noise_floor.report(floors, (record.case_id for record in records), MIN_EFFECT, sys.stderr)
+    comparisons = baselines.against(stored, records) if baseline else []
     _conclude(comparisons, output if page else None, sys.stderr if json else sys.stdout)
     lacks_accuracy = any(suite.accuracy for suite in suites) and _lacks_accuracy(records, sys.stderr)
     unstored = session.unstored(sys.stderr)

@@ -17,10 +17,10 @@ from msgspec import Struct
 from benchd.daemon.delivery.messages import Judgement
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.records import Record
-from benchd.daemon.verdicts import alarms, baseline, noise_floor
-from benchd.daemon.verdicts.alarms import APART_S, Budget
+from benchd.daemon.verdicts import alarms, baseline
+from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.compare import Comparison
-from benchd.daemon.verdicts.when import measured_s, unix_s
+from benchd.daemon.verdicts.when import HALF_A_DAY_S, measured_s, unix_s
 
 REASON_CHARACTERS = 500  # keeps latest/<case> small
 
@@ -115,7 +115,7 @@ def judge(record: Record, pinned: Sequence[Record], budget: Budget) -> Judgement
     if not pinned:
         return None
     pinned = baseline.alike(pinned, [record])
-    (found,) = baseline.against(pinned, [record], noise_floor.of_records([record]))
+    (found,) = baseline.against(pinned, [record])
     (before_ms, now_ms), interval = found.medians_ms, found.verdict.interval
     doubt = _within_bound(found, pinned, budget)
     return Judgement(
@@ -153,7 +153,7 @@ def follow(before: Standing, record: Record, pinned: Sequence[Record], judgement
     is_stale = bool(pinned) and not any(baseline.is_alike(one, record) for one in pinned)
     stale = record.environment.fingerprint if is_stale else None
     age_s = _age_s(before, record)
-    if age_s is not None and age_s < APART_S:
+    if age_s is not None and age_s < HALF_A_DAY_S:
         return msgspec.structs.replace(before, stale=stale)
     if judgement is None or judgement.verdict != "slower":
         return Standing(stale=stale)
@@ -185,8 +185,8 @@ def again_in_s(standing: Standing, record: Record) -> float | None:
     """
     if standing.doubted is None:
         return None
-    left_s = APART_S - (_age_s(standing, record) or 0.0)
-    return left_s if left_s > 0.0 else APART_S
+    left_s = HALF_A_DAY_S - (_age_s(standing, record) or 0.0)
+    return left_s if left_s > 0.0 else HALF_A_DAY_S
 
 
 def _notices(case_id: str, before: Standing, after: Standing, judgement: Judgement | None) -> Iterator[Notice]:

@@ -13,15 +13,11 @@ from statistics import fmean
 
 from msgspec import Struct
 
-from benchd.daemon.errors import SchemaError
 from benchd.daemon.records import Record
 from benchd.daemon.trigger import DAY_S, MONTH_S
+from benchd.daemon.verdicts import when
 from benchd.daemon.verdicts.effects import mean_and_variance
 from benchd.daemon.verdicts.results import process_medians_ms
-from benchd.daemon.verdicts.when import unix_s
-
-APART_S = DAY_S / 2
-"""Runs this far apart count as independent: with a correlation of 0.8 from hour to hour, 0.07 is left."""
 
 FEWEST_APART = 5
 """Fewer pinned runs could all be of one level by chance, and their bound would be tens of deviations."""
@@ -88,20 +84,10 @@ def _upper_tail(deviations: float) -> float:
 
 
 def apart(pinned: Sequence[Record]) -> list[Record]:
-    """Return the pinned runs of a case, oldest first, without those less than half a day after the one before."""
-    found: list[Record] = []
-    measured = (record for record in pinned if process_medians_ms([record]))
-    for record in sorted(measured, key=lambda record: record.t_wall):
-        if not found or _seconds(record.t_wall) - _seconds(found[-1].t_wall) >= APART_S:
-            found.append(record)
-    return found
-
-
-def _seconds(t_wall: str) -> float:
-    found_s = unix_s(t_wall)
-    if found_s is None:
-        raise SchemaError(f"t_wall {t_wall!r} of a record is not a time in RFC 3339")
-    return found_s
+    """Return the first pinned run of a case of each day, oldest first."""
+    measured = sorted((one for one in pinned if process_medians_ms([one])), key=lambda record: record.t_wall)
+    day_of = when.days(measured)
+    return list({day_of[record.key]: record for record in reversed(measured)}.values())[::-1]
 
 
 def least_change(budget: Budget, pinned: Sequence[Record], processes: int | None = None) -> float | None:

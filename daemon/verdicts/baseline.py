@@ -1,6 +1,6 @@
-"""The baseline of this machine: the records of at least three runs, with which later runs are compared."""
+"""The baseline of this machine: the records with which later runs are compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchd.daemon import journal, records
@@ -15,7 +15,6 @@ from benchd.daemon.verdicts.when import unix_s
 
 FILE = "baseline.jsonl"
 STORED = "stored"
-FEWEST_RUNS = 3
 
 
 def path() -> Path:
@@ -26,8 +25,7 @@ def path() -> Path:
 def chosen(files: Sequence[Path]) -> list[Record]:
     """Return the records of a new baseline: the successful ones in these files.
 
-    Raises UsageError for fewer than three runs of bench-once, for records of several devices, and for records that no
-    verdict may rest on.
+    Raises UsageError if there are none, for records of several devices, and for records that no verdict may rest on.
     """
     kept = [record for record in results.read_all(files) if record.status == "ok"]
     for record in kept:
@@ -36,12 +34,8 @@ def chosen(files: Sequence[Path]) -> list[Record]:
             reason = "has no time in RFC 3339"
         if reason:
             raise UsageError(f"{record.case_id} of {record.t_wall} {reason}: a baseline needs results that hold")
-    runs = {record.suite_id for record in kept}
-    if len(runs) < FEWEST_RUNS:
-        raise UsageError(
-            f"a baseline needs at least {FEWEST_RUNS} runs, because runs differ more than processes do, and these are "
-            f"{len(runs)}; run bench-once again with the same --output"
-        )
+    if not kept:
+        raise UsageError(f"no result in {', '.join(map(str, files))} was successful")
     devices = sorted({record.device_id for record in kept})
     if len(devices) > 1:
         raise UsageError(f"a baseline covers one device, and these records are of {', '.join(devices)}")
@@ -82,9 +76,9 @@ def of_case(runs: Sequence[str], case_id: str) -> list[Record]:
     return list({record.key: record for record in found}.values())
 
 
-def against(stored: Sequence[Record], measured: Sequence[Record], floors: Mapping[str, float]) -> list[Comparison]:
-    """Return the comparison of each measured case with the baseline; `floors` are the noise floors of cases."""
-    return compare(alike(stored, measured), measured, MIN_EFFECT, FEWEST_RUNS, floors)
+def against(stored: Sequence[Record], measured: Sequence[Record]) -> list[Comparison]:
+    """Return the comparison of each measured case with the baseline."""
+    return compare(alike(stored, measured), measured, MIN_EFFECT)
 
 
 def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:

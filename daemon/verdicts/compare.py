@@ -4,18 +4,17 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
 
 from benchd.daemon.records import OF_MODULE, InputSpec, Record
-from benchd.daemon.verdicts import levels, one_environment, one_model
-from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Effect, Verdict, judge_plan, runs_effect
+from benchd.daemon.verdicts import levels, one_environment, one_model, when
+from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Days, Effect, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import STOP_RULES, centre
@@ -89,15 +88,12 @@ def compare(
     first: Sequence[Record],
     second: Sequence[Record],
     min_effect: float,
-    fewest_runs: int = 1,
-    floors: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Comparison]:
     """Return one Comparison for each case of either side, corrected for their number.
 
     A case that may not be compared is inconclusive, with the reason and, if there is one, the command to run. One that
-    is unsupported on both sides is left out. `fewest_runs` is how many runs of a case the first side needs,
-    and `floors` are the noise floors of cases. A record of both sides counts for the first one alone: it would make
-    the sides alike, and is no second measurement.
+    is unsupported on both sides is left out. A record of both sides counts for the first one alone: it would make the
+    sides alike, and is no second measurement.
     """
     in_first = {record.key for record in first}
     new = [record for record in second if record.key not in in_first]
@@ -105,40 +101,36 @@ def compare(
     tried = dict.fromkeys(record.case_id for record in (*first, *second) if record.status != "unsupported")
     arms = {case_id: (_of(first, case_id), _of(new, case_id)) for case_id in tried}
     pairs = {
-        case_id: _refused(sides, ALL_SHARED) if shared[case_id] and not sides[1] else pair(*sides, fewest_runs)
+        case_id: _refused(sides, ALL_SHARED) if shared[case_id] and not sides[1] else pair(*sides)
         for case_id, sides in arms.items()
     }
-    floor_of = [floors.get(case_id, 0.0) for case_id, one in pairs.items() if one.effect]
-    verdicts = judged(list(pairs.values()), min_effect, floor_of)
+    verdicts = judged(list(pairs.values()), min_effect)
     return [
         comparison((case_id, case_id), verdict, (one.first_ms, one.second_ms), arms[case_id], shared=shared[case_id])
         for (case_id, one), verdict in zip(pairs.items(), verdicts, strict=True)
     ]
 
 
-def pair(
-    first: Sequence[Record], second: Sequence[Record], fewest_runs: int = 1, *, across_setups: bool = False
-) -> Pair:
+def pair(first: Sequence[Record], second: Sequence[Record], *, across_setups: bool = False) -> Pair:
     """Return two sides of a case for `judged`; `across_setups` allows another environment and clocks between them.
 
     Records that `recommend` rejects are a reason across setups; within one `comparison` doubts them.
     """
-    reason = _why_not(first, second, fewest_runs, across_setups)
+    reason = _why_not(first, second, across_setups)
     if reason is None and across_setups:
         reason = next(_reasons(unfit, first, second), None)
     if reason is not None:
         return _refused((first, second), reason)
-    sides = runs_ms(first), runs_ms(second)
-    return Pair(*sides, runs_effect(*sides))
+    return Pair(runs_ms(first), runs_ms(second), runs_effect(*runs_by_day(first, second)))
 
 
 def _refused(sides: tuple[Sequence[Record], Sequence[Record]], reason: str) -> Pair:
     return Pair(runs_ms(sides[0]), runs_ms(sides[1]), None, reason)
 
 
-def judged(pairs: Sequence[Pair], min_effect: float = MIN_EFFECT, floors: Sequence[float] = ()) -> list[Verdict]:
-    """Return the verdict on each pair, corrected for their number; `floors` are of those with an effect."""
-    found = iter(judge_plan([one.effect for one in pairs if one.effect], min_effect, floors))
+def judged(pairs: Sequence[Pair], min_effect: float = MIN_EFFECT) -> list[Verdict]:
+    """Return the verdict on each pair, corrected for their number."""
+    found = iter(judge_plan([one.effect for one in pairs if one.effect], min_effect))
     return [
         _by_levels(next(found), one) if one.effect else Verdict(answer="inconclusive", reason=one.reason)
         for one in pairs
@@ -164,6 +156,17 @@ def runs_ms(found: Sequence[Record]) -> list[list[float]]:
     for record in found:
         by_run.setdefault(record.suite_id, []).extend(process_medians_ms([record]))
     return [times_ms for times_ms in by_run.values() if times_ms]
+
+
+def runs_by_day(*sides: Sequence[Record]) -> list[Days]:
+    """Return the process medians of each side's runs by the day that they are of."""
+    day_of = when.days(list(chain(*sides)))
+    by_day: list[dict[str, list[Record]]] = []
+    for side in sides:
+        by_day.append({})
+        for record in side:
+            by_day[-1].setdefault(day_of[record.key], []).append(record)
+    return [{day: runs for day, found in side.items() if (runs := runs_ms(found))} for side in by_day]
 
 
 def comparison(
@@ -245,7 +248,7 @@ def _measured(found: Sequence[Record]) -> list[Record]:
     return [record for record in found if record.status == "ok"]
 
 
-def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int, across_setups: bool) -> str | None:
+def _why_not(first: Sequence[Record], second: Sequence[Record], across_setups: bool) -> str | None:
     """Return why these records of a case may not be compared, else None."""
     for side, found in (("A", first), ("B", second)):
         times_ms = process_medians_ms(found)
@@ -256,9 +259,7 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], fewest_runs: int
     difference = next(_differences(_measured([*first, *second]), across_setups), None)
     if difference:
         return f"{difference}; {both_here(_measured(second)[-1])}"
-    reason = _other_network(first, second) or _mixed(first, second) or _too_few(first, second, fewest_runs)
-    # a void record pinned by a baseline may still turn out slower
-    return reason or (next(_reasons(void, first, second), None) if fewest_runs == 1 else None)
+    return _other_network(first, second) or _mixed(first, second) or _too_few(first, second)
 
 
 def _other_network(first: Sequence[Record], second: Sequence[Record]) -> str | None:
@@ -295,18 +296,13 @@ def _absence(found: Sequence[Record]) -> str:
     return f"{last.status}: {last.reason or 'without a time'}"
 
 
-def _too_few(first: Sequence[Record], second: Sequence[Record], fewest_runs: int) -> str | None:
+def _too_few(first: Sequence[Record], second: Sequence[Record]) -> str | None:
     for side, found in (("A", first), ("B", second)):
         count = len(process_medians_ms(found))
         if count < FEWEST_PROCESSES:
             again = command(_measured(found)[-1], ADVISED_PROCESSES)
             return f"{side} has {count} of {FEWEST_PROCESSES} processes: run {again}"
-    runs = len({record.suite_id for record in _measured(first)})
-    if runs >= fewest_runs:
-        return None
-    again = command(_measured(first)[-1], ADVISED_PROCESSES)
-    has = f"the baseline has {runs} of {fewest_runs} runs of it in this environment"
-    return f"{has}: run {again} for each that is missing, then benchd baseline set RUN..."
+    return None
 
 
 def _differences(measured: Sequence[Record], across_setups: bool) -> Iterator[str]:

@@ -1,12 +1,14 @@
 """Verdicts on two arms: how much B differs from A, and whether that is faster, slower, the same or undecided; pure.
 
-Processes differ, so a verdict uses process medians only; runs differ too, so results of several runs are compared by
-the centres of runs. tests/daemon/verdicts/test_error_rates.py checks the error rates through the complete rules.
+Processes differ, runs differ more, and days differ too. So results in files are compared by the centres of what was
+repeated: of days, or of runs if all are of one day. tests/daemon/verdicts/test_error_rates.py checks the error rates
+through the complete rules.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import NormalDist, fmean
 from typing import Literal
 
@@ -26,32 +28,47 @@ S. J. Pocock, Biometrika 64, 1977, who bounds the two-sided error; both are simu
 ALPHA = 0.05
 MIN_EFFECT = 0.005
 SAME_MARGIN = 0.01
-RUNS_APART = 0.1
-"""The smallest change that counts between one run and one other: runs 3 % apart differ by that in 2 to 3 %."""
+RUNS_APART = 0.032
+"""Standard deviation between runs of the same code, or between days, assumed if too few show it.
+
+Up to 3 % every error stays below 5 %, although the degrees of freedom beside it are approximate.
+"""
+
+FEWEST_DEGREES = 2
+"""With fewer degrees of freedom, as of two runs against one, a spread is not known."""
+
+MOST_DEGREES = 1e6  # of an error that is assumed and not estimated
 
 FEWEST_PROCESSES = 3
 """With two processes per side the degrees of freedom of Welch's t may fall below 2."""
 
 MOST_REPEATS = 200
-"""The largest number of pairs or runs that an inconclusive verdict recommends."""
+"""The largest number of pairs, runs or days that an inconclusive verdict recommends."""
 
 LIKELY = 0.8
 
 Answer = Literal["faster", "slower", "same", "inconclusive"]
+Unit = Literal["pairs", "processes", "runs", "days"]
+Run = Sequence[float]
+"""The medians of its processes."""
+
+Days = Mapping[str, Sequence[Run]]
+"""The runs of one side by the day that they are of."""
 
 
 class Effect(msgspec.Struct, frozen=True):
     """How much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t.
 
-    `unit` is what was repeated and what the error therefore covers: pairs measured alternately, runs, or only the
-    processes of one run per side. `spread` is the standard deviation of one pair, or of one run of B over one of A.
+    `unit` is what was repeated; `is_assumed` says that it was repeated too rarely to show how much it differs, and that
+    `RUNS_APART` stands for that. `spread` is the standard deviation of one pair, or of one of B over one of A.
     """
 
     log_ratio: float
     error: float
     degrees: float
     spread: float
-    unit: Literal["pairs", "runs", "processes"]
+    unit: Unit
+    is_assumed: bool = False
 
     @property
     def share(self) -> float:
@@ -109,34 +126,50 @@ def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
     return Effect(b - a, error, fewest * total**2 / squares if is_welch else fewest, error, "processes")
 
 
-def runs_effect(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> Effect:
-    """Return the effect from the runs of A and of B; a run is its process medians.
+def runs_effect(first: Days, second: Days) -> Effect:
+    """Return the effect from the runs of A and of B.
 
-    What differs between runs does not show within one, so the centres of runs count: Student's t with the variance of
-    both sides pooled, which takes their runs to spread alike. For one run of B it is the prediction from A's runs. One
-    run per side leaves only its processes.
+    What differs between days does not show within one, nor what differs between runs within one of these. So the
+    centres of days count, or of runs if both sides are of the same single day: Student's t with the variance of both
+    sides pooled, which takes them to spread alike. For one of B it is the prediction from A's. If they are too few to
+    show their spread, `RUNS_APART` stands for it, or what they show if that is more, beside what is seen within them.
     """
-    if len(first) == len(second) == 1:
-        return welch_effect(first[0], second[0])
-    _require_positive(*first, *second, fewest=1)
-    sides = [[[math.log(value) for value in run] for run in side] for side in (first, second)]
-    centres = [[fmean(run) for run in side] for side in sides]
+    _require_positive(*chain(*first.values(), *second.values()), fewest=1)
+    sides, unit = _units(first, second)
+    centres = [[fmean(values) for values in side] for side in sides]
     a, b = map(fmean, centres)
-    degrees = len(first) + len(second) - 2.0
+    degrees = len(sides[0]) + len(sides[1]) - 2
     squares = math.fsum((centre - middle) ** 2 for side, middle in zip(centres, (a, b), strict=True) for centre in side)
-    of_runs = 1.0 / len(first) + 1.0 / len(second)
-    error = math.sqrt(squares / degrees * of_runs + _of_shorter_runs(sides, of_runs / degrees))
-    return Effect(b - a, error, degrees, error * math.sqrt(2.0 / of_runs), "runs")
-
-
-def _of_shorter_runs(sides: Sequence[Sequence[Sequence[float]]], weight: float) -> float:
-    """Return the variance of B - A that the variance of the centres misses if runs have fewer processes on one side."""
-    inverse = [fmean(1.0 / len(run) for run in side) for side in sides]
+    of_units = 1.0 / len(sides[0]) + 1.0 / len(sides[1])
+    within, spare = _within(sides)
+    inverse = [fmean(1.0 / len(values) for values in side) for side in sides]
     actual = sum(share / len(side) for share, side in zip(inverse, sides, strict=True))
-    seen = weight * sum(share * (len(side) - 1) for share, side in zip(inverse, sides, strict=True))
-    spare = sum(len(run) - 1 for side in sides for run in side)
-    squares = math.fsum((value - fmean(run)) ** 2 for side in sides for run in side for value in run)
-    return max(actual - seen, 0.0) * squares / max(spare, 1)
+    if degrees >= FEWEST_DEGREES:
+        # what the variance of the centres misses if one side's have fewer values
+        seen = of_units / degrees * sum(share * (len(side) - 1) for share, side in zip(inverse, sides, strict=True))
+        error = math.sqrt(squares / degrees * of_units + max(actual - seen, 0.0) * within)
+        return Effect(b - a, error, degrees, error * math.sqrt(2.0 / of_units), unit)
+    assumed, estimated = max(RUNS_APART**2, squares / max(degrees, 1)) * of_units, within * actual
+    error = math.sqrt(assumed + estimated)
+    free = error**4 / (assumed**2 / MOST_DEGREES + estimated**2 / max(spare, 1))  # B. L. Welch, F. E. Satterthwaite
+    return Effect(b - a, error, max(free, FEWEST_DEGREES), error * math.sqrt(2.0 / of_units), unit, is_assumed=True)
+
+
+def _units(first: Days, second: Days) -> tuple[list[list[list[float]]], Unit]:
+    """Return the logarithms of each side by what counts as repeated, and the name of that."""
+    sides = [[[[math.log(time) for time in run] for run in day] for day in side.values()] for side in (first, second)]
+    if len({*first, *second}) == 1:
+        return [side[0] for side in sides], "runs"
+    if all(len(day) == 1 for side in sides for day in side):
+        return [[day[0] for day in side] for side in sides], "days"
+    return [[[fmean(run) for run in day] for day in side] for side in sides], "days"
+
+
+def _within(sides: Sequence[Sequence[Sequence[float]]]) -> tuple[float, int]:
+    """Return the pooled variance within runs or days, and its degrees of freedom."""
+    spare = sum(len(values) - 1 for side in sides for values in side)
+    squares = math.fsum((value - fmean(values)) ** 2 for side in sides for values in side for value in values)
+    return squares / max(spare, 1), spare
 
 
 def _require_positive(*arms: Sequence[float], fewest: int) -> None:
@@ -154,21 +187,21 @@ def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, 
     """Return the verdict on one effect at the two-sided error `alpha`.
 
     Faster or slower: the interval excludes 0, and the effect is at least `min_effect`. Same: two one-sided tests, each
-    at `same_alpha`, exclude a change of 1 %, or of `min_effect` if that is more. One run per side
-    does not show how much runs differ: it is never the same, and only a change of at least `RUNS_APART` is one.
+    at `same_alpha`, exclude a change of 1 %, or of `min_effect` if that is more.
     """
-    least = max(min_effect, RUNS_APART) if effect.unit == "processes" else min_effect
     interval, narrow = effect.interval(1.0 - alpha), effect.interval(1.0 - 2.0 * same_alpha)
     answer: Answer = "inconclusive"
-    within = narrow.low > -_margin(min_effect) and narrow.high < _margin(min_effect)
-    if _excludes_zero(interval) and abs(effect.share) >= least:
-        answer = "slower" if effect.share > 0.0 else "faster"
-        reason = "of these two runs; how much runs differ is not known" if effect.unit == "processes" else ""
-    elif within and effect.unit != "processes":
-        answer, reason = "same", ""
+    decided = _ASSUMED if effect.is_assumed else ""
+    if _excludes_zero(interval) and abs(effect.share) >= min_effect:
+        answer, reason = "slower" if effect.share > 0.0 else "faster", decided
+    elif narrow.low > -_margin(min_effect) and narrow.high < _margin(min_effect):
+        answer, reason = "same", decided
     else:
-        reason = _undecided(effect, interval, within, alpha, min_effect)
+        reason = _undecided(effect, interval, alpha, min_effect)
     return Verdict(answer=answer, effect=effect.share, interval=interval, confidence=1.0 - alpha, reason=reason)
+
+
+_ASSUMED = f"runs of one day: how much days differ is not known, {100 * RUNS_APART:g} % is assumed"
 
 
 def _margin(min_effect: float) -> float:
@@ -176,35 +209,28 @@ def _margin(min_effect: float) -> float:
     return max(SAME_MARGIN, min_effect)
 
 
-def _undecided(effect: Effect, interval: Interval, within: bool, alpha: float, min_effect: float) -> str:
+def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: float) -> str:
     """Return why the effect is neither a difference nor the same, and what would decide."""
-    if within:
-        why = f"alike within {100 * _margin(min_effect):g} % in these two runs; how much runs differ is not known"
-    elif _excludes_zero(interval) and effect.unit == "processes":
-        why = (
-            f"these two runs differ, but so may runs of the same code: a change below {100 * RUNS_APART:g} % takes more"
-        )
-    elif _excludes_zero(interval):
+    if effect.is_assumed:
+        return f"{_ASSUMED}; runs of several days per side show it, or benchd compare --live decides"
+    if _excludes_zero(interval):
         return f"the difference is below the smallest that counts here, {100 * min_effect:.2g} %"
-    else:
-        why = f"the interval contains 0 and reaches beyond {100 * _margin(min_effect):g} %"
     repeats = deciding_repeats(effect, alpha, min_effect)
-    about = "at least" if effect.unit == "processes" else "about"
-    number = f"{about} {repeats}" if repeats else f"more than {MOST_REPEATS}"
+    number = f"about {repeats}" if repeats else f"more than {MOST_REPEATS}"
+    why = f"the interval contains 0 and reaches beyond {100 * _margin(min_effect):g} %; deciding would take {number}"
     if effect.unit == "pairs":
-        return f"{why}; deciding would take {number} pairs (--pairs)"
-    return f"{why}; deciding would take {number} runs per side, or benchd compare --live"
+        return f"{why} pairs (--pairs)"
+    return f"{why} {effect.unit} per side, or benchd compare --live"
 
 
 def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> int | None:
-    """Return how many pairs, or runs per side, would probably decide at this spread; None for more than MOST_REPEATS.
+    """Return how many pairs, runs or days per side would probably decide at this spread; None beyond MOST_REPEATS.
 
     They would if the effect that they will show, which is normal around this one with the errors of both, is large or
-    small enough in 4 of 5 cases, at the upper quartile of the spread behind the one seen. From one run per side it is
-    the least number, as if runs did not differ.
+    small enough in 4 of 5 cases, at the upper quartile of the spread behind the one seen.
     """
     sides = 1.0 if effect.unit == "pairs" else 2.0
-    taken = int(effect.degrees / sides) + 1 if effect.unit != "processes" else 1
+    taken = int(effect.degrees / sides) + 1
     counts = range(taken + 1, MOST_REPEATS + 1)
     place = bisect_left(counts, LIKELY, key=lambda n: _deciding(effect, n, sides * (n - 1.0), alpha, min_effect))
     return counts[place] if place < len(counts) else None
@@ -231,21 +257,16 @@ def look(ratios: Sequence[float], min_effect: float = MIN_EFFECT, comparisons: i
     return verdict if verdict.answer != "inconclusive" or len(ratios) == LOOKS[-1] else None
 
 
-def judge_plan(
-    effects: Sequence[Effect], min_effect: float = MIN_EFFECT, floors: Sequence[float] = ()
-) -> list[Verdict]:
+def judge_plan(effects: Sequence[Effect], min_effect: float = MIN_EFFECT) -> list[Verdict]:
     """Return one verdict per effect, with a probability of at most 5 % for any false difference among all of them.
-
-    `floors` are the noise floors of the effects' cases, which raise the smallest effect that counts.
 
     Compares p-values from the smallest up with 5 % over the number left (S. Holm, Scandinavian Journal of Statistics
     6, 1979). Here each step settles all below the current bound, and then the bound is computed again.
     """
     verdicts: dict[int, Verdict] = {}
-    least = [max(min_effect, *floors[place : place + 1], 0.0) for place in range(len(effects))]
     while len(verdicts) < len(effects):
         left = [place for place in range(len(effects)) if place not in verdicts]
-        judged = {place: judge(effects[place], ALPHA / len(left), least[place]) for place in left}
+        judged = {place: judge(effects[place], ALPHA / len(left), min_effect) for place in left}
         differing = {place: verdict for place, verdict in judged.items() if _excludes_zero(verdict.interval)}
         verdicts |= differing or judged
     return [verdicts[place] for place in range(len(effects))]

@@ -15,7 +15,6 @@ from msgspec import Struct
 from benchd.daemon import journal
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.machine import folders
-from benchd.daemon.records import Record
 from benchd.daemon.trigger import DAY_S
 from benchd.daemon.verdicts.effects import LOOKS, SAME_MARGIN, Answer
 from benchd.daemon.verdicts.statistics import percentile
@@ -130,13 +129,6 @@ def of_device(device_id: str, device: str, *, interleaved: bool = False) -> dict
     return {
         one.case_id: one.floor for one in every() if one.floor and (one.device_id, one.device, one.interleaved) == asked
     }
-
-
-def of_records(records: Iterable[Record]) -> dict[str, float]:
-    """Return the noise floors of these records' cases, each where it was measured."""
-    places = {record.case_id: (record.device_id, record.environment.device) for record in records}
-    found = {place: of_device(*place) for place in set(places.values())}
-    return {case_id: found[place][case_id] for case_id, place in places.items() if case_id in found[place]}
 
 
 def clear(case_id: str | None = None) -> int:

@@ -1,7 +1,7 @@
 """Whether a shipped folder keeps its promise: what it takes now against what it took when it was shipped; pure.
 
-Two runs of the same code on the same machine differ by some per cent (docs/measuring.md), which one run of each does
-not show. So only a change of `RUNS_APART` or more is one, and the promise is kept if a change of that size is excluded.
+Both are one run, and runs of the same code differ by some per cent, which one run does not show: the verdict takes
+them to be `effects.RUNS_APART` apart, beside what the processes show (docs/measuring.md).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from benchd.daemon.records import Environment, Record
 from benchd.daemon.verdicts import effects, figures, one_environment, recommend
-from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, RUNS_APART
+from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES
 from benchd.daemon.verdicts.manifest import REBUILT, Manifest
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import centre
@@ -27,6 +27,9 @@ EXIT_CODES: dict[Answer, int] = {
     "failed": 1,
 }
 """As those of `compare`: what was not judged is no success."""
+
+SLOWDOWN = 0.1
+"""A promise is kept if a slowdown of this share is excluded, at the one-sided error `ALPHA`."""
 
 CLASS = ("machine", "board", "soc", "cpu_model", "cpu_count", "device", "gpu", "power_mode")
 """What two machines share if a promise of one holds for the other."""
@@ -109,15 +112,15 @@ def _answer(promised_ms: Sequence[float], now_ms: Sequence[float]) -> tuple[Answ
     """Return the verdict on the times alone, and the effect that it is from."""
     if min(len(promised_ms), len(now_ms)) < FEWEST_PROCESSES:
         return "inconclusive", f"fewer than {FEWEST_PROCESSES} processes", None
-    change = effects.welch_effect(promised_ms, now_ms)
+    change = effects.runs_effect({"shipped": [promised_ms]}, {"now": [now_ms]})
     interval = change.interval(1.0 - ALPHA)
-    if interval.low > 0.0 and change.share >= RUNS_APART:
+    if interval.low > 0.0:
         return "slower", "", change
-    if interval.high < 0.0 and change.share <= -RUNS_APART:
+    if interval.high < 0.0:
         return "faster", "", change
-    if interval.high < RUNS_APART:
+    if change.interval(1.0 - 2.0 * ALPHA).high < SLOWDOWN:
         return "kept", "", change
-    return "inconclusive", f"a change of {100 * RUNS_APART:g} % is not excluded: give more --processes", change
+    return "inconclusive", f"a slowdown of {100 * SLOWDOWN:g} % is not excluded: verify again, or ship anew", change
 
 
 def other_machine(promised: Environment, now: Environment) -> str | None:

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 from records_made import made, timing
 
-from benchd.daemon.records import Case, ProcessResult, Variant, decode, encode, wall_now
-from benchd.daemon.verdicts import noise_floor
+from benchd.daemon.records import Case, ProcessResult, Variant, decode, encode
 
 SQUARE = ("--models", "square", "--option", "size=64")
 
@@ -22,7 +21,7 @@ def test_compare_names_the_verdict_and_exits_by_it(here, results):
     faster = here("benchd", "compare", after, before, "--json")
     assert faster.returncode == 0
     assert [one["verdict"]["answer"] for one in json.loads(faster.stdout)] == ["faster", "faster"]
-    assert here("benchd", "compare", after, before, "--min-effect", "5%").returncode == 4
+    assert here("benchd", "compare", results("close", scale=1.01), before, "--min-effect", "1%").returncode == 4
     assert here("benchd", "compare", before, results("again")).stdout.count("SAME") == 2
 
 
@@ -35,7 +34,8 @@ def test_a_gate_fails_on_what_it_is_told_and_says_when_it_decided_nothing(here, 
     none = here("benchd", "compare", before, after, "--batch-sizes", "2", "--junit", "gate.xml")
     assert none.returncode == 6
     assert f"no record in {before} or {after} is of these variants and batch sizes" in none.stderr
-    undecided = here("benchd", "compare", after, before, "--min-effect", "5%", "--fail-on", "slower,check")
+    close = results("close", scale=1.01)
+    undecided = here("benchd", "compare", close, before, "--min-effect", "1%", "--fail-on", "slower,check")
     assert undecided.returncode == 0
     assert "nothing was decided: every comparison is inconclusive" in undecided.stderr
     assert here("benchd", "compare", before, after, "--junit", "nowhere/gate.xml").returncode == 2
@@ -112,9 +112,7 @@ def far_faster(record):
     ]
 
 
-def test_a_run_is_held_against_its_baseline_and_noise_floor_and_the_path_of_its_page_comes_last(
-    here, once_here, tmp_path
-):
+def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(here, once_here, tmp_path):
     pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     missing = here("bench-once", *SQUARE, "--baseline", "stored")
     assert missing.returncode == 2
@@ -130,9 +128,6 @@ def test_a_run_is_held_against_its_baseline_and_noise_floor_and_the_path_of_its_
     assert re.search(r"A has 1 of 3 processes: run (\w+=\S+ )*bench-once --models square", held.stdout)
     record = decode((tmp_path / "out" / "records.jsonl").read_bytes().splitlines()[0])
     (tmp_path / "faster").write_bytes(b"".join(encode(one) + b"\n" for one in far_faster(record)))
-    given = {"device_id": record.device_id, "device": "cpu", "case_id": record.case_id, "answer": "same", "pairs": 7}
-    for _ in range(noise_floor.FEWEST):
-        noise_floor.add(noise_floor.AaEffect(effect=1e6, effect_low=1e6, effect_high=1e6, t_wall=wall_now(), **given))
-    noisy = once_here(*SQUARE, "--processes", "3", "--baseline", "faster")
-    assert noisy.returncode == 0, noisy.stdout + noisy.stderr
-    assert f"inconclusive: {record.case_id}: the difference is below the smallest that counts here" in noisy.stdout
+    slower = once_here(*SQUARE, "--processes", "3", "--baseline", "faster", "--fail-on", "slower")
+    assert slower.returncode == 3, slower.stdout + slower.stderr
+    assert "SLOWER" in slower.stdout

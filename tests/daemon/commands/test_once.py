@@ -7,11 +7,9 @@ from typer.testing import CliRunner
 
 from benchd.daemon.commands import once
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.errors import SchemaError
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.records import Case, Check, Variant, encode
-from benchd.daemon.verdicts import noise_floor
+from benchd.daemon.records import Case, Check, Variant
 from benchd.daemon.verdicts.compare import comparison
 from benchd.daemon.verdicts.effects import Verdict
 
@@ -94,15 +92,3 @@ def test_models_replace_a_configured_module_with_its_inputs_and_weights(tmp_path
     replaced = CliRunner().invoke(once.app, [*plain, "--config", str(file)])
     assert replaced.stdout == CliRunner().invoke(once.app, plain).stdout
     assert "snn_onepass,eager,b64" in replaced.stdout
-
-
-def test_a_damaged_noise_floor_is_said_before_anything_is_measured(tmp_path, monkeypatch):
-    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / noise_floor.FILE).write_text("{}\n")
-    (tmp_path / "before.jsonl").write_bytes(encode(OK) + b"\n")
-    stored, out = str(tmp_path / "before.jsonl"), tmp_path / "out"
-    with pytest.raises(SchemaError, match="remove the damaged line"):
-        once.once(models="square", option=["size=16"], variants="eager", device="cpu", baseline=stored, output=out)
-    assert not (tmp_path / "out").exists()

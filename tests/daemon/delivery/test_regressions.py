@@ -17,12 +17,12 @@ from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.records import Case, ProcessResult, encode, wall_now
+from benchd.daemon.records import Case, ProcessResult, encode
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.publisher import STANDINGS, Publisher
 from benchd.daemon.service.regressions import Regressions, Standing
 from benchd.daemon.service.schedule import State, begin
-from benchd.daemon.verdicts import baseline, noise_floor
+from benchd.daemon.verdicts import baseline
 from benchd.daemon.verdicts.alarms import Budget
 
 DEVICE, HOUR_NS = "d-regressions", 3600 * 10**9
@@ -303,18 +303,6 @@ def test_pinned_runs_of_one_day_raise_no_alarm_and_say_what_is_missing(tmp_path,
             "+199.7%, but the baseline has 2 of 5 runs of it that are half a day apart: pin runs of several days with "
             "benchd baseline set RUN..."
         )
-
-
-def test_a_difference_below_the_noise_floor_of_its_case_is_no_doubt(tmp_path, link):
-    given = {"device_id": DEVICE, "device": "cpu", "case_id": CASE.case_id, "answer": "same", "pairs": 7}
-    for _ in range(noise_floor.FEWEST):
-        noise_floor.add(
-            noise_floor.AaEffect(effect=0.5, effect_low=0.499, effect_high=0.501, t_wall=wall_now(), **given)
-        )
-    with service(tmp_path, [pin(tmp_path / "pinned.jsonl")], link) as one:
-        assert one.take("r1", 1.2) == {}
-        assert verdict(one)["verdict"] == "inconclusive"
-        assert verdict(one)["verdict_reason"] == "the difference is below the smallest that counts here, 50 %"
 
 
 def test_a_difference_within_the_bound_of_few_pinned_runs_is_no_doubt(tmp_path, link):

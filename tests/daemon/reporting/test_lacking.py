@@ -74,7 +74,7 @@ def show(found: list[Record], folder: Path) -> None:
     for objective in OBJECTIVES:
         print_decisions(io.StringIO(), decide(found, Requirements(objective=objective)), as_json=False)
     decide(found, Requirements(max_latency_ms=9, demand=Demand(rate_hz=15.0, deadline_ms=50.0, streams=1)))
-    compare.compare(found, found, 0.005, floors={})
+    compare.compare(found, found, 0.005)
     (folder / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in found))
     with spooled([folder], folder) as spool:
         page(spool, decide(spool.decisive, Requirements()), [], [])

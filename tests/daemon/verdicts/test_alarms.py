@@ -7,7 +7,6 @@ before. `Budget.bound` and `follow` decide. The verdict on files, which a result
 import sys
 from datetime import datetime, timedelta
 
-import msgspec
 import numpy as np
 import pytest
 from records_made import made, timing
@@ -15,7 +14,6 @@ from scipy.signal import lfilter
 from simulations import counts, most
 
 from benchd.daemon.delivery.messages import Judgement
-from benchd.daemon.errors import SchemaError
 from benchd.daemon.records import ProcessResult
 from benchd.daemon.service.regressions import Standing, follow
 from benchd.daemon.verdicts.alarms import Budget, apart, least_change
@@ -109,11 +107,6 @@ def test_only_pinned_runs_half_a_day_apart_count():
     assert [record.run_id for record in apart(pinned)] == ["0", "12", "24", "40"]
     assert least_change(HOURLY, pinned) is None
     assert least_change(HOURLY, [*pinned, run(52)]) > 0
-
-
-def test_a_pinned_run_without_a_time_is_refused():
-    with pytest.raises(SchemaError, match="t_wall 'noon' of a record is not a time"):
-        apart([run(0), msgspec.structs.replace(run(12), t_wall="noon")])
 
 
 def test_a_pinned_run_counts_with_as_many_processes_as_the_result_has():

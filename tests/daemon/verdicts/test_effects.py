@@ -26,6 +26,17 @@ B_OVER_A = [b / a for a, b in zip(A, B, strict=True)]
 arms = st.lists(st.floats(1.0, 100.0), min_size=3, max_size=20)
 
 
+def of_one_day(first, second):
+    """Return the effect from runs that are all of one day."""
+    return runs_effect({"monday": first}, {"monday": second})
+
+
+def of_days(first, second):
+    """Return the effect from days, each a list of runs; those of A and of B are others."""
+    sides = ({f"{name}{place}": day for place, day in enumerate(side)} for name, side in (("a", first), ("b", second)))
+    return runs_effect(*sides)
+
+
 def test_paired_effect_matches_scipy():
     effect = paired_effect(B_OVER_A)
     logs = [math.log(ratio) for ratio in B_OVER_A]
@@ -53,7 +64,7 @@ def test_sides_of_unequal_numbers_have_the_degrees_of_the_smaller():
 def test_runs_of_one_process_are_compared_by_students_t(first, second):
     logs = [[math.log(value) for value in arm] for arm in (second, first)]
     assume(min(max(arm) - min(arm) for arm in logs) > 1e-3)
-    effect = runs_effect([[value] for value in first], [[value] for value in second])
+    effect = of_one_day([[value] for value in first], [[value] for value in second])
     wanted = stats.ttest_ind(*logs)
     assert effect.log_ratio / effect.error == pytest.approx(wanted.statistic, rel=1e-6, abs=1e-9)
     assert effect.degrees == wanted.df
@@ -61,7 +72,7 @@ def test_runs_of_one_process_are_compared_by_students_t(first, second):
 
 def test_one_run_against_several_is_a_prediction_from_their_centres():
     runs = [[math.exp(centre - 0.01), math.exp(centre + 0.01)] for centre in (0.0, 0.02, 0.04)]
-    effect = runs_effect(runs, [runs[1]])
+    effect = of_one_day(runs, [runs[1]])
     assert (effect.unit, effect.degrees) == ("runs", 2.0)
     assert effect.error == pytest.approx(0.02 * math.sqrt(1 + 1 / 3))
     assert effect.spread == pytest.approx(0.02 * math.sqrt(2))
@@ -69,30 +80,47 @@ def test_one_run_against_several_is_a_prediction_from_their_centres():
 
 def test_a_run_of_fewer_processes_adds_what_processes_differ_by():
     runs = [[math.exp(centre - 0.01), math.exp(centre + 0.01)] for centre in (0.0, 0.0, 0.0)]
-    effect = runs_effect(runs, [[1.0]])
+    effect = of_one_day(runs, [[1.0]])
     assert effect.error == pytest.approx(math.sqrt(0.0002 * (1 / 6 + 1 - 1 / 2 * (1 / 3 + 1))))
 
 
-def test_one_run_per_side_is_never_the_same_and_a_difference_is_of_these_two():
-    same = judge(runs_effect([A], [A]))
-    assert same.answer == "inconclusive"
-    assert same.reason == (
-        "alike within 1 % in these two runs; how much runs differ is not known; "
-        "deciding would take at least 3 runs per side, or benchd compare --live"
+@pytest.mark.parametrize("effect", [of_one_day([A], [A]), of_days([[A, A, A]], [[A, A, A]])], ids=["runs", "days"])
+def test_what_one_day_does_not_show_is_assumed_and_said(effect):
+    verdict = judge(effect)
+    assert (verdict.answer, effect.is_assumed) == ("inconclusive", True)
+    assert verdict.interval.high == pytest.approx(0.093, abs=0.003)
+    assert verdict.reason == (
+        "runs of one day: how much days differ is not known, 3.2 % is assumed; "
+        "runs of several days per side show it, or benchd compare --live decides"
     )
-    slower = judge(runs_effect([A], [[1.12 * value for value in B]]))
-    assert (slower.answer, slower.reason) == ("slower", "of these two runs; how much runs differ is not known")
-    between = judge(runs_effect([A], [B]))
-    assert between.answer == "inconclusive"
-    assert between.interval.low > 0.0
-    assert between.reason.startswith(
-        "these two runs differ, but so may runs of the same code: a change below 10 % takes"
+
+
+def test_beyond_what_is_assumed_one_run_differs_from_another_and_the_reason_says_of_what():
+    verdict = judge(of_one_day([A], [[1.12 * value for value in B]]))
+    assert (verdict.answer, verdict.reason) == (
+        "slower",
+        "runs of one day: how much days differ is not known, 3.2 % is assumed",
     )
-    assert judge(runs_effect([A, A], [A])).answer == "same"
+    assert judge(of_one_day([A], [B])).answer == "inconclusive"
+    assert judge(of_one_day([A, A, A], [A])).answer == "same"
+
+
+def test_runs_of_one_day_count_once_against_those_of_another():
+    """However many there are: what that day did to them is in all."""
+    days = [[[math.exp(day + run)] for run in (-0.001, 0.0, 0.001)] for day in (0.0, 0.02, 0.04)]
+    effect = of_days(days, [days[1]])
+    assert (effect.unit, effect.degrees, effect.is_assumed) == ("days", 2.0, False)
+    assert effect.error == pytest.approx(0.02 * math.sqrt(1 + 1 / 3))
+
+
+def test_two_days_further_apart_than_assumed_are_believed():
+    effect = of_days([[[1.0] * 3], [[1.3] * 3]], [[[1.15] * 3]])
+    assert effect.is_assumed
+    assert effect.error == pytest.approx(math.log(1.3) / math.sqrt(2) * math.sqrt(1.5), rel=1e-6)
 
 
 def test_a_wide_interval_of_few_runs_in_a_long_plan_is_a_number():
-    effect = runs_effect([[1.0], [1.3]], [[2.0]])
+    effect = of_one_day([[1.0], [1.3]], [[2.0], [2.1]])
     assert math.isfinite(judge_plan([effect] * 200)[0].interval.high)
 
 
@@ -122,7 +150,7 @@ def test_swapping_the_sides_swaps_the_answer():
 
 
 def test_equal_times_are_the_same():
-    for effect in (paired_effect([1.0] * 7), runs_effect([[5.0]] * 3, [[5.0]] * 2)):
+    for effect in (paired_effect([1.0] * 7), of_one_day([[5.0]] * 3, [[5.0]] * 2)):
         verdict = judge(effect)
         assert (verdict.answer, verdict.effect, verdict.interval.low) == ("same", 0.0, 0.0)
 

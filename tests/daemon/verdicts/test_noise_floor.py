@@ -5,14 +5,11 @@ import io
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
-from records_made import ENVIRONMENT, PASSED, made, timing
 
-from benchd.daemon.commands.compare import of_files
 from benchd.daemon.commands.noise_floor import noise_floor_
 from benchd.daemon.errors import SchemaError, UsageError
-from benchd.daemon.records import Case, ProcessResult, encode, wall_now
+from benchd.daemon.records import wall_now
 from benchd.daemon.verdicts import noise_floor
 
 
@@ -28,11 +25,6 @@ def add(*effects, half_width=0.002, **fields):
         given = {"device_id": "d", "device": "cpu", "case_id": "c", "answer": "same", "pairs": 7, "t_wall": wall_now()}
         given |= {"effect": effect, "effect_low": effect - half_width, "effect_high": effect + half_width}
         noise_floor.add(noise_floor.AaEffect(**given | fields))
-
-
-def written(path, records):
-    path.write_bytes(b"".join(encode(record) + b"\n" for record in records))
-    return path
 
 
 def test_what_intervals_exclude_is_the_floor_of_its_case_and_device():
@@ -105,43 +97,6 @@ def test_a_case_is_found_as_compare_takes_it(stored, typed, capsys):
     assert capsys.readouterr().out == "A/A comparisons forgotten: 5\n"
     with pytest.raises(UsageError, match=f"no A/A comparison of {stored} is stored"):
         noise_floor_(case=typed)
-
-
-def test_a_floor_decides_for_its_own_case_alone(tmp_path):
-    def arm(ms, suite_id):
-        cases = [msgspec.structs.replace(made().case, batch_size=size) for size in (1, 2)]
-        times = [ProcessResult(status="ok", timing=timing(ms * (1 + number / 1000))) for number in range(5)]
-        return [
-            made(case=case, run_id=f"{suite_id} {case.batch_size}", suite_id=suite_id, processes=times, check=PASSED)
-            for case in cases
-        ]
-
-    add(*[0.04] * 5, device_id=made().device_id, case_id="vim_tiny,eager,b2")
-    before = [record for number in range(4) for record in arm(5.0 * (1 + number / 1e4), f"a{number}")]
-    sides = [written(tmp_path / "before", before), written(tmp_path / "after", arm(5.15, "b"))]
-    verdicts = [one.verdict for one in of_files(sides, 0.005, [[], []])[0]]
-    assert [verdict.answer for verdict in verdicts] == ["slower", "inconclusive"]
-    assert "below the smallest that counts here, 4 %" in verdicts[1].reason
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_records_of_two_devices_have_the_floor_of_where_each_was_measured(order, tmp_path, capsys):
-    add(*[0.03] * 5, case_id="vim_tiny,eager,b1")
-    add(*[0.2] * 5, case_id="vim_tiny,eager,b1", device="cuda")
-    add(*[0.06] * 5, case_id="vim_tiny,eager,b2", device="cuda")
-    on_gpu = msgspec.structs.replace(ENVIRONMENT, device="cuda", gpu="gpu")
-    arms = {1: {"environment": ENVIRONMENT}, 2: {"environment": on_gpu}}
-    for side in ("before", "after"):
-        records = [
-            made(case=Case(model="vim_tiny", batch_size=size), device_id="d", run_id=f"{side} {size}", **fields)
-            for size, fields in arms.items()
-        ]
-        written(tmp_path / side, records[::order])
-    of_files([tmp_path / "before", tmp_path / "after"], 0.005, [[], []])
-    assert sorted(capsys.readouterr().err.splitlines()) == [
-        "vim_tiny,eager,b1: the smallest effect that counts is 3 %, its noise floor",
-        "vim_tiny,eager,b2: the smallest effect that counts is 6 %, its noise floor",
-    ]
 
 
 def test_a_floor_above_the_least_effect_is_told():

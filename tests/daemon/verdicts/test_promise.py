@@ -1,10 +1,14 @@
 """Whether a promise is kept: each verdict, its exit code, and how often it is wrong."""
 
+import sys
+from itertools import product
+
 import msgspec
 import numpy as np
 import pytest
 from manifests_made import manifest
 from records_made import PASSED, made, timing
+from simulations import counts, most
 
 from benchd.daemon.records import Check, ProcessResult
 from benchd.daemon.verdicts import promise
@@ -86,15 +90,41 @@ def test_an_update_of_the_same_machine_is_judged_and_told():
     assert any("torch" in line for line in found.changed)
 
 
-@pytest.mark.parametrize("spread", [0.005, 0.03])
-def test_thirty_percent_is_found_and_runs_that_differ_by_three_percent_are_not(spread):
+def answers(change, between, spread, count, processes=5):
+    """Return the answers on promises of five processes, `spread` apart, in runs that are `between` apart."""
     rng = np.random.default_rng(0)
+    for _ in range(count):
+        run = between * rng.standard_normal((2, 1)) + spread * rng.standard_normal((2, processes))
+        promised, now = (10.0 * np.exp(run)).tolist()
+        record = measured([(1.0 + change) * time_ms for time_ms in now])
+        yield promise.judge(shipped(promised), record, is_golden=True).answer
 
-    def answers(change, between):
-        for _ in range(500):
-            run = np.exp(between * rng.standard_normal((2, 1)) + spread * rng.standard_normal((2, 5)))
-            now = measured((10.0 * (1.0 + change) * run[1]).tolist())
-            yield promise.judge(shipped((10.0 * run[0]).tolist()), now, is_golden=True).answer
 
-    assert sum(answer == "slower" for answer in answers(0.3, 0.03)) >= 0.98 * 500
-    assert sum(answer in ("slower", "faster") for answer in answers(0.0, 0.03)) <= 0.05 * 500
+def shares(*of):
+    found = list(answers(*of))
+    return [found.count(answer) / len(found) for answer in ("kept", "inconclusive", "slower", "faster")]
+
+
+@pytest.mark.parametrize("between", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("spread", [0.005, 0.05])
+@counts(400, 4_000)
+def test_a_slowdown_of_ten_percent_is_rarely_called_kept_and_an_untouched_folder_rarely_broken(count, spread, between):
+    kept, *_ = shares(0.1, between, spread, count)
+    assert kept <= most(0.05, count)
+    _, _, slower, faster = shares(0.0, between, spread, count)
+    assert slower + faster <= most(0.05, count)
+
+
+@pytest.mark.parametrize(("between", "kept"), [(0.01, 0.9), (0.03, 0.62)])
+def test_an_untouched_folder_is_mostly_kept(between, kept):
+    assert shares(0.0, between, 0.005, 500)[0] >= kept
+    assert shares(0.3, between, 0.03, 500)[2] >= 0.99
+
+
+@pytest.mark.slow
+def test_rates_of_the_documentation():
+    """Print the rows of docs/measuring.md, with -s."""
+    for between, spread in product((0.01, 0.03, 0.05), (0.005, 0.03, 0.1)):
+        rows = [f"{100 * share:.1f}" for change in (0.0, 0.1, 0.3) for share in shares(change, between, spread, 4_000)]
+        sys.stdout.write(f"\nruns {between:.0%}, processes {spread:.1%}: {' '.join(rows)}")
+        assert len(rows) == 12
