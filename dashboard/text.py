@@ -53,7 +53,7 @@ def error_share(result: Result) -> float | None:
 def time(result: Result) -> str:
     """Return a median with half the width of its interval, or with its ends if that reaches below 0."""
     if result.low_ms is None or result.high_ms is None:
-        return figure(result.median_ms, "ms")
+        return median(result)
     if result.median_ms is not None and result.high_ms - result.low_ms >= 2 * result.median_ms:
         return median(result)
     return plus_minus(result.median_ms, (result.high_ms - result.low_ms) / 2, "ms")
@@ -114,9 +114,9 @@ def throttling(device: Device) -> str:
 
 
 def median(result: Result) -> str:
-    """Return a median with its interval."""
+    """Return a median with its interval, or that it has none."""
     if result.low_ms is None or result.high_ms is None:
-        return figure(result.median_ms, "ms")
+        return figure(result.median_ms, "ms") + (", no interval" if result.median_ms is not None else "")
     return f"{figure(result.median_ms)} [{figure(result.low_ms)}, {figure(result.high_ms)}] ms"
 
 

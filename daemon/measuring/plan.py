@@ -622,6 +622,25 @@ def cannot_run(machine: Machine) -> dict[str, list[str]]:
     return found
 
 
+def in_rounds(planned: Sequence[Planned]) -> list[list[Planned]]:
+    """Return the cases that are measured in rounds, one process of each: those of several processes that compete.
+
+    They differ in the variant alone, or in `offline` also in the batch size. A searched batch depends on the one before
+    it, and is alone.
+    """
+    groups: dict[object, list[Planned]] = {}
+    for place, entry in enumerate(planned):
+        is_alone = entry.is_searched or entry.limits.processes == 1
+        groups.setdefault(place if is_alone else _but_for_its_variant(entry.case), []).append(entry)
+    return list(groups.values())
+
+
+def _but_for_its_variant(case: Case) -> bytes:
+    batch_size = 0 if case.scenario == "offline" else case.batch_size
+    rest = msgspec.structs.replace(case, variant=Variant(), provider=None, dla=None, batch_size=batch_size)
+    return msgspec.json.encode(rest, order="sorted")
+
+
 def search_is_over(case: Case, measured: Sequence[Record]) -> bool:
     """Return whether the smaller batches of this searched case show that its batch need not be measured."""
     smaller = [record for record in measured if _but_for_its_batch(record.case) == _but_for_its_batch(case)]

@@ -468,6 +468,14 @@ def _missing_percentile(least: int, outcomes: Sequence[Outcome]) -> str:
     return f"needs {least} runs per process, has {fewest}"
 
 
+def _no_interval(timing: Timing, outcomes: Sequence[Outcome]) -> str:
+    if timing.interval_basis == "within_process":
+        return "has too few blocks, or too different ones, for an interval"
+    medians_ms = [outcome.process.timing.median_ms for outcome in outcomes if outcome.process.timing]
+    apart = f"{len(medians_ms)} processes from {min(medians_ms):.4g} to {max(medians_ms):.4g} ms"
+    return f"{apart} say too little of another one: measure more (--processes)"
+
+
 def _missing_timing(
     case: Case, timing: Timing | None, reason: str | None, outcomes: Sequence[Outcome]
 ) -> dict[str, str]:
@@ -479,6 +487,8 @@ def _missing_timing(
         if requests and _dropped_half(outcomes):
             dropped = f"{requests.dropped} of {requests.asked} requests were dropped"
             missing["timing.median_ms"] = f"{dropped}: what is there is of the answered ones alone"
+        elif timing.low_ms is None:
+            missing["timing.low_ms"] = _no_interval(timing, outcomes)
         for name, q in PERCENTILES.items():
             if getattr(timing, name) is None:
                 missing[f"timing.{name}"] = _missing_percentile(statistics.minimum_samples(q), outcomes)

@@ -1,11 +1,14 @@
-"""One run over a plan: the supervisor runs the processes of each case and makes its Record. It never imports torch."""
+"""One run over a plan: the supervisor runs the processes of each case and makes its Record. It never imports torch.
+
+Cases that compete run in rounds, one process of each: what drifts during the run then affects all of them alike.
+"""
 
 import math
 import os
 import random
 import time
 import uuid
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +38,8 @@ PLAIN = ("single_stream", "offline")  # scenarios of nothing but runs, of which 
 class Turn:
     """One process of a case; its raw times and its log are called `name`.
 
-    `python` is another interpreter. The blocks of `interleaved` turns alternate.
+    `python` is another interpreter. The blocks of `interleaved` turns alternate. `is_last`: no process of the run
+    follows whose device rates would be the same.
     """
 
     planned: Planned
@@ -45,18 +49,36 @@ class Turn:
     accuracy: ImageCount | None = None
     is_compared: bool = True
     interleaved: bool = False
+    is_last: bool = False
+
+
+@dataclass
+class Measured:
+    """A case that is being measured: its identity and the outcome of each process so far."""
+
+    planned: Planned
+    run_id: RunId = field(default_factory=RunId.new)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Return whether processes are missing, and none has failed."""
+        is_ok = all(outcome.process.status == "ok" for outcome in self.outcomes)
+        return is_ok and len(self.outcomes) < self.planned.limits.processes
 
 
 @dataclass
 class Supervisor:
     """One run over a plan in a session; `records` holds the results of `run`.
 
-    The device's peak rates are probed in the first and the last process of the run with the same settings.
+    The device's peak rates are probed in the first and the last process of the run with the same settings. After an
+    interrupt, cases keep the processes that they have; with `needs_all` they are aborted.
     """
 
     session: Session
     plan: Sequence[Planned]
     suite_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    needs_all: bool = False
     records: list[Record] = field(default_factory=list)
     _rates: dict[tuple[Precision, int | None, int], Probes | None] = field(default_factory=dict)
 
@@ -66,38 +88,76 @@ class Supervisor:
             self.session.sampler(self.plan)
             for sink in self.session.sinks:
                 sink.begin(self.plan)
-            for planned in self.plan:
+            for group in plan.in_rounds(self.plan):
                 if self.session.interrupted:
                     break
-                if not (planned.is_searched and plan.search_is_over(planned.case, self.records)):
-                    self.records.append(self.measure(planned))
+                first = group[0]
+                if not (first.is_searched and plan.search_is_over(first.case, self.records)):
+                    self.records += self.measure(group)
             self.session.end()
 
-    def measure(self, planned: Planned) -> Record:
-        """Measure one case of the plan; return its Record, already passed to the sinks."""
-        record = self._case(planned)
-        self.session.publish(record)
-        return record
+    def measure(self, group: Sequence[Planned], begins: Callable[[Planned], None] | None = None) -> list[Record]:
+        """Measure these cases of the plan in rounds; return their Records, already passed to the sinks.
 
-    def _case(self, planned: Planned) -> Record:
-        """Run the processes of one case in turn, until one fails."""
-        run, run_id = self.session.run(self.suite_id), RunId.new()
-        outcomes: list[Outcome] = []
-        if planned.reason:
-            outcomes.append(unmeasured("unsupported", planned.reason))
-        elif planned.case.scenario == "cold_start":  # an uncounted process makes the files and fills the caches
-            ready = self.process(Turn(planned, f"{run_id.run_id}.ready", 0, is_compared=False))
-            outcomes += [] if ready.process.status == "ok" else [ready]
-        while len(outcomes) < planned.limits.processes and all(o.process.status == "ok" for o in outcomes):
-            accuracy = None if outcomes else planned.accuracy
-            name, index = f"{run_id.run_id}.{len(outcomes)}", len(outcomes)
-            outcome = self.process(Turn(planned, name, index, accuracy=accuracy, is_compared=False))
-            failed = "probes" in outcome.missing and planned.case.scenario != "cold_start"
-            if outcome.process.probes or failed:  # what failed once is not tried again
-                self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
-            outcomes.append(_end_of_search(outcome, planned.case.batch_size) if planned.is_searched else outcome)
+        `begins` is called with the case of each process before that starts. A case that an interrupt left without any
+        process has no Record.
+        """
+        cases = [Measured(planned) for planned in group]
+        self._measure(cases, begins or (lambda _: None))
+        made = [self._record(one) for one in cases if one.outcomes]
+        for record in made:
+            self.session.publish(record)
+        return made
+
+    def _measure(self, cases: Sequence[Measured], begins: Callable[[Planned], None]) -> None:
+        """Run the processes of these cases, one of each in a round, until each is complete, has failed or is ended."""
+        for one in cases:
+            if one.planned.reason:
+                one.outcomes.append(unmeasured("unsupported", one.planned.reason))
+        for number in range(max(one.planned.limits.processes for one in cases)):
+            left = [one for one in cases if one.is_incomplete]
+            for place, one in enumerate(drawn := random.sample(left, len(left))):
+                begins(one.planned)
+                self._next(one, number, is_last=self._is_last(one, drawn[place + 1 :]))
+                if one.outcomes[-1].process.status == "aborted":
+                    self._abort(cases, one.outcomes[-1])
+                    return
+
+    def _abort(self, cases: Sequence[Measured], aborted: Outcome) -> None:
+        """End those that lack processes as the aborted one ended, if they need all."""
+        for one in cases:
+            if self.needs_all and one.outcomes and one.is_incomplete:
+                one.outcomes.append(unmeasured("aborted", aborted.process.reason))
+
+    def _next(self, one: Measured, number: int, *, is_last: bool) -> None:
+        """Run the next process of a case."""
+        planned, name = one.planned, f"{one.run_id.run_id}.{number}"
+        if number == 0 and planned.case.scenario == "cold_start":  # an uncounted process makes files and fills caches
+            ready = self.process(Turn(planned, f"{one.run_id.run_id}.ready", 0, is_compared=False))
+            if ready.process.status != "ok":
+                one.outcomes.append(ready)
+                return
+        accuracy = None if number else planned.accuracy
+        outcome = self.process(Turn(planned, name, number, accuracy=accuracy, is_compared=False, is_last=is_last))
+        failed = "probes" in outcome.missing and planned.case.scenario != "cold_start"
+        if outcome.process.probes or failed:  # what failed once is not tried again
+            self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
+        one.outcomes.append(_end_of_search(outcome, planned.case.batch_size) if planned.is_searched else outcome)
+
+    def _is_last(self, one: Measured, rest: Sequence[Measured]) -> bool:
+        """Return whether no process of the run follows with these rates; `rest` is that of the round."""
+        groups = plan.in_rounds(self.plan)
+        place = next((place for place, group in enumerate(groups) if one.planned in group), len(groups))
+        later = [other.planned for other in rest] + [entry for group in groups[place + 1 :] for entry in group]
+        rates = _rates_of(one.planned.case)
+        probing = [entry for entry in later if not entry.reason and _waits(entry)]
+        is_complete = len(one.outcomes) == one.planned.limits.processes - 1
+        return is_complete and rates not in {_rates_of(entry.case) for entry in probing}
+
+    def _record(self, one: Measured) -> Record:
+        planned, run = one.planned, self.session.run(self.suite_id)
         rates = self._rates.get(_rates_of(planned.case))
-        return recording.record(planned.case, planned.preset, run, run_id, outcomes, rates, planned.limits)
+        return recording.record(planned.case, planned.preset, run, one.run_id, one.outcomes, rates, planned.limits)
 
     def process(self, turn: Turn) -> Outcome:
         """Run one process of a case to its end."""
@@ -117,7 +177,7 @@ class Supervisor:
             yield from self._abreast(turns[first : first + ABREAST])
 
     def _abreast(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Outcome]]:
-        if len(turns) == 1 or not all(_waits(turn) for turn in turns):
+        if len(turns) == 1 or not all(_waits(turn.planned) for turn in turns):
             yield from ((turn, self.process(turn)) for turn in turns)
             return
         interleaved = all(turn.interleaved for turn in turns)
@@ -193,7 +253,7 @@ class Supervisor:
             spawned_ns=time.monotonic_ns(),
             hold_s=energy.hold_s(power, period_s),
             idle_s=min(longest_s, energy.idle_s(power, period_s)),
-            probes=self._is_to_probe(turn.planned, turn.index) and not turn.planned.beside,
+            probes=self._is_to_probe(turn) and not turn.planned.beside,
             repeats=not turn.is_compared or turn.index == 0,
             is_compared=turn.is_compared,
             accuracy=turn.accuracy,
@@ -242,20 +302,15 @@ class Supervisor:
             neighbour_hz=planned.case.beside.rate_hz,
         )
 
-    def _is_to_probe(self, planned: Planned, index: int) -> bool:
+    def _is_to_probe(self, turn: Turn) -> bool:
         """Return whether this process probes the device's rates: the first and the last with the same settings do.
 
         It is unknown where a search ends, so each of its cases may be the last.
         """
-        rates = _rates_of(planned.case)
+        rates = _rates_of(turn.planned.case)
         if rates not in self._rates:
             return True
-        if planned.is_searched or self._rates[rates] is None:
-            return self._rates[rates] is not None
-        alone = [entry for entry in self.plan if not entry.reason and not entry.beside]
-        probing = [entry for entry in alone if entry.case.scenario != "cold_start"]
-        alike = [entry for entry in probing if _rates_of(entry.case) == rates]  # none if the GPU was gone when planned
-        return alike[-1:] == [planned] and index == planned.limits.processes - 1
+        return self._rates[rates] is not None and (turn.planned.is_searched or turn.is_last)
 
     def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> Ending:
         """Wait for the worker to end, or to wait for its turn; return how and why we ended it, else (None, None)."""
@@ -283,9 +338,9 @@ def interleaved_rule(cap_s: float) -> StopRule:
     return StopRule(math.ceil(cap_s / INTERLEAVED_BLOCK_S) + 1, 1, INTERLEAVED_BLOCK_S, cap_s, None)
 
 
-def _waits(turn: Turn) -> bool:
+def _waits(entry: Planned) -> bool:
     """Return whether a process may import torch first; a cold start is timed from its start, beside its neighbour."""
-    return turn.planned.case.scenario != "cold_start" and not turn.planned.beside
+    return entry.case.scenario != "cold_start" and not entry.beside
 
 
 def _not_run(error: OSError) -> Outcome:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from benchd.daemon.errors import NotAvailable
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import Planned, in_rounds
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import FILE_BACKENDS, Case, Energy, Record, Timing, Variant, of_range, usable_variants
@@ -30,6 +30,7 @@ from benchd.daemon.verdicts.statistics import minimum_samples
 from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
+NO_INTERVAL = "timing.low_ms"  # in `missing`
 PLAIN_WIDTH = 180  # columns if there is no terminal
 
 
@@ -46,7 +47,9 @@ class Screen(Sink):
 
     def begin(self, plan: Sequence[Planned]) -> None:
         """Show the bar."""
-        self._total, self._plan = len(plan), list(plan)
+        groups = in_rounds(plan)
+        self._total, self._plan = len(plan), [entry for group in groups for entry in group]
+        self._starts = [self._plan.index(group[0]) for group in groups for _ in group]
         for text in _extent(plan):
             self._err.print(text)
         if self._progress:
@@ -59,13 +62,14 @@ class Screen(Sink):
 
     def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
         """Show the running case, its process and its stage."""
-        case, self._place = planned.case, self._plan.index(planned)  # a search may skip cases
+        case, place = planned.case, self._plan.index(planned)
+        self._place = max(self._place, self._starts[place])  # a search may skip cases
         of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
         text = f"{_name(case)} {case.direction}{of}: {_stage(stage, percent)}"
         if self._progress:
             self._progress.update(self._task, completed=self._place, description=text, refresh=True)
         else:
-            self._err.print(f"[{self._place + 1}/{self._total}] {text}", markup=False)
+            self._err.print(f"[{place + 1}/{self._total}] {text}", markup=False)
 
     def publish(self, record: Record, body: bytes) -> None:
         """Count the case as done; print its JSON if requested."""
@@ -159,6 +163,11 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [_slow_clock(record) for record in measured if "clock_below_range" in record.flags]
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
     notes += [note for record in measured if (note := levels.words(record))]
+    notes += [
+        f"no interval: {one.case_id}: {one.missing[NO_INTERVAL]}" for one in measured if NO_INTERVAL in one.missing
+    ]
+    if any(one.timing and one.timing.interval_basis == "between_processes" for one in measured):
+        notes.append("interval: where 95 % of the processes of one run lie; other runs may differ by more")
     settling = [record for record in measured if record.limits.get("half_width") is not None]
     unsettled = [one for one in settling if any(p.blocks and not p.blocks.converged for p in one.processes)]
     if unsettled:

@@ -122,12 +122,17 @@ def _variant(record: Record) -> str:
 
 
 def median_and_interval(record: Record) -> str:
-    """Return the median in ms with its 95 % interval; a dash if not timed, `dropped` if the median request was."""
+    """Return the median in ms with its 95 % interval, or that it has none; a dash if not timed.
+
+    It is `dropped` if the median request was.
+    """
     timing = record.timing
     if timing and dropped_half(record):
         return "dropped"
-    if timing is None or timing.low_ms is None or timing.high_ms is None:
-        return figure(timing.median_ms if timing else None)
+    if timing is None:
+        return figure(None)
+    if timing.low_ms is None or timing.high_ms is None:
+        return f"{figure(timing.median_ms)}, no interval"
     return f"{figure(timing.median_ms)} [{figure(timing.low_ms)}, {figure(timing.high_ms)}]"
 
 

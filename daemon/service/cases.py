@@ -13,7 +13,7 @@ from benchd.daemon.errors import BenchdError, Full, NotAvailable, UsageError
 from benchd.daemon.machine.lock import Busy
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring import recording
-from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.plan import Planned, in_rounds
 from benchd.daemon.measuring.protocol import unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import INTERRUPTED, Session
@@ -31,7 +31,7 @@ LOOK_S = 5.0  # between two checks of the schedule, the conditions, shipped fold
 
 
 class Cases:
-    """Measures the agenda's cases one by one; `session` lasts until the configuration changes.
+    """Measures the agenda's cases, those that compete in rounds; `session` lasts until the configuration changes.
 
     A case ends when `is_stopping`.
     """
@@ -112,17 +112,22 @@ class Cases:
         return self._activity.problem
 
     def measure(self, entry: Progress, left: Sequence[Planned]) -> None:
-        """Measure the first remaining case, under the machine's lock."""
-        session, publisher, planned = self.session, self._now.publisher, left[0]
+        """Measure the first remaining case, and in rounds with it those that compete, under the machine's lock."""
+        session, publisher, (planned, *_) = self.session, self._now.publisher, left
+        group = in_rounds(left)[0]
         self._activity.running = (entry, planned)
         self._between.publish_health()  # subscribers need not wait for the next half minute
         supervisor = self._supervisor(entry, left)
+
+        def begins(one: Planned) -> None:
+            self._activity.running = (entry, one)
+            publisher.begin_case(entry.suite_id, one, sum(other.seconds for other in group))
+
         try:
             with session.measuring():
                 session.sampler(supervisor.plan)
                 self._between.feed_watchdog()  # starting the sampler took time, and describing the machine may too
-                publisher.begin_case(entry.suite_id, planned)
-                supervisor.measure(planned)
+                supervisor.measure(group, begins)
         except Busy as busy:  # another process was faster
             self._wait_for(str(busy))
         except Full as full:  # nor does it with an I/O error, whatever the check before it has found
@@ -155,7 +160,7 @@ class Cases:
         """Return the supervisor of the run, which keeps its probed rates; drop those of other runs."""
         agenda = self._now.agenda
         self._supervisors = {name: one for name, one in self._supervisors.items() if agenda.is_under_way(name)}
-        made = Supervisor(self.session, left, entry.suite_id)
+        made = Supervisor(self.session, left, entry.suite_id, needs_all=True)
         return self._supervisors.setdefault(entry.suite_id, made)
 
     def end_interrupted(self, running: Running) -> None:

@@ -61,17 +61,22 @@ class Publisher(Sink):
         self.timed = False
         self._outbox, self._reserve, self._boot_id = outbox, reserve, boot_id
         self._agenda, self._regressions, self._activity = agenda, regressions, activity
-        self._begun_s = time.monotonic()
+        self._begun: tuple[str, int] | None = None
+        self._published_s = time.monotonic()
         self._owed = owed
 
-    def begin_case(self, suite_id: str, planned: Planned) -> None:
-        """Store the next case, so that a crash can be attributed to it."""
-        self._begun_s = time.monotonic()
-        running = Running(suite_id, planned.case, planned.preset, self._boot_id, wall_now(), time.monotonic_ns())
+    def begin_case(self, suite_id: str, planned: Planned, most_s: float) -> None:
+        """Store the case whose process is next, so that a crash can be attributed to it.
+
+        `most_s` is how long it and those measured in rounds with it may take. Their records are dated from the first.
+        """
+        if self._begun is None:
+            self._begun, self._published_s = (wall_now(), time.monotonic_ns()), time.monotonic()
+        running = Running(suite_id, planned.case, planned.preset, self._boot_id, *self._begun)
         self.keep({RUNNING: msgspec.json.encode(running)})
         with suppress(OSError):  # informational only, and on a separate file system
             self._activity.write_bytes(
-                msgspec.json.encode(Activity(planned.case.case_id, time.monotonic() + planned.seconds))
+                msgspec.json.encode(Activity(planned.case.case_id, self._begun[1] / 1e9 + most_s))
             )
             self._activity.chmod(0o644)
 
@@ -88,7 +93,8 @@ class Publisher(Sink):
         update = self._update(record)
         in_s = again_in_s(update.standings.get(record.case_id, Standing()), record)
         again_s = None if in_s is None else time.time() + in_s
-        state = self._agenda.after(record, time.monotonic() - self._begun_s, again_s)
+        spent_s, self._published_s = time.monotonic() - self._published_s, time.monotonic()
+        state = self._agenda.after(record, spent_s, again_s)
         self._owed.append(Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body))
         facts = {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}
         is_unread = self.link and self._outbox.kept(JOURNALLED) == b""  # the next start reads the whole journal
@@ -125,7 +131,7 @@ class Publisher(Sink):
     def end(self) -> None:
         """Let the link send again, whatever the result of the case."""
         self._hold(False)
-        self._begun_s = time.monotonic()
+        self._begun, self._published_s = None, time.monotonic()
         with suppress(OSError):
             self._activity.unlink(missing_ok=True)
 

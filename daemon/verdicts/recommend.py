@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -12,7 +13,7 @@ from msgspec import Struct
 from benchd.daemon.records import Check, Energy, Record, Requests, all_variants
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
 from benchd.daemon.verdicts.demand import RATE_SHARE, Demand, answering, shortfall
-from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, welch_effect
+from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, rounds_effect, welch_effect
 from benchd.daemon.verdicts.figures import (
     dropped_half,
     energy_error_share,
@@ -77,8 +78,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     the reason for each other variant. `ratio` is the runner-up's figure over the best one's; if both have at least
     three processes, it is that of their geometric means, with its 95 % interval. With fewer, or with any `unsettled`,
     nothing ships: `fastest` is then the best one, if the intervals within processes tell it apart. `unsettled` are
-    variants excluded because they lack a usable interval or ran at another rate, although they could be better than
-    the best one. `mixed` is the reason if the variants are not all of one model: then nothing ships.
+    variants excluded because they ran at another rate, at which they could be better than the best one. `mixed` is the
+    reason if the variants are not all of one model: then nothing ships.
     """
 
     subject: str
@@ -248,17 +249,14 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     elsewhere = _at_other_rates({name: one for name, one in named.items() if name not in excluded}, objective)
     excluded |= elsewhere
     figures = {name: figure(record, objective) for name, record in named.items() if name not in excluded}
-    unknown = {name: reason for name in figures if (reason := _unknown_time(named[name], len(figures), objective))}
-    excluded |= unknown
-    ranked = sorted((name for name in figures if name not in unknown), key=lambda name: figures[name].point)
+    ranked = sorted(figures, key=lambda name: figures[name].point)
     if not ranked:
         return Decision(subject=subject, excluded=excluded)
     best, others = ranked[0], ranked[1:]
     leads = {name: lead(named[best], named[name], objective) for name in others}
     tied = [best, *(name for name in others if not _is_behind(figures[name], figures[best], leads[name], objective))]
     winner = best if len(tied) == 1 else None
-    unsettled = [*elsewhere, *(name for name in unknown if figures[name].low <= figures[best].high)]
-    is_confirmed = not unsettled and all(lead(named[best], named[name], objective) for name in [*others, *unknown])
+    is_confirmed = not elsewhere and all(leads.values())
     first = leads[others[0]] if others else None
     return Decision(
         subject=subject,
@@ -270,7 +268,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
         candidates={name: named[name] for name in ranked},
         tied=tied,
         excluded=excluded,
-        unsettled=unsettled,
+        unsettled=[*elsewhere],
     )
 
 
@@ -282,10 +280,20 @@ def lead(best: Record, other: Record, objective: Objective) -> Figure | None:
     times = [_process_figures(record, objective) for record in (best, other)]
     if min(map(len, times)) < FEWEST_PROCESSES or min(map(min, times)) <= 0.0:
         return None
-    effect = welch_effect(*times)
+    effect = rounds_effect(*times) if _ran_in_rounds(best, other, times) else welch_effect(*times)
     interval = effect.interval(1.0 - ALPHA)
     found = Figure(1.0 + effect.share, 1.0 + interval.low, 1.0 + interval.high)
     return _with_bars(found, best, other) if objective == "energy" else found
+
+
+def _ran_in_rounds(best: Record, other: Record, times: Sequence[Sequence[float]]) -> bool:
+    """Return whether the figures of both are of processes of which each ran before the next one of either."""
+    counts = {len(best.processes), len(other.processes), *map(len, times)}
+    if best.suite_id != other.suite_id or len(counts) > 1:
+        return False
+    sides = zip(best.processes, other.processes, strict=True)
+    rounds = [[one.window for one in pair if one.window] for pair in sides]
+    return all(early.end_ns <= late.start_ns for one, after in pairwise(rounds) for early in one for late in after)
 
 
 def _with_bars(lead: Figure, best: Record, other: Record) -> Figure:
@@ -491,20 +499,6 @@ def _no_classes(check: Check) -> str:
     if check.argmax_disagreements is None:
         return "its outputs are not class scores"
     return "float64 gives nearly all images one class"
-
-
-def _unknown_time(record: Record, rivals: int, objective: Objective) -> str | None:
-    """Return a reason if the interval is missing or wider than the time itself, which leaves the time unknown."""
-    timing = record.timing
-    if timing is None or _is_by_rate(record):
-        return None
-    if timing.low_ms is None or timing.high_ms is None:
-        return f"has no interval: {LONGER}" if rivals > 1 and objective != "energy" else None
-    if timing.high_ms - timing.low_ms <= timing.median_ms:
-        return None
-    interval = f"{timing.median_ms:.4g} [{timing.low_ms:.4g}, {timing.high_ms:.4g}] ms"
-    more = LONGER if timing.interval_basis == "within_process" else "measure more processes (--processes)"
-    return f"its interval is too wide, {interval}: {more}"
 
 
 def _loses_accuracy(record: Record, limit: float | None) -> str | None:

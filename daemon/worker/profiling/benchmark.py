@@ -45,12 +45,12 @@ def _by_turns(work: Work, calls: Sequence[Callable[[], object]]) -> list[list[in
 
 
 def _distribution(values_ns: Sequence[int]) -> Distribution:
-    """Return the median of successive blocks with its interval; of a single block, the range of its values."""
+    """Return the median of successive blocks with its interval; without one, the range of the values."""
     size = max(1, len(values_ns) // BLOCKS)
     medians = [float(median(values_ns[i : i + size])) for i in range(0, len(values_ns) - size + 1, size)]
-    centre_ns, interval = medians[0], Interval(min(values_ns), max(values_ns))
-    if len(medians) > 1:  # on logarithms, so that the interval of few noisy blocks does not reach below zero
-        centre_ns, interval = statistics.on_logarithms(medians)
+    # on logarithms, so that the interval of few noisy blocks does not reach below zero
+    centre_ns, interval = statistics.on_logarithms(medians) if len(medians) > 1 else (medians[0], None)
+    interval = interval or Interval(min(values_ns), max(values_ns))
     return Distribution(
         median_ns=centre_ns,
         low_ns=interval.low,

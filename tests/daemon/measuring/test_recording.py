@@ -97,6 +97,17 @@ def test_several_processes_give_an_interval_between_them():
     assert len(three.processes) == 3
 
 
+def test_processes_too_far_apart_have_no_interval_and_the_record_says_why():
+    two = record(*(outcome(timing=timing(median)) for median in (0.016, 4.2)))
+    assert (two.timing.low_ms, two.timing.high_ms) == (None, None)
+    assert two.missing["timing.low_ms"] == (
+        "2 processes from 0.016 to 4.2 ms say too little of another one: measure more (--processes)"
+    )
+    alone = record(outcome(timing=timing(5.0, low_ms=None, high_ms=None)))
+    assert alone.missing["timing.low_ms"] == "has too few blocks, or too different ones, for an interval"
+    assert "timing.low_ms" not in record(outcome(timing=timing(5.0))).missing
+
+
 def test_the_worst_process_s_percentile_stands_and_one_without_it_leaves_none():
     both = record(*(outcome(timing=timing(5.0, p99_ms=value, p90_ms=6.0)) for value in (7.0, 9.0)))
     assert both.timing.p99_ms == 9.0

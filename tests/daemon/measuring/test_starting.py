@@ -28,7 +28,7 @@ with session(Path()) as one, one.measuring():
     one.sampler(planned)
     one.run("s")  # the environment is described before the fault
     {fault}
-    record = Supervisor(one, planned, "s").measure(planned[0])
+    (record,) = Supervisor(one, planned, "s").measure(planned)
 print(record.status, record.reason, sep="|")
 """
 FAULTS = {

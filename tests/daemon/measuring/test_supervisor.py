@@ -34,8 +34,8 @@ def test_a_case_of_a_plan_whose_gpu_came_back_is_not_the_last_to_be_probed(tmp_p
     case = Case(model="square")
     unfit = Planned(case, "quick", PRESETS["quick"], True, "no GPU")
     supervisor = Supervisor(session(tmp_path), [unfit])
-    later = replace(unfit, reason=None)
-    assert supervisor._is_to_probe(later, 0)
+    later = Turn(replace(unfit, reason=None), "r1.0", 0)
+    assert supervisor._is_to_probe(later)
     supervisor._rates[_rates_of(case)] = Probes(
         copy_bytes_per_s=1.0,
         matrix_flops_per_s=1.0,
@@ -43,16 +43,16 @@ def test_a_case_of_a_plan_whose_gpu_came_back_is_not_the_last_to_be_probed(tmp_p
         exponentials_per_s=1.0,
         exponentials_by="torch",
     )
-    assert not supervisor._is_to_probe(later, 0)
+    assert not supervisor._is_to_probe(later)
 
 
 @pytest.mark.parametrize("is_searched", [False, True])
 def test_a_probe_that_failed_is_not_tried_again(tmp_path, is_searched):
     planned = Planned(Case(model="square"), "quick", PRESETS["quick"], True, None, is_searched=is_searched)
-    supervisor = Supervisor(session(tmp_path), [planned])
-    assert supervisor._is_to_probe(planned, 0)
+    supervisor, turn = Supervisor(session(tmp_path), [planned]), Turn(planned, "r1.0", 0, is_last=True)
+    assert supervisor._is_to_probe(turn)
     supervisor._rates[_rates_of(planned.case)] = None
-    assert not supervisor._is_to_probe(planned, 0)
+    assert not supervisor._is_to_probe(turn)
 
 
 def test_a_rest_for_a_slow_sensor_fits_its_stage(tmp_path):

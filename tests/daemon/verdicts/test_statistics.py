@@ -6,7 +6,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -107,7 +107,7 @@ def test_intervals_contain_their_centre(values):
     interval = mean_interval(values)
     assert interval.low <= math.fsum(values) / len(values) <= interval.high
     centre, interval = block_estimate(values)
-    assert interval.low <= centre <= interval.high
+    assert interval is None or interval.low <= centre <= interval.high
 
 
 @given(samples, st.sampled_from([0.25, 2.0, 1024.0]))
@@ -115,6 +115,8 @@ def test_intervals_scale_with_the_unit(values, factor):
     """Powers of two, so that scaling itself rounds nothing and decides no threshold anew."""
     _, interval = block_estimate(values)
     _, scaled = block_estimate([factor * value for value in values])
+    assert (scaled is None) == (interval is None)
+    assume(interval)
     assert scaled.low == pytest.approx(factor * interval.low, rel=1e-9, abs=1e-3)
     assert scaled.high == pytest.approx(factor * interval.high, rel=1e-9, abs=1e-3)
 
@@ -132,7 +134,7 @@ def test_the_interval_of_a_time_never_reaches_0():
     low, high = stats.t.interval(0.95, 9, np.mean(logs), stats.sem(logs))
     assert centre == pytest.approx(math.exp(np.mean(logs)))
     assert (interval.low, interval.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
-    summary = fed(StopRule(5, 1, 0.0, 1.0, None), [1e6, 1e6, 1e6, 1e6, 1e8])[0].summary()
+    summary = fed(StopRule(5, 1, 0.0, 1.0, None), [1e6, 1e6, 1e6, 1e6, 5e6])[0].summary()
     assert 0.0 < summary.interval_ns.low < summary.median_ns < summary.interval_ns.high
     assert block_estimate([0.0, 10.0]) == (5.0, None)
     assert block_estimate([9.0, 10.0, 11.0]) == (10.0, mean_interval([9.0, 10.0, 11.0]))
@@ -288,12 +290,22 @@ def test_a_summary_needs_a_run():
         Blocks(one_run_blocks).summary()
 
 
-def test_processes_combine_on_logarithms():
+def test_processes_combine_on_logarithms_to_where_another_one_lies():
     medians = [10.0, 10.3, 9.9]
     centre, interval = combine(medians)
-    low, high = stats.t.interval(0.95, 2, np.mean(np.log(medians)), stats.sem(np.log(medians)))
+    spread = stats.sem(np.log(medians)) * 2.0  # of another one: sqrt(1 + 1/3) deviations, not sqrt(1/3)
+    low, high = stats.t.interval(0.95, 2, np.mean(np.log(medians)), spread)
     assert centre == pytest.approx(stats.gmean(medians))
     assert (interval.low, interval.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
+
+
+@pytest.mark.parametrize("medians", [[0.016, 4.2], [1.0, 1.15], [1.0, 3.0, 1.0], [1.0, 50.0] * 8])
+def test_processes_too_few_for_their_spread_have_no_interval(medians):
+    assert combine(medians) == (pytest.approx(stats.gmean(medians)), None)
+
+
+def test_blocks_too_few_for_their_spread_have_no_interval():
+    assert block_estimate([0.01, 90.0]) == (pytest.approx(stats.gmean([0.01, 90.0])), None)
 
 
 @pytest.mark.parametrize("medians", [[], [0.0], [1.0, 0.0]])

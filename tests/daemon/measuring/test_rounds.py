@@ -1,0 +1,116 @@
+"""Cases that compete are measured in rounds, one process of each: real workers."""
+
+from itertools import pairwise
+
+import pytest
+from sessions_made import session
+from worker_jobs import user_module
+
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.measuring import plan
+from benchd.daemon.measuring.plan import Machine, in_rounds
+from benchd.daemon.measuring.session import Sink
+from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.user_model import UserModule
+
+CPU = Machine("cpu", has_cxx=True)
+LIMITS = LimitsConfig(warm_up_cap_s=0.1, measure_cap_s=0.1, check_images=1)
+PROCESSES = 3
+HALF_FAILS = "if images.dtype == torch.bfloat16: raise RuntimeError('no half')"
+
+
+class Begun(Sink):
+    """Keeps the variant of each process in order; interrupts the session when the `last` one imports torch."""
+
+    def __init__(self, last=None):
+        self.seen, self.last, self.session = [], last, None
+
+    def stage(self, planned, process, stage, percent=None):
+        if stage == "import":
+            self.seen.append((process, planned.case.variant.name))
+            self.session.interrupted = len(self.seen) == self.last
+
+
+def suite(**fields):
+    given = {"models": ["square"], "variants": ["eager", "bf16"], "options": {"size": [16]}, "preset": "quick"}
+    return Suite(**given | {"processes": PROCESSES} | fields)
+
+
+def planned(own=None, **fields):
+    return plan.plan([suite(**fields)], LIMITS, CPU, own)
+
+
+def run(folder, entries, *, last=None, **fields):
+    """Return the records of a run and the order of its processes."""
+    begun = Begun(last)
+    with session(folder, [begun]) as begun.session:
+        supervisor = Supervisor(begun.session, entries, **fields)
+        supervisor.run()
+    return {record.case.variant.name: record for record in supervisor.records}, begun.seen
+
+
+def test_each_round_has_one_process_of_each_and_the_rates_are_probed_in_the_first_and_the_last(tmp_path):
+    records, seen = run(tmp_path, planned())
+    assert [process for process, _ in seen] == [0, 0, 1, 1, 2, 2]
+    assert all({first[1], second[1]} == {"eager", "bf16"} for first, second in zip(seen[::2], seen[1::2], strict=True))
+    assert [*records] == ["eager", "bf16"]
+    rounds = zip(*([process.window for process in record.processes] for record in records.values()), strict=True)
+    for early, late in pairwise(rounds):
+        assert max(window.end_ns for window in early) < min(window.start_ns for window in late)
+
+
+def test_the_rates_are_probed_in_the_first_and_the_last_process_of_the_run(tmp_path):
+    records, seen = run(tmp_path, planned(variants=["eager", "compile"], processes=2))
+    in_order = [records[name].processes[process] for process, name in seen]
+    assert [process.probes is not None for process in in_order] == [True, False, False, True]
+
+
+def test_one_that_fails_leaves_the_later_rounds(tmp_path):
+    own = UserModule.at(user_module(tmp_path, forward=HALF_FAILS), [])
+    records, seen = run(tmp_path, planned(own, models=[], options={}))
+    assert (records["bf16"].status, records["eager"].status) == ("failed", "ok")
+    assert len(records["eager"].processes) == PROCESSES
+    assert sorted(seen) == [(0, "bf16"), (0, "eager"), (1, "eager"), (2, "eager")]
+
+
+@pytest.mark.parametrize("needs_all", [False, True])
+def test_an_interrupt_ends_the_round(tmp_path, needs_all):
+    """In the first process of the second round: the other case has one, and with `needs_all` that is too few."""
+    records, seen = run(tmp_path, planned(), last=3, needs_all=needs_all)
+    assert len(seen) == 3
+    running, waiting = records.pop(seen[-1][1]), records.popitem()[1]
+    assert [process.status for process in running.processes] == ["ok", "aborted"]
+    assert waiting.status == ("aborted" if needs_all else "ok")
+    assert waiting.processes[0].timing
+    assert waiting.timing is None if needs_all else waiting.timing == waiting.processes[0].timing
+
+
+def test_one_without_any_process_has_no_record_after_an_interrupt(tmp_path):
+    records, seen = run(tmp_path, planned(), last=1)
+    assert [(seen[0][1], "aborted")] == [(name, record.status) for name, record in records.items()]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        ({}, [2]),
+        ({"processes": 1}, [1, 1]),
+        ({"batch_sizes": [1, 4]}, [2, 2]),
+        ({"batch_sizes": [1, 4], "scenarios": ["offline"]}, [4]),
+        ({"options": {"size": [16, 32]}}, [2, 2]),
+        ({"threads": [1, 2]}, [2, 2]),
+        ({"scenarios": ["single_stream", "wake_up"]}, [2, 2]),
+        ({"models": ["square", "vim_tiny"], "options": {}}, [2, 2]),
+    ],
+)
+def test_those_compete_that_differ_in_the_variant_alone(fields, sizes):
+    groups = in_rounds(planned(**fields))
+    assert [len(group) for group in groups] == sizes
+    in_groups = [entry.case.case_id for group in groups for entry in group]
+    assert sorted(in_groups) == sorted(entry.case.case_id for entry in planned(**fields))
+
+
+def test_the_batches_of_a_search_are_measured_one_after_the_other():
+    searched = plan.plan([suite(scenarios=["offline"])], LIMITS, CPU, search=True)
+    assert all(entry.is_searched for entry in searched)
+    assert {len(group) for group in in_rounds(searched)} == {1}
