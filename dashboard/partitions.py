@@ -2,12 +2,11 @@
 
 Rows are deleted only from a partition that also has newer ones, or that cannot be dropped yet because somebody reads.
 
-A partition is named after its table and its end in Unix time, `telemetry_minute_1767225600`; the rows from before there
-were partitions lie in `..._before_1767225600`. It is created by the first row that needs it.
+A partition is named after its table and its end in Unix time, `telemetry_minute_1767225600`. It is created by the first
+row that needs it.
 """
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -23,37 +22,10 @@ _LOCK = 0x62636870  # of the advisory locks for creating partitions, one per tab
 
 
 class Partition(NamedTuple):
-    """Part of a table: the rows of a span that ends at `end_s`, or all rows before `end_s` if it is the first one."""
+    """Part of a table: the rows of a span that ends at `end_s`."""
 
     name: str
     end_s: int
-    is_first: bool
-
-    def covers(self, end_s: int) -> bool:
-        """Return whether the partition that would end there lies in this one."""
-        return end_s == self.end_s or (self.is_first and end_s < self.end_s)
-
-
-def divide(connection: Connection) -> None:
-    """Turn the tables of PostgreSQL into partitioned ones; their rows become the first partition."""
-    if connection.dialect.name != "postgresql":
-        return
-    for table, span_s in SPANS_S.items():
-        last_s = connection.exec_driver_sql(f"SELECT max(t_s) FROM {table}").scalar()  # noqa: S608 - of SPANS_S
-        end_s = 0 if last_s is None else _end_s(last_s, span_s)
-        old = f"{table}_before_{end_s}"
-        connection.exec_driver_sql(f"ALTER TABLE {table} RENAME TO {old}")
-        connection.exec_driver_sql(f"CREATE TABLE {table} (LIKE {old} INCLUDING ALL) PARTITION BY RANGE (t_s)")
-        if last_s is None:
-            connection.exec_driver_sql(f"DROP TABLE {old}")
-        else:
-            bounds = f"FROM (MINVALUE) TO ({end_s})"
-            connection.exec_driver_sql(f"ALTER TABLE {table} ATTACH PARTITION {old} FOR VALUES {bounds}")
-
-
-def is_partition(name: str) -> bool:
-    """Return whether a table is a partition of another one."""
-    return re.fullmatch(rf"({'|'.join(SPANS_S)})_(before_)?\d+", name) is not None
 
 
 def ends(table: str, times_s: Iterable[float]) -> set[int]:
@@ -64,13 +36,12 @@ def ends(table: str, times_s: Iterable[float]) -> set[int]:
 def create(connection: Connection, table: str, ends_s: Iterable[int]) -> None:
     """Create the partitions that end there and do not exist yet; who wants to do the same waits for the commit."""
     connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK}, %s::regclass::oid::int)", (table,))
-    known = partitions(connection, table)
-    for end_s in sorted(ends_s):
-        if not any(one.covers(end_s) for one in known):
-            name, bounds = f"{table}_{end_s}", f"FROM ({end_s - SPANS_S[table]}) TO ({end_s})"
-            # created first and attached then, which neither waits for who reads and writes the table nor keeps them out
-            connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE {table} INCLUDING ALL)")
-            connection.exec_driver_sql(f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES {bounds}")
+    known = {partition.end_s for partition in partitions(connection, table)}
+    for end_s in sorted(set(ends_s) - known):
+        name, bounds = f"{table}_{end_s}", f"FROM ({end_s - SPANS_S[table]}) TO ({end_s})"
+        # created first and attached then, which neither waits for who reads and writes the table nor keeps them out
+        connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE {table} INCLUDING ALL)")
+        connection.exec_driver_sql(f"ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES {bounds}")
 
 
 def lock(connection: Connection, old: Sequence[Partition]) -> bool:
@@ -92,8 +63,7 @@ def partitions(connection: Connection, table: str) -> list[Partition]:
         "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = %s::regclass"
     )
     names = connection.exec_driver_sql(wanted, (table,)).scalars()
-    found = [Partition(name, int(name.rpartition("_")[2]), name.startswith(f"{table}_before_")) for name in names]
-    return sorted(found, key=attrgetter("end_s"))
+    return sorted((Partition(name, int(name.rpartition("_")[2])) for name in names), key=attrgetter("end_s"))
 
 
 def is_missing(error: DBAPIError) -> bool:

@@ -1,34 +1,29 @@
 """The store of the collectors, in SQLite or PostgreSQL: records, devices, telemetry, events, quarantine.
 
-Every row has a unique key, so that a second delivery changes nothing, and both databases have the same schema.
+A second delivery changes nothing, because every row has a unique key (`schema`).
 Records stay forever, each with its original bytes; telemetry is aggregated to minutes and then expires, in PostgreSQL
 partition by partition.
 """
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
-    Column,
     Connection,
-    Double,
     MetaData,
     Select,
     Table,
-    bindparam,
     case,
     create_engine,
     delete,
     event,
     func,
     insert,
-    inspect,
     select,
     tuple_,
     update,
@@ -42,8 +37,8 @@ from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
 from benchd.daemon.machine.folders import file_id
-from benchd.daemon.verdicts.when import AHEAD_S, measured_s
-from benchd.dashboard import partitions
+from benchd.daemon.verdicts.when import AHEAD_S
+from benchd.dashboard import partitions, schema
 from benchd.dashboard.messages import Row
 from benchd.dashboard.partitions import Partition
 
@@ -54,146 +49,10 @@ QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # of results, and as ma
 SPANS = 1000  # ranges of one stream
 STREAMS = 64  # of one device, which may make up any number
 
-_LOCK = 0x62636864  # PostgreSQL's advisory lock for migrations
-_ORDER_LOCK = 0x62636865  # and that of whoever inserts into the tables that are read on from the last id
+_ORDER_LOCK = 0x62636865  # PostgreSQL's, of whoever inserts into the tables that are read on from the last id
 _READ_ON = {"result", "event"}
 
 
-def _date(connection: Connection) -> None:
-    """Set when each result was measured that an older benchd stored."""
-    undated = connection.exec_driver_sql("SELECT id, t_wall, arrived_s FROM result WHERE measured_s = 0").all()
-    times = [{"b_id": row.id, "s": measured_s(row.t_wall, row.arrived_s) or row.arrived_s} for row in undated]
-    if times:
-        table = Table("result", MetaData(), Column("id", BigInteger), Column("measured_s", Double))
-        dated = update(table).where(table.c.id == bindparam("b_id")).values(measured_s=bindparam("s"))
-        connection.execute(dated, times)
-
-
-def _order_minutes(connection: Connection) -> None:
-    """Order minutes as raw telemetry is, by device and time; PostgreSQL reads the partitions of the days it needs."""
-    if connection.dialect.name == "postgresql":
-        return
-    for statement in (
-        "ALTER TABLE telemetry_minute RENAME TO minute_old",
-        """CREATE TABLE telemetry_minute(
-            device_id TEXT NOT NULL, metric TEXT NOT NULL, t_s BIGINT NOT NULL, samples BIGINT NOT NULL,
-            total DOUBLE PRECISION NOT NULL, minimum DOUBLE PRECISION NOT NULL, maximum DOUBLE PRECISION NOT NULL,
-            PRIMARY KEY (device_id, t_s, metric)
-        )""",
-        "INSERT INTO telemetry_minute SELECT * FROM minute_old ORDER BY device_id, t_s, metric",
-        "DROP TABLE minute_old",
-        "CREATE INDEX telemetry_minute_time ON telemetry_minute(t_s)",  # for those that have expired
-    ):
-        connection.exec_driver_sql(statement)
-
-
-# Entry n migrates a database from version n to n + 1, by statements and functions; released entries are never edited.
-_MIGRATIONS: tuple[tuple[str | Callable[[Connection], None], ...], ...] = (
-    (
-        """CREATE TABLE result(
-            id {serial}, key TEXT NOT NULL UNIQUE, device_id TEXT NOT NULL, run_id TEXT NOT NULL,
-            suite_id TEXT NOT NULL, case_id TEXT NOT NULL, model TEXT NOT NULL, variant TEXT NOT NULL,
-            batch_size BIGINT NOT NULL, status TEXT NOT NULL, reason TEXT, t_wall TEXT NOT NULL,
-            arrived_s DOUBLE PRECISION NOT NULL, median_ms DOUBLE PRECISION, low_ms DOUBLE PRECISION,
-            high_ms DOUBLE PRECISION, p99_ms DOUBLE PRECISION, throughput_per_s DOUBLE PRECISION,
-            energy_mj DOUBLE PRECISION, energy_err_mj DOUBLE PRECISION, energy_scope TEXT, checked TEXT,
-            x_of_floor DOUBLE PRECISION, flags TEXT NOT NULL, hardware TEXT NOT NULL, fingerprint TEXT NOT NULL,
-            tool_version TEXT NOT NULL
-        )""",
-        "CREATE INDEX result_case ON result(device_id, case_id, id)",
-        "CREATE INDEX result_model ON result(model, variant)",
-        "CREATE TABLE body(key TEXT PRIMARY KEY, body {bytes} NOT NULL)",  # separate, because tables never read it
-        "CREATE TABLE device(device_id TEXT PRIMARY KEY, seen_s DOUBLE PRECISION)",
-        """CREATE TABLE document(
-            device_id TEXT NOT NULL, kind TEXT NOT NULL, body {bytes} NOT NULL, arrived_s DOUBLE PRECISION NOT NULL,
-            state TEXT, session BIGINT NOT NULL, PRIMARY KEY (device_id, kind)
-        )""",
-        """CREATE TABLE telemetry(
-            device_id TEXT NOT NULL, metric TEXT NOT NULL, t_s DOUBLE PRECISION NOT NULL,
-            value DOUBLE PRECISION NOT NULL, PRIMARY KEY (device_id, metric, t_s)
-        )""",
-        "CREATE INDEX telemetry_time ON telemetry(t_s)",
-        """CREATE TABLE telemetry_minute(
-            device_id TEXT NOT NULL, metric TEXT NOT NULL, t_s BIGINT NOT NULL, samples BIGINT NOT NULL,
-            total DOUBLE PRECISION NOT NULL, minimum DOUBLE PRECISION NOT NULL, maximum DOUBLE PRECISION NOT NULL,
-            PRIMARY KEY (device_id, metric, t_s)
-        )""",
-        """CREATE TABLE event(
-            id {serial}, key TEXT NOT NULL UNIQUE, device_id TEXT NOT NULL, arrived_s DOUBLE PRECISION NOT NULL,
-            body {bytes} NOT NULL
-        )""",
-        """CREATE TABLE quarantine(
-            id {serial}, key TEXT NOT NULL UNIQUE, topic TEXT NOT NULL, reason TEXT NOT NULL,
-            arrived_s DOUBLE PRECISION NOT NULL, body {bytes} NOT NULL
-        )""",
-        "CREATE TABLE collector(name TEXT PRIMARY KEY, seen_s DOUBLE PRECISION NOT NULL, problem TEXT)",
-    ),
-    tuple(
-        f"ALTER TABLE result ADD COLUMN accuracy_{name} DOUBLE PRECISION" for name in ("top1", "low", "high", "drop")
-    ),
-    (
-        "ALTER TABLE quarantine ADD COLUMN reader TEXT NOT NULL DEFAULT ''",  # the last version that could not read it
-        "ALTER TABLE collector ADD COLUMN message_s DOUBLE PRECISION",  # when its last message arrived
-        "ALTER TABLE collector ADD COLUMN starts BIGINT NOT NULL DEFAULT 0",
-        # more than is accepted now
-        "DELETE FROM document WHERE length(body) > CASE kind WHEN 'info' THEN 262144 ELSE 16384 END",
-    ),
-    (
-        "ALTER TABLE result ADD COLUMN measured_s DOUBLE PRECISION NOT NULL DEFAULT 0",
-        "CREATE INDEX result_measured ON result(device_id, case_id, measured_s)",
-        _date,
-    ),
-    (
-        # the numbers of the results that have arrived, and the ranges that they are joined to once a minute
-        """CREATE TABLE arrived(
-            device_id TEXT NOT NULL, stream TEXT NOT NULL, seq BIGINT NOT NULL, PRIMARY KEY (device_id, stream, seq)
-        )""",
-        """CREATE TABLE span(
-            device_id TEXT NOT NULL, stream TEXT NOT NULL, first BIGINT NOT NULL, last BIGINT NOT NULL,
-            PRIMARY KEY (device_id, stream, first)
-        )""",
-    ),
-    # the setups of each case of a board, and the newest runs in each
-    ("CREATE INDEX result_setup ON result(device_id, case_id, tool_version, fingerprint, measured_s, arrived_s)",),
-    (
-        "DROP INDEX result_model",
-        "DROP INDEX result_measured",
-        "CREATE INDEX result_measured ON result(device_id, case_id, measured_s, arrived_s, id)",
-        "CREATE INDEX result_time ON result(measured_s, arrived_s, id)",
-        *(
-            f"CREATE INDEX result_{name}_time ON result({name}, measured_s, arrived_s, id)"
-            for name in ("model", "variant", "status", "checked")
-        ),
-    ),
-    (
-        # what each address of --notify has been told
-        """CREATE TABLE notice(
-            channel TEXT NOT NULL, key TEXT NOT NULL, told_s DOUBLE PRECISION NOT NULL, PRIMARY KEY (channel, key)
-        )""",
-    ),
-    (
-        # in the order in which pages ask: a device, then a time
-        "ALTER TABLE telemetry RENAME TO telemetry_old",
-        """CREATE TABLE telemetry(
-            device_id TEXT NOT NULL, metric TEXT NOT NULL, t_s DOUBLE PRECISION NOT NULL,
-            value DOUBLE PRECISION NOT NULL, PRIMARY KEY (device_id, t_s, metric)
-        )""",
-        "INSERT INTO telemetry SELECT device_id, metric, t_s, value FROM telemetry_old",
-        "DROP TABLE telemetry_old",
-        "CREATE INDEX telemetry_time ON telemetry(t_s)",
-        partitions.divide,
-    ),
-    # the last events of a device, and those that have expired
-    ("CREATE INDEX event_device ON event(device_id, arrived_s, id)", "CREATE INDEX event_time ON event(arrived_s)"),
-    ("ALTER TABLE span ADD COLUMN joined_s DOUBLE PRECISION NOT NULL DEFAULT 0",),  # when a number was last added
-    (_order_minutes,),
-    ("CREATE INDEX result_device_time ON result(device_id, measured_s, arrived_s, id)",),  # the page of a device
-)
-_VERSION = Table("version", MetaData(), Column("number", BigInteger), Column("tidied_s", Double))
-_WORDS = {
-    "sqlite": {"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "bytes": "BLOB"},
-    "postgresql": {"serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "bytes": "BYTEA"},
-}
 _EXPIRING = (("telemetry_minute", "t_s"), ("event", "arrived_s"))
 _LASTING = "failed check:"  # begins the keys of notices that stay, as what they tell may be true for longer
 
@@ -211,9 +70,9 @@ def default_url() -> str:
 
 
 class Store:
-    """The database at `url`, `sqlite:///PATH` or `postgresql://[USER@]HOST/NAME`, created, or migrated if older.
+    """The database at `url`, `sqlite:///PATH` or `postgresql://[USER@]HOST/NAME`, created if empty.
 
-    Raises UsageError for an invalid URL, a foreign database and one of a newer benchd, NotAvailable if the driver is
+    Raises UsageError for an invalid URL, a foreign database and one of another schema, NotAvailable if the driver is
     missing. Later failures of the database raise SQLAlchemy's DBAPIError; writes to a file that is damaged or no longer
     at its path raise Unusable.
     """
@@ -223,13 +82,12 @@ class Store:
         self._engine = _engine(address)
         self._path = Path(address.database) if address.drivername == "sqlite" and address.database else None
         self._id: tuple[int, int] | None = None
+        self.tables = schema.METADATA.tables
         self._newest: set[int] = set()  # ends of the partitions of raw telemetry that rows still come for
         try:
-            self._migrate()
+            with self._writing() as connection:
+                schema.create(connection)
             self._id = file_id(self._path) if self._path else None
-            metadata = MetaData()
-            metadata.reflect(self._engine, only=lambda name, _: not partitions.is_partition(name))
-            self.tables = metadata.tables
         except (DBAPIError, UsageError) as error:
             self.close()
             raise UsageError(f"database {address}: {str(getattr(error, 'orig', error)).strip()}") from error
@@ -279,7 +137,7 @@ class Store:
         """
         table = self.tables["notice"]
         with self._writing() as connection:
-            connection.execute(update(_VERSION).values(number=_VERSION.c.number))  # blocks other collectors
+            connection.execute(update(schema.version).values(number=schema.VERSION))  # blocks other collectors
             last_s = connection.execute(select(func.max(table.c.told_s)).where(table.c.channel == channel)).scalar()
             if last_s is not None and 0 <= now_s - last_s < every_s:
                 return []
@@ -305,7 +163,7 @@ class Store:
             self._tidy_partitions(before_s, now_s - MINUTES_S if expire else 0)
         with self._writing() as connection:
             # the first to write here blocks other collectors, so that nothing is aggregated twice
-            connection.execute(update(_VERSION).values(tidied_s=now_s))
+            connection.execute(update(schema.version).values(tidied_s=now_s))
             if not self._is_partitioned:
                 raw = self.tables["telemetry"]
                 self._roll_up(connection, raw, before_s)
@@ -374,20 +232,6 @@ class Store:
         if self._path and self._id and file_id(self._path) != self._id:
             raise Unusable(f"database {self._path}: the file was moved, removed or replaced")
 
-    def _migrate(self) -> None:
-        with self._writing() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-            version = _version(connection)
-            if version > len(_MIGRATIONS):
-                raise UsageError(f"written by a newer benchd (version {version}); upgrade benchd")
-            for step in (step for entry in _MIGRATIONS[version:] for step in entry):
-                if callable(step):
-                    step(connection)
-                else:
-                    connection.exec_driver_sql(step.format(**_WORDS[connection.dialect.name]))
-            connection.execute(update(_VERSION).values(number=len(_MIGRATIONS)))
-
     @property
     def _is_partitioned(self) -> bool:
         return self._engine.dialect.name == "postgresql"
@@ -419,7 +263,7 @@ class Store:
         """Roll up raw telemetry from before `before_s`, and drop its partitions and those of expired minutes."""
         with self.reading() as connection:
             known = partitions.partitions(connection, "telemetry")
-        old = [one for one in known if one.is_first or one.end_s <= before_s]
+        old = [one for one in known if one.end_s <= before_s]
         for first in range(0, len(old), partitions.BATCH):
             self._roll_up_partitions(old[first : first + partitions.BATCH], before_s)
         with self._writing() as connection:
@@ -430,7 +274,7 @@ class Store:
     def _roll_up_partitions(self, batch: Sequence[Partition], before_s: float) -> None:
         """Roll up these partitions and, in the same transaction, drop or else empty them: nothing counts twice."""
         with self._writing() as connection:
-            connection.execute(update(_VERSION).values(number=_VERSION.c.number))  # blocks other collectors
+            connection.execute(update(schema.version).values(number=schema.VERSION))  # blocks other collectors
             there = set(partitions.partitions(connection, "telemetry"))  # others may have been here first
             raw = self.tables["telemetry"]
             found = {one: raw.to_metadata(MetaData(), name=one.name) for one in batch if one in there}
@@ -438,10 +282,9 @@ class Store:
                 return
             for part in found.values():
                 self._roll_up(connection, part, before_s)
-            over = [one for one in found if one.end_s <= before_s]
-            dropped = over if partitions.drop(connection, over) else []
-            for part in (found[one] for one in found if one not in dropped):
-                connection.execute(delete(part).where(part.c.t_s < before_s))
+            if not partitions.drop(connection, list(found)):
+                for part in found.values():
+                    connection.execute(delete(part))
 
     def _join(self, connection: Connection, now_s: float) -> None:
         """Join the numbers that have arrived to the ranges of their streams, of which the last SPANS are kept.
@@ -538,17 +381,6 @@ def _engine(address: URL) -> Engine:
         connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
 
     return engine
-
-
-def _version(connection: Connection) -> int:
-    """Return the version of the schema, 0 for an empty database."""
-    present = inspect(connection).get_table_names()
-    if not present:
-        _VERSION.create(connection)
-        connection.execute(insert(_VERSION).values(number=0))
-    elif "version" not in present or "quarantine" not in present:
-        raise UsageError("contains tables of another program; give an empty database")
-    return int(connection.execute(select(_VERSION.c.number)).scalar_one())
 
 
 def _keys(table: Table) -> list[str]:

@@ -2,8 +2,6 @@
 
 import asyncio
 import random
-import sqlite3
-from contextlib import closing
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -18,13 +16,11 @@ from prometheus_client.exposition import generate_latest
 from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard import queries
-from benchd.dashboard import store as store_of
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
 from benchd.dashboard.messages import rows
 from benchd.dashboard.metrics import Fleet
 from benchd.dashboard.queries import Filter
-from benchd.dashboard.store import Store
 from benchd.dashboard.views import charts, comparison, history, record, results
 
 FIRST = datetime(2026, 5, 1, tzinfo=timezone.utc)
@@ -103,20 +99,3 @@ def test_every_page_dates_it_by_its_arrival(store):
     assert f"{told} UTC, benchd 0.1.0; dated by arrival: the device's clock was not set" in labels
     assert compared == {"name": "when", "a": f"{told} UTC", "b": f"{told} UTC"}
     assert results._row(found, {})["measured_s"] == told
-
-
-def test_results_of_an_older_benchd_are_dated_too(tmp_path, monkeypatch):
-    path = tmp_path / "d.db"
-    monkeypatch.setattr(store_of, "_MIGRATIONS", store_of._MIGRATIONS[:2])
-    Store(f"sqlite:///{path}").close()
-    names = "key device_id run_id suite_id case_id model variant batch_size status t_wall arrived_s"
-    names = f"{names} flags hardware fingerprint tool_version".split()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        for day in range(2):
-            values = (f"k{day}", "d1", f"r{day}", "s", "c", "m", "v", 1, "ok", stamp(day) * day, ARRIVED_S, *"    ")
-            places = ", ".join("?" * len(names))
-            connection.execute(f"INSERT INTO result({', '.join(names)}) VALUES ({places})", values)  # noqa: S608
-    monkeypatch.undo()
-    with closing(Store(f"sqlite:///{path}")) as store:
-        found = queries.results(store, Filter(), "measured_s", True, 0, 9).results
-    assert [one.measured_s for one in found] == [ARRIVED_S, (FIRST + timedelta(days=1)).timestamp()]

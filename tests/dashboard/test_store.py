@@ -1,7 +1,10 @@
 import json
 import random
+import shlex
+import shutil
 import sqlite3
 import string
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -10,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records_made import ENVIRONMENT, accuracy, made
+from records_made import ENVIRONMENT, made
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
@@ -18,10 +21,9 @@ from sqlalchemy import event, select
 
 from benchd.daemon.delivery.session import Arrived, Numbered
 from benchd.daemon.errors import UsageError
-from benchd.daemon.records import encode
+from benchd.daemon.records import decode, encode
 from benchd.dashboard import queries
-from benchd.dashboard import store as store_of
-from benchd.dashboard.messages import ID_LIMIT, TEXT_LIMIT, Row, flat, rows
+from benchd.dashboard.messages import ID_LIMIT, TEXT_LIMIT, rows
 from benchd.dashboard.store import QUARANTINE_ROWS, Store
 
 NOW_S = 1_000_000_000.0
@@ -281,34 +283,21 @@ def test_of_two_collectors_none_commits_behind_what_a_page_has_read(empty_postgr
         assert len(seen + after(max(seen, default=0))) == 2
 
 
-def test_a_database_without_accuracy_gets_its_columns_and_keeps_its_results(url, monkeypatch):
-    kept = {name: value for name, value in flat(made(), 1.0)._asdict().items() if not name.startswith("accuracy_")}
-    with monkeypatch.context() as before:
-        before.setattr(store_of, "_MIGRATIONS", store_of._MIGRATIONS[:1])
-        with closing(Store(url)) as store:
-            store.add([Row("result", kept)])
+def test_a_database_of_another_schema_is_left_alone_and_its_records_come_out_by_the_printed_command(url, tmp_path):
+    record = made(device_id="d1")
     with closing(Store(url)) as store:
-        store.add([Row("result", flat(made(run_id="r2", accuracy=accuracy()), 2.0)._asdict())])
-        found = queries.results(store, queries.Filter(), "arrived_s", False, 0, 9).results
-    assert [result.accuracy_top1 for result in found] == [None, 0.5]
-
-
-def test_the_minutes_of_an_older_database_are_kept(url, monkeypatch):
-    with monkeypatch.context() as before:
-        before.setattr(store_of, "_MIGRATIONS", store_of._MIGRATIONS[:11])
-        with closing(Store(url)) as store:
-            sample = {"device_id": "d1", "metric": "power_w", "t_s": NOW_S, "value": 3.0}
-            store.add([Row("telemetry", sample)])
-            store.tidy(NOW_S + 7200)
-    with closing(Store(url)) as store:
-        assert queries.series(store, "d1", NOW_S - 60) == {"power_w": [(NOW_S // 60 * 60, 3.0)]}
-
-
-def test_the_database_of_a_newer_benchd_is_left_alone(url):
-    with closing(Store(url)) as store, store._writing() as connection:
-        connection.exec_driver_sql("UPDATE version SET number = 99")
-    with pytest.raises(UsageError, match=r"written by a newer benchd \(version 99\)"):
+        store.add(rows(Arrived(f"benchd/v1/d1/result/{record.run_id}", encode(record), 1.0)))
+        with store._writing() as connection:
+            connection.exec_driver_sql("UPDATE version SET number = 99")
+    with pytest.raises(UsageError, match=r"tables of another benchd \(version 99, not 1\)") as refused:
         Store(url)
+    command = str(refused.value).partition(" of this one with ")[2]
+    program, place = ("sqlite3", url.removeprefix("sqlite:///")) if "sqlite" in url else ("psql", url)
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program}")
+    words = shlex.split(command.partition(" > ")[0])
+    printed = subprocess.check_output([place if word in ("FILE", "URL") else word for word in words])
+    assert decode(printed) == record
 
 
 def test_the_tables_of_another_program_are_left_alone(tmp_path):
