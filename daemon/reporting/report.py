@@ -11,30 +11,32 @@ import msgspec
 from benchd.daemon import journal
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.journal import explaining
-from benchd.daemon.reporting.brief import Brief
-from benchd.daemon.reporting.cells import COLUMNS
+from benchd.daemon.records import Record, of_range
+from benchd.daemon.reporting.cells import COLUMNS, cells
 from benchd.daemon.reporting.console import print_decisions
-from benchd.daemon.reporting.spool import Spool, spooled
+from benchd.daemon.reporting.results_table import machine
 from benchd.daemon.reporting.tables import escaped, markdown_table
+from benchd.daemon.verdicts import results
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line
-from benchd.daemon.verdicts.rows import spreadsheet
+from benchd.daemon.verdicts.rows import row, spreadsheet
 from benchd.daemon.verdicts.spiking import comparisons
 
 
 def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> None:
-    """Write the records of these files as `report.FORMAT` into `output`; print the decisions and the paths.
+    """Write the newest records of these files as `report.FORMAT` into `output`; print the decisions and the paths.
 
     Raises NotAvailable if the page's packages are absent, and UsageError if the folder cannot be written.
     """
     if "html" in formats:
         require_page()
-    with explaining(output), spooled(paths, output) as found:
-        decisions = decide(found.decisive, Requirements())
+    records, left_out = results.newest(paths)
+    decisions = decide(records, Requirements())
+    with explaining(output):
         output.mkdir(parents=True, exist_ok=True)
-        for name in formats:
-            journal.replace(output / f"report.{name}", map(str.encode, FORMATS[name](found, decisions)))
+    for name in formats:
+        journal.replace(output / f"report.{name}", map(str.encode, FORMATS[name](records, left_out, decisions)))
     print_decisions(out, decisions, as_json=False)
-    out.writelines(f"{one.line}\n" for one in comparisons(found.decisive))
+    out.writelines(f"{text}\n" for text in (*_of_spikes(records), *_left_out(left_out)))
     out.writelines(f"{output / f'report.{name}'}\n" for name in formats)
 
 
@@ -42,8 +44,8 @@ def page(folder: Path, target: Path | None = None) -> Path:
     """Write the page of a folder's records, into it unless a `target` is given, and return its path."""
     path = target or folder / "report.html"
     require_page()
-    with explaining(path), spooled([folder], path.parent) as found:
-        journal.replace(path, map(str.encode, _html(found, decide(found.decisive, Requirements()))))
+    records, left_out = results.newest([folder])
+    journal.replace(path, map(str.encode, _html(records, left_out, decide(records, Requirements()))))
     return path
 
 
@@ -60,74 +62,85 @@ class _Line:
         return text
 
 
-def _csv(found: Spool, decisions: Sequence[Decision]) -> Iterator[str]:
+def _csv(records: Sequence[Record], left_out: int, decisions: Sequence[Decision]) -> Iterator[str]:
     writer = csv.writer(_Line(), lineterminator="\n")
-    for number, flat in enumerate(found.rows()):
+    for number, flat in enumerate(map(row, records)):
         if not number:
             yield writer.writerow(flat)
         yield writer.writerow(map(spreadsheet, flat.values()))
 
 
-def _json(found: Spool, decisions: Sequence[Decision]) -> Iterator[str]:
+def _json(records: Sequence[Record], left_out: int, decisions: Sequence[Decision]) -> Iterator[str]:
     said = [
         {"subject": one.subject, "ship": one.ship, "fastest": one.fastest, "line": line(one), "excluded": one.excluded}
         for one in decisions
     ]
-    ratios = [{"line": one.line, **msgspec.to_builtins(one)} for one in comparisons(found.decisive)]
-    yield msgspec.json.encode({"decisions": said, "snn_over_ann": ratios}).decode()[:-1] + ',"records":['
-    for number, flat in enumerate(found.rows()):
+    ratios = [{"line": one.line, **msgspec.to_builtins(one)} for one in comparisons(records)]
+    about = {"decisions": said, "snn_over_ann": ratios, "left_out": left_out}
+    yield msgspec.json.encode(about).decode()[:-1] + ',"records":['
+    for number, flat in enumerate(map(row, records)):
         yield f"{',' if number else ''}{msgspec.json.encode(flat).decode()}"
     yield "]}\n"
 
 
-def machines(found: Sequence[Brief]) -> list[str]:
+def machines(records: Sequence[Record]) -> list[str]:
     """Return each device with its hardware, power mode and clocks."""
-    groups: dict[str, list[Brief]] = {}
-    for brief in found:
-        groups.setdefault(f"{brief.device_id}: {brief.machine}", []).append(brief)
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(f"{record.device_id}: {machine(record.environment)}", []).append(record)
     return [name + _clocks(group) for name, group in sorted(groups.items())]
 
 
-def _clocks(group: Sequence[Brief]) -> str:
+def _clocks(group: Sequence[Record]) -> str:
     """Return at which clocks these records ran, of which highest one; empty if not known."""
-    known = [brief.clock_hz for brief in group if brief.clock_hz]
+    known = [clock_hz for record in group if (clock_hz := of_range(record.environment, record.clocks))]
     if not known:
         return ""
     low, high = (f"{find(mean_hz for mean_hz, _ in known) / 1e6:.0f}" for find in (min, max))
     return f" | ran at {low if low == high else f'{low} to {high}'} of {known[0][1] / 1e6:.0f} MHz"
 
 
-def caveats(found: Sequence[Brief]) -> list[str]:
+def caveats(records: Sequence[Record]) -> list[str]:
     """Return what the figures cannot show: intervals of one process, and what the energies are of."""
-    single = sum(len(brief.process_ms) == 1 for brief in found)
+    single = sum(sum(process.timing is not None for process in record.processes) == 1 for record in records)
     notes = []
     if single:
         notes.append(
-            f"{single} of {len(found)} records are of one process: their interval is of that process alone, and "
+            f"{single} of {len(records)} records are of one process: their interval is of that process alone, and "
             f"processes differ; bench-once --processes 5 includes that"
         )
-    return notes + [f"energy: {scope}" for scope in sorted({brief.scope for brief in found if brief.scope is not None})]
+    return notes + [
+        f"energy: {scope}" for scope in sorted({record.energy.scope for record in records if record.energy})
+    ]
 
 
-def _about(found: Spool) -> list[str]:
-    return [*(one.line for one in comparisons(found.decisive)), *machines(found.briefs), *caveats(found.briefs)]
+def _left_out(count: int) -> list[str]:
+    return [f"{count} older records left out: a report shows the newest {results.NEWEST}"] if count else []
 
 
-def _md(found: Spool, decisions: Sequence[Decision]) -> Iterator[str]:
+def _of_spikes(records: Sequence[Record]) -> list[str]:
+    return [one.line for one in comparisons(records)]
+
+
+def _about(records: Sequence[Record], left_out: int) -> list[str]:
+    return [*_left_out(left_out), *_of_spikes(records), *machines(records), *caveats(records)]
+
+
+def _md(records: Sequence[Record], left_out: int, decisions: Sequence[Decision]) -> Iterator[str]:
     said = [text for one in decisions for text in (f"- {line(one)}", *(f"  - {why}" for why in exclusions(one)))]
-    about = [f"- {text}" for text in _about(found)]
-    table = markdown_table(list(COLUMNS.values()), found.cells())
+    about = [f"- {text}" for text in _about(records, left_out)]
+    table = markdown_table(list(COLUMNS.values()), map(cells, records))
     yield from (f"{text}\n" for text in ("# Report", "", *map(escaped, said), "", *map(escaped, about), ""))
     yield from (f"{text}\n" for text in table)
 
 
-def _html(found: Spool, decisions: Sequence[Decision]) -> Iterator[str]:
+def _html(records: Sequence[Record], left_out: int, decisions: Sequence[Decision]) -> Iterator[str]:
     from benchd.daemon.reporting import report_page  # noqa: PLC0415 - the other formats need neither package
 
-    yield report_page.page(found, decisions, _about(found), list(COLUMNS.values()))
+    yield report_page.page(records, decisions, _about(records, left_out), list(COLUMNS.values()))
 
 
-FORMATS: dict[str, Callable[[Spool, Sequence[Decision]], Iterator[str]]] = {
+FORMATS: dict[str, Callable[[Sequence[Record], int, Sequence[Decision]], Iterator[str]]] = {
     "html": _html,
     "md": _md,
     "csv": _csv,

@@ -2,20 +2,18 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 
 from benchd.daemon.records import Energy, Record, Variant
-from benchd.daemon.reporting.brief import Brief, is_measured
+from benchd.daemon.reporting.cells import cells
 from benchd.daemon.reporting.page import FOLDER, Chart, render
 from benchd.daemon.reporting.palette import GREY, colour, shape
-from benchd.daemon.reporting.spool import Spool
 from benchd.daemon.verdicts import recommend
 from benchd.daemon.verdicts.figures import unbeaten
 from benchd.daemon.verdicts.history import shifts
+from benchd.daemon.verdicts.results import process_medians_ms
 
-T = TypeVar("T", Record, Brief)
 Point = tuple[float | str, float, str]
 """A record's position and name in a chart."""
 
@@ -30,25 +28,33 @@ CROSS: Chart = {"marker": {"symbol": "x", "size": 9}}
 CROSSED = "A cross marks a record that cannot win; its name says why."
 
 
-def page(found: Spool, decisions: Sequence[recommend.Decision], about: Sequence[str], headings: Sequence[str]) -> str:
-    """Return the page of these records; decisions and facts `about` them come first."""
-    newest_ones = [record for record in found.decisive if is_measured(record)]
-    briefs = [brief for brief in found.briefs if brief.is_measured]
-    why = recommend.unable(newest_ones)
+def page(
+    records: Sequence[Record], decisions: Sequence[recommend.Decision], about: Sequence[str], headings: Sequence[str]
+) -> str:
+    """Return the page of these records, oldest first; decisions and facts `about` them come first."""
+    reasons = [recommend.impossible(record) for record in records]
+    measured = [
+        record
+        for record, reason in zip(records, reasons, strict=True)
+        if record.status == "ok" and record.timing and not reason
+    ]
+    why = recommend.unable(measured)
     return render(
         FOLDER / "report.html",
         "benchd report",
-        [*(chart(newest_ones, why) for chart in OF_NEWEST), *(chart(briefs) for chart in OF_ALL)],
-        count=len(found.briefs),
-        devices=sorted({brief.device_id for brief in found.briefs}),
-        first=found.briefs[0].t_wall,
-        last=found.briefs[-1].t_wall,
+        [*(chart(measured, why) for chart in OF_NEWEST), *(chart(measured) for chart in OF_ALL)],
+        count=len(records),
+        devices=sorted({record.device_id for record in records}),
+        first=records[0].t_wall,
+        last=records[-1].t_wall,
         about=about,
-        left_out=sorted({f"{brief.case_id} {brief.impossible}" for brief in found.briefs if brief.impossible}),
+        left_out=sorted(
+            {f"{record.case_id} {reason}" for record, reason in zip(records, reasons, strict=True) if reason}
+        ),
         said=[(recommend.line(decision), recommend.exclusions(decision)) for decision in decisions],
         headings=headings,
-        rows=list(found.cells(newest=ROWS)),
-        hidden=max(0, len(found.briefs) - ROWS),
+        rows=[cells(record) for record in records[-ROWS:]],
+        hidden=max(0, len(records) - ROWS),
     )
 
 
@@ -58,10 +64,10 @@ def _median_ms(record: Record) -> float:
     return record.timing.median_ms
 
 
-def _grouped(found: Iterable[T], key: Callable[[T], str]) -> list[tuple[str, list[T]]]:
-    groups: dict[str, list[T]] = {}
-    for one in found:
-        groups.setdefault(key(one), []).append(one)
+def _grouped(records: Iterable[Record], key: Callable[[Record], str]) -> list[tuple[str, list[Record]]]:
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
     return sorted(groups.items())
 
 
@@ -188,12 +194,14 @@ def _variants_by_model(measured: Sequence[Record], why: Unable) -> Chart:
     return {"title": "Variants by model", "note": note, "data": traces, "layout": axes}
 
 
-def _consistency(measured: Sequence[Brief]) -> Chart:
+def _consistency(measured: Sequence[Record]) -> Chart:
     """Return the deviation of each process from the median of its case."""
-    traces, where = [], recommend.place_names(brief.place for brief in measured)
-    for name, group in _grouped(measured, lambda brief: brief.case_id + where[brief.place]):
-        several = [brief for brief in group if brief.processes > 1]  # one process is 0 % from itself
-        shares = [100 * (time_ms / brief.median_ms - 1) for brief in several for time_ms in brief.process_ms]
+    traces, where = [], recommend.place_names(map(recommend.place, measured))
+    for name, group in _grouped(measured, lambda record: record.case_id + where[recommend.place(record)]):
+        several = [record for record in group if len(record.processes) > 1]  # one process is 0 % from itself
+        shares = [
+            100 * (time_ms / _median_ms(record) - 1) for record in several for time_ms in process_medians_ms([record])
+        ]
         if several:
             traces.append({"type": "box", "name": name, "y": shares, "showlegend": False})
     layout = {"xaxis": {"showticklabels": len(traces) <= 20}, "yaxis": {"title": {"text": "deviation from median, %"}}}
@@ -202,13 +210,13 @@ def _consistency(measured: Sequence[Brief]) -> Chart:
     return {"title": "Run-to-run consistency", "note": note, "data": traces, "layout": layout}
 
 
-def _history(measured: Sequence[Brief]) -> Chart:
+def _history(measured: Sequence[Record]) -> Chart:
     """Return each case over time by device and fingerprint, with a ring at the start of each new level."""
     traces: list[Chart] = []
-    for name, group in _grouped(measured, lambda b: f"{b.device_id} {b.case_id} {b.comparable_part}"):
+    for name, group in _grouped(measured, lambda r: f"{r.device_id} {r.case_id} {r.environment.comparable_part}"):
         if len(group) < 2:
             continue
-        points, look = [(brief.t_wall, brief.median_ms) for brief in group], _look(group[0].variant)
+        points, look = [(record.t_wall, _median_ms(record)) for record in group], _look(group[0].case.variant)
         steps = [points[place] for place in shifts([median_ms for _, median_ms in points])]
         traces.append(_series(name, points, mode="lines+markers") | look)
         if steps:

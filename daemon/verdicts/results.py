@@ -1,9 +1,11 @@
 """Reads result files: the records of a run, or the error in the first line that is not a record."""
 
+import heapq
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -11,9 +13,10 @@ from benchd.daemon import journal, records
 from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.records import PROFILED, Record
 
-T = TypeVar("T")
-
 JOURNAL = "records.jsonl"
+NEWEST = 10_000
+"""The most records that a report holds in memory."""
+
 _SPECIAL = re.compile(rb"\\[bfrtu]|[^ -~]")  # what a record without control characters may lack
 _ORDINARY = bytes(range(ord(" "), ord("~") + 1)).replace(b"\\", b"")
 
@@ -28,21 +31,30 @@ def read(path: Path) -> list[Record]:
 
 def read_all(paths: Sequence[Path]) -> list[Record]:
     """Return the records of several files as `read` does."""
-    return kept(paths, lambda record: record)
+    return list(_each_once(paths))
 
 
-def kept(paths: Sequence[Path], keep: Callable[[Record], T]) -> list[T]:
-    """Return what `keep` returns of each record of several files: no other part of one stays in memory."""
-    found: dict[str, T] = {}
+def newest(paths: Sequence[Path]) -> tuple[list[Record], int]:
+    """Return the NEWEST records of several files, oldest first, and how many older ones there are."""
+    counted = count()
+    latest = heapq.nlargest(NEWEST, ((record.t_wall, -next(counted), record) for record in _each_once(paths)))
+    return [record for *_, record in reversed(latest)], next(counted) - len(latest)
+
+
+def _each_once(paths: Sequence[Path]) -> Iterator[Record]:
+    """Yield each record of several files once: one that was delivered twice is in a file twice."""
+    keys: set[str] = set()
     for path in paths:
         file, is_empty = _file(path), True
         for number, line in enumerate(journal.read(file), 1):
             record = _decoded(file, number, line)
             if PROFILED not in record.flags:
-                found[record.key], is_empty = keep(record), False  # a record delivered twice is in the file twice
+                is_empty = False
+                if record.key not in keys:
+                    keys.add(record.key)
+                    yield record
         if is_empty:
             raise UsageError(f"{file}: contains no record; give a file or folder written by bench-once")
-    return list(found.values())
 
 
 def of_case(path: Path, case_id: str) -> list[Record]:

@@ -9,16 +9,33 @@ from typing import Any
 
 import msgspec
 import pytest
-from records_made import made, timing
-from test_essentials import whole
+from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, accuracy, made, timing
 
 from benchd.daemon.errors import SchemaError
-from benchd.daemon.records import Case, ProcessResult, Record, Stages, TimeSlice, encode
+from benchd.daemon.records import (
+    BlocksResult,
+    Case,
+    Deadlines,
+    Floor,
+    Interference,
+    Load,
+    Memory,
+    Neighbour,
+    NeighbourResult,
+    ProcessResult,
+    Record,
+    Requests,
+    Stages,
+    Summary,
+    TimeSlice,
+    Variant,
+    Window,
+    encode,
+)
 from benchd.daemon.reporting.console import print_decisions
 from benchd.daemon.reporting.record_text import lines
 from benchd.daemon.reporting.report_page import page
 from benchd.daemon.reporting.scenario_note import scenario_note
-from benchd.daemon.reporting.spool import spooled
 from benchd.daemon.verdicts import compare, results
 from benchd.daemon.verdicts.demand import Demand
 from benchd.daemon.verdicts.recommend import OBJECTIVES, Requirements, decide
@@ -26,6 +43,101 @@ from benchd.daemon.verdicts.spiking import comparisons
 
 STAGES = Stages(spawn_s=0.1, import_s=2.0, build_s=0.5, load_s=0.2, first_run_s=0.3, second_run_s=0.01)
 COURSE = [TimeSlice(start_s=at, end_s=at + 30, median_ms=4.0, telemetry={"power_w": 7.0}) for at in (0.0, 570.0)]
+
+
+FAST = msgspec.structs.replace(ENVIRONMENT, cpu_max_hz=3e9, temperature_c={"cpu": 50.0}, command="bench-once")
+SPIKING = msgspec.structs.replace(QANN, options=QANN.options | {"time_steps": 8})
+ASKED = Requests(
+    rate_hz=20.0,
+    asked=100,
+    answered=99,
+    late=1,
+    dropped=0,
+    met=True,
+    arrivals_p=0.5,
+    noticed_ms=0.1,
+    busy_share=0.5,
+)
+BLOCKS = BlocksResult(median_ms=5.0, low_ms=4.9, high_ms=5.1, blocks=2)
+DISTURBED = Interference(reasons=[["steal"], []], clean=BLOCKS, as_experienced=BLOCKS, all_flagged=False)
+BESIDE = NeighbourResult(case_id="square,eager,b1", rate_hz=10.0, releases=90, misses=3, timing=None)
+WATTS = Summary(4.0, 5.0, 6.0, 9, "ina3221")
+
+
+def process(median_ms, **fields):
+    return ProcessResult(status="ok", timing=timing(median_ms), **fields)
+
+
+def several(median_ms, **fields):
+    """Return three processes of which the times and what is given differ."""
+    return [process(median_ms * share, **fields) for share in (0.99, 1.0, 1.01)]
+
+
+def counted(joules):
+    return msgspec.structs.replace(ENERGY, gross_per_inference_j=joules)
+
+
+def record(name, variant, median_ms, **fields):
+    case = Case(model=name, variant=Variant.parse(variant), **fields.pop("asked", {}))
+    given = {"run_id": case.case_id, "timing": timing(median_ms), "check": PASSED, "processes": several(median_ms)}
+    return made(case=case, environment=FAST, **given | fields)
+
+
+def net(name, facts, median_ms, joules):
+    """Return a record of a net of a pair, with everything that a report shows of energy."""
+    energy = counted(joules)
+    processes = several(median_ms, energy=energy, window=Window(0, 10**10))
+    return record(name, "eager", median_ms, model=facts, energy=energy, processes=processes)
+
+
+def server(variant, rate_hz):
+    """Return a server that found its highest rate, as did its processes."""
+    found = [msgspec.structs.replace(ASKED, rate_hz=rate_hz * share) for share in (0.99, 1.0, 1.01)]
+    load = {"scenario": "server", "load": Load(deadline_ms=50.0)}
+    processes = [process(5.0, requests=one) for one in found]
+    return record("vim_tiny", variant, 5.0, asked=load, requests=found[1], processes=processes)
+
+
+def whole():
+    """Return records that together have each part that a report shows."""
+    shown = {
+        "preset": "quick",
+        "kernels_ran": "avx2",
+        "throughput_per_s": 200.0,
+        "throughput_basis": "measured",
+        "telemetry": {"power_w@in": WATTS, "temperature_c@cpu": WATTS},
+        "clocks": {"cpu_clock_hz": Summary(1e9, 1.2e9, 2e9, 9, "procfs")},
+        "memory": Memory(rss_peak_bytes=2**30),
+        "accuracy": accuracy(),
+        "x_of_floor": 2.0,
+        "floor": Floor(
+            floor_ms=2.5,
+            bound_by="bytes",
+            matrix_ms=1,
+            bytes_ms=2.5,
+            exponentials_ms=0,
+            matrix_flops=1,
+            elementwise_flops=1,
+            bytes=1,
+            parameters_bytes=1,
+            exponentials=0,
+        ),
+        "flags": ["simulated"],
+        "processes": several(5.0, interference=DISTURBED),
+    }
+    deadlines = [Deadlines(60, 100, 3, 1.5)]
+    beside = Neighbour("square,eager,b1", 10.0)
+    failed = {"status": "failed", "reason": "out of memory", "timing": None, "check": None, "processes": []}
+    return [
+        record("vim_tiny", "custom", 5.0, **shown),
+        record("vim_tiny", "compile", 5.0, **failed),
+        record("vim_tiny", "eager", 9.0, asked={"scenario": "periodic"}, deadlines=deadlines),
+        record("vim_tiny", "eager", 9.0, asked={"beside": beside}, beside=BESIDE),
+        server("eager", 20.0),
+        server("custom", 40.0),
+        net("snn_stbif_resnet18", SPIKING, 4.0, 0.004),
+        net("qann_resnet18", QANN, 2.0, 0.002),
+    ]
 
 
 def kinds():
@@ -76,9 +188,9 @@ def show(found: list[Record], folder: Path) -> None:
     decide(found, Requirements(max_latency_ms=9, demand=Demand(rate_hz=15.0, deadline_ms=50.0, streams=1)))
     compare.compare(found, found, 0.005)
     (folder / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in found))
-    with spooled([folder], folder) as spool:
-        page(spool, decide(spool.decisive, Requirements()), [], [])
-        comparisons(spool.decisive)
+    records, _ = results.newest([folder])
+    page(records, decide(records, Requirements()), [], [])
+    comparisons(records)
 
 
 @pytest.mark.parametrize("number", range(len(kinds())))

@@ -7,6 +7,7 @@ import os
 import re
 from html.parser import HTMLParser
 from io import StringIO
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,6 +26,7 @@ from benchd.daemon.records import (
     encode,
 )
 from benchd.daemon.reporting import report
+from benchd.daemon.verdicts import results as results_of
 from benchd.daemon.verdicts.rows import row
 
 PASSED = Check(
@@ -318,7 +320,7 @@ def test_a_format_that_fails_leaves_the_last_report(results, tmp_path, monkeypat
     report.report([results], ["csv"], tmp_path, StringIO())
     last = (tmp_path / "report.csv").read_text()
 
-    def cut_off(found, decisions):
+    def cut_off(found, left_out, decisions):
         yield "half a report"
         raise OSError("no space left on device")
 
@@ -342,3 +344,32 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path, folder, words):
     (tmp_path / "records.jsonl").write_bytes(encode(made()) + b"\n")
     with pytest.raises(UsageError, match=words):
         report.report([tmp_path], ["html"], tmp_path / folder, StringIO())
+
+
+def test_a_report_shows_the_newest_records_and_says_how_many_older_ones_it_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_of, "NEWEST", 3)
+    by_day = [record(day, "eager", 5.0) for day in (4, 1, 5, 2, 3)]
+    (tmp_path / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in [*by_day, by_day[0]]))
+    said = StringIO()
+    report.report([tmp_path], ["csv", "json", "md"], tmp_path, said)
+    days = [line["t_wall"][8:10] for line in csv.DictReader((tmp_path / "report.csv").read_text().splitlines())]
+    assert days == ["03", "04", "05"]
+    told = "2 older records left out: a report shows the newest 3"
+    assert told in said.getvalue()
+    assert told in (tmp_path / "report.md").read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["left_out"] == 2
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    reading, writing = os.pipe()
+    os.write(writing, b"".join(encode(record(day, "eager", 5.0)) + b"\n" for day in (1, 2)))
+    os.close(writing)
+    report.report([Path(f"/dev/fd/{reading}")], ["csv"], tmp_path, StringIO())
+    os.close(reading)
+    assert len((tmp_path / "report.csv").read_text().splitlines()) == 3
+
+
+def test_an_error_leaves_no_folder(tmp_path):
+    with pytest.raises(UsageError, match="no such file"):
+        report.report([tmp_path / "absent"], ["csv"], tmp_path / "some" / "out", StringIO())
+    assert list(tmp_path.iterdir()) == []
