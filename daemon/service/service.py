@@ -29,7 +29,7 @@ from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
 from benchd.daemon.sampling import sources
-from benchd.daemon.service import announcements, deployed, homeassistant, recovery, starts
+from benchd.daemon.service import announcements, deployed, homeassistant, recovery
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.between import Between
 from benchd.daemon.service.cases import LOOK_S, Cases
@@ -52,23 +52,22 @@ def run(path: Path, artifacts: Path | None = None) -> int:
 
     Exported files in `artifacts` are used before new ones are made.
     """
-    with starts.counted() as restarted:
-        places = Places.here()
-        with ExitStack() as stack:
-            try:  # two services would share an outbox and an identity
-                stack.enter_context(MachineLock(places.state / "service.lock"))
-            except Busy as busy:
-                message = f"{busy.holder} already runs with the state folder {places.state}; stop it"
-                raise NotAvailable(f"{message}, or set XDG_STATE_HOME to another folder") from busy
-            Service(path, places, artifacts, restarted).run()
+    places = Places.here()
+    with ExitStack() as stack:
+        try:  # two services would share an outbox and an identity
+            stack.enter_context(MachineLock(places.state / "service.lock"))
+        except Busy as busy:
+            message = f"{busy.holder} already runs with the state folder {places.state}; stop it"
+            raise NotAvailable(f"{message}, or set XDG_STATE_HOME to another folder") from busy
+        Service(path, places, artifacts).run()
     return 0
 
 
 class Service:
     """The service from startup to shutdown. A new configuration rebuilds `between` and `cases`."""
 
-    def __init__(self, path: Path, places: Places, artifacts: Path | None = None, restarted: str | None = None) -> None:
-        self._path, self._places, self._artifacts, self._restarted = path, places, artifacts, restarted
+    def __init__(self, path: Path, places: Places, artifacts: Path | None = None) -> None:
+        self._path, self._places, self._artifacts = path, places, artifacts
         self._warnings: list[str] = []
         self._settings = self._read()
         self._stopping = self._reload_asked = False
@@ -84,7 +83,6 @@ class Service:
             reserve.hold()
             journal = reserve.write(lambda: JournalSink(self._places.state / JOURNAL, reserve))
             self._base = Base(self._places, identity.boot_id(), reserve, outbox, journal)
-            self._base.activity.restarted = self._restarted
             self._startup(salvaged, taken_back)
             self._main_loop()
             self._shutdown()

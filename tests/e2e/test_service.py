@@ -782,23 +782,6 @@ def test_systemd_hears_ready_status_watchdog_and_stopping(site, tmp_path):
                 said.append(notify.recv(4096).decode())
 
 
-def test_after_starts_that_did_not_last_the_next_one_waits_and_health_says_why(site, tmp_path):
-    (tmp_path / "runtime").mkdir()
-    folders = {"RUNTIME_DIRECTORY": str(tmp_path / "runtime")}
-    (site.folder / "benchd.toml").write_text("[devise]")
-    for _ in range(2):
-        with site.service(connects=False, **folders) as process:
-            assert process.wait(WAIT_S) == 2
-    with site.configure().service(**folders) as process:
-        problem = site.command("status")["health"]["problem"]
-        assert problem.startswith("started again after 2 starts that did not last: configuration benchd.toml: ")
-        assert f"waiting 5 s; {problem}"[:80] in (site.folder / "log").read_text()
-        process.terminate()
-        assert process.wait(WAIT_S) == 0
-    with site.service(**folders):
-        assert site.command("status")["health"]["problem"] is None
-
-
 def test_two_services_never_share_a_state_folder(site):
     with site.configure().service():
         site.until("info")
