@@ -5,7 +5,7 @@ import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -67,14 +67,10 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[service]`: the disk quota of `benchd run`, and the file it writes for node_exporter.
-
-    With `newer_keys` "warn" an unknown key, as after a rollback, is ignored with a warning instead of being refused.
-    """
+    """`[service]`: the disk quota of `benchd run`, and the file it writes for node_exporter."""
 
     quota_bytes: Bytes = 512 * 2**20
     prometheus_file: str | None = None
-    newer_keys: Literal["refuse", "warn"] = "refuse"
 
 
 class BaselineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -268,15 +264,10 @@ def _refuse_two_readings(suites: list[Suite]) -> None:
             )
 
 
-def _to_stderr(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
-def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
+def read(path: Path) -> Config:
     """Return the configuration in `path`; raise UsageError that names the key, the value or the line.
 
-    It may name ONNX files and shipped folders only if nobody but root and the current user can have written it. `warn`
-    gets a line for each unknown key that the file permits with `newer_keys`.
+    It may name ONNX files and shipped folders only if nobody but root and the current user can have written it.
     """
     try:
         with path.open("rb") as file:
@@ -286,8 +277,7 @@ def read(path: Path, warn: Callable[[str], None] = _to_stderr) -> Config:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"configuration {path}: {error}") from error
     try:
-        for key in _without_unknown_keys(data):
-            warn(f"configuration {path}: ignored the key {key}, which this version of benchd does not know")
+        _refuse_unknown_keys(data, Config, "")
         found = msgspec.convert(data, Config)
         own = next((f"suite.{suite.own}" for suite in found.suite if suite.own), None)
         loaded = own or ("shipped" if found.shipped else None)
@@ -321,30 +311,14 @@ def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:
             raise UsageError(f"{key}: refused because others may write this {what}: sudo chmod go-w {place}")
 
 
-def _without_unknown_keys(data: dict[str, Any]) -> list[str]:
-    """Remove the unknown keys and return them; raise UsageError for the first one unless the file permits them."""
-    service = data.get("service")
-    is_permitted = isinstance(service, dict) and service.get("newer_keys") == "warn"
-    found = []
-    for table, key, where, names in list(_unknown_keys(data, Config, "")):
-        if not is_permitted:
-            raise unknown("configuration key", f"{where}{key}", [f"{where}{name}" for name in names])
-        del table[key]
-        found.append(f"{where}{key}")
-    return found
-
-
-def _unknown_keys(
-    data: dict[str, Any], kind: type[Struct], where: str
-) -> Iterator[tuple[dict[str, Any], str, str, list[str]]]:
-    """Yield each table with an unknown key, the key, the table's name and the keys that are known there."""
+def _refuse_unknown_keys(data: dict[str, Any], kind: type[Struct], where: str) -> None:
+    """Raise UsageError for the first unknown key, with those that are known there."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in data.items():
         if key not in fields:
-            yield data, key, where, list(fields)
-            continue
+            raise unknown("configuration key", f"{where}{key}", [f"{where}{name}" for name in fields])
         for table, inner in _tables(value, fields[key]):
-            yield from _unknown_keys(table, inner, f"{where}{key}.")
+            _refuse_unknown_keys(table, inner, f"{where}{key}.")
 
 
 def _tables(value: Any, kind: Any) -> list[tuple[dict[str, Any], type[Struct]]]:

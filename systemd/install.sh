@@ -461,35 +461,22 @@ do_rollback() {
     check_database "$to"
     if has service && [ -e "$root$configuration" ]; then check_configuration "$to" "$root$configuration"; fi
     if has service && has_systemd; then systemctl stop benchd; fi
-    take_outbox_back "$to"
     switch_to "$to"
     start
 }
 
-# An earlier version refuses the dashboard's database of a later one.
+# A version refuses the dashboard's database of one with other tables.
 check_database() {
     local database=$root/var/lib/benchd-dashboard/dashboard.db
     if ! has dashboard || [ ! -e "$database" ]; then return; fi
     "$home/$1/bin/python" - "$database" <<'END' && return
 import sqlite3, sys
-from benchd.dashboard.store import _MIGRATIONS
+from benchd.dashboard.schema import VERSION
 ((version,),) = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True).execute("SELECT number FROM version")
-sys.exit(version > len(_MIGRATIONS))
+sys.exit(version != VERSION)
 END
-    die "$1 does not read the dashboard's database, which a later version wrote. $(running) stays. To go back all the same," \
+    die "$1 does not read the dashboard's database, which has the tables of another. $(running) stays. To go back all the same," \
         "stop benchd-dashboard and move $database* away: $1 begins an empty one"
-}
-
-# An earlier version refuses the outbox of a later one, so the later one takes it back.
-take_outbox_back() {
-    local as=() layout outbox=$root/var/lib/benchd/outbox.db owner python=$home/current/bin/python
-    if [ ! -e "$outbox" ] || ! "$python" -c 'import benchd.daemon.delivery.rollback' 2>/dev/null; then return; fi
-    layout=$("$home/$1/bin/python" -c 'from benchd.daemon.delivery import outbox; print(len(outbox._MIGRATIONS))')
-    owner=$(stat --format=%U "$outbox")
-    # not as root in a folder of the service's, where a link could lead anywhere
-    if [ "$owner" != "$(id -un)" ]; then as=(runuser -u "$owner" --); fi
-    "${as[@]}" "$python" -m benchd.daemon.delivery.rollback "$outbox" "$layout" ||
-        die "the outbox cannot be taken back, as it says above. $(running) stays: sudo systemctl start benchd"
 }
 
 end_units() {

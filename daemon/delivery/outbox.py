@@ -31,51 +31,39 @@ LOGS = ("-wal", "-shm")  # SQLite's files beside an open database
 APPLICATION_ID = 0x62636864  # marks the file as ours among SQLite databases
 
 STREAM = "stream"
-NEW_STREAM = "INSERT OR REPLACE INTO kept VALUES ('stream', CAST(lower(hex(randomblob(8))) AS BLOB))"
+VERSION = 1
+"""The layout of the file; one of another layout is refused."""
 
-# Entry n takes a file of `user_version` n to n + 1; an entry that was released is never edited. Another shape of a kept
-# value needs an entry too, be it an empty one: the copy from before it is what an earlier version can read.
-_MIGRATIONS = (
-    (
-        f"PRAGMA application_id={APPLICATION_ID}",
-        """CREATE TABLE outbox(
-            seq INTEGER PRIMARY KEY AUTOINCREMENT,
-            key TEXT NOT NULL UNIQUE,
-            topic TEXT NOT NULL,
-            qos INTEGER NOT NULL,
-            body BLOB NOT NULL,
-            state TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'sent', 'refused')),
-            reason TEXT
-        )""",
-        "CREATE INDEX outbox_pending ON outbox(seq) WHERE state = 'pending'",
-    ),
-    (
-        "ALTER TABLE outbox ADD COLUMN sent_s REAL",  # since the epoch, when a broker acknowledged it
-        "ALTER TABLE outbox ADD COLUMN unstored INTEGER NOT NULL DEFAULT 0",  # a collector has still to store it
-        "CREATE INDEX outbox_unstored ON outbox(seq) WHERE unstored",
-        "CREATE INDEX outbox_sent ON outbox(sent_s) WHERE state = 'sent'",
-        "CREATE TABLE kept(name TEXT PRIMARY KEY, value BLOB NOT NULL)",
-    ),
-    (
-        # numbers the results without a gap, also after they are deleted; `stream` differs in every outbox
-        "CREATE TABLE numbered(number INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL UNIQUE)",
-        "INSERT INTO numbered(seq) SELECT seq FROM outbox WHERE instr(topic, '/result/') ORDER BY seq",
-        """CREATE TRIGGER outbox_added AFTER INSERT ON outbox WHEN instr(NEW.topic, '/result/')
-            BEGIN INSERT INTO numbered(seq) VALUES (NEW.seq); END""",
-        "CREATE TRIGGER outbox_deleted AFTER DELETE ON outbox BEGIN DELETE FROM numbered WHERE seq = OLD.seq; END",
-        NEW_STREAM,
-        # another connection may have the right that was missing
-        "ALTER TABLE outbox ADD COLUMN may_retry INTEGER NOT NULL DEFAULT 0",
-        "UPDATE outbox SET may_retry = 1 WHERE state = 'refused' AND reason LIKE '%: Not authorized'",
-    ),
-    (
-        # the columns after `body` cost a walk through it, so an index has those that its rows are chosen by
-        "DROP INDEX outbox_unstored",
-        "CREATE INDEX outbox_unstored ON outbox(seq, unstored) WHERE unstored",
-        "DROP INDEX outbox_sent",
-        "CREATE INDEX outbox_sent ON outbox(seq, unstored, sent_s) WHERE state = 'sent'",
-        "CREATE INDEX outbox_refused ON outbox(seq, may_retry) WHERE state = 'refused'",
-    ),
+# `unstored`: a collector has still to store it; `sent_s`: since the epoch, when a broker acknowledged it; `may_retry`:
+# another connection may have the right that was missing. `numbered` counts the results without a gap, also after they
+# are deleted; `stream` differs in every outbox. The columns after `body` cost a walk through it, so an index has those
+# that its rows are chosen by.
+_TABLES = (
+    f"PRAGMA application_id={APPLICATION_ID}",
+    """CREATE TABLE outbox(
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        key TEXT NOT NULL UNIQUE,
+        topic TEXT NOT NULL,
+        qos INTEGER NOT NULL,
+        body BLOB NOT NULL,
+        state TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'sent', 'refused')),
+        reason TEXT,
+        sent_s REAL,
+        unstored INTEGER NOT NULL DEFAULT 0,
+        may_retry INTEGER NOT NULL DEFAULT 0
+    )""",
+    "CREATE INDEX outbox_pending ON outbox(seq) WHERE state = 'pending'",
+    "CREATE INDEX outbox_unstored ON outbox(seq, unstored) WHERE unstored",
+    "CREATE INDEX outbox_sent ON outbox(seq, unstored, sent_s) WHERE state = 'sent'",
+    "CREATE INDEX outbox_refused ON outbox(seq, may_retry) WHERE state = 'refused'",
+    "CREATE TABLE kept(name TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    "CREATE TABLE numbered(number INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL UNIQUE)",
+    """CREATE TRIGGER outbox_added AFTER INSERT ON outbox WHEN instr(NEW.topic, '/result/')
+        BEGIN INSERT INTO numbered(seq) VALUES (NEW.seq); END""",
+    "CREATE TRIGGER outbox_deleted AFTER DELETE ON outbox BEGIN DELETE FROM numbered WHERE seq = OLD.seq; END",
+    "INSERT INTO kept VALUES ('stream', CAST(lower(hex(randomblob(8))) AS BLOB))",
+    f"INSERT INTO kept VALUES ('{JOURNALLED}', x'')",  # noqa: S608 - our own words
+    f"PRAGMA user_version={VERSION}",
 )
 LAST_SEQ = 2**63 - 1
 CLOCK_SET_S = 1.7e9  # since the epoch; earlier dates come from a clock that was not yet set
@@ -148,7 +136,7 @@ class Outbox:
 
     Every change is on disk when its method returns; with `durable` False a power cut may undo the last ones, which a
     sender can repeat. Raises UsageError with path, cause and remedy for a file that cannot be used: unreadable,
-    locked, written by a newer benchd, or not an outbox.
+    locked, of another layout, or not an outbox.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -424,44 +412,24 @@ class Outbox:
 
     def _prepare(self) -> None:
         self._refuse_foreign()
-        if 0 < (layout := self._pragma("user_version")) < len(_MIGRATIONS):
-            self._copy_to(of_layout(self._path, layout))
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute(f"PRAGMA synchronous={self._synchronous}")
-        if self._pragma("user_version") < len(_MIGRATIONS):
+        if not self._pragma("user_version"):
             with self._transaction():
-                self._migrate()
+                self._create()
 
-    def _copy_to(self, copy: Path) -> None:
-        """Copy the file for a rollback; without the space for that, go on and let `take_lost` say so."""
-        for older in copy.parent.glob(f"{self._path.name}.layout-*"):
-            older.unlink()
-        unfinished = copy.with_name(f"{self._path.name}.copying")
-        try:
-            with closing(sqlite3.connect(unfinished)) as target:
-                self._db.backup(target)
-            unfinished.replace(copy)
-        except sqlite3.OperationalError as error:
-            _remove(unfinished)
-            self._lost.append(f"no copy of the outbox was made before its upgrade: {error}")
+    def _create(self) -> None:
+        if not self._pragma("user_version"):  # another process may have done it meanwhile
+            for statement in _TABLES:
+                self._db.execute(statement)
 
     def _refuse_foreign(self) -> None:
         version = self._pragma("user_version")
         (entries,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if entries and self._pragma("application_id") != APPLICATION_ID:
             raise UsageError(f"outbox {self._path}: a database of another program; choose another folder")
-        if version > len(_MIGRATIONS):
-            raise UsageError(f"outbox {self._path}: written by a newer benchd (version {version}); use that one")
-
-    def _migrate(self) -> None:
-        # read again inside the transaction: another process may have done it meanwhile
-        first = self._pragma("user_version")
-        for version in range(first, len(_MIGRATIONS)):
-            for statement in _MIGRATIONS[version]:
-                self._db.execute(statement)
-            self._db.execute(f"PRAGMA user_version={version + 1}")
-        if first == 0:
-            self._keep({JOURNALLED: b""})
+        if version not in (0, VERSION):
+            raise UsageError(f"outbox {self._path}: of another benchd (version {version}, not {VERSION}); {_REBUILD}")
 
     def _pragma(self, name: str) -> int:
         (value,) = self._db.execute(f"PRAGMA {name}").fetchone()
@@ -476,11 +444,6 @@ class Outbox:
     def _keep(self, values: Mapping[str, bytes]) -> None:
         sql = "INSERT INTO kept(name, value) VALUES (?, ?) ON CONFLICT(name) DO UPDATE SET value = excluded.value"
         self._db.executemany(sql, values.items())
-
-
-def of_layout(path: Path, layout: int) -> Path:
-    """Return where the copy of an outbox lies that was made before its migration from `layout`."""
-    return path.with_name(f"{path.name}.layout-{layout}")
 
 
 @contextmanager
@@ -518,7 +481,7 @@ def open_or_salvage(path: Path) -> tuple[Outbox, str | None]:
     """Open the outbox; move a damaged one aside, copy its readable messages, and return what happened.
 
     The copy is complete before the damaged file is touched, so an interrupted start loses nothing.
-    Raises UsageError for a file of another program or of a newer benchd, or one that cannot be opened.
+    Raises UsageError for a file of another program or of another layout, or one that cannot be opened.
     """
     salvaged = path.with_name(f"{path.name}.salvaged")
     damage = "as an earlier start found" if salvaged.exists() else _damage(path)

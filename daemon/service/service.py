@@ -16,7 +16,6 @@ import msgspec
 
 from benchd.daemon import config
 from benchd.daemon.config import Config
-from benchd.daemon.delivery import rollback
 from benchd.daemon.delivery.broker import configured, parse_url
 from benchd.daemon.delivery.disk_reserve import Reserve
 from benchd.daemon.delivery.link import Identity, Link
@@ -68,7 +67,6 @@ class Service:
 
     def __init__(self, path: Path, places: Places, artifacts: Path | None = None) -> None:
         self._path, self._places, self._artifacts = path, places, artifacts
-        self._warnings: list[str] = []
         self._settings = self._read()
         self._stopping = self._reload_asked = False
 
@@ -77,17 +75,16 @@ class Service:
         with ExitStack() as stack:
             self._wake, self._wake_end = stack.enter_context(on_signals(SIGNALS, self._on_signal))
             reserve = Reserve(self._places.state / "reserve")
-            taken_back = reserve.write(lambda: rollback.take_back(self._places.state / OUTBOX))
             outbox, salvaged = reserve.write(lambda: open_or_salvage(self._places.state / OUTBOX))
             stack.callback(outbox.close)
             reserve.hold()
             journal = reserve.write(lambda: JournalSink(self._places.state / JOURNAL, reserve))
             self._base = Base(self._places, identity.boot_id(), reserve, outbox, journal)
-            self._startup(salvaged, taken_back)
+            self._startup(salvaged)
             self._main_loop()
             self._shutdown()
 
-    def _startup(self, salvaged: str | None, taken_back: str | None = None) -> None:
+    def _startup(self, salvaged: str | None) -> None:
         outbox = self._base.outbox
         state = outbox.kept_as(SCHEDULE, msgspec.json.Decoder(State).decode, State())
         standings: Standings = outbox.kept_as(STANDINGS, msgspec.json.Decoder(dict[str, Standing]).decode, {})
@@ -96,8 +93,6 @@ class Service:
         self._configure(state, standings, shipped)
         if salvaged:
             self._between.event("outbox_salvaged", salvaged)
-        if taken_back:
-            self._between.event("outbox_taken_back", taken_back)
         self._between.publish_events()
         recovery.recover(self._base, self._now, self._between, self._cases, running)
         self._between.event("started", f"benchd {version('benchd')}, boot {self._base.boot_id}")
@@ -190,9 +185,6 @@ class Service:
         self._between.attempt(lambda: publisher.plan(planned))
         self._base.activity.slower, self._base.activity.closed = regressions.problem(), machine.closed_gpu
         self._between.save()
-        for warning in dict.fromkeys(self._warnings):
-            self._between.event("keys_ignored", warning)
-        self._warnings.clear()
 
     def _introduce(self, link: Link) -> None:
         """Retain what the service is, and clear what has left the configuration."""
@@ -271,7 +263,7 @@ class Service:
 
     def _read(self) -> Config:
         """Return the configuration; raise UsageError also for a name that only a later case or result would miss."""
-        settings = config.read(self._path, self._warnings.append)
+        settings = config.read(self._path)
         try:
             sources.check(settings.sampling.sources)
         except UsageError as error:

@@ -177,20 +177,6 @@ def test_what_the_reader_of_toml_cannot_hold_is_a_mistake_like_any_other(tmp_pat
         read(tmp_path, text)
 
 
-def test_keys_of_a_newer_version_are_ignored_with_a_warning_only_where_the_file_says_so(tmp_path):
-    newer = 'later = 1\n[mqtt]\nurl = "mqtt://h"\nretries = 3\n[[suite]]\nmodels = ["square"]\nrepeat = 2\n[service]\n'
-    with pytest.raises(UsageError, match=r"unknown configuration key 'later'"):
-        read(tmp_path, newer)
-    (tmp_path / "benchd.toml").write_text(newer + 'newer_keys = "warn"\n')
-    warnings = []
-    found = config.read(tmp_path / "benchd.toml", warnings.append)
-    assert (found.mqtt.url, found.suite[0].models) == ("mqtt://h", ["square"])
-    said = [line.partition("ignored the key ")[2].partition(",")[0] for line in warnings]
-    assert said == ["later", "mqtt.retries", "suite.repeat"]
-    with pytest.raises(UsageError, match=r"Expected `float`, got `str` - at `mqtt.timeout_s`"):
-        read(tmp_path, '[mqtt]\ntimeout_s = "1s"\n[service]\nnewer_keys = "warn"')
-
-
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"configuration .*missing.toml: No such file"):
         config.read(tmp_path / "missing.toml")

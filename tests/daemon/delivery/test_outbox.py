@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchd.daemon.delivery import outbox as outbox_module
-from benchd.daemon.delivery.outbox import _MIGRATIONS, CLOCK_SET_S, PART_ROWS, Message, Outbox, open_or_salvage
+from benchd.daemon.delivery.outbox import CLOCK_SET_S, PART_ROWS, Message, Outbox, open_or_salvage
 from benchd.daemon.errors import UsageError
 
 KEYS = st.sampled_from("abcdef")
@@ -241,19 +241,6 @@ def test_no_message_is_looked_for_by_a_walk_through_all_bodies(tmp_path):
     assert not walks
 
 
-def test_an_outbox_of_the_version_before_is_taken_over(tmp_path):
-    path = tmp_path / "outbox.db"
-    with closing(sqlite3.connect(path)) as old:
-        for statement in _MIGRATIONS[0]:
-            old.execute(statement)
-        old.execute("PRAGMA user_version=1")
-        old.execute("INSERT INTO outbox(key, topic, qos, body) VALUES ('a', 't', 1, x'00')")
-        old.commit()
-    with Outbox(path) as outbox:
-        assert keys(outbox) == ["a"]
-        assert outbox.backlog() == ((1, 0, 0), 0)
-
-
 def test_room_that_was_freed_does_not_count_as_used(tmp_path):
     with Outbox(tmp_path / "outbox.db") as outbox:
         outbox.add("a", "t", 1, b"x" * 1_000_000)
@@ -425,7 +412,7 @@ def of_another_program(path):
     [
         (not_a_database, r"outbox\.db: file is not a database; move it away"),
         (torn, r"outbox\.db: database disk image is malformed; move it away"),
-        (newer, r"outbox\.db: written by a newer benchd \(version 99\)"),
+        (newer, r"outbox\.db: of another benchd \(version 99, not 1\)"),
         (of_another_program, r"outbox\.db: a database of another program; choose another folder"),
         (Path.mkdir, r"outbox\.db: unable to open database file; check that it can be written"),
         (lambda path: path.symlink_to("/dev/full/outbox.db"), r"outbox\.db: unable to open database file"),
