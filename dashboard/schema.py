@@ -3,6 +3,8 @@
 Pages find what they show by the indices here: tests/dashboard/test_indices.py holds their plans.
 """
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -35,19 +37,19 @@ _EXPORT = {
 }
 
 
-def _required(names: str, kind: type[TypeEngine[object]] = Text) -> list[Column[object]]:
+def _required(names: str, kind: type[TypeEngine[Any]] = Text) -> list[Column[Any]]:
     return [Column(name, kind, nullable=False) for name in names.split()]
 
 
-def _optional(names: str, kind: type[TypeEngine[object]] = Double) -> list[Column[object]]:
+def _optional(names: str, kind: type[TypeEngine[Any]] = Double) -> list[Column[Any]]:
     return [Column(name, kind) for name in names.split()]
 
 
-def _keys(names: str) -> list[Column[object]]:
+def _keys(names: str) -> list[Column[Any]]:
     return [Column(name, Text, primary_key=True) for name in names.split()]
 
 
-def _numbered() -> list[Column[object]]:
+def _numbered() -> list[Column[Any]]:
     """Return a number that counts up in the order of insertion, and a key that a second delivery repeats."""
     serial = BigInteger().with_variant(Integer, "sqlite")
     return [
@@ -56,7 +58,7 @@ def _numbered() -> list[Column[object]]:
     ]
 
 
-def _key_number(name: str, kind: type[TypeEngine[object]] = BigInteger) -> Column[object]:
+def _key_number(name: str, kind: type[TypeEngine[Any]] = BigInteger) -> Column[Any]:
     return Column(name, kind, primary_key=True, autoincrement=False)
 
 
