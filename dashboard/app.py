@@ -16,10 +16,9 @@ from benchd.daemon.machine import identity
 from benchd.dashboard import metrics
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
-from benchd.dashboard.guard import Guard, is_loopback
+from benchd.dashboard.guard import Guard, is_loopback, require_free
 from benchd.dashboard.layout import laid_out, notice
 from benchd.dashboard.notices import Settings
-from benchd.dashboard.start import require_free
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import short
 from benchd.dashboard.upkeep import Upkeep

@@ -6,11 +6,14 @@ view under this policy.
 
 import hmac
 import ipaddress
+import socket
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
+
+from benchd.daemon.errors import UsageError
 
 COOKIE = "benchd_token"
 POLICY = (
@@ -35,6 +38,17 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def require_free(host: str, port: int) -> None:
+    """Raise UsageError if no server can listen there."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise UsageError(f"--port {port} of {host}: {error.strerror}; give another") from error
 
 
 class Guard:

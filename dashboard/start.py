@@ -1,6 +1,5 @@
 """Starts `benchd dashboard`, `benchd demo` and `benchd watch`, or reports which package is missing."""
 
-import socket
 import sys
 import uuid
 from contextlib import suppress
@@ -45,17 +44,6 @@ def start(
     except ModuleNotFoundError as error:
         raise _missing(error.name) from None
     serve(broker, url, name, host, port, collect=only is None, notify=settings)
-
-
-def require_free(host: str, port: int) -> None:
-    """Raise UsageError if no server can listen there."""
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise UsageError(f"--port {port} of {host}: {error.strerror}; give another") from error
 
 
 def demonstrate(port: int) -> int:

@@ -12,8 +12,8 @@ app = application()
 
 @app.command(epilog="Example: benchd demo --port 9000")
 def demo(port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = 8420) -> None:
-    """Try it all: broker, dashboard and seven simulated boards.
+    """Try the dashboard with seven simulated boards.
 
-    The service also measures this machine.
+    What bench-once measures on this machine is shown too.
     """
     raise typer.Exit(demonstrate(port))

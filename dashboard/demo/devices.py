@@ -1,31 +1,25 @@
-"""The simulated boards of `benchd demo`: python -m benchd.dashboard.demo.devices URL.
+"""The simulated boards of `benchd demo`: what each would publish, second by second.
 
-They publish what services would: first the results of the days before, then telemetry and new results. Within a minute
-one board is updated and slower, one is throttled, and one goes silent.
+First the results of the days before, then telemetry and new results. Within a minute one board is updated and slower,
+one is throttled, and one goes silent.
 """
 
 import math
 import random
-import signal
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
 from importlib.metadata import version
-from itertools import count
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
-from benchd.daemon.delivery.broker import Broker, Ended, parse_url
 from benchd.daemon.delivery.messages import Event, Health, Info, Status, Telemetry
-from benchd.daemon.delivery.session import Session, Terms, connect
-from benchd.daemon.delivery.topics import RESULT_QOS, Kind, Topics
-from benchd.daemon.records import Case, Record, Sample, encode, wall_now
+from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.records import Case, Environment, Record, Sample, encode, wall_now
 from benchd.dashboard.demo.fleet import (
     CASES,
-    DEVICES,
     HOT_CLOCK,
     NOISE,
     SIMULATED,
@@ -37,7 +31,6 @@ from benchd.dashboard.demo.fleet import (
     power_w,
     record,
 )
-from benchd.dashboard.feed import CONNECT_S
 
 TICK_S = 1.0
 CASE_TICKS, HEALTH_TICKS = 5, 5
@@ -90,138 +83,104 @@ def samples(device: Device, tick: int, chance: random.Random) -> Iterator[Sample
         yield Sample(time.monotonic_ns(), metric, noisy, SIMULATED)
 
 
-class Publisher:
-    """One device and its connection, from its past on."""
+class Messages:
+    """What a device publishes, as it would arrive."""
 
-    def __init__(self, device: Device, broker: Broker) -> None:
-        self._device, self._topics = device, Topics(device.device_id)
-        self._chance = random.Random(device.device_id)  # noqa: S311 - no secret
-        self._session = _session(broker, device.device_id, Terms(will=(self._topics.of("status"), _status("offline"))))
-        self._is_there = True
-        self._retain("info", msgspec.json.encode(self._info(0)))
-        self._retain("status", _status("online"))
-        self._send(past(device, time.time(), self._chance))
+    def __init__(self, device_id: str, boot_id: str = SIMULATED) -> None:
+        self._topics, self._boot_id = Topics(device_id), boot_id
 
-    def tick(self, tick: int) -> None:
-        """Publish what is due at a tick; raise Ended if the broker is gone."""
-        if self._device.trouble == "silent" and tick == SILENT_TICK:
-            self.close()
-        if not self._is_there:
-            return
-        self._session.step(wait_s=0.0)
-        self._session.take_acknowledged()
-        telemetry = Telemetry(case_id=case_at(tick).case_id, samples=list(samples(self._device, tick, self._chance)))
-        self._session.publish(self._topics.of("telemetry"), msgspec.json.encode(telemetry), 0)
-        self._send(measured(self._device, tick, self._chance))
-        if is_updated(self._device, tick) != is_updated(self._device, tick - 1):
-            self._tell_update(tick)
-        if tick % HEALTH_TICKS == 0:
-            self._retain("health", msgspec.json.encode(_health(tick)))
-
-    def close(self) -> None:
-        """Publish `offline` and disconnect."""
-        if self._is_there:
-            self._is_there = False
-            self._retain("status", _status("offline"))
-            self._session.close()
-
-    def _send(self, records: Iterable[Record]) -> None:
-        """Publish results, no faster than the broker takes them."""
-        for one in records:
-            while not self._session.free:
-                self._session.step()
-                self._session.take_acknowledged()
-            self._session.publish(self._topics.result(one.run_id), encode(one), RESULT_QOS)
-
-    def _tell_update(self, tick: int) -> None:
-        setup = self._device.chip.new
-        event = Event(event="updated", detail=f"{SIMULATED}: {setup.driver}", t_wall=wall_now(), boot_id=SIMULATED)
-        self._session.publish(self._topics.of("event"), msgspec.json.encode(event), RESULT_QOS)
-        self._retain("info", msgspec.json.encode(self._info(tick)))
-
-    def _retain(self, kind: Kind, body: bytes) -> None:
-        self._session.publish(self._topics.of(kind), body, RESULT_QOS, retain=True)
-
-    def _info(self, tick: int) -> Info:
-        return Info(
-            device_id=self._device.device_id,
-            boot_id=SIMULATED,
-            name=f"{self._device.name} ({SIMULATED})",
+    def introduced(self, name: str, environment: Environment, tags: Iterable[str] = ()) -> list[Arrived]:
+        """Return its identity, and that it is online."""
+        info = Info(
+            device_id=self._topics.device_id,
+            boot_id=self._boot_id,
+            name=name,
             site="demo",
-            tags=[SIMULATED],
+            tags=list(tags),
             tool_version=version("benchd"),
-            environment=environment(self._device, is_updated=is_updated(self._device, tick)),
+            environment=environment,
             suites=[],
             catalogue_sha256="",
             t_wall=wall_now(),
         )
+        return [self._message(self._topics.of("info"), info), self.status("online")]
+
+    def status(self, state: Literal["online", "offline"]) -> Arrived:
+        """Return whether it is connected."""
+        boot_id = self._boot_id
+        status = Status(state=state, session=1, boot_id=boot_id, instance=boot_id, held_s=0.0, t_wall=wall_now())
+        return self._message(self._topics.of("status"), status)
+
+    def result(self, body: bytes, run_id: str) -> Arrived:
+        """Return a record."""
+        return Arrived(self._topics.result(run_id), body, time.time())
+
+    def telemetry(self, case_id: str, sensors: Iterable[Sample]) -> Arrived:
+        """Return the sensors' last values."""
+        return self._message(self._topics.of("telemetry"), Telemetry(case_id=case_id, samples=list(sensors)))
+
+    def updated(self, driver: str) -> Arrived:
+        """Return that its system software was updated."""
+        event = Event(event="updated", detail=f"{SIMULATED}: {driver}", t_wall=wall_now(), boot_id=self._boot_id)
+        return self._message(self._topics.of("event"), event)
+
+    def health(self, tick: int) -> Arrived:
+        """Return that it measures."""
+        health = Health(
+            t_wall=wall_now(),
+            uptime_s=tick * TICK_S,
+            rss_bytes=0,
+            activity="measuring",
+            case_id=case_at(tick).case_id,
+            cases_left=len(CASES) - 1 - CASES.index(case_at(tick)),
+            next_suite=None,
+            next_suite_in_s=None,
+            waiting_for=None,
+            problem=None,
+            outbox_pending=0,
+            outbox_unstored=0,
+            outbox_refused=0,
+            outbox_bytes=0,
+            last_acknowledged_s=None,
+            telemetry_dropped=0,
+            disk_free_bytes=0,
+        )
+        return self._message(self._topics.of("health"), health)
+
+    def _message(self, topic: str, said: Struct) -> Arrived:
+        return Arrived(topic, msgspec.json.encode(said), time.time())
 
 
-def _status(state: Literal["online", "offline"]) -> bytes:
-    status = Status(state=state, session=1, boot_id=SIMULATED, instance=SIMULATED, held_s=0.0, t_wall=wall_now())
-    return msgspec.json.encode(status)
+class Board:
+    """One simulated device, from its past on."""
 
+    def __init__(self, device: Device) -> None:
+        self._device, self._messages = device, Messages(device.device_id)
+        self._chance = random.Random(device.device_id)  # noqa: S311 - no secret
 
-def _health(tick: int) -> Health:
-    return Health(
-        t_wall=wall_now(),
-        uptime_s=tick * TICK_S,
-        rss_bytes=0,
-        activity="measuring",
-        case_id=case_at(tick).case_id,
-        cases_left=len(CASES) - 1 - CASES.index(case_at(tick)),
-        next_suite=None,
-        next_suite_in_s=None,
-        waiting_for=None,
-        problem=None,
-        outbox_pending=0,
-        outbox_unstored=0,
-        outbox_refused=0,
-        outbox_bytes=0,
-        last_acknowledged_s=None,
-        telemetry_dropped=0,
-        disk_free_bytes=0,
-    )
+    def past(self) -> Iterator[Arrived]:
+        """Yield what it has published before the demo began."""
+        yield from self._introduced(0)
+        yield from map(self._result, past(self._device, time.time(), self._chance))
 
+    def tick(self, tick: int) -> Iterator[Arrived]:
+        """Yield what it publishes at a tick."""
+        device, messages = self._device, self._messages
+        if device.trouble == "silent" and tick >= SILENT_TICK:
+            yield from [messages.status("offline")] if tick == SILENT_TICK else []
+            return
+        yield messages.telemetry(case_at(tick).case_id, samples(device, tick, self._chance))
+        yield from map(self._result, measured(device, tick, self._chance))
+        if is_updated(device, tick) != is_updated(device, tick - 1):
+            yield messages.updated(device.chip.new.driver)
+            yield from self._introduced(tick)
+        if tick % HEALTH_TICKS == 0:
+            yield messages.health(tick)
 
-def _session(broker: Broker, client_id: str, terms: Terms) -> Session:
-    session = connect(broker, client_id, time.monotonic() + CONNECT_S, terms)
-    session.endure()
-    return session
+    def _introduced(self, tick: int) -> list[Arrived]:
+        device = self._device
+        seen_now = environment(device, is_updated=is_updated(device, tick))
+        return self._messages.introduced(f"{device.name} ({SIMULATED})", seen_now, [SIMULATED])
 
-
-def _await_collector(broker: Broker, stop: threading.Event) -> None:
-    """Send one result until a collector confirms it: none is there to be given the past before."""
-    topics, chance = Topics(DEVICES[0].device_id), random.Random(SIMULATED)  # noqa: S311 - no secret
-    first = next(past(DEVICES[0], time.time() - TICK_S, chance))
-    with closing(_session(broker, f"{SIMULATED}-first", Terms())) as session:
-        session.subscribe([(f"{topics.root}ack/+", RESULT_QOS)])
-        while not session.take_received() and not stop.is_set():
-            session.publish(topics.result(first.run_id), encode(first), RESULT_QOS)
-            session.take_acknowledged()
-            session.step(wait_s=TICK_S)
-            stop.wait(TICK_S / 5)
-            session.step(wait_s=0.0)
-
-
-def run(url: str) -> None:
-    """Publish until SIGTERM or SIGINT; raise Ended if the broker cannot be reached or goes away."""
-    stop = threading.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda *_: stop.set())
-    broker = parse_url(url)
-    _await_collector(broker, stop)
-    with ExitStack() as stack:
-        publishers = [stack.enter_context(closing(Publisher(device, broker))) for device in DEVICES]
-        for tick in count():
-            for publisher in publishers:
-                publisher.tick(tick)
-            if stop.wait(TICK_S):
-                return
-
-
-if __name__ == "__main__":
-    try:
-        run(*sys.argv[1:])
-    except Ended as end:
-        sys.exit(str(end))
+    def _result(self, record: Record) -> Arrived:
+        return self._messages.result(encode(record), record.run_id)

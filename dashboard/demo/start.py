@@ -1,150 +1,165 @@
-"""`benchd demo`: a broker, the service on this machine, seven simulated boards and the dashboard, in one command."""
+"""`benchd demo`: seven simulated boards, what `bench-once` measures on this machine, and the pages, in one command."""
 
-import asyncio
 import os
 import signal
-from asyncio.subprocess import Process
-from contextlib import AsyncExitStack, suppress
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from itertools import chain, count, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
-from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon import records
+from benchd.daemon.delivery.broker import Broker
+from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.machine import interpreter
-from benchd.dashboard.commands import run_suite
-from benchd.dashboard.demo.broker import HOST, Broker
-from benchd.dashboard.start import require_free
+from benchd.daemon.verdicts.results import JOURNAL
+from benchd.dashboard.demo.devices import TICK_S, Board, Messages
+from benchd.dashboard.demo.fleet import DEVICES
+from benchd.dashboard.guard import require_free
+from benchd.dashboard.messages import Row, rows
+from benchd.dashboard.store import Store
 
-DEVICE, SUITE = "this-machine", "demo"
+HOST = "127.0.0.1"
+DEVICE = "this-machine"
 CONFIG = f"""
 [device]
 id = "{DEVICE}"
-name = "This machine"
-site = "demo"
-
-[mqtt]
-url = "{{url}}"
 
 [limits]
 warm_up_cap_s = 1.0
 measure_cap_s = 2.0
 check_images = 2
-
-[[suite]]
-name = "{SUITE}"
-every = "5 min"
-models = ["square", "snn_onepass"]
-preset = "quick"
 """
-LOOK_S = 0.2
-ANSWER_S = 2.0
+BENCH_ONCE = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from benchd.daemon.cli import bench_once; bench_once()"
+"""The kernel kills it when this process ends: 1 is PR_SET_PDEATHSIG, and 9 is SIGKILL."""
+
+MEASURED = ("--models", "square,snn_onepass", "--preset", "quick")
+AT_ONCE = 256  # messages per commit
 END_S = 20.0
-LAST_LINES = 8
 # variables that would redirect a part: systemd's folders, the token of pages beyond loopback
 NOT_PASSED_ON = ("BENCHD_DASHBOARD_TOKEN", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "RUNTIME_DIRECTORY")
 
-Children = dict[str, Process]
-
 
 def run(port: int, err: TextIO) -> int:
-    """Run until SIGINT or SIGTERM and return 0, or 1 if a part ended by itself; nothing is left running."""
+    """Run until SIGINT or SIGTERM and return 0, or 1 if the boards ended by an error; nothing is left running."""
     require_free(HOST, port)
+    for name in NOT_PASSED_ON:
+        os.environ.pop(name, None)
     with TemporaryDirectory(prefix="benchd-demo-") as folder:
-        return asyncio.run(_run(Path(folder), port, err))
+        os.environ["NICEGUI_STORAGE_PATH"] = folder
+        from benchd.dashboard.app import serve  # noqa: PLC0415 - NiceGUI reads that variable when it is imported
+
+        database = f"sqlite:///{folder}/dashboard.db"
+        with closing(Store(database)) as store, closing(_ThisMachine(Path(folder), err)) as here:
+            _say(err, "this machine and seven simulated boards; Ctrl-C stops everything")
+            boards = _Boards(store, here, err)
+            try:
+                with suppress(SystemExit, KeyboardInterrupt):  # as the pages end by SIGTERM and SIGINT
+                    # nothing is published to a broker: the pages read what the boards write into the database
+                    serve(Broker(HOST, 1883), database, "demo", HOST, port, collect=False)
+            finally:
+                boards.stop()
+    return int(boards.failed)
 
 
-async def _run(folder: Path, port: int, err: TextIO) -> int:
-    stopped = _on_signals()
-    children: Children = {}
-    async with AsyncExitStack() as stack:
-        broker = Broker()
-        url = f"mqtt://{HOST}:{await broker.start()}"
-        stack.push_async_callback(broker.close)
-        stack.push_async_callback(_end, children)
-        (folder / "benchd.toml").write_text(CONFIG.format(url=url))
-        for name, part in _parts(folder, url, port).items():
-            children[name] = await _start(folder, name, part)
-        welcome = asyncio.create_task(_welcome(url, port, err))
-        waiting = [asyncio.create_task(stopped.wait()), asyncio.create_task(_first_end(children))]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        welcome.cancel()
-        if stopped.is_set():
-            return 0
-        _say(err, _last_words(children, folder))
-        return 1
+class _Boards:
+    """A thread that writes what the boards publish into the store, from now until `stop`."""
+
+    def __init__(self, store: Store, here: "_ThisMachine", err: TextIO) -> None:
+        self._store, self._here, self._err = store, here, err
+        self._stopping = threading.Event()
+        self.failed = False
+        self._thread = threading.Thread(target=self._run, name="benchd.demo", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._play()
+        except Exception:
+            self.failed = True
+            _say(self._err, f"the simulated boards ended by an error\n{traceback.format_exc()}")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _play(self) -> None:
+        boards = list(map(Board, DEVICES))
+        self._add(chain.from_iterable(board.past() for board in boards))
+        for tick in count():
+            self._add(chain(*(board.tick(tick) for board in boards), self._here.messages()))
+            self._store.add([Row("collector", {"name": "demo", "seen_s": time.time(), "starts": not tick})])
+            if self._stopping.wait(TICK_S):
+                return
+
+    def _add(self, messages: Iterable[Arrived]) -> None:
+        left = iter(messages)
+        while (part := list(islice(left, AT_ONCE))) and not self._stopping.is_set():
+            self._store.add(row for message in part for row in rows(message))
 
 
-def _on_signals() -> asyncio.Event:
-    """Return the event that SIGINT and the other signals set."""
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    return stopped
+class _ThisMachine:
+    """What `bench-once` measures here: a child process, and what has arrived of it each time one asks."""
 
+    def __init__(self, folder: Path, err: TextIO) -> None:
+        self._journal, self._log, self._err = folder / DEVICE / JOURNAL, folder / "bench-once.log", err
+        self._messages, self._place, self._is_known = Messages(DEVICE, "demo"), 0, False
+        config = folder / "benchd.toml"
+        config.write_text(CONFIG)
+        given = (*MEASURED, "--config", str(config), "--output", str(self._journal.parent))
+        with self._log.open("wb") as log:
+            self._child: subprocess.Popen[bytes] | None = subprocess.Popen(
+                interpreter.of_code(BENCH_ONCE, *given),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
-def _parts(folder: Path, url: str, port: int) -> dict[str, list[str]]:
-    """Return the module of each part and its arguments, by name."""
-    database = f"sqlite:///{folder}/dashboard.db"
-    return {
-        "service": ["benchd.daemon.cli", "run", "--config", f"{folder}/benchd.toml"],
-        "simulated boards": ["benchd.dashboard.demo.devices", url],
-        "dashboard": ["benchd.daemon.cli", "dashboard", "--mqtt", url, "--database", database, "--port", str(port)],
-    }
+    def messages(self) -> Iterator[Arrived]:
+        """Yield the new records, and that this machine is online once there was one."""
+        with suppress(FileNotFoundError), self._journal.open("rb") as journal:
+            journal.seek(self._place)
+            for line in journal:
+                if line.endswith(b"\n"):  # else the rest is still being written
+                    self._place += len(line)
+                    yield from self._result(line[:-1])
+        if self._is_known:
+            yield self._messages.status("online")
+        self._tell_failure()
 
+    def _result(self, line: bytes) -> Iterator[Arrived]:
+        record = records.decode(line)
+        if not self._is_known:
+            self._is_known = True
+            yield from self._messages.introduced("This machine", record.environment)
+        yield self._messages.result(line, record.run_id)
 
-async def _start(folder: Path, name: str, part: list[str]) -> Process:
-    """Start a part in its own session, so that a terminal's Ctrl-C reaches only this process."""
-    environment = {key: value for key, value in os.environ.items() if key not in NOT_PASSED_ON}
-    environment |= {"STATE_DIRECTORY": f"{folder}/state", "NICEGUI_STORAGE_PATH": str(folder)}
-    with _log(folder, name).open("wb") as log:
-        return await asyncio.create_subprocess_exec(
-            *interpreter.of_module(*part), env=environment, stdout=log, stderr=log, start_new_session=True
-        )
+    def _tell_failure(self) -> None:
+        """Say once why nothing is measured here, as without torch."""
+        if self._child and self._child.poll() is not None:
+            if not self._is_known:
+                last = self._log.read_text(errors="replace").splitlines()[-1:]
+                _say(self._err, f"this machine is not measured: {''.join(last)}")
+            self._child = None
 
-
-async def _welcome(url: str, port: int, err: TextIO) -> None:
-    """Print the address of the pages once they answer, and start the service."""
-    while not await _listens(port):
-        await asyncio.sleep(LOOK_S)
-    _say(err, f"http://{HOST}:{port}/ shows this machine and seven simulated boards; Ctrl-C stops everything")
-    while not (await asyncio.to_thread(run_suite, parse_url(url), DEVICE, SUITE, ANSWER_S)).accepted:
-        await asyncio.sleep(LOOK_S)
-
-
-async def _listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(HOST, port)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
-async def _first_end(children: Children) -> None:
-    ends = [asyncio.create_task(child.wait()) for child in children.values()]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _last_words(children: Children, folder: Path) -> str:
-    name, code = next((name, child.returncode) for name, child in children.items() if child.returncode is not None)
-    words = _log(folder, name).read_text(errors="replace").splitlines()[-LAST_LINES:]
-    return "\n".join([f"the {name} ended by itself, exit status {code}; stopping everything", *words])
-
-
-async def _end(children: Children) -> None:
-    """End every part and everything it has left running."""
-    for child in children.values():
-        if child.returncode is None:
-            child.terminate()
-    for child in children.values():
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(child.wait(), END_S)
+    def close(self) -> None:
+        """End the child and all it has started."""
+        if self._child is None:
+            return
+        self._child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(END_S)
         with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-
-
-def _log(folder: Path, name: str) -> Path:
-    return folder / f"{name}.log"
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
 
 
 def _say(err: TextIO, line: str) -> None:

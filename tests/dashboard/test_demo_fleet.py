@@ -3,8 +3,10 @@
 import random
 import time
 from contextlib import closing
+from itertools import islice
 
 import pytest
+from asyncapi import Document
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -12,7 +14,7 @@ from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
-from benchd.dashboard.demo.devices import UPDATE_TICK, case_at, is_hot, measured, samples
+from benchd.dashboard.demo.devices import UPDATE_TICK, Board, case_at, is_hot, measured, samples
 from benchd.dashboard.demo.fleet import CASES, DEVICES, SIMULATED, WINDOW_S, past
 from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
@@ -79,3 +81,15 @@ def test_the_updated_board_gets_its_verdict_and_the_others_theirs(stories, tmp_p
     failed = {device.name: [name for one in choices[device.device_id] for name in one.failed] for device in DEVICES}
     assert {name: found for name, found in failed.items() if found} == {"Orin Nano 2": ["tensorrt-fp16"]}
     assert 0 < UPDATE_TICK < TICKS
+
+
+def test_boards_say_what_the_documented_topics_allow():
+    said = [message for device in DEVICES for message in published(Board(device))]
+    described = Document()
+    kinds = {described.validate(message.topic, message.body) for message in said}
+    assert kinds == {"status", "info", "health", "telemetry", "result", "event"}
+
+
+def published(board):
+    """Return some of the past, and the first minute."""
+    return [*islice(board.past(), 20), *(message for tick in range(TICKS) for message in board.tick(tick))]
