@@ -16,7 +16,7 @@ from benchd.daemon.measuring import load_text
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.race import Candidate, Race, Result
 from benchd.daemon.measuring.supervisor import Supervisor, Turn
-from benchd.daemon.records import Environment, InputSpec, Record, encode, wall_now
+from benchd.daemon.records import Dtype, Environment, InputSpec, Record, encode, wall_now
 from benchd.daemon.verdicts import figures, manifest, recommend
 from benchd.daemon.verdicts.manifest import LOAD, MANIFEST, Asked, Manifest, Packed, Promised
 from benchd.daemon.verdicts.results import JOURNAL, process_medians_ms
@@ -107,10 +107,14 @@ def _manifest(winner: Candidate, packed: Packed, record: Record, found: Result, 
 
 
 def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
-    """Return the inputs of one item: the user's, or those of the file."""
-    if own or not packed.provider:
+    """Return the inputs of one item as the user gave them, of a file by its own names and types."""
+    if not packed.provider:
         return list(own)
-    return [InputSpec(one.name, None, one.shape[1:]) for one in packed.inputs]
+    pairs = zip(own or [InputSpec()] * len(packed.inputs), packed.inputs, strict=True)
+    return [
+        msgspec.structs.replace(spec, name=one.name, dtype=msgspec.convert(one.dtype, Dtype), shape=one.shape[1:])
+        for spec, one in pairs
+    ]
 
 
 def _promised(record: Record, winner: Candidate) -> Promised:

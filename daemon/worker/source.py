@@ -46,11 +46,12 @@ class Source:
     `model`, `options`, `weights_sha256` and `scope` identify its files; `scope` holds other dependencies of a user's
     module, and the run after which its files are not used again. `given` is a read-only store. `own` is the user's ONNX
     file, which replaces any export, and `is_own` says that the module is the user's or a library's, whose answer may
-    have any structure; `provider` is ONNX Runtime's, None for the device's default. `dla` is the core that TensorRT
-    uses, None for the GPU alone, and `build_limit_s` how long it may build. `calibration` returns the images for an
-    int8 file, or raises Unsupported. `used` lists the opened files, and `calibrated` the digests of the images that
-    they were calibrated with. `engine` is a TensorRT plan to load instead of building one, and `built` the plan that
-    was loaded and the kernels' times of its build, as a shipped folder calls them.
+    have any structure; `input_name` is the user's name of its only input, if any. `provider` is ONNX Runtime's, None
+    for the device's default. `dla` is the core that TensorRT uses, None for the GPU alone, and `build_limit_s` how long
+    it may build. `calibration` returns the images for an int8 file, or raises Unsupported. `used` lists the opened
+    files, and `calibrated` the digests of the images that they were calibrated with. `engine` is a TensorRT plan to
+    load instead of building one, and `built` the plan that was loaded and the kernels' times of its build, as a shipped
+    folder calls them.
     """
 
     module: nn.Module
@@ -64,6 +65,7 @@ class Source:
     given: Path | None = None
     own: Path | None = None
     is_own: bool = False
+    input_name: str = ""
     provider: Provider | None = None
     dla: int | None = None
     build_limit_s: float = math.inf
@@ -250,7 +252,7 @@ class Source:
         try:
             exported = onnx.export(
                 module,
-                self.images.named if isinstance(self.images, Tensors) else self.images,
+                self._named(),
                 path,
                 precision=facts["precision"],
                 batch=batch,
@@ -263,6 +265,12 @@ class Source:
                 raise
             raise Unsupported(f"{error}; a file that you export yourself is measured with --onnx") from error
         return cast("dict[str, Any]", msgspec.to_builtins(exported))
+
+    def _named(self) -> Tensor | Mapping[str, Tensor]:
+        """Return the images by the user's names of the inputs; a tensor for one without a name."""
+        if isinstance(self.images, Tensors):
+            return self.images.named
+        return {self.input_name: self.images} if self.input_name else self.images
 
     def _no_exporter(self, error: ImportError) -> str:
         where = f"{self.given} holds no file for this case, and " if self.given else ""

@@ -109,6 +109,7 @@ def _source(
         given=Path(job.given_artifacts) if job.given_artifacts else None,
         own=Path(job.onnx) if job.onnx else None,
         is_own=job.case.model not in catalog.MODELS,
+        input_name=facts.inputs[0].name if len(facts.inputs) == 1 else "",
         provider=job.case.provider,
         dla=job.case.dla,
         build_limit_s=BUILD_SHARE * job.limits.build_deadline_s,
