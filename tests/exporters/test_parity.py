@@ -60,14 +60,20 @@ def test_codes_are_judged_by_the_image_in_the_middle():
         judged(file(0.5, [0, 1, 2, 3, 4]), "codes")
 
 
+@pytest.mark.parametrize("judged_by", ["outputs", "codes"])
 @pytest.mark.parametrize(("share", "agrees"), [(1.9e-3, True), (2.1e-3, False)])
-def test_codes_may_be_twice_as_far_as_the_model_in_that_precision(share, agrees):
+def test_a_file_may_be_twice_as_far_off_as_the_model_in_that_precision(judged_by, share, agrees):
     plain = Model(1e-3, ALL)
     if agrees:
-        assert judged(file(share, ALL), "codes", plain=plain).error_share == pytest.approx(share, rel=1e-2)
+        assert judged(file(share, ALL), judged_by, plain=plain).error_share == pytest.approx(share, rel=1e-2)
     else:
         with pytest.raises(Differs, match=r"the model in fp32 by 1\.0e-03"):
-            judged(file(share, ALL), "codes", plain=plain)
+            judged(file(share, ALL), judged_by, plain=plain)
+
+
+def test_an_overflow_of_the_model_excuses_no_file():
+    with pytest.raises(Differs):
+        judged(file(float("inf"), ALL), "outputs", plain=Model(float("inf"), ALL))
 
 
 @pytest.mark.parametrize("eagers", [0, 1])
