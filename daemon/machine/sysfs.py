@@ -38,6 +38,12 @@ def gpu_nodes(root: Path) -> list[Path]:
     return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu")]
 
 
+def i2c_chips(root: Path, kind: str) -> list[Path]:
+    """Return the folders of the chips on an I2C bus whose name has this kind in it."""
+    chips = sorted((root / "sys/bus/i2c/devices").glob("*"))
+    return [chip for chip in chips if kind in (text(chip / "name") or "")]
+
+
 class KernelFile:
     """A file of procfs or sysfs that stays open between readings.
 

@@ -45,7 +45,8 @@ SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
 
 REMEDIES = {
     "devfreq": "Jetson boards have it",
-    "ina3221": "Jetson boards have it; there: sudo modprobe ina3221",
+    "ina3221": "Jetson Orin boards have it; there: sudo modprobe ina3221",
+    "ina238": "Jetson Thor boards have it; there: sudo modprobe ina238",
     "procfs": "mount /proc",
     "rapl": "sudo modprobe intel_rapl_msr; only root may read it: sudo chmod a+r /sys/class/powercap/*/energy_uj",
     "throttle": "Jetson boards have it; without it or nvml it is not known whether clocks are held down",

@@ -11,11 +11,12 @@ from statistics import median
 import msgspec
 
 from benchd.daemon.records import CrossCheck, Energy, Sample, Window
-from benchd.daemon.sampling.reading import COVERAGE, Reading, Refused, Series, counted, polled
+from benchd.daemon.sampling.reading import COVERAGE, Reading, Refused, Series, counted, held_s, polled
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
 GAPS_WIDEN, GAPS_REFUSE = 0.02, 0.10  # shares of the window
 OUTLIER_SHARE = 0.2  # of the bar, from which an outlier is worth a flag
+DOUBT_REFUSE, LATE_REFUSE = 0.25, 0.05  # shares of the energy
 FEWEST_UPDATES = {"energy_counter_j": 3, "power_w": 10}
 
 
@@ -112,7 +113,7 @@ def combined(energies: Sequence[Energy]) -> Energy | str:
 
 def hold_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
     """Return how long the load must continue around the window: two sensor periods and an averaging time."""
-    return max((2 * max(source.period_s, read_period_s) + source.averaging_s for source in sources), default=0.0)
+    return max((held_s(source, read_period_s) for source in sources), default=0.0)
 
 
 def idle_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
@@ -167,12 +168,17 @@ def _judge(reading: Reading, source: PowerSource, window_s: float, read_period_s
         raise Refused(f"too_few_updates: {reading.updates} in {window_s:.3g} s, at least {fewest} needed")
     if share > GAPS_REFUSE:
         raise Refused(f"gaps: {100 * share:.0f} % of the window without a new value")
+    if reading.late_j > LATE_REFUSE * reading.energy_j:
+        raise Refused(f"late: {reading.late_j:.3g} J are open, as its first values may be of the time before the load")
+    if reading.doubt_j > DOUBT_REFUSE * reading.energy_j:
+        raise Refused(f"outliers: {reading.doubt_j:.3g} J depend on a few values that stand out")
     shortest_s = _shortest_window_s(source, read_period_s)
-    err_j = COVERAGE * reading.sd_j * max(1.0, shortest_s / window_s) + reading.doubt_j
+    err_j = COVERAGE * reading.sd_j * max(1.0, shortest_s / window_s) + reading.doubt_j + reading.late_j
     if share > GAPS_WIDEN:
         err_j += reading.swing_w * reading.gap_s
     flags = ["gaps"] * (share > 0.0) + ["short_window"] * (window_s < shortest_s) + ["glitch"] * reading.glitches
     flags += ["outlier"] * (reading.alone and reading.doubt_j > OUTLIER_SHARE * err_j)
+    flags += ["late"] * (reading.late_j > OUTLIER_SHARE * err_j)
     return _Estimate(source, reading.energy_j, err_j, reading.updates, share, flags)
 
 

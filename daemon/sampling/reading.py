@@ -9,10 +9,10 @@ of COVERAGE standard deviations covers exactly known loads; the numbers below we
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from statistics import linear_regression, pstdev
+from statistics import fmean, linear_regression, median, pstdev
 
 from benchd.daemon.sampling.sources.protocol import PowerSource
 from benchd.daemon.verdicts.statistics import percentile
@@ -22,7 +22,11 @@ GAP_PERIODS = 2.5  # a larger distance means that values in between are missing
 STALE_ODDS = 1e-6
 GLITCH = 4.0  # times everything else that the sensor showed, or less than its fourth part
 GLITCH_SHARE = 0.01  # of the updates: what occurs more often is a load
+NOTHING_SHARE = 0.1  # of the readings: what shows 0 W more often is a part without a load
 OUTLIER, DIP = 3.0, 1.08  # times the next excursion: in powers, and in the steps of a counter
+OUTLIERS = ((1,), (1, 1), (2,))  # what may be wrong: one value, two, two in a row
+LATEST_S, BEFORE_S = 2.5, 0.5  # how late a sensor may be, and how long before the load it then shows
+LATE_SHARE = 0.8  # of the window: the rest shows the first values to be late
 RIPPLE = 0.6  # of the steps between averages: what the edges of the window are off by
 HIDDEN, HIDDEN_FACTOR = 0.12, 12.0  # of the power, and of these steps, whichever is less: a load nearly in step
 
@@ -40,8 +44,9 @@ class Refused(Exception):
 class Reading:
     """The energy with its standard deviation, the range of the power, and what the values leave open.
 
-    `gap_s` is time without values; `doubt_j` the energy of a single value that stands out, `alone` if by far;
-    `glitches` says that impossible values were left out.
+    `gap_s` is time without values; `doubt_j` the energy of the few values that stand out, `alone` if by far; `late_j`
+    what the first values lack that may still show the power before the load; `glitches` says that impossible values
+    were left out.
     """
 
     energy_j: float
@@ -51,6 +56,7 @@ class Reading:
     gap_s: float
     doubt_j: float
     alone: bool
+    late_j: float = 0.0
     glitches: bool = False
 
 
@@ -70,9 +76,11 @@ def counted(series: Series, source: PowerSource, window_s: float, read_period_s:
     changes = [after for before, after in pairwise(series) if after[1] != before[1]]
     times, span_sd_s = _change_times([t for t, _ in changes], source.period_s, read_period_s, window_s)
     used = _around(times, window_s)
+    before = _rates(times[: used.start + 1], [value for _, value in changes[: used.start + 1]])
+    earlier = [(t, rate) for t, rate in zip(times[1:], before, strict=False)]
     times, joules = times[used], [value for _, value in changes[used]]
     _require_rising(times, joules)
-    watts = [(j1 - j0) / (t1 - t0) for (t0, j0), (t1, j1) in pairwise(zip(times, joules, strict=True))]
+    watts = _rates(times, joules)
     energy_j = _at(times, joules, window_s) - _at(times, joules, 0.0)
     pace_s = max(source.period_s, read_period_s)
     runs = [_Run(t0, power_w, t1 - t0, 1) for (t0, t1), power_w in zip(pairwise(times), watts, strict=True)]
@@ -88,6 +96,7 @@ def counted(series: Series, source: PowerSource, window_s: float, read_period_s:
         ),
         doubt_j=doubt_j,
         alone=alone,
+        late_j=_late_j(earlier + list(zip(times[1:], watts, strict=True)), held_s(source, read_period_s), window_s),
         swing_w=max(watts) - min(watts),
         updates=bisect_right(times, window_s) - bisect_left(times, 0.0),
         gap_s=_gaps_s(times, pace_s, window_s),
@@ -112,6 +121,15 @@ def _change_times(stamps: list[float], tick_s: float, read_s: float, window_s: f
     # Readings may drift against the grid, by at most one reading from the first change to the last.
     slope_sd = math.hypot(_UNIFORM * 2 * read_s, scatter_s * math.sqrt(12 / len(line))) / (line[-1] - line[0])
     return [t - read_s / 2 for t in line], slope_sd * window_s
+
+
+def _rates(times: Sequence[float], joules: Sequence[float]) -> list[float]:
+    return [(j1 - j0) / (t1 - t0) for (t0, j0), (t1, j1) in pairwise(zip(times, joules, strict=True))]
+
+
+def held_s(source: PowerSource, read_period_s: float) -> float:
+    """Return how long the load continues around the window for this source."""
+    return 2 * max(source.period_s, read_period_s) + source.averaging_s
 
 
 def _require_rising(times: list[float], joules: list[float]) -> None:
@@ -154,6 +172,7 @@ def polled(series: Series, source: PowerSource, window_s: float, read_period_s: 
         gap_s=_gaps_s(times, pace_s, window_s) + stale_s,
         doubt_j=doubt_j,
         alone=alone,
+        late_j=_late_j(kept, held_s(source, read_period_s), window_s),
         glitches=any(times[0] < t < times[-1] for t, _ in set(every) - set(kept)),
     )
 
@@ -169,28 +188,20 @@ def _runs(points: Series, period_s: float, read_s: float) -> list[_Run]:
     return runs
 
 
-def _without_glitches(points: Series, period_s: float, read_s: float) -> Series:
-    """Return the points without single updates that lie far outside of everything else the sensor ever showed."""
+def _without_glitches(every: Series, period_s: float, read_s: float) -> Series:
+    """Return the points without a few powers of 0 and single updates far outside of everything else ever shown."""
+    points = [point for point in every if point[1] > 0.0]
+    points = points if len(points) >= (1 - NOTHING_SHARE) * len(every) else every
     runs = _runs(points, period_s, read_s)
     watts = sorted({run.watts for run in runs})
     if len(watts) < 3:
         return points
     wrong = {watts[-1]} if watts[-1] > GLITCH * max(watts[-2], 0.0) else set()
-    wrong |= {watts[0]} if watts[0] <= 0.0 or watts[0] * GLITCH < watts[1] else set()
+    wrong |= {watts[0]} if watts[0] * GLITCH < watts[1] else set()
     hits = [run for run in runs if run.watts in wrong]
     if len(hits) > max(len(wrong), GLITCH_SHARE * len(runs)) or any(run.span_s > period_s + read_s for run in hits):
         return points
     return [point for point in points if point[1] not in wrong]
-
-
-def _excursions(runs: Sequence[_Run]) -> list[tuple[float, float, _Run]]:
-    """Return how far each value lies outside of its nearer and of its farther neighbour, in W; 0 between them."""
-    found = []
-    for a, b, c in zip(runs, runs[1:], runs[2:], strict=False):
-        nearer_w, farther_w = sorted((abs(b.watts - a.watts), abs(b.watts - c.watts)))
-        outside = (b.watts - a.watts) * (b.watts - c.watts) > 0.0
-        found.append((nearer_w, farther_w, b) if outside else (0.0, 0.0, b))
-    return found
 
 
 def _missed_sd_j(runs: Sequence[_Run], unseen_s: float) -> float:
@@ -198,21 +209,62 @@ def _missed_sd_j(runs: Sequence[_Run], unseen_s: float) -> float:
 
     `unseen_s` is the time between two values that no average covers.
     """
-    met = [excess_w**2 * run.span_s * unseen_s for excess_w, _, run in _excursions(runs)]
+    met = [nearer_w**2 * runs[place.start].span_s * unseen_s for nearer_w, _, place in _outside(runs, 1)]
     return math.sqrt(math.fsum(met) + max(met, default=0.0))
 
 
 def _doubt(runs: Sequence[_Run], least: float) -> tuple[float, bool]:
-    """Return the energy of the value that stands out, and whether it stands alone; 0 J without one.
+    """Return the energy of the values that stand out, and whether they do by far; 0 J without any.
 
-    It may be a glitch, a lone burst or a counter's reset. One stands out that lies `least` times further outside of its
-    neighbours than any other, and alone if OUTLIER times.
+    They may be glitches, lone bursts or a counter's resets. They lie `least` times further outside of their neighbours
+    than all other values, and by far if OUTLIER times.
     """
-    found = sorted(_excursions(runs), key=lambda one: one[0])
-    if len(found) < 2 or found[-1][0] <= least * found[-2][0]:
-        return 0.0, False
-    nearer_w, farther_w, run = found[-1]
-    return farther_w * run.span_s, nearer_w > OUTLIER * found[-2][0]
+    doubts = [(0.0, False)]
+    for sizes in OUTLIERS:
+        left, nearer_w, energy_j = list(runs), math.inf, 0.0
+        for size in sizes:
+            further_w, farther_j, place = max(_outside(left, size), default=(0.0, 0.0, slice(0)))
+            nearer_w, energy_j = min(nearer_w, further_w), energy_j + farther_j
+            del left[place]
+        next_w = max((watts for size in (1, 2) for watts, _, _ in _outside(left, size)), default=nearer_w)
+        if nearer_w > least * next_w:
+            doubts.append((energy_j, nearer_w > OUTLIER * next_w))
+    return max(doubts)
+
+
+def _outside(runs: Sequence[_Run], size: int) -> Iterator[tuple[float, float, slice]]:
+    """Yield how far `size` values in a row lie outside of the nearer neighbour in W and of the farther in J, if all do.
+
+    The slice is their place.
+    """
+    for first in range(1, len(runs) - size):
+        group, ends = runs[first : first + size], (runs[first - 1].watts, runs[first + size].watts)
+        watts = [run.watts for run in group]
+        nearer_w = max(min(watts) - max(ends), min(ends) - max(watts))
+        if nearer_w > 0.0:
+            farther_j = math.fsum(max(abs(run.watts - end) for end in ends) * run.span_s for run in group)
+            yield nearer_w, farther_j, slice(first, first + size)
+
+
+def _late_j(values: Series, held_s: float, window_s: float) -> float:
+    """Return the energy that the first values of the window lack if they still show the power before the load.
+
+    That may be so if all of them lie closer to that power than any later value does: the sensor is later, or averages
+    for longer, than its source says.
+    """
+    before = [watts for t, watts in values if -held_s - BEFORE_S < t < -held_s]
+    inside = [watts for t, watts in values if 0.0 < t < window_s]
+    if not before or not inside:
+        return 0.0
+    level_w = median(before)
+    sign = math.copysign(1.0, fmean(inside) - level_w)
+    risen = [sign * (watts - level_w) for watts in inside]
+    highest_yet = list(accumulate(risen, max))
+    lowest_later = list(accumulate(reversed(risen), min))[::-1]
+    most = min(int(LATE_SHARE * len(inside)), sum(0.0 < t < LATEST_S for t, _ in values))
+    first = max((n for n in range(1, most + 1) if highest_yet[n - 1] < lowest_later[n]), default=0)
+    lacking_w = fmean(risen[first:]) - fmean(risen[:first]) if first else 0.0
+    return lacking_w * first / len(risen) * window_s
 
 
 def _ripple_sd_j(runs: Sequence[_Run], pace_s: float, noise_w: float) -> float:

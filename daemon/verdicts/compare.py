@@ -275,7 +275,7 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
     notes += [older for a, b in pairs if (older := one_environment.unnamed(a.environment, b.environment))]
     for side, found in zip("AB", (first, second), strict=True):
-        flags = {flag for record in _measured(found) for flag in record.flags} - (NOT_OF_TIME - {"simulated"})
+        flags = {flag for record in _measured(found) for flag in record.flags} - NOT_OF_TIME
         notes += [f"{side} is flagged {', '.join(sorted(flags))}"] if flags else []
     presets = [(a.preset, b.preset) for a, b in pairs if a.preset and b.preset]
     notes += [f"A was measured with the preset {a} and B with {b}" for a, b in presets if a != b]

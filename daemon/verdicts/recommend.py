@@ -45,10 +45,12 @@ NOT_OF_TIME = {
     "reference_fp32",
     "rss_peak_since_start",
     "service",
-    "simulated",
     "usage_error",
 }
 """Flags that leave a time as it is; the line names all others."""
+
+NOT_OF_GROSS = {"no_idle_baseline"}
+"""Flags of an energy that leave the gross joules, which rank a variant, as they are."""
 
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
 Place = tuple[str, str, str]
@@ -589,10 +591,15 @@ def _ratio(decision: Decision, runner_up: str) -> str:
 
 
 def _flagged(decision: Decision, names: Sequence[str]) -> list[str]:
-    """Return the flags of these variants that put their times in doubt."""
-    flags = {name: sorted({*decision.candidates[name].flags} - NOT_OF_TIME) for name in names}
+    """Return the flags of these variants that put their times in doubt, or the joules that rank them."""
+    flags = {name: _doubts(decision.candidates[name], decision.objective) for name in names}
     found = [f"{name} {', '.join(of_one)}" for name, of_one in flags.items() if of_one]
     return [f"flagged: {'; '.join(found)}"] if found else []
+
+
+def _doubts(record: Record, objective: Objective) -> list[str]:
+    of_energy = record.energy.flags if objective == "energy" and record.energy else []
+    return sorted({*record.flags} - NOT_OF_TIME | {flag.partition(":")[0] for flag in of_energy} - NOT_OF_GROSS)
 
 
 def _processes(decision: Decision) -> str:

@@ -42,7 +42,8 @@ class Sensor:
     """A sensor that renews its value by itself every `period_s`, and a sampler that reads it every `read_s`.
 
     The sampler wakes up late, by `late_s` on the mean, and loses a share of its readings. A power is the mean
-    over its period where the sensor `averages`, else that of the moment.
+    over its period where the sensor `averages`, else that of the moment. What it does not say: everything it shows is
+    of `lag_s` ago, and a power is the mean over `smooth_s`.
     """
 
     def __init__(
@@ -56,17 +57,21 @@ class Sensor:
         step=0.0,
         lost=0.0,
         late_s=0.0003,
+        lag_s=0.0,
+        smooth_s=0.0,
     ):
         self.read_s = read_s
         self.powers_source = source(period_s=period_s, averaging_s=period_s if averages else 0.0)
         self.counter_source = source("energy_counter_j", period_s=period_s)
         self._rng, self._noise_w, self._step, self._lost, self._late_s = rng, noise_w, step, lost, late_s
+        self._lag_s, self._smooth_s = lag_s, smooth_s
         self._phase, self._read_phase = rng.random() * period_s, rng.random() * read_s
 
     def powers(self, load, window_s):
-        averaging_s = self.powers_source.averaging_s
+        averaging_s = self._smooth_s or self.powers_source.averaging_s
 
-        def watts(t):
+        def watts(now):
+            t = now - self._lag_s
             mean_w = (load.energy(t) - load.energy(t - averaging_s)) / averaging_s if averaging_s else load.power(t)
             return mean_w + self._rng.gauss(0.0, self._noise_w)
 
@@ -74,7 +79,7 @@ class Sensor:
 
     def changes(self, load, window_s):
         """Return the first count and each that differs from the one before."""
-        counts = list(self._readings(window_s, load.energy))
+        counts = list(self._readings(window_s, lambda t: load.energy(t - self._lag_s)))
         changes = counts[:1] + [after for before, after in pairwise(counts) if after[1] != before[1]]
         return [sample("energy_counter_j", t, value) for t, value in changes]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.machine.sysfs import i2c_chips
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 from benchd.exporters.tegra import is_tegra
@@ -18,6 +19,7 @@ from benchd.exporters.tegra import is_tegra
 SAMPLERS = {
     "procfs": "benchd.daemon.sampling.sources.procfs:Procfs",
     "ina3221": "benchd.daemon.sampling.sources.ina3221:Ina3221",
+    "ina238": "benchd.daemon.sampling.sources.ina238:Ina238",
     "nvml": "benchd.daemon.sampling.sources.nvml:Nvml",
     "rapl": "benchd.daemon.sampling.sources.rapl:Rapl",
     "devfreq": "benchd.daemon.sampling.sources.devfreq:Devfreq",
@@ -97,7 +99,8 @@ def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) ->
     tegra = is_tegra(root)
     shown = {
         f"nvml={gpu_uuid}" if gpu_uuid else "nvml": device == "cuda" and not tegra,
-        "ina3221": tegra,
+        "ina238": bool(i2c_chips(root, "ina238")),
+        "ina3221": bool(i2c_chips(root, "ina3221")),
         "jtop": (root / "run/jtop.sock").exists(),
         "rapl": any((root / "sys/class/powercap").glob("*rapl:*")),
         "procfs": True,

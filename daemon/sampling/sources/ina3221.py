@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchd.daemon.machine.sysfs import KernelFile, number, text
+from benchd.daemon.machine.sysfs import KernelFile, i2c_chips, number, text
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
@@ -50,15 +50,16 @@ class Ina3221:
     name = "ina3221"
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._devices = root / "sys/bus/i2c/devices"
+        self._root = root
         self._rails: dict[str, _Rail] = {}
 
     def unavailable(self) -> str | None:
         """Return why a labelled rail cannot be read, else None."""
         try:
-            self._rails = _rails(self._devices)
+            self._rails = _rails(self._root)
             if not self._rails:
-                return f"no INA3221 with labelled rails in {self._devices}: not a Jetson, or its driver is not loaded"
+                devices = self._root / "sys/bus/i2c/devices"
+                return f"no INA3221 with labelled rails in {devices}: not a Jetson Orin, or its driver is not loaded"
             for _ in self.sample():
                 pass
         except (OSError, ValueError) as error:
@@ -114,7 +115,7 @@ class Ina3221:
 
     def _find_again(self) -> None:
         """Find the current paths of the same rails; a rail that is gone keeps failing."""
-        found = _rails(self._devices)
+        found = _rails(self._root)
         self._rails = {label: found.get(label, rail) for label, rail in self._rails.items()}
 
 
@@ -149,10 +150,10 @@ class _Rail:
         return -OFFSET_UV <= milliamps * self._shunt_uohm / 1e3 < FULL_SCALE_UV
 
 
-def _rails(devices: Path) -> dict[str, _Rail]:
+def _rails(root: Path) -> dict[str, _Rail]:
     """Return the rails of all chips by label; raise ValueError for an unreadable or repeated label."""
     rails: dict[str, _Rail] = {}
-    for folder, layout in _folders(devices):
+    for folder, layout in _folders(root):
         for channel in layout.channels:
             file = folder / layout.label.format(channel)
             if not file.exists():
@@ -167,12 +168,11 @@ def _rails(devices: Path) -> dict[str, _Rail]:
     return rails
 
 
-def _folders(devices: Path) -> Iterator[tuple[Path, _Layout]]:
-    for chip in sorted(devices.glob("*")):
-        if "ina3221" in (text(chip / "name") or ""):
-            for layout in LAYOUTS:
-                for folder in chip.glob(layout.folders):
-                    yield folder, layout
+def _folders(root: Path) -> Iterator[tuple[Path, _Layout]]:
+    for chip in i2c_chips(root, "ina3221"):
+        for layout in LAYOUTS:
+            for folder in chip.glob(layout.folders):
+                yield folder, layout
 
 
 def _timing(folder: Path) -> tuple[float, float]:

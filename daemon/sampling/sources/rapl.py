@@ -6,7 +6,7 @@ one wrap if the zone reports its range and the elapsed time allows only one, and
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchd.daemon.machine.sysfs import KernelFile, number, text
@@ -15,6 +15,7 @@ from benchd.daemon.sampling.sources.protocol import PowerSource
 
 PERIOD_S = 1e-3  # the processors' update period
 MAX_ZONE_W = 1000.0  # above the power of any zone: a larger step is not a wrap
+MIRROR_TRIES = 5  # the counter may be renewed between two readings
 ALL_PACKAGES = "packages"
 # not intel-rapl-mmio:N, which is a second view of the same package
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
@@ -43,16 +44,16 @@ class Rapl:
                 f"{self._powercap} has no intel-rapl zone: a virtual machine, not x86, or intel_rapl_msr is not loaded"
             )
         refusals = {zone: _refusal(zone) for zone in map(_Zone, folders)}
-        self._zones = [zone for zone, refusal in refusals.items() if refusal is None]
+        self._zones = _counted_once(zone for zone, refusal in refusals.items() if refusal is None)
         # a sum without one of the packages would still look like the machine's total
         needed = (refusal for zone, refusal in refusals.items() if zone.is_package or not self._zones)
         return next(filter(None, needed), None)
 
     def power_sources(self) -> list[PowerSource]:
         """Return the sum of the packages, the platform, then parts, which belong to no sum."""
-        packages = [zone.rail for zone in self._zones if zone.is_package]
-        whole = packages[0] if len(packages) == 1 else ALL_PACKAGES
-        sources = [self._source(whole, f"CPU {' and '.join(packages)}", total=True)] if packages else []
+        packages = {zone.rail: zone.name for zone in self._zones if zone.is_package}
+        whole = next(iter(packages)) if len(packages) == 1 else ALL_PACKAGES
+        sources = [self._source(whole, f"CPU {' and '.join(packages.values())}", total=True)] if packages else []
         # after the packages, because not every board is wired for it
         sources += [self._source(zone.rail, "platform psys", total=True) for zone in self._zones if zone.is_platform]
         rest = [zone for zone in self._zones if not zone.is_platform and zone.rail != whole]
@@ -97,12 +98,26 @@ class _Zone:
         self.rail = f"{parent}-{name}" if is_part else name
         self.is_package = not is_part and name.startswith("package-")
         self.is_platform = not is_part and name == "psys"
+        self.mirrors: list[str] = []
         self.path = folder / "energy_uj"
         self.energy_j = 0.0
         self.t_ns = 0
         self._file = KernelFile(self.path)
         self._range_uj = number(folder / "max_energy_range_uj")
         self._energy_uj: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Return its rail, and those that repeat its counter."""
+        return f"{self.rail} (repeated as {', '.join(self.mirrors)})" if self.mirrors else self.rail
+
+    def is_mirrored_by(self, other: "_Zone") -> bool:
+        """Return whether the other shows this counter: a reading of it then lies between two of this one."""
+        for _ in range(MIRROR_TRIES):
+            before, between, after = self.counter_uj(), other.counter_uj(), self.counter_uj()
+            if 0 < before <= between <= after:
+                return True
+        return False
 
     def counter_uj(self) -> int:
         """Return the raw counter; raise OSError or ValueError if it cannot be read."""
@@ -136,6 +151,19 @@ class _Zone:
         if forward_uj > most_uj:
             raise ValueError(f"changed by {step_uj} uJ in {elapsed_s:.3g} s, which neither a load nor a wrap explains")
         return forward_uj
+
+
+def _counted_once(zones: Iterable[_Zone]) -> list[_Zone]:
+    """Return the zones without packages that repeat another's counter, as some kernels show one per die."""
+    kept: list[_Zone] = []
+    for zone in zones:
+        packages = (one for one in kept if one.is_package and zone.is_package)
+        first = next((one for one in packages if one.is_mirrored_by(zone)), None)
+        if first:
+            first.mirrors.append(zone.rail)
+        else:
+            kept.append(zone)
+    return kept
 
 
 def _refusal(zone: _Zone) -> str | None:

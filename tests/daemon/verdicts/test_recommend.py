@@ -129,6 +129,19 @@ def test_processes_that_overlap_are_not_told_apart_though_their_medians_differ()
     assert only([candidate("custom", 4.9, processes=spread), candidate("eager", 6.0)]).tied == ["custom", "eager"]
 
 
+def test_simulated_records_are_named_whatever_decides():
+    decided = line(only([candidate("custom", 4.0, flags=["simulated"]), candidate("eager", 8.0)]))
+    assert decided.endswith("(flagged: custom simulated)")
+
+
+@pytest.mark.parametrize("flag", ["sources_disagree", "gaps", "outlier", "late", "glitch", "counter_reset: it fell"])
+def test_flags_that_put_the_joules_in_doubt_are_named_where_joules_decide(flag):
+    doubtful = msgspec.structs.replace(ENERGY, flags=["no_idle_baseline", flag])
+    records = [candidate("custom", 4.0, energy=doubtful), candidate("eager", 8.0, energy=ENERGY)]
+    assert f"flagged: custom {flag.partition(':')[0]})" in line(only(records, objective="energy"))
+    assert "flagged" not in line(only(records))
+
+
 def test_flags_that_put_a_time_in_doubt_and_other_runs_are_named():
     best = candidate("custom", 4.0, flags=["busy_machine", "service", "warm_up_not_steady"])
     decided = line(only([best, candidate("eager", 8.0, flags=["low_clock"], suite_id="s2")]))

@@ -115,6 +115,33 @@ def test_packages_are_summed(tmp_path):
     assert values(rapl) == {}
 
 
+def dies(root, *counters_uj):
+    for die, energy_uj in enumerate(counters_uj):
+        zone(root, f"intel-rapl:{die}", f"package-0-die-{die}", energy_uj)
+    return root
+
+
+def test_dies_that_mirror_one_counter_are_counted_once(tmp_path):
+    rapl = started(dies(tmp_path, 7_000_000, 7_000_000))
+    first, *others = rapl.power_sources()
+    assert (first.rail, first.scope) == (
+        "package-0-die-0",
+        "CPU package-0-die-0 (repeated as package-0-die-1)",
+    )
+    assert (first.total, others) == (True, [])
+    for die in (0, 1):
+        set_energy(tmp_path, f"intel-rapl:{die}", 7_000_300)
+    assert values(rapl) == pytest.approx({"package-0-die-0": 300e-6})
+
+
+def test_dies_with_a_counter_each_are_summed(tmp_path):
+    rapl = started(dies(tmp_path, 7_000_000, 7_000_001))
+    assert rapl.power_sources()[0].scope == "CPU package-0-die-0 and package-0-die-1"
+    set_energy(tmp_path, "intel-rapl:0", 7_000_200)
+    set_energy(tmp_path, "intel-rapl:1", 7_000_301)
+    assert values(rapl)["packages"] == pytest.approx(500e-6)
+
+
 def test_a_package_that_fails_is_named_and_leaves_no_smaller_sum(tmp_path):
     rapl = started(server(tmp_path))
     set_energy(tmp_path, "intel-rapl:0", "")
