@@ -45,10 +45,14 @@ class NotExportable(ExportError):
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """Facts about a checked file; without ONNX Runtime `parity` is null and `unchecked` says so."""
+    """Facts about a checked file; without ONNX Runtime `parity` is null and `unchecked` says so.
+
+    `outputs` are their names in the file: one that an input has too was changed.
+    """
 
     opset: int
     nodes: int
+    outputs: list[str]
     form: Form | None
     input_shape: list[int | str]
     export_s: float
@@ -92,6 +96,7 @@ def export(
         found = Exported(
             opset=OPSET,
             nodes=len(written.graph.node),
+            outputs=[value.name for value in written.graph.output],
             form=form,
             input_shape=_shape(written.graph.input[0]),
             export_s=export_s,

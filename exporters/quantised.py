@@ -64,13 +64,6 @@ def quantise(
     return Quantised(layers=names, left_fp32=left, exact=exact, nodes=len(made.graph.node), **found)
 
 
-def names_of(path: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the file's inputs and of its outputs, in order."""
-    graph = onnx.load(path, load_external_data=False).graph
-    held = {tensor.name for tensor in graph.initializer}
-    return [value.name for value in graph.input if value.name not in held], [value.name for value in graph.output]
-
-
 def _prepared(source: Path, path: Path) -> ModelProto:
     """Return the file with batch norm folded into convolutions, constants folded and a name for each node."""
     from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415 - imports sympy

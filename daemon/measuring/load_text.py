@@ -72,7 +72,7 @@ settings = {{
     {settings},
 }}
 model = openvino.Core().compile_model("model.onnx", "CPU", settings)
-names = [output.any_name for output in model.outputs]
+names = {names}
 
 
 def run(inputs):
@@ -243,7 +243,7 @@ def _onnx(manifest: Manifest) -> str:
 def _openvino(manifest: Manifest) -> str:
     settings = [f'"{name}": "{value}"' for name, value in openvino.settings(manifest.case.variant.precision).items()]
     settings += [f'"INFERENCE_NUM_THREADS": {_threads(manifest)}']
-    return _OPENVINO.format(settings=",\n    ".join(settings))
+    return _OPENVINO.format(settings=",\n    ".join(settings), names=[one.name for one in manifest.outputs])
 
 
 def _tensorrt(manifest: Manifest) -> str:

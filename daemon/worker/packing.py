@@ -24,7 +24,8 @@ from benchd.daemon.worker import agreement, backends, truth, user_code, user_mod
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import rule_of
 from benchd.daemon.worker.observe import uniforms
-from benchd.daemon.worker.structures import OF_BATCH, ONLY, Answers, Batch, cast, of_batch, tensors, values
+from benchd.daemon.worker.source import paths
+from benchd.daemon.worker.structures import OF_BATCH, Answers, Batch, cast, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import sessions
 from benchd.models import data
@@ -64,13 +65,13 @@ def write(job: Job, workload: Workload, loaded: Loaded, answer: Batch) -> Packed
     """
     folder, variant = Path(job.ship_to), job.case.variant
     if variant.backend in FILE_BACKENDS:
-        names, entry = _file(job, workload, folder), ""
+        (reads, called), entry = _file(job, workload, folder), ""
     else:
-        names, entry = ([], []), _module(job, workload.source.module, folder)
-    inputs, golden = _golden(job, workload, loaded, names, folder)
+        reads, called, entry = [], {}, _module(job, workload.source.module, folder)
+    inputs, golden = _golden(job, workload, loaded, reads, called, folder)
     return Packed(
         inputs=inputs,
-        outputs=_outputs(answer, names[1]),
+        outputs=_outputs(answer, called),
         golden=golden,
         preprocessing=_preprocessing(workload),
         entry=entry,
@@ -79,14 +80,15 @@ def write(job: Job, workload: Workload, loaded: Loaded, answer: Batch) -> Packed
     )
 
 
-def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], list[str]]:
-    """Copy the ONNX file that ran, and the plan built of it; return the names of its inputs and outputs."""
+def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Copy the ONNX file that ran, and the plan built of it; return its inputs' names, and its outputs' by path."""
     artifact = backends.file(job.case.variant, workload.source, torch.device(job.device), job.case.batch_size)
     for name, path in {ONNX: artifact.path, **workload.source.built}.items():
         shutil.copyfile(path, folder / name)
-    from benchd.exporters import quantised  # noqa: PLC0415 - onnx is not needed for what is no file
+    from benchd.exporters import onnx_files  # noqa: PLC0415 - onnx is not needed for what is no file
 
-    return quantised.names_of(folder / ONNX)
+    reads, _ = onnx_files.names_of(folder / ONNX)
+    return reads, {path: name for name, path in paths(artifact).items()}
 
 
 def _module(job: Job, module: nn.Module, folder: Path) -> str:
@@ -131,7 +133,7 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _golden(
-    job: Job, workload: Workload, loaded: Loaded, names: tuple[list[str], list[str]], folder: Path
+    job: Job, workload: Workload, loaded: Loaded, reads: list[str], called: Mapping[str, str], folder: Path
 ) -> tuple[list[Tensor], Golden]:
     """Write the golden inputs with their answers; return what is read, and how to compare what is answered."""
     size = job.case.batch_size
@@ -142,9 +144,9 @@ def _golden(
     arrays: dict[str, np.ndarray] = {}
     for place in range(batches):
         rows = range(place * size, (place + 1) * size)
-        given = dict(_inputs(workload, loaded, images[rows.start : rows.stop], rows, names[0], job))
+        given = dict(_inputs(workload, loaded, images[rows.start : rows.stop], rows, reads, job))
         arrays |= {f"input{place}:{name}": value for name, value in given.items()}
-        answers = _named(of_batch(right.exact.outputs, place, size, batches * size), names[1])
+        answers = _named(of_batch(right.exact.outputs, place, size, batches * size), called)
         arrays |= {f"exact{place}:{name}": value for name, value in answers.items()}
     np.savez(folder / GOLDEN, **arrays)  # type: ignore[arg-type]
     bounds = {path: right.limits.of(path) for path in _paths(right.exact.outputs)}
@@ -152,7 +154,7 @@ def _golden(
     golden = Golden(
         batches=batches,
         rows=batches * size,
-        tolerances={name: float(limit) for name, limit in _named(limits, names[1]).items()},
+        tolerances={name: float(limit) for name, limit in _named(limits, called).items()},
         rows_off=int(JUMPING_SHARE * batches * size) if any(bound.jumps for bound in bounds.values()) else 0,
     )
     return [Tensor(name, str(value.dtype), list(value.shape)) for name, value in given.items()], golden
@@ -177,18 +179,16 @@ def _paths(answers: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(path.partition(OF_BATCH)[0] for path in answers))
 
 
-def _named(answers: Answers, names: list[str]) -> Answers:
-    """Return the answers by the file's names: the only one, or by path, which are the names in the file."""
-    return dict(zip(names, answers.values(), strict=True)) if list(answers) == [ONLY] and names else answers
+def _named(answers: Answers, called: Mapping[str, str]) -> Answers:
+    """Return the answers by the names in the file, or by path where there is none."""
+    return {called.get(path, path): value for path, value in answers.items()}
 
 
-def _outputs(answer: Batch, names: list[str]) -> list[Tensor]:
+def _outputs(answer: Batch, called: Mapping[str, str]) -> list[Tensor]:
     """Return the outputs in the types that the runtime answers in, which the golden answers are not."""
-    found = tensors(answer)
-    called = names if names and list(found) == [ONLY] else list(found)
     return [
-        Tensor(name, str(value.dtype).removeprefix("torch."), list(value.shape))
-        for name, value in zip(called, found.values(), strict=True)
+        Tensor(called.get(path, path), str(value.dtype).removeprefix("torch."), list(value.shape))
+        for path, value in tensors(answer).items()
     ]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import ArtifactFacts, OptionValue, Precision, Provider, Quantisation
-from benchd.daemon.worker.structures import Batch, InTuple, Tensors, tensors, values
+from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, tensors, values
 from benchd.exporters import code, files, sessions
 from benchd.exporters.artifacts import Artifact, Store, key_of
 from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_few
@@ -90,11 +90,6 @@ class Source:
     def inputs(self, *given: Tensor) -> list[Tensor]:
         """Return a file's inputs: those given, encoded if the module draws random numbers."""
         return [self.encode(given[0], given[1] if given[1:] else None)] if self.encode else list(given)
-
-    def answer(self, outputs: dict[str, Tensor]) -> Batch:
-        """Return the outputs of a file in the model's form: one tensor, or tensors by path."""
-        only = next(iter(outputs))
-        return outputs[only] if len(outputs) == 1 and (self.own or only == ONLY_OUTPUT) else Tensors(outputs)
 
     def for_runs(self) -> "Source":
         """Return what the runs of a file need: no images, and no module unless that draws their random input."""
@@ -199,7 +194,7 @@ class Source:
         if why := sessions.why_not():
             raise Unsupported(f"int8 is calibrated with ONNX Runtime: {why}")
         try:
-            from benchd.exporters import quantised  # noqa: PLC0415 - see `_export`
+            from benchd.exporters import onnx_files, quantised  # noqa: PLC0415 - see `_export`
         except ImportError as error:
             raise Unsupported(self._no_exporter(error)) from error
         start = time.monotonic()
@@ -211,7 +206,7 @@ class Source:
             base = self.export("fp32", batch, form)
         about = {"benchd.precision": "int8", "benchd.calibration": calibration.source}
         try:
-            names, _ = quantised.names_of(base.path)
+            names, _ = onnx_files.names_of(base.path)
             feeds = [
                 {name: value.numpy() for name, value in zip(names, self.inputs(*parts), strict=True)}
                 for parts in _batches(calibration, batch or 1)
@@ -219,7 +214,7 @@ class Source:
             found = quantised.quantise(base.path, path, feeds, made_for, about, smooth=form is not None)
         except CannotQuantise as error:
             raise Unsupported(str(error)) from error
-        return _measured(found, calibration, start)
+        return _measured(found, calibration, start) | {"outputs": paths(base)}
 
     def ranges(self, batch: int, calibrate: Callable[[Path, list[list[Tensor]]], Quantised]) -> Artifact:
         """Return the file of torchao's ranges, which `calibrate` writes now if it is not in the store.
@@ -248,7 +243,7 @@ class Source:
             from benchd.exporters import onnx  # noqa: PLC0415 - a board may run files without being able to make them
         except ImportError as error:
             raise Unsupported(self._no_exporter(error)) from error
-        module, outputs = self._answering(batch) if self.is_own else (self.module, [ONLY_OUTPUT])
+        module, answers = self._answering(batch) if self.is_own else (self.module, [ONLY])
         try:
             exported = onnx.export(
                 module,
@@ -258,13 +253,14 @@ class Source:
                 batch=batch,
                 form=facts["form"],
                 judged_by=self.judged_by,
-                outputs=outputs,
+                outputs=[ONLY_OUTPUT] if answers == [ONLY] else answers,
             )
         except onnx.NotExportable as error:
             if not self.is_own:
                 raise
             raise Unsupported(f"{error}; a file that you export yourself is measured with --onnx") from error
-        return cast("dict[str, Any]", msgspec.to_builtins(exported))
+        facts = cast("dict[str, Any]", msgspec.to_builtins(exported))
+        return facts | {"outputs": dict(zip(exported.outputs, answers, strict=True))}
 
     def _named(self) -> Tensor | Mapping[str, Tensor]:
         """Return the images by the user's names of the inputs; a tensor for one without a name."""
@@ -282,12 +278,28 @@ class Source:
         return f"{where}none can be exported here ({error}): pip install onnx onnxscript, or {elsewhere}"
 
     def _answering(self, batch: int | None) -> tuple[nn.Module, list[str]]:
-        """Return the module wrapped to return a tuple, and the names of its elements."""
+        """Return the module wrapped to return a tuple, and the paths of its elements."""
         example = self.images[torch.arange(batch or 1) % len(self.images)]
         with torch.inference_mode():
             output = copy.deepcopy(self.module)(*values(example))
-        paths = [ONLY_OUTPUT] if isinstance(output, Tensor) else list(tensors(output))
-        return InTuple(self.module), paths
+        return InTuple(self.module), list(tensors(output))
+
+
+def paths(artifact: Artifact) -> dict[str, str]:
+    """Return the path in the model's answer by the name of each of a file's outputs, in the file's order."""
+    known: dict[str, str] = artifact.metadata.measured.get("outputs", {})
+    if known:
+        return known
+    from benchd.exporters import onnx_files  # noqa: PLC0415 - a file of the store has them beside it
+
+    _, names = onnx_files.names_of(artifact.path)
+    return {names[0]: ONLY} if len(names) == 1 else dict(zip(names, names, strict=True))
+
+
+def answer(outputs: Mapping[str, Tensor], paths: Mapping[str, str]) -> Batch:
+    """Return the outputs of a file, by name, in the model's form: one tensor, or tensors by path."""
+    named = {path: outputs[name] for name, path in paths.items()}
+    return named[ONLY] if list(named) == [ONLY] else Tensors(named)
 
 
 def _batches(calibration: Calibration, size: int) -> Iterator[list[Tensor]]:

@@ -17,7 +17,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.records import Precision, RuntimeFacts
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS
-from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, cast, float_type, values
 from benchd.exporters import sessions
 from benchd.exporters.artifacts import Artifact
@@ -63,7 +63,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     try:
         session = sessions.open_session(artifact.path, provider, threads=torch.get_num_threads(), options=options)
         load_s = time.monotonic() - start
-        bound = _Bound(session, source, device, example)
+        bound = _Bound(session, source, paths(artifact), device, example)
         is_int8 = precision == "int8" and provider != "tensorrt"  # which obeys the types of the file
         is_profiled = is_int8 or provider != "cpu"
         nodes = sessions.profiled(artifact.path, provider, bound.feeds(example), options) if is_profiled else []
@@ -143,8 +143,10 @@ class _Bound:
     a run tells, such as detected boxes, are bound without a place and copied after it.
     """
 
-    def __init__(self, session: Any, source: Source, device: torch.device, example: Batch) -> None:
-        self._session, self._source, self._device = session, source.for_runs(), device
+    def __init__(
+        self, session: Any, source: Source, paths: Mapping[str, str], device: torch.device, example: Batch
+    ) -> None:
+        self._session, self._source, self._device, self._paths = session, source.for_runs(), device, paths
         self._names = [value.name for value in session.get_inputs()]
         self.dtype = float_type([_dtype(value) for value in session.get_inputs()])
         dtypes = [(value.name, _dtype(value)) for value in session.get_outputs()]
@@ -160,7 +162,7 @@ class _Bound:
             {name: torch.empty(shape, dtype=dtype, device=device) for name, dtype, shape in outputs}
             for _ in range(SLOTS)
         ]
-        self._answers = [source.answer(slot) for slot in self._outputs]
+        self._answers = [answer(slot, paths) for slot in self._outputs]
         self._bindings: dict[tuple[object, ...], list[Any]] = {}
         self._newest = 0
 
@@ -208,7 +210,7 @@ class _Bound:
             if name in self._open:
                 outputs[name] = torch.from_numpy(found.numpy()).to(self._device)
                 binding.bind_output(name)
-        return self._source.answer(outputs)
+        return answer(outputs, self._paths)
 
     def _inputs(self, given: Sequence[Tensor]) -> list[Tensor]:
         return [value.contiguous() for value in self._source.inputs(*given)]

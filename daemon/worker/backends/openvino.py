@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -12,11 +13,10 @@ from torch import Tensor
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import Precision, RuntimeFacts
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type, values
 from benchd.exporters import openvino as asked
 from benchd.exporters.artifacts import Artifact
-from benchd.exporters.files import ONLY_OUTPUT
 
 _INT8 = {"i8", "u8"}
 _LOWER = {"f16", "bf16"}
@@ -45,7 +45,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         settings = asked.settings(precision) | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
         compiled = core.compile_model(model, "CPU", settings)
-        bound = _Bound(openvino, compiled, source)
+        bound = _Bound(openvino, compiled, source, paths(artifact))
     except RuntimeError as error:  # the one exception that its binding raises
         raise Unsupported(f"{artifact.path.name}: OpenVINO cannot run it: {_reason(error)}") from error
     computed = _computed(compiled, precision)
@@ -94,10 +94,12 @@ def _reason(error: RuntimeError) -> str:
 class _Bound:
     """A compiled model as a function of as many inputs as the file has; each run's outputs get new memory."""
 
-    def __init__(self, openvino: Any, compiled: Any, source: Source) -> None:
+    def __init__(self, openvino: Any, compiled: Any, source: Source, paths: Mapping[str, str]) -> None:
         self._tensor, self._request, self._source = openvino.Tensor, compiled.create_infer_request(), source.for_runs()
         self.dtype = float_type(_dtype(port) for port in compiled.inputs)
-        self._outputs = [(_name(port), _dtype(port), _shape(port)) for port in compiled.outputs]
+        # in the file's order; a port may have other names beside its own
+        self._outputs = [(name, _dtype(port), _shape(port)) for name, port in zip(paths, compiled.outputs, strict=True)]
+        self._paths = paths
 
     def __call__(self, *given: Tensor) -> Batch:
         """Return the outputs."""
@@ -107,15 +109,10 @@ class _Bound:
         for place, output in enumerate(outputs.values()):
             self._request.set_output_tensor(place, self._shared(output))
         self._request.infer()
-        return self._source.answer(outputs)
+        return answer(outputs, self._paths)
 
     def _shared(self, value: Tensor) -> Any:
         return self._tensor(value.numpy(), shared_memory=True)
-
-
-def _name(port: Any) -> str:
-    """Return the output's name in the file, of several the one that an export gives."""
-    return ONLY_OUTPUT if ONLY_OUTPUT in port.names else min(port.names)
 
 
 def _dtype(port: Any) -> torch.dtype:

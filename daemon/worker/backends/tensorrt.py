@@ -7,7 +7,7 @@ after a run overwrites its output.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from benchd.daemon.records import Precision, RuntimeFacts
 from benchd.daemon.verdicts.manifest import PLAN, REBUILT, TIMINGS
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS, Slot, capture, rotating
-from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type
 from benchd.exporters import artifacts, tensorrt
 from benchd.exporters.artifacts import Artifact, key_of
@@ -58,7 +58,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         engine, artifact, built, notes = _engine(trt, source, onnx, precision, len(example))
     except (tensorrt.Unavailable, tensorrt.OutOfMemory, tensorrt.NoLayerOnDla) as error:
         raise Unsupported(str(error)) from error
-    slots, refusals = zip(*(_slot(engine, source, len(example), device) for _ in range(SLOTS)), strict=True)
+    slots, refusals = zip(*(_slot(engine, paths(onnx), len(example), device) for _ in range(SLOTS)), strict=True)
     facts = RuntimeFacts(
         provider=f"TensorRT {trt.__version__}",
         node_shares=_shares(engine.recipe.dla_share),
@@ -151,11 +151,11 @@ def _shares(dla_share: float | None) -> dict[str, float]:
     return {} if dla_share is None else {"DLA": dla_share, "GPU": 1 - dla_share}
 
 
-def _slot(engine: Engine, source: Source, batch: int, device: torch.device) -> tuple[Slot, str]:
+def _slot(engine: Engine, paths: Mapping[str, str], batch: int, device: torch.device) -> tuple[Slot, str]:
     """Return a slot, and the reason if it runs without a CUDA graph."""
     context, tensors = _bound(engine, batch, device)
     inputs = [tensors[name] for name in engine.inputs]
-    output = source.answer({name: tensors[name] for name in engine.outputs})
+    output = answer(tensors, paths)
 
     def run() -> Batch:
         context.run(torch.cuda.current_stream().cuda_stream)

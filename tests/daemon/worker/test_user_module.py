@@ -68,6 +68,8 @@ not_a_number = net(lambda self, x: {"logits": self.head(x), "loss": self.head(x)
 writes = net(lambda self, x: self.head(x.mul_(2)))
 text = net(lambda self, x: {"logits": self.head(x), "name": "cat"})
 branches = net(lambda self, x: self.head(x) if x.sum() > 0 else self.head(x) * 2)
+same_names = net(lambda self, x, h: {"x": x * 2, "h": h.tanh(), "fc.weight": self.head(x), "outputs": x + 1})
+only_outputs = net(lambda self, x: {"outputs": self.head(x)})
 answer = 42
 
 
@@ -312,6 +314,17 @@ def test_the_exported_file_answers_the_same_by_every_path(name, tmp_path):
     pytest.importorskip("onnxscript", reason="exports")
     pytest.importorskip("onnxruntime", reason="runs the file")
     result = checked(zoo(tmp_path, name, TAKEN.get(name, []), variant=Variant("onnxruntime")))
+    assert result.passed, result.note
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    ("name", "given"), [("same_names", ["x=3x4x4", "h=6"]), ("only_outputs", []), ("only_outputs", ["x=3x4x4"])]
+)
+def test_an_answer_may_be_named_as_an_input_or_a_weight(name, given, backend, tmp_path):
+    pytest.importorskip("onnxscript", reason="exports")
+    pytest.importorskip(backend, reason="runs the file")
+    result = checked(zoo(tmp_path, name, given, variant=Variant(backend)))
     assert result.passed, result.note
 
 
