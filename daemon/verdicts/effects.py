@@ -108,7 +108,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 def paired_effect(ratios: Sequence[float]) -> Effect:
     """Return the effect from B's time over A's in each of at least two pairs."""
     _require_positive(ratios, fewest=2)
-    logs = [math.log(ratio) for ratio in ratios]
+    return _of_pairs([math.log(ratio) for ratio in ratios])
+
+
+def _of_pairs(logs: Sequence[float]) -> Effect:
     centre, variance = mean_and_variance(logs)
     return Effect(centre, math.sqrt(variance / len(logs)), len(logs) - 1.0, math.sqrt(variance), "pairs")
 
@@ -119,8 +122,9 @@ def rounds_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
     What changes slowly, as heat does, is common to a round and leaves its ratio. The order within each is drawn, so few
     rounds may all have the same one; the error is therefore at least `COMMON` of Welch's, which has all of the drift.
     """
-    pairs = paired_effect([b / a for a, b in zip(first, second, strict=True)])
-    return msgspec.structs.replace(pairs, error=max(pairs.error, COMMON * welch_effect(first, second).error))
+    all_of_both = welch_effect(first, second)
+    pairs = _of_pairs([math.log(b) - math.log(a) for a, b in zip(first, second, strict=True)])
+    return msgspec.structs.replace(pairs, error=max(pairs.error, COMMON * all_of_both.error))
 
 
 def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
