@@ -96,10 +96,10 @@ class Supervisor:
                     self.records += self.measure(group)
             self.session.end()
 
-    def measure(self, group: Sequence[Planned], begins: Callable[[Planned], None] | None = None) -> list[Record]:
+    def measure(self, group: Sequence[Planned], begins: Callable[[Measured], None] | None = None) -> list[Record]:
         """Measure these cases of the plan in rounds; return their Records, already passed to the sinks.
 
-        `begins` is called with the case of each process before that starts. A case that an interrupt left without any
+        `begins` is called with the case before each of its processes. A case that an interrupt left without any
         process has no Record.
         """
         cases = [Measured(planned) for planned in group]
@@ -109,7 +109,7 @@ class Supervisor:
             self.session.publish(record)
         return made
 
-    def _measure(self, cases: Sequence[Measured], begins: Callable[[Planned], None]) -> None:
+    def _measure(self, cases: Sequence[Measured], begins: Callable[[Measured], None]) -> None:
         """Run the processes of these cases, one of each in a round, until each is complete, has failed or is ended."""
         for one in cases:
             if one.planned.reason:
@@ -117,7 +117,7 @@ class Supervisor:
         for number in range(max(one.planned.limits.processes for one in cases)):
             left = [one for one in cases if one.is_incomplete]
             for place, one in enumerate(drawn := random.sample(left, len(left))):
-                begins(one.planned)
+                begins(one)
                 self._next(one, number, is_last=self._is_last(one, drawn[place + 1 :]))
                 if one.outcomes[-1].process.status == "aborted":
                     self._abort(cases, one.outcomes[-1])

@@ -17,7 +17,7 @@ from benchd.daemon.measuring.plan import Planned, in_rounds
 from benchd.daemon.measuring.protocol import unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import INTERRUPTED, Session
-from benchd.daemon.measuring.supervisor import Supervisor
+from benchd.daemon.measuring.supervisor import Measured, Supervisor
 from benchd.daemon.records import Record
 from benchd.daemon.service import conditions
 from benchd.daemon.service.between import Between
@@ -119,9 +119,9 @@ class Cases:
         self._between.publish_health()  # subscribers need not wait for the next half minute
         supervisor = self._supervisor(entry, left)
 
-        def begins(one: Planned) -> None:
-            self._activity.running = (entry, one)
-            publisher.begin_case(entry.suite_id, one, sum(other.seconds for other in group))
+        def begins(one: Measured) -> None:
+            self._activity.running = (entry, one.planned)
+            publisher.begin_case(entry.suite_id, one.planned, one.run_id, sum(other.seconds for other in group))
 
         try:
             with session.measuring():

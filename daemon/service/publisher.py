@@ -17,6 +17,7 @@ from benchd.daemon.machine.lock import Activity
 from benchd.daemon.machine.systemd_notify import log
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import StageName
+from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Case, Record, wall_now
 from benchd.daemon.service.agenda import Agenda
@@ -61,23 +62,22 @@ class Publisher(Sink):
         self.timed = False
         self._outbox, self._reserve, self._boot_id = outbox, reserve, boot_id
         self._agenda, self._regressions, self._activity = agenda, regressions, activity
-        self._begun: tuple[str, int] | None = None
-        self._published_s = time.monotonic()
+        self._since_s: float | None = None  # the first process, or the last record of those measured in rounds
         self._owed = owed
 
-    def begin_case(self, suite_id: str, planned: Planned, most_s: float) -> None:
+    def begin_case(self, suite_id: str, planned: Planned, run_id: RunId, most_s: float) -> None:
         """Store the case whose process is next, so that a crash can be attributed to it.
 
-        `most_s` is how long it and those measured in rounds with it may take. Their records are dated from the first.
+        `most_s` is how long it and those measured in rounds with it may take.
         """
-        if self._begun is None:
-            self._begun, self._published_s = (wall_now(), time.monotonic_ns()), time.monotonic()
-        running = Running(suite_id, planned.case, planned.preset, self._boot_id, *self._begun)
-        self.keep({RUNNING: msgspec.json.encode(running)})
+        self._since_s = self._since_s or time.monotonic()
+        began = run_id.t_wall, run_id.t_mono_ns
+        self.keep(
+            {RUNNING: msgspec.json.encode(Running(suite_id, planned.case, planned.preset, self._boot_id, *began))}
+        )
         with suppress(OSError):  # informational only, and on a separate file system
-            self._activity.write_bytes(
-                msgspec.json.encode(Activity(planned.case.case_id, self._begun[1] / 1e9 + most_s))
-            )
+            ends_s = run_id.t_mono_ns / 1e9 + most_s
+            self._activity.write_bytes(msgspec.json.encode(Activity(planned.case.case_id, ends_s)))
             self._activity.chmod(0o644)
 
     def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
@@ -93,7 +93,8 @@ class Publisher(Sink):
         update = self._update(record)
         in_s = again_in_s(update.standings.get(record.case_id, Standing()), record)
         again_s = None if in_s is None else time.time() + in_s
-        spent_s, self._published_s = time.monotonic() - self._published_s, time.monotonic()
+        now_s = time.monotonic()
+        spent_s, self._since_s = now_s - (self._since_s or now_s), now_s
         state = self._agenda.after(record, spent_s, again_s)
         self._owed.append(Message(record.key, self.topics.result(record.run_id), RESULT_QOS, body))
         facts = {SCHEDULE: msgspec.json.encode(state), RUNNING: b""}
@@ -131,7 +132,7 @@ class Publisher(Sink):
     def end(self) -> None:
         """Let the link send again, whatever the result of the case."""
         self._hold(False)
-        self._begun, self._published_s = None, time.monotonic()
+        self._since_s = None
         with suppress(OSError):
             self._activity.unlink(missing_ok=True)
 

@@ -61,6 +61,7 @@ def test_each_round_has_one_process_of_each_and_the_rates_are_probed_in_the_firs
 
 def test_the_rates_are_probed_in_the_first_and_the_last_process_of_the_run(tmp_path):
     records, seen = run(tmp_path, planned(variants=["eager", "compile"], processes=2))
+    assert [(record.status, record.reason) for record in records.values()] == [("ok", None)] * 2
     in_order = [records[name].processes[process] for process, name in seen]
     assert [process.probes is not None for process in in_order] == [True, False, False, True]
 

@@ -14,6 +14,7 @@ from benchd.daemon.delivery.outbox import JOURNALLED, Message, Outbox
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.measuring.plan import Machine, plan
+from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.publisher import RUNNING, Publisher, Running
 from benchd.daemon.service.recovery import NO_RUN
@@ -75,7 +76,7 @@ def test_the_link_is_held_from_the_warm_up_to_the_end_of_the_timed_runs(outbox, 
 
 def test_a_record_and_the_schedule_are_one_commit_and_what_ran_is_forgotten_with_it(outbox, tmp_path, link):
     sink = publisher(outbox, tmp_path, link)
-    sink.begin_case("s1", PLANNED, 60.0)
+    sink.begin_case("s1", PLANNED, RunId.new(), 60.0)
     running = msgspec.json.decode(outbox.kept(RUNNING), type=Running)
     assert (running.suite_id, running.case, running.boot_id) == ("s1", PLANNED.case, "boot")
     assert msgspec.json.decode((tmp_path / "activity.json").read_bytes())["case_id"] == PLANNED.case.case_id
@@ -163,6 +164,6 @@ def test_on_a_full_disk_a_case_that_begins_is_kept_where_the_reserve_was(small_d
         (small_disk / "filler").write_bytes(b"x" * shutil.disk_usage(small_disk).free)
         with pytest.raises(Full):
             use_up_the_log(outbox)
-        sink.begin_case("s1", PLANNED, 60.0)
+        sink.begin_case("s1", PLANNED, RunId.new(), 60.0)
         assert msgspec.json.decode(outbox.kept(RUNNING), type=Running).case == PLANNED.case
         assert not (small_disk / "reserve").exists()
