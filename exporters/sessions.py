@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +17,15 @@ from benchd.exporters import code
 from benchd.exporters.tegra import install, is_tegra
 
 Provider = Literal["cpu", "cuda", "tensorrt"]
+Level = Literal["ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"]
 
 PROVIDERS: dict[Provider, str] = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
+LOWER: tuple[Level, ...] = ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL")
+"""The levels of graph optimisation below the usual one; at the last the file runs node by node as written."""
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 EXACT_INT8 = "session.x64quantprecision"
 # no TF32, as in torch here, and no algorithm search in every session
@@ -66,22 +70,20 @@ def open_session(
     *,
     threads: int | None = None,
     options: dict[str, Any] | None = None,
-    optimised: bool = True,
+    level: Level = "ORT_ENABLE_ALL",
     spin: bool = True,
 ) -> Any:
     """Return an onnxruntime.InferenceSession of the file on this provider, which never falls back to another.
 
     `threads` limits the CPU threads inside an operator; None uses all CPUs of this process. `options` are the
-    provider's; without `optimised` the file runs node by node as written, and without `spin` threads sleep while they
-    wait, which halves the CPU time of a network of many small operators. Raises SessionError if the file cannot be
-    loaded, and Unavailable.
+    provider's, `level` is that of graph optimisation, and without `spin` threads sleep while they wait, which halves
+    the CPU time of a network of many small operators. Raises SessionError if the file cannot be loaded, which names the
+    lower level at which it can, and Unavailable.
     """
     settings = _settings(threads)
     if not spin:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if not optimised:
-        settings.graph_optimization_level = _onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
-    return _session(path, provider, settings, options or {})
+    return _session(path, provider, settings, options or {}, level)
 
 
 def _settings(threads: int | None) -> Any:
@@ -94,7 +96,9 @@ def _settings(threads: int | None) -> Any:
     return settings
 
 
-def _session(path: Path, provider: Provider, settings: Any, options: dict[str, Any]) -> Any:
+def _session(
+    path: Path, provider: Provider, settings: Any, options: dict[str, Any], level: Level = "ORT_ENABLE_ALL"
+) -> Any:
     ort = _onnxruntime()
     name = PROVIDERS[provider]
     if name not in ort.get_available_providers():
@@ -103,15 +107,27 @@ def _session(path: Path, provider: Provider, settings: Any, options: dict[str, A
         ort.preload_dlls()  # the CUDA libraries from torch's wheels
     if provider == "tensorrt" and find_spec("tensorrt"):
         import_module("tensorrt")  # loads libnvinfer from its wheel, where the provider would not look
+    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     try:
         session = ort.InferenceSession(str(path), settings, [(name, options)], enable_fallback=0)
     except Exception as error:  # its exception classes have no common base
-        reason = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        if level not in LOWER and provider != "tensorrt":  # whose builds take minutes
+            reason += _below(path, provider, settings, options)
         raise SessionError(f"{path.name}: ONNX Runtime {ort.__version__} cannot load it: {reason}") from error
     if session.get_providers()[0] != name:
         raise SessionError(f"{path.name}: ONNX Runtime loaded it on {session.get_providers()[0]}, not on {name}")
     session.disable_fallback()
     return session
+
+
+def _below(path: Path, provider: Provider, settings: Any, options: dict[str, Any]) -> str:
+    """Return that it is the optimiser that cannot load a file, and the highest level that can; empty if none can."""
+    for level in LOWER:
+        with suppress(SessionError):
+            _session(path, provider, settings, options, level)
+            return f"; its graph optimiser breaks the file, which loads with graph_optimization_level {level}"
+    return ""
 
 
 class Node(NamedTuple):

@@ -32,7 +32,7 @@ CHANNEL_DRAWS = 8
 NOISE_IMAGES, NOISE_IMAGES_SPIKING = 8, 72
 # an image that the variant's own rounding changes stays unchanged in all of these once in 10,000 cases
 EXCUSES, EXCUSE_TIMES = 16, 4.0
-OF_FILE = "compared with the file itself on the CPU without graph optimisation, in its own number format"
+OF_FILE = "compared with {} on the CPU without graph optimisation, in its own number format"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def find(workload: Workload, job: Job, images: Batch, rule: Rule, device: torch.
     """Return the truth about these images; raise UnfitModel for a model without one, and the model's own errors."""
     double = Reference(workload, job, images, torch.float64, device)
     try:
-        return Truth(double, rule, double.answers(), double.bounds(rule), OF_FILE if job.onnx else "")
+        return Truth(double, rule, double.answers(), double.bounds(rule), _of_file(job) if job.onnx else "")
     except Exception as error:
         if job.case.model in catalog.MODELS or isinstance(error, BenchdError):
             raise
@@ -58,6 +58,10 @@ def find(workload: Workload, job: Job, images: Batch, rule: Rule, device: torch.
     single = Reference(workload, job, images, torch.float32, torch.device("cpu"))
     why = f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
     return Truth(single, rule, single.answers(), single.bounds(rule), why)
+
+
+def _of_file(job: Job) -> str:
+    return OF_FILE.format(f"{Path(job.reference).name} (--reference)" if job.reference else "the file itself")
 
 
 def with_thresholds(right: Truth, off: NDArray[np.bool_]) -> Truth:

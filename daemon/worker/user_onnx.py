@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.measuring import user_onnx
-from benchd.daemon.records import InputSpec, Precision
+from benchd.daemon.records import FILE_BACKENDS, InputSpec, Precision, Variant
 from benchd.daemon.worker.structures import Tensors, dtype_of
 from benchd.exporters import artifacts, sessions
 from benchd.exporters.artifacts import Artifact, sha256_of
@@ -37,7 +37,7 @@ class UserFile(nn.Module):
         return [output.name for output in self._opened().get_outputs()]
 
     def _opened(self) -> Any:
-        self._session = self._session or sessions.open_session(self.path, optimised=False)
+        self._session = self._session or sessions.open_session(self.path, level=sessions.LOWER[-1])
         return self._session
 
     def forward(self, *inputs: Tensor) -> Tensor | Tensors:
@@ -57,8 +57,8 @@ def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:
     """
     own = user_onnx.precision(path)
     if asked != own:
-        suffix = "" if own == "fp32" else f"-{own}"
-        raise Unsupported(f"{path.name} is written in {own}; ask for onnxruntime{suffix} or tensorrt{suffix}")
+        *others, last = (Variant(backend, own).name for backend in FILE_BACKENDS)
+        raise Unsupported(f"{path.name} is written in {own}; ask for {', '.join(others)} or {last}")
     found = artifacts.given(path, format="onnx", model=path.stem, precision=own)
     if found.metadata.sha256 != sha256:
         raise UnfitModel(f"{path.name} was replaced while it was measured: leave it alone until the run ends")

@@ -9,7 +9,7 @@ from worker_jobs import job, run_here
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.measuring.user_model import UserFile
 from benchd.daemon.records import Case, Variant
-from benchd.daemon.worker import backends, check, workload
+from benchd.daemon.worker import backends, check, truth, workload
 from benchd.daemon.worker.accuracy import _refuse_calibrated
 from benchd.kernels.exact_conv2d import layer, native
 from benchd.models import catalog, data, demo
@@ -61,6 +61,7 @@ def test_a_users_int8_file_is_checked_against_its_reference(pair, tmp_path):
     assert found.images == 64
     assert found.argmax_disagreements <= 3
     assert 1e-4 < found.error_share < 0.2
+    assert found.note == truth.OF_FILE.format(f"{source.name} (--reference)")
 
 
 def test_without_a_reference_its_check_shows_nothing(pair, tmp_path):

@@ -186,14 +186,14 @@ def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("graph", "asked", "advice"),
     [
-        (FIXED, "fp16", "written in fp32; ask for onnxruntime or tensorrt"),
-        (HALF, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
-        (TABLE, "fp16", "written in fp32; ask for onnxruntime or tensorrt"),
-        (BY_TOKENS, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
-        (FLOAT_ENDS, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
-        (MIXED, "fp16", "written in fp32; ask for onnxruntime or tensorrt"),
-        (HALF_TABLE, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
-        (IDS_FIRST, "fp32", "written in fp16; ask for onnxruntime-fp16 or tensorrt-fp16"),
+        (FIXED, "fp16", "written in fp32; ask for onnxruntime, openvino or tensorrt"),
+        (HALF, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
+        (TABLE, "fp16", "written in fp32; ask for onnxruntime, openvino or tensorrt"),
+        (BY_TOKENS, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
+        (FLOAT_ENDS, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
+        (MIXED, "fp16", "written in fp32; ask for onnxruntime, openvino or tensorrt"),
+        (HALF_TABLE, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
+        (IDS_FIRST, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
     ],
     ids=["fp32", "fp16", "whole numbers", "tokens", "float ends", "mixed", "half table", "ids first"],
 )
