@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
+from pathlib import PurePath
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -554,20 +555,45 @@ class Accuracy(Struct, frozen=True, kw_only=True):
 
 
 class InputSpec(Struct, frozen=True, omit_defaults=True):
-    """One input of a user's model, without its leading batch dimension; its text is the syntax of `--input`.
+    """One input of a user's model, without its batch; its text is the syntax of `--input`.
 
     Without a `name` it is identified by position. A `dtype` of None is float32 for a module and the file's type for a
-    file.
+    file. `batch_axis` is where the batch stands among the sizes; None is an input that a whole batch shares. The
+    numbers are drawn evenly from `span`, the lowest and the highest one, or are the `items` of `file`, whose content
+    has `sha256`; with neither they are standard normal, or True and False.
     """
 
     name: str = ""
     dtype: Dtype | None = None
     shape: list[int] = []
+    batch_axis: int | None = 0
+    span: tuple[int | float, int | float] | None = None
+    file: str = ""
+    items: int = 0
+    sha256: str = ""
 
     def __str__(self) -> str:
-        sizes = "x".join(map(str, self.shape))
-        is_plain = self.dtype in (None, "float32") and self.shape
-        return f"{self.name}{'=' if self.name else ''}{'' if is_plain else f'{self.dtype or DTYPES[0]}:'}{sizes}"
+        sizes = list(map(str, self.shape))
+        if self.batch_axis:
+            sizes.insert(self.batch_axis, "N")
+        text = f"@{self.file}" if self.file else "x".join(sizes)
+        text = f"({text})" if self.batch_axis is None else text
+        is_plain = text and (self.dtype is None or (self.dtype == DTYPES[0] and not self.file))
+        typed = "" if is_plain else f"{self.dtype or DTYPES[0]}:"
+        is_constant = self.batch_axis is None and self.span and self.span[0] == self.span[1]
+        drawn = f"={self.span[1]}" if is_constant and self.span else f":{self.numbers}" if self.span else ""
+        return f"{self.name}{'=' if self.name else ''}{typed}{text}{drawn}"
+
+    @property
+    def numbers(self) -> str:
+        """Return what its numbers are, as in `0-999`."""
+        if self.file:
+            items = f"{self.items} items of " if self.items else ""
+            return f"{items}{PurePath(self.file).name} (SHA-256 {self.sha256[:12]})"
+        if self.span is None:
+            return "0-1" if self.dtype == "bool" else "normal"
+        low, high = self.span
+        return f"{low}{'..' if low < 0 else '-'}{high}"
 
 
 OF_MODULE = "of the module"

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -71,21 +72,25 @@ def export(
     form: Form | None,
     judged_by: Literal["outputs", "codes"],
     outputs: Sequence[str] = (ONLY_OUTPUT,),
+    axes: Mapping[str, int | None] = MappingProxyType({}),
 ) -> Exported:
     """Write `module`, float32 in eval mode on the CPU, to `path`; return facts about the file.
 
-    `images` (n, ...) are inputs to compare with, several by the names that the file gives them; the module returns a
-    tensor for each of `outputs`, in a tuple if there are several. `batch` None leaves the batch dynamic. Raises
-    ExportError, leaving no file behind that is not whole or was found wrong.
+    `images` (n, ...) are inputs to compare with, several by the names that the file gives them; `axes` says where n is
+    if not in front, None for an input that a batch shares. The module returns a tensor for each of `outputs`, in a
+    tuple if there are several. `batch` None leaves the batch dynamic. Raises ExportError, leaving no file behind that
+    is not whole or was found wrong.
     """
     start = time.monotonic()
-    given = images if isinstance(images, Mapping) else {INPUT: images}
+    named = images if isinstance(images, Mapping) else {INPUT: images}
+    given = {name: (values, axes.get(name, 0)) for name, values in named.items()}
     ready = _prepared(module, precision)
-    taken = [_repeated(values, batch or _TRACED_BATCH) for values in given.values()]
+    taken = [_repeated(values, axis, range(batch or _TRACED_BATCH)) for values, axis in given.values()]
     examples = [_inputs(module, taken[0]), *taken[1:]]
     # time steps lead where there are any
-    axes = [example.dim() - values.dim() for example, values in zip(examples, taken, strict=True)]
-    dynamic = axes if batch is None else None
+    steps = len(examples[0].shape) - len(taken[0].shape)
+    lead = [axis if axis is None else axis + (0 if place else steps) for place, (_, axis) in enumerate(given.values())]
+    dynamic = lead if batch is None else None
     names = list(given), list(outputs)
     model = _traced(ready, [_cast(example, _DTYPES[precision]) for example in examples], dynamic, names)
     _lowered(model, form)
@@ -139,8 +144,9 @@ def _uniforms(module: nn.Module, images: Tensor) -> Tensor | None:
     return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _repeated(images: Tensor, count: int) -> Tensor:
-    return images[torch.arange(count) % len(images)]
+def _repeated(values: Tensor, axis: int | None, places: Sequence[int]) -> Tensor:
+    """Return a copy, because torch takes the sizes behind a view as open, of the items at these places, repeated."""
+    return values.clone() if axis is None else values.index_select(axis, torch.tensor(places) % values.shape[axis])
 
 
 def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -148,11 +154,14 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _traced(
-    module: nn.Module, examples: Sequence[Tensor], batch_axes: Sequence[int] | None, names: tuple[list[str], list[str]]
+    module: nn.Module,
+    examples: Sequence[Tensor],
+    batch_axes: Sequence[int | None] | None,
+    names: tuple[list[str], list[str]],
 ) -> onnx_ir.Model:
     """Return the graph that torch writes; raise ExportError if a dynamic batch got another range."""
     size = torch.export.Dim("batch", min=1)
-    dynamic: Any = None if batch_axes is None else tuple({axis: size} for axis in batch_axes)
+    dynamic: Any = None if batch_axes is None else tuple(axis if axis is None else {axis: size} for axis in batch_axes)
     if dynamic and _gathers(module):
         dynamic = (dynamic,)
     try:
@@ -233,7 +242,7 @@ def _lowered(model: onnx_ir.Model, form: Form | None) -> None:
         passes(model)
 
 
-def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int] | None) -> onnx.ModelProto:
+def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int | None] | None) -> onnx.ModelProto:
     """Return the file as read back; raise ExportError if it is invalid or not as requested."""
     written = onnx.load(path)
     try:
@@ -245,7 +254,8 @@ def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int] | No
         raise ExportError(f"the file has the opsets {opsets}, not only {OPSET} of the standard one")
     wanted: list[list[int | str]] = [list(shape) for shape in shapes]
     for shape, axis in zip(wanted, batch_axes or [], strict=False):
-        shape[axis] = "batch"
+        if axis is not None:
+            shape[axis] = "batch"
     found = [_shape(value) for value in written.graph.input]
     if found != wanted:
         raise ExportError(f"the file reads {found}, not {wanted}")
@@ -258,7 +268,7 @@ def _shape(value: onnx.ValueInfoProto) -> list[int | str]:
 
 def _proven(
     module: nn.Module,
-    given: Mapping[str, Tensor],
+    given: Mapping[str, tuple[Tensor, int | None]],
     path: Path,
     precision: FloatPrecision,
     batch: int | None,
@@ -280,7 +290,7 @@ def _proven(
             feeds = [_cast(value, _DTYPES[precision]).numpy() for value in read]
             return session.run(None, dict(zip(given, feeds, strict=True)))
 
-        batches = list(zip(*(_batches(values, batch) for values in given.values()), strict=True))
+        batches = _batches(list(given.values()), batch)
         figures = parity.compare(_Drawn(module), run, batches, precision, judged_by)
     except (sessions.SessionError, parity.Differs) as error:
         raise ExportError(str(error)) from error
@@ -300,9 +310,8 @@ class _Drawn(nn.Module):
         return self.module(images, *others, *extra)
 
 
-def _batches(images: Tensor, batch: int | None) -> list[Tensor]:
-    """Return images in batches of the file's size, or of three if it takes any."""
+def _batches(given: Sequence[tuple[Tensor, int | None]], batch: int | None) -> list[tuple[int, list[Tensor]]]:
+    """Return inputs in batches of the file's size, or of three if it takes any, each with its size."""
     sizes = DYNAMIC_BATCHES if batch is None else (batch,) * -(-LEAST_IMAGES // batch)
-    ends = np.cumsum(sizes)
-    spread = _repeated(images, int(ends[-1]))
-    return [spread[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    places = [range(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
+    return [(len(each), [_repeated(values, axis, each) for values, axis in given]) for each in places]

@@ -40,11 +40,11 @@ class Differs(Exception):
 def compare(
     module: nn.Module,
     run: Run,
-    batches: Sequence[Sequence[torch.Tensor]],
+    batches: Sequence[tuple[int, Sequence[torch.Tensor]]],
     precision: Literal["fp32", "fp16"],
     judged_by: Literal["outputs", "codes"],
 ) -> Parity:
-    """Return how `run` agrees with `module` on batches of its inputs; raise Differs if it does not.
+    """Return how `run` agrees with `module` on batches of its inputs, each with its size; raise Differs if it does not.
 
     Each output is judged separately, and the figures are of the worst one. A model that cannot run in float64 is judged
     against itself in float32.
@@ -54,8 +54,8 @@ def compare(
     except Exception:  # some operators have no float64 kernel
         exact = _outputs(module, batches, torch.float32)
     plain = _outputs(copy.deepcopy(module).to(_DTYPES[precision]), batches, _DTYPES[precision])
-    found = _rows([run(*batch) for batch in batches], [len(batch[0]) for batch in batches])
-    sizes = sorted({len(batch[0]) for batch in batches})
+    found = _rows([run(*batch) for _, batch in batches], [size for size, _ in batches])
+    sizes = sorted({size for size, _ in batches})
     parts = zip(found, exact, plain, strict=True)
     return max((_judged(*part, sizes, precision, judged_by) for part in parts), key=lambda part: part.error_share)
 
@@ -98,14 +98,16 @@ def _distances(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
         return np.where(exact == found, 0.0, np.abs(found - exact)).max(axis=1, initial=0.0)
 
 
-def _outputs(module: nn.Module, batches: Sequence[Sequence[torch.Tensor]], dtype: torch.dtype) -> list[np.ndarray]:
+def _outputs(
+    module: nn.Module, batches: Sequence[tuple[int, Sequence[torch.Tensor]]], dtype: torch.dtype
+) -> list[np.ndarray]:
     answers = []
     with torch.inference_mode():
-        for batch in batches:
+        for _, batch in batches:
             output = module(*(value.to(dtype) if value.is_floating_point() else value for value in batch))
             parts = output if isinstance(output, tuple) else (output,)
             answers.append([part.double().numpy() for part in parts])
-    return _rows(answers, [len(batch[0]) for batch in batches])
+    return _rows(answers, [size for size, _ in batches])
 
 
 def _rows(answers: Sequence[Sequence[np.ndarray]], sizes: Sequence[int]) -> list[np.ndarray]:

@@ -47,7 +47,7 @@ Inputs = Annotated[
     list[str] | None,
     typer.Option(
         "--input",
-        help="One input of your own model without its batch, such as 3x224x224 or ids=int64:16; may be repeated.",
+        help="One input of your own model without its batch, such as ids=int64:16:0-999 or x=@x.npy; repeatable.",
         metavar="[NAME=][TYPE:]SIZES",
     ),
 ]

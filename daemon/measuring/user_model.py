@@ -1,7 +1,6 @@
 """A user's model as given on the command line: a module or an ONNX file, and its inputs."""
 
 import keyword
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,11 +8,10 @@ from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-import msgspec
-
-from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import user_python
-from benchd.daemon.records import DTYPES, InputSpec, Precision
+from benchd.daemon.measuring.user_inputs import inputs_of, of_module
+from benchd.daemon.records import InputSpec, Precision
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ UserModel = UserModule | UserFile
 
 def _arguments(given: Sequence[str]) -> list[InputSpec]:
     """Return the inputs of a module as `--input` gives them; raise UsageError for a name that is no argument's."""
-    inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in inputs_of(given)]
+    inputs = of_module(inputs_of(given))
     for name in (spec.name for spec in inputs if spec.name):
         if not name.isidentifier() or keyword.iskeyword(name):
             raise UsageError(f"--input {name}: not a valid argument name; give the name of one of forward's arguments")
@@ -124,30 +122,3 @@ def _arguments(given: Sequence[str]) -> list[InputSpec]:
 def _place_of(package: str, places: Sequence[str]) -> str | None:
     """Return the first of these folders that has the package, None if none has."""
     return next((place for place in places if PathFinder.find_spec(package, [place])), None)
-
-
-def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
-    """Return the inputs of `3x224x224`, `ids=int64:16` and `scale=float32:`, each without its batch.
-
-    Those without a name come first, as in a call. Raises UsageError for invalid syntax and for a repeated name.
-    """
-    specs = [_input(text) for text in texts]
-    names = [spec.name for spec in specs if spec.name]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise UsageError(f"--input {twice}: given twice")
-    return sorted(specs, key=lambda spec: bool(spec.name))
-
-
-def _input(text: str) -> InputSpec:
-    name, equals, rest = text.rpartition("=")
-    dtype, colon, sizes = rest.rpartition(":")
-    if (equals and not name) or not (colon or sizes) or not re.fullmatch(r"([0-9]+(x[0-9]+)*)?", sizes):
-        raise UsageError(f"--input {text}: expected [NAME=][TYPE:]SIZExSIZE..., as in 3x224x224 or ids=int64:16")
-    shape = [int(size) for size in sizes.split("x")] if sizes else []
-    if shape and min(shape) < 1:
-        raise UsageError(f"--input {text}: every size is at least 1")
-    known = {str(one): one for one in DTYPES}
-    if colon and dtype not in known:
-        raise unknown("type of an input", dtype, known)
-    return InputSpec(name.strip(), known[dtype] if colon else None, shape)

@@ -1,13 +1,16 @@
 """The inputs of a user's ONNX file, read without torch: names, types and sizes; and each reason to refuse it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import onnx
 from onnx import TensorProto
 
 from benchd.daemon.errors import UsageError
+from benchd.daemon.measuring import onnx_tables
+from benchd.daemon.measuring.user_inputs import described, spanned, typed
 from benchd.daemon.records import Dtype, InputSpec, Precision
 
 _TYPES: dict[int, Dtype] = {
@@ -26,6 +29,9 @@ _PRODUCTS = ("Conv", "MatMul", "Gemm", "ConvTranspose")
 _INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 _DOMAINS = ("", "ai.onnx")
 
+Size = int | str | None
+"""One size in the file; an open one is a name, or nothing."""
+
 
 def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int | None]:
     """Return the inputs of the file, and its fixed batch size, None if it accepts any.
@@ -33,16 +39,23 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
     Open sizes are those of `given`, whose inputs without a name are matched by position. Raises UsageError for an
     unreadable file, for operators that are not part of ONNX, and for inputs that do not fit.
     """
-    values = _values(path, _read(path).graph)
-    by_name = _by_name(path, [value.name for value in values], given)
-    sizes = {value.name: _sizes(path, value) for value in values}
-    inputs = [_input(path, value, sizes[value.name], by_name.get(value.name)) for value in values]
-    return inputs, _batch_size(path, {name: first for name, (first, *_) in sizes.items() if first})
+    model = _read(path)
+    values = _values(path, model.graph)
+    by_name, sizes = _by_name(path, [value.name for value in values], given), _sizes(values)
+    axes = _batch_axes(sizes)
+    inputs = [_input(path, value, sizes[value.name], axes[value.name], by_name.get(value.name)) for value in values]
+    if all(spec.batch_axis is None for spec in inputs):
+        raise UsageError(f"{path}: none of its inputs has a batch; export it with the batch as first dimension")
+    is_open = [spec.name for spec in inputs if spanned(spec) != spec]
+    rows = onnx_tables.rows(model, is_open) if is_open else {}
+    return [spanned(spec, rows.get(spec.name)) for spec in inputs], _batch_size(path, sizes, inputs)
 
 
 def open_inputs(path: Path) -> list[str]:
     """Return the names of the inputs that leave more than the batch size open."""
-    return [value.name for value in _values(path, _read(path).graph) if 0 in _sizes(path, value)[1:]]
+    sizes = _sizes(_values(path, _read(path).graph))
+    axes = _batch_axes(sizes)
+    return [name for name in sizes if any(not isinstance(size, int) for size in _inner(sizes[name], axes[name]))]
 
 
 def precision(path: Path) -> Precision:
@@ -128,46 +141,87 @@ def _dtype(path: Path, value: onnx.ValueInfoProto) -> Dtype:
     return _TYPES[kind]
 
 
-def _sizes(path: Path, value: onnx.ValueInfoProto) -> list[int]:
-    """Return the sizes in the file, the batch size first; 0 for an open one."""
-    sizes = [size.dim_value if size.HasField("dim_value") else 0 for size in value.type.tensor_type.shape.dim]
-    _dtype(path, value)  # text has no sizes either, but is refused as text
-    if not sizes:
-        raise UsageError(f"{path}: input {value.name} is a scalar; export it with the batch as first dimension")
-    return sizes
+def _sizes(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[Size]]:
+    """Return each input's sizes in the file."""
+    return {
+        value.name: [size.dim_value or size.dim_param or None for size in value.type.tensor_type.shape.dim]
+        for value in values
+    }
 
 
-def _input(path: Path, value: onnx.ValueInfoProto, sizes: Sequence[int], given: InputSpec | None) -> InputSpec:
-    dtype, (batch, *inner) = _dtype(path, value), sizes
-    if given and given.dtype not in (None, dtype):
+def _batch_axes(sizes: Mapping[str, Sequence[Size]]) -> dict[str, int | None]:
+    """Return which axis of each input is the batch, None for an input that a whole batch shares.
+
+    It is the axis that the file calls batch, or leaves open without a name. In a file that calls none so it is the
+    first axis like the first one of all, or else the first one that is open.
+    """
+    lead = next((each[0] for each in sizes.values() if each), None)
+    rules: list[Callable[[Size], bool]] = [lambda size: size == lead, lambda size: not isinstance(size, int)]
+    if any(_is_batch(size) for each in sizes.values() for size in each):
+        rules = [_is_batch, lambda size: size is None]
+    return {
+        name: next((place for rule in rules for place, size in enumerate(each) if rule(size)), None)
+        for name, each in sizes.items()
+    }
+
+
+def _is_batch(size: Size) -> bool:
+    return isinstance(size, str) and ("batch" in size.lower() or size.lower() in ("n", "b", "bs"))
+
+
+def _inner(sizes: Sequence[Size], axis: int | None) -> list[Size]:
+    """Return the sizes without the batch."""
+    return [size for place, size in enumerate(sizes) if place != axis]
+
+
+def _input(
+    path: Path, value: onnx.ValueInfoProto, sizes: Sequence[Size], axis: int | None, given: InputSpec | None
+) -> InputSpec:
+    dtype = _dtype(path, value)
+    if given and given.dtype not in (None, dtype) and not given.file:
         raise UsageError(f"--input {given}: input {value.name} of {path.name} is {dtype}, not {given.dtype}")
-    shape = given.shape if given else inner
-    if given and len(shape) == len(sizes) and shape[0] == (batch or shape[0]) and _fits(inner, shape[1:]):
-        without = InputSpec(given.name, given.dtype, shape[1:])
-        raise UsageError(f"--input {given}: omit the batch: --input {without} --batch-sizes {shape[0]}")
-    if given and not _fits(inner, shape):
-        raise UsageError(f"--input {given}: {path.name} expects {_text(inner)} after the batch, not {_text(shape)}")
-    spec = InputSpec(value.name, dtype, list(shape))
+    if given and given.batch_axis != 0:
+        axis = given.batch_axis
+    if given and given.file:
+        given = described(msgspec.structs.replace(given, dtype=dtype, batch_axis=axis))
+    inner = _inner(sizes, axis)
+    if given and not _fits(inner, given.shape):
+        raise UsageError(_misfit(path, sizes, axis, given))
+    shape = given.shape if given else [size if isinstance(size, int) else 0 for size in inner]
+    spec = msgspec.structs.replace(given or InputSpec(), name=value.name, shape=shape, batch_axis=axis)
     if 0 in shape:
-        example = InputSpec(value.name, None if dtype == "float32" else dtype, [size or 1 for size in inner])
+        example = msgspec.structs.replace(spec, shape=[size or 1 for size in shape], dtype=dtype)
         raise UsageError(
             f"{path}: input {value.name} is {_text(inner)} after the batch; give it as in --input {example}"
         )
-    return spec
+    return typed(spec, dtype)
 
 
-def _fits(own: Sequence[int], given: Sequence[int]) -> bool:
-    return len(own) == len(given) and all(size in (0, asked) for size, asked in zip(own, given, strict=True))
+def _misfit(path: Path, sizes: Sequence[Size], axis: int | None, given: InputSpec) -> str:
+    """Return how the sizes on the command line differ from the file's."""
+    inner = _inner(sizes, axis)
+    if axis is not None and _fits(sizes, given.shape) and not given.file:
+        batch = given.shape[axis]
+        without = msgspec.structs.replace(given, shape=_inner(given.shape, axis))
+        return f"--input {given}: omit the batch: --input {without} --batch-sizes {batch}"
+    after = " after the batch" if axis is not None else ""
+    return f"--input {given}: {path.name} expects {_text(inner)}{after}, not {_text(given.shape)}"
 
 
-def _batch_size(path: Path, fixed: dict[str, int]) -> int | None:
+def _fits(own: Sequence[Size], given: Sequence[int]) -> bool:
+    pairs = zip(own, given, strict=False)
+    return len(own) == len(given) and all(size == asked or not isinstance(size, int) for size, asked in pairs)
+
+
+def _batch_size(path: Path, sizes: Mapping[str, Sequence[Size]], inputs: Sequence[InputSpec]) -> int | None:
+    places = {spec.name: spec.batch_axis for spec in inputs}
+    batches = {name: sizes[name][place] for name, place in places.items() if place is not None}
+    fixed = {name: size for name, size in batches.items() if isinstance(size, int)}
     if len(set(fixed.values())) > 1:
-        sizes = ", ".join(f"{name} {size}" for name, size in fixed.items())
-        raise UsageError(
-            f"{path}: its inputs have different first sizes ({sizes}); export it with the batch as first dimension"
-        )
+        found = ", ".join(f"{name} {size}" for name, size in fixed.items())
+        raise UsageError(f"{path}: its inputs have different batch sizes ({found}); say N where it is, as in 2xNx8")
     return next(iter(fixed.values()), None)
 
 
-def _text(sizes: Sequence[int]) -> str:
-    return "x".join(str(size or "?") for size in sizes) or "one number"
+def _text(sizes: Sequence[Size]) -> str:
+    return "x".join(str(size) if isinstance(size, int) and size else "?" for size in sizes) or "one number"

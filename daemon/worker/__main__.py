@@ -12,6 +12,7 @@ import msgspec
 
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.measuring.protocol import Job, Outcome
+from benchd.daemon.measuring.user_inputs import GIVING
 from benchd.daemon.records import ProcessResult
 from benchd.daemon.worker import child
 from benchd.daemon.worker.child import StageClock, send
@@ -42,10 +43,17 @@ def _work(job: Job, stages: StageClock) -> Outcome:
     except (Exception, SystemExit) as error:
         stages.leave()
         found.process.status, reason = child.diagnose(error, job)
-        found.process.reason = reason + ("" if isinstance(error, BenchdError) else f" (log: logs/{job.raw_name}.log)")
+        found.process.reason = reason + ("" if isinstance(error, BenchdError) else _about(job, found))
         found.flags += ["usage_error"] if isinstance(error, UsageError) else []
     found.process.stages = stages.stages()
     return found
+
+
+def _about(job: Job, found: Outcome) -> str:
+    """Return which numbers a user's model was given when it failed, if it has such limits, and where its log is."""
+    is_drawn = found.model is not None and any(spec.span for spec in found.model.inputs)
+    drawn = f"; inputs: {found.model.data}; give others as {GIVING}" if found.model and is_drawn else ""
+    return f"{drawn} (log: logs/{job.raw_name}.log)"
 
 
 def _imported(*, is_cold: bool) -> Callable[[Job, StageClock, Outcome], None]:

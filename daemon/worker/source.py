@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import ArtifactFacts, OptionValue, Precision, Provider, Quantisation
-from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, tensors, values
+from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, leading, tensors, values
 from benchd.exporters import code, files, sessions
 from benchd.exporters.artifacts import Artifact, Store, key_of
 from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_few
@@ -254,6 +254,7 @@ class Source:
                 form=facts["form"],
                 judged_by=self.judged_by,
                 outputs=[ONLY_OUTPUT] if answers == [ONLY] else answers,
+                axes=self.images.axes if isinstance(self.images, Tensors) else {},
             )
         except onnx.NotExportable as error:
             if not self.is_own:
@@ -305,7 +306,7 @@ def answer(outputs: Mapping[str, Tensor], paths: Mapping[str, str]) -> Batch:
 def _batches(calibration: Calibration, size: int) -> Iterator[list[Tensor]]:
     """Yield the inputs in whole batches, the last one filled up with the first images; raise CannotQuantise for few."""
     images = calibration.images
-    refuse_few([part.numpy() for part in values(images)[0]], calibration.source)
+    refuse_few([part.numpy() for part in leading(images)], calibration.source)
     for start in range(0, len(images), size):
         yield [part.contiguous() for part in values(images[torch.arange(start, start + size) % len(images)])]
 

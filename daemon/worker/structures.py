@@ -2,8 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,35 +24,38 @@ class Tensors:
     """Tensors that belong together: the inputs of a batch by name, or a model's answer by path.
 
     Its methods apply Tensor's method of the same name to each tensor, so that a step need not know which it has.
+    `axes` says where the batch is in an input that does not have it in front; None is one that the batch shares.
     """
 
     named: dict[str, Tensor]
+    axes: Mapping[str, int | None] = field(default_factory=dict)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Tensors":
         """Return these with `change` made to each."""
-        return Tensors({name: change(tensor) for name, tensor in self.named.items()})
+        return Tensors({name: change(tensor) for name, tensor in self.named.items()}, self.axes)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Tensors":
         """Return these on a device."""
-        return Tensors({name: value.to(device, non_blocking=non_blocking) for name, value in self.named.items()})
+        return self.each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def cpu(self) -> "Tensors":
         """Return these in host memory."""
-        return Tensors({name: tensor.cpu() for name, tensor in self.named.items()})
+        return self.each(Tensor.cpu)
 
     def clone(self) -> "Tensors":
         """Return copies."""
         return self.each(Tensor.clone)
 
     def __len__(self) -> int:
-        return len(next(iter(self.named.values())))
+        return len(leading(self))
 
     def __getitem__(self, rows: Any) -> "Tensors":
-        return self.each(lambda tensor: tensor[rows])
+        return by_item(lambda tensor: tensor[rows], self)
 
 
 Batch = Tensor | Tensors
-"""One tensor, or several that go together; of inputs the batch leads."""
+"""One tensor, whose batch leads, or several that go together."""
+BatchT = TypeVar("BatchT", Tensor, Tensors, Tensor | Tensors)
 
 
 def dtype_of(spec: InputSpec) -> torch.dtype:
@@ -88,22 +91,47 @@ def content(tensor: Tensor) -> NDArray[np.uint8]:
     return found
 
 
-def like(batch: Batch, parts: Iterable[Tensor]) -> Batch:
+def like(batch: BatchT, parts: Iterable[Tensor]) -> BatchT:
     """Return these tensors as a batch of the same form and names."""
     if isinstance(batch, Tensors):
-        return Tensors(dict(zip(batch.named, parts, strict=True)))
+        return Tensors(dict(zip(batch.named, parts, strict=True)), batch.axes)
     (only,) = parts
     return only
 
 
+def leading(batch: Batch) -> Tensor:
+    """Return the first tensor that has a batch, with that in front."""
+    axes = zip(values(batch), _axes(batch), strict=True)
+    return next(value.movedim(axis, 0) for value, axis in axes if axis is not None)
+
+
+def by_item(change: Callable[..., Tensor], *batches: BatchT) -> BatchT:
+    """Return the first batch with each tensor changed that has a batch: `change` takes and returns that in front.
+
+    It also takes the same tensor of the other batches.
+    """
+
+    def changed(axis: int | None, *same: Tensor) -> Tensor:
+        if axis is None:
+            return same[0]
+        found = change(*(value.movedim(axis, 0) for value in same))
+        return found.movedim(0, axis).contiguous() if axis else found
+
+    return like(batches[0], map(changed, _axes(batches[0]), *map(values, batches)))
+
+
+def _axes(batch: Batch) -> list[int | None]:
+    return [batch.axes.get(name, 0) for name in batch.named] if isinstance(batch, Tensors) else [0]
+
+
 def joined(*batches: Batch) -> Batch:
     """Return the items of one batch after the other as one."""
-    return like(batches[0], map(torch.cat, zip(*map(values, batches), strict=True)))
+    return by_item(lambda *parts: torch.cat(parts), *batches)
 
 
 def rolled(batch: Batch, by: int) -> Batch:
     """Return other items of the same numbers: those of each item moved on by so many places."""
-    return each(batch, lambda value: value.reshape(len(value), -1).roll(by, dims=1).reshape(value.shape))
+    return by_item(lambda value: value.reshape(len(value), -1).roll(by, dims=1).reshape(value.shape), batch)
 
 
 def cast(batch: Batch, dtype: torch.dtype) -> Batch:

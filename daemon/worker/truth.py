@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import BenchdError, UnfitModel
 from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.measuring.user_inputs import GIVING
 from benchd.daemon.worker import agreement, references
 from benchd.daemon.worker.agreement import ROUNDING, Bound, Bounds, Format, Observation, Rule
 from benchd.daemon.worker.backends import Loaded
@@ -252,7 +253,7 @@ def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, da
             kind = str(loaded.dtype).removeprefix("torch.")
             raise UnfitModel(
                 f"{called} is NaN or infinite in {kind} (inputs: {data}), so nothing can be compared with it: give "
-                "data or weights for which it is finite (--data, --weights), or leave it out of the answer"
+                f"inputs ({GIVING}), --data or --weights for which it is finite, or leave it out of the answer"
             )
         if path not in again or not np.allclose(again[path].reshape(answer.shape), answer, rtol=1e-6, atol=1e-9):
             raise UnfitModel(

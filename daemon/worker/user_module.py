@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
+from benchd.daemon.measuring import user_inputs
 from benchd.daemon.measuring.protocol import Job
-from benchd.daemon.measuring.user_model import inputs_of
 from benchd.daemon.records import FILE_BACKENDS, InputSpec
 from benchd.daemon.worker.structures import Batch, values
 
@@ -99,7 +99,7 @@ def package(job: Job) -> str:
 
 def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
     """Return the module's inputs; raise Unsupported for a type that the case's variant cannot read."""
-    found, variant = _inputs(job, module), job.case.variant
+    found, variant = [user_inputs.described(spec) for spec in _inputs(job, module)], job.case.variant
     by_numpy = variant.backend in FILE_BACKENDS or variant.precision == "int8"
     if by_numpy and any(spec.dtype == "bfloat16" for spec in found):
         raise Unsupported(
@@ -115,12 +115,12 @@ def _inputs(job: Job, module: nn.Module) -> list[InputSpec]:
     if job.inputs:
         return job.inputs
     if isinstance(attribute, list | tuple) and attribute and all(isinstance(text, str) for text in attribute):
-        return inputs_of(attribute)
+        return user_inputs.of_module(user_inputs.inputs_of(attribute))
     shape = getattr(module, "input_shape", None)
     if shape is None:
         raise UsageError(
-            "give each input of the module without the batch, as in --input 3x224x224 or --input ids=int64:16, or give "
-            "the module an attribute input_shape"
+            f"give each input of the module without the batch, as in --input {user_inputs.EXAMPLES}, or give the "
+            "module an attribute input_shape"
         )
     return [InputSpec("", "float32", [int(size) for size in shape])]
 

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported, UsageError
+from benchd.daemon.measuring import user_inputs
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
-from benchd.daemon.worker import pipeline, user_code, user_module
+from benchd.daemon.worker import lookups, pipeline, user_code, user_module
 from benchd.daemon.worker.source import Calibration, Source
-from benchd.daemon.worker.structures import Batch, Tensors, content, dtype_of, values
+from benchd.daemon.worker.structures import Batch, Tensors, content, dtype_of, leading
 from benchd.exporters import code
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, demo, weights
@@ -69,6 +70,8 @@ def build(job: Job) -> Workload:
     except Unavailable as error:
         raise Unsupported(str(error)) from error
     specs = _specs(job, plain)
+    if all(spec.batch_axis is None for spec in specs):
+        raise UsageError(f"--input {specs[0]}: one input must have a batch: give its sizes without parentheses")
     pool = _inputs(job, plain, specs)
     if job.module:
         plain = module = _fed(job, plain, specs, pool.images)
@@ -83,9 +86,28 @@ def build(job: Job) -> Workload:
 def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
     """Return the inputs of one item of a batch."""
     if job.module:
-        return user_module.inputs(job, module)
+        return _indexing(job, module, user_module.inputs(job, module))
     inputs: list[InputSpec] | None = getattr(module, "inputs", None) if job.onnx else None
     return inputs or [InputSpec("", "float32", list(getattr(module, "input_shape")))]  # noqa: B009
+
+
+def _indexing(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> list[InputSpec]:
+    """Return the inputs with the span of their whole numbers, which a run finds if the user does not say it."""
+    is_open = [user_inputs.spanned(spec) != spec for spec in specs]
+    found: dict[str, tuple[int, int]] = {}
+    if any(is_open):
+        known = zip(specs, is_open, strict=True)
+        ones = [msgspec.structs.replace(spec, span=(1, 1)) if ones else spec for spec, ones in known]
+        drawn = _drawn(ones, job.case.batch_size, "normal", job.case.seed)
+        taking = user_module.takes(module, specs)
+        user_module.settle(taking, drawn)
+        found = lookups.rows(taking, drawn, list(_named(specs)))
+    return [user_inputs.spanned(spec, found.get(name)) for name, spec in _named(specs).items()]
+
+
+def _named(specs: Sequence[InputSpec]) -> dict[str, InputSpec]:
+    """Return the inputs by name, or by place."""
+    return {spec.name or str(place): spec for place, spec in enumerate(specs)}
 
 
 def _plain(job: Job) -> nn.Module:
@@ -202,9 +224,17 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
         return _Pool(found.images, found.source, found.labels, found.of)
     item_bytes = sum(dtype_of(spec).itemsize * math.prod(spec.shape) for spec in specs)
     count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // item_bytes))
-    kinds = {kind if dtype_of(spec).is_floating_point else "0 and 1": None for spec in specs}
     pool = _drawn(specs, count, kind, job.case.seed)
-    return _Pool(pool, f"random {', '.join(kinds)}, seed {job.case.seed}")
+    told = _told(specs, kind)
+    return _Pool(pool, told if all(spec.file for spec in specs) else f"random {told}, seed {job.case.seed}")
+
+
+def _told(specs: Sequence[InputSpec], kind: Literal["unit", "normal"]) -> str:
+    """Return what the inputs' numbers are, without names if all are alike: `normal`, or `ids 0-999, mask 0-1`."""
+    numbers = [spec.numbers if spec.numbers != "normal" else kind for spec in specs]
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    return ", ".join(f"{name} {what}" for name, what in zip(_named(specs), numbers, strict=True))
 
 
 def _frames(
@@ -235,7 +265,7 @@ def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> Cal
     else:
         found = _opened(job, module, specs, named).taken(count)
         images, source = found.images, found.source
-    return Calibration(images, source, data.digests(values(images)[0]), job.calibration is not None)
+    return Calibration(images, source, data.digests(leading(images)), job.calibration is not None)
 
 
 def _preprocessed(job: Job) -> tuple[str | None, Literal["unit", "normal"]]:
@@ -265,16 +295,35 @@ def _opened(job: Job, module: nn.Module, specs: Sequence[InputSpec], calibration
 
 
 def _drawn(specs: Sequence[InputSpec], count: int, kind: Literal["unit", "normal"], seed: int) -> Batch:
-    drawn = {spec.name or str(place): _random(spec, count, kind, seed + place) for place, spec in enumerate(specs)}
-    return Tensors(drawn) if len(drawn) > 1 else next(iter(drawn.values()))
+    drawn = {
+        name: _numbers(spec, count, kind, seed + place) for place, (name, spec) in enumerate(_named(specs).items())
+    }
+    axes = {name: spec.batch_axis for name, spec in _named(specs).items() if spec.batch_axis != 0}
+    return Tensors(drawn, axes) if axes or len(drawn) > 1 else next(iter(drawn.values()))
+
+
+def _numbers(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: int) -> Tensor:
+    """Return `count` items with the batch in its place; a file with fewer repeats. Without a batch return one."""
+    axis = spec.batch_axis
+    if spec.file:
+        held = torch.from_numpy(user_inputs.numbers_of(spec)).to(dtype_of(spec))
+        items = held if axis is None else held[torch.arange(count) % len(held)]
+    else:
+        items = _random(spec, 1, kind, seed)[0] if axis is None else _random(spec, count, kind, seed)
+    return items.movedim(0, axis).contiguous() if axis else items
 
 
 def _random(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: int) -> Tensor:
-    """Return `count` items; integers are 0 or 1, so that an index fits any table."""
-    if dtype_of(spec).is_floating_point:
-        return data.random_images(tuple(spec.shape), count, kind, seed).to(dtype_of(spec))
+    """Return `count` items within the input's span; whole numbers begin with its ends, which no seed leaves out."""
+    dtype, (low, high) = dtype_of(spec), spec.span or (0, 1)
+    if dtype.is_floating_point:
+        images = data.random_images(tuple(spec.shape), count, "unit" if spec.span else kind, seed)
+        return (low + (high - low) * images if spec.span else images).to(dtype)
     draw = torch.Generator().manual_seed(seed)
-    return torch.randint(2, (count, *spec.shape), generator=draw).to(dtype_of(spec))
+    found = torch.randint(int(low), min(int(high), 2**63 - 2) + 1, (count, *spec.shape), generator=draw)
+    ends = torch.tensor([high, low])[: found.numel()]
+    found.view(-1)[: len(ends)] = ends
+    return found.to(dtype)
 
 
 def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str) -> ModelFacts:

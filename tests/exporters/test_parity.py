@@ -31,8 +31,12 @@ def file(share=0.0, images=(), wrong=()):
     return lambda batch: [model(batch).numpy()]
 
 
+def batches_of(*parts):
+    return [(len(part), (part,)) for part in parts]
+
+
 def judged(run, judged_by, precision="fp32", plain=None):
-    return compare(plain or Model(), run, [(IMAGES,)], precision, judged_by)
+    return compare(plain or Model(), run, batches_of(IMAGES), precision, judged_by)
 
 
 ALL = range(8)
@@ -48,7 +52,7 @@ def test_outputs_may_be_off_by_the_tolerance_of_the_precision(precision, toleran
 
 
 def test_an_error_is_a_share_of_the_largest_output():
-    big = [(IMAGES * 1000,)]
+    big = batches_of(IMAGES * 1000)
     parity = compare(Model(), file(0.05, [0]), big, "fp32", "outputs")
     assert parity.max_abs_error == pytest.approx(0.05, rel=1e-2)
     assert parity.error_share == pytest.approx(5e-5, rel=1e-2)
@@ -93,7 +97,7 @@ def test_what_is_no_number_never_agrees(judged_by, value):
 
 def test_batches_are_put_together_and_the_model_stays_as_it_was():
     model = Model()
-    batches = [(IMAGES[:1],), (IMAGES[1:3],), (IMAGES[3:],)]
+    batches = batches_of(IMAGES[:1], IMAGES[1:3], IMAGES[3:])
     parity = compare(model, file(), batches, "fp16", "outputs")
     assert (parity.images, parity.batch_sizes, parity.max_abs_error) == (8, [1, 2, 5], 0.0)
     assert model.off.dtype == torch.float32
@@ -113,7 +117,7 @@ def test_each_of_several_outputs_has_to_agree(wrong):
         outputs[wrong] = outputs[wrong] + 0.5
         return outputs
 
-    batches = [(IMAGES[:4],), (IMAGES[4:],)]
+    batches = batches_of(IMAGES[:4], IMAGES[4:])
     assert compare(Several(), lambda images: [images.numpy(), 2 * images.sum().numpy()], batches, "fp32", "outputs")
     with pytest.raises(Differs):
         compare(Several(), run, batches, "fp32", "outputs")
@@ -132,10 +136,10 @@ class InFloat(nn.Module):
 
 def test_what_float64_cannot_run_is_compared_with_float32():
     model = InFloat()
-    parity = compare(model, lambda images: [model(images).detach().numpy()], [(IMAGES,)], "fp32", "outputs")
+    parity = compare(model, lambda images: [model(images).detach().numpy()], batches_of(IMAGES), "fp32", "outputs")
     assert parity.max_abs_error == 0.0
     with pytest.raises(Differs):
-        compare(model, lambda images: [model(images).detach().numpy() + 1], [(IMAGES,)], "fp32", "outputs")
+        compare(model, lambda images: [model(images).detach().numpy() + 1], batches_of(IMAGES), "fp32", "outputs")
 
 
 @pytest.mark.parametrize(("share", "agrees"), [(0.2, False), (0.6, True)])

@@ -3,7 +3,7 @@
 import pytest
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring.user_model import inputs_of
+from benchd.daemon.measuring.user_inputs import inputs_of, of_module
 from benchd.daemon.records import InputSpec
 
 
@@ -15,6 +15,18 @@ from benchd.daemon.records import InputSpec
         ("int64:16", InputSpec("", "int64", [16])),
         ("scale=float32:", InputSpec("scale", "float32", [])),
         ("serving_default_x:0=3x4", InputSpec("serving_default_x:0", None, [3, 4])),
+        ("16=5", InputSpec("16", None, [5])),
+        ("ids=int64:16:0-999", InputSpec("ids", "int64", [16], span=(0, 999))),
+        ("lengths=int64::1-10", InputSpec("lengths", "int64", [], span=(1, 10))),
+        ("16:-1-1", InputSpec("", None, [16], span=(-1, 1))),
+        ("16:-5..-1", InputSpec("", None, [16], span=(-5, -1))),
+        ("16:0.1-5e2", InputSpec("", None, [16], span=(0.1, 500.0))),
+        ("rate=int64:()=16000", InputSpec("rate", "int64", [], batch_axis=None, span=(16000, 16000))),
+        ("()", InputSpec("", None, [], batch_axis=None)),
+        ("anchors=(10x4):0-1", InputSpec("anchors", None, [10, 4], batch_axis=None, span=(0, 1))),
+        ("state=2xNx8", InputSpec("state", None, [2, 8], batch_axis=1)),
+        ("x=@of/x.npy", InputSpec("x", file="of/x.npy")),
+        ("float32:(@x.npy)", InputSpec("", "float32", batch_axis=None, file="x.npy")),
     ],
 )
 def test_an_input_is_a_name_a_type_and_sizes(text, spec):
@@ -30,14 +42,20 @@ def test_inputs_without_a_name_come_first():
     ("texts", "words"),
     [
         (["ids=int65:16"], "unknown type of an input 'int65'; did you mean 'int64'"),
-        (["ids="], r"--input ids=: expected \[NAME=\]\[TYPE:\]SIZExSIZE"),
+        (["ids="], r"--input ids=: expected \[NAME=\]\[TYPE:\]SIZES\[:LOW-HIGH\], "),
         (["=3x4"], r"--input =3x4: expected"),
         (["3x0"], "--input 3x0: every size is at least 1"),
-        (["3xfour"], r"--input 3xfour: expected \[NAME=\]\[TYPE:\]SIZExSIZE\.\.\., as in 3x224x224"),
-        (["3,4"], r"--input 3,4: expected \[NAME=\]\[TYPE:\]SIZExSIZE"),
+        (["3xfour"], r"--input 3xfour: expected .* or \[NAME=\]\[TYPE:\]@FILE, as in 3x224x224"),
+        (["3,4"], "--input 3,4: expected"),
         (["x=3", "x=4"], "--input x: given twice"),
+        (["x=NxN"], "--input x=NxN: expected"),
+        (["x=(2xN)"], r"--input x=\(2xN\): expected"),
+        (["16:5-1"], r"--input 16:5-1: give two numbers from .*, the lower one first"),
+        (["x=int8:4:0-300"], "--input x=int8:4:0-300: give two whole numbers from -128 to 127, the lower one first"),
+        (["x=int64:4:0.5-1"], "give two whole numbers"),
+        (["16:0-1e400"], "give two numbers"),
     ],
 )
 def test_what_is_no_input_is_said(texts, words):
     with pytest.raises(UsageError, match=words):
-        inputs_of(texts)
+        of_module(inputs_of(texts))

@@ -262,7 +262,7 @@ def test_the_size_of_an_output_may_depend_on_the_values(tmp_path):
     ("graph", "dtype"),
     [
         ("g (int64[2,4] x) => (int64[2,4] y) { y = Neg(x) }", torch.int64),
-        ("g (int8[2,4] x) => (int8[2,4] y) { y = Neg(x) }", torch.int8),
+        ("g (int8[2,4] x) => (int8[2,4] y) { y = Sign(x) }", torch.int8),
         ("g (int16[2,4] x) => (int16[2,4] y) { y = Identity(x) }", torch.int16),
         ("g (bool[2,4] x) => (bool[2,4] y) { y = Not(x) }", torch.bool),
     ],

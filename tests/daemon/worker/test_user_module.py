@@ -3,14 +3,17 @@
 import sys
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from worker_jobs import job, run_here, user_module
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
-from benchd.daemon.measuring.user_model import inputs_of
+from benchd.daemon.measuring.user_inputs import inputs_of, of_module
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import audit, backends, check, steps, user_code, workload
+from benchd.daemon.worker.structures import values
+from benchd.exporters.artifacts import sha256_of
 
 CPU = torch.device("cpu")
 HELPER = """
@@ -237,7 +240,7 @@ def zoo(folder, name, given=(), **fields):
     (folder / "zoo.py").write_text(ZOO)
     (folder / "helper.py").write_text(HELPER)
     a_job = job(folder, module=f"{folder}/zoo.py:{name}", **{"model": f"own.zoo.{name}", "batch_size": 2} | fields)
-    inputs = [msgspec.structs.replace(spec, dtype=spec.dtype or "float32") for spec in inputs_of(given)]
+    inputs = of_module(inputs_of(given))
     return msgspec.structs.replace(a_job, inputs=inputs, artifacts=str(folder / "artifacts"))
 
 
@@ -459,3 +462,96 @@ def test_an_answer_without_elements_is_named_so(tmp_path):
     module = user_module(tmp_path, forward="return {'y': self.fc(images.flatten(1)), 'e': images.flatten(1)[:, :0]}")
     outcome = run_here(job(tmp_path, module=module))
     assert outcome.process.reason.startswith("the model's answer e is empty: leave it out of the answer")
+
+
+DRAWN = {
+    "table": ("Named", WORDS, "random ids 0-9, mask 0-1, seed 0"),
+    "as given": ("Named", ["ids=int64:6:2-5", "mask=bool:6"], "random ids 2-5, mask 0-1, seed 0"),
+    "bytes": ("in_float", ["uint8:3x4x4"], "random 0-255, seed 0"),
+    "samples": ("in_float", ["int16:3x4x4"], "random -32768..32767, seed 0"),
+    "indexes nothing": ("in_float", ["int64:3x4x4"], "random 0-1, seed 0"),
+    "range of floats": ("as_dict", ["3x4x4:0.5-2"], "random 0.5-2, seed 0"),
+}
+
+
+@pytest.mark.parametrize(("name", "given", "data"), DRAWN.values(), ids=DRAWN)
+def test_inputs_are_drawn_over_what_they_mean_and_the_record_says_so(name, given, data, tmp_path):
+    built = workload.build(zoo(tmp_path, name, given))
+    assert built.facts.data == data
+    again = workload.build(zoo(tmp_path, name, [str(spec) for spec in built.facts.inputs]))
+    for spec, one, other in zip(built.facts.inputs, values(built.images), values(again.images), strict=True):
+        assert torch.equal(one, other)
+        low, high = spec.span or (0, 1)
+        ends = one.min().item(), one.max().item()
+        assert ends == (low, high) if not one.is_floating_point() else low <= ends[0] < ends[1] <= high
+
+
+PLACED = """
+import torch
+from torch import nn
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.head = nn.GRU(4, 3, num_layers=2), nn.Linear(3, 2)
+
+    def forward(self, x, state, rate):
+        if x.shape != (5, state.shape[1], 4) or state.shape != (2, x.shape[1], 3) or rate.shape != ():
+            raise ValueError(f"{x.shape} {state.shape} {rate.shape}")
+        answer, state = self.cell(x * (rate / 16000.0), state)
+        return {"scores": self.head(answer[-1]), "next": state}
+"""
+
+
+@pytest.mark.parametrize("backend", ["eager", "onnxruntime"])
+def test_the_batch_is_where_the_input_says_and_a_constant_has_none(backend, tmp_path):
+    if backend == "onnxruntime":
+        pytest.importorskip("onnxscript", reason="exports")
+    (tmp_path / "placed.py").write_text(PLACED)
+    given = of_module(inputs_of(["x=5xNx4", "state=2xNx3", "rate=int64:()=16000"]))
+    a_job = job(tmp_path, model="own.placed.Recurrent", module=f"{tmp_path}/placed.py:Recurrent", batch_size=3)
+    a_job = msgspec.structs.replace(a_job, inputs=given, artifacts=str(tmp_path / "artifacts"))
+    case = msgspec.structs.replace(a_job.case, variant=Variant(backend))
+    outcome = run_here(msgspec.structs.replace(a_job, case=case))
+    assert outcome.process.status == "ok", outcome.process.reason
+    assert outcome.check.passed, outcome.check.note
+
+
+def test_inputs_of_a_file_are_its_items_again_and_again(tmp_path):
+    items = np.random.default_rng(0).standard_normal((5, 3, 4, 4)).astype(np.float32)
+    path = tmp_path / "items.npy"
+    np.save(path, items)
+    built = workload.build(zoo(tmp_path, "as_dict", [f"@{path}"]))
+    assert np.array_equal(built.images[5:10].numpy(), items)
+    (spec,) = built.facts.inputs
+    assert (spec.dtype, spec.shape, spec.sha256) == ("float32", [3, 4, 4], sha256_of(path))
+    assert built.facts.data == f"5 items of items.npy (SHA-256 {spec.sha256[:12]})"
+    as_read = workload.build(zoo(tmp_path, "in_float", [f"float64:@{path}"])).images
+    assert as_read.dtype == torch.float64
+
+
+def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
+    np.save(tmp_path / "halves.npy", np.full((4, 3, 4, 4), 0.5))
+    np.save(tmp_path / "empty.npy", np.zeros((0, 4)))
+    (tmp_path / "damaged.npy").write_bytes(b"damaged")
+    np.savez(tmp_path / "frames.npz", np.ones(3))
+    np.save(tmp_path / "words.npy", np.array(["a"]))
+    for text, words in {
+        "int64:@{}/halves.npy": "numbers are float64 and not all of them are int64",
+        "@{}/empty.npy": "its first axis counts the items, but its shape is",
+        "@{}/damaged.npy": "not a whole .npy file of numbers",
+        "@{}/absent.npy": "No such file or directory",
+        "@{}/frames.npz": "not a whole .npy file of numbers",
+        "float32:@{}/words.npy": "its array holds <U1, not real numbers",
+    }.items():
+        with pytest.raises(UsageError, match=words):
+            workload.build(zoo(tmp_path, "as_dict", [text.format(tmp_path)]))
+
+
+def test_a_failure_on_drawn_whole_numbers_says_which(tmp_path):
+    module = user_module(tmp_path, forward="assert images.min() > 0; return self.fc(images.float().flatten(1))")
+    given = of_module(inputs_of(["int64:3x4x4"]))
+    outcome = run_here(msgspec.structs.replace(job(tmp_path, module=module), inputs=given))
+    assert "; inputs: random 0-1, seed 0; give others as --input NAME=TYPE:SIZES:LOW-HIGH" in outcome.process.reason

@@ -1,12 +1,13 @@
 """A user's own ONNX file: what it reads, its answers, and each refusal with its words."""
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from worker_jobs import job
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
-from benchd.daemon.measuring.user_model import inputs_of
+from benchd.daemon.measuring.user_inputs import inputs_of
 from benchd.daemon.records import InputSpec
 from benchd.daemon.worker import workload
 from benchd.daemon.worker.backends import tensorrt
@@ -87,7 +88,7 @@ def test_whole_numbers_as_first_input_are_drawn_so_that_they_fit_a_table(tmp_pat
     a_job = job(tmp_path, model="own.net", batch_size=2)
     built = workload.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, TABLE))))
     assert set(built.images.unique().tolist()) == {0, 1}
-    assert built.facts.data == "random 0 and 1, seed 0"
+    assert built.facts.data == "random 0-1, seed 0"
     assert built.images.dtype == torch.int64
     rows = built.images[:2]
     assert torch.equal(built.plain(rows), rows[..., None] * torch.tensor([10.0, 20, 30, 40]))
@@ -161,12 +162,7 @@ REFUSED = {
     "no batch": (
         text("g (float x) => (float y) { y = Neg(x) }"),
         [],
-        "input x is a scalar; .* batch as first dimension",
-    ),
-    "two batches": (
-        text("g (float[2,4] x, float[1] z) => (float[2,4] y) { y = Add(x, z) }"),
-        [],
-        r"different first sizes \(x 2, z 1\)",
+        "none of its inputs has a batch; export it with the batch as first dimension",
     ),
 }
 
@@ -236,3 +232,59 @@ def test_another_batch_size_than_the_file_s_is_refused(tmp_path):
     a_job = job(tmp_path, model="own.net", batch_size=1)
     with pytest.raises(UsageError, match=r"net\.onnx has a fixed batch size of 2: give --batch-sizes 2$"):
         workload.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, FIXED))))
+
+
+STREAM = """g (float[{x}] x, float[{state}] state, int64 rate) => (float[4] y) {{
+  f = Cast<to = 1>(rate)  m = ReduceSum<keepdims = 0>(x)  n = ReduceSum<keepdims = 0>(state)
+  p = Add(m, n)  q = Add(p, f)
+  one = Constant<value = float[4] {{1,2,3,4}}>()  y = Mul(q, one)
+}}"""
+PLACED = {
+    "named": ("batch,64", "2,batch,8", [], [[64], [2, 8]], [0, 1, None], None),
+    "time first": ("T,N,4", "2,N,8", ["x=5x4"], [[5, 4], [2, 8]], [1, 1, None], None),
+    "like the first": ("a,64", "2,a,8", [], [[64], [2, 8]], [0, 1, None], None),
+    "fixed": ("1,64", "2,1,8", [], [[64], [2, 8]], [0, 1, None], 1),
+    "open": ("a,64", "2,k,8", [], [[64], [2, 8]], [0, 1, None], None),
+    "as the user says": ("a,3,8", "k,3,8", ["x=Nx3x8", "state=3xNx8"], [[3, 8], [3, 8]], [0, 1, None], 3),
+    "shared": ("batch,64", "10,4", [], [[64], [10, 4]], [0, None, None], None),
+}
+
+
+@pytest.mark.parametrize(("x", "state", "given", "shapes", "axes", "batch"), PLACED.values(), ids=PLACED)
+def test_the_batch_is_the_axis_that_the_file_calls_so(x, state, given, shapes, axes, batch, tmp_path):
+    module = own(tmp_path, STREAM.format(x=x, state=state), *given, "rate=()=16000")
+    assert [spec.shape for spec in module.inputs] == [*shapes, []]
+    assert [spec.batch_axis for spec in module.inputs] == axes
+    assert module.batch_size == batch
+    again = own(tmp_path, STREAM.format(x=x, state=state), *map(str, module.inputs))
+    assert again.inputs == module.inputs
+
+
+LOOKED_UP = {
+    "cast and moved": ("two = Constant<value = int64 {2}>()  i = Cast<to = 7>(ids)  j = Add(i, two)", "j", (0, 7)),
+    "from 1": ("one = Constant<value = int64 {1}>()  i = Cast<to = 7>(ids)  j = Sub(i, one)", "j", (1, 10)),
+    "hashed": ("m = Constant<value = int32 {10}>()  j = Mod(ids, m)", "j", (0, 9)),
+    "flattened": ("s = Constant<value = int64[1] {-1}>()  j = Reshape(ids, s)", "j", (0, 9)),
+    "counted": ("a = Constant<value = int64 {1}>()  i = Cast<to = 7>(ids)  j = CumSum(i, a)", "j", (0, 1)),
+    "compared": ("z = Constant<value = int32 {0}>()  b = Greater(ids, z)  j = Cast<to = 7>(b)", "j", (0, 1)),
+}
+
+
+@pytest.mark.parametrize(("nodes", "index", "span"), LOOKED_UP.values(), ids=LOOKED_UP)
+def test_whole_numbers_stay_within_the_table_that_the_file_looks_up(nodes, index, span, tmp_path):
+    table = f"t = ConstantOfShape<value = float[1] {{1}}>(s0)  y = Gather(t, {index})"
+    graph = f"g (int32[N,3] ids) => (float y) <int64[2] s0 = {{10,4}}> {{ {nodes} {table} }}"
+    (spec,) = own(tmp_path, graph).inputs
+    assert spec.span == span
+
+
+def test_a_given_range_and_a_file_replace_what_is_drawn(tmp_path):
+    path = tmp_path / "rows.npy"
+    np.save(path, np.array([[0, 1, 1], [1, 1, 0]], np.int32))
+    (given,) = own(tmp_path, TABLE, "rows=3:0-0").inputs
+    assert given.span == (0, 0)
+    (held,) = own(tmp_path, TABLE, f"@{path}").inputs
+    assert (held.dtype, held.shape, held.items, held.span) == ("int64", [3], 2, None)
+    np.save(path, np.zeros((2, 4), np.int64))
+    with pytest.raises(UsageError, match=r"net\.onnx expects 3 after the batch, not 4"):
+        own(tmp_path, TABLE, f"@{path}")

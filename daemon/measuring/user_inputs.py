@@ -1,0 +1,144 @@
+"""The inputs of a user's model: the syntax of `--input`, what is drawn for each, and their files. No torch."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.records import DTYPES, Dtype, InputSpec
+from benchd.exporters.artifacts import sha256_of
+
+SYNTAX = "[NAME=][TYPE:]SIZES[:LOW-HIGH], [NAME=][TYPE:](SIZES)=VALUE or [NAME=][TYPE:]@FILE"
+EXAMPLES = "3x224x224, ids=int64:16:0-999, rate=int64:()=16000 or x=@x.npy"
+GIVING = "--input NAME=TYPE:SIZES:LOW-HIGH or NAME=@FILE"
+"""How a range or a file is given, for a sentence about numbers that were drawn."""
+SAMPLES: tuple[Dtype, ...] = ("uint8", "int8", "int16")
+"""The types of bytes and samples, whose numbers mean something over all of their range."""
+
+_NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+_SIZES = r"(?:\d+|N)(?:x(?:\d+|N))*"
+# the shortest name, and none if that is possible: names in ONNX files hold anything, such as `x:0`
+_INPUT = re.compile(
+    r"(?:(?P<name>.+?)=)??(?=.)(?:(?P<type>[a-z]\w*):)?"
+    rf"(?P<shared>\()?(?:@(?P<file>[^()]+)|(?P<sizes>{_SIZES})?)(?(shared)\))"
+    rf"(?::(?P<low>{_NUMBER})(?:-|\.\.)(?P<high>{_NUMBER})|(?(shared)=(?P<value>{_NUMBER})|(?!)))?"
+)
+
+
+def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
+    """Return the inputs of `3x224x224`, `ids=int64:16:0-999` and `scale=float32:`, each without its batch.
+
+    Those without a name come first, as in a call. Raises UsageError for invalid syntax and for a repeated name.
+    """
+    specs = [_input(text) for text in texts]
+    names = [spec.name for spec in specs if spec.name]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UsageError(f"--input {twice}: given twice")
+    return sorted(specs, key=lambda spec: bool(spec.name))
+
+
+def _input(text: str) -> InputSpec:
+    found = _INPUT.fullmatch(text)
+    sizes = (found["sizes"] or "").split("x") if found and found["sizes"] else []
+    if not found or sizes.count("N") > (0 if found["shared"] else 1):
+        raise UsageError(f"--input {text}: expected {SYNTAX}, as in {EXAMPLES}")
+    known = {str(dtype): dtype for dtype in DTYPES}
+    if found["type"] and found["type"] not in known:
+        raise unknown("type of an input", found["type"], known)
+    if any(size != "N" and not int(size) for size in sizes):
+        raise UsageError(f"--input {text}: every size is at least 1")
+    low, high = found["low"] or found["value"], found["high"] or found["value"]
+    return InputSpec(
+        name=(found["name"] or "").strip(),
+        dtype=known[found["type"]] if found["type"] else None,
+        shape=[int(size) for size in sizes if size != "N"],
+        batch_axis=None if found["shared"] else sizes.index("N") if "N" in sizes else 0,
+        span=(_number(low), _number(high)) if low and high else None,
+        file=found["file"] or "",
+    )
+
+
+def _number(text: str) -> int | float:
+    return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+
+
+def typed(spec: InputSpec, dtype: Dtype | None) -> InputSpec:
+    """Return the input with its type, by default `dtype`; raise UsageError for a span that the type does not hold."""
+    spec = msgspec.structs.replace(spec, dtype=spec.dtype or dtype)
+    if spec.span and spec.dtype:
+        least, most = limits(spec.dtype)
+        numbers = "numbers" if isinstance(most, float) else "whole numbers"
+        if not least <= spec.span[0] <= spec.span[1] <= most or not {type(most), int} >= set(map(type, spec.span)):
+            raise UsageError(f"--input {spec}: give two {numbers} from {least} to {most}, the lower one first")
+    return spec
+
+
+def of_module(specs: Sequence[InputSpec]) -> list[InputSpec]:
+    """Return the inputs of a module: float32 unless they or their files say another type."""
+    return [typed(spec, None if spec.file else DTYPES[0]) for spec in specs]
+
+
+def limits(dtype: Dtype) -> tuple[int | float, int | float]:
+    """Return the smallest and the largest number of a type; a float's largest finite one."""
+    if dtype == "bool":
+        return 0, 1
+    if "float" in dtype:
+        most = {"float16": 65504.0, "float64": 1.7e308}.get(dtype, 3.3e38)
+        return -most, most
+    bits, is_signed = int(dtype.lstrip("uint")), not dtype.startswith("u")
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
+
+
+def spanned(spec: InputSpec, rows: tuple[int, int] | None = None) -> InputSpec:
+    """Return the input with the span that it is drawn from, if neither the user nor its file says it.
+
+    `rows` are the first and the last index of the smallest table that it reads. Bytes and samples that read none take
+    all of their type's range; other whole numbers, and every mask, are 0 and 1.
+    """
+    if spec.span or spec.file or spec.dtype in (None, "bool") or "float" in spec.dtype:
+        return spec
+    is_mask = "mask" in spec.name.lower()
+    alone = limits(spec.dtype) if spec.dtype in SAMPLES else (0, 1)
+    return msgspec.structs.replace(spec, span=(0, 1) if is_mask else rows or alone)
+
+
+def described(spec: InputSpec) -> InputSpec:
+    """Return the input with the type, the sizes and the hash of its file; raise UsageError if that does not fit."""
+    if not spec.file:
+        return spec
+    found = numbers_of(spec)
+    items, shape = (0, found.shape) if spec.batch_axis is None else (len(found), found.shape[1:])
+    dtype = spec.dtype or next((name for name in DTYPES if name == str(found.dtype)), None)
+    if dtype is None:
+        raise UsageError(f"--input {spec}: its numbers are {found.dtype}; write one of {', '.join(DTYPES)}")
+    return msgspec.structs.replace(spec, dtype=dtype, shape=list(shape), items=items, sha256=sha256_of(Path(spec.file)))
+
+
+def numbers_of(spec: InputSpec) -> Any:
+    """Return the array of an input's file, its items first unless the batch shares it, as its type if that is given.
+
+    Raises UsageError for a file that is missing or damaged, or holds numbers that the type does not.
+    """
+    import numpy as np  # noqa: PLC0415 - plans without a file need none
+
+    try:
+        with Path(spec.file).open("rb") as opened:
+            found = np.lib.format.read_array(opened, allow_pickle=False)
+    except OSError as error:
+        raise UsageError(f"--input {spec}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"--input {spec}: not a whole .npy file of numbers ({error})") from error
+    if found.dtype.kind not in "biuf":
+        raise UsageError(f"--input {spec}: its array holds {found.dtype}, not real numbers")
+    if spec.batch_axis is not None and not found.shape[:1] > (0,):
+        raise UsageError(f"--input {spec}: its first axis counts the items, but its shape is {list(found.shape)}")
+    if not spec.dtype or spec.dtype in ("bfloat16", str(found.dtype)):
+        return np.require(found, requirements=["C", "W"])
+    as_read = found.astype(spec.dtype)
+    if "float" not in spec.dtype and not np.array_equal(as_read, found):
+        raise UsageError(f"--input {spec}: its numbers are {found.dtype} and not all of them are {spec.dtype}")
+    return as_read
