@@ -173,7 +173,9 @@ def test_every_view_is_accessible_offline_light_and_dark_wide_and_on_a_phone(sit
         for name, path in VIEWS.items():
             page.goto(f"http://{HOST}:{site}{path}", wait_until="networkidle")
             page.get_by_role("heading", level=1).wait_for()
-            page.wait_for_function("dark => document.body.classList.contains('body--dark') === dark", arg=scheme == "dark")
+            page.wait_for_function(
+                "dark => document.body.classList.contains('body--dark') === dark", arg=scheme == "dark"
+            )
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
             assert not inaccessible(page), name
             if SHOTS:
