@@ -967,7 +967,12 @@ def _non_finite(value: Any, path: str) -> str | None:
 
 def wall_now(timespec: str = "milliseconds") -> str:
     """Return the time as a label: UTC in RFC 3339."""
-    return datetime.now(timezone.utc).isoformat(timespec=timespec).replace("+00:00", "Z")
+    return wall_text(datetime.now(timezone.utc), timespec)
+
+
+def wall_text(moment: datetime, timespec: str = "milliseconds") -> str:
+    """Return a time in UTC as a label in RFC 3339."""
+    return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def encode(record: Record) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from benchd.daemon.machine import cgroup
 from benchd.daemon.machine.identity import is_placeholder
 from benchd.daemon.machine.sysfs import cpufreq_policies, gpu_nodes, number, text
 from benchd.daemon.records import Environment
@@ -78,7 +79,6 @@ _SYSTEM = {
 }
 # Each limit of a cgroup: its file in version 2, and controller and file in version 1.
 _LIMITS = {
-    "cpu_limit": ("cpu.max", "cpu", "cpu.cfs_quota_us"),
     "cpuset": ("cpuset.cpus.effective", "cpuset", "cpuset.effective_cpus"),
     "memory_nodes": ("cpuset.mems.effective", "cpuset", "cpuset.effective_mems"),
     "memory_limit": ("memory.max", "memory", "memory.limit_in_bytes"),
@@ -383,15 +383,15 @@ def _system(root: Path) -> dict[str, str]:
 
 def _limits(root: Path) -> dict[str, str | None]:
     """Return the limits of this process's cgroup and of those around it, "none" without any."""
-    lines = (line.split(":", 2) for line in (text(root / "proc/self/cgroup") or "").splitlines())
-    own = {name: Path(path[1:]) for _, controllers, path in lines for name in controllers.split(",")}
-    found: dict[str, str | None] = {}
-    for name, (file, controller, older) in _LIMITS.items() if own else ():
-        inner, where = own.get(controller, own.get("", Path())), root / "sys/fs/cgroup"
-        path = (where / controller, older) if controller in own else (where, file)
-        values = [text(path[0] / folder / path[1]) for folder in (inner, *inner.parents)]
+    quota_cpus = cgroup.quota_cpus(root)
+    none = "none" if cgroup.folders(root, "cpu")[0] else None
+    found: dict[str, str | None] = {"cpu_limit": none if quota_cpus is None else f"{quota_cpus:g} CPUs"}
+    for name, (file, controller, older) in _LIMITS.items():
+        groups, is_older = cgroup.folders(root, controller)
+        values = [text(group / (older if is_older else file)) for group in groups]
         limits = [value for value in values if value and not value.startswith(_UNLIMITED)]
-        found[name] = ", ".join(dict.fromkeys(limits[:1] if name in _EFFECTIVE else limits)) or "none"
+        told = ", ".join(dict.fromkeys(limits[:1] if name in _EFFECTIVE else limits))
+        found[name] = told or ("none" if groups else None)
     return found
 
 

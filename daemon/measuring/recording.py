@@ -4,13 +4,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from statistics import median
 from typing import Literal
 
 import msgspec
 
-from benchd.daemon.machine import gpu
+from benchd.daemon.machine import gpu, identity
 from benchd.daemon.machine.environment import fingerprint
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Limits, Outcome
@@ -39,10 +40,11 @@ from benchd.daemon.records import (
     Window,
     of_range,
     wall_now,
+    wall_text,
 )
 from benchd.daemon.sampling import energy, interference
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.verdicts import accuracy, figures, levels, one_model, roofline, statistics
+from benchd.daemon.verdicts import accuracy, figures, levels, one_model, roofline, statistics, when
 
 RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, or not for long
 FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
@@ -75,6 +77,13 @@ class RunId:
     def new(cls) -> "RunId":
         """Return the identity of a run that starts now."""
         return cls(uuid.uuid4().hex, wall_now(), time.monotonic_ns())
+
+    def dated(self, boot_id: str) -> "RunId":
+        """Return it with the time of its start by the wall clock of now, if that was only set since, in its boot."""
+        if not when.is_unset(self.t_wall) or boot_id != identity.boot_id():
+            return self
+        start = datetime.now(timezone.utc) - timedelta(microseconds=(time.monotonic_ns() - self.t_mono_ns) / 1e3)
+        return replace(self, t_wall=wall_text(start))
 
 
 def with_samples(
@@ -144,6 +153,7 @@ def record(
     `probes` are the first of its run, from which its roofline is computed; without them its own first ones are used.
     """
     status, reason = _status(outcomes)
+    t_wall = run_id.dated(run.boot_id).t_wall
     measured = [outcome for outcome in outcomes if outcome.process.timing]
     timing = _combined([outcome.process.timing for outcome in measured]) if status == "ok" else None
     if timing and _dropped_half(outcomes):
@@ -163,7 +173,7 @@ def record(
         case_id=case.case_id,
         case=case,
         status=status,
-        t_wall=run_id.t_wall,
+        t_wall=t_wall,
         t_mono_ns=run_id.t_mono_ns,
         boot_id=run.boot_id,
         tool_version=run.tool_version,
@@ -197,6 +207,8 @@ def record(
             {
                 *run.flags,
                 *_flags(telemetry, run.environment, x_of_floor, outcomes),
+                *(["clock_not_set"] if when.is_unset(t_wall) else []),
+                *_threads(case, run.environment, outcomes),
                 *_moved(probes, outcomes),
                 *_slow_clocks(run.environment, telemetry),
             }
@@ -407,6 +419,13 @@ def _uneven(processes: Sequence[ProcessResult]) -> set[str]:
     # what makes interleaved blocks depend on each other does so for both processes
     misleading = any(each.is_correlated and not each.is_interleaved for each in blocks)
     return flags | ({"correlated_blocks"} if misleading else set())
+
+
+def _threads(case: Case, environment: Environment, outcomes: Sequence[Outcome]) -> set[str]:
+    """Return the flags of threads that are not those requested, or that share CPUs."""
+    ran = {outcome.threads for outcome in outcomes if outcome.threads}
+    flags = {"other_threads"} if case.threads and ran - {case.threads} else set()
+    return flags | {"shared_cpus" for threads in ran if threads * case.streams > environment.cpu_count}
 
 
 def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:

@@ -160,6 +160,9 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if busy:
         names = ", ".join(dict.fromkeys(busy))
         notes.append(f"busy machine: other processes used the CPU while {names} ran; run it again")
+    unset = next((record for record in records if "clock_not_set" in record.flags), None)
+    notes += [f"clock: it says {unset.t_wall} and was never set: nothing tells when this was measured"] if unset else []
+    notes += list(dict.fromkeys(note for record in measured for note in _cpu_notes(record)))
     notes += [_slow_clock(record) for record in measured if "clock_below_range" in record.flags]
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
     notes += [note for record in measured if (note := levels.words(record))]
@@ -173,6 +176,19 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if unsettled:
         notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the requested half-width")
     return notes
+
+
+def _cpu_notes(record: Record) -> Iterator[str]:
+    """Yield what held the case's threads back: a quota, too few CPUs, or its own module."""
+    threads, cpus, asked = record.environment.threads, record.environment.cpu_count, record.case.threads
+    if "cpu_quota_throttled" in record.flags:
+        limit = record.environment.system.get("cpu_limit")
+        yield f"cpu quota: {record.case.model}: {threads} ran on {limit} of its control group, stopped again and again"
+    if "shared_cpus" in record.flags:
+        streams = f" in each of {record.case.streams} streams" if record.case.streams > 1 else ""
+        yield f"threads: {record.case.model}: {threads}{streams} ran on {cpus} CPU{'s' * (cpus > 1)} of its affinity"
+    if "other_threads" in record.flags:
+        yield f"threads: {record.case_id}: {threads} ran, not {asked}: the model sets its own"
 
 
 def _slow_clock(record: Record) -> str:

@@ -28,8 +28,10 @@ class _Column:
 
 
 def print_table(console: Console, records: Sequence[Record]) -> None:
-    """Print the device, then one row per record; below 80 columns, one block per record."""
-    console.print(machine(records[0].environment), markup=False)
+    """Print the device as each number of threads ran on it, then one row per record; below 80 columns, one block."""
+    measured = [record for record in records if record.timing] or records
+    for line in dict.fromkeys(machine(record.environment) for record in measured):
+        console.print(line, markup=False)
     records = sorted(records, key=lambda record: not _is_alarming(record))
     if console.width >= FEW_COLUMNS:
         console.print(_wide(records, console.width))

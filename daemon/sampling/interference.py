@@ -43,6 +43,7 @@ def assess(
         "low_clock": _low_clock(samples, blocks, device),
         "steal": _steal(samples, blocks),
         "major_faults": _any(samples, blocks, "process_major_faults_per_s", _is_positive),
+        "cpu_quota_throttled": _any(samples, blocks, "cpu_quota_stops", _is_positive),
         "throttled": _any(samples, blocks, throttling_of(device), throttles),
     }
     if device == "cuda":

@@ -32,6 +32,12 @@ def _measured_s(record: Record) -> float:
     return unix_s(record.t_wall) or 0.0
 
 
+def is_unset(t_wall: str) -> bool:
+    """Return whether this is the time of a clock that was never set, as after a start without a network."""
+    said_s = unix_s(t_wall)
+    return said_s is not None and said_s < EARLIEST_S
+
+
 def unix_s(t_wall: str) -> float | None:
     """Return the Unix time of a `t_wall`; None if it is not a time in RFC 3339."""
     try:

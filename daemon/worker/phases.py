@@ -61,9 +61,9 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
     stages.enter("export")
     backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
     stages.enter("load")
+    _set_threads(job)  # again: building and exporting ran a user's module, which may have set others
     loaded = backends.load(job.case.variant, workload.source, device, workload.example(job.case.batch_size))
     found.runtime = loaded.runtime
-    found.threads = torch.get_num_threads()  # a user's own build may have set another
     stages.leave()
     pool = steps.batches(workload.images, job.case.batch_size, loaded)
     loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
@@ -87,6 +87,7 @@ def run(job: Job, stages: StageClock, found: Outcome) -> None:
         found.check = audit.audited(found.check, right, [(0, first)], "in its first run")
     found.flags += ["reference_fp32"] if found.check.reference == "float32" else []
     _accuracy(job, workload, loaded, stages, found)
+    found.threads = (found.runtime and found.runtime.threads) or torch.get_num_threads()  # a forward may set its own
     camera = workload.camera
     del workload
     if job.case.scenario == "cold_start":
@@ -129,9 +130,13 @@ def open_device(job: Job) -> torch.device:
         raise Unsupported(f"torch {torch.__version__} cannot use a CUDA device here; --device cpu measures the CPU")
     if job.case.direction == "training" and not catalog.trains(job.case.model, job.case.variant.name):
         raise Unsupported(catalog.TRAINING)
-    torch.set_num_threads(job.threads or max(1, len(os.sched_getaffinity(0)) // job.case.streams))
+    _set_threads(job)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return torch.device(job.device)
+
+
+def _set_threads(job: Job) -> None:
+    torch.set_num_threads(job.threads or max(1, len(os.sched_getaffinity(0)) // job.case.streams))
 
 
 def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[Loaded, Batch, int]:

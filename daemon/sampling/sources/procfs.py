@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from benchd.daemon.machine import cgroup
 from benchd.daemon.machine.sysfs import KernelFile, cpufreq_policies, number, text
 from benchd.daemon.records import Sample
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMINFO_KIB = re.compile(rb"^(MemAvailable|SwapTotal|SwapFree|NvMapMemUsed):\s*(\d+)", re.MULTILINE)
+_STOPS = re.compile(rb"^nr_throttled (\d+)", re.MULTILINE)
 _CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
 
 _Clock = tuple[str, int, float]  # of CPUs that share one: name, number of CPUs, Hz
@@ -27,6 +29,7 @@ class Procfs:
 
     `cpu_utilization_percent` and `cpu_steal_percent` over the time since the last reading; `memory_available_bytes`,
     `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the memory allocated by the GPU's driver;
+    `cpu_quota_stops`, how often a quota of a control group stopped it since the last reading;
     `process_cpu_percent`, `process_major_faults_per_s` and `process_rss_bytes` of all watched processes that live; and
     `cpu_clock_hz` if the kernel reports it: the mean over all CPUs and, if CPUs share clocks, one rail per cluster.
     """
@@ -39,6 +42,8 @@ class Procfs:
         self._stat = KernelFile(self._proc / "stat")
         self._meminfo = KernelFile(self._proc / "meminfo")
         self._read_clocks = _clocks(root)
+        self._stopping = [KernelFile(file) for file in cgroup.limited(root)]
+        self._stops: int | None = None
         self._processes: list[_Process] = []
         self._times: tuple[int, int, int] | None = None
 
@@ -60,6 +65,7 @@ class Procfs:
         yield from self._cpu()
         yield from self._samples(self._memory())
         yield from self._samples(self._watched())
+        yield from self._quota()
         yield from self._clock()
 
     def _sample(self, metric: str, value: float, rail: str = "") -> Sample:
@@ -108,6 +114,12 @@ class Procfs:
             for metric, value in metrics.items():
                 total[metric] = total.get(metric, 0.0) + value
         return total
+
+    def _quota(self) -> Iterator[Sample]:
+        before = self._stops
+        self._stops = sum(int(count) for file in self._stopping for count in _STOPS.findall(file.read()))
+        if self._stopping and before is not None:
+            yield self._sample("cpu_quota_stops", self._stops - before)
 
     def _clock(self) -> Iterator[Sample]:
         clocks = self._read_clocks()

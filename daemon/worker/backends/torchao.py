@@ -44,7 +44,6 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         )
     facts = RuntimeFacts(
         provider=f"torchao {version('torchao')}",
-        threads=torch.get_num_threads(),
         load_s=time.monotonic() - start,
         notes=[f"products in int8: {', '.join(f'{count} {name}' for name, count in ran.most_common())}"],
     )

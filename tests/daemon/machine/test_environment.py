@@ -269,7 +269,7 @@ def test_a_setting_of_the_system_is_in_the_fingerprint(name, tmp_path, tools):
     file, content, value, other = SETTINGS[name]
     write(tmp_path, {file: content.format(other)})
     after = describe("cpu", None, tmp_path)
-    limits = {"max": "none", "200000": "200000 100000"}
+    limits = {"max": "none", "200000": "2 CPUs"}
     assert (before.system[name], after.system[name]) == (limits.get(value, value), limits.get(other, other))
     assert list(differences(before, after)) == [f"{name}: {before.system[name]} and {after.system[name]}"]
     assert before.comparable_part != after.comparable_part
@@ -282,13 +282,14 @@ def test_the_limits_of_a_cgroup_of_version_1(tmp_path, tools):
         {
             "proc/self/cgroup": "4:memory:/not/mounted\n3:cpuset:/\n1:cpu,cpuacct:/in\n0::/\n",
             f"{folder}/cpu/cpu.cfs_quota_us": "-1\n",
-            f"{folder}/cpu/in/cpu.cfs_quota_us": "150000\n",
+            f"{folder}/cpu/in/cpu.cfs_quota_us": "30000\n",
+            f"{folder}/cpu/in/cpu.cfs_period_us": "50000\n",
             f"{folder}/cpuset/cpuset.effective_cpus": "0-1\n",
             f"{folder}/memory/memory.limit_in_bytes": "9223372036854771712\n",
         },
     )
     found = describe("cpu", None, tmp_path).system
-    assert (found["cpu_limit"], found["cpuset"], found["memory_limit"]) == ("150000", "0-1", "none")
+    assert (found["cpu_limit"], found["cpuset"], found["memory_limit"]) == ("0.6 CPUs", "0-1", "none")
 
 
 def test_a_virtual_machine_and_a_real_one(tmp_path, tools):

@@ -1,11 +1,13 @@
 """From processes to a Record: statuses, intervals between processes, throughput, and reasons for what is missing."""
 
+import time
 from dataclasses import replace
 
 import msgspec
 import pytest
 from records_made import ENERGY, ENVIRONMENT, timing
 
+from benchd.daemon.machine.identity import boot_id
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Outcome
@@ -34,6 +36,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.sampling.sources.protocol import Batch, PowerSource
+from benchd.daemon.verdicts import when
 from benchd.models.cost import cost, parameters
 
 SHARED = Run("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
@@ -445,3 +448,12 @@ def test_a_neighbour_s_frames_add_up_and_other_load_is_flagged_beside_it_too():
     found = record(ended, ended, case=case)
     assert (found.beside.releases, found.beside.misses, found.beside.timing.runs) == (60, 4, 1400)
     assert "busy_machine" in found.flags
+
+
+def test_a_start_before_the_clock_was_set_is_dated_once_it_is():
+    started = RunId("r7", "1970-01-01T00:01:00.000Z", time.monotonic_ns() - 3600 * 10**9)
+    this = boot_id()
+    assert when.unix_s(started.dated(this).t_wall) == pytest.approx(time.time() - 3600, abs=60.0)
+    assert started.dated("an earlier boot") == started
+    known = RunId.new()
+    assert known.dated(this) == known

@@ -12,7 +12,7 @@ import termios
 
 import msgspec
 import pytest
-from records_made import accuracy, made, timing
+from records_made import ENVIRONMENT, accuracy, made, timing
 from rich.console import Console
 from test_console import ENERGY, check
 from waiting import WAIT_S
@@ -68,6 +68,17 @@ def test_each_row_names_its_variant_and_what_failed_comes_first(width):
     assert places == sorted(places)
     for name in ("custom (c)-fp16", "onnxruntime", "training"):
         assert name in re.sub(r"\s+", " ", shown)
+
+
+def test_each_number_of_threads_that_ran_has_a_heading():
+    one, two = (
+        made(case=case("eager"), timing=timing(1.0), environment=msgspec.structs.replace(ENVIRONMENT, threads=threads))
+        for threads in (1, 2)
+    )
+    assert [line.split(" |")[0] for line in table(160, [one, two, two]).splitlines()[:2]] == [
+        "cpu: cpu, 1 threads",
+        "cpu: cpu, 2 threads",
+    ]
 
 
 def test_images_off_are_counted_only_where_their_number_is_judged():

@@ -172,3 +172,8 @@ def test_a_process_with_a_time_of_zero_tells_nothing():
     assert disturbed([ProcessResult(status="ok", interference=zero)]) is None
     both = disturbed([ProcessResult(status="ok", interference=one) for one in (zero, found)])
     assert (both.blocks, both.clean_ms) == (10, pytest.approx(found.clean.median_ms))
+
+
+def test_blocks_in_which_a_quota_stopped_it():
+    assert set(flagged(series("cpu_quota_stops", inside(2.0, 2.5, 1.0, 0.0)), "cpu")) >= {4}
+    assert flagged(series("cpu_quota_stops", lambda t: 0.0), "cpu") == {}
