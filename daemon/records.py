@@ -845,7 +845,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     """The machine and the software under a case: what two records must share to be comparable.
 
     `fingerprint` has two hashes: of everything except what may differ between two runs on an unchanged machine, and of
-    benchd itself, so that a baseline outlives an upgrade. What may differ is `threads`, which the case determines, the
+    benchd itself, so that a baseline outlives an upgrade. What may differ is `threads` (the model may set its own), the
     thermal state before the first case (`temperature_c` by zone, `cooling` with the level of each active device), the
     `load` average of the last minute, the `command` line and the CPUs in `affinity`. `allocator` holds the settings
     that benchd gives a worker's heap, `variables` the environment variables that change how a worker computes, null if

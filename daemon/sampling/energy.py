@@ -191,10 +191,12 @@ def _shortest_window_s(source: PowerSource, read_period_s: float) -> float:
 
 
 def _cross_checked(energy: Energy, second: _Estimate) -> Energy:
-    """Add the second-best source; if the two differ by more than both bars, neither can be trusted."""
-    disagree = abs(second.energy_j - energy.energy_j) > second.err_j + energy.energy_err_j
+    """Add the second-best source; if the two differ by more than both bars, the bar covers what both say."""
+    apart_j = abs(second.energy_j - energy.energy_j)
+    disagree = apart_j > second.err_j + energy.energy_err_j
     return msgspec.structs.replace(
         energy,
+        energy_err_j=apart_j + second.err_j if disagree else energy.energy_err_j,
         cross_check=CrossCheck(
             energy_j=second.energy_j,
             energy_err_j=second.err_j,

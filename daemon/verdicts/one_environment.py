@@ -28,7 +28,7 @@ def differences(one: Environment, other: Environment) -> Iterator[str]:
 
 def changes(one: Environment, other: Environment) -> Iterator[tuple[str, str, str]]:
     """Yield the name of each difference and both values as words."""
-    if (one.comparable_part, one.threads) == (other.comparable_part, other.threads):  # the case determines the threads
+    if one.comparable_part == other.comparable_part:
         return
     before, after = _compared(one), _compared(other)
     was, now = (_flat(msgspec.structs.asdict(environment)) for environment in (one, other))
@@ -51,7 +51,7 @@ def _unknown(one: Environment, other: Environment) -> set[str]:
 
 
 def _compared(environment: Environment) -> dict[str, Any]:
-    facts = {"threads": environment.threads, **_flat(comparable(environment))}
+    facts = _flat(comparable(environment))
     return {name: fact for name, fact in facts.items() if name != "driver" or environment.l4t is None}  # it is the L4T
 
 

@@ -420,11 +420,12 @@ def test_the_counter_is_preferred_and_the_power_checks_it():
     assert found.gross_per_inference_j == found.energy_j / 100
 
 
-def test_sources_that_disagree_are_named():
+def test_sources_that_disagree_are_named_and_the_bar_covers_both():
     counts, powers, sources = both_kinds()
     found = measured(counts + [replace(power, value=power.value * 1.1) for power in powers], sources)
     assert found.flags == ["sources_disagree"]
     assert found.energy_j == pytest.approx(100.0, rel=0.003)
+    assert found.energy_j + found.energy_err_j >= found.cross_check.energy_j + found.cross_check.energy_err_j
 
 
 def test_the_power_stands_in_for_a_counter_that_fell_and_says_so():
