@@ -581,7 +581,7 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
         is_plain = text and (self.dtype is None or (self.dtype == DTYPES[0] and not self.file))
         typed = "" if is_plain else f"{self.dtype or DTYPES[0]}:"
         is_constant = self.batch_axis is None and self.span and self.span[0] == self.span[1]
-        drawn = f"={self.span[1]}" if is_constant and self.span else f":{self.numbers}" if self.span else ""
+        drawn = f"{'=' if is_constant else ':'}{self.numbers}" if self.span else ""
         return f"{self.name}{'=' if self.name else ''}{typed}{text}{drawn}"
 
     @property
@@ -593,7 +593,8 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
         if self.span is None:
             return "0-1" if self.dtype == "bool" else "normal"
         low, high = self.span
-        return f"{low}{'..' if low < 0 else '-'}{high}"
+        is_constant = self.batch_axis is None and low == high
+        return f"{low}" if is_constant else f"{low}{'..' if low < 0 else '-'}{high}"
 
 
 OF_MODULE = "of the module"

@@ -112,7 +112,12 @@ def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
         return list(own)
     pairs = zip(own or [InputSpec()] * len(packed.inputs), packed.inputs, strict=True)
     return [
-        msgspec.structs.replace(spec, name=one.name, dtype=msgspec.convert(one.dtype, Dtype), shape=one.shape[1:])
+        msgspec.structs.replace(
+            spec,
+            name=one.name,
+            dtype=msgspec.convert(one.dtype, Dtype),
+            shape=[size for place, size in enumerate(one.shape) if place != spec.batch_axis],
+        )
         for spec, one in pairs
     ]
 

@@ -78,8 +78,8 @@ def typed(spec: InputSpec, dtype: Dtype | None) -> InputSpec:
 
 
 def of_module(specs: Sequence[InputSpec]) -> list[InputSpec]:
-    """Return the inputs of a module: float32 unless they or their files say another type."""
-    return [typed(spec, None if spec.file else DTYPES[0]) for spec in specs]
+    """Return the inputs of a module: float32 unless they say another type or their files hold whole numbers."""
+    return [described(typed(spec, None if spec.file else DTYPES[0])) for spec in specs]
 
 
 def limits(dtype: Dtype) -> tuple[int | float, int | float]:
@@ -112,7 +112,8 @@ def described(spec: InputSpec) -> InputSpec:
         return spec
     found = numbers_of(spec)
     items, shape = (0, found.shape) if spec.batch_axis is None else (len(found), found.shape[1:])
-    dtype = spec.dtype or next((name for name in DTYPES if name == str(found.dtype)), None)
+    as_held = DTYPES[0] if found.dtype.kind == "f" else str(found.dtype)  # numpy's own floats are float64
+    dtype = spec.dtype or next((name for name in DTYPES if name == as_held), None)
     if dtype is None:
         raise UsageError(f"--input {spec}: its numbers are {found.dtype}; write one of {', '.join(DTYPES)}")
     return msgspec.structs.replace(spec, dtype=dtype, shape=list(shape), items=items, sha256=sha256_of(Path(spec.file)))
@@ -132,8 +133,8 @@ def numbers_of(spec: InputSpec) -> Any:
         raise UsageError(f"--input {spec}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"--input {spec}: not a whole .npy file of numbers ({error})") from error
-    if found.dtype.kind not in "biuf":
-        raise UsageError(f"--input {spec}: its array holds {found.dtype}, not real numbers")
+    if found.dtype.kind not in "biuf" or np.isnan(found).any():
+        raise UsageError(f"--input {spec}: its array of {found.dtype} holds what is no real number")
     if spec.batch_axis is not None and not found.shape[:1] > (0,):
         raise UsageError(f"--input {spec}: its first axis counts the items, but its shape is {list(found.shape)}")
     if not spec.dtype or spec.dtype in ("bfloat16", str(found.dtype)):

@@ -520,11 +520,11 @@ def test_the_batch_is_where_the_input_says_and_a_constant_has_none(backend, tmp_
 
 
 def test_inputs_of_a_file_are_its_items_again_and_again(tmp_path):
-    items = np.random.default_rng(0).standard_normal((5, 3, 4, 4)).astype(np.float32)
+    items = np.random.default_rng(0).standard_normal((5, 3, 4, 4))
     path = tmp_path / "items.npy"
     np.save(path, items)
     built = workload.build(zoo(tmp_path, "as_dict", [f"@{path}"]))
-    assert np.array_equal(built.images[5:10].numpy(), items)
+    assert np.array_equal(built.images[5:10].numpy(), items.astype(np.float32))
     (spec,) = built.facts.inputs
     assert (spec.dtype, spec.shape, spec.sha256) == ("float32", [3, 4, 4], sha256_of(path))
     assert built.facts.data == f"5 items of items.npy (SHA-256 {spec.sha256[:12]})"
@@ -537,6 +537,7 @@ def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
     np.save(tmp_path / "empty.npy", np.zeros((0, 4)))
     (tmp_path / "damaged.npy").write_bytes(b"damaged")
     np.savez(tmp_path / "frames.npz", np.ones(3))
+    np.save(tmp_path / "gaps.npy", np.full((4, 3, 4, 4), np.nan))
     np.save(tmp_path / "words.npy", np.array(["a"]))
     for text, words in {
         "int64:@{}/halves.npy": "numbers are float64 and not all of them are int64",
@@ -544,7 +545,8 @@ def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
         "@{}/damaged.npy": "not a whole .npy file of numbers",
         "@{}/absent.npy": "No such file or directory",
         "@{}/frames.npz": "not a whole .npy file of numbers",
-        "float32:@{}/words.npy": "its array holds <U1, not real numbers",
+        "float32:@{}/words.npy": "its array of <U1 holds what is no real number",
+        "@{}/gaps.npy": "its array of float64 holds what is no real number",
     }.items():
         with pytest.raises(UsageError, match=words):
             workload.build(zoo(tmp_path, "as_dict", [text.format(tmp_path)]))
