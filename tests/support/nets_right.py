@@ -97,7 +97,7 @@ def in_one_tensor(m, image):
 def suppressed(m, image):
     """Return the scores (batch, 16), 0 where an anchor overlaps one of a higher score."""
     one = detected(m, image)
-    low, high = one["boxes"].chunk(2, 2)
+    low, high = (one["boxes"] / 640).chunk(2, 2)  # areas in pixels are too large for fp16
     inside = torch.minimum(high[:, :, None], high[:, None]) - torch.maximum(low[:, :, None], low[:, None])
     overlap, area = inside.clamp(min=0).prod(3), (high - low).prod(2)
     share = overlap / (area[:, :, None] + area[:, None] - overlap)
