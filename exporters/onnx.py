@@ -25,7 +25,7 @@ import torch
 from onnx_ir.passes import common
 from torch import Tensor, nn
 
-from benchd.exporters import parity, recurrence, sessions
+from benchd.exporters import onnx_files, parity, recurrence, sessions
 from benchd.exporters.files import ONLY_OUTPUT, OPSET, FloatPrecision, Form
 from benchd.exporters.parity import Parity
 
@@ -42,7 +42,7 @@ class ExportError(Exception):
 
 
 class NotExportable(ExportError):
-    """torch cannot export the model; the message says why."""
+    """torch cannot export the model, or ONNX Runtime cannot load what it exports; the message says why."""
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -292,7 +292,10 @@ def _proven(
 
         batches = _batches(list(given.values()), batch)
         figures = parity.compare(_Drawn(module), run, batches, precision, judged_by)
-    except (sessions.SessionError, parity.Differs) as error:
+    except sessions.SessionError as error:
+        itself = ", ".join(onnx_files.half(path)) if precision == "fp32" else ""
+        raise NotExportable(f"{error}" + (f"; the model computes in {itself} itself" if itself else "")) from error
+    except parity.Differs as error:
         raise ExportError(str(error)) from error
     return msgspec.structs.replace(found, load_s=load_s, parity=figures)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Check, Precision
-from benchd.daemon.worker import agreement, doubts, references, truth
+from benchd.daemon.worker import agreement, blame, doubts, references, truth
 from benchd.daemon.worker.agreement import Format, Observation, Rule
 from benchd.daemon.worker.audit import Expected
 from benchd.daemon.worker.backends import Loaded
@@ -52,6 +52,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
         right = truth.with_thresholds(right, agreement.off(seen, observed, right.limits, right.rule))
         found = agreement.judge(seen, observed, right.limits, right.rule)
     doubt = doubts.found(loaded, right, seen, observed) if found.passed else ""
+    blamed = "" if found.passed else blame.of_model(right, seen, images[: checked * size])
     if unreferred := _without_reference(workload, job):
         found = msgspec.structs.replace(found, passed=False, void=True, note=unreferred)
     found = msgspec.structs.replace(
@@ -61,7 +62,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
         outputs=[" ".join([path, *map(str, exact.shape[1:])]) for path, exact in answers.items()],
         projections=_projections(answers),
         inputs_sha256=references.digest(values(images[: len(seen_first) * size]), size),
-        note="; ".join(filter(None, [found.note, doubt, right.why_fp32])) or _note(job),
+        note="; ".join(filter(None, [found.note, doubt, blamed, right.why_fp32])) or _note(job),
     )
     return Checked(found, _expected(right, observed, checked), right.reference.synaptic_flops())
 

@@ -6,7 +6,7 @@ If a user's model cannot run in float64, float32 on the CPU replaces it.
 import copy
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchd.daemon.errors import BenchdError, UnfitModel
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.measuring.user_inputs import GIVING
-from benchd.daemon.worker import agreement, references
+from benchd.daemon.worker import agreement, operations, references
 from benchd.daemon.worker.agreement import ROUNDING, Bound, Bounds, Format, Observation, Rule
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.observe import observe, of_batches, of_images
@@ -136,7 +136,7 @@ class Reference:
                 found, flops = self._run(module, self.images), None
             if not catalogued:
                 first = self.images[: self.workload.reference_batch]
-                _refuse_odd(found, self._loaded(module), first, len(self.images), self.workload.facts.data)
+                _refuse_odd(found, self.loaded(module), first, len(self.images), self.workload.facts.data)
             held: dict[str, np.ndarray] = {f"output {path}": values for path, values in found.outputs.items()}
             held |= {} if found.codes is None else {"codes": found.codes}
             return held | ({} if flops is None else {"synaptic flops": np.array(flops)})
@@ -202,13 +202,14 @@ class Reference:
         module = self.workload.reference() if self.dtype == torch.float64 else copy.deepcopy(self.workload.plain)
         return module.to(self.device)
 
-    def _loaded(self, module: nn.Module) -> Loaded:
+    def loaded(self, module: nn.Module) -> Loaded:
+        """Return its module, or a copy of that, in the form that answers its images."""
         run = spread(module) if isinstance(self.images, Tensors) else module
         return Loaded(run, self.dtype, self.device, module)
 
     def _run(self, module: nn.Module, images: Batch, rows: Sequence[int] | None = None) -> Observation:
         size = self.workload.reference_batch
-        return observe(self._loaded(module), module, images, size, self.job.case.seed, rows)
+        return observe(self.loaded(module), module, images, size, self.job.case.seed, rows)
 
     def noisy(self, number_format: Format, seed: int, rows: Sequence[int], times: float = 1.0) -> Observation:
         """Return its answers to the images of these numbers with weights and inputs perturbed by rounding.
@@ -240,8 +241,9 @@ def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, da
     """
     batch = cast(first, loaded.dtype).to(loaded.device).clone()
     before = batch.clone()
+    run: Any = getattr(loaded.module, "answer_again", loaded.module)  # a file's into memory with other values
     with torch.inference_mode():
-        again = answered(loaded.run(batch))
+        again = answered(run(*values(batch)))
     if not all(map(torch.equal, values(batch), values(before))):
         raise UnfitModel("forward writes to its input, which the next run reads again: work on a copy")
     for path, answer in of_batch(found.outputs, 0, len(first), count).items():
@@ -256,10 +258,19 @@ def _refuse_odd(found: Observation, loaded: Loaded, first: Batch, count: int, da
                 f"inputs ({GIVING}), --data or --weights for which it is finite, or leave it out of the answer"
             )
         if path not in again or not np.allclose(again[path].reshape(answer.shape), answer, rtol=1e-6, atol=1e-9):
-            raise UnfitModel(
-                f"{called} to the same input changes between runs: remove randomness and state from forward, such "
-                "as dropout that ignores eval mode"
-            )
+            raise UnfitModel(f"{called} to the same input changes between runs: {_why_changing(loaded, batch)}")
+
+
+def _why_changing(loaded: Loaded, batch: Batch) -> str:
+    """Return what changes an answer between runs: in a user's file, or in a module's operations."""
+    if of_file := getattr(loaded.module, "why_changing", ""):
+        return str(of_file)
+    run = partial(loaded.run, batch)
+    with torch.inference_mode():
+        parted = operations.parting(run, run, share=0.0)
+    return "remove randomness and state from forward, such as dropout that ignores eval mode" + (
+        f"; the first operation that differs is {parted}" if parted else ""
+    )
 
 
 def _bound(held: np.ndarray) -> Bound:

@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.measuring import user_onnx
 from benchd.daemon.records import FILE_BACKENDS, InputSpec, Precision, Variant
 from benchd.daemon.worker.structures import Tensors, dtype_of
-from benchd.exporters import artifacts, sessions
+from benchd.exporters import artifacts, onnx_files, sessions
 from benchd.exporters.artifacts import Artifact, sha256_of
 
 
@@ -36,18 +38,58 @@ class UserFile(nn.Module):
         """Return the names of the outputs."""
         return [output.name for output in self._opened().get_outputs()]
 
+    @property
+    def casts_to(self) -> str:
+        """Return the number formats below its own that a file in float32 casts to, empty for none."""
+        return ", ".join(onnx_files.half(self.path)) if user_onnx.precision(self.path) == "fp32" else ""
+
+    @property
+    def why_changing(self) -> str:
+        """Return why its answer to the same inputs would change between runs."""
+        if drawing := onnx_files.drawing(self.path):
+            return f"{self.path.name} draws random numbers ({', '.join(drawing)}): export it in eval mode"
+        return (
+            f"no operator of {self.path.name} draws random numbers, so ONNX Runtime reads or returns memory that no "
+            "operator writes: leave that output out, or give other inputs"
+        )
+
+    def answer_again(self, *inputs: Tensor) -> Tensor | Tensors:
+        """Return the outputs of a run into memory that holds other values than its answer: one not written differs."""
+        session, feeds = self._opened(), self._feeds(inputs)
+        binding = session.io_binding()
+        for name, value in feeds.items():
+            binding.bind_cpu_input(name, value)
+        memory = [_unlike(answer) for answer in session.run(None, feeds)]
+        for name, place in zip(self.outputs, memory, strict=True):
+            at = ["cpu", 0, place.dtype.type, place.shape, place.ctypes.data] if place.size else []
+            binding.bind_output(name, *at)
+        session.run_with_iobinding(binding)
+        return self._answer(memory)
+
+    def _feeds(self, inputs: Sequence[Tensor]) -> dict[str, NDArray[Any]]:
+        """Return the inputs by name, in the file's types."""
+        return {
+            spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
+        }
+
     def _opened(self) -> Any:
         self._session = self._session or sessions.open_session(self.path, level=sessions.LOWER[-1])
         return self._session
 
     def forward(self, *inputs: Tensor) -> Tensor | Tensors:
         """Return the outputs for inputs in the file's order, with floats of any type."""
-        session = self._opened()
-        feeds = {
-            spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
-        }
-        found = [torch.as_tensor(value) for value in session.run(None, feeds)]
+        return self._answer(self._opened().run(None, self._feeds(inputs)))
+
+    def _answer(self, outputs: Sequence[Any]) -> Tensor | Tensors:
+        found = [torch.as_tensor(value) for value in outputs]
         return found[0] if len(found) == 1 else Tensors(dict(zip(self.outputs, found, strict=True)))
+
+
+def _unlike(answer: NDArray[Any]) -> NDArray[Any]:
+    """Return an array whose every element differs from the answer's."""
+    return (
+        ~answer if answer.dtype == bool else (~answer.ravel().view(np.uint8)).view(answer.dtype).reshape(answer.shape)
+    )
 
 
 def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:

@@ -8,8 +8,8 @@ from worker_jobs import job
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_inputs import inputs_of
-from benchd.daemon.records import InputSpec
-from benchd.daemon.worker import workload
+from benchd.daemon.records import InputSpec, Variant
+from benchd.daemon.worker import backends, check, workload
 from benchd.daemon.worker.backends import tensorrt
 from benchd.daemon.worker.source import Source
 from benchd.exporters.artifacts import sha256_of
@@ -177,6 +177,39 @@ def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
     module = user_onnx.UserFile(written(tmp_path, FIXED, opset=99), [])
     with pytest.raises(SessionError, match=r"net\.onnx: ONNX Runtime .* cannot load it: .*[Oo]pset"):
         module(torch.zeros(2, 4))
+
+
+EMPTY = """g (uint8[2,4] x) => (uint8[2,4] y, int32[2,4] z)
+<int64[1] none = {0}, int64[1] axis = {1}, uint8[0,4] w = {}> {
+  y = Identity(x)  s = Slice(x, none, none, axis)  z = MatMulInteger(s, w)
+}"""  # ONNX Runtime 1.31 writes no sum of no products
+
+
+def test_an_output_that_nothing_writes_differs_when_it_is_answered_again(tmp_path):
+    module, read = own(tmp_path, EMPTY), torch.ones(2, 4, dtype=torch.uint8)
+    once, again = module(read).named, module.answer_again(read).named
+    assert torch.equal(once["y"], again["y"])
+    assert not torch.equal(once["z"], again["z"])
+    assert module.why_changing.startswith("no operator of net.onnx draws random numbers, so ONNX Runtime")
+
+
+@pytest.mark.parametrize(
+    ("body", "drawing"),
+    [
+        ("r = RandomNormalLike(x)  y = Add(x, r)", "RandomNormalLike"),
+        ("y = Dropout(x, half, on)", "Dropout"),
+        ("y = If<then_branch = t () => (float[2,4] a) { a = RandomUniformLike(x) }, "
+         "else_branch = e () => (float[2,4] b) { b = Identity(x) }>(on)", "RandomUniformLike"),
+    ],
+)  # fmt: skip
+def test_a_file_that_draws_random_numbers_is_refused_with_its_operators(body, drawing, tmp_path):
+    path = written(tmp_path, f"g (float[2,4] x) => (float[2,4] y) <bool on = {{1}}, float half = {{0.5}}> {{ {body} }}")
+    a_job = job(tmp_path, model="own.net", variant=Variant("onnxruntime"), batch_size=2)
+    a_job = msgspec.structs.replace(a_job, options={}, onnx=str(path))
+    built = workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, torch.device("cpu"), built.images[:2])
+    with pytest.raises(UnfitModel, match=rf"changes between runs: net\.onnx draws random numbers \({drawing}\)"):
+        check.check_and_answers(built, loaded, a_job)
 
 
 @pytest.mark.parametrize(

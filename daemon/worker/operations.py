@@ -1,0 +1,82 @@
+"""The operations that a module runs in torch, and the first one at which two runs part."""
+
+from collections.abc import Callable
+from difflib import SequenceMatcher
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+KEPT, KEPT_BYTES = 4096, 256 * 2**20  # results of one run: matching two such runs takes a second
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Operation(NamedTuple):
+    """An operation that ran: its name in torch, and the type and the values of a result, these in float32."""
+
+    name: str
+    dtype: torch.dtype
+    result: Tensor
+
+    def __str__(self) -> str:
+        """Return its name, and the type of its result if that is half precision."""
+        return f"`{self.name}`" + (f" in {str(self.dtype).removeprefix('torch.')}" if self.dtype in HALF else "")
+
+
+def parting(one: Callable[[], object], other: Callable[[], object], share: float) -> Operation | None:
+    """Return the first operation of a run that the other lacks, or answers otherwise; None if there is none.
+
+    Results differ by more than `share` of the largest. Of the operations that the other lacks, as number formats have
+    kernels of their own, only those in half precision count.
+    """
+    first, second = _ran(one), _ran(other)
+    names, others = ([(operation.name, operation.result.shape) for operation in side] for side in (first, second))
+    pairs: dict[int, Operation] = {}
+    for block in SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks():
+        pairs |= {block.a + place: second[block.b + place] for place in range(block.size)}
+    for place, operation in enumerate(first):
+        pair = pairs.get(place)
+        if _differ(operation.result, pair.result, share) if pair else operation.dtype in HALF:
+            return operation
+    return None
+
+
+def _differ(one: Tensor, other: Tensor, share: float) -> bool:
+    unlike = (one != other) & ~(one.isnan() & other.isnan())
+    largest = other[other.isfinite()].abs().amax() if other.isfinite().any() else torch.ones(())
+    return bool(unlike.any()) and not (one - other)[unlike].abs().amax() <= share * largest
+
+
+def _ran(run: Callable[[], object]) -> list[Operation]:
+    """Return the operations of a run in order: the first ones, as many as are kept."""
+    recorder = _Recorder()
+    with recorder:
+        run()
+    return recorder.operations
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps each operation as it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Operation] = []
+        self._bytes = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation."""
+        output = function(*args, **kwargs or {})
+        for value in tree_leaves(output):
+            if isinstance(value, Tensor):
+                self._keep(function.overloadpacket.__name__, value)
+        return output
+
+    def _keep(self, name: str, value: Tensor) -> None:
+        self._bytes += 4 * value.numel()
+        if self._bytes <= KEPT_BYTES and len(self.operations) < KEPT:
+            result = value.detach().to("cpu", torch.float32, copy=True)
+            self.operations.append(Operation(name, value.dtype, result))
