@@ -53,6 +53,7 @@ def test_the_model_is_not_blamed_for_a_variant_that_is_off(tmp_path):
     ("forward", "operation"),
     [
         ("images = torch.nn.functional.dropout(images, 0.5)", "`dropout`"),
+        ("return torch.nn.functional.dropout(self.fc(images.flatten(1)), 0.04)", "`dropout`"),
         ("images = images + 1e-4 * torch.rand_like(images)", "`rand_like`"),
         ("self.count = getattr(self, 'count', torch.zeros(())) + 1; images = images * self.count", "`add`"),
     ],
