@@ -370,7 +370,7 @@ def test_the_example_of_the_page_on_own_models_runs(once, tmp_path):
     ]
     assert all(record.check.passed for record in written(tmp_path))
     assert {str(spec) for record in written(tmp_path) for spec in record.model.inputs} == {
-        "ids=int64:16",
+        "ids=int64:16:0-999",
         "mask=bool:16",
     }
     assert "3 cases, at most about 00:00:" in done.stderr
