@@ -206,7 +206,7 @@ def test_a_reload_of_what_cannot_be_measured_keeps_the_old_configuration(service
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ('[sampling]\nsources = ["foo"]', r"sampling.sources: unknown sampler 'foo'. Valid: procfs, ina3221, ina238, nvml,"),
+        ('[sampling]\nsources = ["foo"]', r"sampling.sources: unknown sampler 'foo'. Valid: procfs, ina3221, ina238,"),
         ('[sampling]\nsources = ["rapl", "rapl"]', r"sampling.sources: sampler 'rapl' is listed twice"),
         ('[mqtt]\ncollectors = ["a/b"]', r"mqtt.collectors 'a/b': use at most 64 letters, digits, '.', '-' and '_'"),
     ],
