@@ -9,11 +9,13 @@ PYTHON ?= python3
 ARGS :=
 VENV := .venv
 ARM64 := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/benchd-arm64
-JETSON_RELEASE := /etc/nv_tegra_release
+BOARD := /
 JETSON_INDEX := $(BENCHD_JETSON_INDEX)
-PLATFORM := $(shell if [ -e '$(JETSON_RELEASE)' ]; then echo jetson; \
+PLATFORM := $(shell if grep -qsa nvidia,tegra '$(BOARD)/proc/device-tree/compatible'; then echo jetson; \
 	elif nvidia-smi >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
-CONSTRAINTS := $(if $(filter jetson,$(PLATFORM)),constraints-jetson62.txt,constraints.txt)
+# .ci/setup stops with the reason where this finds none
+OF_BOARD = $(or $(shell python3 exporters/tegra.py constraints '$(BOARD)' 2>/dev/null),constraints-jetson62.txt)
+CONSTRAINTS := $(if $(filter jetson,$(PLATFORM)),$(OF_BOARD),constraints.txt)
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
 
 BIN := $(VENV)/bin
@@ -21,8 +23,8 @@ BIN := $(VENV)/bin
 ONCE := $(VENV)/.installed-$(PLATFORM)-$(PYTHON_VERSION)
 TEST := $(ONCE)-dev
 # The shim of a version manager may exist for a Python that it does not run: ask the manager where it lies.
-FIND_PYTHON_3_10 = python=$$(python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null \
-	|| pyenv whence --path python3.10 2>/dev/null | tail -n 1 || true)
+FIND_PYTHON = python=$$($(1) -c 'import sys; print(sys.executable)' 2>/dev/null \
+	|| pyenv whence --path $(1) 2>/dev/null | tail -n 1 || true); python=$${python:-$(1)}
 PACKAGES := daemon models kernels exporters dashboard
 
 # One more than there are cores, because a test often waits for what it has started.
@@ -32,12 +34,12 @@ PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numpro
 FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \
 	tests/daemon tests/kernels tests/test_layout.py tests/test_docs.py \
 	$(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py daemon/measuring/test_turns.py \
-	daemon/profiling/test_collecting.py kernels/test_compiler.py kernels/test_dispatch.py kernels/test_shipped.py)
+	daemon/profiling/test_collecting.py kernels/test_compiler.py kernels/test_dispatch.py)
 
-export PYTHON JETSON_INDEX
+export PYTHON JETSON_INDEX BOARD
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-jetpack62 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights occupancy pictures wheel bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights pictures wheel bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -52,7 +54,7 @@ test: $(TEST) programs  ## set up and run the whole test suite; ARGS is passed t
 test-fast: $(TEST) programs  ## run tests without a torch process, one shape per kernel and one bench-once run; 2 minutes
 	@$(PYTEST) --one-each $(FAST) $(ARGS)
 
-test-slow: $(TEST) programs  ## run the simulations that `make test` leaves out; ARGS is passed to pytest
+test-slow: $(TEST) programs  ## run the simulations and combinations that `make test` leaves out; ARGS is passed to pytest
 	@$(BIN)/pytest -m slow $(ARGS)
 
 test-ptx: $(TEST)  ## run the kernels' tests on the PTX of sm_75, 87 and 90, and on mutants of it, without a GPU; an hour
@@ -86,7 +88,7 @@ bench-gpu: $(TEST)  ## measure everything on this machine's GPU, in stages, into
 bench-cpu: $(TEST)  ## measure everything on the CPU, in stages, into results/
 	@$(BIN)/python -m benchmarks.campaign --device cpu --minutes 60 $(ARGS)
 
-soak: $(TEST) programs  ## kill the service and fill its outbox for an hour; ARGS="--help" lists options
+soak: $(TEST) programs  ## kill the service, its broker and its collector for an hour; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.soak $(ARGS)
 
 bench-collector: $(TEST) programs  ## time how fast collectors store a backlog, also if one is killed; ARGS="--help" lists options
@@ -97,6 +99,9 @@ bench-telemetry: $(TEST) programs  ## time what a store does with the telemetry 
 
 bench-pages: $(TEST) programs  ## time the pages and queries of 300 boards with 1,000,000 records; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.pages $(ARGS)
+
+bench-link: $(TEST) programs  ## time what an idle MQTT client costs a timed section; ARGS="--help" lists options
+	@$(BIN)/python -m tests.soak.link $(ARGS)
 
 soak-cluster: $(TEST) programs  ## kill a node of a clustered broker amid 50,000 results; needs Debian's ejabberd
 	@$(BIN)/python -m tests.soak.cluster $(ARGS)
@@ -110,7 +115,7 @@ soak-gate: $(ONCE)  ## run the gate of docs/ci.md on a planted slowdown and on n
 check: $(TEST) types  ## check lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p benchd -p benchmarks $(foreach soak,collector cluster soak_gate telemetry pages,-m tests.soak.$(soak))
+	$(BIN)/mypy -p benchd -p benchmarks $(foreach soak,collector cluster link soak_gate telemetry pages,-m tests.soak.$(soak))
 
 types:  ## make the link tree benchd/ that the type checker reads
 	@mkdir -p .typing/benchd
@@ -119,10 +124,6 @@ types:  ## make the link tree benchd/ that the type checker reads
 weights: $(TEST)  ## train the small nets that ship, into models/demo/; 15 minutes on two cores
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m benchd.models.demo.train
 
-occupancy: $(TEST)  ## compile and count every Triton kernel and rewrite docs/occupancy.md and docs/roofline.md
-	$(BIN)/python -m benchd.kernels.shipped docs/occupancy.md
-	$(BIN)/python -m tests.ptx.counts docs/roofline.md
-
 pictures: $(TEST) programs  ## draw docs/pictures from the records in results/ and a run of `benchd demo`
 	$(BIN)/python .ci/pictures.py results/amd-epyc-2-threads/records.jsonl docs/pictures
 
@@ -130,16 +131,20 @@ wheel:  ## build the wheel into dist/; needs Python with pip, and no environment
 	rm -rf build dist/benchd-*.whl
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-bundle: wheel  ## gather what a Jetson without a network needs in dist/bundle-TARGET; TARGET=jetpack62
-	@$(FIND_PYTHON_3_10)
-	"$${python:-python3.10}" .ci/bundle.py "$(TARGET)" dist/benchd-*.whl
+bundle: wheel  ## gather what a Jetson without a network needs in dist/bundle-TARGET; TARGET=jetpack62 or jetpack72
+	@$(call FIND_PYTHON,$(if $(filter jetpack72,$(TARGET)),python3.12,python3.10))
+	"$$python" .ci/bundle.py "$(TARGET)" dist/benchd-*.whl
 
 test-arm64:  ## set up, measure and test in an emulated 64-bit Arm Debian, as root, kept in ARM64=FOLDER; 1 to 4 hours, 4 GB
 	@.ci/arm64 "$(ARM64)" $(ARGS)
 
 test-jetpack62:  ## run the test suite with the versions of JetPack 6.2, on x86-64
-	@$(FIND_PYTHON_3_10)
-	$(MAKE) test PYTHON="$${python:-python3.10}" VENV=.venv-jetpack62 PLATFORM=cpu CONSTRAINTS=constraints-jetson62.txt
+	@$(call FIND_PYTHON,python3.10)
+	$(MAKE) test PYTHON="$$python" VENV=.venv-jetpack62 PLATFORM=cpu CONSTRAINTS=constraints-jetson62.txt
+
+test-jetpack72:  ## run the test suite with the versions of JetPack 7.2, on x86-64
+	@$(call FIND_PYTHON,python3.12)
+	$(MAKE) test PYTHON="$$python" VENV=.venv-jetpack72 PLATFORM=cpu CONSTRAINTS=constraints-jetson72.txt
 
 programs: $(TEST)
 	@.ci/programs $(BIN)/python

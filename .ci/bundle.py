@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from exporters.tegra import RELEASES  # noqa: E402 - of the checkout, which is not installed for this Python
+
 COPIED = (
     "systemd",
     "docs/benchd.toml",
     "docs/integrations/mosquitto.acl",
     ".ci/setup",
     ".ci/jetson_board.py",
+    "exporters/tegra.py",
     "README.md",
     "LICENSE",
 )
@@ -38,7 +42,13 @@ class Target:
     board: dict[str, str]
     board_requires: tuple[str, ...]
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Return what its torch is linked with."""
+        return next(known.beside for known in RELEASES if known.constraints == self.constraints)
 
+
+TORCH_REQUIRES = ("filelock", "fsspec", "jinja2", "networkx", "numpy", "pillow", "sympy", "typing-extensions")
 TARGETS = {
     "jetpack62": Target(
         python=(3, 10),
@@ -47,8 +57,17 @@ TARGETS = {
         extra="jetson",
         constraints="constraints-jetson62.txt",
         board={"torch": "2.8.0", "torchvision": "0.23.0", "triton": "3.4.0"},
-        board_requires=("filelock", "fsspec", "jinja2", "networkx", "numpy", "pillow", "sympy", "typing-extensions"),
-    )
+        board_requires=TORCH_REQUIRES,
+    ),
+    "jetpack72": Target(
+        python=(3, 12),
+        machine="aarch64",
+        glibc_minor=39,
+        extra="jetson",
+        constraints="constraints-jetson72.txt",
+        board={"torch": "2.9.1", "torchvision": "0.24.1", "triton": "3.5.1"},
+        board_requires=(*TORCH_REQUIRES, "setuptools"),
+    ),
 }
 
 
@@ -93,8 +112,8 @@ def _download_board(wheels: Path, target: Target) -> list[str]:
     named = [f"{name}=={number}" for name, number in target.board.items()]
     index = os.environ.get("JETSON_INDEX")
     if not index:
-        return [*named, "onnxruntime-gpu"]
-    _pip(wheels, target, "--no-deps", "--index-url", index, *named, "onnxruntime-gpu")
+        return [*named, "onnxruntime-gpu", *target.beside]
+    _pip(wheels, target, "--no-deps", "--index-url", index, *named, "onnxruntime-gpu", *target.beside)
     return []
 
 

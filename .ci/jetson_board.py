@@ -1,13 +1,16 @@
 """Prints the constraints that keep a Jetson's torch, or says why torch cannot use the board's GPU, and the cure.
 
-Usage: python .ci/jetson_board.py constraints-jetson62.txt. The constraints go to stdout: the file's, with the versions
-found on the board in place of its own for torch and what is built against it. Exit status 1 where torch is of no use.
+Usage: python .ci/jetson_board.py constraints-jetson62.txt [PACKAGE ...]. The constraints go to stdout: the file's, with
+the versions found on the board in place of its own for torch and what is built against it. torch is linked with the
+packages. Exit status 1 where torch is of no use.
 """
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, files, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,11 @@ from pip._vendor.packaging.version import Version
 OLDEST_TORCH = "2.8"  # as pyproject.toml says; pip refuses an older one without a cure
 BOARD_PACKAGES = ("torch", "torchvision", "triton", "onnxruntime-gpu")
 RETRY = os.environ.get("RETRY", "make once SETTING").replace("SETTING", "JETSON_INDEX=URL")
-INSTALL = f"{RETRY}   # the index of wheels for this board's JetPack; for 6.1 and 6.2: https://pypi.jetson-ai-lab.io/jp6/cu126"
-# torch 2.8 of JetPack 6.2's index is linked with cuDSS, which a flashed board lacks
-CUDSS = """with NVIDIA's CUDA repository, whose key comes first:
-  wget https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/arm64/cuda-keyring_1.1-1_all.deb
-  sudo dpkg -i cuda-keyring_1.1-1_all.deb && sudo apt update && sudo apt install cudss"""
+NVIDIA_S = """with NVIDIA's CUDA repository, whose key comes first:
+  wget https://developer.download.nvidia.com/compute/cuda/repos/{repository}/cuda-keyring_1.1-1_all.deb
+  sudo dpkg -i cuda-keyring_1.1-1_all.deb && sudo apt update && sudo apt install {package}"""
+# what torch of a board's index is linked with and neither it nor a flashed board brings
+LIBRARIES = {"libcudss": "cudss", "libcusparseLt": "libcusparselt0", "libnvpl_blas": "nvpl", "libnvpl_lapack": "nvpl"}
 
 
 class BoardError(Exception):
@@ -32,6 +35,7 @@ class BoardError(Exception):
 
 def main() -> int:
     """Check the board, print the constraints, return the exit status."""
+    link(sys.argv[2:])
     try:
         check_board()
     except BoardError as error:
@@ -39,6 +43,19 @@ def main() -> int:
         return 1
     sys.stdout.write(board_constraints(Path(sys.argv[1]).read_text()))
     return 0
+
+
+def link(packages: Sequence[str]) -> None:
+    """Link the libraries of these packages beside torch's own, where those look, if this environment holds torch."""
+    torch = find_spec("torch")
+    libraries = Path(torch.origin or "").parent / "lib" if torch else None
+    if libraries is None or not libraries.is_relative_to(sys.prefix):
+        return
+    for package in filter(_version, packages):
+        for file in files(package) or []:
+            target = libraries / file.name
+            if ".so" in file.name and not target.exists():
+                target.symlink_to(Path(str(file.locate())).resolve())
 
 
 def check_board() -> None:
@@ -72,17 +89,24 @@ def _imported(name: str) -> Any:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
-            raise BoardError(f"{name} is missing from the board's Python.", INSTALL) from None
-        raise BoardError(f"{name} does not import: {error}.", INSTALL) from error
+            raise BoardError(f"{name} is missing from the board's Python.", RETRY) from None
+        raise BoardError(f"{name} does not import: {error}.", RETRY) from error
     except (ImportError, OSError, RuntimeError) as error:
-        cure = f"install the library it names, or take the wheel for this JetPack: {INSTALL}"
-        raise BoardError(f"{name} does not import: {error}.", CUDSS if "libcudss" in str(error) else cure) from error
+        raise BoardError(f"{name} does not import: {error}.", _library(str(error))) from error
+
+
+def _library(error: str) -> str:
+    package = next((package for library, package in LIBRARIES.items() if library in error), None)
+    if package is None:
+        return f"install the library it names, or take the wheel for this JetPack: {RETRY}"
+    repository = "ubuntu2204/arm64" if sys.version_info < (3, 12) else "ubuntu2404/sbsa"
+    return NVIDIA_S.format(repository=repository, package=package)
 
 
 def _replacement(location: Path) -> str:
     if location.is_relative_to(sys.prefix):
-        return f"rm -rf {sys.prefix} && {INSTALL}"
-    return f"python3 -m pip uninstall torch torchvision && {INSTALL}"
+        return f"rm -rf {sys.prefix} && {RETRY}"
+    return f"python3 -m pip uninstall torch torchvision && {RETRY}"
 
 
 def _version(name: str) -> str | None:

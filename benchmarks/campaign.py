@@ -1,6 +1,6 @@
 """Everything that can be measured of this project on one machine, in stages: `make bench-gpu`, `make bench-cpu`.
 
-    probes       the machine's rates and its fingerprint; on a GPU what its kernels compile to
+    probes       the machine's rates and its fingerprint
     correctness  the kernels and the models against their equations, by the test suite
     kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers, on a
                  GPU also in CUDA graphs
@@ -11,9 +11,9 @@
     profiles     where the time goes, in eager and in the custom variant
 
 A stage is a list of parts, each a process with a time limit. One that fails costs its own rows and no others. What they
-find lies in a folder of the machine: `machine.json`, `occupancy.json`, `tests.json`, `kernels.jsonl`, `models.jsonl`,
-`records.jsonl`, `profiles/`, and `campaign.jsonl` with what each part came to. `python -m benchmarks.performance` makes
-docs/performance.md of it.
+find lies in a folder of the machine: `machine.json`, `tests.json`, `kernels.jsonl`, `models.jsonl`, `records.jsonl`,
+`profiles/`, and `campaign.jsonl` with what each part came to. `python -m benchmarks.performance` makes
+docs/performance.md from the races.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
@@ -41,6 +41,7 @@ from benchmarks.commands import command
 from benchmarks.ops import OPS
 
 KERNEL_BATCHES = [1, 4, 64]
+REPEATS = 5  # processes of the stage of this name
 RACE_TIMES = 4  # a race of models has more to time
 # what a user would ship on a GPU, and what each step towards it brings: all that run there do not fit the time
 RACED = (
@@ -81,12 +82,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Part:
-    """One process of a stage, how its command line is told, and where what it prints is kept, if anywhere."""
+    """One process of a stage, and how its command line is shown."""
 
     name: str
     command: list[str]
     shown: str
-    kept: Path | None = None
 
 
 def _python(name: str, *arguments: str) -> Part:
@@ -179,8 +179,6 @@ def finished(stage: str, part: Part, end: float) -> Done:
         try:
             done = subprocess.run(part.command, capture_output=True, text=True, check=False, timeout=end - start)
             status, said = ("ok", "") if done.returncode == 0 else ("failed", _end_of(done.stderr or done.stdout))
-            if part.kept and status == "ok":
-                part.kept.write_text(done.stdout)
         except subprocess.TimeoutExpired as error:
             status, said = "timeout", _end_of(str(error.stderr or ""))
     return Done(
@@ -201,7 +199,7 @@ def keep(scratch: Path, folder: Path) -> None:
     """Bring what the test suite counted, the records and the profiles from the scratch folder, once."""
     counted = {path.stem: _counts(path) for path in sorted(scratch.glob("*.xml"))}
     if counted:
-        (folder / performance.TESTS).write_bytes(msgspec.json.format(msgspec.json.encode(counted)) + b"\n")
+        (folder / "tests.json").write_bytes(msgspec.json.format(msgspec.json.encode(counted)) + b"\n")
     for source in sorted(scratch.glob("*/records.jsonl")):
         with (folder / "records.jsonl").open("a") as file:
             file.write(_without_paths(source.read_text()))
@@ -226,9 +224,6 @@ def _counts(report: Path) -> dict[str, int]:
 def _probes(settings: Settings) -> Iterator[Part]:
     output = str(settings.folder / "machine.json")
     yield _python("machine", "benchmarks.machine", "--device", settings.device, "--output", output)
-    if settings.device == "cuda":
-        compiled = _ours("static occupancy", "benchd", "list", "--kernels", "--json")
-        yield replace(compiled, kept=settings.folder / performance.OCCUPANCY)
 
 
 def _correctness(settings: Settings) -> Iterator[Part]:
@@ -301,7 +296,7 @@ def _records(settings: Settings) -> Iterator[Part]:
 def _repeats(settings: Settings) -> Iterator[Part]:
     for model in settings.models:
         what = ("--models", model, "--variants", "eager", "--batch-sizes", str(settings.batch_sizes[-1]))
-        how = ("--device", settings.device, "--preset", "quick", "--processes", str(performance.REPEATS))
+        how = ("--device", settings.device, "--preset", "quick", "--processes", str(REPEATS))
         yield _ours(f"{model} eager", "bench-once", *what, *how, "--output", str(settings.scratch / f"repeats-{model}"))
 
 

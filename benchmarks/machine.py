@@ -12,7 +12,8 @@ import torch
 import typer
 
 from benchd.daemon.machine import environment
-from benchd.daemon.records import Environment, Precision, Probes
+from benchd.daemon.records import Environment, Probes
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker import probes
 from benchmarks import rows
 

@@ -23,11 +23,12 @@ from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import Job
-from benchd.daemon.records import Case, Check, Direction, OptionValue, Precision, Variant, all_variants
+from benchd.daemon.records import Case, Check, Direction, OptionValue, Variant, all_variants
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
-from benchd.daemon.worker.check import check_and_answers
+from benchd.daemon.worker.check.checking import check_and_answers
 from benchd.daemon.worker.steps import Training
 from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
@@ -76,8 +77,8 @@ def main(
     for name in model or list(plan.DEFAULT_MODELS):
         options = _options(name, option or [])
         for size in batch_size or [1]:
-            case = Case(model=name, variant=Variant("eager", "fp32"), batch_size=size, direction=direction)
-            raced = _raced(_job(case, options, where), variant, peers, where, seconds, output)
+            case = Case(name, Variant("eager", "fp32"), size, options, direction)
+            raced = _raced(_job(case, where), variant, peers, where, seconds, output)
             _print(raced)
             rows.write(raced, output)
             ours = [row for row in raced if not row.is_peer and row.median_ms is not None]
@@ -92,10 +93,9 @@ def _options(model: str, given: Sequence[str]) -> dict[str, OptionValue]:
         raise typer.BadParameter(str(error)) from error
 
 
-def _job(case: Case, options: dict[str, OptionValue], device: torch.device) -> Job:
+def _job(case: Case, device: torch.device) -> Job:
     return Job(
         case=case,
-        options=options,
         limits=msgspec.structs.replace(plan.PRESETS["quick"], build_deadline_s=rows.ENTRANT_S),
         device=device.type,
         cache=str(folders.cache()),

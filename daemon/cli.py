@@ -13,28 +13,13 @@ from benchd.daemon.commands import Version, application
 from benchd.daemon.errors import BenchdError, NotAvailable, require_measure
 from benchd.daemon.machine.standard_streams import STDERR, STDOUT, lasting
 
-VERBS = (  # in the order of `benchd --help`; a hyphen is an underscore in the file's name
-    "ship",
-    "verify",
-    "compare",
-    "baseline",
-    "noise-floor",
-    "recommend",
-    "report",
-    "show",
-    "profile",
-    "list",
-    "schema",
-    "replay",
-    "run",
-    "export",
-    "doctor",
-    "selfcheck",
-    "power-sweep",
-    "dashboard",
-    "demo",
-    "watch",
-)
+GROUPS = {  # as `benchd --help` shows them; a hyphen is an underscore in the file's name
+    "Decide": ("ship", "verify", "compare", "recommend", "baseline", "noise-floor"),
+    "Look": ("report", "show", "profile", "list", "schema"),
+    "Fleet": ("run", "dashboard", "watch", "replay", "demo"),
+    "Maintain": ("doctor", "selfcheck", "export", "power-sweep"),
+}
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 """What `Path.is_file` raises for a path that it may not look at; of an absent one it returns False."""
@@ -49,6 +34,13 @@ class _Verbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return command(cmd_name) if cmd_name in VERBS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs by group, and the command beside them."""
+        for group, verbs in GROUPS.items():
+            lines = [(verb, command(verb).get_short_help_str(limit=80)) for verb in verbs]
+            with formatter.section(group):
+                formatter.write_dl(lines)
 
 
 def command(verb: str) -> Any:
@@ -72,7 +64,11 @@ def _lacking(error: ModuleNotFoundError) -> typer.Typer:
     return app
 
 
-_benchd = application(cls=_Verbs, no_args_is_help=True, epilog="Example: benchd ship vim_tiny --out vim-shipped")
+_benchd = application(
+    cls=_Verbs,
+    no_args_is_help=True,
+    epilog="Example: benchd ship vim_tiny --out vim-shipped. The command bench-once measures this machine.",
+)
 
 
 @_benchd.callback()

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from benchd.daemon import trigger
 from benchd.daemon.errors import UsageError, unknown
-from benchd.daemon.records import Direction, OptionValue, Provider, Scenario
+from benchd.daemon.records import SCENARIOS, Direction, Inputs, Option, OptionValue, Provider, Scenario
 from benchd.daemon.trigger import Trigger
 
 if sys.version_info >= (3, 11):
@@ -25,9 +25,10 @@ else:
 
 Commands = Literal["off", "suites", "all"]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=864_000.0)]  # poll() takes two of these, in ms, as a 32-bit int
-Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+Core = Annotated[int, msgspec.Meta(ge=0)]
 Load = Annotated[float, msgspec.Meta(ge=0.0, le=100_000.0)]
+MAX_SEED = 2**62  # torch accepts 64 bits, and each image uses its own seed above this
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
 
 
@@ -43,9 +44,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`[mqtt]`: where results go; without a `url` nothing is published.
 
-    The service always waits for acknowledgements from the named `collectors`; it waits for any other collector until
-    seven days after that collector's last acknowledgement. `telemetry` off publishes only health while a case runs.
-    `commands` says what may be run by command: nothing, the configured suites, or any lists.
+    `telemetry` off publishes only health while a case runs. `commands` says what may be run by command: nothing, the
+    configured suites, or any lists.
     """
 
     url: str | None = None
@@ -54,7 +54,6 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
     certificate_file: str | None = None
     key_file: str | None = None
     keep_alive_s: Annotated[int, msgspec.Meta(ge=5, le=65535)] = 30  # MQTT encodes it in two bytes
-    collectors: list[str] = []
     commands: Commands = "suites"
     telemetry: Literal["on", "off"] = "on"
     home_assistant: bool = False
@@ -67,9 +66,8 @@ class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[service]`: the disk quota of `benchd run`, and the file it writes for node_exporter."""
+    """`[service]`: the file that `benchd run` writes for node_exporter."""
 
-    quota_bytes: Bytes = 512 * 2**20
     prometheus_file: str | None = None
 
 
@@ -117,7 +115,7 @@ class Conditions(Struct, frozen=True, forbid_unknown_fields=True):
     on_mains: bool = False
 
 
-class Suite(Struct, frozen=True, forbid_unknown_fields=True):
+class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[[suite]]`: lists that multiply into cases. An empty list means the preset's choice.
 
     `every`, `at` or `cron` schedules it in the service, delayed by up to `random_delay_s` (constant per device); no
@@ -137,33 +135,46 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
     time_limit_s: Seconds | None = None
     conditions: Conditions = Conditions()
     device: Literal["cuda"] | None = None
-    models: list[str] = []
-    onnx: str | None = None
-    module: str | None = None
-    inputs: list[str] = []
-    variants: list[str] = []
-    batch_sizes: list[int] = []
-    options: dict[str, list[OptionValue]] = {}
-    directions: list[Direction] = []
-    scenarios: list[Scenario] = []
-    preset: str = "standard"
-    processes: int | None = None
-    seed: int = 0
-    provider: Provider | None = None
-    dla: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    threads: list[int] = []
-    streams: list[int] = []
-    rates_hz: list[float] = []
-    find_rate: bool = False
-    deadline_ms: float | None = None
-    percentile: float | None = None
-    queue: int | None = None
-    beside: str | None = None
-    weights: str | None = None
-    data: str | None = None
-    labels: str | None = None
-    accuracy: Literal["full"] | Count | None = None
-    calibration: str | None = None
+    models: Annotated[list[str], Option("Models, separated by commas; torchvision:NAME and timm:NAME too.", "A,B")] = []
+    variants: Annotated[list[str], Option("Variants, separated by commas.", "A,B")] = []
+    batch_sizes: Annotated[list[int], Option("Batch sizes, separated by commas.", "1,4")] = []
+    options: Annotated[
+        dict[str, list[OptionValue]], Option("A model option with its values; may be repeated.", "NAME=A,B", "--option")
+    ] = {}
+    beside: Annotated[str | None, Option("Another case to run at this rate during the measurement.", "CASE:30Hz")] = (
+        None
+    )
+    preset: Annotated[str, Option("quick, standard or thorough (default: the --config's, else quick).")] = "standard"
+    processes: Annotated[int | None, Option("Fresh processes per case.")] = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED), Option("Seed of random weights and inputs.")] = 0
+    threads: Annotated[list[int], Option("CPU threads of the model (default: all).", "1,2")] = []
+    directions: Annotated[list[Direction], Option("inference, training, or both.", "A,B", "--direction")] = []
+    scenarios: Annotated[list[Scenario], Option(f"{', '.join(SCENARIOS)}.", "A,B", "--scenario")] = []
+    streams: Annotated[list[int], Option("Streams that run one model at the same time.", "1,2,4")] = []
+    rates_hz: Annotated[
+        list[float], Option("Requests per second to a server; each rate is a case.", "30Hz,60Hz", "--rate", unit="Hz")
+    ] = []
+    find_rate: Annotated[bool, Option("Find the highest server rate that meets --deadline.")] = False
+    deadline_ms: Annotated[
+        float | None, Option("Latency limit of a request, from arrival to answer.", "33ms", "--deadline", unit="ms")
+    ] = None
+    percentile: Annotated[float | None, Option("Share of requests that must meet --deadline (default 99).", "99.9")] = (
+        None
+    )
+    queue: Annotated[int | None, Option("Requests that may wait; others are dropped (default 32).")] = None
+    provider: Annotated[Provider | None, Option("Provider of ONNX Runtime: cpu, cuda or tensorrt.")] = None
+    dla: Annotated[Core | None, Option("DLA core of a Jetson, for TensorRT variants.")] = None
+    module: Annotated[str | None, Option("Your own module, by file or package.", "FILE.py:FUNCTION")] = None
+    onnx: Annotated[str | None, Option("Your own ONNX file.", "FILE")] = None
+    reference: Annotated[str | None, Option("The fp32 file that a quantised --onnx was made from.", "FILE")] = None
+    inputs: Annotated[
+        list[str],
+        Option(
+            "One input of your own model without its batch, such as ids=int64:16:0-999 or x=@x.npy; repeatable.",
+            "[NAME=][TYPE:]SIZES",
+            "--input",
+        ),
+    ] = []
 
     def __post_init__(self) -> None:
         if self.trigger() and not self.name:
@@ -177,6 +188,10 @@ class Suite(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"suite.module {self.module!r}: give package.module:FUNCTION of an installed package")
         if self.onnx is not None and not Path(self.onnx).is_absolute():
             raise UsageError(f"suite.onnx {self.onnx!r}: give an absolute path, beginning with /")
+        if self.reference is not None and not (self.onnx and Path(self.reference).is_absolute()):
+            raise UsageError(
+                f"suite.reference {self.reference!r}: give the absolute path of the fp32 file of suite.onnx"
+            )
         if self.inputs and not self.own:
             raise UsageError("suite.inputs: only for suite.onnx and suite.module; a model defines its own inputs")
 
@@ -270,20 +285,25 @@ def read(path: Path) -> Config:
     It may name ONNX files and shipped folders only if nobody but root and the current user can have written it.
     """
     try:
-        with path.open("rb") as file:
-            status, data = os.fstat(file.fileno()), tomllib.load(file)
+        # a pipe would be waited for
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UsageError(f"configuration {path}: not a regular file")
+            data = tomllib.load(file)
     except OSError as error:
         raise UsageError(f"configuration {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"configuration {path}: {error}") from error
     try:
+        _refuse_nul(data, "")
         _refuse_unknown_keys(data, Config, "")
-        found = msgspec.convert(data, Config)
-        own = next((f"suite.{suite.own}" for suite in found.suite if suite.own), None)
-        loaded = own or ("shipped" if found.shipped else None)
+        config = msgspec.convert(data, Config)
+        own = next((f"suite.{suite.own}" for suite in config.suite if suite.own), None)
+        loaded = own or ("shipped" if config.shipped else None)
         if loaded:
             _refuse_foreign(path, status, loaded)
-        return found
+        return config
     except UsageError as error:
         raise UsageError(f"configuration {path}: {error}") from error
     except msgspec.ValidationError as error:
@@ -298,6 +318,16 @@ def _with_value(message: str, data: Any) -> str:
             data = data[int(key) if isinstance(data, list) else key]
     value = f", not {data:g}" if isinstance(data, int | float) and not isinstance(data, bool) else ""
     return f"{stated}{value} - at `{place}" if place else message
+
+
+def _refuse_nul(value: Any, key: str) -> None:
+    """Raise UsageError for a text with a NUL: whatever opens it as a path raises something else than OSError."""
+    if isinstance(value, str) and "\0" in value:
+        raise UsageError(f"{key}: contains a NUL character")
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        _refuse_nul(inner, f"{key}.{name}".removeprefix("."))
+    for inner in value if isinstance(value, list) else ():
+        _refuse_nul(inner, key)
 
 
 def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:

@@ -1,4 +1,4 @@
-"""`records.jsonl`: one record per line, for people and their programs; the outbox tracks delivery."""
+"""Files of JSON lines, each of which is on the disk before anybody is told of it."""
 
 import errno
 import gzip
@@ -50,6 +50,19 @@ class Journal:
         while rest:
             rest = rest[self._file.write(rest) :]
         os.fsync(self._file.fileno())
+
+    def set_torn_aside(self, aside: Path) -> bool:
+        """Move the part of a line that a crash left at the end to the file `aside`; return whether there is one."""
+        if folders.file_id(self._path) != self._id or not _is_torn(self._file):
+            return False
+        with explaining(self._path):
+            self._file.seek(0)
+            torn = self._file.read().rpartition(b"\n")[2]
+        with explaining(aside), aside.open("ab") as file:
+            file.write(torn + b"\n")
+        with explaining(self._path):
+            self._file.truncate(self.size_bytes() - len(torn))
+        return True
 
     def move(self, path: Path) -> None:
         """Move the file to `path`, in a folder on the same file system, and continue in an empty one."""

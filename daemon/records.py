@@ -8,16 +8,17 @@ has a default, so older records of the same major version stay readable.
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import PurePath
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from benchd.daemon.errors import SchemaError, UsageError, unknown
+from benchd.daemon.runtimes import BACKENDS, FILE_BACKENDS, PRECISIONS, RUNTIMES, Backend, Precision
 
 SCHEMA = "benchd.record/1"
 COMMONEST_CLASS = 0.9
@@ -26,8 +27,6 @@ COMMONEST_CLASS = 0.9
 PROFILED = "profiled"
 """The flag of a Record made by a profile: shown, but never ranked or compared."""
 
-Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "openvino", "tensorrt"]
-Precision = Literal["fp32", "fp16", "bf16", "amp", "int8"]
 Kernels = Literal["torch", "custom"]
 Direction = Literal["inference", "training"]
 Scenario = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained", "server", "pipeline"]
@@ -38,15 +37,14 @@ Bound = Literal["matrix", "bytes", "exponentials"]
 CheckVerdict = Literal["failed", "void", "passed"]
 Status = Literal["ok", "failed", "timeout", "unsupported", "aborted"]
 OptionValue = int | float | bool | str
-Dtype = Literal["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
+_Float = Literal["float32", "float16", "bfloat16", "float64"]
+_Whole = Literal["int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"]
+Dtype = Literal[_Float, _Whole]
 
 VERDICTS: tuple[CheckVerdict, ...] = get_args(CheckVerdict)
 """The verdicts of a check, the worst first."""
 
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
-FILE_BACKENDS: tuple[Backend, ...] = ("onnxruntime", "openvino", "tensorrt")
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 NO_FILE = "files are exported in fp32, fp16 and int8 only"
@@ -60,6 +58,11 @@ NO_EXECUTORCH = (
 )
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
+BACK_TO_BACK: tuple[Scenario, ...] = ("single_stream", "offline", "sustained", "pipeline")
+PLAIN: tuple[Scenario, ...] = ("single_stream", "offline")
+"""The scenarios of nothing but runs, of which any stretch is like any other."""
+
+WITH_STREAMS: tuple[Scenario, ...] = ("single_stream", "server")
 
 
 class Variant(Struct, frozen=True, order=True):
@@ -96,8 +99,7 @@ class Variant(Struct, frozen=True, order=True):
     @property
     def runs_nowhere(self) -> str | None:
         """Return why no machine runs it, None if some do; older records may name such a variant."""
-        lacks_file = self.backend in ("onnxruntime", "tensorrt") and self.precision not in ("fp32", "fp16", "int8")
-        return NO_FILE if lacks_file else None
+        return None if self.precision in RUNTIMES[self.backend].precisions else NO_FILE
 
     @property
     def needs_torchao(self) -> bool:
@@ -457,11 +459,13 @@ class TimeSlice(Struct, frozen=True, kw_only=True):
 class Memory(Struct, frozen=True, kw_only=True):
     """Peak memory of one worker process; `device_peak_bytes` is what it allocated on the accelerator.
 
-    For a CUDA graph it is what torch reserved there, including the graph's pool; for ONNX Runtime and TensorRT, what
-    the process took by the driver's count until the first runs were done.
+    `rss_peak_bytes` is of the timed section, `worker_peak_bytes` since the process began, with its build and check.
+    For a CUDA graph `device_peak_bytes` is what torch reserved there, including the graph's pool; for ONNX Runtime and
+    TensorRT, what the process took by the driver's count until the first runs were done.
     """
 
     rss_peak_bytes: int
+    worker_peak_bytes: int | None = None
     device_peak_bytes: int | None = None
 
 
@@ -580,8 +584,7 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
         text = f"({text})" if self.batch_axis is None else text
         is_plain = text and (self.dtype is None or (self.dtype == DTYPES[0] and not self.file))
         typed = "" if is_plain else f"{self.dtype or DTYPES[0]}:"
-        is_constant = self.batch_axis is None and self.span and self.span[0] == self.span[1]
-        drawn = f"{'=' if is_constant else ':'}{self.numbers}" if self.span else ""
+        drawn = f"{'=' if self.is_constant else ':'}{self.numbers}" if self.span else ""
         return f"{self.name}{'=' if self.name else ''}{typed}{text}{drawn}"
 
     @property
@@ -593,9 +596,133 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
         if self.span is None:
             return "0-1" if self.dtype == "bool" else "normal"
         low, high = self.span
-        is_constant = self.batch_axis is None and low == high
-        return f"{low}" if is_constant else f"{low}{'..' if low < 0 else '-'}{high}"
+        return f"{low}" if self.is_constant else f"{low}{'..' if low < 0 else '-'}{high}"
 
+    @property
+    def is_constant(self) -> bool:
+        """Return whether it is one number that a whole batch shares."""
+        return self.batch_axis is None and self.span is not None and self.span[0] == self.span[1]
+
+
+ImageCount = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] | Literal["full"]
+"""How many images of a data set accuracy is measured on."""
+
+
+class Option(Struct, frozen=True):
+    """How an annotated field is asked for on a command line: its help, the form of its value, its name and its unit.
+
+    The name is that of the field by default. Types, defaults and bounds are those of the field.
+    """
+
+    help: str
+    metavar: str | None = None
+    flag: str = ""
+    unit: Literal["", "ms", "Hz"] = ""
+
+
+class Inputs(Struct, frozen=True, kw_only=True):
+    """What a model's weights are and which images it is fed; null means random, or the model's own."""
+
+    weights: Annotated[
+        str | None,
+        Option("A checkpoint for the one model, or `demo` for the trained weights included.", "FILE|demo|random"),
+    ] = None
+    data: Annotated[
+        str | None, Option("Real images; `demo` for the digits included.", "demo|cifar10:DIR|imagefolder:DIR")
+    ] = None
+    labels: Annotated[
+        str | None, Option("Class labels of the images in --data: one path and one index per line.", "FILE")
+    ] = None
+    accuracy: Annotated[
+        ImageCount | None, Option("Measure top-1 over all of --data, or over this many images.", "full|N")
+    ] = None
+    calibration: Annotated[
+        str | None,
+        Option("Images that set the int8 ranges; none may be in --data.", "demo|random|cifar10:DIR|imagefolder:DIR"),
+    ] = None
+
+    @property
+    def named(self) -> "Inputs":
+        """Return the inputs with files and folders by their names alone, as records have them."""
+        asked = msgspec.structs.asdict(self)
+        names = ("weights", "data", "labels", "calibration")
+        return Inputs(**asked | {name: _last(asked[name]) for name in names if asked[name]})
+
+
+def _last(text: str) -> str:
+    """Return the name of a file, or `imagefolder:NAME` of a folder."""
+    scheme, colon, folder = text.partition(":")
+    return f"{scheme}:{PurePath(folder).name}" if colon and "/" not in scheme else PurePath(text).name
+
+
+class UserModule(Struct, frozen=True, tag="module"):
+    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not define them."""
+
+    path: str
+    inputs: list[InputSpec] = []
+    folder: str = ""
+
+    @property
+    def where(self) -> str:
+        """Return the file, or the dotted name of the module."""
+        return self.path.rpartition(":")[0]
+
+    @property
+    def function(self) -> str:
+        """Return the name of what builds the module."""
+        return self.path.rpartition(":")[2]
+
+    @property
+    def package(self) -> str:
+        """Return the package that it is part of, empty for a file."""
+        return self.where.partition(".")[0] if self.folder else ""
+
+    @property
+    def name(self) -> str:
+        """Return the name by which it is imported."""
+        return self.where if self.folder else PurePath(self.where).stem
+
+    @property
+    def model(self) -> str:
+        """Return the model name in its records."""
+        return f"own.{self.name.rpartition('.')[2] if self.folder else self.name}.{self.function}"
+
+    @property
+    def named(self) -> "UserModule":
+        """Return the module without its folder, as records have it."""
+        return UserModule(self.path if self.folder else PurePath(self.path).name, self.inputs)
+
+
+class UserFile(Struct, frozen=True, tag="onnx"):
+    """A user's ONNX file and its inputs; `batch_size` is its fixed batch size, null if it accepts any.
+
+    `precision` is what it computes in, and `reference` is the fp32 file that a quantised one was made from.
+    """
+
+    path: str
+    inputs: list[InputSpec] = []
+    batch_size: int | None = None
+    precision: Precision = "fp32"
+    reference: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file."""
+        return PurePath(self.path).name
+
+    @property
+    def model(self) -> str:
+        """Return the model name in its records."""
+        return f"own.{PurePath(self.path).stem}"
+
+    @property
+    def named(self) -> "UserFile":
+        """Return the file without its folder, as records have it."""
+        reference = self.reference and PurePath(self.reference).name
+        return msgspec.structs.replace(self, path=self.name, reference=reference)
+
+
+UserModel = UserModule | UserFile
 
 OF_MODULE = "of the module"
 """The `weights` of a module that creates them itself."""
@@ -898,9 +1025,11 @@ class Environment(Struct, frozen=True, kw_only=True):
 class Record(Struct, frozen=True, kw_only=True):
     """Everything known about one measured case: one JSON line, one MQTT payload, one row of every table.
 
-    A value that was not measured is null, and `missing` maps the field's name to the reason. `t_wall` is UTC in
-    RFC 3339 and only a label; order and durations come from `t_mono_ns` (CLOCK_MONOTONIC) within one `boot_id`.
-    `limits` are those asked for: of the preset, of the configuration or of the command line.
+    A value that was not measured is null, and `missing` maps the field's name to the reason. `t_wall` is UTC in RFC
+    3339 and only a label; order and durations come from `t_mono_ns` (CLOCK_MONOTONIC) within one `boot_id`. `limits`
+    are those asked for: of the preset, of the configuration or of the command line. `own` and `inputs` are what was
+    asked for too, files and folders without their path: `bench-once --case` measures the same again. `log` and `seq`
+    are set when the record is written to a file: its number among the lines of that log, which counts up from 1.
     """
 
     run_id: str
@@ -918,6 +1047,8 @@ class Record(Struct, frozen=True, kw_only=True):
     reason: str | None = None
     preset: str = ""
     limits: dict[str, float | None] = {}
+    own: UserModel | None = None
+    inputs: Inputs = Inputs()
     model: ModelFacts | None = None
     artifacts: list[ArtifactFacts] = []
     runtime: RuntimeFacts | None = None
@@ -943,6 +1074,8 @@ class Record(Struct, frozen=True, kw_only=True):
     flags: list[str] = []
     missing: dict[str, str] = {}
     processes: list[ProcessResult] = []
+    log: str | UnsetType = UNSET
+    seq: int | UnsetType = UNSET
 
     @property
     def key(self) -> str:
@@ -976,6 +1109,15 @@ def wall_text(moment: datetime, timespec: str = "milliseconds") -> str:
     return moment.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
+def unix_s(t_wall: str) -> float | None:
+    """Return the Unix time of a `t_wall`; None if it is not a time in RFC 3339."""
+    try:
+        moment = datetime.fromisoformat(t_wall.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo else None
+
+
 def encode(record: Record) -> bytes:
     """Return the record as one line of JSON without a line break; raise ValueError for a number that is not finite."""
     path = _non_finite(msgspec.to_builtins(record), "record")
@@ -985,14 +1127,180 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Return the record in `data`; raise SchemaError for another major version or invalid data."""
+    """Return the record in `data`; raise SchemaError for another major version, and if invalid or contradictory."""
     try:
         schema = msgspec.json.decode(data, type=_Header).schema
         if schema != SCHEMA and not schema.startswith(f"{SCHEMA}."):
             raise SchemaError(f"record of schema {schema!r}; this version reads {SCHEMA!r}")
-        return msgspec.json.decode(data, type=Record)
+        record = msgspec.json.decode(data, type=Record)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, UsageError) as error:
         raise SchemaError(f"not a benchd record: {error}") from error
+    if words := contradiction(record):
+        raise SchemaError(f"not a benchd record, because its parts contradict each other: {words}")
+    return record
+
+
+_ASCENDING: dict[type[Struct], tuple[tuple[str | int, ...], ...]] = {
+    Case: ((1, "batch_size"), (1, "streams"), (1, "threads")),
+    Memory: ((0, "rss_peak_bytes"), (0, "worker_peak_bytes"), (0, "device_peak_bytes")),
+    Timing: (
+        (0, "min_ms"),
+        (0, "confidence", 1),
+        (1, "runs"),
+        (0, "outliers_mild", "runs"),
+        (0, "outliers_severe", "runs"),
+        ("min_ms", "p90_ms", "p95_ms", "p99_ms", "p999_ms", "max_ms"),
+        ("min_ms", "median_ms", "max_ms"),
+        ("min_ms", "mean_ms", "max_ms"),
+        ("low_ms", "median_ms", "high_ms"),
+        ("p99_ms", "p99_upper_ms", "max_ms"),
+    ),
+    BlocksResult: (("low_ms", "median_ms", "high_ms"),),
+    Window: (("start_ns", "end_ns"),),
+    Accuracy: (("low", "top1", "high"), ("drop_low", "drop", "drop_high"), ("right", "images")),
+    Check: (
+        (0, "tie_disagreements", "ties", "images"),
+        (0, "tie_disagreements", "argmax_disagreements", "images"),
+        (0, "images_off", "images"),
+        (0, "mean_error_share", "error_share"),
+        (0, "max_abs_error"),
+        (0, "tolerance"),
+        (0, "audited"),
+        (0, "commonest_class_share", 1),
+        (0, "flipped_share", 1),
+    ),
+    Deadlines: (("misses", "releases"),),
+}
+"""Fields and numbers of which none is below the one before it; null ones are left out."""
+
+_SLACK = 1e-9  # means of equal numbers round, and an interval of shares ends at 0 within some 1e-17
+
+FLAGS = frozenset(
+    (
+        *("busy_machine", "cpu_quota_throttled", "foreign_gpu_process", "low_clock", "major_faults", "steal"),
+        *("clock_below_range", "clock_not_set", "correlated_blocks", "probes_moved", "throttled", "two_levels"),
+        *("faster_than_floor", "files_changed", "one_in_flight", "other_threads", "output_changed", "shared_cpus"),
+        *("reference_fp32", "repeated_input_faster", "repeated_input_untested", "rss_peak_since_start"),
+        *("provider_fallback", "warm_up_not_steady", "usage_error", "weak_typing"),
+        *("mqtt", "profiled", "service", "simulated"),
+    )
+)
+"""The flags of a record; a later minor version may know more."""
+
+BLOCKS_ABOVE = 2.25
+"""The share of blocks whose median lies above a percentile, over that of the runs that do, at most."""
+
+
+def contradiction(record: Record) -> str | None:
+    """Return what a record says that cannot be true, or which of its parts cannot both be, else None."""
+    if record.case_id != record.case.case_id:
+        return f"case_id {record.case_id[:80]} is not that of its case, {record.case.case_id}"
+    if unix_s(record.t_wall) is None:
+        return f"t_wall {record.t_wall[:40]!r} is no time in RFC 3339"
+    if record.schema == SCHEMA and (unknown := sorted(set(record.flags) - FLAGS)):
+        return f"{unknown[0][:40]!r} is none of the flags"
+    of_parts = (f"{path}{words}" for path, part in _parts("", record) if (words := _contradicts(part)))
+    return next(itertools.chain(of_parts, _of_processes(record)), None)
+
+
+def _of_processes(record: Record) -> Iterator[str]:
+    """Yield how a record contradicts its processes, and one of these its blocks."""
+    for place, process in enumerate(record.processes):
+        if process.timing and process.blocks and (name := _below_blocks(process.timing, process.blocks.medians_ms)):
+            yield f"processes.{place}.timing.{name} is below too many of its blocks.medians_ms"
+    if record.status != "ok":
+        return
+    if any(process.status != "ok" for process in record.processes):
+        yield "status is ok, and a process is not"
+    timings = [process.timing for process in record.processes if process.timing]
+    if not timings or record.timing is None:
+        return
+    medians = [timing.median_ms for timing in timings]
+    if not _ascend(min(medians), record.timing.median_ms, max(medians)):
+        yield f"timing.median_ms {record.timing.median_ms:g} is not within those of its processes"
+    for name in PERCENTILES:
+        value, of_each = getattr(record.timing, name), [getattr(timing, name) for timing in timings]
+        if value is not None and not all(one is None or _ascend(one, value) for one in of_each):
+            yield f"timing.{name} {value:g} is below that of a process"
+
+
+def _below_blocks(timing: Timing, medians_ms: Sequence[float]) -> str | None:
+    """Return the percentile above which more blocks lie than runs can, if there is one, else None.
+
+    Half of the runs of such a block are above it too, so these are twice as many as the runs at most, and a tenth more
+    because up to a tenth of the runs are in no block.
+    """
+    for name, percentile in PERCENTILES.items():
+        value, most = getattr(timing, name), 1 + BLOCKS_ABOVE * (1.0 - percentile / 100.0) * len(medians_ms)
+        if value is not None and sum(median > value for median in medians_ms) > most:
+            return f"{name} {value:g}"
+    return None
+
+
+def _parts(path: str, holder: Struct) -> Iterator[tuple[str, Struct]]:
+    """Yield what `_contradicts` knows in a record, with the beginning of the paths of its fields."""
+    for name in holder.__struct_fields__:
+        value = getattr(holder, name)
+        named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, part in named or (("", value),):
+            if not isinstance(part, Struct):  # what a list or a dict holds is all of one type
+                break
+            where = f"{path}{name}.{key}." if named else f"{path}{name}."
+            if type(part) in _ASCENDING or isinstance(part, Energy):
+                yield where, part
+            if isinstance(part, ProcessResult | Interference | NeighbourResult):
+                yield from _parts(where, part)
+
+
+def _contradicts(part: Struct) -> str | None:
+    """Return how the fields of one part contradict each other, else None."""
+    for names in _ASCENDING.get(type(part), ()):
+        known = [(name, getattr(part, name) if isinstance(name, str) else name) for name in names]
+        known = [(name, value) for name, value in known if value is not None]
+        for (low, below), (high, above) in itertools.pairwise(known):
+            if not _ascend(below, above):
+                return f"{_named(high, above)} is below {_named(low, below)}"
+    if isinstance(part, Timing):
+        return _percentile_below(part)
+    if isinstance(part, Check):
+        return _passed_above(part)
+    if isinstance(part, Energy) and (part.energy_err_j < 0.0 or not 0.0 <= part.gap_share <= 1.0):
+        return f"energy_err_j {part.energy_err_j:g} or gap_share {part.gap_share:g} is not one"
+    return None
+
+
+def _named(name: str | int, value: float) -> str:
+    return f"{name} {value:g}" if isinstance(name, str) else str(name)
+
+
+def _ascend(*values: float) -> bool:
+    return all(low <= high + _SLACK * max(1.0, 1e-3 * abs(high)) for low, high in itertools.pairwise(values))
+
+
+def _percentile_below(timing: Timing) -> str | None:
+    """Return which percentile is further below the median, a mean of those of blocks, than slow blocks explain."""
+    for name, percentile in PERCENTILES.items():
+        value, share = getattr(timing, name), BLOCKS_ABOVE * (1.0 - percentile / 100.0)
+        if value is not None and not _ascend(timing.median_ms, value + share * (timing.max_ms - value)):
+            return f"{name} {value:g} is below median_ms {timing.median_ms:g}"
+    return None
+
+
+def _passed_above(check: Check) -> str | None:
+    """Return how a check passed although it did not, else None; older ones of codes did not judge the outputs."""
+    if not check.passed:
+        return None
+    if check.void:
+        return "passed and void are both true"
+    if check.images < 1:
+        return "passed is true, and no image was checked"
+    judges_outputs = check.rule == "outputs" or check.flipped_tolerance is not None
+    if check.images_off > check.images_off_allowed == 0:
+        return f"passed is true, and {check.images_off} images are off, of which none may be"
+    few_may_be_off = 0 < check.images_off <= check.images_off_allowed < max(check.images, 3)
+    if judges_outputs and not few_may_be_off and not _ascend(check.typical_error_share, check.tolerance):
+        return f"passed is true, and the error {check.typical_error_share:g} is above the tolerance {check.tolerance:g}"
+    return None
 
 
 class _Header(Struct):

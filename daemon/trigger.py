@@ -68,20 +68,20 @@ def parse(every: str | None, at: str | None, cron: str | None) -> Trigger | None
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]+)", text)
-    if not found or found[2] not in UNITS_S:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]+)", text)
+    if not match or match[2] not in UNITS_S:
         raise UsageError(f"every {text!r}: expected a number and one of {', '.join(UNITS_S)}, as in '6h'")
-    seconds = float(found[1]) * UNITS_S[found[2]]
+    seconds = float(match[1]) * UNITS_S[match[2]]
     if not MINUTE_S <= seconds <= LONGEST_S:
         raise UsageError(f"every {text!r}: expected at least one minute and at most ten years")
     return seconds
 
 
 def _daily(text: str) -> Cron:
-    found = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)", text)
-    if not found:
+    match = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)", text)
+    if not match:
         raise UsageError(f"at {text!r}: expected hours and minutes, as in '02:30'")
-    return _cron(f"{int(found[2])} {int(found[1])} * * *")
+    return _cron(f"{int(match[2])} {int(match[1])} * * *")
 
 
 def _cron(text: str) -> Cron:

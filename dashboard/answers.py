@@ -9,7 +9,7 @@ from benchd.daemon.records import Case, Environment, Record
 from benchd.daemon.verdicts.recommend import Requirements, decide, line, unable, wrong
 from benchd.dashboard.changes import Change, Changes, by_place
 from benchd.dashboard.messages import Result, flat
-from benchd.dashboard.runs import EnvironmentPart, Kept, Runs
+from benchd.dashboard.runs import BoardCache, EnvironmentPart, Runs
 from benchd.dashboard.store import Store
 
 Outcome = Literal["ships", "inconclusive", "nothing"]
@@ -60,7 +60,7 @@ class Answers:
     """The choices of every board, for all viewers. Thread-safe; the pages call it outside the event loop."""
 
     def __init__(self, store: Store, changes: Changes) -> None:
-        self._kept, self._changes = Kept(store, _board), changes
+        self._kept, self._changes = BoardCache(store, _board), changes
 
     def update(self) -> tuple[dict[str, list[Choice]], int]:
         """Return the choices by board, and how many boards are still to be read for them to be up to date."""
@@ -102,14 +102,14 @@ def _board(board: Runs) -> _Board:
     return whole
 
 
-def _choices(found: list[Record]) -> Iterator[Choice]:
-    wrongs = {reason for record in found if (reason := wrong(record))}
-    for decision in decide(found, Requirements()):
+def _choices(records: list[Record]) -> Iterator[Choice]:
+    wrongs = {reason for record in records if (reason := wrong(record))}
+    for decision in decide(records, Requirements()):
         name, record = next(iter(decision.candidates.items()), ("", None))
         yield Choice(
             subject=decision.subject,
-            device_id=found[0].device_id,
-            kind=_kind(found[0].environment),
+            device_id=records[0].device_id,
+            kind=_kind(records[0].environment),
             outcome="ships" if decision.ship else "inconclusive" if record else "nothing",
             variant=name,
             result=flat(record, 0.0) if record else None,

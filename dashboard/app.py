@@ -46,7 +46,7 @@ def serve(
     With `collect` a collector runs beside them, which tells people what `notify` says. Exits with 1 if it cannot be
     kept alive.
     """
-    token = os.environ.get(TOKEN_VARIABLE) or None
+    token = os.environ.get(TOKEN_VARIABLE, "").strip() or None
     if not is_loopback(host) and token is None:
         raise UsageError(f"--host {host}: access from other machines needs a token; set {TOKEN_VARIABLE}")
     require_free(host, port)

@@ -11,7 +11,7 @@ from benchd.daemon.records import Environment
 from benchd.daemon.verdicts import setups
 from benchd.daemon.verdicts.compare import Pair, judged, pair
 from benchd.daemon.verdicts.effects import Verdict
-from benchd.dashboard.runs import EnvironmentPart, Kept, Runs, Setup
+from benchd.dashboard.runs import BoardCache, EnvironmentPart, Runs, Setup
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import short
 
@@ -64,20 +64,20 @@ class Changes:
 
     def __init__(self, store: Store) -> None:
         self._store, self._lock = store, threading.Lock()
-        self._kept: dict[str, Kept[list[Change]]] = {}
+        self._kept: dict[str, BoardCache[list[Change]]] = {}
         self._judged: dict[str, tuple[object, list[Change]]] = {}
 
     def update(self, since: str) -> tuple[list[Change], int]:
         """Return the changes since an entry of UPDATES or since a day, and how many boards are still to be read."""
         with self._lock:
-            kept = self._kept.get(since) or Kept(self._store, partial(_of_board, since=since))
+            kept = self._kept.get(since) or BoardCache(self._store, partial(_of_board, since=since))
             self._kept[since] = kept
             self._forget_dates()
-        found, left, newest = kept.update()
+        by_board, left, newest = kept.update()
         with self._lock:
-            state = (left, newest, len(found))
+            state = (left, newest, len(by_board))
             if self._judged.get(since, (None,))[0] != state:
-                self._judged[since] = state, _judged([change for of_board in found.values() for change in of_board])
+                self._judged[since] = state, _judged([change for of_board in by_board.values() for change in of_board])
             return self._judged[since][1], left
 
     def _forget_dates(self) -> None:
@@ -94,9 +94,9 @@ def day_s(text: str) -> float | None:
         return None
 
 
-def _judged(found: Sequence[Change]) -> list[Change]:
-    verdicts = judged([change.pair for change in found])
-    return [change._replace(verdict=verdict) for change, verdict in zip(found, verdicts, strict=True)]
+def _judged(changes: Sequence[Change]) -> list[Change]:
+    verdicts = judged([change.pair for change in changes])
+    return [change._replace(verdict=verdict) for change, verdict in zip(changes, verdicts, strict=True)]
 
 
 def _of_board(board: Runs, since: str) -> list[Change]:
@@ -107,8 +107,8 @@ def _of_board(board: Runs, since: str) -> list[Change]:
 def _since_update(board: Runs, part: Callable[[Setup, EnvironmentPart], object]) -> Iterator[Change]:
     """Yield the change of each case from the last setup that differs in `part` to the newest one."""
     environments: dict[str, EnvironmentPart] = {}
-    for case_id, found in board.setups().items():
-        for (now, environment), *earlier in _reported(board, case_id, found, environments):
+    for case_id, of_case in board.setups().items():
+        for (now, environment), *earlier in _reported(board, case_id, of_case, environments):
             before = next((setup for setup, was in earlier if part(setup, was) != part(now, environment)), None)
             if before:
                 keys = board.keys(case_id, before, RUNS), board.keys(case_id, now, RUNS)
@@ -119,10 +119,10 @@ def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
     """Yield the change of each case from the setup at the date to the newest one since."""
     environments: dict[str, EnvironmentPart] = {}
     earlier = board.setups(before_s=date_s)
-    for case_id, found in board.setups().items():
+    for case_id, of_case in board.setups().items():
         known = _reported(board, case_id, earlier.get(case_id, []), environments)
         at_date = {_where(environment): setup for (setup, environment), *_ in known}
-        newer = [setup for setup in found if setup.last_s >= date_s]
+        newer = [setup for setup in of_case if setup.last_s >= date_s]
         for (now, environment), *_ in _reported(board, case_id, newer, environments):
             before = at_date.get(_where(environment))
             if before:
@@ -131,11 +131,11 @@ def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
 
 
 def by_place(
-    board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, EnvironmentPart]
+    board: Runs, case_id: str, of_case: Sequence[Setup], environments: dict[str, EnvironmentPart]
 ) -> dict[_Where, list[tuple[Setup, EnvironmentPart]]]:
     """Return the setups with their environments by device and power mode; profiles have none."""
     places: dict[_Where, list[tuple[Setup, EnvironmentPart]]] = defaultdict(list)
-    for setup in found:
+    for setup in of_case:
         if environment := environments.get(setup.fingerprint) or board.environment(case_id, setup):
             environments[setup.fingerprint] = environment
             places[_where(environment)].append((setup, environment))
@@ -143,10 +143,10 @@ def by_place(
 
 
 def _reported(
-    board: Runs, case_id: str, found: Sequence[Setup], environments: dict[str, EnvironmentPart]
+    board: Runs, case_id: str, of_case: Sequence[Setup], environments: dict[str, EnvironmentPart]
 ) -> Iterator[list[tuple[Setup, EnvironmentPart]]]:
     """Yield those of `by_place` whose worker lived to tell its threads, versions and variables: others lack them."""
-    for of_place in by_place(board, case_id, found, environments).values():
+    for of_place in by_place(board, case_id, of_case, environments).values():
         if told := [one for one in of_place if one[1].threads is not None]:
             yield told
 
@@ -159,8 +159,8 @@ def _change(
     board: Runs, of: tuple[Setup, Setup], before_keys: Sequence[str], now_keys: Sequence[str]
 ) -> Iterator[Change]:
     """Yield the change between the newest runs of two setups, which may be one; nothing without runs."""
-    found = board.records([*before_keys, *now_keys])
-    before, now = ([record for record in found if record.key in keys] for keys in (before_keys, now_keys))
+    records = board.records([*before_keys, *now_keys])
+    before, now = ([record for record in records if record.key in keys] for keys in (before_keys, now_keys))
     if before and now:
         one, other = before[0], now[0]
         is_across = of[0][:2] != of[1][:2]

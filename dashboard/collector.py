@@ -1,7 +1,8 @@
-"""A process that stores what devices publish: first the commit, then the acknowledgements.
+"""A process that stores what devices publish: first the commit, then the acknowledgement to the broker.
 
 Unacknowledged messages come again after a crash of this process, the broker or the database; their keys make that
-harmless. Several collectors can share the work: each has its own name.
+harmless. What does not arrive at all is missed by its number, and its device is asked for it. Several collectors of one
+database can share the work: each has its own name.
 """
 
 import math
@@ -12,24 +13,24 @@ import sys
 import threading
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from multiprocessing import parent_process
 
 import msgspec
-from msgspec import Struct
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
+from benchd.daemon.delivery import topics
 from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.outbox import body_digest
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import identity
+from benchd.daemon.trigger import DAY_S
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
-from benchd.dashboard.messages import READER, TEXT_LIMIT, Row, delivery_key, quarantined, rows
+from benchd.dashboard.messages import READER, Row, quarantined, rows
 from benchd.dashboard.notices import Settings, telling
 from benchd.dashboard.queries import Gap
 from benchd.dashboard.store import Store, Unusable
@@ -40,11 +41,12 @@ TIDY_S = 60.0
 PRESENCE_S = 5.0
 ASK_FIRST_S, ASK_LAST_S = 60.0, 86400.0
 ASKS = 10  # devices at once
+ASK_GAPS, ASK_LINES = 10, 5000  # of one device at once
 ASK_EXPIRY_S = 60
 CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a clock that was set by more is believed after a day
 DATABASE_S = 5.0
 MAX_DELAY_S = 30.0
-REASON_CHARS = 100  # of why a result cannot be read; a device takes 128 KiB
+DAY_BYTES = 2 * 2**30  # of one device: what is beyond comes again when it is asked for
 AGAIN = 32  # messages of the quarantine that are read again at once
 OUTAGES = (OperationalError, InterfaceError, InternalError)  # of the database; any other error is the message's
 
@@ -78,13 +80,6 @@ def run(broker: Broker, database: str, name: str, notify: Settings | None = None
             collector.run(stop)
 
 
-class _Ack(Struct):
-    schema: str = "benchd.ack/1"
-    keys: list[str] = []
-    unread: dict[str, str] = {}
-    digests: dict[str, str] = {}
-
-
 class Collector:
     """Moves messages from a broker into a store; `name` identifies the session to the broker and the devices."""
 
@@ -93,8 +88,10 @@ class Collector:
         self._since_s = math.inf
         self._presence_due = self._tidy_due = 0.0
         self._message_s: float | None = None
-        self._asks: dict[Gap, tuple[float, float]] = {}  # when to ask for it next, and the last delay
+        self._asks: dict[tuple[str, str, int], tuple[float, float]] = {}  # when to ask for a gap, and the last delay
         self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
+        self._taken_bytes: Counter[str] = Counter()  # since the beginning of a day
+        self._day_ends = 0.0
 
     def listens_since_s(self) -> float:
         """Return since when messages can arrive, by the clock as it is set now; infinity while they cannot."""
@@ -107,7 +104,9 @@ class Collector:
             began = time.monotonic()
             try:
                 self._read_again()
-                with closing(Feed(self._broker, f"benchd-collector-{self._name}", SESSION_S)) as feed:
+                site = self._store.site
+                client_id = f"benchd-collector-{site}-{self._name}"
+                with closing(Feed(self._broker, client_id, SESSION_S, site)) as feed:
                     self._say(None, starts)
                     starts = 0
                     self._collect(feed, stop)
@@ -124,9 +123,8 @@ class Collector:
             while not _ended(stop):
                 arrived = feed.batch(IDLE_S)
                 if arrived:
-                    found = self._keep(arrived)
+                    self._keep(arrived)
                     feed.acknowledge(arrived)
-                    self._confirm(feed, arrived, found)
                     self._message_s = arrived[-1].arrived_s
                 self._keep_house(feed)
         finally:
@@ -134,41 +132,39 @@ class Collector:
 
     def _keep(self, arrived: Sequence[Arrived]) -> list[list[Row]]:
         """Commit messages and return the rows of each; one that the database refuses goes to quarantine alone."""
-        found = [rows(one) for one in arrived]
+        return self._commit([(message, self._beyond_day(message) or rows(message)) for message in arrived])
+
+    def _commit(self, messages: Sequence[tuple[Arrived, list[Row]]]) -> list[list[Row]]:
         try:
-            self._store.add(row for each in found for row in each)
+            self._store.add(row for _, each in messages for row in each)
         except (*OUTAGES, Unusable):
             raise
         except Exception as error:
-            if len(arrived) > 1:
-                return [self._keep([one])[0] for one in arrived]
-            found = [[quarantined(arrived[0], f"not stored: {_reason(error)}")]]
-            self._store.add(found[0])
-        return found
+            if len(messages) > 1:
+                return [self._commit([each])[0] for each in messages]
+            refused = [quarantined(messages[0][0], f"not stored: {_reason(error)}")]
+            self._store.add(refused)
+            return [refused]
+        return [each for _, each in messages]
+
+    def _beyond_day(self, message: Arrived) -> list[Row]:
+        """Return what is stored of a message in place of it once its device has filled its share of the database."""
+        if time.monotonic() >= self._day_ends:
+            self._taken_bytes.clear()
+            self._day_ends = time.monotonic() + DAY_S
+        if (address := topics.parse(message.topic)) is None:
+            return []
+        self._taken_bytes[address.device_id] += len(message.body)
+        if self._taken_bytes[address.device_id] <= DAY_BYTES:
+            return []
+        short = message._replace(topic=f"{topics.ROOT}/{address.device_id}", body=b"")
+        return [quarantined(short, f"more than {DAY_BYTES >> 30} GiB in a day; what comes after that is not stored")]
 
     def _read_again(self) -> None:
         """Read what an earlier version of benchd had to put in quarantine."""
         while held := self._store.quarantined(but=READER, limit=AGAIN):
-            found = zip(held, self._keep(list(held.values())), strict=True)
-            self._store.release(key for key, each in found if key not in [row.values.get("key") for row in each])
-
-    def _confirm(self, feed: Feed, arrived: Sequence[Arrived], found: Sequence[list[Row]]) -> None:
-        """Inform each device which of its results are stored: the broker's acknowledgement does not show that.
-
-        Those in quarantine are not: the device keeps them for a collector that can read them.
-        """
-        acks: dict[str, _Ack] = defaultdict(_Ack)
-        for one, (row, *_) in zip(arrived, found, strict=True):
-            device_id, key = delivery_key(one.topic) or ("", "")
-            if row.table == "result":
-                acks[device_id].keys.append(key)
-            elif key and len(key) <= TEXT_LIMIT:
-                acks[device_id].unread[key] = row.values["reason"][:REASON_CHARS]
-            else:
-                continue
-            acks[device_id].digests[key] = body_digest(one.body)
-        for device_id, ack in acks.items():
-            feed.publish(Topics(device_id).ack(self._name), msgspec.json.encode(ack))
+            kept = zip(held, self._keep(list(held.values())), strict=True)
+            self._store.release(key for key, each in kept if key not in [row.values.get("key") for row in each])
 
     def _keep_house(self, feed: Feed) -> None:
         now_s = time.monotonic()
@@ -181,21 +177,27 @@ class Collector:
             self._ask_for_missing(feed, now_s)
 
     def _ask_for_missing(self, feed: Feed, now_s: float) -> None:
-        """Ask devices for results that have not arrived: not at once, as another collector may have one.
+        """Ask devices for what has not arrived: not at once, as another collector may be storing it.
 
-        What has waited longest comes first, one gap per device, so that one with many keeps no other waiting.
+        What has waited longest comes first, a few gaps per device, so that one with many keeps no other waiting.
         """
-        missing = [*queries.gaps(self._store), *queries.unheard(self._store)]
-        asks = {gap: self._asks.get(gap, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for gap in missing}
-        first_of_each: dict[str, Gap] = {}
-        for gap in sorted(asks, key=lambda gap: asks[gap][0]):
-            first_of_each.setdefault(gap.device_id, gap)
-        for gap in [gap for gap in first_of_each.values() if now_s >= asks[gap][0]][:ASKS]:
-            delay_s = min(2 * asks[gap][1], ASK_LAST_S)
-            asks[gap] = (now_s + delay_s, delay_s)
-            numbers = {"stream": gap.stream or None, "since_seq": gap.first, "until_seq": gap.last}
-            topic = Topics(gap.device_id).command("replay")
-            feed.publish(topic, msgspec.json.encode({"id": uuid.uuid4().hex, **numbers}), expire_s=ASK_EXPIRY_S)
+        missing = {gap[:3]: gap for gap in queries.gaps(self._store, online=True)}  # its end may grow
+        asks = {key: self._asks.get(key, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for key in missing}
+        due: dict[str, list[Gap]] = defaultdict(list)
+        for key in sorted(asks, key=lambda key: asks[key][0]):
+            if now_s >= asks[key][0]:
+                due[key[0]].append(missing[key])
+        for gaps in list(due.values())[:ASKS]:
+            left = ASK_LINES
+            for gap in gaps[:ASK_GAPS]:
+                last = min(gap.last, gap.first + left - 1)
+                if last < gap.first:
+                    break
+                left -= last - gap.first + 1
+                delay_s = min(2 * asks[gap[:3]][1], ASK_LAST_S)
+                asks[gap[:3]] = (now_s + delay_s, delay_s)
+                body = {"id": uuid.uuid4().hex, "log": gap.log, "from": gap.first, "to": last}
+                feed.publish(Topics(gap.device_id).command("replay"), msgspec.json.encode(body), expire_s=ASK_EXPIRY_S)
         self._asks = asks
 
     def _is_steady(self, now_s: float) -> bool:

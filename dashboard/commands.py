@@ -3,13 +3,13 @@
 import time
 import uuid
 from contextlib import closing
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.session import Unsendable, connect
+from benchd.daemon.delivery.connection import Unsendable, connect
+from benchd.daemon.delivery.messages import Response
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.verdicts import results
 
@@ -18,16 +18,11 @@ EXPIRY_S = 60
 CLIENT = "page"
 
 
-class _Said(Struct, frozen=True):
-    """What a device answers."""
+class Answer(NamedTuple):
+    """The device's answer; `reason` if it refuses, or why it did not answer, and `by` whose reason it is."""
 
     accepted: bool
     reason: str | None = None
-
-
-class Answer(_Said, frozen=True):
-    """The device's answer; `reason` if it refuses, or why it did not answer, and `by` whose reason it is."""
-
     by: Literal["device", "broker", "nobody"] = "device"
 
 
@@ -37,13 +32,13 @@ def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANS
     command = {"id": command_id, "client": CLIENT, "suite": suite, "sent_s": time.time()}
     deadline = time.monotonic() + timeout_s
     try:
-        with closing(connect(broker, f"benchd-page-{command_id}", deadline)) as session:
-            session.subscribe([(topics.response(f"{CLIENT}/{command_id}"), 1)])
-            session.publish(topics.command("run"), msgspec.json.encode(command), 1, expire_s=EXPIRY_S)
-            session.endure()
+        with closing(connect(broker, f"benchd-page-{command_id}", deadline)) as connection:
+            connection.subscribe([(topics.response(f"{CLIENT}/{command_id}"), 1)])
+            connection.wait_subscribed(deadline)
+            connection.publish(topics.command("run"), msgspec.json.encode(command), 1, expire_s=EXPIRY_S)
             while (wait_s := deadline - time.monotonic()) > 0:
-                session.step(wait_s=wait_s)
-                for answer in session.take_received():
+                connection.turn(wait_s)
+                for answer in connection.take_received():
                     return _answer(answer.body)
     except (Ended, Unsendable) as error:
         return Answer(accepted=False, reason=str(error), by="broker")
@@ -52,7 +47,7 @@ def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANS
 
 def _answer(body: bytes) -> Answer:
     try:
-        said = msgspec.json.decode(body, type=_Said)
-        return Answer(said.accepted, results.printable(said.reason))
+        response = msgspec.json.decode(body, type=Response)
+        return Answer(response.accepted, results.printable(response.reason))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Answer(accepted=False, reason="unreadable answer")

@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 from sqlalchemy import select
 
+from benchd.daemon.delivery.messages import Latest
 from benchd.dashboard import queries
 from benchd.dashboard.answers import Choice
 from benchd.dashboard.limits import READ
-from benchd.dashboard.messages import Latest
 from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import age, figure, percent
@@ -44,16 +44,16 @@ class Board(NamedTuple):
 def boards(store: Store, choices: Mapping[str, Sequence[Choice]], now_s: float) -> list[Board]:
     """Return every known board, those in trouble first."""
     slower = _slower(store)
-    found = [
+    fleet = [
         Board(device, *_worst(device, slower[device.device_id], choices.get(device.device_id, ())))
         for device in queries.fleet(store, now_s)
     ]
-    return sorted(found, key=lambda board: (CONDITIONS.index(board.condition), board.name))
+    return sorted(fleet, key=lambda board: (CONDITIONS.index(board.condition), board.name))
 
 
-def counts(found: Sequence[Board]) -> dict[Condition, int]:
+def counts(fleet: Sequence[Board]) -> dict[Condition, int]:
     """Return how many boards are in each condition, those in none left out, fine ones first."""
-    number = Counter(board.condition for board in found)
+    number = Counter(board.condition for board in fleet)
     return {condition: number[condition] for condition in ("fine", *CONDITIONS[:-1]) if number[condition]}
 
 
@@ -74,10 +74,10 @@ def _slower(store: Store) -> dict[str, list[Latest]]:
     wanted = select(table.c.device_id, table.c.body).where(
         table.c.kind.startswith("latest/"), table.c.state == "slower"
     )
-    found: dict[str, list[Latest]] = defaultdict(list)
+    by_device: dict[str, list[Latest]] = defaultdict(list)
     for device_id, body in store.read(wanted.limit(10 * READ)):
-        found[device_id].append(msgspec.json.decode(body, type=Latest))
-    return found
+        by_device[device_id].append(msgspec.json.decode(body, type=Latest))
+    return by_device
 
 
 def _worst(device: Device, slower: Sequence[Latest], choices: Sequence[Choice]) -> tuple[Condition, str]:

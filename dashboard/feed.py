@@ -4,7 +4,7 @@ import time
 
 from benchd.daemon.delivery import topics
 from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.session import Arrived, Terms, Unsendable, connect
+from benchd.daemon.delivery.connection import Arrived, Terms, Unsendable, connect
 
 BATCH = 256
 BATCH_BYTES = 8 * 2**20
@@ -17,28 +17,29 @@ MAX_PACKET_BYTES = 2**21  # a broker drops larger messages
 class Feed:
     """One connection, for one thread. Raises Ended if it cannot be made, or ends.
 
-    With `session_s` the broker queues messages for this client id for that long after the connection has ended, and
-    the work is split among all such feeds; with 0 the feed sees everything from now on. MQTT 3.1.1 and a broker without
-    shared subscriptions cannot split it: each feed gets everything. The store recognises duplicate results and events
-    by their keys, but stores telemetry once for each collector.
+    With `session_s` the broker queues messages for this client id for that long after the connection has ended. The
+    feeds of one `group` split the work: those of one database, whose group nobody else can guess. MQTT 3.1.1 and a
+    broker without shared subscriptions cannot split it: each feed gets everything. The store recognises duplicate
+    results and events by their keys, but stores telemetry once for each collector.
     """
 
-    def __init__(self, broker: Broker, client_id: str, session_s: int) -> None:
+    def __init__(self, broker: Broker, client_id: str, session_s: int = 0, group: str = "") -> None:
         # one batch in transit while the other is stored
         terms = Terms(keep_s=session_s, receive_maximum=2 * BATCH, max_packet_bytes=MAX_PACKET_BYTES)
-        self._session = connect(broker, client_id, time.monotonic() + CONNECT_S, terms)
+        deadline = time.monotonic() + CONNECT_S
+        self._connection = connect(broker, client_id, deadline, terms)
         try:
-            self._session.subscribe(topics.collector_filters(shared=session_s > 0 and self._session.shares))
+            self._connection.subscribe(topics.collector_filters(group if self._connection.shares else ""))
+            self._connection.wait_subscribed(deadline)
         except Ended:
             self.close()
             raise
-        self._session.endure()
         self._last = BATCH  # messages in the last batch that had any
 
     def batch(self, wait_s: float) -> list[Arrived]:
         """Return the messages that have arrived, in order; empty if none came within `wait_s`."""
-        self._session.take_acknowledged()  # devices resend what is not confirmed
-        arrived = self._session.take_received()  # messages that came before the answer to a subscription
+        self._connection.take_acknowledged()  # what was asked for and did not arrive is asked for again
+        arrived = self._connection.take_received()  # messages that came before the answer to a subscription
         arrived += self._more(0.0 if arrived else wait_s)
         deadline = time.monotonic() + BATCH_S
         pause_s = PAUSE_S if self._last > 1 else 0.0  # some brokers send one message and wait for its acknowledgement
@@ -51,19 +52,19 @@ class Feed:
 
     def acknowledge(self, arrived: list[Arrived]) -> None:
         """Acknowledge these, so that the broker can drop them."""
-        self._session.acknowledge(arrived)
+        self._connection.acknowledge(arrived)
 
     def publish(self, topic: str, body: bytes, expire_s: int | None = None) -> None:
         """Publish one message with QoS 1."""
         try:
-            self._session.publish(topic, body, 1, expire_s=expire_s)
+            self._connection.publish(topic, body, 1, expire_s=expire_s)
         except Unsendable as error:
             raise Ended(str(error)) from error
 
     def close(self) -> None:
         """Disconnect and close the socket."""
-        self._session.close()
+        self._connection.close()
 
     def _more(self, wait_s: float) -> list[Arrived]:
-        self._session.step(wait_s=wait_s)
-        return self._session.take_received()
+        self._connection.turn(wait_s)
+        return self._connection.take_received()

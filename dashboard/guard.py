@@ -8,7 +8,7 @@ import hmac
 import ipaddress
 import socket
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -63,14 +63,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
         request = HTTPConnection(scope)
-        tokens = request.cookies.get(COOKIE, ""), _bearer(request.headers)
+        tokens = unquote(request.cookies.get(COOKIE, "")), _bearer(request.headers)
         given = request.query_params.get("token", "")
         if not self._same_origin(request.headers):
             await _refuse(scope, send, 403, "This server does not accept requests from other sites or host names.")
         elif self._token is None or any(map(self._matches, tokens)):
             await self._app(scope, receive, _with_headers(send))
         elif scope["type"] == "http" and self._matches(given):
-            cookie = f"{COOKIE}={given}; HttpOnly; SameSite=Strict; Path=/"
+            cookie = f"{COOKIE}={quote(given, safe='')}; HttpOnly; SameSite=Strict; Path=/"
             await _refuse(scope, send, 303, "", {"location": _without_token(request), "set-cookie": cookie})
         else:
             await _refuse(scope, send, 401, "Open this page once with ?token=..., the value of BENCHD_DASHBOARD_TOKEN.")

@@ -39,9 +39,9 @@ class Keys:
         """Return the names of the keys pressed since the last call; unknown keys are left out."""
         if not self._old or not select.select([self._file], [], [], 0)[0]:
             return []
-        typed, found = os.read(self._file, 256), []
+        typed, keys = os.read(self._file, 256), []
         while typed:
             key = next((key for key in NAMES if typed.startswith(key)), None)
-            found += [NAMES[key]] if key else []
+            keys += [NAMES[key]] if key else []
             typed = typed[len(key or b"?") :]
-        return found
+        return keys

@@ -114,9 +114,9 @@ async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRE
 
 def heading(text: str, level: int = 2) -> ui.element:
     """Show a heading that screen readers recognise."""
-    with ui.element(f"h{level}") as found:
+    with ui.element(f"h{level}") as element:
         ui.label(text)
-    return found
+    return element
 
 
 def notice(text: str) -> ui.label:

@@ -5,15 +5,17 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from benchd.daemon.delivery import topics
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.log import HEAD
+from benchd.daemon.delivery.messages import Deployed, Event, Health, Info, Latest, Status, Telemetry
 from benchd.daemon.errors import BenchdError
-from benchd.daemon.records import Record, Sample, decode
+from benchd.daemon.records import Record, decode
 from benchd.daemon.verdicts import results
 from benchd.daemon.verdicts.rows import columns
 from benchd.daemon.verdicts.when import measured_s
@@ -94,8 +96,8 @@ def rows(message: Arrived) -> list[Row]:
         limits.check(address.kind if address else "", message.body)
         if address is None or address.kind not in _READERS:
             raise _Unreadable("not a benchd topic")
-        found = [Row(*row) for row in _READERS[address.kind](address, message._replace(body=_plain(address, message)))]
-        for row in found:
+        stored = [Row(*row) for row in _READERS[address.kind](address, message._replace(body=_plain(address, message)))]
+        for row in stored:
             _refuse_unstorable(row)
         _refuse_long(message.body)
     except limits.TooLarge as error:
@@ -104,9 +106,9 @@ def rows(message: Arrived) -> list[Row]:
         return [quarantined(message, str(error)), *arrived]
     except Exception as error:  # a bug here must cost one message, not the collector
         return [quarantined(message, f"{type(error).__name__}: {error}"), *arrived]
-    is_offline = address.kind == "status" and found[0].values["state"] == "offline"  # perhaps the will of a silent one
-    seen_s = None if message.retained or is_offline else message.arrived_s
-    return [*found, *arrived, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
+    is_offline = address.kind == "status" and stored[0].values["state"] == "offline"  # perhaps the will of a silent one
+    seen_s = None if message.retained or is_offline or not message.body else message.arrived_s
+    return [*stored, *arrived, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
 
 
 def _address(topic: str) -> topics.Address | None:
@@ -116,10 +118,11 @@ def _address(topic: str) -> topics.Address | None:
 
 
 def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
-    """Return the number of a result, if it has one; its device sends one in quarantine again without being asked."""
-    if address is None or address.kind != "result" or message.numbered is None:
+    """Return the number of a result or an event, if it has one, also of one in quarantine: it need not come again."""
+    if address is None or address.kind not in ("result", "event") or not (numbers := HEAD.match(message.body)):
         return []
-    return [Row("arrived", {"device_id": address.device_id, **message.numbered._asdict()})]
+    seq = {"log": numbers[1].decode(), "seq": int(numbers[2])}
+    return [Row("arrived", {"device_id": address.device_id, **seq})]
 
 
 def _plain(address: topics.Address, message: Arrived) -> bytes:
@@ -129,14 +132,6 @@ def _plain(address: topics.Address, message: Arrived) -> bytes:
     given = msgspec.json.decode(message.body or b"{}")
     plain = results.printable(given)
     return message.body if plain == given else msgspec.json.encode(plain)
-
-
-def delivery_key(topic: str) -> tuple[str, str] | None:
-    """Return the device and the delivery key of a message that awaits confirmation of storage; None for others."""
-    address = _address(topic)
-    if address is None or address.kind != "result":
-        return None
-    return address.device_id, f"{address.device_id}:{address.leaf}"
 
 
 def _result(address: topics.Address, message: Arrived) -> _Rows:
@@ -163,109 +158,34 @@ def flat(record: Record, arrived_s: float) -> Result:
     return Result(**columns(record, Result._fields) | own)
 
 
-class _Status(Struct):
-    state: Literal["online", "offline"]
-    session: int = 0
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_LIMIT - 1)]
-
-
-class SuiteInfo(Struct, frozen=True):
-    """A suite that a device can be asked to run."""
-
-    name: str
-    when: str | None = None
-    cases: list[str] = []
-
-
-class Info(Struct, frozen=True):
-    """The part of a device's identity that a page shows."""
-
-    name: str = ""
-    site: str = ""
-    tags: list[str] = []
-    tool_version: str = ""
-    environment: dict[str, Any] = {}
-    suites: list[SuiteInfo] = []
-
-
-class Health(Struct, frozen=True):
-    """The part of a service's activity and backlog that a page shows."""
-
-    activity: str = ""
-    case_id: str | None = None
-    cases_left: Count = 0
-    waiting_for: str | None = None
-    problem: str | None = None
-    outbox_pending: Count = 0
-    outbox_unstored: Count = 0
-    rss_bytes: Count = 0
-    disk_free_bytes: Count = 0
-
-
-class Latest(Struct, frozen=True):
-    """The part of a planned case's last result that a page shows; no verdict without a baseline."""
-
-    case_id: str = ""
-    verdict: str | None = None
-    verdict_reason: str | None = None
-    median_ms: float | None = None
-    baseline_ms: float | None = None
-    accuracy_top1: float | None = None
-    accuracy_low: float | None = None
-    accuracy_high: float | None = None
-    accuracy_drop: float | None = None
-
-
-class Deployed(Struct, frozen=True):
-    """The part of what is known of a shipped folder that a page shows; no verdict once it is no longer configured."""
-
-    name: str = ""
-    case_id: str = ""
-    verdict: str = ""
-    reason: str = ""
-    since: str = ""
-    t_wall: str = ""
-    promised_ms: float | None = None
-    now_ms: float | None = None
-    change: float | None = None
-    change_low: float | None = None
-    change_high: float | None = None
-    better: str = ""
-
-
 def _retained(kind: type[Struct], state: str = "") -> _Reader:
     """Return the reader of a document of a `kind`, whose field `state` is the document's.
 
-    An empty body removes what the leaf of a topic names: it leaves a document without a state.
+    An empty body removes what was retained: it leaves a document without a state.
     """
 
     def read(address: topics.Address, message: Arrived) -> _Rows:
-        body = message.body or (CLEARED if address.leaf else b"")
-        found = msgspec.json.decode(body, type=kind)
+        document = msgspec.json.decode(message.body, type=kind) if message.body else None
+        # a retained one is no late will: it stands on the broker
+        is_over = message.retained and getattr(document, "state", "") == "offline"
         yield (
             "document",
             {
                 "device_id": address.device_id,
                 "kind": results.printable(f"{address.kind}/{address.leaf}" if address.leaf else address.kind),
-                "body": body,
+                "body": message.body or CLEARED,
                 "arrived_s": message.arrived_s,
-                "state": getattr(found, state, None) or None,
-                "session": getattr(found, "session", 0),
+                "state": getattr(document, state, None) or None,
+                "session": "" if is_over else getattr(document, "session", ""),
             },
         )
 
     return read
 
 
-class _Telemetry(Struct):
-    samples: list[Sample]
-
-
 def _telemetry(address: topics.Address, message: Arrived) -> _Rows:
     """Yield one row per sample; the last is timed at its arrival, the others relative to it by the device's clock."""
-    samples = msgspec.json.decode(message.body, type=_Telemetry).samples
+    samples = msgspec.json.decode(message.body, type=Telemetry).samples
     last_ns = max((sample.t_ns for sample in samples), default=0)
     for sample in samples:
         if sample.value and not SENSOR_RANGE[0] < abs(sample.value) < SENSOR_RANGE[1]:
@@ -281,25 +201,6 @@ def _telemetry(address: topics.Address, message: Arrived) -> _Rows:
         )
 
 
-class Judgement(Struct, frozen=True):
-    """A device's verdict on a case against its baseline; `effect` is the result over the baseline, minus 1."""
-
-    case_id: str
-    verdict: str
-    median_ms: float | None = None
-    baseline_ms: float | None = None
-    effect: float | None = None
-
-
-class Event(Struct, frozen=True):
-    """Something that happened on a device; `detail` is for people."""
-
-    event: str
-    detail: str = ""
-    t_wall: str = ""
-    judgement: Judgement | None = None
-
-
 def _event(address: topics.Address, message: Arrived) -> _Rows:
     msgspec.json.decode(message.body, type=Event)
     yield (
@@ -310,7 +211,7 @@ def _event(address: topics.Address, message: Arrived) -> _Rows:
 
 _READERS: dict[str, _Reader] = {
     "result": _result,
-    "status": _retained(_Status, "state"),
+    "status": _retained(Status, "state"),
     "info": _retained(Info),
     "health": _retained(Health),
     "latest": _retained(Latest, "verdict"),

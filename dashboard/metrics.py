@@ -19,7 +19,7 @@ from starlette.responses import Response
 from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import Result
-from benchd.dashboard.queries import Collecting, Device, Gap
+from benchd.dashboard.queries import CollectorState, Device, Gap
 from benchd.dashboard.store import MINUTES_S, Store
 
 _Thing = TypeVar("_Thing")
@@ -33,8 +33,8 @@ DEVICE: _Gauges[Device] = {
     "throttled": ("1 while its clocks are held down.", lambda device: device.throttled),
     "power_watts": ("Power of the whole device, from its sensors.", lambda device: device.power_w),
     "cases_left": ("Cases left in the runs that have begun.", lambda device: device.health.cases_left),
-    "outbox_pending": ("Messages that no broker has acknowledged.", lambda device: device.health.outbox_pending),
-    "outbox_unstored": ("Results that no collector has stored.", lambda device: device.health.outbox_unstored),
+    "pending": ("Results and events that no broker has acknowledged.", lambda device: device.health.pending),
+    "refused": ("Results and events that the broker refuses.", lambda device: device.health.refused),
 }
 CASE: _Gauges[Result] = {
     "case_ok": ("1 if the last result of the case succeeded.", lambda result: result.status == "ok"),
@@ -62,7 +62,7 @@ class Fleet(Collector):
         collectors = queries.collectors(self._store, self._now_s)
         is_written = queries.refusal(self._store, collectors, self._now_s) is None
         yield from _of_collectors(collectors, self._now_s, is_written=is_written)
-        text = f"Known devices; the first {READ} are listed."
+        text = f"Known devices; the {READ} heard last are listed."
         yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
         yield _missing(queries.gaps(self._store))
@@ -79,14 +79,14 @@ def add(store: Store) -> None:
         return Response(generate_latest(Fleet(store, time.time())), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _of_collectors(found: Sequence[Collecting], now_s: float, *, is_written: bool) -> Iterator[Metric]:
+def _of_collectors(collectors: Sequence[CollectorState], now_s: float, *, is_written: bool) -> Iterator[Metric]:
     labels = ("collector",)
     up = GaugeMetricFamily("benchd_collector_up", "1 while the collector stores what arrives.", labels=labels)
     text = "Age of the last message that the collector has stored."
     age_s = GaugeMetricFamily("benchd_collector_last_message_age_seconds", text, labels=labels)
     text = "Starts of the collector after its first."
     restarts = CounterMetricFamily("benchd_collector_restarts", text, labels=labels)
-    for one in found:
+    for one in collectors:
         up.add_metric([one.name], is_written and now_s - one.seen_s < queries.STALE_S and one.problem is None)
         restarts.add_metric([one.name], max(one.starts - 1, 0))
         if one.message_s is not None:
@@ -95,12 +95,12 @@ def _of_collectors(found: Sequence[Collecting], now_s: float, *, is_written: boo
 
 
 def _missing(gaps: Sequence[Gap]) -> GaugeMetricFamily:
-    found: dict[str, int] = defaultdict(int)
+    counts: dict[str, int] = defaultdict(int)
     for gap in gaps:
-        found[gap.device_id] += gap.last - gap.first + 1
-    text = "Results that have not arrived, though later ones have."
+        counts[gap.device_id] += gap.last - gap.first + 1
+    text = "Results and events that the device has sent and that have not arrived."
     family = GaugeMetricFamily("benchd_results_missing", text, labels=("device_id",))
-    for device_id, results in sorted(found.items()):
+    for device_id, results in sorted(counts.items()):
         family.add_metric([device_id], results)
     return family
 
@@ -109,9 +109,9 @@ def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_
     for name, (text, value) in gauges.items():
         family = GaugeMetricFamily(f"benchd_{name}", text, labels=labels)
         for thing in things:
-            found = value(thing)
-            if found is not None:
-                family.add_metric([str(getattr(thing, label)) for label in labels], found)
+            number = value(thing)
+            if number is not None:
+                family.add_metric([str(getattr(thing, label)) for label in labels], number)
         yield family
 
 

@@ -18,10 +18,11 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import exists, func, select
 
+from benchd.daemon.delivery.messages import Event
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
-from benchd.dashboard.messages import TEXT_LIMIT, Event
+from benchd.dashboard.messages import TEXT_LIMIT
 from benchd.dashboard.store import Store
 
 if TYPE_CHECKING:
@@ -180,13 +181,13 @@ def news(store: Store, settings: Settings, now_s: float, since_s: float, events:
     A silence and a failed check are yielded again for as long as they last, a regression only once.
     """
     names = queries.names(store)
-    found: dict[Subject, Callable[[], Iterator[tuple[str, str, str]]]] = {
+    by_subject: dict[Subject, Callable[[], Iterator[tuple[str, str, str]]]] = {
         "regression": lambda: events.regressions(now_s - NEWS_S),
         "silent": lambda: _silent(store, now_s, since_s, settings.silent_s),
         "failed check": lambda: _failed(store, now_s - NEWS_S),
     }
     for subject in settings.subjects:
-        for device_id, occurrence, detail in found[subject]():
+        for device_id, occurrence, detail in by_subject[subject]():
             yield Notice(f"{subject}:{device_id}:{occurrence}", subject, names.get(device_id, device_id), detail)
 
 
@@ -195,7 +196,9 @@ def _silent(store: Store, now_s: float, since_s: float, silent_s: float) -> Iter
     if since_s > now_s - silent_s:
         return
     table, document = store.tables["device"], store.tables["document"]
-    has_service = exists().where(document.c.device_id == table.c.device_id, document.c.kind == "status")
+    has_service = exists().where(
+        document.c.device_id == table.c.device_id, document.c.kind == "status", document.c.state.is_not(None)
+    )
     wanted = select(table.c.device_id, table.c.seen_s).where(has_service)
     wanted = wanted.where(table.c.seen_s < now_s - silent_s, table.c.seen_s > now_s - NEWS_S)
     for device_id, seen_s in store.read(wanted.order_by(table.c.device_id).limit(READ)):

@@ -93,8 +93,8 @@ def _within_wait(connection: Connection, statement: str) -> bool:
     return True
 
 
-def _names(found: Iterable[Partition]) -> str:
-    return ", ".join(one.name for one in found)
+def _names(several: Iterable[Partition]) -> str:
+    return ", ".join(one.name for one in several)
 
 
 def _end_s(t_s: float, span_s: int) -> int:

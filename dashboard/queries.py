@@ -2,20 +2,20 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, Subquery, and_, case, exists, func, or_, select
 
-from benchd.daemon.delivery.outbox import KEEP_SENT_ROWS, LAST_SEQ
+from benchd.daemon.delivery.messages import Deployed, Event, Health, Info, Latest
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, throttles
 from benchd.daemon.verdicts.results import decoded
 from benchd.daemon.verdicts.statistics import centre
 from benchd.daemon.verdicts.when import AHEAD_S, measured_s
 from benchd.dashboard.limits import READ, SHOWN
-from benchd.dashboard.messages import CLEARED, Deployed, Event, Health, Info, Latest, Result
-from benchd.dashboard.store import Store
+from benchd.dashboard.messages import CLEARED, Result
+from benchd.dashboard.store import Store, joined
 
 STALE_S = 75.0  # a service reports its health every 30 s
 LATE_S = 10.0  # a collector writes every 5 s
@@ -24,6 +24,7 @@ STEP_S = 5  # between two points of a sparkline
 NEWEST = 10_000  # results that can be paged through, and that a text is searched for in
 PLACES = ("model", "variant", "case_id", "flags")  # the columns in which a text is searched for
 UNCHECKED = "not checked"
+MOST_MISSING = 1_000_000
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
 State = Literal["online", "stale", "offline", "unknown"]
@@ -44,7 +45,7 @@ class Device(NamedTuple):
     throttled: bool | None
 
 
-class Happened(NamedTuple):
+class Mark(NamedTuple):
     """An event of a device, or a case, at its start; `at_s` is by the device's clock if that can have been right."""
 
     at_s: float
@@ -52,7 +53,7 @@ class Happened(NamedTuple):
     detail: str
 
 
-class Collecting(NamedTuple):
+class CollectorState(NamedTuple):
     """A collector; `message_s` is when its last message arrived. `problem` prevents more from arriving."""
 
     name: str
@@ -63,10 +64,10 @@ class Collecting(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Results of a device that have not arrived, though later ones of the same outbox have."""
+    """Results or events of a device, by their numbers in one of its logs, that have not arrived."""
 
     device_id: str
-    stream: str
+    log: str
     first: int
     last: int
 
@@ -93,12 +94,13 @@ class Page(NamedTuple):
 
 
 def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
-    """Return the known devices by id, or only the one of `device_id`."""
+    """Return the known devices by id, at most READ that were heard last, or only the one of `device_id`."""
     device, document, telemetry = (store.tables[name] for name in ("device", "document", "telemetry"))
     metric = (telemetry.c.device_id, telemetry.c.metric)
     watched = or_(telemetry.c.metric.like("power_w%"), telemetry.c.metric.like("%throttle_reasons%"))
-    page = select(device.c.device_id, device.c.seen_s).order_by(device.c.device_id).limit(READ)
-    page = page.where(device.c.device_id == device_id) if device_id else page
+    page = _known(store)
+    if device_id:
+        page = select(device.c.device_id, device.c.seen_s).where(device.c.device_id == device_id)
     mine = select(page.subquery().c.device_id)
     with store.reading() as connection:
         seen = connection.execute(page).all()
@@ -113,7 +115,15 @@ def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
     latest: dict[str, dict[str, float]] = defaultdict(dict)
     for row in live:
         latest[row.device_id][row.metric] = row.value
-    return [_device(*row, documents, latest[row.device_id], now_s) for row in seen]
+    return [_device(id_, seen_s, documents, latest[id_], now_s) for id_, seen_s in sorted(map(tuple, seen))]
+
+
+def _known(store: Store) -> Select[Any]:
+    """Return the query for the devices on the pages, the last heard first; one whose status was cleared has left."""
+    device, document = store.tables["device"], store.tables["document"]
+    mine = (document.c.device_id == device.c.device_id, document.c.kind == "status", document.c.body == CLEARED)
+    known = select(device.c.device_id, device.c.seen_s).where(~exists().where(*mine))
+    return known.order_by(device.c.seen_s.desc().nulls_last(), device.c.device_id).limit(READ)
 
 
 def _device(
@@ -136,11 +146,12 @@ def _device(
 
 def names(store: Store) -> dict[str, str]:
     """Return how each known device is shown, by id: its name with the id, or the id alone."""
-    device, document = store.tables["device"], store.tables["document"]
+    document = store.tables["document"]
+    mine = select(_known(store).subquery().c.device_id)
     with store.reading() as connection:
-        ids = connection.execute(select(device.c.device_id).order_by(device.c.device_id).limit(READ)).scalars().all()
-        wanted = select(document.c.device_id, document.c.body).where(document.c.kind == "info").limit(READ)
-        infos = connection.execute(wanted).all()
+        ids = sorted(connection.execute(mine).scalars())
+        wanted = select(document.c.device_id, document.c.body)
+        infos = connection.execute(wanted.where(document.c.kind == "info", document.c.device_id.in_(mine))).all()
     named = {device_id: msgspec.json.decode(body, type=Info).name for device_id, body in infos}
     words = {device_id: named.get(device_id) or device_id for device_id in ids}
     return {device_id: name if name == device_id else f"{name} ({device_id})" for device_id, name in words.items()}
@@ -179,8 +190,8 @@ def deployed(store: Store) -> list[OnBoard]:
 
 def _on_board(device_id: str, body: bytes, arrived_s: float) -> OnBoard:
     """Return what a retained document says, which arrives anew with every connection."""
-    found = msgspec.json.decode(body, type=Deployed)
-    return OnBoard(device_id, found, measured_s(found.t_wall, arrived_s) or arrived_s)
+    deployed = msgspec.json.decode(body, type=Deployed)
+    return OnBoard(device_id, deployed, measured_s(deployed.t_wall, arrived_s) or arrived_s)
 
 
 def presence(said: str | None, age_s: float | None) -> State:
@@ -264,7 +275,7 @@ def choices(store: Store, column: str) -> list[str]:
     later = select(func.min(value)).where(value > seen.c.value).scalar_subquery()
     seen = seen.union_all(select(later).select_from(seen).where(seen.c.value.is_not(None)))
     wanted = select(seen.c.value).where(seen.c.value.is_not(None)).limit(READ)
-    return [found for (found,) in store.read(wanted)]
+    return [row for (row,) in store.read(wanted)]
 
 
 def result(store: Store, key: str) -> Result | None:
@@ -287,14 +298,14 @@ def body(store: Store, key: str) -> bytes | None:
     """Return the original bytes of a record; None if the key is unknown."""
     table = store.tables["body"]
     with store.reading() as connection:
-        found = connection.execute(select(table.c.body).where(table.c.key == key)).scalar()
-    return None if found is None else bytes(found)
+        stored = connection.execute(select(table.c.body).where(table.c.key == key)).scalar()
+    return None if stored is None else bytes(stored)
 
 
 def record(store: Store, key: str) -> Record | None:
     """Return one whole record; None if the key is unknown."""
-    found = body(store, key)
-    return None if found is None else decoded(found)
+    stored = body(store, key)
+    return None if stored is None else decoded(stored)
 
 
 class _Undisturbed(msgspec.Struct, frozen=True):
@@ -311,15 +322,15 @@ class _Processes(msgspec.Struct, frozen=True):
 def clean_medians(store: Store, keys: list[str]) -> dict[str, float]:
     """Return the median in ms excluding disturbed blocks, by key, for the records that have any."""
     bodies = ((key, body(store, key)) for key in keys)  # one at a time: together they may be large
-    found = ((key, msgspec.json.decode(one, type=_Processes)) for key, one in bodies if one)
-    return {key: clean_ms for key, one in found if (clean_ms := _clean_ms(one)) is not None}
+    processes = ((key, msgspec.json.decode(one, type=_Processes)) for key, one in bodies if one)
+    return {key: clean_ms for key, one in processes if (clean_ms := _clean_ms(one)) is not None}
 
 
 def _clean_ms(record: _Processes) -> float | None:
     parts = [(process.timing, process.interference) for process in record.processes]
     if not any(any(interference.reasons) for _, interference in parts if interference):
         return None
-    medians_ms = [found.clean.median_ms if found else timing.median_ms for timing, found in parts if timing]
+    medians_ms = [clean.clean.median_ms if clean else timing.median_ms for timing, clean in parts if timing]
     return centre(medians_ms)
 
 
@@ -358,7 +369,7 @@ def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
     """Return (Unix time, value) by metric: means per minute as far as only those remain, then samples."""
     raw, minutes = store.tables["telemetry"], store.tables["telemetry_minute"]
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    by_metric: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with store.reading() as connection:
         mask = minutes.c.metric.like("%throttle_reasons%")  # the mean of a bit mask is meaningless
         means = case((mask, minutes.c.maximum), else_=minutes.c.total / minutes.c.samples)
@@ -369,8 +380,8 @@ def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple
             names = select(table.c.metric).where(*mine).distinct().order_by(table.c.metric).limit(SHOWN)
             shown = table.c.metric.in_(select(names.subquery().c.metric))
             for metric, t_s, value in connection.execute(wanted.where(*mine, shown).order_by(table.c.t_s)):
-                found[metric].append((float(t_s), value))
-    return found
+                by_metric[metric].append((float(t_s), value))
+    return by_metric
 
 
 class Spark(NamedTuple):
@@ -390,13 +401,13 @@ def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str,
     wanted = (raw.c.device_id.in_(device_ids), raw.c.t_s >= since_s)
     kinds = or_(is_power, raw.c.metric.like("%\\_temp\\_c%", escape="\\"))
     grouped = select(raw.c.device_id, step, *highest).where(*wanted, kinds).group_by(raw.c.device_id, step)
-    found: dict[str, list[Spark]] = defaultdict(list)
+    by_device: dict[str, list[Spark]] = defaultdict(list)
     for device_id, number, power_w, temp_c in store.read(grouped.order_by(step)):
-        found[device_id].append(Spark(int(number) * STEP_S, power_w, temp_c))
-    return found
+        by_device[device_id].append(Spark(int(number) * STEP_S, power_w, temp_c))
+    return by_device
 
 
-def happenings(store: Store, device_id: str, since_s: float) -> list[Happened]:
+def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:
     """Return the last events of a device and ends of its cases, in order."""
     event, result_ = store.tables["event"], store.tables["result"]
     with store.reading() as connection:
@@ -408,53 +419,63 @@ def happenings(store: Store, device_id: str, since_s: float) -> list[Happened]:
         rows = select(result_.c.measured_s, result_.c.case_id, result_.c.status).where(*ended)
         cases = connection.execute(rows.order_by(result_.c.measured_s.desc()).limit(READ)).all()
     said = [(arrived_s, msgspec.json.decode(body, type=Event)) for arrived_s, body in events]
-    found = [
-        Happened(measured_s(event.t_wall, arrived_s) or arrived_s, event.event, event.detail)
-        for arrived_s, event in said
+    marks = [
+        Mark(measured_s(event.t_wall, arrived_s) or arrived_s, event.event, event.detail) for arrived_s, event in said
     ]
-    found += [Happened(at_s, f"case {status}", case_id) for at_s, case_id, status in cases]
-    return sorted(one for one in found if one.at_s >= since_s)
+    marks += [Mark(at_s, f"case {status}", case_id) for at_s, case_id, status in cases]
+    return sorted(one for one in marks if one.at_s >= since_s)
 
 
-def collectors(store: Store, now_s: float) -> list[Collecting]:
+def collectors(store: Store, now_s: float) -> list[CollectorState]:
     """Return the collectors that have run in the last seven days."""
     table = store.tables["collector"]
-    columns = [table.c[name] for name in Collecting._fields]
+    columns = [table.c[name] for name in CollectorState._fields]
     wanted = select(*columns).where(table.c.seen_s > now_s - KNOWN_S).order_by(table.c.name).limit(READ)
-    return [Collecting(*row) for row in store.read(wanted)]
+    return [CollectorState(*row) for row in store.read(wanted)]
 
 
-def refusal(store: Store, found: Sequence[Collecting], now_s: float) -> str | None:
+def refusal(store: Store, collectors: Sequence[CollectorState], now_s: float) -> str | None:
     """Return why the database takes no rows, tried if no collector has written just now; None if it does."""
-    return None if any(now_s - one.seen_s < LATE_S for one in found) else store.refusal()
+    return None if any(now_s - one.seen_s < LATE_S for one in collectors) else store.refusal()
 
 
-def gaps(store: Store) -> list[Gap]:
-    """Return what is missing between the results that have arrived, the newest of each outbox last.
+def gaps(store: Store, *, online: bool = False) -> list[Gap]:
+    """Return what devices have sent, by the numbers of their last health, and has not arrived; or only of those online.
 
-    A gap beyond what a device keeps is none: its results cannot come any more, or somebody has made up a number.
+    What a device has still to send is no gap, nor is a range that somebody must have made up.
     """
-    span = store.tables["span"]
-    ordered = select(span.c.device_id, span.c.stream, span.c.first, span.c.last).order_by(*span.primary_key)
-    spans = [Gap(*row) for row in store.read(ordered)]
-    found = [
-        Gap(one.device_id, one.stream, one.last + 1, other.first - 1)
-        for one, other in itertools.pairwise(spans)
-        if one[:2] == other[:2]
-    ]
-    return [gap for gap in found if gap.last - gap.first < KEEP_SENT_ROWS]
+    document, span, arrived = (store.tables[name] for name in ("document", "span", "arrived"))
+    status = document.alias()
+    is_online = exists().where(
+        status.c.device_id == document.c.device_id, status.c.kind == "status", status.c.state == "online"
+    )
+    known = select(document.c.device_id, document.c.body).where(document.c.kind == "health", *[is_online] * online)
+    ranges: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    with store.reading() as connection:
+        healths = connection.execute(known.order_by(document.c.device_id)).all()
+        for row in connection.execute(select(span.c.device_id, span.c.log, span.c.first, span.c.last)):
+            ranges[row.device_id, row.log].append((row.first, row.last))
+        for row in connection.execute(select(arrived)):
+            ranges[row.device_id, row.log].append((row.seq, row.seq))
+    gaps = []
+    for device_id, body in healths:
+        health = msgspec.json.decode(body, type=Health)
+        is_sent = health.pending <= health.refused
+        logs = (health.log, health.first_seq, health.last_seq)
+        event_logs = (health.event_log, health.event_first_seq, health.event_last_seq)
+        for log, first, last in (logs, event_logs):
+            here = joined(ranges[device_id, log])
+            end = last if is_sent else here[-1][1] if here else 0
+            gaps += [Gap(device_id, log, *missing) for missing in _between(here, first, end)]
+    return [gap for gap in gaps if gap.last - gap.first < MOST_MISSING]
 
 
-def unheard(store: Store) -> list[Gap]:
-    """Return all results of each device that is online and has none here: they may be older than the first collector.
-
-    The stream is empty, because it is unknown.
-    """
-    document, result_ = store.tables["document"], store.tables["result"]
-    is_online = (document.c.kind == "status") & (document.c.state == "online")
-    is_heard = exists().where(result_.c.device_id == document.c.device_id)
-    wanted = select(document.c.device_id).where(is_online, ~is_heard)
-    return [Gap(device_id, "", 1, LAST_SEQ) for (device_id,) in store.read(wanted)]
+def _between(here: Sequence[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges from `first` to `last` that are not among those `here`, which are in order."""
+    for one, other in itertools.pairwise([(0, first - 1), *here, (last + 1, last + 1)]):
+        begin, end = max(one[1] + 1, first), min(other[0] - 1, last)
+        if begin <= end:
+            yield begin, end
 
 
 def problems(store: Store, now_s: float) -> list[str]:
@@ -463,8 +484,8 @@ def problems(store: Store, now_s: float) -> list[str]:
     if reason := refusal(store, known, now_s):
         return [f"the database cannot be written, so nothing that arrives is stored: {reason}"]
     alive = [row for row in known if now_s - row.seen_s < STALE_S]
-    found = [f"collector {row.name}: {row.problem}" for row in alive if row.problem]
-    return found if alive else ["no collector runs: start `benchd dashboard`, or one with --only collector"]
+    problems = [f"collector {row.name}: {row.problem}" for row in alive if row.problem]
+    return problems if alive else ["no collector runs: start `benchd dashboard`, or one with --only collector"]
 
 
 def newest(store: Store) -> tuple[int, int]:
@@ -472,5 +493,5 @@ def newest(store: Store) -> tuple[int, int]:
     result_, event = store.tables["result"], store.tables["event"]
     with store.reading() as connection:
         ids = (connection.execute(select(func.max(table.c.id))).scalar() for table in (result_, event))
-        first, second = (found or 0 for found in ids)
+        first, second = (number or 0 for number in ids)
     return first, second

@@ -49,13 +49,13 @@ class EnvironmentPart(Struct, frozen=True, kw_only=True):
     l4t: _Name | None = None
 
 
-class _Measured(Struct, frozen=True):
+class _WithEnvironment(Struct, frozen=True):
     """A record of which only this is built: the rest may be large."""
 
     environment: EnvironmentPart
 
 
-class _Stored(Record, frozen=True, kw_only=True):
+class _StoredRecord(Record, frozen=True, kw_only=True):
     """A record from the store: its numbers were found finite when it arrived, which takes longer than reading it."""
 
     # an empty one takes 40 times as much memory as in JSON
@@ -83,11 +83,11 @@ class Runs:
         last = newest.scalar_subquery().label("last_s")
         wanted = select(*setup, last).where(table.c.device_id == self.device_id).group_by(*setup)
         wanted = wanted.order_by(last.desc().nulls_last()).limit(10 * READ)
-        found: dict[str, list[Setup]] = defaultdict(list)
+        by_case: dict[str, list[Setup]] = defaultdict(list)
         for row in self._connection.execute(wanted):
             if row.last_s is not None:  # else all are profiles, or too new
-                found[row.case_id].append(Setup(row.tool_version, row.fingerprint, row.last_s))
-        return dict(list(found.items())[:SHOWN])
+                by_case[row.case_id].append(Setup(row.tool_version, row.fingerprint, row.last_s))
+        return dict(list(by_case.items())[:SHOWN])
 
     def keys(
         self, case_id: str, setup: Setup, limit: int, since_s: float | None = None, before_s: float | None = None
@@ -110,8 +110,8 @@ class Runs:
         """Return part of that of the newest run of a case in a setup; None if all are profiles."""
         table = self._tables["body"]
         wanted = select(table.c.body).where(table.c.key.in_(self.keys(case_id, setup, 1)))
-        found = self._connection.execute(wanted).scalar()
-        return None if found is None else _decoded(found, _Measured).environment
+        body = self._connection.execute(wanted).scalar()
+        return None if body is None else _decoded(body, _WithEnvironment).environment
 
     def records(self, keys: Iterable[str]) -> list[Record]:
         """Return records in the order of their keys, as many of the first as RECORDS_BYTES hold."""
@@ -122,10 +122,10 @@ class Runs:
         ends = itertools.accumulate(bytes_[key] for key in order)
         held = [key for key, end in zip(order, ends, strict=True) if end <= RECORDS_BYTES]
         if left := len(order) - len(held):
-            logging.getLogger(__name__).warning("%s: %d records are left out, too large", self.device_id, left)
+            logging.getLogger(__name__).warning("%s: left out %d records that are too large", self.device_id, left)
         rows = self._connection.execute(select(table.c.key, table.c.body).where(table.c.key.in_(held)))
-        found = {key: _decoded(body, _Stored) for key, body in rows}
-        return [found[key] for key in held]
+        records = {key: _decoded(body, _StoredRecord) for key, body in rows}
+        return [records[key] for key in held]
 
 
 def _decoded(body: bytes, kind: type[T]) -> T:
@@ -135,7 +135,7 @@ def _decoded(body: bytes, kind: type[T]) -> T:
     return msgspec.json.decode(body, type=kind)
 
 
-class Kept(Generic[T]):
+class BoardCache(Generic[T]):
     """What `read` returns for each board, for all viewers. Thread-safe; the pages call it outside the event loop."""
 
     def __init__(self, store: Store, read: Callable[[Runs], T]) -> None:

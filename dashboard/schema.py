@@ -3,7 +3,8 @@
 Pages find what they show by the indices here: tests/dashboard/test_indices.py holds their plans.
 """
 
-from typing import Any
+import secrets
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from sqlalchemy import (
     BigInteger,
@@ -25,11 +26,13 @@ from sqlalchemy import (
 from sqlalchemy.sql.type_api import TypeEngine
 
 from benchd.daemon.errors import UsageError
+from benchd.dashboard.messages import Result
 
-VERSION = 1
+VERSION = 2
 """Changes with the tables; a database of another one is refused."""
 
 METADATA = MetaData()
+_KINDS = {str: Text, int: BigInteger, float: Double}
 _LOCK = 0x62636864  # PostgreSQL's advisory lock of whoever creates the tables
 _EXPORT = {
     "sqlite": 'sqlite3 FILE "SELECT CAST(body AS TEXT) FROM body" > records.jsonl',
@@ -62,19 +65,20 @@ def _key_number(name: str, kind: type[TypeEngine[Any]] = BigInteger) -> Column[A
     return Column(name, kind, primary_key=True, autoincrement=False)
 
 
-version = Table("version", METADATA, *_required("number", BigInteger), *_optional("tidied_s"))
+def _of_fields(row: type[NamedTuple], but: str) -> list[Column[Any]]:
+    """Return the columns that hold the fields of a row."""
+    hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(row).items() if name != but}
+    return [Column(name, _KINDS[kinds[0]], nullable=type(None) in kinds) for name, kinds in hints.items()]
+
+
+# `site` is a random name of the database
+version = Table("version", METADATA, *_required("number", BigInteger), *_required("site"), *_optional("tidied_s"))
 
 result = Table(
     "result",
     METADATA,
     *_numbered(),
-    *_required("device_id run_id suite_id case_id model variant"),
-    *_required("batch_size", BigInteger),
-    *_required("status t_wall flags hardware fingerprint tool_version"),
-    *_required("arrived_s measured_s", Double),
-    *_optional("median_ms low_ms high_ms p99_ms throughput_per_s energy_mj energy_err_mj x_of_floor"),
-    *_optional("accuracy_top1 accuracy_low accuracy_high accuracy_drop"),
-    *_optional("reason energy_scope checked", Text),
+    *_of_fields(Result, but="key"),
     Index("result_case", "device_id", "case_id", "id"),
     # the setups of each case of a board, and the newest runs in each
     Index("result_setup", "device_id", "case_id", "tool_version", "fingerprint", "measured_s", "arrived_s"),
@@ -105,7 +109,7 @@ document = Table(
     *_required("body", LargeBinary),
     *_required("arrived_s", Double),
     *_optional("state", Text),
-    *_required("session", BigInteger),
+    *_required("session"),
 )
 
 # pages ask for a device, then a time
@@ -166,13 +170,13 @@ collector = Table(
     *_required("starts", BigInteger),
 )
 
-# the numbers of the results that have arrived, and the ranges that they are joined to once a minute
-arrived = Table("arrived", METADATA, *_keys("device_id stream"), _key_number("seq"))
+# the numbers of the results and events that have arrived, and the ranges that they are joined to once a minute
+arrived = Table("arrived", METADATA, *_keys("device_id log"), _key_number("seq"))
 
 span = Table(
     "span",
     METADATA,
-    *_keys("device_id stream"),
+    *_keys("device_id log"),
     _key_number("first"),
     *_required("last", BigInteger),
     *_required("joined_s", Double),
@@ -182,20 +186,24 @@ span = Table(
 notice = Table("notice", METADATA, *_keys("channel key"), *_required("told_s", Double))
 
 
-def create(connection: Connection) -> None:
-    """Create the tables in an empty database; raise UsageError for one of another schema or another program."""
+def create(connection: Connection) -> str:
+    """Create the tables in an empty database and return its site.
+
+    Raises UsageError for one of another schema or another program.
+    """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
     present = inspect(connection).get_table_names()
     if not present:
         METADATA.create_all(connection)
-        connection.execute(insert(version).values(number=VERSION))
-        return
+        connection.execute(insert(version).values(number=VERSION, site=secrets.token_hex(8)))
+        present = ["version", "quarantine"]
     if "version" not in present or "quarantine" not in present:
         raise UsageError("contains tables of another program; give an empty database")
     number = connection.execute(select(version.c.number)).scalar_one()
-    if number != VERSION:
-        raise UsageError(
-            f"has the tables of another benchd (version {number}, not {VERSION}); give an empty database, and save the "
-            f"records of this one with {_EXPORT[connection.dialect.name]}"
-        )
+    if number == VERSION:
+        return str(connection.execute(select(version.c.site)).scalar_one())
+    raise UsageError(
+        f"has the tables of another benchd (version {number}, not {VERSION}); give an empty database, and save the "
+        f"records of this one with {_EXPORT[connection.dialect.name]}"
+    )

@@ -32,7 +32,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError, IntegrityError
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
@@ -46,8 +46,8 @@ BUSY_S = 30  # how long to wait for another process; its transactions take milli
 RAW_S = 3600.0  # raw telemetry
 MINUTES_S = 90 * 86400.0  # telemetry by minute, and events
 QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # of results, and as many of all else
-SPANS = 1000  # ranges of one stream
-STREAMS = 64  # of one device, which may make up any number
+SPANS = 1000  # ranges of one log
+LOGS = 64  # of one device, which may make up any number
 
 _ORDER_LOCK = 0x62636865  # PostgreSQL's, of whoever inserts into the tables that are read on from the last id
 _READ_ON = {"result", "event"}
@@ -86,7 +86,7 @@ class Store:
         self._newest: set[int] = set()  # ends of the partitions of raw telemetry that rows still come for
         try:
             with self._writing() as connection:
-                schema.create(connection)
+                self.site = schema.create(connection)
             self._id = file_id(self._path) if self._path else None
         except (DBAPIError, UsageError) as error:
             self.close()
@@ -277,36 +277,36 @@ class Store:
             connection.execute(update(schema.version).values(number=schema.VERSION))  # blocks other collectors
             there = set(partitions.partitions(connection, "telemetry"))  # others may have been here first
             raw = self.tables["telemetry"]
-            found = {one: raw.to_metadata(MetaData(), name=one.name) for one in batch if one in there}
-            if not found or not partitions.lock(connection, list(found)):
+            tables = {one: raw.to_metadata(MetaData(), name=one.name) for one in batch if one in there}
+            if not tables or not partitions.lock(connection, list(tables)):
                 return
-            for part in found.values():
+            for part in tables.values():
                 self._roll_up(connection, part, before_s)
-            if not partitions.drop(connection, list(found)):
-                for part in found.values():
+            if not partitions.drop(connection, list(tables)):
+                for part in tables.values():
                     connection.execute(delete(part))
 
     def _join(self, connection: Connection, now_s: float) -> None:
-        """Join the numbers that have arrived to the ranges of their streams, of which the last SPANS are kept.
+        """Join the numbers that have arrived to the ranges of their logs, of which the last SPANS are kept.
 
-        Of each device those STREAMS are kept that something has arrived for last.
+        Of each device those LOGS are kept that something has arrived for last.
         """
         arrived, span = self.tables["arrived"], self.tables["span"]
-        for stream in connection.execute(select(arrived.c.device_id, arrived.c.stream).distinct()).all():
+        for log in connection.execute(select(arrived.c.device_id, arrived.c.log).distinct()).all():
             ranges: list[Any] = []
             for table, first, last in ((arrived, "seq", "seq"), (span, "first", "last")):
-                mine = (table.c.device_id == stream.device_id) & (table.c.stream == stream.stream)
+                mine = (table.c.device_id == log.device_id) & (table.c.log == log.log)
                 wanted = select(table.c[first].label("first"), table.c[last].label("last"))
                 ranges += connection.execute(wanted.where(mine)).all()
                 connection.execute(delete(table).where(mine))
-            last_ones = _joined(ranges)[-SPANS:]
-            values = [{"first": first, "last": last, "joined_s": now_s, **stream._mapping} for first, last in last_ones]
+            last_ones = joined(ranges)[-SPANS:]
+            values = [{"first": first, "last": last, "joined_s": now_s, **log._mapping} for first, last in last_ones]
             connection.execute(insert(span), values)
-        newest = (func.max(span.c.joined_s).desc(), span.c.stream)
+        newest = (func.max(span.c.joined_s).desc(), span.c.log)
         place = func.row_number().over(partition_by=span.c.device_id, order_by=newest).label("place")
-        streams = select(span.c.device_id, span.c.stream, place).group_by(span.c.device_id, span.c.stream).subquery()
-        beyond = select(streams.c.device_id, streams.c.stream).where(streams.c.place > STREAMS)
-        connection.execute(delete(span).where(tuple_(span.c.device_id, span.c.stream).in_(beyond)))
+        logs = select(span.c.device_id, span.c.log, place).group_by(span.c.device_id, span.c.log).subquery()
+        beyond = select(logs.c.device_id, logs.c.log).where(logs.c.place > LOGS)
+        connection.execute(delete(span).where(tuple_(span.c.device_id, span.c.log).in_(beyond)))
 
     def _roll_up(self, connection: Connection, raw: Table, before_s: float) -> None:
         """Merge the samples of `raw`, telemetry or a partition of it, into their minutes."""
@@ -316,8 +316,8 @@ class Store:
         old = raw.c.t_s < before_s
         if self._is_partitioned:
             days = select(func.floor(raw.c.t_s / 86400) * 86400).where(old).distinct()
-            found = partitions.ends("telemetry_minute", connection.execute(days).scalars())
-            partitions.create(connection, "telemetry_minute", found)
+            ends = partitions.ends("telemetry_minute", connection.execute(days).scalars())
+            partitions.create(connection, "telemetry_minute", ends)
         sums = select(raw.c.device_id, raw.c.metric, minute, *figures).where(old)
         sums = sums.group_by(raw.c.device_id, raw.c.metric, minute)
         insertion = _insert(connection)(minutes).from_select([column.name for column in minutes.c], sums)
@@ -331,15 +331,15 @@ class Store:
         connection.execute(insertion.on_conflict_do_update(index_elements=list(minutes.primary_key), set_=merged))
 
 
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the same numbers in the fewest ranges, in order."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        if spans and first <= spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], max(last, spans[-1][1]))
         else:
-            found.append((first, last))
-    return found
+            spans.append((first, last))
+    return spans
 
 
 def _address(url: str) -> URL:
@@ -413,7 +413,8 @@ def _insertion(connection: Connection, table: Table) -> Any:
         return insertion.on_conflict_do_update(index_elements=keys, set_=changed)
     if table.name == "document":
         # a broker may send a session's will after the next session has begun
-        late_will = (new.state == "offline") & (new.session < kept.session)
+        late_will = (new.state == "offline") & (new.session != "") & (kept.session != "")
+        late_will &= new.session != kept.session
         later = ((new.arrived_s >= kept.arrived_s) | (kept.arrived_s > future_s)) & ~func.coalesce(late_will, False)
         changed = {name: new[name] for name in ("body", "arrived_s", "state", "session")}
         return insertion.on_conflict_do_update(index_elements=keys, set_=changed, where=later)

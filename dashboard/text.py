@@ -3,9 +3,10 @@
 import math
 from datetime import datetime, timezone
 
+from benchd.daemon.delivery.messages import Latest
 from benchd.daemon.reporting import results_table
 from benchd.daemon.verdicts.effects import Verdict
-from benchd.dashboard.messages import Latest, Result
+from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Device, State
 
 UNITS = {"bytes": (2.0**30, "GiB"), "hz": (1e6, "MHz"), "w": (1.0, "W")}
@@ -125,13 +126,13 @@ def energy(result: Result) -> str:
     return plus_minus(result.energy_mj, result.energy_err_mj, "mJ")
 
 
-def top1(found: Result | Latest) -> str:
+def top1(result: Result | Latest) -> str:
     """Return the share of correct answers with its interval, and the drop against plain fp32, in percent."""
-    if found.accuracy_top1 is None or found.accuracy_low is None or found.accuracy_high is None:
+    if result.accuracy_top1 is None or result.accuracy_low is None or result.accuracy_high is None:
         return "-"
-    interval = f"{100 * found.accuracy_low:.1f}, {100 * found.accuracy_high:.1f}"
-    drop = f", {100 * found.accuracy_drop:.2f} below fp32" if found.accuracy_drop is not None else ""
-    return f"{100 * found.accuracy_top1:.1f} [{interval}] %{drop}"
+    interval = f"{100 * result.accuracy_low:.1f}, {100 * result.accuracy_high:.1f}"
+    drop = f", {100 * result.accuracy_drop:.2f} below fp32" if result.accuracy_drop is not None else ""
+    return f"{100 * result.accuracy_top1:.1f} [{interval}] %{drop}"
 
 
 def percent(change: float, sign: str = "+", places: int = 1) -> str:
@@ -139,18 +140,18 @@ def percent(change: float, sign: str = "+", places: int = 1) -> str:
     return f"{100 * change:{sign}.{places}f}" if abs(change) < 1e4 else f"{100 * change:{sign}.4g}"
 
 
-def share(found: Verdict) -> str:
+def share(judged: Verdict) -> str:
     """Return the change in time with its interval, in percent."""
-    interval = found.interval and f" [{percent(found.interval.low, '-')}, {percent(found.interval.high, '-')}]"
-    return f"{percent(found.effect or 0.0)} %{interval or ''}"
+    interval = judged.interval and f" [{percent(judged.interval.low, '-')}, {percent(judged.interval.high, '-')}]"
+    return f"{percent(judged.effect or 0.0)} %{interval or ''}"
 
 
-def verdict(found: Verdict) -> str:
+def verdict(judged: Verdict) -> str:
     """Return the verdict on B against A: the answer, the change in time with its interval, and any reason."""
-    text = found.answer.upper()
-    if found.effect is not None:
-        text += f": time of B relative to A {percent(found.effect, places=2)} %"
-    if found.interval and found.confidence:
-        interval = f"{percent(found.interval.low, places=2)}, {percent(found.interval.high, places=2)}"
-        text += f" [{interval} at {100 * found.confidence:.4g} %]"
-    return f"{text}: {found.reason}" if found.reason else text
+    text = judged.answer.upper()
+    if judged.effect is not None:
+        text += f": time of B relative to A {percent(judged.effect, places=2)} %"
+    if judged.interval and judged.confidence:
+        interval = f"{percent(judged.interval.low, places=2)}, {percent(judged.interval.high, places=2)}"
+        text += f" [{interval} at {100 * judged.confidence:.4g} %]"
+    return f"{text}: {judged.reason}" if judged.reason else text

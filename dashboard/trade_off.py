@@ -52,11 +52,11 @@ def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
             work = " ".join([*case.usage, *case.demand])
             group = Group(kind, (result.energy_scope or "") if result.energy_mj is not None else "", work)
             measured[group][_label(case), case.variant, why is None].append(one)
-    found = {
+    by_group = {
         group: [_point(label, variant, of) for (label, variant, _), of in points.items()]
         for group, points in measured.items()
     }
-    return dict(sorted(found.items(), key=_order))
+    return dict(sorted(by_group.items(), key=_order))
 
 
 def _label(case: Case) -> str:
@@ -75,13 +75,13 @@ def _order(one: tuple[Group, list[Point]]) -> tuple[int, Kind, str, bool, str]:
 
 def _point(label: str, variant: Variant, newest: Sequence[Newest]) -> Point:
     """Return the fleet's median with its range, or one board's value with its interval."""
-    found = [one.result for one in newest]
-    energies = [(result.energy_mj, result.energy_err_mj or 0.0) for result in found if result.energy_mj is not None]
-    times = [_timed(result) for result in found]
+    results = [one.result for one in newest]
+    energies = [(result.energy_mj, result.energy_err_mj or 0.0) for result in results if result.energy_mj is not None]
+    times = [_timed(result) for result in results]
     return Point(
         label=label,
         variant=variant,
-        boards=len({result.device_id for result in found}),
+        boards=len({result.device_id for result in results}),
         latency_ms=_together(times),
         energy_mj=_together([Figure(value, value - error, value + error) for value, error in energies])
         if energies

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchd.daemon.delivery.broker import Broker, Ended
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.tables import ALARM, BAR, bar, cut, figures, light
@@ -62,7 +62,7 @@ def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) ->
     """
     console = console_on(out)
     try:
-        with closing(Store("sqlite://")) as store, closing(Feed(broker, client_id, 0)) as feed, Keys() as keys:
+        with closing(Store("sqlite://")) as store, closing(Feed(broker, client_id)) as feed, Keys() as keys:
             _follow(store, feed, keys, console, seconds)
     except Ended as error:
         raise NotAvailable(f"{error}") from None
@@ -159,7 +159,7 @@ def _fleet(devices: list[Device], width: int) -> Table:
 
 def _more(device: Device, full_w: float) -> list[str]:
     drawn = bar(device.power_w / full_w) if device.power_w and full_w else " " * BAR
-    return [drawn, age(device.age_s), str(device.health.outbox_pending + device.health.outbox_unstored)]
+    return [drawn, age(device.age_s), str(device.health.pending)]
 
 
 def _doing(device: Device) -> str:

@@ -2,6 +2,7 @@
 
     FOLDER/vim_tiny-fp16-onnx-3f2a91c04b7d5e60a1b2c3d4e5f60718/
         model.onnx       the content
+        model.onnx.data  its weights, if they are too large for one file
         metadata.json    the facts, size, SHA-256, and when and where it was made; touched at each use
     FOLDER/.making/      files being written, or left by a crash
     FOLDER/.locks/       one empty file per key, for flock; removed with its entry
@@ -16,7 +17,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,6 +29,8 @@ from benchd.daemon.machine.folders import sync
 from benchd.exporters import code
 
 SCHEMA = "benchd.artifact/1"
+DATA = ".data"
+"""What the name of a file of weights ends in, beside the file that it belongs to."""
 Writer = Callable[[Path], object]
 
 _METADATA = "metadata.json"
@@ -129,21 +132,21 @@ class Store:
         If another process is making it, this waits and returns that one.
         """
         known = len(self.notes)
-        found = self.get(key)
-        if found is not None:
-            return found
+        artifact = self.get(key)
+        if artifact is not None:
+            return artifact
         with self._locked(key):
-            found = self._verified_or_removed(key)
-            if found is not None:
-                return found
+            artifact = self._verified_or_removed(key)
+            if artifact is not None:
+                return artifact
             made = self._make(key, facts, writer)
         self._keep_to_limit(facts)
         return msgspec.structs.replace(made, note="; ".join(self.notes[known:]))
 
     def list(self) -> tuple[Artifact, ...]:
         """Return the artifacts sorted by name, bytes unverified, without entries that have no readable metadata."""
-        found = ((entry, _metadata(entry)) for entry in self._entries())
-        return tuple(_artifact(entry, metadata) for entry, metadata in found if metadata is not None)
+        entries = ((entry, _metadata(entry)) for entry in self._entries())
+        return tuple(_artifact(entry, metadata) for entry, metadata in entries if metadata is not None)
 
     def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
         """Remove the least recently used artifacts until the rest take at most `limit_bytes`; return their keys.
@@ -186,7 +189,7 @@ class Store:
         fd = _opened(artifact.path)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
-            _require_content(fd, metadata)
+            _require_content(artifact.path, metadata)
             if not _is_at(fd, artifact.path):
                 raise _Damaged("it was removed during reading")
         except BaseException:
@@ -215,16 +218,16 @@ class Store:
         path = scratch / _file_name(facts)
         with self._removing(scratch):
             scratch.mkdir(parents=True)
-            found = writer(path)
+            written = writer(path)
             self._require_one_file(path)
             fd = _opened(path)
             self._in_use.append(fd)
             # the lock stays with the renamed file, so nobody removes what was just made
             fcntl.flock(fd, fcntl.LOCK_SH)
-            metadata = _describe(fd, facts, found if isinstance(found, Mapping) else {})
+            metadata = _describe(path, facts, written if isinstance(written, Mapping) else {})
             (scratch / _METADATA).write_bytes(msgspec.json.format(msgspec.json.encode(metadata)))
-            sync(scratch / _METADATA)
-            os.fsync(fd)
+            for part in (scratch / _METADATA, *parts(path)):
+                sync(part)
             sync(scratch)
             entry = self._entry(key)
             if entry.exists():
@@ -235,7 +238,8 @@ class Store:
 
     def _require_one_file(self, path: Path) -> None:
         names = sorted(file.name for file in path.parent.iterdir())
-        if names != [path.name] or path.is_symlink() or not path.is_file() or not path.stat().st_size:
+        is_known = names in ([path.name], [path.name, f"{path.name}{DATA}"])
+        if not is_known or path.is_symlink() or not path.is_file() or not path.stat().st_size:
             raise ArtifactError(f"the exporter wrote {', '.join(names) or 'nothing'}, not one file {path.name}")
 
     @contextmanager
@@ -360,35 +364,38 @@ def _opened(path: Path) -> int:
         raise _Damaged(f"its content cannot be opened: {error.strerror}") from error
 
 
-def _require_content(fd: int, metadata: Metadata) -> None:
-    size = os.fstat(fd).st_size
+def _require_content(path: Path, metadata: Metadata) -> None:
+    held = parts(path)
+    size = sum(part.stat().st_size for part in held)
     if size != metadata.bytes:
         raise _Damaged(f"it holds {size} bytes, not {metadata.bytes}")
-    if _sha256(fd) != metadata.sha256:
+    if sha256_of(*held) != metadata.sha256:
         raise _Damaged("its bytes have changed since it was written (SHA-256)")
 
 
-def given(path: Path, **facts: str) -> Artifact:
-    """Return a file that is in no store as an artifact; when it was written counts as when it was made."""
-    status = path.stat()
-    made_at = datetime.fromtimestamp(status.st_mtime, timezone.utc).isoformat(timespec="seconds")
-    held = Metadata(bytes=status.st_size, sha256=sha256_of(path), made_at=made_at, made_on="", versions={}, facts=facts)
-    return Artifact(key=path.name, path=path, metadata=held, used_ns=0)
+def parts(path: Path) -> list[Path]:
+    """Return the files of an artifact: its own, and that of its weights beside it if there is one."""
+    data = path.with_name(path.name + DATA)
+    return [path, data] if data.exists() else [path]
 
 
-def sha256_of(path: Path, beat: Callable[[], None] = lambda: None) -> str:
-    """Return the SHA-256 of the file in hexadecimal digits; `beat` is called for each piece read."""
-    with path.open("rb") as file:
-        return _sha256(file.fileno(), beat)
+def given(path: Path, beside: Sequence[Path] = (), **facts: str) -> Artifact:
+    """Return a file that is in no store, with those `beside` it, as an artifact made when it was written."""
+    made_at = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+    held = [path, *beside]
+    size, sha256 = sum(part.stat().st_size for part in held), sha256_of(*held)
+    metadata = Metadata(bytes=size, sha256=sha256, made_at=made_at, made_on="", versions={}, facts=facts)
+    return Artifact(key=path.name, path=path, metadata=metadata, used_ns=0)
 
 
-def _sha256(fd: int, beat: Callable[[], None] = lambda: None) -> str:
+def sha256_of(*paths: Path, beat: Callable[[], None] = lambda: None) -> str:
+    """Return the SHA-256 of the files, one after the other, in hexadecimal digits; `beat` is called for each piece."""
     digest = hashlib.sha256()
-    offset = 0
-    while piece := os.pread(fd, _PIECE, offset):
-        digest.update(piece)
-        offset += len(piece)
-        beat()
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                digest.update(piece)
+                beat()
     return digest.hexdigest()
 
 
@@ -418,10 +425,11 @@ def _flocked(fd: int, operation: int, *, wait: bool) -> bool:
     return True
 
 
-def _describe(fd: int, facts: Mapping[str, Any], measured: Mapping[str, Any]) -> Metadata:
+def _describe(path: Path, facts: Mapping[str, Any], measured: Mapping[str, Any]) -> Metadata:
+    held = parts(path)
     return Metadata(
-        bytes=os.fstat(fd).st_size,
-        sha256=_sha256(fd),
+        bytes=sum(part.stat().st_size for part in held),
+        sha256=sha256_of(*held),
         made_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         made_on=_machine(),
         versions={"python": platform.python_version()} | code.versions(*_DISTRIBUTIONS),

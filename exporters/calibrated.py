@@ -42,14 +42,14 @@ def refuse_few(images: Sequence[NDArray[Any]], source: str) -> None:
         raise CannotQuantise(f"the calibration images are constant or all the same, so they show no range ({source})")
 
 
-def agreement(exact: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]], batch: int) -> dict[str, Any]:
+def agreement(exact: Sequence[NDArray[Any]], answers: Sequence[NDArray[Any]], batch: int) -> dict[str, Any]:
     """Return the figures of Quantised for what a model answered batch by batch, in int8 (`found`) and in float.
 
     An answer is one row per item if the batch leads it, else one row. Raises CannotQuantise if one is not finite.
     """
     before, after = (
         np.concatenate([part.reshape(batch if part.shape[:1] == (batch,) else 1, -1) for part in parts], dtype=float)
-        for parts in (exact, found)
+        for parts in (exact, answers)
     )
     if not np.isfinite(after).all():
         raise CannotQuantise("its int8 answers are not finite on the calibration images")

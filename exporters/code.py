@@ -28,8 +28,8 @@ def sha256(*places: str) -> str:
 
 def versions(*distributions: str) -> dict[str, str]:
     """Return the versions of the installed ones among these distributions."""
-    found = {}
+    installed = {}
     for name in distributions:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed

@@ -54,8 +54,8 @@ def is_x86() -> bool:
 
 def overflows(root: Path = Path("/")) -> bool:
     """Return whether this x86 CPU adds two products of bytes in 16 bits, which overflow: it has no VNNI."""
-    found = re.search(r"^flags\s*:(.*)$", (root / "proc/cpuinfo").read_text(), re.MULTILINE)
-    return not {"avx512_vnni", "avx_vnni"} & set(found[1].split() if found else [])
+    match = re.search(r"^flags\s*:(.*)$", (root / "proc/cpuinfo").read_text(), re.MULTILINE)
+    return not {"avx512_vnni", "avx_vnni"} & set(match[1].split() if match else [])
 
 
 def onnx_facts(

@@ -25,13 +25,14 @@ import torch
 from onnx_ir.passes import common
 from torch import Tensor, nn
 
-from benchd.exporters import onnx_files, parity, recurrence, sessions
+from benchd.exporters import artifacts, doubled, onnx_files, parity, recurrence, sessions
 from benchd.exporters.files import ONLY_OUTPUT, OPSET, FloatPrecision, Form
 from benchd.exporters.parity import Parity
 
 INPUT = "inputs"
 DYNAMIC_BATCHES = (1, 2, 5)
 LEAST_IMAGES = 8
+INLINE_BYTES = 2**31 - 2**24  # protobuf's limit, less what the graph takes
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _TRACED_BATCH = 2  # torch treats a batch of one as a constant
@@ -73,13 +74,14 @@ def export(
     judged_by: Literal["outputs", "codes"],
     outputs: Sequence[str] = (ONLY_OUTPUT,),
     axes: Mapping[str, int | None] = MappingProxyType({}),
+    inline_bytes: int = INLINE_BYTES,
 ) -> Exported:
     """Write `module`, float32 in eval mode on the CPU, to `path`; return facts about the file.
 
     `images` (n, ...) are inputs to compare with, several by the names that the file gives them; `axes` says where n is
     if not in front, None for an input that a batch shares. The module returns a tensor for each of `outputs`, in a
-    tuple if there are several. `batch` None leaves the batch dynamic. Raises ExportError, leaving no file behind that
-    is not whole or was found wrong.
+    tuple if there are several. `batch` None leaves the batch dynamic. Weights above `inline_bytes` go to a second file
+    beside it. Raises ExportError, leaving no file behind that is not whole or was found wrong.
     """
     start = time.monotonic()
     named = images if isinstance(images, Mapping) else {INPUT: images}
@@ -95,10 +97,10 @@ def export(
     model = _traced(ready, [_cast(example, _DTYPES[precision]) for example in examples], dynamic, names)
     _lowered(model, form)
     try:
-        onnx_ir.save(model, path)
+        _save(model, path, inline_bytes)
         written = _checked(path, [list(example.shape) for example in examples], dynamic)
         export_s = time.monotonic() - start
-        found = Exported(
+        exported = Exported(
             opset=OPSET,
             nodes=len(written.graph.node),
             outputs=[value.name for value in written.graph.output],
@@ -106,15 +108,23 @@ def export(
             input_shape=_shape(written.graph.input[0]),
             export_s=export_s,
         )
-        return _proven(module, given, path, precision, batch, judged_by, found)
+        return _proven(module, given, path, precision, batch, judged_by, exported)
     except Exception:
-        path.unlink(missing_ok=True)
+        for part in artifacts.parts(path):
+            part.unlink(missing_ok=True)
         raise
+
+
+def _save(model: onnx_ir.Model, path: Path, inline_bytes: int) -> None:
+    """Write the model to one file, or its large weights to a second one, without which a file has at most 2 GB."""
+    weights = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
+    is_small = sum(weight.nbytes for weight in weights if weight is not None) <= inline_bytes
+    onnx_ir.save(model, path, external_data=None if is_small else path.name + artifacts.DATA)
 
 
 def _prepared(module: nn.Module, precision: FloatPrecision) -> nn.Module:
     """Return a copy in this precision that does not recompute values from its weights in each run."""
-    ready = copy.deepcopy(module).to(_DTYPES[precision]).eval().requires_grad_(False)
+    ready = doubled.copied(module).to(_DTYPES[precision]).eval().requires_grad_(False)
     freeze = getattr(ready, "freeze", None)
     if freeze:
         freeze()
@@ -244,9 +254,9 @@ def _lowered(model: onnx_ir.Model, form: Form | None) -> None:
 
 def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int | None] | None) -> onnx.ModelProto:
     """Return the file as read back; raise ExportError if it is invalid or not as requested."""
-    written = onnx.load(path)
+    written = onnx.load(path, load_external_data=False)
     try:
-        onnx.checker.check_model(written, full_check=True)
+        onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ExportError(f"the file is not valid ONNX: {error}") from error
     opsets = {entry.domain: entry.version for entry in written.opset_import}
@@ -256,9 +266,9 @@ def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int | Non
     for shape, axis in zip(wanted, batch_axes or [], strict=False):
         if axis is not None:
             shape[axis] = "batch"
-    found = [_shape(value) for value in written.graph.input]
-    if found != wanted:
-        raise ExportError(f"the file reads {found}, not {wanted}")
+    file_shapes = [_shape(value) for value in written.graph.input]
+    if file_shapes != wanted:
+        raise ExportError(f"the file reads {file_shapes}, not {wanted}")
     return written
 
 
@@ -273,17 +283,17 @@ def _proven(
     precision: FloatPrecision,
     batch: int | None,
     judged_by: Literal["outputs", "codes"],
-    found: Exported,
+    exported: Exported,
 ) -> Exported:
     """Load the file in ONNX Runtime and compare its numbers; raise ExportError if they differ."""
     reason = sessions.why_not()
     if reason:
-        return msgspec.structs.replace(found, unchecked=f"numbers not compared: {reason}")
+        return msgspec.structs.replace(exported, unchecked=f"numbers not compared: {reason}")
     start = time.monotonic()
     try:
         session = sessions.open_session(path)
         load_s = time.monotonic() - start
-        encoder = copy.deepcopy(module).to(torch.float64)
+        encoder = copy.deepcopy(module).to(torch.float64) if hasattr(module, "encode") else module
 
         def run(first: Tensor, *others: Tensor) -> list[np.ndarray]:
             read = [_inputs(encoder, _cast(first, torch.float64)), *others]
@@ -297,7 +307,7 @@ def _proven(
         raise NotExportable(f"{error}" + (f"; the model computes in {itself} itself" if itself else "")) from error
     except parity.Differs as error:
         raise ExportError(str(error)) from error
-    return msgspec.structs.replace(found, load_s=load_s, parity=figures)
+    return msgspec.structs.replace(exported, load_s=load_s, parity=figures)
 
 
 class _Drawn(nn.Module):
@@ -305,7 +315,7 @@ class _Drawn(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = copy.deepcopy(module)
+        self.module = module
 
     def forward(self, images: Tensor, *others: Tensor) -> Any:
         uniforms = _uniforms(self.module, images)

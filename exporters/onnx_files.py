@@ -1,12 +1,22 @@
 """What an ONNX file says about itself without its weights: the names that it reads and answers by."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import onnx
+from onnx import TensorProto, helper
 
 _DRAWING = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-_HALF = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+# what computes floats, and nothing that other operators take as sizes or places
+_COMPUTING_NAMES = (
+    "BatchNormalization Conv ConvTranspose Erf Exp GRU Gelu Gemm InstanceNormalization LSTM LayerNormalization "
+    "LogSoftmax MatMul RNN Sigmoid Softmax Tanh"
+)
+_COMPUTING = set(_COMPUTING_NAMES.split())
+_HALF = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
+_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 
 
 def names_of(path: Path) -> tuple[list[str], list[str]]:
@@ -14,6 +24,38 @@ def names_of(path: Path) -> tuple[list[str], list[str]]:
     graph = onnx.load(path, load_external_data=False).graph
     held = {tensor.name for tensor in graph.initializer}
     return [value.name for value in graph.input if value.name not in held], [value.name for value in graph.output]
+
+
+def data_files(path: Path) -> list[Path]:
+    """Return the files that hold weights of this one, sorted; raise ValueError for one outside its folder."""
+    model = onnx.load(path, load_external_data=False)
+    places = {entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"}
+    outside = [place for place in places if Path(place).is_absolute() or ".." in Path(place).parts]
+    if outside:
+        raise ValueError(f"its weights are in {outside[0]}, outside its folder")
+    return [path.parent / place for place in sorted(places)]
+
+
+def cut_short(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """Return the files in the model's folder that end before the weights in them do."""
+    read = [{entry.key: entry.value for entry in tensor.external_data} for tensor in _tensors(model)]
+    ends = {(entry["location"], int(entry.get("offset", 0)) + int(entry.get("length", 0))) for entry in read if entry}
+    return sorted({place for place, end in ends if (folder / place).stat().st_size < end})
+
+
+def foreign(path: Path) -> list[str]:
+    """Return the file's operators that neither ONNX nor ONNX Runtime defines, such as plugins of TensorRT."""
+    model = onnx.load(path, load_external_data=False)
+    own = {function.domain for function in model.functions}
+    return sorted(
+        {".".join(filter(None, [node.domain, node.op_type])) for node in _nodes_of(model) if _is_foreign(node, own)}
+    )
+
+
+def _is_foreign(node: onnx.NodeProto, own: Collection[str]) -> bool:
+    if node.domain in own or node.domain.startswith("com.microsoft"):
+        return False
+    return not onnx.defs.has(node.op_type, node.domain)
 
 
 def drawing(path: Path) -> list[str]:
@@ -27,13 +69,64 @@ def half(path: Path) -> list[str]:
     return [name for kind, name in _HALF.items() if kind in kinds]
 
 
+def rounded(path: Path, share: float, seed: int, *, floating: bool) -> bytes:
+    """Return the file with random errors up to this share of each number, or of a tensor's largest if not `floating`.
+
+    They are drawn anew in every run, and added to the weights and the results of the operators that compute.
+    """
+    model = onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False))
+    graph, number = model.graph, count()
+    held = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    kinds = held | {value.name: value.type.tensor_type.elem_type for value in [*graph.value_info, *graph.output]}
+    nodes: list[onnx.NodeProto] = []
+
+    def add(operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        output = output or f"rounding/{next(number)}"
+        nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output
+
+    def off(exact: str, output: str = "") -> str:
+        interval: dict[str, Any] = {"low": -share, "high": share, "dtype": TensorProto.FLOAT}
+        drawn = add("RandomUniformLike", exact, seed=float(seed + next(number)), **interval)
+        size = exact if floating else add("ReduceMax", add("Abs", exact), keepdims=0)
+        return add("Add", exact, add("Mul", size, add("Cast", drawn, to=kinds[exact])), output=output)
+
+    for node in graph.node:
+        names = node.output if node.op_type in _COMPUTING else []
+        if names:
+            node.input[:] = [off(name) if held.get(name) in _FLOATS else name for name in node.input]
+        nodes.append(node)
+        for place, name in enumerate(names):
+            if kinds.get(name) in _FLOATS:
+                node.output[place] = f"exact/{name}"
+                kinds[node.output[place]] = kinds[name]
+                off(node.output[place], name)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return bytes(model.SerializeToString())
+
+
 def _drops(node: onnx.NodeProto) -> bool:
     return node.op_type == "Dropout" and len(node.input) > 2
 
 
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield every tensor that the file stores."""
+    nodes = list(_nodes_of(model))
+    graphs = [graph for node in nodes for one in node.attribute for graph in (one.g, *one.graphs)]
+    for graph in (model.graph, *graphs):
+        yield from graph.initializer
+        yield from (part for one in graph.sparse_initializer for part in (one.values, one.indices))
+    for one in (one for node in nodes for one in node.attribute):
+        yield from (one.t, *one.tensors)
+
+
 def _nodes(path: Path) -> Iterator[onnx.NodeProto]:
+    return _nodes_of(onnx.load(path, load_external_data=False))
+
+
+def _nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield every node of the file, those of subgraphs and functions too."""
-    model = onnx.load(path, load_external_data=False)
     left = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     while left:
         yield (node := left.pop())

@@ -5,14 +5,15 @@ A wrong graph is wrong on most images, while a spiking neuron that fires one ste
 So spiking and quantised models are judged by the median image and by their answers.
 """
 
-import copy
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import torch
 from torch import nn
+
+from benchd.exporters import doubled
 
 Run = Callable[..., list[np.ndarray]]
 
@@ -50,34 +51,34 @@ def compare(
     against itself in float32.
     """
     try:
-        exact = _outputs(copy.deepcopy(module).double(), batches, torch.float64)
+        exact = _outputs(doubled.reading(doubled.in_float64(module)), batches, torch.float64)
     except Exception:  # some operators have no float64 kernel
         exact = _outputs(module, batches, torch.float32)
-    plain = _outputs(copy.deepcopy(module).to(_DTYPES[precision]), batches, _DTYPES[precision])
-    found = _rows([run(*batch) for _, batch in batches], [size for size, _ in batches])
+    plain = _outputs(doubled.copied(module).to(_DTYPES[precision]), batches, _DTYPES[precision])
+    answers = _rows([run(*batch) for _, batch in batches], [size for size, _ in batches])
     sizes = sorted({size for size, _ in batches})
-    parts = zip(found, exact, plain, strict=True)
+    parts = zip(answers, exact, plain, strict=True)
     return max((_judged(*part, sizes, precision, judged_by) for part in parts), key=lambda part: part.error_share)
 
 
 def _judged(
-    found: np.ndarray,
+    answers: np.ndarray,
     exact: np.ndarray,
     plain: np.ndarray,
     sizes: list[int],
     precision: Literal["fp32", "fp16"],
     judged_by: Literal["outputs", "codes"],
 ) -> Parity:
-    if found.shape != exact.shape:
-        raise Differs(f"the file returns {found.shape}, but the model {exact.shape}")
+    if answers.shape != exact.shape:
+        raise Differs(f"the file returns {answers.shape}, but the model {exact.shape}")
     largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0)) or 1.0
-    errors, plain_errors = (_distances(exact, outputs) / largest for outputs in (found, plain))
+    errors, plain_errors = (_distances(exact, outputs) / largest for outputs in (answers, plain))
     parity = Parity(
         batch_sizes=sizes,
         images=len(exact),
         max_abs_error=float(errors.max()) * largest,
         error_share=float(errors.max()),
-        argmax_disagreements=_disagreements(found, exact),
+        argmax_disagreements=_disagreements(answers, exact),
     )
     typical = np.max if judged_by == "outputs" else np.median
     own = float(typical(plain_errors))
@@ -92,14 +93,14 @@ def _judged(
     return parity
 
 
-def _distances(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
+def _distances(exact: np.ndarray, answers: np.ndarray) -> np.ndarray:
     """Return the largest distance in each row; two infinities of the same sign do not differ."""
     with np.errstate(invalid="ignore"):  # inf - inf
-        return np.where(exact == found, 0.0, np.abs(found - exact)).max(axis=1, initial=0.0)
+        return np.where(exact == answers, 0.0, np.abs(answers - exact)).max(axis=1, initial=0.0)
 
 
 def _outputs(
-    module: nn.Module, batches: Sequence[tuple[int, Sequence[torch.Tensor]]], dtype: torch.dtype
+    module: Callable[..., Any], batches: Sequence[tuple[int, Sequence[torch.Tensor]]], dtype: torch.dtype
 ) -> list[np.ndarray]:
     answers = []
     with torch.inference_mode():

@@ -71,7 +71,7 @@ class Prepared:
         """Return the errors of the quantised graph against the module on the first images."""
         some = batches[: -(-_COMPARED_IMAGES // len(batches[0][0]))]
         with torch.no_grad():
-            exact, found = (
+            exact, answers = (
                 [pytree.tree_leaves(call(*batch))[0].double().numpy() for batch in some]
                 for call in (self._module, graph)
             )
@@ -80,7 +80,7 @@ class Prepared:
             left_fp32=self.left_fp32,
             exact=[],
             nodes=len(graph.graph.nodes),
-            **agreement(exact, found, len(batches[0][0])),
+            **agreement(exact, answers, len(batches[0][0])),
         )
 
 
@@ -150,10 +150,10 @@ def _has_weight(node: Node) -> bool:
 
 def _weight(node: Node) -> Node:
     """Return what the product's second argument is made of: a constant, through its observer."""
-    found = node.args[1]
-    while isinstance(found, Node) and found.op == "call_module":
-        found = found.args[0]
-    return found  # type: ignore[return-value]
+    weight = node.args[1]
+    while isinstance(weight, Node) and weight.op == "call_module":
+        weight = weight.args[0]
+    return weight  # type: ignore[return-value]
 
 
 def _name(node: Node) -> str:

@@ -56,12 +56,12 @@ def quantise(
     _refuse_unquantised(made, names)
     onnx.save(made, path)
     try:
-        found = _compared(source, path, feeds)
+        parity = _compared(source, path, feeds)
     except CannotQuantise:
         path.unlink()
         raise
     exact = [node.name for node in chosen if grids.get(node.input[0])]
-    return Quantised(layers=names, left_fp32=left, exact=exact, nodes=len(made.graph.node), **found)
+    return Quantised(layers=names, left_fp32=left, exact=exact, nodes=len(made.graph.node), **parity)
 
 
 def _prepared(source: Path, path: Path) -> ModelProto:
@@ -132,8 +132,8 @@ def _seen(
             if not np.isfinite(value).all():
                 raise CannotQuantise(f"the activation {name} is not finite on the calibration images")
             if name in by_token and value.ndim == 3:
-                found = np.abs(value).max(axis=0)
-                largest[name] = np.maximum(largest.get(name, found), found)
+                largest_of_channel = np.abs(value).max(axis=0)
+                largest[name] = np.maximum(largest.get(name, largest_of_channel), largest_of_channel)
             else:
                 magnitudes[name] = _merged(magnitudes.get(name, np.zeros(0, np.float32)), value)
     return {name: _step(seen) for name, seen in magnitudes.items()}, largest
@@ -162,10 +162,10 @@ def _merged(seen: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | No
 
 def _distinct(magnitudes: NDArray[Any]) -> NDArray[Any]:
     """Return the distinct magnitudes above 0; those within float32's rounding of one another count once."""
-    found = np.unique(magnitudes[magnitudes > 0])
-    if not len(found):
-        return found
-    return found[np.concatenate([[True], np.diff(found) > _GRID_ERROR * found[1:]])]
+    values = np.unique(magnitudes[magnitudes > 0])
+    if not len(values):
+        return values
+    return values[np.concatenate([[True], np.diff(values) > _GRID_ERROR * values[1:]])]
 
 
 def _step(magnitudes: NDArray[Any] | None) -> float | None:
@@ -276,9 +276,9 @@ def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
     """Raise unless each of these nodes reads dequantised activations and weights, with scales that are numbers."""
     held = {tensor.name: tensor for tensor in model.graph.initializer}
     by_output = {output: node for node in model.graph.node for output in node.output}
-    found = {node.name: node for node in model.graph.node if node.op_type in _PRODUCTS}
+    products = {node.name: node for node in model.graph.node if node.op_type in _PRODUCTS}
     for name in names:
-        makers = [by_output.get(value) for value in found[name].input[:2]]
+        makers = [by_output.get(value) for value in products[name].input[:2]]
         if not all(maker and maker.op_type == "DequantizeLinear" for maker in makers):
             raise CannotQuantise(f"ONNX Runtime left {name} in float32 although it was to be quantised")
         scales = [numpy_helper.to_array(held[maker.input[1]]) for maker in makers if maker]
@@ -289,5 +289,5 @@ def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
 def _compared(source: Path, path: Path, feeds: Sequence[Feed], most: int = 64) -> dict[str, Any]:
     """Return the errors of the int8 file against the float32 one; raise if its answers are not finite."""
     files = [sessions.open_session(file, spin=False) for file in (source, path)]
-    exact, found = ([session.run(None, feed)[0] for feed in feeds[:most]] for session in files)
-    return agreement(exact, found, len(next(iter(feeds[0].values()))))
+    exact, answers = ([session.run(None, feed)[0] for feed in feeds[:most]] for session in files)
+    return agreement(exact, answers, len(next(iter(feeds[0].values()))))

@@ -43,9 +43,9 @@ class Unavailable(SessionError):
 
 def why_not() -> str | None:
     """Return why ONNX Runtime cannot be used here, as far as visible without importing it; else None."""
-    found = installed()
-    if len(found) > 1:
-        both = " ".join(found)
+    version = installed()
+    if len(version) > 1:
+        both = " ".join(version)
         return f"{both} overwrite each other's files: pip uninstall -y {both}, then pip install the one you want"
     if find_spec("onnxruntime") is None:
         return f"ONNX Runtime is not installed: {install('onnxruntime')}; for CUDA {cuda_build()}"
@@ -72,18 +72,21 @@ def open_session(
     options: dict[str, Any] | None = None,
     level: Level = "ORT_ENABLE_ALL",
     spin: bool = True,
+    edited: bytes | None = None,
 ) -> Any:
     """Return an onnxruntime.InferenceSession of the file on this provider, which never falls back to another.
 
     `threads` limits the CPU threads inside an operator; None uses all CPUs of this process. `options` are the
     provider's, `level` is that of graph optimisation, and without `spin` threads sleep while they wait, which halves
-    the CPU time of a network of many small operators. Raises SessionError if the file cannot be loaded, which names the
-    lower level at which it can, and Unavailable.
+    the CPU time of a network of many small operators. `edited` is loaded in the file's place. Raises SessionError if
+    the file cannot be loaded, which names the lower level at which it can, and Unavailable.
     """
     settings = _settings(threads)
     if not spin:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return _session(path, provider, settings, options or {}, level)
+    if edited:
+        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return _session(path, provider, settings, options or {}, level, edited)
 
 
 def _settings(threads: int | None) -> Any:
@@ -97,7 +100,12 @@ def _settings(threads: int | None) -> Any:
 
 
 def _session(
-    path: Path, provider: Provider, settings: Any, options: dict[str, Any], level: Level = "ORT_ENABLE_ALL"
+    path: Path,
+    provider: Provider,
+    settings: Any,
+    options: dict[str, Any],
+    level: Level = "ORT_ENABLE_ALL",
+    edited: bytes | None = None,
 ) -> Any:
     ort = _onnxruntime()
     name = PROVIDERS[provider]
@@ -109,7 +117,7 @@ def _session(
         import_module("tensorrt")  # loads libnvinfer from its wheel, where the provider would not look
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     try:
-        session = ort.InferenceSession(str(path), settings, [(name, options)], enable_fallback=0)
+        session = ort.InferenceSession(edited or str(path), settings, [(name, options)], enable_fallback=0)
     except Exception as error:  # its exception classes have no common base
         reason = str(error).strip().split("\n")[0].rstrip(".")
         if level not in LOWER and provider != "tensorrt":  # whose builds take minutes

@@ -1,37 +1,152 @@
-"""Whether this machine is a Jetson, and where its packages come from: pip's usual index has none for its GPU."""
+"""Whether this machine is a Jetson, which JetPack it runs, and where its packages come from.
+
+Also a script for what has no environment yet, and perhaps an old Python: `python3 exporters/tegra.py WHAT [ROOT]`
+prints `index`, `constraints`, `beside` or `release` of this board, or ends with a sentence if benchd cannot run on it.
+"""
+
+from __future__ import annotations
 
 import re
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-# By the L4T that a JetPack is built on: the community index that NVIDIA's Jetson AI Lab keeps for it. JetPack 6.1 and
-# 6.2 have the CUDA 12.6 and the cuDNN 9 of its builds; 6.0, on R36.2 and R36.3, has CUDA 12.2 and cuDNN 8.
-INDEXES = dict.fromkeys(("R36.4", "R36.5"), "https://pypi.jetson-ai-lab.io/jp6/cu126")
+if TYPE_CHECKING:
+    from benchd.daemon.runtimes import Package
+
+WHEELS = "https://pypi.jetson-ai-lab.io/"
+"""The community index that NVIDIA's Jetson AI Lab keeps: pip's has no builds for a board's GPU."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of JetPack: what a board that runs it needs.
+
+    `l4t` are the versions of L4T that it is built on, without their last part; `beside` is what torch of its index is
+    linked with and does not require.
+    """
+
+    jetpack: str
+    l4t: tuple[str, ...]
+    ubuntu: str
+    python: str
+    cuda: str
+    index: str
+    constraints: str
+    beside: tuple[str, ...] = ()
+
+
+_SBSA = (WHEELS + "sbsa/cu130", "constraints-jetson72.txt", ("nvpl-blas", "nvpl-lapack", "nvidia-cudss-cu13"))
+RELEASES = (
+    Release("6.1 to 6.2.1", ("36.4",), "22.04", "3.10", "12.6", WHEELS + "jp6/cu126", "constraints-jetson62.txt"),
+    Release("6.2.2", ("36.5",), "22.04", "3.10", "12.6", WHEELS + "jp6/cu126", "constraints-jetson62.txt"),
+    Release("7.0 to 7.1", ("38.0", "38.2", "38.4"), "24.04", "3.12", "13.0", *_SBSA),
+    Release("7.2", ("39.2",), "24.04", "3.12", "13.2", *_SBSA),
+)
+"""In order. Sources: NVIDIA's release notes, OE4T/meta-tegra 2224."""
+
+
+class TooOld(Exception):
+    """Why benchd does not run on the JetPack of a board, and what to do."""
 
 
 def is_tegra(root: Path = Path("/")) -> bool:
-    """Return whether the device tree names one of NVIDIA's Tegra SoCs, as on a Jetson."""
+    """Return whether the device tree names one of NVIDIA's Tegra SoCs, as on a Jetson and in a container there."""
     compatible = root / "proc/device-tree/compatible"
     return compatible.exists() and b"nvidia,tegra" in compatible.read_bytes()
 
 
-def index(root: Path = Path("/")) -> str:
-    """Return the index of wheels for this Jetson's JetPack; "URL" if none is known for it."""
-    release = root / "etc/nv_tegra_release"
-    found = re.match(r"# (R\d+) \(release\), REVISION: (\d+)", release.read_text() if release.exists() else "")
-    return index_of(f"{found[1]}.{found[2]}" if found else "")
+def l4t(root: Path = Path("/")) -> str:
+    """Return the version of L4T such as "36.4.3"; empty if the board does not say, as in most containers."""
+    file = root / "etc/nv_tegra_release"
+    match = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", file.read_text() if file.exists() else "")
+    return f"{match[1]}.{match[2]}" if match else ""
 
 
-def index_of(l4t: str) -> str:
-    """Return the index of wheels for an L4T such as R36.4.3; "URL" if none is known for it."""
-    return INDEXES.get(".".join(l4t.split(".")[:2]), "URL")
+def release_of(version: str, ubuntu: str = "") -> tuple[Release, bool]:
+    """Return the release of a version of L4T, with or without its R, and whether it is one of RELEASES itself.
+
+    For one that is not, it is the last known before it. Without a version the Ubuntu decides, else it is the newest.
+    Raises TooOld for JetPack 6.0 and older.
+    """
+    if not version:
+        return next((known for known in RELEASES if known.ubuntu == ubuntu), RELEASES[-1]), False
+    major, minor = (int(part) for part in (version.lstrip("R") + ".0").split(".")[:2])
+    before = [known for known in RELEASES if _numbers(known.l4t[0]) <= (major, minor)]
+    if not before:
+        name = "JetPack 6.0" if major == 36 else "JetPack 5 or older"
+        remedy = (
+            "upgrade it with apt, as NVIDIA's page on JetPack 6.2 says" if major == 36 else "flash JetPack 6.2 or newer"
+        )
+        raise TooOld(f"this board runs {name} (L4T {version}), and benchd needs JetPack 6.1 or newer: {remedy}")
+    return before[-1], f"{major}.{minor}" in before[-1].l4t
+
+
+def release(root: Path = Path("/")) -> tuple[Release, bool]:
+    """Return the release of this board as `release_of` does."""
+    file = root / "etc/os-release"
+    ubuntu = re.search(r'^VERSION_ID="?([\d.]+)', file.read_text() if file.exists() else "", re.MULTILINE)
+    return release_of(l4t(root), ubuntu[1] if ubuntu else "")
+
+
+def described(root: Path = Path("/")) -> str:
+    """Return the JetPack of this board in words; raise TooOld as `release_of` does."""
+    known, is_known = release(root)
+    return known.jetpack + ("" if is_known else f", the last known before L4T {l4t(root) or 'of this board'}")
+
+
+def index_of(version: str) -> str:
+    """Return the index of wheels for a version of L4T such as R36.4.3; "URL" if its JetPack is too old."""
+    try:
+        return release_of(version)[0].index
+    except TooOld:
+        return "URL"
 
 
 def install(packages: str, root: Path = Path("/")) -> str:
     """Return the line that installs these packages on this machine: on a Jetson from its board's index."""
     usual = f"pip install {packages}"  # on a Jetson they are there by then, and it adds what they require
-    return f"{install_from(index(root), packages)} && {usual}" if is_tegra(root) else usual
+    if not is_tegra(root):
+        return usual
+    try:
+        return f"{install_from(release(root)[0].index, packages)} && {usual}"
+    except TooOld as error:
+        return str(error)
+
+
+def remedy(package: Package, root: Path = Path("/")) -> str:
+    """Return what installs a package of a runtime on this machine."""
+    if is_tegra(root) and (package.wheel or package.on_board):
+        return package.on_board or install(package.wheel, root)
+    return f"pip install 'benchd[{package.extra}]'"
 
 
 def install_from(board_index: str, packages: str) -> str:
     """Return the line that installs these packages from the index of a board, without what they require."""
     return f"pip install --no-deps --index-url {board_index} {packages}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def main(question: str, root: str = "/") -> int:
+    """Print one fact about the board, return the exit status."""
+    try:
+        known, _ = release(Path(root))
+    except TooOld as error:
+        sys.stderr.write(f"benchd: {error}\n")
+        return 1
+    facts = {
+        "release": f"JetPack {described(Path(root))}",
+        "beside": " ".join(known.beside),
+        "index": known.index,
+        "constraints": known.constraints,
+    }
+    sys.stdout.write(f"{facts[question]}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -212,8 +212,8 @@ def build(
     note = ""
 
     def attempt(typing: Typing) -> Recipe:
-        one = _Build(trt, onnx, profile, workspace_bytes, timing_cache, dla, start + limit_s)
-        return one.write(plan, typing, precision)
+        builder = _Build(trt, onnx, profile, workspace_bytes, timing_cache, dla, start + limit_s)
+        return builder.write(plan, typing, precision)
 
     try:
         recipe = attempt("strong")
@@ -264,8 +264,8 @@ class _Build:
 
     def _parse(self, parser: OnnxParser) -> None:
         if not parser.parse_from_file(str(self._onnx)):
-            told = [parser_error(parser.get_error(i)) for i in range(parser.num_errors)] or self._errors
-            raise BuildError(f"TensorRT cannot read {self._onnx.name}: {'; '.join(told) or 'no reason given'}")
+            errors = [parser_error(parser.get_error(i)) for i in range(parser.num_errors)] or self._errors
+            raise BuildError(f"TensorRT cannot read {self._onnx.name}: {'; '.join(errors) or 'no reason given'}")
 
     def _config(self, network: INetworkDefinition) -> IBuilderConfig:
         config = self._builder.create_builder_config()
@@ -359,8 +359,8 @@ def _failure(errors: Sequence[str]) -> BuildError:
     return BuildError(f"TensorRT could not build the engine: {_last(errors)}")
 
 
-def _out_of_memory(told: str) -> OutOfMemory:
-    return OutOfMemory(f"out of memory while building; {_ADVICE} (TensorRT: {told})")
+def _out_of_memory(message: str) -> OutOfMemory:
+    return OutOfMemory(f"out of memory while building; {_ADVICE} (TensorRT: {message})")
 
 
 def _last(errors: Sequence[str]) -> str:
@@ -502,16 +502,16 @@ class Context:
         """
         rows: list[tuple[str, float]] = []
         self._profiler = self._context.profiler = _layer_times(self._engine.trt, rows)
-        found: list[list[tuple[str, float]]] = []
+        times: list[list[tuple[str, float]]] = []
         for _ in range(1 + runs):
             rows.clear()
             self.run(stream)
-            found.append(list(rows))
-        return found[1:]
+            times.append(list(rows))
+        return times[1:]
 
-    def _require(self, taken: bool, what: str) -> None:
+    def _require(self, taken: bool, action: str) -> None:
         if not taken:
-            raise EngineError(f"TensorRT refuses {what}: {_last(self._engine.errors)}")
+            raise EngineError(f"TensorRT refuses {action}: {_last(self._engine.errors)}")
 
 
 def _recipe(plan: Path, engine: ICudaEngine) -> Recipe:

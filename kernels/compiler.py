@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchd.daemon.machine import folders
 from benchd.kernels.dispatch import Unavailable
@@ -85,7 +86,7 @@ def number(dtype: torch.dtype) -> tuple[str, ...]:
     return ("-DBF16",) if dtype == torch.bfloat16 else ()
 
 
-def common(*tensors: torch.Tensor) -> torch.dtype:
+def common(*tensors: Tensor) -> torch.dtype:
     """Return the number format in which a kernel takes the tensors: bfloat16 if all are, else float32."""
     return torch.bfloat16 if all(tensor.dtype is torch.bfloat16 for tensor in tensors) else torch.float32
 
@@ -110,12 +111,12 @@ def threads() -> int:
     return torch.get_num_threads() if os.getpid() == _PID else 1
 
 
-def in_dtype(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def in_dtype(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the tensor in `dtype`, skipping torch's no-op conversion, whose cost per argument matters at batch 1."""
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
-def dense(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def dense(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the tensor in `dtype` without gaps."""
     return in_dtype(tensor, dtype).contiguous()
 

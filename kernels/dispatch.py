@@ -3,10 +3,10 @@
 import importlib
 import os
 from contextlib import suppress
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 Kernel = Literal["native", "triton"]
 
@@ -14,13 +14,14 @@ IMPLEMENTATIONS = {"reference": "reference", "torch": "torch_impl", "triton": "t
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton kernels run on the CPU, slowly
 
 _WORDS = {"native": "native", "triton": "Triton"}
+_REFUSED: dict[str, str] = {}  # why a module cannot be imported
 
 
 class Unavailable(RuntimeError):
     """A requested implementation does not exist or cannot run here; the message says why."""
 
 
-def require_device(op: str, kernel: Kernel, tensor: torch.Tensor) -> None:
+def require_device(op: str, kernel: str, tensor: Tensor) -> None:
     """Raise Unavailable if `kernel` cannot read `tensor`: C is for the CPU, Triton for CUDA or its interpreter."""
     device = tensor.device
     if kernel == "native":
@@ -31,24 +32,24 @@ def require_device(op: str, kernel: Kernel, tensor: torch.Tensor) -> None:
         raise Unavailable(f"{op}: the Triton kernel cannot run on {device}: {where}")
 
 
-def require_inference(op: str, kernel: Kernel, first: torch.Tensor, *others: torch.Tensor | None) -> None:
-    """Raise Unavailable if `kernel`, which has no gradient, cannot read the first tensor or any tensor wants one."""
-    require_device(op, kernel, first)
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (first, *others)):
+def require_inference(op: str, kernel: str, *given: Any) -> None:
+    """Raise Unavailable if any tensor of `given` wants a gradient, which `kernel` does not have."""
+    if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in given):
         raise Unavailable(
             f"{op}: the {_WORDS[kernel]} kernel has no gradient; use implementation='torch', or torch.no_grad()"
         )
 
 
-def refuse_float64(op: str, kernel: Kernel, *tensors: torch.Tensor | None) -> None:
+def refuse_float64(op: str, kernel: str, *tensors: Tensor | None) -> None:
     """Raise Unavailable if any tensor is float64, for a `kernel` whose sums are float32."""
-    if any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors):
-        raise Unavailable(
-            f"{op}: the {_WORDS[kernel]} kernel computes in float32; use implementation='torch' for float64"
-        )
+    for tensor in tensors:
+        if tensor is not None and tensor.dtype == torch.float64:
+            raise Unavailable(
+                f"{op}: the {_WORDS[kernel]} kernel computes in float32; use implementation='torch' for float64"
+            )
 
 
-def state_dtype(tensor: torch.Tensor) -> torch.dtype:
+def state_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype of membranes and sums: float32 for half tensors, else the tensor's own."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
@@ -64,9 +65,7 @@ def require_floats(op: str, **tensors: Any) -> None:
             raise ValueError(f"{op}: {name} must be on {device} as {first} is, not on {tensor.device}")
 
 
-def require_convolution(
-    op: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: int
-) -> None:
+def require_convolution(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> None:
     """Raise ValueError unless weight (O, C, kh, kw) and bias (O,) fit x (N, C, H, W)."""
     if x.dim() != 4 or 0 in x.shape[1:]:
         raise ValueError(f"{op}: x must be (N, C, H, W) with something in each image, not {tuple(x.shape)}")
@@ -78,42 +77,44 @@ def require_convolution(
         raise ValueError(f"{op}: a window {tuple(weight.shape[2:])} does not fit in {tuple(x.shape[2:])}")
 
 
-class Implementations:
-    """The implementations of the op in `package`, imported with it: torch.compile cannot trace an import by name.
+def chosen(implementation: str, device: torch.device) -> str:
+    """Return the name of an implementation; "auto" is triton for CUDA and native for CPU tensors.
+
+    Raises ValueError for an unknown name.
+    """
+    if implementation == "auto":
+        return "triton" if device.type == "cuda" else "native"
+    if implementation not in IMPLEMENTATIONS:
+        known = ", ".join([*IMPLEMENTATIONS, "auto"])
+        raise ValueError(f"unknown implementation {implementation!r}; choose one of {known}")
+    return implementation
+
+
+def load_all(package: str) -> None:
+    """Import the implementations of the ops in `package`: torch.compile cannot trace an import by name.
 
     Triton's is included only if its kernels can run, so that a CPU-only machine need not wait for its import.
     """
+    for implementation in ("reference", "torch", "native"):
+        load(package, implementation)
+    if torch.cuda.is_available() or INTERPRETED:
+        with suppress(Unavailable):  # a missing one is reported when requested
+            load(package, "triton")
 
-    def __init__(self, package: str, **modules: ModuleType) -> None:
-        self._package, self._modules = package, modules
-        self._refused: dict[str, str] = {}
-        if torch.cuda.is_available() or INTERPRETED:
-            with suppress(Unavailable):  # a missing one is reported when requested
-                self._modules["triton"] = self._imported("triton")
 
-    def __call__(self, implementation: str, device: torch.device) -> ModuleType:
-        """Return the module of `implementation`; "auto" is triton for CUDA and native for CPU tensors.
-
-        Raises ValueError for an unknown name and Unavailable, with the reason, for one that cannot run here. There is
-        no fallback: a kernel that quietly became another one would be timed under the wrong name.
-        """
-        if implementation == "auto":
-            implementation = "triton" if device.type == "cuda" else "native"
-        if implementation not in IMPLEMENTATIONS:
-            known = ", ".join([*IMPLEMENTATIONS, "auto"])
-            raise ValueError(f"unknown implementation {implementation!r}; choose one of {known}")
-        return self._modules.get(implementation) or self._imported(implementation)
-
-    def _imported(self, implementation: str) -> ModuleType:
-        if implementation not in self._refused:
-            name = f"{self._package}.{IMPLEMENTATIONS[implementation]}"
-            try:
-                return importlib.import_module(name)
-            except ImportError as error:
-                # stored, because a second import after a partial failure raises a different error
-                self._refused[implementation] = _why_not(name, error)
-        op = self._package.rpartition(".")[2]
-        raise Unavailable(f"{op} has no {implementation!r} implementation here: {self._refused[implementation]}")
+def load(package: str, implementation: str) -> None:
+    """Import the module that registers `implementation` with the ops of `package`; Unavailable has the reason."""
+    name = f"{package}.{IMPLEMENTATIONS[implementation]}"
+    if name not in _REFUSED:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            # stored, because a second import after a partial failure raises a different error
+            _REFUSED[name] = _why_not(name, error)
+        else:
+            return
+    op = package.rpartition(".")[2]
+    raise Unavailable(f"{op} has no {implementation!r} implementation here: {_REFUSED[name]}")
 
 
 def _why_not(name: str, error: ImportError) -> str:

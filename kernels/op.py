@@ -4,9 +4,10 @@ torch.library.custom_op does the same but adds checks to each call, which at bat
 time; in the tests opcheck does them.
 """
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import torch
 from torch import nn
@@ -14,55 +15,117 @@ from torch.autograd import profiler
 from torch.nn.modules.module import _has_any_global_hook
 from torch.torch_version import TorchVersion
 
-from benchd.kernels.dispatch import INTERPRETED, Kernel, refuse_float64, require_inference
+from benchd.kernels.dispatch import INTERPRETED, Kernel, chosen, load, refuse_float64, require_device, require_inference
 
-# The op to call for each kernel. Both are one op, whose kernel the tensors' device chooses; but Triton's interpreter
-# reads the CPU tensors that are also the native kernel's, so there it has an overload of its own.
-Op = Mapping[Kernel, Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
+Given = TypeVar("Given", bound=tuple[Any, ...])
+Made = TypeVar("Made")
 
 _LIBRARY = torch.library.Library("benchd", "FRAGMENT")
 _TELLS_EXPORTS = TorchVersion(torch.__version__) >= "2.10"
-_KEYS: Mapping[Kernel, str] = {"native": "CPU", "triton": "CompositeExplicitAutograd" if INTERPRETED else "CUDA"}
-_OVERLOADS: Mapping[Kernel, str] = {"native": "default", "triton": "interpreted" if INTERPRETED else "default"}
+# Both kernels are one op, whose kernel the tensors' device chooses; but Triton's interpreter reads the CPU tensors that
+# are also the native kernel's, so there it has an overload of its own.
+_KEYS = {"native": "CPU", "triton": "CompositeExplicitAutograd" if INTERPRETED else "CUDA"}
+_OVERLOADS = {"native": "default", "triton": "interpreted" if INTERPRETED else "default"}
 
 
-def op(name: str, *, learns: bool = False) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator for a function that makes what the op `benchd::name` returns, without computing it.
+class Op(Generic[Given, Made]):
+    """The op `benchd::name` and its implementations, each a function of one NamedTuple: the op's arguments.
 
-    Its parameters are the op's: tensors, which the op does not change, and numbers. `computes` adds the kernels. One
-    that `learns` is given its gradient by `learn`, any other refuses to have one.
+    Torch's dispatcher chooses the kernel ("native", "triton"); "torch" and "reference" are functions that compilers
+    trace through. op[kernel] is torch's own op.
     """
 
-    def define(fake: Callable[..., Any]) -> Op:
-        schema = torch.library.infer_schema(fake, mutates_args=())
+    def __init__(
+        self, name: str, fake: Callable[[Given], Made], learns: bool, float32: tuple[Kernel, ...], summed: int
+    ) -> None:
+        self._package, self._learns = fake.__module__.rpartition(".")[0], learns
+        self._float32, self._summed = float32, summed
+        (self._arguments,) = (kind for each, kind in get_type_hints(fake).items() if each != "return")
+        self._functions: dict[str, Callable[[Given], Made]] = {}
+        self._computed_by: set[str] = set()
+        schema = torch.library.infer_schema(self._flat(fake), mutates_args=())
         for overload in dict.fromkeys(_OVERLOADS.values()):
             full_name = name if overload == "default" else f"{name}.{overload}"
             _LIBRARY.define(full_name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-            torch.library.register_fake(f"benchd::{full_name}", fake, lib=_LIBRARY)
+            torch.library.register_fake(f"benchd::{full_name}", self._flat(fake), lib=_LIBRARY)
             if not learns:
                 torch.library.register_autograd(f"benchd::{full_name}", _refuse, lib=_LIBRARY)
         packet = getattr(torch.ops.benchd, name)
-        return {which: getattr(packet, overload) for which, overload in _OVERLOADS.items()}
+        self._ops = {which: getattr(packet, overload) for which, overload in _OVERLOADS.items()}
+
+    def __call__(self, name: str, implementation: str, given: Given) -> Made:
+        """Return what `implementation` makes of `given`, whose first argument says where "auto" computes.
+
+        Raises ValueError for an unknown one, and Unavailable with `name` and the reason for one that cannot run here:
+        there is no fallback, since a kernel that became another one would be timed under the wrong name.
+        """
+        function = self._functions.get(implementation)
+        if function is not None:
+            return function(given)
+        which = chosen(implementation, given[0].device)
+        if which not in self._computed_by:
+            load(self._package, which)
+        require_device(name, which, given[0])
+        if not self._learns:
+            require_inference(name, which, *given)
+        if which in self._float32:
+            refuse_float64(name, which, *given[: self._summed])
+        return self._ops[which](*given)
+
+    def __getitem__(self, which: Kernel) -> Any:
+        """Return torch's op for this kernel, which takes the arguments one by one."""
+        return self._ops[which]
+
+    def computes(self, which: str) -> Callable[[Callable[[Given], Made]], Callable[[Given], Made]]:
+        """Return a decorator for the function that is this implementation."""
+
+        def register(function: Callable[[Given], Made]) -> Callable[[Given], Made]:
+            if which in self._ops:
+                self._computed_by.add(which)
+                _LIBRARY.impl(self._ops[which], self._flat(function), _KEYS[which])
+            else:
+                self._functions[which] = function
+            return function
+
+        return register
+
+    def learn(self, backward: "Op[Any, Any]", save: Callable[..., None], gradients: Callable[..., Any]) -> None:
+        """Give the op its gradient, `gradients(backward, context, grad)`, after `save(context, inputs, output)`."""
+        for forward, back in dict(zip(self._ops.values(), backward._ops.values(), strict=True)).items():
+            torch.library.register_autograd(forward, partial(gradients, back), setup_context=save, lib=_LIBRARY)
+
+    def _flat(self, function: Callable[[Given], Made]) -> Callable[..., Made]:
+        """Return `function` of the arguments one by one, as torch calls and inspects it."""
+        # half the time of _make, which a small kernel feels
+        make = partial(tuple.__new__, self._arguments)
+
+        def flat(*arguments: Any) -> Made:
+            return function(make(arguments))
+
+        parameters = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
+            for name, kind in get_type_hints(self._arguments).items()
+        ]
+        result = get_type_hints(function)["return"]
+        flat.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+        return flat
+
+
+def op(
+    name: str, *, learns: bool = False, float32: tuple[Kernel, ...] = (), summed: int = 1
+) -> Callable[[Callable[[Given], Made]], Op[Given, Made]]:
+    """Return a decorator for a function that makes what the op `benchd::name` returns, without computing it.
+
+    The fields of its one parameter, a NamedTuple, are the op's arguments: tensors, which the op does not change, and
+    numbers. One that `learns` is given its gradient by `Op.learn`, any other refuses to have one. `float32` names the
+    kernels that sum in float32 and refuse the first `summed` arguments in float64: rounding them quietly would answer
+    in a precision that was not asked for.
+    """
+
+    def define(fake: Callable[[Given], Made]) -> Op[Given, Made]:
+        return Op(name, fake, learns, float32, summed)
 
     return define
-
-
-def computes(op: Op, which: Kernel) -> Callable[[Function], Function]:
-    """Return a decorator for the function that computes `op` on the tensors of this kernel's device."""
-
-    def register(function: Function) -> Function:
-        _LIBRARY.impl(op[which], function, _KEYS[which])
-        return function
-
-    return register
-
-
-def infer(name: str, op: Op, which: Kernel, first: torch.Tensor, *others: Any) -> Any:
-    """Return what `op` makes of these; raise Unavailable, with `name`, for a float64 first, a gradient or a device."""
-    require_inference(name, which, first, *[value for value in others if isinstance(value, torch.Tensor)])
-    refuse_float64(name, which, first)
-    return op[which](first, *others)
 
 
 def is_watched(*modules: nn.Module) -> bool:
@@ -88,12 +151,6 @@ def is_exported() -> bool:
     """
     exports = torch.compiler.is_exporting() and (_TELLS_EXPORTS or not torch.compiler.is_dynamo_compiling())
     return exports or torch._C._get_tracing_state() is not None
-
-
-def learn(op: Op, backward: Op, save: Callable[..., None], gradients: Callable[..., Any]) -> None:
-    """Give `op` its gradient: `gradients(backward, context, grad)` of what `save(context, inputs, output)` has kept."""
-    for forward, back in dict(zip(op.values(), backward.values(), strict=True)).items():
-        torch.library.register_autograd(forward, partial(gradients, back), setup_context=save, lib=_LIBRARY)
 
 
 def _refuse(context: Any, *gradients: Any) -> None:

@@ -270,10 +270,10 @@ def trains(name: str, variant: str) -> bool:
 
 def entry(name: str) -> Model:
     """Return the model of this name; raise UsageError."""
-    found = find(name)
-    if found is None:
+    model = find(name)
+    if model is None:
         raise unknown("model", name, MODELS)
-    return found
+    return model
 
 
 def build(name: str, *, kernels: Kernels = "torch", **options: Any) -> nn.Module:

@@ -94,27 +94,28 @@ def cost(
     The model is the catalog's: weights with a different number of classes make another model. Omitted `options` have
     their defaults.
     """
-    one = _forward(model, options)
+    forward = _forward(model, options)
     training = direction == "training"
     return Cost(
-        matrix_flops=batch_size * ((3 * one.matrix_flops - one.first_flops) if training else one.matrix_flops),
-        elementwise_flops=batch_size * one.elementwise_flops * (3 if training else 1),
-        exponentials=batch_size * one.exponentials,
-        bytes=(_training_bytes if training else _inference_bytes)(one, batch_size, _BYTES[precision]),
-        parameters_bytes=one.parameters * _BYTES[precision] * (3 if training else 1),
+        matrix_flops=batch_size
+        * ((3 * forward.matrix_flops - forward.first_flops) if training else forward.matrix_flops),
+        elementwise_flops=batch_size * forward.elementwise_flops * (3 if training else 1),
+        exponentials=batch_size * forward.exponentials,
+        bytes=(_training_bytes if training else _inference_bytes)(forward, batch_size, _BYTES[precision]),
+        parameters_bytes=forward.parameters * _BYTES[precision] * (3 if training else 1),
     )
 
 
-def _inference_bytes(one: _Forward, batch_size: int, number: int) -> int:
-    image = number * (one.inputs + one.outputs) + one.width * (one.written + one.read)
-    return number * one.parameters + batch_size * image
+def _inference_bytes(forward: _Forward, batch_size: int, number: int) -> int:
+    image = number * (forward.inputs + forward.outputs) + forward.width * (forward.written + forward.read)
+    return number * forward.parameters + batch_size * image
 
 
-def _training_bytes(one: _Forward, batch_size: int, number: int) -> int:
+def _training_bytes(forward: _Forward, batch_size: int, number: int) -> int:
     # a model without parameters learns its input, whose gradient is written
-    images = number * one.inputs * (2 if one.parameters else 3)
-    crossing = one.width * (one.written + 2 * one.read) + number * 2 * one.read
-    return 3 * number * one.parameters + batch_size * (images + crossing + 2 * number * one.outputs)
+    images = number * forward.inputs * (2 if forward.parameters else 3)
+    crossing = forward.width * (forward.written + 2 * forward.read) + number * 2 * forward.read
+    return 3 * number * forward.parameters + batch_size * (images + crossing + 2 * number * forward.outputs)
 
 
 def _forward(model: str, options: Mapping[str, OptionValue]) -> _Forward:

@@ -163,7 +163,7 @@ class _Digits:
 
     def __init__(self, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"], calibrating: bool) -> None:
         if len(input_shape) != 3:
-            raise DataError(f"this model reads no images, but {input_shape}: leave the data option out")
+            raise DataError(f"this model reads no images (its input is {input_shape}): leave the data option out")
         held = safetensors.torch.load_file(demo.CALIBRATION if calibrating else demo.IMAGES)
         self._images, self._labels = enlarged(held["images"], input_shape, inputs), held["labels"].tolist()
 
@@ -279,8 +279,8 @@ def _checked(preprocess: Preprocess, input_shape: tuple[int, ...]) -> Preprocess
     def prepare(picture: Any) -> torch.Tensor:
         image = preprocess(picture)
         if not isinstance(image, torch.Tensor) or tuple(image.shape) != tuple(input_shape):
-            found = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
-            raise DataError(f"the module's `preprocess` returned {found}, not a tensor of shape {tuple(input_shape)}")
+            shape = tuple(image.shape) if isinstance(image, torch.Tensor) else type(image).__name__
+            raise DataError(f"the module's `preprocess` returned {shape}, not a tensor of shape {tuple(input_shape)}")
         return image.float()
 
     return prepare

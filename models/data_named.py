@@ -41,17 +41,17 @@ def read_labels(path: str | Path) -> dict[str, int]:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read the labels {path}: {error}") from error
-    found: dict[str, int] = {}
+    labels: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         name, label = _entry(path, number, line)
-        if name in found:
+        if name in labels:
             raise DataError(f"{path}:{number}: {name} already has a label")
-        found[name] = label
-    if not found:
+        labels[name] = label
+    if not labels:
         raise DataError(f"{path} holds no labels: expected lines of a path and a class index, as in cat/1.png 0")
-    return found
+    return labels
 
 
 def read_listed(folder: str, labels: str | Path) -> dict[str, int]:

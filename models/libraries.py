@@ -40,9 +40,9 @@ def refuse_unknown(name: str) -> None:
 @cache
 def _registered(library: str) -> frozenset[str]:
     """Return the names that the library's source registers; none if it does so in another way than today's."""
-    found = importlib.util.find_spec(library)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(library)
+    if spec is None or spec.origin is None:
         raise NotAvailable(f"the package {library} is not installed: pip install {library}")
-    sources = Path(found.origin).with_name("models").rglob("*.py")
+    sources = Path(spec.origin).with_name("models").rglob("*.py")
     registered = (_REGISTERED.findall(source.read_text(encoding="utf-8")) for source in sources)
     return frozenset(given or function for names in registered for given, function in names)

@@ -19,7 +19,7 @@ def settle(net: nn.Module, input_shape: tuple[int, ...]) -> None:
     What is drawn comes from torch's global generator. `net` is left in eval mode.
     """
     for name, parameter in net.named_parameters():
-        if not name.endswith("bias") and parameter.abs().max() < _SWITCHED_OFF:
+        if not name.endswith("bias") and max(map(abs, parameter.aminmax())) < _SWITCHED_OFF:
             _switch_on(parameter)
     calibrate(net, torch.randn(IMAGES, *input_shape))
 

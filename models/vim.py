@@ -27,7 +27,7 @@ from benchd.kernels.add_rms_norm import add_rms_norm
 from benchd.kernels.causal_conv1d import causal_conv1d_pair
 from benchd.kernels.compiler import threads
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.op import computes, is_exported, is_hooked, is_watched, op
+from benchd.kernels.op import is_exported, is_hooked, is_watched, op
 from benchd.kernels.packed_linear import PackedLinear
 from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projection, selective_scan_pair
 from benchd.models.catalog import NO_INT8, Kernels
@@ -271,13 +271,13 @@ class Vim(nn.Module):
         self, tokens: torch.Tensor, kept: "_Kept", finish: Callable[[torch.Tensor, torch.Tensor], Result]
     ) -> list[Result]:
         """Return by parts of the batch what `finish` makes of the hidden tokens and the residual behind `Layers`."""
-        found = []
+        results = []
         for part in tokens.tensor_split(-(-len(tokens) // max(1, _TOGETHER // tokens.shape[1]))):
             key = part.shape, threads()
             layers = kept.layers.pop(key, None) or self._prepared(part, kept.weights)
-            found.append(finish(*layers(part)))
+            results.append(finish(*layers(part)))
             kept.layers[key] = layers
-        return found
+        return results
 
     def _through(self, hidden: torch.Tensor, weights: list[Weights]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the hidden tokens behind all layers but the last, and the residual if there is one."""
@@ -365,14 +365,22 @@ class _Layered(nn.Module):
         return self.model.layered(tokens)
 
 
+class _Given(NamedTuple):
+    tokens: torch.Tensor
+    parameters: list[torch.Tensor]
+    model: int
+
+
 @op("vim_layers")
-def _layers_op(tokens: torch.Tensor, parameters: list[torch.Tensor], model: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return tokens.new_empty(tokens.shape), tokens.new_empty(tokens.shape, dtype=torch.float32)
+def _layers_op(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
+    new, shape = given.tokens.new_empty, given.tokens.shape
+    return new(shape), new(shape, dtype=torch.float32)
 
 
-@computes(_layers_op, "native")
-def _layered(tokens: torch.Tensor, parameters: list[torch.Tensor], model: int) -> tuple[torch.Tensor, torch.Tensor]:
+@_layers_op.computes("native")
+def _layered(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the layers with what is kept for the model if compiled code gives its own parameters."""
+    tokens, parameters, model = given
     network = _MODELS[model]
     own = [parameter for block in network.blocks()[:-1] for parameter in _parameters(block)]
     is_own = len(own) == len(parameters) and all(
@@ -465,14 +473,14 @@ def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) ->
     positions that are not those of the options: how many there are does not say whether the image is larger or the
     patches lie closer.
     """
-    found = _sizes_of(state)
-    differing = {name: size for name, size in found.items() if size != options[name]}
+    sizes = _sizes_of(state)
+    differing = {name: size for name, size in sizes.items() if size != options[name]}
     problems = [
         f"it has {name}={size}, not {options[name]}: pass --option {name}={size}" for name, size in differing.items()
     ]
     positions = state.get("pos_embed")
     if positions is not None and positions.dim() == 3:
-        problems += _other_positions(positions.shape[1] - 1, {**options, **found})
+        problems += _other_positions(positions.shape[1] - 1, {**options, **sizes})
     if problems:
         raise WeightsError("; ".join(problems))
     head = state.get("head.weight")
@@ -487,8 +495,8 @@ def _sizes_of(state: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Return the options that the checkpoint's own tensors say: dim, patch_size and depth."""
     patch, layers = state.get("patch_embed.proj.weight"), [re.match(r"layers\.(\d+)\.", key) for key in state]
     has_patch = patch is not None and patch.dim() == 4 and patch.shape[2] == patch.shape[3]
-    found = {"dim": patch.shape[0], "patch_size": patch.shape[2]} if patch is not None and has_patch else {}
-    return found | ({"depth": 1 + max(int(layer[1]) for layer in layers if layer)} if any(layers) else {})
+    sizes = {"dim": patch.shape[0], "patch_size": patch.shape[2]} if patch is not None and has_patch else {}
+    return sizes | ({"depth": 1 + max(int(layer[1]) for layer in layers if layer)} if any(layers) else {})
 
 
 def _other_positions(patches: int, options: Mapping[str, Any]) -> list[str]:

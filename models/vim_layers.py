@@ -11,8 +11,11 @@ from typing import NamedTuple, cast
 
 import torch
 
-from benchd.kernels import add_rms_norm, causal_conv1d, selective_scan
+from benchd.kernels.add_rms_norm.native import call as normed_by
+from benchd.kernels.causal_conv1d.native import call as convolved_by
 from benchd.kernels.packed_linear import PackedLinear
+from benchd.kernels.selective_scan.native import call as scanned_by
+from benchd.kernels.selective_scan.ops import Bidirectional
 
 EPS = 1e-5
 STATES = 16
@@ -60,11 +63,11 @@ class Layers:
             total = self._residuals[0]
             self._residuals.reverse()
             self._calls += [
-                add_rms_norm.native.call(self._hidden, residual, norm.float(), normed, total, EPS),
+                normed_by(self._hidden, residual, norm.float(), normed, total, EPS),
                 cast("PackedLinear", its.in_proj).call(normed, uz),
-                causal_conv1d.native.call(from_in, its.conv, its.conv_bias, u),
+                convolved_by(from_in, its.conv, its.conv_bias, u),
                 cast("PackedLinear", its.x_proj).call(u, projected),
-                selective_scan.native.call(u, low, its.dt_proj, its.dt_bias, its.A, b, c, its.D, z, y),
+                scanned_by(Bidirectional(u, low, its.dt_proj, its.dt_bias, its.A, b, c, its.D, z, "serial"), y),
                 cast("PackedLinear", its.out_proj).call(y, self._hidden),
             ]
             residual = total

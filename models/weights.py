@@ -49,9 +49,9 @@ def _refuse_other_suffix(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(9)
     if path.suffix == ".safetensors" and start.startswith(b"PK"):
-        raise WeightsError(f"{path}: its content is that of a torch file; rename it to end in .pth")
+        raise WeightsError(f"{path}: this is a torch file; rename it to end in .pth")
     if path.suffix != ".safetensors" and start[6:] == b"\0\0{":  # behind the header's length, 64 bits
-        raise WeightsError(f"{path}: its content is that of a safetensors file; rename it to end in .safetensors")
+        raise WeightsError(f"{path}: this is a safetensors file; rename it to end in .safetensors")
 
 
 def _safetensors(path: Path) -> Any:
@@ -179,9 +179,9 @@ def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
         ],
         "with NaN in them": [key for key in own if key in state and _has_nan(state[key])],
     }
-    found = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
-    if found:
-        raise WeightsError("; ".join(found))
+    misfits = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
+    if misfits:
+        raise WeightsError("; ".join(misfits))
     own.update(state)  # keeps the module's versions: this state is upgraded, and MNASNet refuses one without
     module.load_state_dict(own)
 

@@ -85,12 +85,12 @@ add_user() {
     say "$1: the password is in $home/benchd/$1"
 }
 
-# What docs/integrations/bridge.conf passes on, so that no site acknowledges or commands for another.
+# What docs/integrations/bridge.conf passes on, so that no site commands for another.
 write_site() {
     {
         printf '%s\n' "# written by benchd's broker.sh" "user $1"
         printf 'topic write benchd/v1/+/%s\n' 'result/#' event status info health 'latest/#' 'shipped/#' 'resp/#' telemetry
-        printf 'topic read benchd/v1/+/%s\n' 'ack/#' 'cmd/#'
+        printf 'topic read benchd/v1/+/%s\n' 'cmd/#'
     } >"$own_rules/$1.acl"
 }
 

@@ -111,7 +111,7 @@ note_change() {
 }
 
 find_platform() {
-    if [ -e "$root/etc/nv_tegra_release" ]; then
+    if grep -qsa nvidia,tegra "$root/proc/device-tree/compatible"; then
         echo jetson
     elif nvidia-smi >/dev/null 2>&1; then
         echo gpu
@@ -168,7 +168,9 @@ name_version() {
     local hash number
     if [ ! -e "$requirements" ]; then requirements=''; fi
     constraints=$tree/constraints.txt
-    if [ "$platform" = jetson ]; then constraints=$tree/constraints-jetson62.txt; fi
+    if [ "$platform" = jetson ]; then
+        constraints=$tree/$("$python" "$tree/exporters/tegra.py" constraints "${root:-/}") || exit 1
+    fi
     hash=$( (cat "$wheel" "$constraints" ${requirements:+"$requirements"} && echo "$extras" && "$python" -V) | sha256sum)
     number=$(basename "$wheel")
     number=${number#benchd-}
@@ -197,6 +199,7 @@ make_environment() {
     fi
     rm -f "$home/$version/.complete"
     PYTHON=$python WHEELS=$wheels REQUIREMENTS=$requirements RETRY="sudo SETTING $0${wheels:+ --wheels $wheels}" \
+        BOARD=${root:-/} \
         "$tree/.ci/setup" "$home/$version" "$platform" "$extras" "$constraints" "$wheel"
     touch "$home/$version/.complete"
 }
@@ -319,7 +322,7 @@ draft_configuration() {
 
 check_configuration() {
     local status=0
-    "$home/$1/bin/bench-once" --config "$2" --dry-run >/dev/null || status=$?
+    "$home/$1/bin/benchd" run --check --config "$2" || status=$?
     # any other status is of what cannot run here, which the service passes over
     [ "$status" != 2 ] || die "$1 does not read $configuration, as it says above. $(running) stays"
 }

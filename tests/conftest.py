@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from broker import RunningBroker, running_broker
+from forked import onnx_table_kept, workers_apart, workers_forked
 from hypothesis import HealthCheck, settings
 
 from benchd.daemon.machine import folders, lock
@@ -71,7 +72,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # a worker's phases, which run here too, collect before they measure
+    onnx_table_kept()
+    # a worker's stages, which run here too, collect before they measure
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -101,6 +103,19 @@ def _locks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own_machine_lock(_locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # neither a test beside this one nor a benchd that measures this machine keeps it waiting
     monkeypatch.setenv(lock.FOLDER_VARIABLE, tempfile.mkdtemp(dir=_locks))
+
+
+@pytest.fixture(autouse=True)
+def _forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a test that is not about how a worker begins is spared its import of torch; CUDA does not outlive a fork
+    if not torch.cuda.is_available():
+        workers_forked(monkeypatch)
+
+
+@pytest.fixture
+def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker of the test is an interpreter of its own, as the product starts it."""
+    workers_apart(monkeypatch)
 
 
 @pytest.fixture

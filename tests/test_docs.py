@@ -17,6 +17,7 @@ from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import PRESETS, Machine
 from benchd.daemon.records import Record, all_variants
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES
+from benchd.exporters import tegra
 from benchd.models.catalog import MODELS
 
 ROOT = Path(__file__).parents[1]
@@ -80,9 +81,8 @@ def test_every_help_ends_with_an_example(help_texts):
 
 @pytest.mark.parametrize("group", ["", "baseline"])
 def test_every_subcommand_is_listed(group, help_texts):
-    listed = re.findall(
-        r"^  ([\w-]+) {2,}\S", help_texts[f"benchd {group}".strip()].partition("Commands:")[2], re.MULTILINE
-    )
+    below = re.split("Commands:|Decide:", help_texts[f"benchd {group}".strip()])[1]
+    listed = re.findall(r"^  ([\w-]+) {2,}\S", below, re.MULTILINE)
     prefix = f"{group} " if group else ""
     inner = [name.removeprefix(prefix) for name in COMMANDS["benchd"] if name.startswith(prefix)]
     assert sorted(listed) == sorted(name for name in inner if name and " " not in name)
@@ -129,15 +129,21 @@ def test_links_inside_the_repository_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_every_fault_of_the_reliability_page_has_its_test():
-    faults = document("reliability.md").partition("\n## ")[0]
-    rows = re.findall(r"^\| (?!---|fault )(.+) \|(.*)\|$", faults, re.MULTILINE)
+def test_every_promise_of_the_reliability_page_has_its_tests():
+    promises = document("reliability.md").partition("\n## ")[0]
+    rows = re.findall(r"^\| (?!---|promise )(.+) \|(.*)\|$", promises, re.MULTILINE)
     files = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
 
     def is_there(name):
         test, _, case = name.rstrip("]").partition("[")
         return ROOT / name in files or any(f"def {test}(" in text and case in text for text in files.values())
 
-    named = {fault: re.findall(r"`([^`]*)`", tests) for fault, tests in rows}
-    assert len(named) > 80
-    assert [fault for fault, tests in named.items() if not (tests and all(map(is_there, tests)))] == []
+    named = {promise: re.findall(r"`([^`]*)`", tests) for promise, tests in rows}
+    assert len(named) == 10
+    assert [name for tests in named.values() for name in tests or ["no test"] if not is_there(name)] == []
+
+
+@pytest.mark.parametrize("known", tegra.RELEASES, ids=lambda known: known.jetpack)
+def test_the_page_on_boards_has_the_index_of_each_release(known):
+    rows = [row for row in document("jetson.md").splitlines() if row.startswith("|") and f"`{known.index}`" in row]
+    assert [row for row in rows if known.python in row and f"R{known.l4t[0].removesuffix('.0')}" in row]

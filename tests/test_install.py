@@ -12,6 +12,7 @@ import zipfile
 from contextlib import closing
 from pathlib import Path
 
+import jetson_trees
 import pytest
 import wheels_made
 from broker import program
@@ -239,8 +240,7 @@ def test_a_dashboard_that_read_the_service_s_password_keeps_it(site, dashboard, 
 
 @pytest.fixture
 def board(site):
-    (site.root / "etc").mkdir()
-    (site.root / "etc/nv_tegra_release").write_text("# R36 (release), REVISION: 4.3\n")
+    jetson_trees.build(site.root, jetson_trees.ORIN_NANO)
     (site.root / "etc/group").write_text("jtop:x:999:\n")
     return site
 
@@ -323,8 +323,10 @@ def test_a_version_is_used_again_only_if_it_works_and_lacks_nothing(site, platfo
 
 def test_the_folder_that_the_service_runs_from_is_never_built_again(site, tmp_path):
     wheel, python = tmp_path / "benchd-1.0-py3-none-any.whl", '"$1/bin/python"'
-    for path in (wheel, tmp_path / "constraints-jetson62.txt"):
+    for path in (wheel, tmp_path / "constraints-jetson72.txt"):
         path.touch()
+    (tmp_path / "exporters").mkdir()
+    shutil.copy(ROOT / "exporters/tegra.py", tmp_path / "exporters")
     tool(tmp_path / ".ci", "setup", f"mkdir -p $1/bin; echo '#!/bin/sh' >{python}; chmod +x {python}; exit $END")
     given = f"tree={tmp_path} wheel={wheel} platform=jetson asked=service"
 
@@ -456,7 +458,8 @@ def test_a_board_without_torch_stops_with_cause_and_cure(board, without_torch):
 def test_a_board_whose_index_is_down_is_told_so(board, without_torch):
     """Without --wheels, so ours is built from this checkout, which stays as it is."""
     index, before = "http://127.0.0.1:1/", set(ROOT.iterdir())
-    said = board.install(code=1, JETSON_INDEX=index, PIP_INDEX_URL=index, PIP_FIND_LINKS=str(without_torch))
+    offline = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index, "PIP_FIND_LINKS": str(without_torch)}
+    said = board.install(code=1, JETSON_INDEX=index, **offline)
     assert f"{index} gave no torch torchvision" in said
     assert set(ROOT.iterdir()) == before
 
@@ -543,7 +546,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(site, arguments, why):
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("toaster", "no TARGET 'toaster'; there is jetpack62"),
+        ("toaster", "no TARGET 'toaster'; there is jetpack62, jetpack72"),
         pytest.param(
             "jetpack62",
             "jetpack62 needs Python 3.10 here too: install it, by pyenv or apt",

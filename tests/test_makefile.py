@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jetson_trees
 import pytest
 import torch
 
@@ -18,6 +19,11 @@ def make(tmp_path, child_environment):
     """A function that runs make on the repository with an environment folder of the test's own."""
     outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     environment = {name: value for name, value in child_environment.items() if name not in outer}
+    environment |= {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "",
+        "PIP_RETRIES": "0",
+    }  # no index but the named one
 
     def run(*arguments, venv=tmp_path / "venv", python=sys.executable):
         command = ["make", "-C", str(ROOT), f"VENV={venv}", f"PYTHON={python}", *map(str, arguments)]
@@ -27,11 +33,9 @@ def make(tmp_path, child_environment):
 
 
 @pytest.fixture
-def release(tmp_path):
-    """The file by which a Jetson is known."""
-    path = tmp_path / "nv_tegra_release"
-    path.write_text("# R36 (release), REVISION: 4.3\n")
-    return path
+def board(tmp_path):
+    """The root of a board with JetPack 6.2."""
+    return jetson_trees.build(tmp_path / "board", jetson_trees.ORIN_NANO)
 
 
 def stamped(venv, *names):
@@ -125,12 +129,27 @@ def base_python_has_torch():
 
 
 @pytest.mark.skipif(base_python_has_torch(), reason="the Python below this environment has torch")
-def test_a_jetson_without_torch_stops_with_the_cure(make, release):
-    ended = make("once", f"JETSON_RELEASE={release}", "JETSON_INDEX=")
+def test_a_jetson_whose_index_does_not_answer_stops_with_the_cure(make, board):
+    index = "http://127.0.0.1:1/"
+    ended = make("once", f"BOARD={board}", f"JETSON_INDEX={index}")
     assert ended.returncode != 0
-    assert "torch is missing from the board's Python" in ended.stderr
+    assert "benchd: JetPack 6.1 to 6.2.1\n" in ended.stderr
+    assert f"{index} gave no torch torchvision for this board, or did not answer" in ended.stderr
     assert "make once JETSON_INDEX=URL" in ended.stderr
     assert "bench-once" not in ended.stdout
+
+
+def test_an_old_jetpack_is_stopped_before_its_python_is_blamed(make, tmp_path):
+    board = jetson_trees.build(tmp_path / "board", jetson_trees.AGX_ORIN)
+    ended = make("once", f"BOARD={board}")
+    assert ended.returncode != 0
+    assert "runs JetPack 5 or older (L4T 35.4.1), and benchd needs JetPack 6.1 or newer: flash" in ended.stderr
+
+
+@pytest.mark.parametrize(("name", "constraints"), [("orin_nano", "jetson62"), ("orin_nano_7", "jetson72")])
+def test_a_jetson_gets_the_versions_of_its_jetpack(make, tmp_path, name, constraints):
+    board = jetson_trees.build(tmp_path / "board", jetson_trees.BOARDS[name])
+    assert f"constraints-{constraints}.txt" in make("-n", "once", f"BOARD={board}").stdout
 
 
 def board_check(path=None):
@@ -170,17 +189,18 @@ def test_a_cpu_build_of_torch_is_named_with_its_place(tmp_path):
 
 def test_a_broken_torch_is_shown_with_its_error(tmp_path):
     site = installed(tmp_path / "site", "12.6")
-    (site / "torch" / "__init__.py").write_text("raise ImportError('libcusparseLt.so.0: cannot open shared object')")
+    (site / "torch" / "__init__.py").write_text("raise ImportError('libother.so.0: cannot open shared object')")
     ended = board_check(site)
     assert ended.returncode == 1
-    assert "torch does not import: libcusparseLt.so.0" in ended.stderr
+    assert "torch does not import: libother.so.0" in ended.stderr
     assert "install the library it names" in ended.stderr
 
 
-def test_a_torch_without_cudss_names_the_package(tmp_path):
+@pytest.mark.parametrize(("library", "package"), [("libcudss.so.0", "cudss"), ("libcusparseLt.so.0", "libcusparselt0")])
+def test_a_torch_without_a_library_of_nvidia_s_names_its_package(tmp_path, library, package):
     site = installed(tmp_path / "site", "12.6")
-    (site / "torch" / "__init__.py").write_text("raise ImportError('libcudss.so.0: cannot open shared object file')")
-    assert "sudo apt install cudss" in board_check(site).stderr
+    (site / "torch" / "__init__.py").write_text(f"raise ImportError('{library}: cannot open shared object file')")
+    assert f"sudo apt install {package}" in board_check(site).stderr
 
 
 @pytest.mark.parametrize("version", ["2.5.0a0+872d972e41.nv24.8", "2.8.0a0+5228986c39.nv25.5"])

@@ -13,7 +13,7 @@ from benchd.daemon.delivery.broker import CREDENTIAL
 from benchd.daemon.machine import environment, lock
 from benchd.daemon.measuring import process
 from benchd.daemon.sampling import child
-from benchd.daemon.service import between, service
+from benchd.daemon.service import background, service
 
 SYSTEMD = Path(__file__).parents[1] / "systemd"
 UNITS = ["benchd.service", "bench-once@.service"]  # those that need the GPU
@@ -74,7 +74,7 @@ def test_no_single_wait_is_as_long_as_the_watchdog_s():
         "a worker does not exit": process.TERMINATE_GRACE_S + process.EXIT_GRACE_S + child.FLUSH_S,
         "the tools that describe the machine hang": 2 * environment.TOOL_TIMEOUT_S,
     }
-    longest_s = watchdog_s - between.WATCHDOG_S - service.TICK_S
+    longest_s = watchdog_s - background.WATCHDOG_S - service.TICK_S
     assert [why for why, wait_s in waits_s.items() if wait_s >= longest_s] == []
 
 

@@ -7,51 +7,20 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TextIO, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 
 from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.broker import Broker, configured
 from benchd.daemon.errors import UsageError, unknown
-from benchd.daemon.measuring.protocol import ImageCount, encoded
-from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
+from benchd.daemon.measuring import user_model
+from benchd.daemon.measuring.protocol import encoded
+from benchd.daemon.records import ImageCount, UserModel
 from benchd.models import data_named, demo
 
 T = TypeVar("T")
 
-Option = Annotated[
-    list[str] | None, typer.Option(help="A model option with its values; may be repeated.", metavar="NAME=A,B")
-]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        help="A checkpoint for the one model, or `demo` for the trained weights included.", metavar="FILE|demo|random"
-    ),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(help="Real images; `demo` for the digits included.", metavar="demo|cifar10:DIR|imagefolder:DIR"),
-]
-Accuracy = Annotated[
-    str | None, typer.Option(help="Measure top-1 over all of --data, or over this many images.", metavar="full|N")
-]
-Calibration = Annotated[
-    str | None,
-    typer.Option(
-        help="Images that set the ranges of int8; none of --data.", metavar="demo|random|cifar10:DIR|imagefolder:DIR"
-    ),
-]
-Module = Annotated[str | None, typer.Option(help="Your own module, by file or package.", metavar="FILE.py:FUNCTION")]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        help="One input of your own model without its batch, such as ids=int64:16:0-999 or x=@x.npy; repeatable.",
-        metavar="[NAME=][TYPE:]SIZES",
-    ),
-]
-OnnxFile = Annotated[Path | None, typer.Option("--onnx", help="Your own ONNX file.", metavar="FILE")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")]
 Artifacts = Annotated[
     Path | None, typer.Option(help="Folder of exported files to use before exporting any.", metavar="DIR")
@@ -70,20 +39,16 @@ Wait = Annotated[
     bool | None, typer.Option("--wait/--no-wait", help="Wait until the machine is free (default: on a terminal).")
 ]
 MaxLatency = Annotated[
-    str | None, typer.Option(help="Limit of p99, or of the median's upper bound if p99 is missing.", metavar="33ms")
+    str | None, typer.Option(help="Maximum p99, or upper bound of the median if p99 is missing.", metavar="33ms")
 ]
-Deadline = Annotated[str | None, typer.Option(help="Most time from a request's arrival to its answer.", metavar="33ms")]
-Percentile = Annotated[
-    float | None, typer.Option(help="Share of requests that must meet --deadline (default 99).", metavar="99.9")
-]
-MaxPower = Annotated[str | None, typer.Option(help="Limit of the mean input power.", metavar="10W")]
-MaxMemory = Annotated[str | None, typer.Option(help="Limit of peak memory.", metavar="2GiB")]
+MaxPower = Annotated[str | None, typer.Option(help="Maximum mean input power.", metavar="10W")]
+MaxMemory = Annotated[str | None, typer.Option(help="Maximum peak memory.", metavar="2GiB")]
 MinAgreement = Annotated[
     float | None,
     typer.Option(help="Minimum share of images, ties excluded, with float64's class (default 0.98).", metavar="0.995"),
 ]
 MaxAccuracyDrop = Annotated[
-    str | None, typer.Option(help="Limit of the accuracy lost against plain fp32 on the same images.", metavar="1%")
+    str | None, typer.Option(help="Maximum accuracy loss against plain fp32 on the same images.", metavar="1%")
 ]
 CaFile = Annotated[
     str | None, typer.Option(help="CA certificate of the broker (default: the system's).", metavar="FILE")
@@ -91,7 +56,7 @@ CaFile = Annotated[
 CertificateFile = Annotated[
     str | None, typer.Option(help="Client certificate, if the broker asks for one.", metavar="FILE")
 ]
-KeyFile = Annotated[str | None, typer.Option(help="Key of that certificate, if in another file.", metavar="FILE")]
+KeyFile = Annotated[str | None, typer.Option(help="Private key, if not in the certificate's file.", metavar="FILE")]
 
 
 def broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> Broker:
@@ -115,10 +80,10 @@ def waits(wait: bool | None) -> TextIO | None:
 def names(option: str, text: str | None) -> list[str]:
     """Return the parts between the commas, each once; raise UsageError that names the option if there are none."""
     parts = [name.strip() for name in text.split(",")] if text is not None else []
-    found = list(dict.fromkeys(name for name in parts if name))
-    if text is not None and not found:
+    names = list(dict.fromkeys(name for name in parts if name))
+    if text is not None and not names:
         raise UsageError(f"{option} is empty: give values separated by commas, or omit it")
-    return found
+    return names
 
 
 def whole_numbers(option: str, text: str | None) -> list[int]:
@@ -132,13 +97,13 @@ def whole_numbers(option: str, text: str | None) -> list[int]:
 
 def options(texts: Sequence[str]) -> dict[str, list[str]]:
     """Return the values of each `name=value[,value...]`; the values of a repeated name are joined."""
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not name or not values:
             raise UsageError(f"--option {text}: expected NAME=VALUE[,VALUE...]")
-        found.setdefault(name.strip(), []).extend(value.strip() for value in values.split(","))
-    return found
+        options.setdefault(name.strip(), []).extend(value.strip() for value in values.split(","))
+    return options
 
 
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -171,10 +136,10 @@ def choices(kind: str, texts: Sequence[str], known: Sequence[T]) -> list[T]:
 
 def quantity(option: str, text: str, units: Mapping[str, float]) -> float:
     """Return `33ms` times what `units` has for ms; raise UsageError that names the option and its units."""
-    found = re.fullmatch(r"(\d+|\d*\.\d+) *([A-Za-z%]*)", text)
-    if not found or found[2] not in units:
+    match = re.fullmatch(r"(\d+|\d*\.\d+) *([A-Za-z%]*)", text)
+    if not match or match[2] not in units:
         raise UsageError(f"{option} {text}: expected a number with its unit, one of {', '.join(filter(None, units))}")
-    return float(found[1]) * units[found[2]]
+    return float(match[1]) * units[match[2]]
 
 
 LATENCY_UNITS = {"ms": 1, "s": 1e3, "us": 1e-3}
@@ -185,10 +150,10 @@ MEMORY_UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6}
 
 def limit(option: str, text: str | None, units: Mapping[str, float]) -> float | None:
     """Return the quantity of a limit above 0, None if it was not given."""
-    found = quantity(option, text, units) if text is not None else None
-    if found == 0.0:
+    number = quantity(option, text, units) if text is not None else None
+    if number == 0.0:
         raise UsageError(f"{option} {text}: must be more than 0")
-    return found
+    return number
 
 
 def agreement(share: float | None) -> float | None:
@@ -237,14 +202,13 @@ def folder_of_files(artifacts: Path | None) -> Path | None:
     return artifacts.resolve()
 
 
-def user_model(
-    module: str | None,
-    onnx: Path | None,
-    inputs: Sequence[str],
-    beside: Mapping[str, object],
-    reference: Path | None = None,
-) -> UserModel | None:
-    """Return the user's model; raise UsageError if it is invalid or conflicts with the options `beside`."""
+def own_model(given: dict[str, Any], beside: Mapping[str, object]) -> UserModel | None:
+    """Take the options of a user's model out of those given; return the model, None without one.
+
+    Raises UsageError if it is invalid or conflicts with the options `beside`.
+    """
+    module, onnx, reference = (given.pop(name, None) for name in ("module", "onnx", "reference"))
+    inputs: list[str] = given.pop("inputs", [])
     if module and onnx:
         raise UsageError("--module and --onnx: give only one of them")
     if beside.get("--artifacts") and (module or onnx):
@@ -252,12 +216,12 @@ def user_model(
     named = next((name for name, value in beside.items() if value and (module or onnx)), None)
     if named:
         raise UsageError(f"{named} with --module or --onnx: your own model runs alone; omit one of them")
-    if onnx and not onnx.is_file():
+    if onnx and not Path(onnx).is_file():
         raise UsageError(f"--onnx {onnx}: no such file")
     if inputs and not (module or onnx):
         raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
-    if reference and not (onnx and reference.is_file()):
+    if reference and not (onnx and Path(reference).is_file()):
         raise UsageError(f"--reference {reference}: give the existing fp32 file of a quantised --onnx file")
     if onnx:
-        return UserFile.at(onnx.resolve(), inputs, reference and reference.resolve())
-    return UserModule.at(module, inputs) if module else None
+        return user_model.onnx_file(Path(onnx).resolve(), inputs, Path(reference).resolve() if reference else None)
+    return user_model.module(module, inputs) if module else None

@@ -17,7 +17,7 @@ from benchd.daemon.measuring import plan
 from benchd.daemon.records import Record
 from benchd.daemon.reporting.console import print_baseline
 from benchd.daemon.service.agenda import Agenda
-from benchd.daemon.service.schedule import State
+from benchd.daemon.service.facts import Facts
 from benchd.daemon.verdicts import baseline
 from benchd.daemon.verdicts.alarms import DAILY, Budget
 
@@ -63,7 +63,7 @@ def _stored() -> str:
 def _budget(kept: Sequence[Record], settings: Config | None) -> Budget:
     """Return the service's budget; without its configuration the default one, for the baseline's cases once a day."""
     if settings:
-        results = Agenda(settings, plan.inspect("auto"), State()).results_per_month(time.time())
+        results = Agenda(settings, plan.inspect("auto"), Facts()).results_per_month(time.time())
         return Budget(settings.baseline.false_alarms_per_month, results)
     results = dict.fromkeys((record.case_id for record in kept), DAILY)
     return Budget(Config().baseline.false_alarms_per_month, results)

@@ -5,20 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from benchd.daemon import config as configuration
-from benchd.daemon.commands import application, arguments
+from benchd.daemon.commands import application, arguments, options
+from benchd.daemon.commands.options import Chosen
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import EXIT_CODES, UsageError
-from benchd.daemon.measuring import paired, plan
+from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.session import Session, made_output
-from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Record, Variant
 from benchd.daemon.reporting import comparisons as shown
 from benchd.daemon.reporting.console import SlowStages
@@ -30,20 +30,21 @@ app = application()
 
 
 @app.command(epilog="Example: benchd compare before after; benchd compare --live vim_tiny,eager vim_tiny,custom")
+@options.of_suite("inputs", Chosen("threads", "With --live: CPU threads of the model.", single=True))
 def compare(
+    given: dict[str, Any],
     sides: Annotated[
         list[str] | None, typer.Argument(help="Two result files or folders; with --live, one or two cases.")
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="Measure both alternately, in fresh processes.")] = False,
     aa: Annotated[bool, typer.Option("--aa", help="Measure one case against itself: the noise floor.")] = False,
     python: Annotated[
-        list[Path] | None, typer.Option(help="With --live: the interpreter of each side.", metavar="BIN/python")
+        list[Path] | None, typer.Option(help="With --live: the Python interpreter of each side.", metavar="BIN/python")
     ] = None,
     module: Annotated[
         list[str] | None,
         typer.Option(help="With --live: your own module, or one per side.", metavar="FILE.py:FUNCTION"),
     ] = None,
-    input_: arguments.Inputs = None,
     variants: Annotated[
         str | None, typer.Option(help="Only these variants; with --live, a comparison of each.", metavar="A,B")
     ] = None,
@@ -57,7 +58,6 @@ def compare(
     fail_on: arguments.FailOn = "check,slower,inconclusive",
     preset: Annotated[str, typer.Option(help="With --live: how long each process measures.")] = "quick",
     device: arguments.Device = "auto",
-    threads: Annotated[int | None, typer.Option(help="With --live: CPU threads of the model.")] = None,
     config: Annotated[Path | None, typer.Option(help="With --live: a TOML file for limits and delivery.")] = None,
     output: Annotated[Path, typer.Option(help="With --live: folder for the records.")] = Path("bench-out"),
     junit: Annotated[Path | None, typer.Option(help="Also write the verdicts as JUnit XML.", metavar="FILE")] = None,
@@ -68,7 +68,8 @@ def compare(
     json: arguments.AsJson = False,
 ) -> None:
     """Report whether B is faster than A, slower or the same."""
-    measuring = {"--python": python, "--module": module, "--input": input_, "--pairs": pairs, "--threads": threads}
+    measuring = {"--python": python, "--module": module, "--pairs": pairs}
+    measuring |= {options.fields()[name].flag: value for name, value in given.items()}
     for option, value in (measuring | {"--config": config}).items():
         if value is not None and not (live or aa):
             raise UsageError(f"{option} is for --live or --aa: two result files are compared as they are")
@@ -84,11 +85,11 @@ def compare(
     request = Request(
         cases=sides or [],
         pythons=[str(path) for path in python or []],
-        modules=[UserModule.at(path, input_ or []) for path in module or []],
+        modules=[user_model.module(path, given.get("inputs", [])) for path in module or []],
         pairs=pairs,
         min_effect=arguments.quantity("--min-effect", min_effect, {"%": 0.01}),
         preset=preset,
-        threads=threads,
+        threads=given.get("threads", []),
         is_aa=aa,
     )
     for path in filter(None, (junit, markdown)):

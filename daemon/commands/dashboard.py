@@ -19,7 +19,7 @@ def dashboard(
         str | None, typer.Option(help="sqlite:///PATH or postgresql://HOST/NAME (default: a file in the state folder).")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to serve the pages on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = 8420,
+    port: Annotated[int, typer.Option(help="Port to serve the pages on.", min=1, max=65535)] = 8420,
     collector: Annotated[
         str | None, typer.Option(help="Name of this collector, unique in the fleet (default: the host's name).")
     ] = None,

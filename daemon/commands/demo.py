@@ -11,7 +11,7 @@ app = application()
 
 
 @app.command(epilog="Example: benchd demo --port 9000")
-def demo(port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = 8420) -> None:
+def demo(port: Annotated[int, typer.Option(help="Port to serve the pages on.", min=1, max=65535)] = 8420) -> None:
     """Try the dashboard with seven simulated boards.
 
     What bench-once measures on this machine is shown too.

@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal, TextIO, TypeVar
 import msgspec
 import typer
 
-from benchd.daemon.commands import application, arguments
+from benchd.daemon.commands import application, arguments, options
+from benchd.daemon.commands.options import Chosen
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import folders, interpreter
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.protocol import CALIBRATION_IMAGES, ExportRequest, encoded
 from benchd.daemon.measuring.session import writable
-from benchd.daemon.measuring.user_model import UserFile, UserModule
+from benchd.daemon.records import Inputs, UserFile
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.tables import figures, print_rows
 from benchd.exporters import files
@@ -32,24 +33,22 @@ app = application()
 
 
 @app.command(epilog="Example: benchd export vim_tiny --precision fp32,fp16 --batch-sizes 1,dynamic --output artifacts")
+@options.of_suite(
+    *("calibration", "module", Chosen("onnx", "Your own ONNX file, for int8."), "inputs", "options", "weights"),
+    Chosen("seed", "Seed of random weights (default 0)."),
+)
 def export(
+    given: dict[str, Any],
     models: Annotated[str | None, typer.Argument(help="Models, separated by commas.", metavar="[MODEL,...]")] = None,
     to: Annotated[str, typer.Option(help="onnx, or tensorrt on the GPU that will run it.")] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32, fp16, int8.", metavar="A,B")] = "fp32",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes; `dynamic` for any.", metavar="1,4,dynamic")] = "1",
-    calibration: arguments.Calibration = None,
     images: Annotated[int, typer.Option(help="Images to calibrate with.", min=1)] = CALIBRATION_IMAGES,
     quantised_for: Annotated[
         str,
         typer.Option(help="Target of int8 files: cpu (x86), avx2 (x86 without VNNI), arm or tensorrt."),
     ] = "auto",
-    module: arguments.Module = None,
-    onnx: Annotated[Path | None, typer.Option(help="Your own ONNX file, for int8.", metavar="FILE")] = None,
-    input_: arguments.Inputs = None,
     form: Annotated[str, typer.Option(help="Form of the scan: auto, scan or two_level.")] = "auto",
-    option: arguments.Option = None,
-    weights: arguments.Weights = None,
-    seed: Annotated[int, typer.Option(help="Seed of random weights.", min=0, max=2**62)] = 0,
     output: Annotated[
         Path | None, typer.Option(help="Write here instead of to the store.", metavar="FILE.onnx|DIR")
     ] = None,
@@ -68,26 +67,23 @@ def export(
         return list_store(sys.stdout, json)
     if prune is not None:
         if json:
-            raise UsageError("--json with --prune: it lists no files; leave one of them out")
+            raise UsageError("--json and --prune: give only one of them; --prune lists no files")
         return prune_store(arguments.byte_count("--prune", prune), sys.stdout)
-    if onnx and not onnx.is_file():
-        raise UsageError(f"--onnx {onnx}: no such file")
+    own = arguments.own_model(given, {"MODEL": models})
     request = ExportRequest(
         models=arguments.names("--models", models),
         to=arguments.choices("target", [to], TARGETS)[0],
         precisions=arguments.choices("precision", arguments.names("--precision", precision), files.PRECISIONS),
         batches=arguments.batches("--batch-sizes", arguments.names("--batch-sizes", batch_sizes)),
         form=_unless_auto("form", form, files.FORMS),
-        options=arguments.options(option or []),
-        weights=weights,
-        seed=seed,
+        options=given.get("options", {}),
+        inputs=Inputs(weights=given.get("weights"), calibration=given.get("calibration")),
+        seed=given.get("seed", 0),
         out=str(output) if output else None,
         workspace_bytes=arguments.byte_count("--workspace", workspace) if workspace else None,
-        calibration=calibration and arguments.calibrated_with(calibration),
         calibration_images=images,
         quantised_for=_unless_auto("runtime", quantised_for, files.QUANTISED_FOR),
-        module=UserModule.at(module, input_ or []) if module else None,
-        onnx=UserFile.at(onnx.resolve(), input_ or []) if onnx else None,
+        own=own,
     )
     raise typer.Exit(run(request, sys.stdout, json))
 
@@ -118,8 +114,7 @@ def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
 
 
 def _refuse(request: ExportRequest) -> None:
-    own = request.module or request.onnx
-    if own:
+    if request.own:
         _refuse_own(request)
         return
     if not request.models:
@@ -130,9 +125,9 @@ def _refuse(request: ExportRequest) -> None:
         for option in request.options:
             if option not in known:
                 raise unknown(f"option of {model}", option, sorted(known))
-    is_file = request.weights not in {None, demo.DEMO, demo.RANDOM}
-    if is_file and (len(request.models) > 1 or not Path(str(request.weights)).is_file()):
-        raise UsageError(f"--weights {request.weights}: expected {demo.DEMO}, or an existing file for one model")
+    is_file = request.inputs.weights not in {None, demo.DEMO, demo.RANDOM}
+    if is_file and (len(request.models) > 1 or not Path(str(request.inputs.weights)).is_file()):
+        raise UsageError(f"--weights {request.inputs.weights}: expected {demo.DEMO}, or an existing file for one model")
     count = len(request.models) * len(request.precisions) * len(request.batches)
     count *= math.prod(map(len, request.options.values()))
     if request.single and (count > 1 or request.to == "tensorrt"):
@@ -140,11 +135,9 @@ def _refuse(request: ExportRequest) -> None:
 
 
 def _refuse_own(request: ExportRequest) -> None:
-    if request.models or (request.module and request.onnx):
-        raise UsageError("name models, or --module, or --onnx: only one of them")
-    if request.options or request.weights == demo.DEMO or request.to == "tensorrt":
+    if request.options or request.inputs.weights == demo.DEMO or request.to == "tensorrt":
         raise UsageError("your own model has no --option, no --weights demo, and is exported --to onnx")
-    if request.onnx and (request.onnx.precision == "int8" or request.precisions != ["int8"]):
+    if isinstance(request.own, UserFile) and (request.own.precision == "int8" or request.precisions != ["int8"]):
         raise UsageError("--onnx is for a float file and --precision int8")
 
 
@@ -206,13 +199,13 @@ def _row(artifact: Artifact) -> list[str]:
 
 def _quantised(measured: dict[str, Any]) -> str:
     """Return how many products are in int8, and the others by reason."""
-    found = measured.get("quantised")
-    if found is None:
+    quantisation = measured.get("quantised")
+    if quantisation is None:
         return "-"
-    left = Counter(found["left_fp32"].values())
+    left = Counter(quantisation["left_fp32"].values())
     reasons = ", ".join(f"{reason}{f' ({count})' if count > 1 else ''}" for reason, count in left.items())
-    total = len(found["layers"]) + sum(left.values())
-    return f"{len(found['layers'])} of {total} products; fp32: {reasons}"
+    total = len(quantisation["layers"]) + sum(left.values())
+    return f"{len(quantisation['layers'])} of {total} products; fp32: {reasons}"
 
 
 def _seconds(value: float | None) -> str:

@@ -21,27 +21,27 @@ app = application()
 @app.command(epilog="Example: benchd noise-floor; benchd noise-floor --clear square,eager,b1,size=1024")
 def noise_floor_(
     case: Annotated[str | None, typer.Argument(help="Only this case.")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Forget the comparisons of the case, or all.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete the comparisons of this case, or all.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Print the noise floor of each case, from `benchd compare --aa`, or clear it."""
+    """Print or clear the noise floor of each case."""
     if clear and json:
-        raise UsageError("--json with --clear: it prints no noise floor; leave one of them out")
+        raise UsageError("--json and --clear: give only one of them; --clear prints nothing to encode")
     if clear and case is None:  # also a damaged file, which nothing else reads
         sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear()}\n")
         return
     every = noise_floor.every()
     if case and case not in {one.case_id for one in every}:
         case = _stored_as(case)
-    found = [one for one in every if case in (None, one.case_id)]
-    if case and not found:
+    floors = [one for one in every if case in (None, one.case_id)]
+    if case and not floors:
         raise UsageError(f"no A/A comparison of {case} is stored; run benchd compare --aa {case}")
     if clear:
         sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear(case)}\n")
     elif json:
-        sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(found)).decode()}\n")
+        sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(floors)).decode()}\n")
     else:
-        print_noise_floors(sys.stdout, found)
+        print_noise_floors(sys.stdout, floors)
 
 
 def _stored_as(case: str) -> str:

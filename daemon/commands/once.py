@@ -1,15 +1,15 @@
 """`bench-once`: one run over a plan, from command line to exit code, measured as the service measures."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import msgspec
 import typer
 
 from benchd.daemon import config as configuration
-from benchd.daemon.commands import Version, application, arguments
+from benchd.daemon.commands import Version, application, arguments, options
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.sinks import lasting
@@ -18,70 +18,38 @@ from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.records import DIRECTIONS, PROVIDERS, SCENARIOS, Record
+from benchd.daemon.records import Record
 from benchd.daemon.reporting import report
 from benchd.daemon.reporting.comparisons import print_comparisons
 from benchd.daemon.reporting.console import Screen, print_plan
 from benchd.daemon.verdicts import baseline as baselines
-from benchd.daemon.verdicts import compare
+from benchd.daemon.verdicts import compare, results
 from benchd.daemon.verdicts.compare import FAIL_ON, Comparison
 from benchd.daemon.verdicts.recommend import Requirements, decide
 
 app = application()
 
+OF_OWN_MODEL: dict[str, object] = {"module": None, "onnx": None, "reference": None, "inputs": [], "weights": None}
+"""The fields of a suite that name a user's model, as they are without one."""
+
 
 @app.command(epilog="Example: bench-once --models vim_tiny --variants eager,amp --batch-sizes 1,4 --output out")
+@options.of_suite(*options.fields())
 def once(
-    models: Annotated[
-        str | None, typer.Option(help="Models, separated by commas; torchvision:NAME and timm:NAME too.", metavar="A,B")
+    given: dict[str, Any],
+    case: Annotated[
+        str | None, typer.Option(help="Repeat the case with this id, as shown in a record.", metavar="ID")
     ] = None,
-    variants: Annotated[str | None, typer.Option(help="Variants, separated by commas.", metavar="A,B")] = None,
-    batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.", metavar="1,4")] = None,
-    option: arguments.Option = None,
-    beside: Annotated[
-        str | None, typer.Option(help="Another case to run at this rate during the measurement.", metavar="CASE:30Hz")
+    records_: Annotated[
+        Path | None,
+        typer.Option("--records", help="Where to look up --case (default: --output).", metavar="FILE|DIR"),
     ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="quick, standard or thorough (default: the --config's, else quick).")
-    ] = None,
-    processes: Annotated[int | None, typer.Option(help="Fresh processes per case.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of random weights and inputs.")] = None,
-    threads: Annotated[str | None, typer.Option(help="CPU threads of the model (default: all).", metavar="1,2")] = None,
     device: arguments.Device = "auto",
-    direction: Annotated[str | None, typer.Option(help="inference, training, or both.", metavar="A,B")] = None,
-    scenario: Annotated[str | None, typer.Option(help=f"{', '.join(SCENARIOS)}.", metavar="A,B")] = None,
-    streams: Annotated[
-        str | None, typer.Option(help="Streams that run one model at the same time.", metavar="1,2,4")
-    ] = None,
-    rate: Annotated[
-        str | None, typer.Option(help="Requests per second of a server, each rate a case.", metavar="30Hz,60Hz")
-    ] = None,
-    find_rate: Annotated[
-        bool, typer.Option("--find-rate", help="Find the highest rate of a server that meets --deadline.")
-    ] = False,
-    deadline: arguments.Deadline = None,
-    percentile: arguments.Percentile = None,
-    queue: Annotated[int | None, typer.Option(help="Requests that may wait; others are dropped (default 32).")] = None,
-    weights: arguments.Weights = None,
-    data: arguments.Data = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Class labels of the images in --data: one path and one index per line.")
-    ] = None,
-    accuracy: arguments.Accuracy = None,
-    calibration: arguments.Calibration = None,
     max_accuracy_drop: Annotated[
         str | None, typer.Option(help="Maximum accuracy loss against plain fp32 for a variant to ship.", metavar="1%")
     ] = None,
-    provider: Annotated[str | None, typer.Option(help="Provider of ONNX Runtime: cpu, cuda or tensorrt.")] = None,
-    dla: Annotated[int | None, typer.Option(help="DLA core of a Jetson, for TensorRT variants.", min=0)] = None,
     artifacts: arguments.Artifacts = None,
     workspace: arguments.Workspace = None,
-    module: arguments.Module = None,
-    onnx: arguments.OnnxFile = None,
-    reference: Annotated[
-        Path | None, typer.Option(help="The fp32 file that a quantised --onnx was made from.", metavar="FILE")
-    ] = None,
-    input_: arguments.Inputs = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; options on the command line override it.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
     mqtt: arguments.Publish = None,
@@ -100,45 +68,18 @@ def once(
 ) -> None:
     """Measure deployment variants of models on this machine; print a table, store and publish the records."""
     if dry_run and json:
-        raise UsageError("--json with --dry-run: a plan has no records; leave one of them out")
-    given = {
-        "models": arguments.names("--models", models),
-        "variants": arguments.names("--variants", variants),
-        "batch_sizes": arguments.whole_numbers("--batch-sizes", batch_sizes),
-        "options": arguments.options(option or []),
-        "threads": arguments.whole_numbers("--threads", threads),
-        "directions": arguments.choices("direction", arguments.names("--direction", direction), DIRECTIONS),
-        "scenarios": arguments.choices("scenario", arguments.names("--scenario", scenario), SCENARIOS),
-        "streams": arguments.whole_numbers("--streams", streams),
-        "rates_hz": [
-            arguments.quantity("--rate", one, arguments.RATE_UNITS) for one in arguments.names("--rate", rate)
-        ],
-        "find_rate": find_rate or None,
-        "deadline_ms": arguments.limit("--deadline", deadline, arguments.LATENCY_UNITS),
-        "percentile": percentile,
-        "queue": queue,
-        "beside": beside,
-        "preset": preset,
-        "processes": processes,
-        "seed": seed,
-        "provider": provider and arguments.choices("provider", [provider], PROVIDERS)[0],
-        "dla": dla,
-        "weights": weights and plan.named_weights(weights),
-        "data": data,
-        "labels": labels and str(labels.resolve()),
-        "accuracy": arguments.image_count(accuracy) if accuracy else None,
-        "calibration": calibration and arguments.calibrated_with(calibration),
-    }
+        raise UsageError("--json and --dry-run: give only one of them; a plan has no records")
     fails = arguments.choices("--fail-on", arguments.names("--fail-on", fail_on), list(FAIL_ON))
     requirements = Requirements(
         max_accuracy_drop=arguments.accuracy_drop(max_accuracy_drop) if max_accuracy_drop else None
     )
     workspace_bytes = arguments.byte_count("--workspace", workspace) if workspace else None
     settings = configuration.read(config) if config else Config()
-    suites = _suites(settings, {name: value for name, value in given.items() if value not in (None, [], {})})
-    own = arguments.user_model(
-        module, onnx, input_ or [], beside={"--models": models, "--artifacts": artifacts}, reference=reference
-    )
+    if case:
+        given = _again(case, records_, output, given) | given
+        settings = msgspec.structs.replace(settings, suite=[])
+    own = arguments.own_model(given, beside={"--models": given.get("models"), "--artifacts": artifacts})
+    suites = _suites(settings, given)
     machine = plan.inspect(device)
     planned = plan.plan(suites, settings.limits, machine, own, search=True)
     plan.refuse_absent_images(planned, requirements.max_accuracy_drop)
@@ -170,6 +111,20 @@ def once(
     raise typer.Exit(code or unstored)
 
 
+def _again(case: str, records: Path | None, output: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that measure a case again: of its newest record, else those that its id names."""
+    where = records or output
+    records_of_case = results.of_case(where, case) if records or (where / results.JOURNAL).exists() else []
+    if records_of_case:
+        fields = plan.again(records_of_case[-1])
+    else:
+        sys.stderr.write(f"note: {where} has no record of {case}: its weights and images are the defaults\n")
+        fields = msgspec.structs.asdict(plan.suite_of(case, "quick"))
+    replaced = {"models", *OF_OWN_MODEL} if {"module", "onnx"} & given.keys() else set()
+    known = options.fields().keys() - replaced
+    return {name: value for name, value in fields.items() if name in known and value not in (None, [], {})}
+
+
 def _lacks_accuracy(records: Sequence[Record], err: TextIO) -> bool:
     """Name each measured case without the accuracy that was asked for; return whether there is any."""
     unscored = [record for record in records if record.status == "ok" and record.accuracy is None]
@@ -192,13 +147,8 @@ def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: Text
 def _suites(settings: Config, given: dict[str, object]) -> list[Suite]:
     """Return the configuration's suites with the fields in `given`; --models also replaces a user's own model."""
     suites = settings.suite or [Suite(preset="quick")]
-    own: dict[str, object] = {"onnx": None, "module": None, "inputs": [], "weights": None}
-    replaced = own if "models" in given else {}
-    changed = [msgspec.structs.asdict(suite) | (replaced if suite.own else {}) | given for suite in suites]
-    try:
-        return [msgspec.convert(fields, Suite) for fields in changed]
-    except msgspec.ValidationError as error:
-        raise UsageError(str(error)) from error
+    replaced = OF_OWN_MODEL if "models" in given else {}
+    return [options.suite((replaced if suite.own else {}) | given, suite) for suite in suites]
 
 
 def exit_code(

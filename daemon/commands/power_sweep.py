@@ -17,10 +17,10 @@ app = application()
 
 @app.command("power-sweep", epilog="Example: sudo .venv/bin/benchd power-sweep --modes 15W,25W -- --preset quick")
 def power_sweep(
-    modes: Annotated[str, typer.Option(help="Power modes by nvpmodel's names.", metavar="15W,25W,MAXN")],
+    modes: Annotated[str, typer.Option(help="Power modes, as nvpmodel names them.", metavar="15W,25W,MAXN")],
     case: Annotated[list[str], typer.Argument(help="Options of bench-once.", metavar="-- OPTIONS")],
 ) -> None:
-    """Measure the same cases in several power modes of a Jetson.
+    """Measure the same cases in several power modes.
 
     The original mode is always restored.
     """

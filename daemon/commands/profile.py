@@ -5,25 +5,25 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple, TextIO
+from typing import Annotated, Any, NamedTuple, TextIO
 
 import msgspec
 import typer
 
-from benchd.daemon.commands import application, arguments
+from benchd.daemon.commands import application, arguments, options
+from benchd.daemon.commands.options import Chosen
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.environment import without_credentials
 from benchd.daemon.machine.signals import as_interrupt
-from benchd.daemon.measuring import plan
+from benchd.daemon.measuring import plan, user_model
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.session import Session, writable
-from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.profiling import comparison
 from benchd.daemon.profiling.collecting import Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
@@ -35,7 +35,7 @@ from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, Profile
 from benchd.daemon.profiling.rules.findings import find
 from benchd.daemon.profiling.trace import tables
 from benchd.daemon.profiling.verification import tried
-from benchd.daemon.records import Case
+from benchd.daemon.records import Case, UserModule
 
 COMPARE = "compare"
 USUAL = ("torch", "memory", "benchmark", "layers")
@@ -62,7 +62,13 @@ app = application()
 
 
 @app.command(epilog="Example: benchd profile vim_tiny --workload eval --batch-sizes 4 --steps 3 --warmup 1")
+@options.of_suite(
+    Chosen("variants", "The variant to profile (default: eager)."),
+    Chosen("batch_sizes", "Images per step (default: the model's own)."),
+    *("weights", "data", "options", "module", "inputs"),
+)
 def profile(
+    given: dict[str, Any],
     model: Annotated[
         str | None, typer.Argument(help="A model of `benchd list`; or compare, with two profiles.", metavar="MODEL")
     ] = None,
@@ -70,7 +76,6 @@ def profile(
         list[Path] | None,
         typer.Argument(help="With compare: two folders of profiles.", metavar="A B", show_default=False),
     ] = None,
-    variants: Annotated[str, typer.Option(help="The variant to profile.", metavar="NAME")] = "eager",
     method: Annotated[
         str | None,
         typer.Option(
@@ -82,14 +87,6 @@ def profile(
     warmup: Annotated[int | None, typer.Option(help="Number of warm-up steps before the trace.", min=0)] = None,
     workload: Annotated[str, typer.Option(help="forward, eval (data, model, loss, item) or train.")] = "forward",
     device: arguments.Device = "auto",
-    weights: arguments.Weights = None,
-    data: arguments.Data = None,
-    option: arguments.Option = None,
-    batch_sizes: Annotated[
-        str | None, typer.Option(help="Images per step (default: the model's own).", metavar="N")
-    ] = None,
-    module: arguments.Module = None,
-    input_: arguments.Inputs = None,
     kernel_regex: Annotated[str | None, typer.Option(help="Kernels that ncu counts.", metavar="REGEX")] = None,
     snn_kernels: Annotated[bool, typer.Option("--snn-kernels", help="Count only spiking neurons with ncu.")] = False,
     sort: Annotated[
@@ -121,25 +118,16 @@ def profile(
         arguments.choices("method", arguments.names("--method", method), [*METHODS, "all"]),
     )
     depth = DEPTHS[arguments.choices("preset", [preset], list(DEPTHS))[0]]
-    given = {
-        "models": [model] if model else [],
-        "preset": "quick",
-        "variants": arguments.names("--variants", variants),
-        "batch_sizes": arguments.whole_numbers("--batch-sizes", batch_sizes),
-        "options": arguments.options(option or []),
-        "directions": ["training" if what == "train" else "inference"],
-        "weights": weights and plan.named_weights(weights),
-        "data": data,
-    }
-    own = _user_module(model, module, input_ or [])
+    own = _user_module(model, given)
     if kernel_regex and snn_kernels:
         raise UsageError("--kernel-regex and --snn-kernels: give only one of them")
-    if verify and (module or weights or data):
+    if verify and (own or {"weights", "data"} & given.keys()):
         raise UsageError("--verify works with catalog models only; omit --module, --weights and --data")
     machine = plan.inspect(device)
     sort = sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")
     tables.sorted_by([], sort)
-    planned = _planned(given, machine, own)
+    about = {"models": [model] if model else [], "directions": ["training" if what == "train" else "inference"]}
+    planned = _planned(options.suite({"variants": ["eager"], "preset": "quick"} | given | about), machine, own)
     to = arguments.mqtt_config(mqtt, ca_file, certificate_file, key_file)
     folder = _folder(output, planned.case)
     sinks, waiting = lasting(folder, to, sys.stderr), arguments.waits(wait)
@@ -161,10 +149,10 @@ def profile(
         try:
             with session.measuring(ending=()):  # an interrupt ends everything that runs, including Nsight's tools
                 run_id = RunId.new()
-                found = gather(session, job, depth.deadline_s, SNN_KERNELS if snn_kernels else kernel_regex)
-            made = _profile(job, found, run, run_id)
+                gathered = gather(session, job, depth.deadline_s, SNN_KERNELS if snn_kernels else kernel_regex)
+            made = _profile(job, gathered, run, run_id)
             _write(made, sort, session, sys.stderr)
-            if found.interrupted:
+            if gathered.interrupted:
                 raise KeyboardInterrupt
             if verify:
                 made = tried(made, depth.pairs, session, sys.stderr)
@@ -173,40 +161,41 @@ def profile(
             kept = f"partial results are in {job.output}" if made else "no method had ended"
             sys.stderr.write(f"interrupted; {kept}\n")
             raise typer.Exit(130) from None
-        session.publish(record(made, run, run_id, found.occupancy))
+        session.publish(record(made, run, run_id, gathered.occupancy))
         session.end()
     _show(made, sort, job, json, sys.stdout)
     if doubt := warning(made):
         sys.stderr.write(f"warning: {doubt}\n")
-    sys.stderr.writelines(f"error: {failed}: {found.missing[failed]}\n" for failed in found.failed)
+    sys.stderr.writelines(f"error: {failed}: {gathered.missing[failed]}\n" for failed in gathered.failed)
     unstored = session.unstored(sys.stderr)
-    raise typer.Exit(exit_code(made, found, by_name=bool(methods) and "all" not in methods) or unstored)
+    raise typer.Exit(exit_code(made, gathered, by_name=bool(methods) and "all" not in methods) or unstored)
 
 
 def _compare(sides: Sequence[Path], out: TextIO, *, as_json: bool) -> None:
     if len(sides) != 2:
         raise UsageError(f"compare takes two profiles, not {len(sides)}, as in `benchd profile compare before after`")
-    found = comparison.compare(*map(comparison.read, sides))
+    compared = comparison.compare(*map(comparison.read, sides))
     if as_json:
-        out.write(msgspec.json.encode(found._asdict()).decode() + "\n")
+        out.write(msgspec.json.encode(compared._asdict()).decode() + "\n")
     else:
-        print_compared(out, found)
+        print_compared(out, compared)
 
 
-def _user_module(model: str | None, module: str | None, inputs: list[str]) -> UserModule | None:
-    """Return the user's module; raise UsageError unless there is a model or a module."""
+def _user_module(model: str | None, given: dict[str, Any]) -> UserModule | None:
+    """Take the user's module out of the options; raise UsageError unless there is a model or a module."""
+    module, inputs = given.pop("module", None), given.pop("inputs", [])
     if not model and not module:
         raise UsageError("name a model, as in `benchd profile vim_tiny`, or a --module; `benchd list` shows the models")
     if model and module:
         raise UsageError(f"{model} and --module: give only one of them")
     if inputs and not module:
         raise UsageError("--input is for --module: the catalog's models define their inputs")
-    return UserModule.at(module, inputs) if module else None
+    return user_model.module(module, inputs) if module else None
 
 
-def _planned(given: Mapping[str, object], machine: Machine, own: UserModule | None) -> Planned:
+def _planned(suite: Suite, machine: Machine, own: UserModule | None) -> Planned:
     """Return the one case requested; raise UsageError, or NotAvailable if it cannot run here."""
-    entry, *others = plan.plan([msgspec.convert(given, Suite)], LimitsConfig(), machine, own)
+    entry, *others = plan.plan([suite], LimitsConfig(), machine, own)
     if others:
         raise UsageError(f"a profile covers one case, not {1 + len(others)}; give each option one value")
     if entry.reason:
@@ -235,8 +224,8 @@ def _not_left_empty(folder: Path, is_ours: bool) -> Iterator[None]:
                     folder.parent.rmdir()
 
 
-def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profile:
-    collected, described = found.collected, shared.environment
+def _profile(job: ProfileJob, gathered: Found, shared: Run, run_id: RunId) -> Profile:
+    collected, described = gathered.collected, shared.environment
     made = Profile(
         run_id=run_id.run_id,
         device_id=shared.device_id,
@@ -251,15 +240,15 @@ def _profile(job: ProfileJob, found: Found, shared: Run, run_id: RunId) -> Profi
         environment=msgspec.structs.replace(described, versions=described.versions | collected.versions),
         model=collected.model,
         kernels_ran=collected.kernels_ran,
-        torch=found.torch,
+        torch=gathered.torch,
         memory=collected.memory,
         benchmark=collected.benchmark,
         layers=collected.layers,
-        nsys=found.nsys,
-        ncu=found.ncu,
-        nesting=found.nesting,
-        missing=found.missing,
-        foreign_cpus=found.foreign_cpus,
+        nsys=gathered.nsys,
+        ncu=gathered.ncu,
+        nesting=gathered.nesting,
+        missing=gathered.missing,
+        foreign_cpus=gathered.foreign_cpus,
     )
     return msgspec.structs.replace(made, findings=find(made))
 
@@ -282,8 +271,8 @@ def _show(profile: Profile, sort: str, job: ProfileJob, as_json: bool, out: Text
     out.writelines(f"{path}\n" for path in sorted(Path(job.output).glob("*")) if path.is_file())
 
 
-def exit_code(profile: Profile, found: Found, by_name: bool) -> int:
+def exit_code(profile: Profile, gathered: Found, by_name: bool) -> int:
     """Return the first of 7, 6 and 1 that applies, else 0; `by_name`: the methods were requested individually."""
-    unavailable = [method for method in METHODS if method in found.missing and method not in found.failed]
-    holds = {7: by_name and bool(unavailable), 6: not profile.measured, 1: bool(found.failed)}
+    unavailable = [method for method in METHODS if method in gathered.missing and method not in gathered.failed]
+    holds = {7: by_name and bool(unavailable), 6: not profile.measured, 1: bool(gathered.failed)}
     return next((code for code, true in holds.items() if true), 0)

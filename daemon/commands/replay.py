@@ -2,6 +2,7 @@
 
 import sys
 import uuid
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -9,12 +10,12 @@ import typer
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import CaFile, CertificateFile, KeyFile, broker
-from benchd.daemon.delivery import refill
 from benchd.daemon.delivery.broker import Broker
-from benchd.daemon.delivery.outbox import DELIVERED, JOURNALLED, OUTBOX, Outbox
-from benchd.daemon.delivery.sender import drain
-from benchd.daemon.errors import UsageError
+from benchd.daemon.delivery.delivery import Delivery
+from benchd.daemon.delivery.log import Log, files
+from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.journal import explaining
+from benchd.daemon.machine.lock import SERVICE, Busy, MachineLock
 from benchd.daemon.verdicts.results import JOURNAL
 
 app = application()
@@ -23,55 +24,52 @@ app = application()
 @app.command(epilog="Example: benchd replay bench-out --mqtt mqtt://broker.local")
 def replay(
     folder: Annotated[
-        Path, typer.Argument(help="The output folder of bench-once, or the state folder of the service.")
+        Path, typer.Argument(help="The output folder of bench-once, or the state folder of a stopped service.")
     ],
     mqtt: Annotated[str, typer.Option(help="Publish to this broker.", metavar="mqtt://HOST[:PORT]")],
     timeout_s: Annotated[float, typer.Option(help="Give up after this many seconds.", min=0)] = 60.0,
-    dead: Annotated[bool, typer.Option("--dead", help="Also retry results that a broker has refused.")] = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Send everything that the folder's records.jsonl holds, also what was sent.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Send everything, including what was sent before.")] = False,
     ca_file: CaFile = None,
     certificate_file: CertificateFile = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Send the results of a folder that no broker has acknowledged yet."""
+    """Send the results of a folder that no broker has acknowledged yet.
+
+    Those that a broker has refused are tried again.
+    """
     to = broker(mqtt, ca_file, certificate_file, key_file)
-    raise typer.Exit(send(folder, to, timeout_s, sys.stdout, dead=dead, everything=everything))
+    raise typer.Exit(send(folder, to, timeout_s, sys.stdout, everything=everything))
 
 
-def send(
-    folder: Path, to: Broker, timeout_s: float, out: TextIO, *, dead: bool = False, everything: bool = False
-) -> int:
-    """Send the results in `folder` that no broker has acknowledged, with `dead` also refused ones; report to `out`.
+def send(folder: Path, to: Broker, timeout_s: float, out: TextIO, *, everything: bool = False) -> int:
+    """Send the results in `folder` that no broker has acknowledged, with `everything` all; report to `out`.
 
-    The outbox gets the records that it never had: all of records.jsonl if it is new, else those measured without a
-    broker. With `everything` all that the journals hold is sent. Returns the exit code: 0 if the broker acknowledged
-    everything, else 1, also for results that stay refused. Raises UsageError for a folder without results.
+    Returns the exit code: 0 if the broker acknowledged everything, else 1, also for damaged lines. Raises UsageError
+    for a folder without results, and NotAvailable while a service runs on it.
     """
     with explaining(folder):
-        has_results = (folder / OUTBOX).exists() or refill.journals(folder)
+        has_results = bool(files(folder, JOURNAL))
     if not has_results:
-        raise UsageError(f"{folder}: contains neither {OUTBOX} nor {JOURNAL}; give the --output folder of bench-once")
-    with Outbox(folder / OUTBOX) as outbox:
-        unreadable = _complete(outbox, folder, everything=everything)
-        if dead or everything:
-            outbox.retry_refused()
-        report = drain(outbox, to, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
-        refusals = outbox.refused()
-    lines = [*unreadable, *(f"refused: {refusal.key}: {refusal.reason}" for refusal in refusals)]
-    reason = f": {report.reason}" if report.reason else ""
-    lines.append(f"{report.sent} sent, {report.refused} refused, {report.left} left{reason}")
+        raise UsageError(f"{folder}: contains no {JOURNAL}; give the --output folder of bench-once")
+    lock = folder / SERVICE
+    try:
+        with MachineLock(lock) if lock.exists() else nullcontext():
+            return _send(folder, to, timeout_s, out, everything=everything)
+    except Busy as busy:
+        raise NotAvailable(f"{busy.holder} runs on {folder} and delivers its results; stop it first") from busy
+
+
+def _send(folder: Path, to: Broker, timeout_s: float, out: TextIO, *, everything: bool) -> int:
+    damaged: list[str] = []
+    with closing(Log(folder / JOURNAL, damaged.append)) as log:
+        delivery = Delivery(folder, log)
+        if everything:
+            delivery.rewind()
+        before = delivery.pending
+        reason = delivery.drain(to, f"benchd-{uuid.uuid4().hex[:12]}", timeout_s)
+    lines = [*damaged, *(f"refused: seq {seq}: {why}" for seq, why in delivery.records.refused.items())]
+    left = delivery.pending - len(delivery.refused)
+    sent = before - delivery.pending - len(damaged)
+    lines.append(f"{sent} sent, {len(delivery.refused)} refused, {left} left{f': {reason}' if reason else ''}")
     out.writelines(f"{line}\n" for line in lines)
-    return 1 if unreadable or refusals or report.left else 0
-
-
-def _complete(outbox: Outbox, folder: Path, *, everything: bool) -> list[str]:
-    """Add the records that the outbox never had; return a line for each unreadable one."""
-    if everything:
-        outbox.keep({DELIVERED: b"[]"})
-        outbox.send_again(0)
-    # the service flags what it put into an outbox, which may have dropped it since; a new one has had nothing
-    is_new = outbox.kept(JOURNALLED) == b""
-    paths = refill.journals(folder)
-    return refill.refill(outbox, paths, lambda record: everything or is_new or "mqtt" not in record.flags).unreadable
+    return 1 if damaged or reason else 0

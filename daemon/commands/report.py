@@ -19,6 +19,6 @@ def report(
     format_: Annotated[str, typer.Option("--format", help="Any of html, md, csv, json.", metavar="A,B")] = "html",
     output: Annotated[Path, typer.Option(help="Folder for report.html and the other formats.")] = Path("bench-out"),
 ) -> None:
-    """Write records as HTML with charts, Markdown, CSV or JSON."""
+    """Write records as HTML, Markdown, CSV or JSON."""
     formats = choices("format", names("--format", format_), list(reporting.FORMATS))
     reporting.report(files, formats, output, sys.stdout)

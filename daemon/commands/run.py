@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from benchd.daemon.commands import application, arguments
-from benchd.daemon.service import service
+from benchd.daemon.measuring import plan
+from benchd.daemon.service import configuration, service
 
 app = application()
 
@@ -15,6 +16,10 @@ app = application()
 def run(
     config: Annotated[Path, typer.Option(help="The TOML file of the service.")] = Path("/etc/benchd/benchd.toml"),
     artifacts: arguments.Artifacts = None,
+    check: Annotated[bool, typer.Option("--check", help="Check the configuration and exit.")] = False,
 ) -> None:
-    """Run the service: measure on a schedule, publish results, accept commands."""
+    """Run the service: measure on a schedule, and publish."""
+    if check:
+        configuration.checked(config, plan.inspect("auto"))
+        raise typer.Exit
     raise typer.Exit(service.run(config, arguments.folder_of_files(artifacts)))

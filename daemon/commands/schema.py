@@ -9,7 +9,7 @@ import typer
 from benchd.daemon import records
 from benchd.daemon.commands import application
 from benchd.daemon.records import Record
-from benchd.daemon.verdicts.manifest import Manifest
+from benchd.daemon.shipping.manifest import Manifest
 
 app = application()
 

@@ -44,7 +44,7 @@ def selfcheck(
     output: Annotated[Path, typer.Option(help="Folder for selfcheck.json and the records.")] = Path("selfcheck"),
     wait: Wait = None,
 ) -> None:
-    """Measure one short case per variant that runs here, and test it.
+    """Measure a short case of each variant, and judge it.
 
     Answers, clocks, and energy against power times time. Attach the file selfcheck.json to a report of a defect. Exits
     with 1 if anything is wrong, 6 if nothing was measured.

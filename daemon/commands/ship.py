@@ -4,25 +4,28 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from benchd.daemon import config as configuration
-from benchd.daemon.commands import application, arguments
+from benchd.daemon.commands import application, arguments, options
+from benchd.daemon.commands.options import Chosen
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.signals import ending
-from benchd.daemon.measuring import plan, race, shipping
+from benchd.daemon.measuring import plan
 from benchd.daemon.measuring import power_modes as modes
 from benchd.daemon.measuring.plan import Machine, Planned
-from benchd.daemon.measuring.race import Race, Result
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.measuring.user_model import UserModel
+from benchd.daemon.records import UserModel
 from benchd.daemon.reporting import report
 from benchd.daemon.reporting.console import SlowStages
-from benchd.daemon.verdicts.manifest import MANIFEST, Asked, Manifest
+from benchd.daemon.shipping import folder as shipping
+from benchd.daemon.shipping import race
+from benchd.daemon.shipping.manifest import MANIFEST, Asked, Manifest
+from benchd.daemon.shipping.race import Race, Result
 
 BENCHD = Path(sys.executable).with_name("benchd")
 ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}
@@ -31,31 +34,25 @@ app = application()
 
 
 @app.command(epilog="Example: benchd ship torchvision:resnet18 --max-latency 50ms --out resnet18-shipped")
+@options.of_suite(
+    *("module", "onnx", "reference", "inputs", "options", "weights", "data", "labels", "accuracy", "calibration"),
+    Chosen("batch_sizes", "Batch sizes that compete."),
+    Chosen("variants", "Variants that compete (default: all that can run here)."),
+    Chosen("threads", single=True),
+)
 def ship(
+    given: dict[str, Any],
     model: Annotated[str | None, typer.Argument(help="A model of `benchd list`, or torchvision:NAME.")] = None,
-    module: arguments.Module = None,
-    onnx: arguments.OnnxFile = None,
-    input_: arguments.Inputs = None,
-    option: arguments.Option = None,
-    weights: arguments.Weights = None,
-    data: arguments.Data = None,
-    labels: Annotated[Path | None, typer.Option(help="Class labels of the images in --data.")] = None,
-    accuracy: arguments.Accuracy = None,
     max_latency: arguments.MaxLatency = None,
-    max_energy: Annotated[str | None, typer.Option(help="Limit of the energy per inference.", metavar="50mJ")] = None,
+    max_energy: Annotated[str | None, typer.Option(help="Maximum energy per inference.", metavar="50mJ")] = None,
     max_memory: arguments.MaxMemory = None,
     max_power: arguments.MaxPower = None,
-    rate: Annotated[str | None, typer.Option(help="Inferences per second that it must reach.", metavar="30Hz")] = None,
+    rate: Annotated[str | None, typer.Option(help="Minimum inferences per second.", metavar="30Hz")] = None,
     max_accuracy_drop: arguments.MaxAccuracyDrop = None,
     min_agreement: arguments.MinAgreement = None,
-    batch_sizes: Annotated[str | None, typer.Option(help="Batch sizes that compete.", metavar="1,4")] = None,
-    variants: Annotated[
-        str | None, typer.Option(help="Variants that compete (default: all that can run here).", metavar="A,B")
-    ] = None,
     power_modes: Annotated[
         str | None, typer.Option(help="Ship in each of these power modes, to DIR-MODE.", metavar="15W,25W")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the model (default: all).")] = None,
     device: arguments.Device = "auto",
     min_effect: Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")] = "1%",
     minutes: Annotated[float, typer.Option(help="Race time limit in minutes; the winner is always confirmed.")] = 15.0,
@@ -64,7 +61,7 @@ def ship(
     page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
     wait: arguments.Wait = None,
 ) -> None:
-    """Find the variant to deploy, and write the folder that is deployed.
+    """Pick the variant to deploy, and write its folder.
 
     Exits with 4 if nothing meets the limits or the time did not suffice. Repeat an interrupted command to go on.
     Switching power modes takes sudo.
@@ -84,21 +81,10 @@ def ship(
         min_effect=arguments.quantity("--min-effect", min_effect, {"%": 0.01}),
     )
     _refuse(asked, minutes)
-    own = arguments.user_model(module, onnx, input_ or [], beside={"MODEL": model})
+    own = arguments.own_model(given, beside={"MODEL": model})
     if not (model or own):
         raise UsageError("give a model, as in `benchd ship vim_tiny`, or your own with --module or --onnx")
-    suite = Suite(
-        models=[model] if model else [],
-        variants=arguments.names("--variants", variants),
-        batch_sizes=arguments.whole_numbers("--batch-sizes", batch_sizes),
-        options={name: list(values) for name, values in arguments.options(option or []).items()},
-        directions=["inference"],
-        threads=[threads] if threads is not None else [],
-        weights=plan.named_weights(weights) if weights else None,
-        data=data,
-        labels=str(labels.resolve()) if labels else None,
-        accuracy=arguments.image_count(accuracy) if accuracy else None,
-    )
+    suite = options.suite(given | {"models": [model] if model else [], "directions": ["inference"]})
     shipping.refuse_existing(out)
     if page:
         report.require_page()
@@ -134,7 +120,7 @@ def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserM
         if reason := _why_not(entry):
             sys.stderr.write(f"not {entry.case.variant.label}: {reason}\n")
     of_race = plan.limited(race.LIMITS, limits)
-    left = [replace(entry, limits=of_race, preset=race.PRESET, ships=True) for entry in planned if not _why_not(entry)]
+    left = [replace(entry, limits=of_race, preset=race.PRESET) for entry in planned if not _why_not(entry)]
     if not left:
         raise NotAvailable("none of these variants can run here; `benchd doctor` says what is missing")
     return left
@@ -154,19 +140,19 @@ def _ship(session: Session, candidates: list[Planned], asked: Asked, minutes: fl
     with session.measuring(ending()):
         shipping.refuse_existing(out)  # the command that this one waited for may have made it
         course = Race(supervisor, asked, minutes, sys.stderr)
-        found = course.run()
+        result = course.run()
         if session.interrupted:
-            sys.stderr.write(f"{found.reason}\n")
+            sys.stderr.write(f"{result.reason}\n")
             return 130
-        if not found.winner:
-            sys.stdout.write(f"nothing shipped: {found.reason}\n")
+        if not result.winner:
+            sys.stdout.write(f"nothing shipped: {result.reason}\n")
             return 4 if any(record.status == "ok" for record in course.records()) else 6
         try:
-            shipped = shipping.ship(course, found, supervisor, asked, out)
+            shipped = shipping.ship(course, result, supervisor, asked, out)
         except shipping.NotShipped as error:
             sys.stderr.write(f"error: {error}\n")
             return 130 if session.interrupted else 1
-    sys.stdout.write(_told(shipped, found, out, course.measured_s))
+    sys.stdout.write(_told(shipped, result, out, course.measured_s))
     if page:
         sys.stdout.write(f"{report.page(out, _page_of(out))}\n")
     return 0
@@ -177,13 +163,14 @@ def _page_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.html")
 
 
-def _told(shipped: Manifest, found: Result, out: Path, measured_s: float) -> str:
+def _told(shipped: Manifest, result: Result, out: Path, measured_s: float) -> str:
     promised, case = shipped.promised, shipped.case
     interval = f" [{promised.low_ms:.4g}, {promised.high_ms:.4g}]" if promised.low_ms and promised.high_ms else ""
-    others = [name for name in found.tied if name != found.winner]
+    others = [name for name in result.tied if name != result.winner]
     tied = f" (the same within the smallest effect: {', '.join(others)}; it is the simplest)" if others else ""
+    tied += f" (flagged: {', '.join(result.flags)})" if result.flags else ""
     lines = [
-        f"{shipped.name} b{case.batch_size}: ship: {found.winner}  {promised.latency_ms:.4g}{interval} ms{tied}",
+        f"{shipped.name} b{case.batch_size}: ship: {result.winner}  {promised.latency_ms:.4g}{interval} ms{tied}",
         f"    against {shipped.against}",
         f"    {out}: {len(shipped.resources) + 1} files, {sum(one.bytes for one in shipped.resources) / 1e6:.1f} MB, "
         f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it anywhere",

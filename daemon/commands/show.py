@@ -10,11 +10,12 @@ import typer
 
 from benchd.daemon.commands import application
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import race
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.records import Record
 from benchd.daemon.reporting.record_text import lines
+from benchd.daemon.shipping import race
 from benchd.daemon.verdicts import compare, results
+from benchd.models import demo
 
 app = application()
 
@@ -25,13 +26,15 @@ def show(
     results_: Annotated[Path, typer.Option("--results", help="Where to look up an id.")] = Path("bench-out"),
     command: Annotated[bool, typer.Option("--command", help="Print the command that measures it again.")] = False,
 ) -> None:
-    """Print records in full, or the commands that repeat them."""
-    found = _found(record, results_)
+    """Print records in full, or how to repeat them."""
+    found, where = _found(record, results_), record if _exists(Path(record)) else str(results_)
     if command:
         sys.stderr.writelines(f"note: {note}\n" for one in found for note in _notes(one))
-        sys.stdout.writelines(f"{line}\n" for line in dict.fromkeys(map(compare.command, found)))
+        sys.stdout.writelines(
+            f"{line}\n" for line in dict.fromkeys(compare.command(one, records=where) for one in found)
+        )
     else:
-        sys.stdout.writelines(f"{line}\n" for one in found for line in lines(one))
+        sys.stdout.writelines(f"{line}\n" for one in found for line in lines(one, where))
 
 
 def _found(name: str, folder: Path) -> list[Record]:
@@ -40,10 +43,10 @@ def _found(name: str, folder: Path) -> list[Record]:
         return results.read(Path(name))
     if not _exists(folder):
         raise UsageError(f"{name}: no such file, and no {folder} to look up a run or a case; give --results")
-    found = [one for one in results.read(folder) if name in (one.run_id, one.case_id)]
-    if not found:
+    records = results.of_case(folder, name)
+    if not records:
         raise UsageError(f"{name}: no such file, and no run or case of that id in {folder}; `benchd show {folder}`")
-    return found[-1:]
+    return records[-1:]
 
 
 def _exists(path: Path) -> bool:
@@ -56,8 +59,10 @@ def _exists(path: Path) -> bool:
 
 def _notes(record: Record) -> Iterator[str]:
     """Yield what the command alone does not repeat."""
-    if ".../" in compare.command(record):
-        yield f"{record.case_id}: replace ... by the folder, which no record has"
+    inputs = record.inputs
+    named = [record.own.path if record.own else "", inputs.weights, inputs.data, inputs.labels, inputs.calibration]
+    if files := [name for name in named if name and name not in (demo.DEMO, demo.RANDOM)]:
+        yield f"{record.case_id}: run it in the folder of {', '.join(files)}, which no record has"
     if record.preset == race.PRESET:
         yield f"{record.case_id}: measured by benchd ship; `benchd verify DIR` repeats it"
     usual = PRESETS[record.preset].asked() if record.preset in PRESETS else {}

@@ -14,10 +14,10 @@ from benchd.daemon.commands.arguments import AsJson, ConfigFile, Device, Wait, w
 from benchd.daemon.config import Config
 from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import explaining
-from benchd.daemon.measuring import plan, race, verifying
+from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.session import Session
-from benchd.daemon.verdicts import manifest, promise
-from benchd.daemon.verdicts.manifest import ONNX
+from benchd.daemon.shipping import manifest, promise, race, verifying
+from benchd.daemon.shipping.manifest import ONNX
 
 app = application()
 
@@ -37,7 +37,7 @@ def verify(
     json: AsJson = False,
     wait: Wait = None,
 ) -> None:
-    """Compare a shipped folder with its hashes, its golden answers and its promise.
+    """Check whether a shipped folder keeps its promise.
 
     Exits with 3 if it is slower than promised, 4 if that cannot be told (another machine too), 5 for other answers.
     """
@@ -54,14 +54,14 @@ def verify(
     with explaining(Path("TMPDIR")):
         temporary = tempfile.TemporaryDirectory()
     with temporary as output, Session(settings, machine, Path(output), waiting=waiting) as session:
-        found = verifying.verify(folder, shipped, session, limits, processes, trust_plan=trust_plan)
+        verified = verifying.verify(folder, shipped, session, limits, processes, trust_plan=trust_plan)
     if session.interrupted:
         raise typer.Exit(130)
     if json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(verified).decode() + "\n")
     else:
-        sys.stdout.write(f"{promise.line(found)}\n")
-        if found.rebuilt:
-            sys.stdout.write(f"    built again from {ONNX}: {found.rebuilt}\n")
-        sys.stdout.writelines(f"    changed since: {one}\n" for one in found.changed)
-    raise typer.Exit(promise.EXIT_CODES[found.answer])
+        sys.stdout.write(f"{promise.line(verified)}\n")
+        if verified.rebuilt:
+            sys.stdout.write(f"    built again from {ONNX}: {verified.rebuilt}\n")
+        sys.stdout.writelines(f"    changed since: {one}\n" for one in verified.changed)
+    raise typer.Exit(promise.EXIT_CODES[verified.answer])

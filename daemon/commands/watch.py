@@ -37,7 +37,7 @@ def watch(
     certificate_file: CertificateFile = None,
     key_file: KeyFile = None,
 ) -> None:
-    """Show a fleet live in the terminal, or this machine's sensors."""
+    """Show a fleet, or this machine's sensors, in a terminal."""
     settings = mqtt_config(mqtt, ca_file, certificate_file, key_file)
     kind = choices("device", [device], ["cpu", "cuda"])[0]
     if mqtt:
@@ -70,6 +70,6 @@ def _next(sampler: SamplerProcess) -> tuple[dict[str, Summary], SamplerReport]:
         if select.select([sampler], [], [], left_s)[0]:
             sampler.receive()
     sampler.flush()
-    found = sampler.cut(Window(start_ns, time.monotonic_ns()))
+    samples = sampler.cut(Window(start_ns, time.monotonic_ns()))
     sampler.samples.drop_before(start_ns)
-    return found
+    return samples

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.config import NAME, Commands, Suite
-from benchd.daemon.delivery.outbox import LAST_SEQ
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.log import LAST_SEQ
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Direction, OptionValue
@@ -85,11 +85,11 @@ class CancelParameters(Parameters, frozen=True, kw_only=True):
 
 
 class ReplayParameters(Parameters, frozen=True, kw_only=True):
-    """`replay`: resends the results of this `stream` from `since_seq` to `until_seq`."""
+    """`replay`: sends what this `log` numbers `from` to `to` again, slowly; without a log it is that of the results."""
 
-    since_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = 0
-    until_seq: Annotated[int, msgspec.Meta(ge=0, le=LAST_SEQ)] = LAST_SEQ
-    stream: str | None = None
+    log: str = ""
+    first: Annotated[int, msgspec.Meta(ge=1, le=LAST_SEQ)] = msgspec.field(default=1, name="from")
+    last: Annotated[int, msgspec.Meta(ge=1, le=LAST_SEQ)] = msgspec.field(default=LAST_SEQ, name="to")
 
 
 PARAMETERS: dict[Verb, type[Parameters]] = {
@@ -139,7 +139,7 @@ class Gate:
 
     def __init__(self, topics: Topics, allowed: Commands = "suites") -> None:
         self._topics, self._allowed = topics, allowed
-        self._seen: OrderedDict[bytes, float] = OrderedDict()
+        self._seen: OrderedDict[str, float] = OrderedDict()
         self._tokens, self._refilled_s = float(BURST), 0.0
         self._flooded = False
 
@@ -161,17 +161,17 @@ class Gate:
             return Command(verb, given, answer_to, arrived.correlation, boottime_s + arrived.expire_s)
         return Refused(sender.id, verb or "", str(reason), answer_to, arrived.correlation)
 
-    def remembered(self, waiting: Iterable[str]) -> bytes:
-        """Return the ids encoded to survive a restart, without those of commands that still wait and do not.
+    def remembered(self, waiting: Iterable[str]) -> list[str]:
+        """Return digests of the ids to survive a restart, without those of commands that still wait and do not.
 
         Boot times of different boots are not comparable.
         """
         lost = set(map(_digest, waiting))
-        return msgspec.json.encode([digest.hex() for digest in self._seen if digest not in lost])
+        return [digest for digest in self._seen if digest not in lost]
 
-    def remember(self, ids: Sequence[bytes], boottime_s: float) -> None:
+    def remember(self, digests: Sequence[str], boottime_s: float) -> None:
         """Restore the ids that were stored before a restart."""
-        self._seen.update(dict.fromkeys(ids, boottime_s))
+        self._seen.update(dict.fromkeys(digests, boottime_s))
 
     def forget(self, command_id: str) -> None:
         """Let a command with this id through again, because the one before was refused after all."""
@@ -201,13 +201,8 @@ class Gate:
         return next((topic for topic in asked if topic and self._topics.may_answer(topic)), None)
 
 
-def _digest(command_id: str) -> bytes:
-    return hashlib.sha256(command_id.encode()).digest()[:16]
-
-
-def remembered_ids(kept: bytes) -> list[bytes]:
-    """Decode what `Gate.remembered` returned; raise ValueError or DecodeError for anything else."""
-    return [bytes.fromhex(digest) for digest in msgspec.json.decode(kept, type=list[str])]
+def _digest(command_id: str) -> str:
+    return hashlib.sha256(command_id.encode()).hexdigest()[:32]
 
 
 def _misplaced(arrived: Arrived, verb: Verb | None) -> str | None:
@@ -222,17 +217,17 @@ def _misplaced(arrived: Arrived, verb: Verb | None) -> str | None:
 def _parameters(body: bytes, kind: type[Parameters]) -> tuple[Parameters | None, str | None]:
     """Return the parameters of a verb, or why they are invalid."""
     try:
-        found = msgspec.json.decode(body, type=kind)
+        command = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         # msgspec names the place and the type, and quotes at most an unknown key of the sender's text
         return None, f"not the parameters of a command: {str(error)[:200]}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, "not JSON"
-    if not re.fullmatch(NAME, found.id):
+    if not re.fullmatch(NAME, command.id):
         return None, "id: use letters, digits, '.', '-' and '_', at most 40, a letter or digit first"
-    if found.client is not None and not re.fullmatch(CLIENT, found.client):
+    if command.client is not None and not re.fullmatch(CLIENT, command.client):
         return None, "client: use letters, digits, '.', '-' and '_' in at most three levels"
-    return found, None
+    return command, None
 
 
 def _forbidden(parameters: Parameters, allowed: Commands) -> str | None:
@@ -246,8 +241,8 @@ def _forbidden(parameters: Parameters, allowed: Commands) -> str | None:
 def _sender(body: bytes) -> _Sender:
     """Return the id and the client of an invalid command, as far as they are valid."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = msgspec.json.decode(body, type=_Sender)
-        return found if re.fullmatch(NAME, found.id) else _Sender()
+        sender = msgspec.json.decode(body, type=_Sender)
+        return sender if re.fullmatch(NAME, sender.id) else _Sender()
     return _Sender()
 
 

@@ -1,92 +1,94 @@
 """The service's messages other than records, and a record as one flat object for readers that want one.
 
-Every message names its schema. docs/asyncapi.yaml describes them, and a test checks real ones against it.
+Every message names its schema and has every field; a reader goes without those that another version does not know.
+docs/asyncapi.yaml describes them, and a test checks real ones against it.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from benchd.daemon.records import CheckVerdict, Environment, Record, Sample
 from benchd.daemon.verdicts.effects import Answer
 from benchd.daemon.verdicts.rows import columns
 
 RESULT_BYTES = 2_000_000  # of a record; with its topic it fits the largest packet that a collector accepts, 2 MiB
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # what a database can hold
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """Retained; the will is the one with `offline`. `session` counts connections, which identifies a late will.
+    """Retained; the will is the one with `offline`.
 
-    `instance` distinguishes two machines with the same device id; `held_s`, the time connected, decides which stays.
-    `nonce` is of this connection, and `answers` the one of the status that this one contradicts.
+    `session` is a random name of the connection: an `offline` of another one than the last `online` is a late will.
     """
 
     schema: str = "benchd.status/1"
     state: Literal["online", "offline"]
-    session: int
-    boot_id: str
-    instance: str
-    held_s: float
-    t_wall: str
-    nonce: str = ""
-    answers: str = ""
+    session: str = ""
+    boot_id: str = ""
+    t_wall: str = ""
 
 
 class SuiteInfo(Struct, frozen=True, kw_only=True):
     """One suite of the configuration and its cases."""
 
     name: str
-    when: str | None
-    cases: list[str]
+    when: str | None = None
+    cases: list[str] = []
 
 
 class Info(Struct, frozen=True, kw_only=True):
     """Retained: the device's identity and what it is configured to measure."""
 
     schema: str = "benchd.info/1"
-    device_id: str
-    boot_id: str
-    name: str
-    site: str
-    tags: list[str]
-    tool_version: str
-    environment: Environment
-    suites: list[SuiteInfo]
-    catalogue_sha256: str
-    t_wall: str
+    device_id: str = ""
+    boot_id: str = ""
+    name: str = ""
+    site: str = ""
+    tags: list[str] = []
+    tool_version: str = ""
+    environment: Environment | None = None
+    suites: list[SuiteInfo] = []
+    catalogue_sha256: str = ""
+    t_wall: str = ""
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Retained, every 30 s and around each case: current activity, messages waiting for delivery, problems.
+    """Retained, every 30 s and around each case: current activity, what waits for delivery, problems.
 
-    `problem` is null while all is well; `waiting_for` says why a run that is due has not begun.
+    `problem` is null while all is well; `waiting_for` says why a run that is due has not begun. `log` is the id of the
+    results' log with the first number that is still there and the last one, and `event_log` that of the events.
     """
 
     schema: str = "benchd.health/1"
-    t_wall: str
-    uptime_s: float
-    rss_bytes: int
-    activity: str
-    case_id: str | None
-    cases_left: int
-    next_suite: str | None
-    next_suite_in_s: float | None
-    waiting_for: str | None
-    problem: str | None
-    outbox_pending: int
-    outbox_unstored: int
-    outbox_refused: int
-    outbox_bytes: int
-    last_acknowledged_s: float | None
-    telemetry_dropped: int
-    disk_free_bytes: int
+    t_wall: str = ""
+    uptime_s: float = 0.0
+    rss_bytes: Count = 0
+    activity: str = ""
+    case_id: str | None = None
+    cases_left: Count = 0
+    next_suite: str | None = None
+    next_suite_in_s: float | None = None
+    waiting_for: str | None = None
+    problem: str | None = None
+    log: str = ""
+    first_seq: Count = 1
+    last_seq: Count = 0
+    event_log: str = ""
+    event_first_seq: Count = 1
+    event_last_seq: Count = 0
+    pending: Count = 0
+    refused: Count = 0
+    last_acknowledged_s: float | None = None
+    telemetry_dropped: Count = 0
+    disk_free_bytes: Count = 0
 
 
 class Telemetry(Struct, frozen=True, kw_only=True):
     """At most once per second while a case runs: the last sample of every series."""
 
     schema: str = "benchd.telemetry/1"
-    case_id: str
+    case_id: str = ""
     samples: list[Sample]
 
 
@@ -112,14 +114,16 @@ class Judgement(Struct, frozen=True, kw_only=True):
 class Event(Struct, frozen=True, kw_only=True):
     """An event: `event` is its name and `detail` a text for people.
 
-    Baseline events also carry the judgement, if there was one.
+    Baseline events also carry the judgement, if there was one. `seq` counts the events of the log `log`.
     """
 
+    log: str | UnsetType = UNSET
+    seq: int | UnsetType = UNSET
     schema: str = "benchd.event/1"
     event: str
-    detail: str
-    t_wall: str
-    boot_id: str
+    detail: str = ""
+    t_wall: str = ""
+    boot_id: str = ""
     judgement: Judgement | None = None
 
 
@@ -127,8 +131,8 @@ class Response(Struct, frozen=True, kw_only=True):
     """The answer to one command; `reason` says why it was refused."""
 
     schema: str = "benchd.response/1"
-    id: str
-    verb: str
+    id: str = ""
+    verb: str = ""
     accepted: bool
     reason: str | None = None
     suite_id: str | None = None
@@ -142,10 +146,10 @@ class Latest(Struct, frozen=True, kw_only=True):
     """Retained, flat and small: the last result of a case, for Telegraf, Grafana and Home Assistant."""
 
     schema: str = "benchd.latest/1"
-    case_id: str
-    status: str
-    run_id: str
-    t_wall: str
+    case_id: str = ""
+    status: str = ""
+    run_id: str = ""
+    t_wall: str = ""
     median_ms: float | None = None
     low_ms: float | None = None
     high_ms: float | None = None
@@ -173,12 +177,12 @@ class Deployed(Struct, frozen=True, kw_only=True):
     """
 
     schema: str = "benchd.deployed/1"
-    name: str
-    case_id: str
+    name: str = ""
+    case_id: str = ""
     verdict: Literal["kept", "slower", "faster", "inconclusive", "another_machine", "broken", "failed"]
     reason: str = ""
-    since: str
-    t_wall: str
+    since: str = ""
+    t_wall: str = ""
     promised_ms: float | None = None
     promised_low_ms: float | None = None
     promised_high_ms: float | None = None

@@ -12,11 +12,6 @@ Kind = Literal["status", "info", "health", "telemetry", "event"]
 RESULT_QOS = 1  # not retained: each result has its own topic, so retained ones would accumulate on the broker
 
 
-def is_name(text: str) -> bool:
-    """Return whether this is a single plain topic level, valid as the name of a client or collector."""
-    return re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", text) is not None
-
-
 @dataclass(frozen=True)
 class Topics:
     """The topics of one device. Raises UsageError for an id that is not a lower-case slug of `a-z 0-9 _ -`."""
@@ -46,7 +41,7 @@ class Topics:
     @property
     def incoming(self) -> list[tuple[str, int]]:
         """Return the filters that the device subscribes to, its own status first, with the QoS to request."""
-        return [(self.of("status"), 1), (self.command("+"), 1), (self.ack("+"), 1)]
+        return [(self.of("status"), 1), (self.command("+"), 1)]
 
     def may_answer(self, topic: str) -> bool:
         """Return whether a response topic is the device's own: no message makes it publish anywhere else."""
@@ -58,10 +53,6 @@ class Topics:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run_id):
             raise UsageError(f"run id {run_id!r}: use letters, digits, '.', '-' and '_', a letter or digit first")
         return f"{ROOT}/{self.device_id}/result/{run_id}"
-
-    def ack(self, collector: str) -> str:
-        """Return the topic for a collector's acknowledgements to the device."""
-        return f"{ROOT}/{self.device_id}/ack/{collector}"
 
     def command(self, verb: str) -> str:
         """Return the topic for commands of this verb."""
@@ -78,9 +69,9 @@ RETAINED_KINDS = ("status", "info", "health", "latest", "shipped")
 NAMED_KINDS = ("latest", "shipped")  # a topic for each case, or for each folder
 
 
-def collector_filters(*, shared: bool) -> list[tuple[str, int]]:
-    """Return the topic filters of a collector, with the QoS to request; `shared` splits the work among several."""
-    group = f"$share/ingest/{ROOT}" if shared else ROOT
+def collector_filters(group: str = "") -> list[tuple[str, int]]:
+    """Return the topic filters of a collector, with the QoS to request; those of one `group` split the work."""
+    group = f"$share/{group}/{ROOT}" if group else ROOT
     wanted = [(f"{group}/+/{kind}{'/#' if kind == 'result' else ''}", kind) for kind in SHARED_KINDS]
     wanted += [(f"{ROOT}/+/{kind}{'/+' if kind in NAMED_KINDS else ''}", kind) for kind in RETAINED_KINDS]
     return [(topic, 0 if kind == "telemetry" else 1) for topic, kind in wanted]

@@ -14,7 +14,7 @@ def folders(root: Path, controller: str) -> tuple[list[Path], bool]:
     inner = own.get(controller, own.get(""))
     if inner is None:
         return [], is_older
-    return [(mounted / controller if is_older else mounted) / one for one in (inner, *inner.parents)], is_older
+    return [(mounted / controller if is_older else mounted) / folder for folder in (inner, *inner.parents)], is_older
 
 
 def quota_cpus(root: Path = Path("/")) -> float | None:

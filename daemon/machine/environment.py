@@ -17,19 +17,16 @@ from benchd.daemon.machine import cgroup
 from benchd.daemon.machine.identity import is_placeholder
 from benchd.daemon.machine.sysfs import cpufreq_policies, gpu_nodes, number, text
 from benchd.daemon.records import Environment
+from benchd.daemon.runtimes import PACKAGES
 
 DISTRIBUTIONS = (
     "benchd",
     "torch",
     "torchvision",
     "numpy",
-    "triton",
     "onnx",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "openvino",
-    "torchao",
     "msgspec",
+    *(name for package in PACKAGES.values() for name in package.distributions),
 )
 # The wheels that contain a library, and the package that does if torch uses the system's, as on a Jetson.
 LIBRARIES = {
@@ -180,7 +177,7 @@ def fingerprint(environment: Environment) -> str:
     """Return 16 hex digits for what `comparable` returns, and after a dash 8 for the version and sources of benchd."""
     benchd = [environment.versions.get("benchd"), environment.software.get(SOURCES)]
     parts = (comparable(environment), 16), (benchd, 8)
-    return "-".join(hashlib.sha256(msgspec.json.encode(one, order="sorted")).hexdigest()[:n] for one, n in parts)
+    return "-".join(hashlib.sha256(msgspec.json.encode(part, order="sorted")).hexdigest()[:n] for part, n in parts)
 
 
 def comparable(environment: Environment) -> dict[str, Any]:
@@ -207,9 +204,9 @@ def _joined(values: Iterator[str | None]) -> str | None:
 
 def _os_name(root: Path) -> str:
     for file in (root / "etc/os-release", root / "usr/lib/os-release"):
-        found = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", text(file) or "", re.MULTILINE)
-        if found:
-            return found[1]
+        match = re.search(r"^PRETTY_NAME=[\"']?(.*?)[\"']?$", text(file) or "", re.MULTILINE)
+        if match:
+            return match[1]
     return os.uname().sysname
 
 
@@ -290,8 +287,8 @@ def _gpu(root: Path, uuid: str | None) -> tuple[str | None, str | None, float | 
 
 def _watts(name: str | None) -> float | None:
     """Return the watts in `450.00 W` or in the name of a power mode, None if it has none, such as MAXN."""
-    found = re.search(r"(\d+(?:\.\d+)?) ?W", name or "")
-    return float(found[1]) if found else None
+    match = re.search(r"(\d+(?:\.\d+)?) ?W", name or "")
+    return float(match[1]) if match else None
 
 
 def tool_output(*command: str) -> str | None:
@@ -310,8 +307,8 @@ def tool_output(*command: str) -> str | None:
 
 def power_mode_of(root: Path) -> str | None:
     """Return nvpmodel's mode, else the firmware's profile, None if neither is known."""
-    found = re.search(r"^NV Power Mode: *(.+)$", tool_output("nvpmodel", "-q") or "", re.MULTILINE)
-    return found[1].strip() if found else text(root / "sys/firmware/acpi/platform_profile")
+    match = re.search(r"^NV Power Mode: *(.+)$", tool_output("nvpmodel", "-q") or "", re.MULTILINE)
+    return match[1].strip() if match else text(root / "sys/firmware/acpi/platform_profile")
 
 
 def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool | None:
@@ -328,12 +325,12 @@ def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool 
 
 def _thermal(root: Path, kind: str, file: str, least: int) -> dict[str, int]:
     """Return by type the highest value above `least` of the kernel's thermal zones or cooling devices."""
-    found: dict[str, int] = {}
+    readings: dict[str, int] = {}
     for entry in sorted((root / "sys/class/thermal").glob(f"{kind}*")):
         name, value = text(entry / "type"), number(entry / file)
         if name and value is not None and value > least:
-            found[name] = max(found.get(name, value), value)
-    return found
+            readings[name] = max(readings.get(name, value), value)
+    return readings
 
 
 def variables(given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
@@ -351,8 +348,8 @@ def _public(name: str, value: str) -> str:
     return shown if name == "CUDA_VISIBLE_DEVICES" else _OPAQUE.sub(_hashed, shown)
 
 
-def _hashed(found: re.Match[str]) -> str:
-    return f"#{hashlib.sha256(found[0].encode()).hexdigest()[:8]}"
+def _hashed(match: re.Match[str]) -> str:
+    return f"#{hashlib.sha256(match[0].encode()).hexdigest()[:8]}"
 
 
 def without_credentials(word: str) -> str:
@@ -375,33 +372,33 @@ def _found(file: Path, pattern: str) -> str | None:
 
 def _system(root: Path) -> dict[str, str]:
     """Return how kernel, firmware and cgroup are set, and what the kernel does about each vulnerability of the CPU."""
-    found = {name: _found(root / file, pattern) for name, (file, pattern) in _SYSTEM.items()}
+    settings = {name: _found(root / file, pattern) for name, (file, pattern) in _SYSTEM.items()}
     flaws = {file.name: text(file) for file in (root / "sys/devices/system/cpu/vulnerabilities").glob("*")}
-    found |= {name: flaws[name] for name in sorted(flaws) if flaws[name] != "Not affected"}
-    return {name: value for name, value in (found | _limits(root)).items() if value}
+    settings |= {name: flaws[name] for name in sorted(flaws) if flaws[name] != "Not affected"}
+    return {name: value for name, value in (settings | _limits(root)).items() if value}
 
 
 def _limits(root: Path) -> dict[str, str | None]:
     """Return the limits of this process's cgroup and of those around it, "none" without any."""
     quota_cpus = cgroup.quota_cpus(root)
     none = "none" if cgroup.folders(root, "cpu")[0] else None
-    found: dict[str, str | None] = {"cpu_limit": none if quota_cpus is None else f"{quota_cpus:g} CPUs"}
+    by_name: dict[str, str | None] = {"cpu_limit": none if quota_cpus is None else f"{quota_cpus:g} CPUs"}
     for name, (file, controller, older) in _LIMITS.items():
         groups, is_older = cgroup.folders(root, controller)
         values = [text(group / (older if is_older else file)) for group in groups]
         limits = [value for value in values if value and not value.startswith(_UNLIMITED)]
-        told = ", ".join(dict.fromkeys(limits[:1] if name in _EFFECTIVE else limits))
-        found[name] = told or ("none" if groups else None)
-    return found
+        setting = ", ".join(dict.fromkeys(limits[:1] if name in _EFFECTIVE else limits))
+        by_name[name] = setting or ("none" if groups else None)
+    return by_name
 
 
 def _versions(packages: Mapping[str, str]) -> dict[str, str]:
-    found = {name: installed_version(name) for name in DISTRIBUTIONS}
+    versions = {name: installed_version(name) for name in DISTRIBUTIONS}
     for library, (wheels, package) in LIBRARIES.items():
         of_system = _joined(release for name, release in packages.items() if re.fullmatch(package, name))
-        found[library] = next(filter(None, map(installed_version, wheels)), of_system)
+        versions[library] = next(filter(None, map(installed_version, wheels)), of_system)
     python = ".".join(map(str, sys.version_info[:3]))
-    return {"python": python} | {name: installed for name, installed in found.items() if installed}
+    return {"python": python} | {name: installed for name, installed in versions.items() if installed}
 
 
 def installed_version(distribution: str) -> str | None:

@@ -1,22 +1,46 @@
 """The application's folders: from systemd for the service, else from the XDG base directory specification."""
 
+import errno
 import os
 import pwd
+import stat
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
 def cache() -> Path:
     """Return the folder for everything that is compiled, computed or exported once."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("CACHE_DIRECTORY") or Path(home) / "benchd")
+    return _folder("CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache")
 
 
 def state() -> Path:
     """Return the folder for data that outlives a run."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(os.environ.get("STATE_DIRECTORY") or Path(home) / "benchd")
+    return _folder("STATE_DIRECTORY", "XDG_STATE_HOME", ".local/state")
+
+
+def _folder(of_service: str, of_user: str, at_home: str) -> Path:
+    if given := os.environ.get(of_service):
+        return Path(given)
+    return Path(os.environ.get(of_user) or _home() / at_home) / "benchd"
+
+
+def _home() -> Path:
+    """Return the user's home, or for a user without one, as in a container, a folder among the temporary files.
+
+    What is loaded from it runs, so it must be this user's alone: raises PermissionError if it is not.
+    """
+    with suppress(RuntimeError):  # no HOME, and no entry in passwd
+        return Path.home()
+    made = Path(tempfile.gettempdir()) / f"benchd-{os.geteuid()}"
+    with suppress(FileExistsError):
+        made.mkdir(mode=0o700)
+    status = made.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        reason = "not a folder of this user alone, who has no home: set HOME to a folder"
+        raise PermissionError(errno.EACCES, reason, str(made))
+    return made
 
 
 def user() -> str:
@@ -35,10 +59,10 @@ def artifacts() -> Path:
 def file_id(path: Path) -> tuple[int, int] | None:
     """Return what tells the file at this path from another one that is put there, None without a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def sync(path: Path) -> None:
@@ -62,7 +86,18 @@ def replace(path: Path, parts: Iterable[bytes | memoryview], mode: int | None = 
         part.replace(path)
 
 
+def write_through(path: Path, content: bytes) -> None:
+    """Replace a file that only this process writes; when this returns, a power cut takes nothing. Raises OSError."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync(path.parent)
+
+
 def listed(folder: Path) -> list[tuple[str, int, int]]:
     """Return name, size in bytes and time of change in ns of each file below a folder, in order; raise OSError."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [(str(path), found.st_size, found.st_mtime_ns) for path in files for found in [path.stat()]]
+    return [(str(path), status.st_size, status.st_mtime_ns) for path in files for status in [path.stat()]]

@@ -99,14 +99,14 @@ def choose(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str]) -> str:
         raise NotAvailable(f"{device}: {NO_MIG}")
     if device.startswith("GPU-"):
         return _unique(gpus, device)
-    seen = visible(gpus, environ)
+    gpus_visible = visible(gpus, environ)
     index = int(device.partition(":")[2] or 0)
-    if index >= len(seen):
+    if index >= len(gpus_visible):
         raise NotAvailable(
             f"there is no cuda:{index}: CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r} leaves "
-            f"{len(seen)} of {len(gpus)} GPUs"
+            f"{len(gpus_visible)} of {len(gpus)} GPUs"
         )
-    return seen[index].uuid
+    return gpus_visible[index].uuid
 
 
 def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
@@ -121,28 +121,28 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
         return _counted(gpus, environ)
     if listed.startswith("MIG-"):
         raise NotAvailable(f"CUDA_VISIBLE_DEVICES={listed}: {NO_MIG}")
-    seen = _by_uuid(gpus, listed) if listed.startswith("GPU-") else _by_index(gpus, listed, environ)
-    return seen if len(set(seen)) == len(seen) else []
+    gpus_visible = _by_uuid(gpus, listed) if listed.startswith("GPU-") else _by_index(gpus, listed, environ)
+    return gpus_visible if len(set(gpus_visible)) == len(gpus_visible) else []
 
 
 def _by_uuid(gpus: Sequence[Gpu], listed: str) -> list[Gpu]:
-    seen = []
+    chosen = []
     for start in listed.split(","):
-        found = [gpu for gpu in gpus if start.startswith("GPU-") and gpu.uuid.startswith(start.strip())]
-        if len(found) != 1:
+        matches = [gpu for gpu in gpus if start.startswith("GPU-") and gpu.uuid.startswith(start.strip())]
+        if len(matches) != 1:
             break
-        seen += found
-    return seen
+        chosen += matches
+    return chosen
 
 
 def _by_index(gpus: Sequence[Gpu], listed: str, environ: Mapping[str, str]) -> list[Gpu]:
-    seen = []
+    chosen = []
     for entry in listed.split(","):
         index = _INDEX.match(entry)
         if not index or int(index[0]) >= len(gpus):
             break
-        seen.append(_counted(gpus, environ)[int(index[0])])
-    return seen
+        chosen.append(_counted(gpus, environ)[int(index[0])])
+    return chosen
 
 
 def _counted(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
@@ -153,11 +153,11 @@ def _counted(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def _unique(gpus: Sequence[Gpu], start: str) -> str:
-    found = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(start)]
-    if len(found) != 1:
+    matches = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(start)]
+    if len(matches) != 1:
         there = ", ".join(gpu.uuid for gpu in gpus) or "none"
-        raise NotAvailable(f"{len(found)} GPUs are called {start}...; there: {there}")
-    return found[0]
+        raise NotAvailable(f"{len(matches)} GPUs match {start}...; found: {there}")
+    return matches[0]
 
 
 def mismatch(sampled: str, ran_on: str) -> str | None:

@@ -57,10 +57,10 @@ def checked(name: str, what: str = "device id") -> str:
 
 def boot_id(root: Path = Path("/")) -> str:
     """Return the kernel's id of this boot: CLOCK_MONOTONIC stamps compare only within one."""
-    found = text(root / "proc/sys/kernel/random/boot_id")
-    if found is None:
+    identifier = text(root / "proc/sys/kernel/random/boot_id")
+    if identifier is None:
         raise NotAvailable("/proc/sys/kernel/random/boot_id cannot be read; benchd needs Linux with /proc mounted")
-    return found
+    return identifier
 
 
 def is_placeholder(value: str) -> bool:
@@ -73,9 +73,9 @@ def _serials(root: Path) -> Iterator[str]:
     """Yield candidates that identify this board, best first."""
     dmi = root / "sys/class/dmi/id"
     files = [root / "proc/device-tree/serial-number", dmi / "product_uuid", dmi / "board_serial"]
-    found = [text(file) for file in files if _readable_by_all(file)]
-    found += [*_macs(root), text(root / "etc/machine-id")]
-    yield from (value.lower() for value in found if value and not is_placeholder(value))
+    serials = [text(file) for file in files if _readable_by_all(file)]
+    serials += [*_macs(root), text(root / "etc/machine-id")]
+    yield from (value.lower() for value in serials if value and not is_placeholder(value))
 
 
 def _readable_by_all(file: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 MOST_BYTES = 2**24  # of one line
-READ_BYTES = 2**18
+READ_BYTES = 2**16  # at once: who writes without a pause keeps its reader from nothing else
 
 T = TypeVar("T")
 
@@ -38,12 +38,14 @@ class Lines(Generic[T]):
         return self._fd
 
     def read(self) -> list[T | Rubbish]:
-        """Return the messages of complete lines; an incomplete one waits for its rest."""
+        """Return the messages of complete lines; an incomplete one waits for its rest, and the next call for more."""
+        read = b""
         with suppress(BlockingIOError):
-            while not self.ended:
+            while not self.ended and len(read) < READ_BYTES:
                 data = os.read(self._fd, READ_BYTES)
-                self._buffer += data
+                read += data
                 self.ended = not data
+        self._buffer += read
         *lines, self._buffer = self._buffer.split(b"\n")
         if len(self._buffer) > self._most_bytes:
             lines, self._buffer = [*lines, self._buffer], b""

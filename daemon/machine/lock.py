@@ -5,8 +5,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -21,10 +20,9 @@ from benchd.daemon.machine.sysfs import text
 NAME = "benchd.lock"
 FOLDER_VARIABLE = "BENCHD_LOCK_DIR"
 ACTIVITY = Path("/run/benchd/activity.json")
-OWN = "measuring.lock"  # the service's, in its runtime folder
+SERVICE = "service.lock"  # of whoever writes a state folder
+MODE = 0o644
 RUN_LOCK = Path("/run/lock")
-PATIENCE_S = 6 * 3600.0  # of a run of the service with a common lock that any user can hold
-MAX_RUNS = 100
 FREE_POLL_S = 0.5
 
 
@@ -59,21 +57,11 @@ class MachineLock:
     With `waiting` it waits for the holder instead, and reports that there once.
 
     The file remains, readable for all, so that later processes of any user lock the same one. The lock ends with the
-    process that holds it, however that ends. The common lock yields to the service's own one, `yields_to`, which
-    other users cannot open.
+    process that holds it, however that ends.
     """
 
-    def __init__(
-        self,
-        path: Path | None = None,
-        waiting: TextIO | None = None,
-        *,
-        mode: int = 0o644,
-        yields_to: Path | None = None,
-    ) -> None:
-        self._path, self._waiting, self._mode = path or default_path(), waiting, mode
-        is_common = path is None and not os.environ.get(FOLDER_VARIABLE)
-        self._yields_to = ACTIVITY.with_name(OWN) if is_common else yields_to
+    def __init__(self, path: Path | None = None, waiting: TextIO | None = None) -> None:
+        self._path, self._waiting = path or default_path(), waiting
 
     def __enter__(self) -> "MachineLock":
         is_told = False
@@ -95,19 +83,14 @@ class MachineLock:
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise NotAvailable(f"the lock {self._path} is not a regular file; remove what is there")
-            self._lock()
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _holder(os.fstat(self._fd)) or "another process"
+            os.close(self._fd)
+            raise _busy(holder, self._path) from error
         except BaseException:
             os.close(self._fd)
             raise
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _busy(_holder(os.fstat(self._fd)) or "another process", self._path) from error
-        with suppress(FileNotFoundError):  # no service, or one that has just stopped
-            if self._yields_to and (holder := _holder(self._yields_to.stat())):
-                raise _busy(holder, self._yields_to)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self._fd)
@@ -116,8 +99,8 @@ class MachineLock:
         """Open the file for reading; create it if absent, but never replace another user's."""
         try:
             with suppress(FileExistsError):  # as nearly always
-                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._mode)
-                os.fchmod(fd, self._mode)  # regardless of the umask
+                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+                os.fchmod(fd, MODE)  # regardless of the umask
                 os.close(fd)
             # does not block if somebody has put a named pipe there
             return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -126,43 +109,6 @@ class MachineLock:
                 f"the lock {self._path} cannot be opened: {error.strerror}; its folder must exist, and its owner can "
                 "remove it or make it readable"
             ) from error
-
-
-class ServiceLock:
-    """The service's hold on the machine: its own lock, which no other user can open, and the common one.
-
-    A run that has waited `PATIENCE_S` for the common lock goes on without it, because any user can hold that one.
-    """
-
-    def __init__(self, own: Path) -> None:
-        self._own = own
-        self._since_s: dict[str, float] = {}
-
-    @contextmanager
-    def held(self, run: str) -> Iterator[str | None]:
-        """Hold both over a `with` block for a run; yield who has the common lock nevertheless, None for nobody.
-
-        Raises Busy while the run has to wait.
-        """
-        with MachineLock(self._own, mode=0o600), ExitStack() as stack:
-            ignored = None
-            try:
-                stack.enter_context(MachineLock(default_path()))
-                self.forget(run)  # its patience is with one wait, not with all of them together
-            except Busy as busy:
-                if not self._is_overdue(run):
-                    raise
-                ignored = str(busy)
-            yield ignored
-
-    def forget(self, run: str) -> None:
-        """Begin the patience of a run anew."""
-        self._since_s.pop(run, None)
-
-    def _is_overdue(self, run: str) -> bool:
-        while len(self._since_s) >= MAX_RUNS and run not in self._since_s:
-            del self._since_s[next(iter(self._since_s))]
-        return time.monotonic() - self._since_s.setdefault(run, time.monotonic()) >= PATIENCE_S
 
 
 def _busy(holder: str, path: Path) -> Busy:

@@ -72,8 +72,8 @@ def status(root: Path = Path("/")) -> tuple[str, str] | None:
         return None
     # no answer in a container or a chroot that sees the host's /run
     shown = tool_output("systemctl", "show", NAME, "--property=LoadState,ActiveState,StatusText")
-    found = dict(line.split("=", 1) for line in (shown or "").splitlines() if "=" in line)
-    return (found["ActiveState"], found["StatusText"]) if found.get("LoadState") == "loaded" else None
+    properties = dict(line.split("=", 1) for line in (shown or "").splitlines() if "=" in line)
+    return (properties["ActiveState"], properties["StatusText"]) if properties.get("LoadState") == "loaded" else None
 
 
 def _options(root: Path) -> Options:

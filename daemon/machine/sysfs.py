@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 GPU_CLOCKS = "sys/class/devfreq"
+THOR_GPU = "gpu-gpc-0"
 
 
 def text(path: Path) -> str | None:
@@ -33,9 +34,12 @@ def cpufreq_policies(root: Path) -> list[Path]:
 
 
 def gpu_nodes(root: Path) -> list[Path]:
-    """Return the devfreq nodes of a Jetson's GPU: the part after the address differs between L4T releases."""
+    """Return the devfreq nodes of a Jetson's GPU: the part after the address differs between L4T releases.
+
+    A Thor has one for each clock domain, of which that of the graphics clusters counts.
+    """
     nodes = sorted((root / GPU_CLOCKS).glob("*"))
-    return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu")]
+    return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu", THOR_GPU)]
 
 
 def i2c_chips(root: Path, kind: str) -> list[Path]:
@@ -66,10 +70,10 @@ class KernelFile:
 
     def read_all(self) -> bytes:
         """Return the whole file; of one with many records the kernel gives a page at most at a time."""
-        found = bytearray()
-        while part := self.read(start=len(found)):
-            found += part
-        return bytes(found)
+        content = bytearray()
+        while part := self.read(start=len(content)):
+            content += part
+        return bytes(content)
 
     def close(self) -> None:
         """Close the file until the next reading."""
@@ -79,3 +83,8 @@ class KernelFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def memory_bytes() -> int:
+    """Return how much memory this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -9,18 +9,21 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
-from benchd.daemon.errors import BenchdError
+from benchd.daemon.errors import BenchdError, NotAvailable
 from benchd.daemon.machine import interpreter, sandbox
-from benchd.daemon.machine.environment import installed_version
+from benchd.daemon.machine.environment import installed_version, power_mode_of
 from benchd.daemon.machine.sysfs import text
+from benchd.daemon.measuring import power_modes
+from benchd.daemon.runtimes import PACKAGES, Package
 from benchd.daemon.sampling.sources import SAMPLERS, load
-from benchd.exporters import sessions
+from benchd.exporters import code, tegra
 from benchd.exporters.tegra import install, is_tegra
 
 PROBE_TIMEOUT_S = 120.0  # a cold import of torch from an SD card takes most of a minute
@@ -39,7 +42,6 @@ except Exception as error:
 print(json.dumps(facts))
 """
 NVIDIA_VENDOR = "0x10de"
-TENSORRT_OF_JETPACK = "sudo apt install python3-libnvinfer; the environment needs --system-site-packages"
 NOT_FOR_DOCTOR = "fake"  # plays a script, which nobody has named here
 SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
 
@@ -53,7 +55,6 @@ REMEDIES = {
     "thermal": "virtual machines have no thermal zones",
 }
 ELSEWHERE = {"rapl": "Intel's and AMD's processors have it"}  # in place of the remedy where neither is
-INSTALL = "pip install 'benchd[{}]'"
 CPU_PAIR = "pip install --force-reinstall torch torchvision --index-url https://download.pytorch.org/whl/cpu"
 """On x86-64 the torchvision of pip's usual index links CUDA's part of torch, which a CPU-only torch lacks."""
 
@@ -62,27 +63,37 @@ class Finding(Struct, frozen=True, rename={"remedy": "cure"}):
     """The result of one check: `detail` describes it or gives the reason it is unusable, `remedy` what to do."""
 
     name: str
-    kind: Literal["source", "runtime", "program", "device", "service"]
+    kind: Literal["board", "source", "runtime", "program", "device", "service"]
     usable: bool
     detail: str
     remedy: str = ""
 
 
 def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) -> Iterator[Finding]:
-    """Yield a finding for each sampler, runtime and program, and for the service if it is installed."""
+    """Yield a finding for the board, each sampler, runtime and program, and for the service if it is installed."""
+    if is_tegra(root):
+        yield from _board(root)
     for name in SAMPLERS:
         if name != NOT_FOR_DOCTOR:
             yield _source(name, root)
     yield from _torch_and_cuda(root, probe_timeout_s)
-    yield _package("triton", install("triton", root) if is_tegra(root) else INSTALL.format("gpu"))
-    yield _onnxruntime(root)
-    yield _package("openvino", INSTALL.format("openvino"))
-    yield _package("torchao", INSTALL.format("int8"))
-    yield _package("tensorrt", TENSORRT_OF_JETPACK if is_tegra(root) else INSTALL.format("gpu"))
+    yield from (_package(package, root) for package in PACKAGES.values())
     yield _program("cc", os.environ.get("CC", "cc"), "sudo apt install gcc, or set CC")
     yield _program("c++", os.environ.get("CXX", "g++"), "sudo apt install g++, or set CXX")
     yield _program("mosquitto", "mosquitto", "sudo apt install mosquitto, or use a broker elsewhere")
     yield from service(root)
+
+
+def _board(root: Path) -> Iterator[Finding]:
+    try:
+        yield Finding("jetpack", "board", usable=True, detail=tegra.described(root))
+    except tegra.TooOld as error:
+        yield Finding("jetpack", "board", usable=False, detail=str(error))
+    with suppress(NotAvailable):
+        fastest, mode = power_modes.fastest(power_modes.read_modes(root)), power_mode_of(root)
+        if fastest:
+            remedy = f"the fastest is {fastest.name}: sudo nvpmodel -m {fastest.number}" if fastest.name != mode else ""
+            yield Finding("power mode", "board", usable=True, detail=mode or "unknown", remedy=remedy)
 
 
 def _source(name: str, root: Path) -> Finding:
@@ -166,38 +177,32 @@ def _driver_remedy(root: Path) -> str:
     return "sudo modprobe nvidia, or install NVIDIA's driver" if NVIDIA_VENDOR in on_bus else "another machine has one"
 
 
-def _package(name: str, remedy: str) -> Finding:
-    if find_spec(name):
-        return Finding(name, "runtime", usable=True, detail=installed_version(name) or "installed, version unknown")
-    return Finding(name, "runtime", usable=False, detail="not installed", remedy=remedy)
-
-
-def _onnxruntime(root: Path) -> Finding:
-    """Both distributions contain the package `onnxruntime`: the one installed last overwrites part of the other."""
-    installed = sessions.installed()
+def _package(package: Package, root: Path) -> Finding:
+    """Return whether a package is usable; of two distributions of it the one installed last overwrote the other."""
+    name, installed = package.name, code.versions(*package.distributions)
     if len(installed) > 1:
-        remedy = "pip uninstall -y onnxruntime onnxruntime-gpu, then install the one you want"
-        return Finding(
-            "onnxruntime", "runtime", usable=False, detail="installed twice: " + ", ".join(installed), remedy=remedy
-        )
-    for name, its_version in installed.items():
-        if find_spec("onnxruntime"):
-            return Finding("onnxruntime", "runtime", usable=True, detail=f"{name} {its_version}")
-    return _package("onnxruntime", install("onnxruntime-gpu", root) if is_tegra(root) else INSTALL.format("cpu"))
+        remedy = f"pip uninstall -y {' '.join(installed)}, then install the one you want"
+        detail = f"installed twice: {', '.join(installed)}"
+        return Finding(name, "runtime", usable=False, detail=detail, remedy=remedy)
+    if find_spec(name) is None:
+        return Finding(name, "runtime", usable=False, detail="not installed", remedy=tegra.remedy(package, root))
+    known = [f"{other} {its_version}" if other != name else its_version for other, its_version in installed.items()]
+    detail = next(iter(known), None) or installed_version(name) or "installed, version unknown"
+    return Finding(name, "runtime", usable=True, detail=detail)
 
 
 def _program(name: str, command: str, remedy: str) -> Finding:
-    found = shutil.which(command, path=os.environ.get("PATH", os.defpath) + SYSTEM_PATH)
-    if found:
-        return Finding(name, "program", usable=True, detail=found)
+    program = shutil.which(command, path=os.environ.get("PATH", os.defpath) + SYSTEM_PATH)
+    if program:
+        return Finding(name, "program", usable=True, detail=program)
     return Finding(name, "program", usable=False, detail=f"{command} is not on the PATH", remedy=remedy)
 
 
 def service(root: Path) -> Iterator[Finding]:
     """Yield the service's status, including whether another machine has its id and how to rename one of them."""
-    found = sandbox.status(root)
-    if found:
-        state, status = found
+    of_sandbox = sandbox.status(root)
+    if of_sandbox:
+        state, status = of_sandbox
         usable = state == "active" and "mqtt down" not in status
         detail = f"{state}: {status}" if status else state
         yield Finding("service", "service", usable, detail, "" if usable else "see journalctl -u benchd")

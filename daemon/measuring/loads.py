@@ -7,7 +7,7 @@ from typing import Any
 
 from benchd.daemon.config import Suite
 from benchd.daemon.errors import UsageError
-from benchd.daemon.records import PERCENTILE, QUEUE, Load, Scenario, Variant
+from benchd.daemon.records import PERCENTILE, QUEUE, WITH_STREAMS, Load, Scenario, Variant
 
 MOST_HZ = 1e6
 LONGEST_MS = 1e9
@@ -16,7 +16,6 @@ MOST_QUEUED = 100_000
 MOST_STREAMS = 64
 CUDA_STREAMS = 32  # of torch: the 33rd is the first again (c10/cuda/CUDAStream.h)
 CAPTURES = 2  # of a model in CUDA graphs, whose CUDA streams no other may have: cuBLAS keeps one workspace for each
-WITH_STREAMS = ("single_stream", "server")
 LOWEST_PERCENTILE, HIGHEST_PERCENTILE = 50.0, 99.99
 
 
@@ -99,17 +98,17 @@ def of(suite: Suite, scenario: Scenario) -> Sequence[Load | None]:
 
 def named(parts: dict[str, str]) -> dict[str, Any]:
     """Take the rate and the deadline out of the parts of a case_id; return them as fields of a suite."""
-    found: dict[str, Any] = {"deadline_ms": parts.pop("deadline")} if "deadline" in parts else {}
+    settings: dict[str, Any] = {"deadline_ms": parts.pop("deadline")} if "deadline" in parts else {}
     rate = parts.pop("rate", None)
     if rate == "highest":
-        return found | {"find_rate": True}
-    return found | ({"rates_hz": [rate]} if rate else {})
+        return settings | {"find_rate": True}
+    return settings | ({"rates_hz": [rate]} if rate else {})
 
 
 def neighbour(text: str | None) -> tuple[str, float]:
     """Return the case and the rate in Hz of `CASE:30Hz`; raise UsageError for anything else."""
     case_id, _, rate = (text or "").rpartition(":")
-    found = re.fullmatch(r"(\d+|\d*\.\d+) ?Hz", rate)
-    if not case_id or not found or not 0 < float(found[1]) <= MOST_HZ:
+    match = re.fullmatch(r"(\d+|\d*\.\d+) ?Hz", rate)
+    if not case_id or not match or not 0 < float(match[1]) <= MOST_HZ:
         raise UsageError(f"--beside {text}: expected a case and its rate, such as vim_tiny,custom:30Hz")
-    return case_id, float(found[1])
+    return case_id, float(match[1])

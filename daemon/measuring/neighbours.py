@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon.measuring.process import Worker
-from benchd.daemon.measuring.protocol import Job, Outcome, StageName, unmeasured
+from benchd.daemon.measuring.protocol import Accompany, Job, Outcome, StageName, unmeasured
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.records import NeighbourResult, ProcessResult, Window
 from benchd.daemon.verdicts import timings
@@ -30,8 +30,8 @@ def accompanied(session: Session, job: Job, measured: Callable[[int], Outcome]) 
         return outcome
     if ended.process.status != "ok":
         return unmeasured(ended.process.status, f"its neighbour {job.case.case_id}: {ended.process.reason}")
-    found = _with_frames(outcome.process, ended.process, job)
-    return msgspec.structs.replace(outcome, process=found)
+    framed = _with_frames(outcome.process, ended.process, job)
+    return msgspec.structs.replace(outcome, process=framed)
 
 
 def _until(session: Session, worker: Worker, stage: StageName | None) -> Outcome | None:
@@ -47,8 +47,9 @@ def _until(session: Session, worker: Worker, stage: StageName | None) -> Outcome
 
 def _with_frames(process: ProcessResult, beside: ProcessResult, job: Job) -> ProcessResult:
     """Return the measured process with the neighbour's frames of its window."""
-    if process.window is None or job.neighbour_hz is None:
+    if process.window is None or not isinstance(job.recipe, Accompany):
         return process
+    rate_hz = job.recipe.rate_hz
     files = (Path(job.output) / beside.raw[name].path for name in ("released", "latency"))
     released_ns, latency_ns = (array("q", file.read_bytes()) for file in files)
     within = [
@@ -56,16 +57,16 @@ def _with_frames(process: ProcessResult, beside: ProcessResult, job: Job) -> Pro
         for release, latency in zip(released_ns, latency_ns, strict=True)
         if process.window.start_ns <= release < process.window.end_ns
     ]
-    releases = _releases(process.window, released_ns, job.neighbour_hz)
-    found = NeighbourResult(
+    releases = _releases(process.window, released_ns, rate_hz)
+    neighbour = NeighbourResult(
         case_id=job.case.case_id,
-        rate_hz=job.neighbour_hz,
+        rate_hz=rate_hz,
         releases=releases,
-        misses=releases - sum(latency <= 1e9 / job.neighbour_hz for latency in within),
+        misses=releases - sum(latency <= 1e9 / rate_hz for latency in within),
         timing=timings.part_timing(within) if within else None,
     )
     raw = {f"beside_{name}": file for name, file in beside.raw.items()}
-    return msgspec.structs.replace(process, beside=found, raw=process.raw | raw)
+    return msgspec.structs.replace(process, beside=neighbour, raw=process.raw | raw)
 
 
 def _releases(window: Window, released_ns: "array[int]", rate_hz: float) -> int:

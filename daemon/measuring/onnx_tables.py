@@ -1,6 +1,8 @@
 """Which whole numbers an ONNX file's inputs may hold: the rows of the tables that they index, read from its graph."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import onnx
 from onnx import NodeProto, TensorProto, inliner, numpy_helper
@@ -19,6 +21,8 @@ _TABLES: dict[str, tuple[tuple[int, int], ...]] = {
 }
 """Per operator the places of indices and of what they index, along the attribute `axis`."""
 
+_RECURRENT, _LENGTHS = ("GRU", "LSTM", "RNN"), 4
+
 
 def rows(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the first and last number of each of these inputs that keeps all its indices within their tables.
@@ -29,8 +33,15 @@ def rows(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, tuple[int, i
     return _Graph(model, names).found
 
 
+class _Index(NamedTuple):
+    """A followed whole number: the sum of inputs, each times its factor, and of a constant."""
+
+    factors: Mapping[str, int]
+    constant: int = 0
+
+
 class _Graph:
-    """Follows whole numbers from the inputs, each of which is 1, to the tables that they index."""
+    """Follows whole numbers from the inputs to the tables that they index."""
 
     def __init__(self, model: onnx.ModelProto, names: Sequence[str]) -> None:
         self.found: dict[str, tuple[int, int]] = {}
@@ -38,48 +49,83 @@ class _Graph:
         self._stored = {tensor.name: tensor for tensor in model.graph.initializer}
         self._stored |= {node.output[0]: node.attribute[0].t for node in nodes if node.op_type == "Constant"}
         self._shapes: Mapping[str, list[int]] | None = None
-        self._origins = {name: ({name}, 1) for name in names}  # and the largest number
+        self._followed = {name: _Index({name: 1}) for name in names}
         for node in nodes:
             for index, size in self._indices(node):
-                self._note(index, size)
+                self._note(self._followed[index], 0, size - 1)
+            for lengths, steps in self._lengths(node):
+                self._note(self._followed[lengths], 1, steps)
             self._follow(node)
 
     def _indices(self, node: NodeProto) -> Iterator[tuple[str, int]]:
         """Yield the followed indices that a node reads, each with the size of its table."""
-        if node.op_type == "OneHot" and node.input[0] in self._origins and node.input[1] in self._stored:
+        if node.op_type == "OneHot" and node.input[0] in self._followed and node.input[1] in self._stored:
             yield node.input[0], int(self._largest(node.input[1]))
-        axis = next((one.i for one in node.attribute if one.name in ("axis", "gather_axis")), 0)
+        if node.op_type in ("GatherND", "ScatterND") and node.input[1] in self._followed:
+            sizes, columns = self._shape(node.input[0]), self._shape(node.input[1])[-1:]
+            first = _integer(node, "batch_dims")
+            indexed = sizes[first : first + columns[0] if columns and columns[0] else None]
+            if indexed and all(indexed):
+                yield node.input[1], min(indexed)
+        axis = _integer(node, "axis", "gather_axis")
         for index, table in _TABLES.get(node.op_type, ()):
-            shape = self._shape(node.input[table]) if node.input[index] in self._origins else []
+            shape = self._shape(node.input[table]) if node.input[index] in self._followed else []
             if shape and shape[axis]:
                 yield node.input[index], shape[axis]
 
-    def _note(self, index: str, size: int) -> None:
-        origins, top = self._origins[index]
-        low, high = max(0, 1 - top), 1 + (size - 1 - top) // len(origins)
-        for name in origins:
+    def _lengths(self, node: NodeProto) -> Iterator[tuple[str, int]]:
+        """Yield the followed lengths of sequences that a node reads, each with the steps that these have."""
+        if node.op_type in _RECURRENT and len(node.input) > _LENGTHS and node.input[_LENGTHS] in self._followed:
+            steps = self._shape(node.input[0])[:1]
+            if steps and steps[0]:
+                yield node.input[_LENGTHS], steps[0]
+
+    def _note(self, index: _Index, first: int, last: int) -> None:
+        each = sum(index.factors.values())
+        low, high = max(0, -((index.constant - first) // each)), (last - index.constant) // each
+        for name in index.factors:
             lowest, highest = self.found.get(name, (low, high))
-            self.found[name] = max(low, lowest), min(high, highest)
+            if max(low, lowest) <= min(high, highest):
+                self.found[name] = max(low, lowest), min(high, highest)
 
     def _follow(self, node: NodeProto) -> None:
-        read = node.input[:1] if node.op_type.startswith(("Gather", "Slice", "Pad")) else node.input
-        known = [self._origins[name] for name in read if name in self._origins]
-        if not known or node.op_type not in {*_SAME, "Add", "Sub", "Mod"}:
+        read = node.input[:1] if node.op_type.startswith(("Gather", "Slice", "Pad", "CumSum")) else node.input
+        known = [self._followed[name] for name in read if name in self._followed]
+        if not known or node.op_type not in {*_SAME, "Add", "Sub", "Mod", "Mul", "CumSum"}:
             return
-        tops = [top for _, top in known]
-        moved = [self._largest(name) for name in node.input[: 2 if node.op_type in ("Add", "Sub") else 0]]
-        top = max(tops)
+        first, *others = known
+        made = _Index(
+            {name: factor for one in known for name, factor in one.factors.items()}, max(one.constant for one in known)
+        )
         if node.op_type == "Add":
-            top = sum(moved)
+            made = _Index(_summed(known), sum(one.constant for one in known) + self._constant(node.input))
         elif node.op_type == "Sub":
-            top = moved[0] - moved[1]
-        origins = set().union(*(names for names, _ in known))
-        self._origins |= dict.fromkeys(node.output, (origins, top))
+            if node.input[0] not in self._followed:
+                return
+            made = _Index(first.factors, first.constant - self._largest(node.input[1]))
+        elif node.op_type == "Mul":
+            if others and first.factors.keys() & others[0].factors.keys():  # a mask by itself
+                return
+            made = first if others else _times(first, max(1, self._constant(node.input)))  # or by a mask, of 0 and 1
+        elif node.op_type == "CumSum":
+            made = _times(first, self._length(node))
+        if all(factor > 0 for factor in made.factors.values()):
+            self._followed |= dict.fromkeys(node.output, made)
+
+    def _length(self, node: NodeProto) -> int:
+        """Return how many numbers a CumSum adds up, 0 if the file does not say."""
+        axis, sizes = self._stored.get(node.input[1]), self._shape(node.input[0])
+        return sizes[int(numpy_helper.to_array(axis).item())] if axis is not None and sizes else 0
+
+    def _constant(self, names: Sequence[str]) -> int:
+        """Return the sum of the largest numbers of the stored tensors among these."""
+        return sum(self._largest(name) for name in names if name not in self._followed)
 
     def _largest(self, name: str) -> int:
-        """Return the largest number of a followed tensor or of a stored one, 0 of any other."""
-        if name in self._origins:
-            return self._origins[name][1]
+        """Return the largest number of a stored tensor, that of a followed one if all inputs are 1, 0 of any other."""
+        if name in self._followed:
+            index = self._followed[name]
+            return sum(index.factors.values()) + index.constant
         held = self._stored.get(name)
         if held is None or held.data_location == TensorProto.EXTERNAL:
             return 0
@@ -91,9 +137,25 @@ class _Graph:
             return list(self._stored[name].dims)
         if self._shapes is None:
             inferred = onnx.shape_inference.infer_shapes(self._model).graph
-            found = [*inferred.value_info, *inferred.input]
-            self._shapes = {one.name: [size.dim_value for size in one.type.tensor_type.shape.dim] for one in found}
+            described = [*inferred.value_info, *inferred.input]
+            self._shapes = {one.name: [size.dim_value for size in one.type.tensor_type.shape.dim] for one in described}
         return self._shapes.get(name, [])
+
+
+def _summed(parts: Sequence[_Index]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part.factors)
+    return dict(total)
+
+
+def _times(index: _Index, factor: int) -> _Index:
+    return _Index({name: factor * each for name, each in index.factors.items()}, factor * index.constant)
+
+
+def _integer(node: NodeProto, *names: str) -> int:
+    """Return the attribute by one of these names, 0 by default."""
+    return next((one.i for one in node.attribute if one.name in names), 0)
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:

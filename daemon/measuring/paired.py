@@ -5,7 +5,6 @@ noise into bias: identical code is then called different more often than the loo
 pair measure in turns of one block, on the same CPUs: what slows the machine down for a moment then slows down both.
 """
 
-import math
 import os
 import random
 import subprocess
@@ -14,8 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cache
-from statistics import median
+from functools import cache, partial
 from typing import TextIO, TypeVar
 
 import msgspec
@@ -26,12 +24,11 @@ from benchd.daemon.machine import environment, interpreter
 from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import plan, recording
 from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.protocol import Compare, Outcome
 from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.measuring.session import Session
-from benchd.daemon.measuring.supervisor import PLAIN, Supervisor, Turn, interleaved_rule
-from benchd.daemon.measuring.user_model import UserModule
-from benchd.daemon.records import Record, wall_now
+from benchd.daemon.measuring.supervisor import Supervisor, Turn, interleaved_rule
+from benchd.daemon.records import PLAIN, Record, UserModule, wall_now
 from benchd.daemon.verdicts import effects, noise_floor, one_model
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
@@ -67,7 +64,7 @@ class Request:
     pairs: int | None = None
     pythons: list[str] = field(default_factory=list)
     modules: list[UserModule] = field(default_factory=list)
-    threads: int | None = None
+    threads: list[int] = field(default_factory=list)
     is_aa: bool = False
     comparisons: int = 1
 
@@ -95,8 +92,7 @@ class Side:
 
     def record(self) -> Record:
         """Return the Record of all its processes."""
-        case, preset, limits = self.planned.case, self.planned.preset, self.planned.limits
-        return recording.record(case, preset, self.run, self.run_id, self.outcomes, limits=limits)
+        return recording.of_planned(self.planned, self.run, self.run_id, self.outcomes)
 
 
 def compare(request: Request, planned: Sequence[Planned], session: Session, err: TextIO) -> tuple[Comparison, int]:
@@ -172,13 +168,13 @@ def _planned(
     if own and not f"{case_id},".startswith(f"{own.model},"):
         case_id = f"{own.model},{case_id}"
     suite = plan.suite_of(case_id, request.preset)
-    if request.threads is not None:
-        suite = msgspec.structs.replace(suite, threads=[request.threads])
+    if request.threads:
+        suite = msgspec.structs.replace(suite, threads=request.threads)
     entry, *others = plan.plan([suite], limits, machine, own)
     if others:
         raise UsageError(f"{case_id} matches {1 + len(others)} cases; add the batch size, as in {entry.case.case_id}")
     if entry.case.load and entry.case.load.rate_hz is None:
-        raise UsageError(f"{case_id}: latencies at two different rates do not compare; give both sides one, as rate=30")
+        raise UsageError(f"{case_id}: latencies at different rates cannot be compared; give both sides one, as rate=30")
     if entry.reason:
         raise NotAvailable(f"{case_id}: {entry.reason}")
     return _short(entry)
@@ -228,17 +224,14 @@ def _alternate(
             _interleave(sides)
         min_effect = _min_effect(sides, request, supervisor.session.machine.device, err)
         while True:
-            drawn = random.sample(sides, 2)
-            turns = [_turn(side, len(ratios)) for side in drawn]
-            by_name = {turn.name: side for turn, side in zip(turns, drawn, strict=True)}
-            with closing(supervisor.in_turn(turns)) as running:
-                for turn, outcome in running:
-                    side = by_name[turn.name]
+            turn = partial(_turn, number=len(ratios))
+            with closing(supervisor.in_turn(random.sample(sides, 2), turn)) as running:
+                for side, outcome in running:
                     side.outcomes.append(outcome)
                     mixed = one_model.difference(side.outcomes)
                     if outcome.process.status != "ok" or mixed:
                         return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
-            ratios.append(_ratio(sides))
+            ratios.append(effects.ratio(*(side.outcomes[-1].process for side in sides)))
             _tell(sides, ratios, request.pairs, time.monotonic() - started, err)
             verdict = _verdict(ratios, request, min_effect)
             if verdict:
@@ -270,21 +263,7 @@ def _min_effect(sides: Sequence[Side], request: Request, device: str, err: TextI
 
 
 def _turn(side: Side, number: int) -> Turn:
-    name = f"{side.run_id.run_id}.{number}"
-    return Turn(side.planned, name, number, side.python, interleaved=side.is_interleaved)
-
-
-def _ratio(sides: tuple[Side, Side]) -> float:
-    """Return B's time over A's in the last pair.
-
-    Interleaved blocks are compared two by two, and the median of that is robust to what hit only one of two; processes
-    measured one after the other have only their own medians.
-    """
-    a, b = (side.outcomes[-1].process.blocks for side in sides)
-    if a and b and a.is_interleaved and b.is_interleaved:
-        rounds = zip(a.medians_ms, b.medians_ms, strict=False)  # one side may need fewer
-        return math.exp(median([math.log(late / early) for early, late in rounds]))
-    return sides[1].medians_ms[-1] / sides[0].medians_ms[-1]
+    return Turn(side.planned, f"{side.run_id.run_id}.{number}", number, Compare(repeats=number == 0), side.python)
 
 
 def _verdict(ratios: Sequence[float], request: Request, min_effect: float) -> Verdict | None:

@@ -7,36 +7,41 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.config import MAX_SEED, LimitsConfig, Suite
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu, sandbox
-from benchd.daemon.measuring import loads
+from benchd.daemon.measuring import loads, user_model
 from benchd.daemon.measuring.process import allocator
-from benchd.daemon.measuring.protocol import ImageCount, Limits, encoded
-from benchd.daemon.measuring.user_model import UserFile, UserModel, UserModule
+from benchd.daemon.measuring.protocol import Limits, encoded
 from benchd.daemon.records import (
     DIRECTIONS,
-    FILE_BACKENDS,
     SCENARIOS,
     Case,
     Direction,
     Environment,
+    ImageCount,
+    Inputs,
     Neighbour,
     OptionValue,
     Record,
     Scenario,
+    UserFile,
+    UserModel,
+    UserModule,
     Variant,
     usable_variants,
 )
+from benchd.daemon.runtimes import FILE_BACKENDS, PACKAGES, RUNTIMES
 from benchd.daemon.verdicts.demand import CONFIRMATIONS, MOST_TRIALS, TRIAL_SHARE
 from benchd.daemon.verdicts.statistics import STOP_RULES, minimum_samples
 from benchd.exporters import files, sessions
-from benchd.exporters.tegra import install, is_tegra
+from benchd.exporters.tegra import is_tegra, remedy
 from benchd.models import catalog, data_named, demo, libraries
 
 TEGRA_BUILD_S = 3600.0
@@ -49,10 +54,10 @@ DEFAULT_MODELS = tuple(name for name, model in catalog.MODELS.items() if model.i
 START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
 GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # a desktop driver's and a Tegra's
 NOT_ITS_DEVICE = 'the suite says device = "cuda", and this run is on the CPU: no NVIDIA GPU is visible, or --device cpu'
+OWN_REFERENCE = "the reference of an ONNX file is its own run in ONNX Runtime"
 MAX_BATCH_SIZE = 2**20
 MAX_THREADS = 1024
 MAX_PROCESSES = 1000
-MAX_SEED = 2**62  # torch accepts 64 bits, and each image uses its own seed above this
 OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
@@ -64,16 +69,12 @@ POOL_IMAGES = 256  # measured for accuracy if data and weights are given without
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan needs to know about the machine, without torch."""
+    """What a plan needs to know about the machine, without torch; `packages` are those of PACKAGES that are usable."""
 
     device: str
     has_cxx: bool
     has_cc: bool = True
-    has_triton: bool = True
-    no_onnxruntime: str | None = None
-    has_tensorrt: bool = False
-    has_openvino: bool = False
-    has_torchao: bool = False
+    packages: frozenset[str] = frozenset({"triton", "onnxruntime"})
     gpu_uuid: str | None = None
     closed_gpu: str | None = None
 
@@ -86,10 +87,8 @@ class Machine:
 class Planned:
     """A case of the plan. `reason` is why it cannot run here; `by_name`: its variant was requested by name.
 
-    `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `accuracy` is None
-    if the case measures none. `ships`: one that cannot be deployed as files is refused before it is measured. `ship_to`
-    is the folder to write its files to, `deployed` the one whose files it runs, and `engine` the TensorRT plan of it.
-    `beside` is the plan of its neighbour.
+    `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `beside` is the plan
+    of its neighbour.
     """
 
     case: Case
@@ -98,16 +97,8 @@ class Planned:
     by_name: bool
     reason: str | None
     own: UserModel | None = None
+    inputs: Inputs = field(default_factory=Inputs)
     is_searched: bool = False
-    weights: str | None = None
-    data: str | None = None
-    labels: str | None = None
-    accuracy: ImageCount | None = None
-    ships: bool = False
-    ship_to: str = ""
-    deployed: str = ""
-    engine: str = ""
-    calibration: str | None = None
     beside: "Planned | None" = None
 
     @property
@@ -139,11 +130,10 @@ def inspect(device: str) -> Machine:
     compilers = (os.environ.get("CXX", "g++"), os.environ.get("CC", "cc"))
     has_cxx, has_cc = (shutil.which(compiler) is not None for compiler in compilers)
     gpu_uuid = gpu.measured(asked) if device == "cuda" else None
-    triton, tensorrt, openvino, torchao = (
-        importlib.util.find_spec(name) is not None for name in ("triton", "tensorrt", "openvino", "torchao")
-    )
+    packages = frozenset(name for name in PACKAGES if importlib.util.find_spec(name))
+    packages -= {"onnxruntime"} if sessions.why_not() else set()
     closed = closed_gpu() if device == "cuda" else None
-    return Machine(device, has_cxx, has_cc, triton, sessions.why_not(), tensorrt, openvino, torchao, gpu_uuid, closed)
+    return Machine(device, has_cxx, has_cc, packages, gpu_uuid, closed)
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
@@ -204,7 +194,7 @@ def plan(
     for number, suite in enumerate(suites or [Suite()], 1):
         this = suite.name or str(number)
         for entry in _cases(suite, limits, machine, own, search):
-            encoded((*_reads(entry), entry.calibration))  # a path that no worker can be told
+            encoded((entry.own, entry.inputs))  # a path that no worker can be told
             other, first = planned.setdefault(entry.case.case_id, (this, entry))
             if _reads(first) != _reads(entry):
                 raise UsageError(
@@ -216,11 +206,11 @@ def plan(
     return [entry for _, entry in planned.values()]
 
 
-def _reads(planned: Planned) -> tuple[UserModel | str | None, ...]:
+def _reads(planned: Planned) -> tuple[UserModel | None, Inputs]:
     """Return what a case reads that its case_id does not tell."""
     variant = planned.case.variant
-    calibration = planned.calibration if variant.precision == "int8" and variant.kernels == "torch" else None
-    return planned.own, planned.weights, planned.data, planned.labels, calibration
+    calibration = planned.inputs.calibration if variant.precision == "int8" and variant.kernels == "torch" else None
+    return planned.own, msgspec.structs.replace(planned.inputs, accuracy=None, calibration=calibration)
 
 
 def refuse_unknown(model: str) -> None:
@@ -229,6 +219,38 @@ def refuse_unknown(model: str) -> None:
         raise unknown("model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES)])
     if model not in catalog.MODELS:
         libraries.refuse_unknown(model)
+
+
+def again(record: Record) -> dict[str, Any]:
+    """Return the fields of a suite that measure the case of a record again; files are sought in the current folder."""
+    case, own, load, inputs = record.case, record.own, record.case.load, record.inputs
+    fields: dict[str, Any] = {
+        "variants": [case.variant.name],
+        "batch_sizes": [case.batch_size],
+        "options": {name: [value] for name, value in case.options.items()},
+        "directions": [case.direction],
+        "scenarios": [case.scenario],
+        "seed": case.seed,
+        "provider": case.provider,
+        "dla": case.dla,
+        "threads": [case.threads] if case.threads else [],
+        "streams": [case.streams],
+        "beside": str(case.beside) if case.beside else None,
+        "preset": record.preset if record.preset in PRESETS else "quick",
+        "processes": int(record.limits.get("processes") or len(record.processes) or 1),
+        **msgspec.structs.asdict(inputs),
+    }
+    if load:
+        fields |= msgspec.structs.asdict(load) | {"rates_hz": [load.rate_hz] if load.rate_hz else []}
+        fields["find_rate"] = fields.pop("rate_hz") is None
+    if isinstance(own, UserModule):
+        fields["module"] = own.path
+    elif own:
+        fields |= {"onnx": own.path, "reference": own.reference}
+    else:
+        fields |= {"models": [case.model], "weights": inputs.weights or demo.RANDOM}
+    fields["inputs"] = [str(spec) for spec in own.inputs] if own else []
+    return {name: value for name, value in fields.items() if value not in (None, [], {})}
 
 
 def suite_of(case_id: str, preset: str) -> Suite:
@@ -349,21 +371,9 @@ def _cases(
                         reason = reason or f"its neighbour {beside.case.case_id}: {beside.reason}"
                     its_limits = _of_scenario(limits, case, suite, config)
                     by_name = bool(suite.variants) and not (is_searched and batch_size > 1)
-                    weights, data = _sources(suite, case, own)
+                    inputs = _inputs(suite, case, own)
                     yield Planned(
-                        case,
-                        suite.preset,
-                        its_limits,
-                        by_name,
-                        reason,
-                        own,
-                        is_searched,
-                        weights=weights,
-                        data=data,
-                        labels=suite.labels,
-                        calibration=suite.calibration,
-                        accuracy=_accuracy(suite, weights, data, own),
-                        beside=beside,
+                        case, suite.preset, its_limits, by_name, reason, own, inputs, is_searched, beside=beside
                     )
 
 
@@ -383,14 +393,14 @@ def _refuse(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
 def _neighbour(suite: Suite, config: LimitsConfig, machine: Machine) -> Planned:
     """Return the one case that runs beside those of a suite; raise UsageError for another number of cases."""
     text, _ = loads.neighbour(suite.beside)
-    found = plan([suite_of(text, suite.preset)], config, machine)
-    case = found[0].case
+    planned = plan([suite_of(text, suite.preset)], config, machine)
+    case = planned[0].case
     if (case.scenario, case.direction, case.streams) != ("single_stream", "inference", 1):
         raise UsageError(f"--beside {text}: one stream runs at that rate: leave out scenario, direction and streams")
-    if len(found) > 1:
-        names = " or ".join(entry.case.case_id for entry in found[:2])
+    if len(planned) > 1:
+        names = " or ".join(entry.case.case_id for entry in planned[:2])
         raise UsageError(f"--beside {text}: one case runs beside; name the variant, as in {names}")
-    return found[0]
+    return planned[0]
 
 
 def named_weights(named: str) -> str:
@@ -412,11 +422,15 @@ def _refuse_weights(suite: Suite, models: Sequence[str], own: UserModel | None) 
         raise UsageError(f"--weights is for one model; name it with --models (the plan has {', '.join(models)})")
 
 
-def _sources(suite: Suite, case: Case, own: UserModel | None) -> tuple[str | None, str | None]:
-    """Return the weights and the data of a case; None is random."""
+def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
+    """Return the inputs of a case: those of the suite, with the model's own defaults."""
     if own:
-        return None if suite.weights == demo.RANDOM else suite.weights, suite.data
-    return demo.sources(case.model, case.options, suite.weights, suite.data)
+        weights, data = None if suite.weights == demo.RANDOM else suite.weights, suite.data
+    else:
+        weights, data = demo.sources(case.model, case.options, suite.weights, suite.data)
+    asked = Inputs(**{name: getattr(suite, name) for name in Inputs.__struct_fields__})
+    accuracy = _accuracy(suite, weights, data, own)
+    return msgspec.structs.replace(asked, weights=weights, data=data, accuracy=accuracy)
 
 
 def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserModel | None) -> ImageCount | None:
@@ -435,13 +449,15 @@ def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserMode
 def refuse_absent_images(planned: Sequence[Planned], max_accuracy_drop: float | None) -> None:
     """Raise UsageError for missing images and labels, and for the limit of an accuracy that no case measures."""
     try:
-        for images, labels in {(entry.data, entry.labels) for entry in planned if entry.data}:
-            _, folder = data_named.parse(str(images), labels)
+        for images, labels in {(entry.inputs.data, entry.inputs.labels) for entry in planned}:
+            if images is None:
+                continue
+            _, folder = data_named.parse(images, labels)
             if labels:
                 data_named.read_listed(folder, labels)
     except data_named.DataError as error:
         raise UsageError(str(error)) from error
-    if max_accuracy_drop is not None and not any(entry.accuracy for entry in planned):
+    if max_accuracy_drop is not None and not any(entry.inputs.accuracy for entry in planned):
         raise UsageError("--max-accuracy-drop: no accuracy is measured; add --data, and --accuracy or --weights")
 
 
@@ -449,8 +465,9 @@ def _of_suite(suite: Suite) -> UserModel | None:
     """Return the user's own model that a configuration names instead of models."""
     try:
         if suite.module:
-            return UserModule.installed(suite.module, suite.inputs)
-        return UserFile.at(Path(suite.onnx), suite.inputs) if suite.onnx else None
+            return user_model.installed(suite.module, suite.inputs)
+        reference = Path(suite.reference) if suite.reference else None
+        return user_model.onnx_file(Path(suite.onnx), suite.inputs, reference) if suite.onnx else None
     except UsageError as error:
         raise UsageError(f"suite.{suite.own}: {error}") from error
 
@@ -494,16 +511,17 @@ def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
     """Return the variants worth their time: for quick those that ship most often, else all that can run here."""
     on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
     has_custom = machine.device in catalog.entry(model).custom_kernels
+    has_triton = "triton" in machine.packages
     names = ["eager", *(["fp16"] if on_gpu else [])]
-    names += ["custom"] if has_custom and machine.has_cc and (machine.has_triton or not on_gpu) else []
+    names += ["custom"] if has_custom and machine.has_cc and (has_triton or not on_gpu) else []
     names += ["compile", "compile-amp"] if whole else []
     names += ["cudagraph", "cudagraph-fp16"] if on_gpu and whole else []
-    names += ["custom-cudagraph-fp16"] if on_gpu and has_custom and machine.has_triton else []
-    names += ["onnxruntime"] if machine.no_onnxruntime is None and whole else []
-    names += ["onnxruntime-fp16"] if machine.no_onnxruntime is None and whole and on_gpu else []
-    names += ["openvino"] if machine.has_openvino and whole and not on_gpu else []
-    names += ["tensorrt"] if on_gpu and machine.has_tensorrt and whole else []
-    names += ["tensorrt-fp16"] if on_gpu and machine.has_tensorrt else []
+    names += ["custom-cudagraph-fp16"] if on_gpu and has_custom and has_triton else []
+    for backend in FILE_BACKENDS:
+        runtime = RUNTIMES[backend]
+        if runtime.device in (None, machine.device) and runtime.package in machine.packages:
+            names += [backend] if whole else []
+            names += [f"{backend}-fp16"] if on_gpu and (whole or runtime.device) else []
     return names
 
 
@@ -554,62 +572,99 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel 
 
 def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None:
     """Return why this case cannot run on this machine, as far as known without torch, else None."""
-    variant, custom = case.variant, case.variant.kernels == "custom"
-    is_int8 = variant.built_on == "custom-int8"
-    entry = catalog.find(case.model)
-    lacks_triton = machine.device == "cuda" and not machine.has_triton
-    most = loads.most_on_gpu(variant)
-    reasons = {
-        machine.closed_gpu or "": machine.closed_gpu is not None,
-        "an ONNX file runs on onnxruntime, openvino and tensorrt": user_onnx and variant.backend not in FILE_BACKENDS,
-        "CUDA graphs need an NVIDIA GPU": variant.backend == "cudagraph" and machine.device != "cuda",
-        "TensorRT needs an NVIDIA GPU": variant.backend == "tensorrt" and machine.device != "cuda",
-        "OpenVINO runs on the CPU here: give --device cpu": variant.backend == "openvino" and machine.device != "cpu",
-        variant.runs_nowhere or "": variant.runs_nowhere is not None,
-        machine.no_onnxruntime or "": variant.backend == "onnxruntime" and machine.no_onnxruntime is not None,
-        f"the reference of an ONNX file is its own run in ONNX Runtime: {machine.no_onnxruntime}": (
-            user_onnx and machine.no_onnxruntime is not None
-        ),
-        "the package openvino is not installed: pip install 'benchd[openvino]'": variant.backend == "openvino"
-        and not machine.has_openvino,
-        "int8 inside torch is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8 on a GPU": variant.needs_torchao
-        and not (machine.device == "cpu" and files.is_x86()),
-        "int8 inside torch needs the package torchao: pip install 'benchd[int8]', or use onnxruntime-int8": (
-            variant.needs_torchao and not machine.has_torchao
-        ),
-        "the package tensorrt is not installed: pip install 'benchd[gpu]', or on a Jetson sudo apt install "
-        "python3-libnvinfer": variant.backend == "tensorrt" and not machine.has_tensorrt,
-        "ONNX Runtime has no int8 kernels for CUDA: use tensorrt-int8, or onnxruntime-int8 with --provider tensorrt": (
-            (variant.backend, variant.precision) == ("onnxruntime", "int8")
-            and machine.device == "cuda"
-            and case.provider != "tensorrt"
-            and not user_onnx  # a file of the user may have an operator of integers that CUDA has too
-        ),
-        f"the provider {case.provider} needs an NVIDIA GPU": case.provider in ("cuda", "tensorrt")
-        and machine.device != "cuda",
-        "only a Jetson has a DLA": case.dla is not None and not is_tegra(),
-        "a DLA computes in fp16 and int8 only: give --variants tensorrt-fp16": case.dla is not None
-        and variant.precision == "fp32",
-        "the provider cpu runs on the CPU: give --device cpu": case.provider == "cpu" and machine.device != "cpu",
-        f"{case.model} has no custom kernels": custom and entry is not None and not entry.custom_kernels,
-        f"{case.model} has custom kernels for a CPU only": custom
-        and entry is not None
-        and machine.device not in entry.custom_kernels,
-        f"{case.model} has no int8 kernels: {catalog.NO_INT8}": is_int8 and entry is not None and not entry.custom_int8,
-        "custom-int8 has kernels for a CPU only: int8 on a GPU is tensorrt-int8": is_int8 and machine.device != "cpu",
-        f"custom kernels need the package triton on a GPU: {install('triton')}": custom and lacks_triton,
-        f"torch.compile needs the package triton on a GPU: {install('triton')}": variant.backend == "compile"
-        and lacks_triton,
-        "custom kernels need a C compiler; install gcc or set CC": custom and not machine.has_cc,
-        catalog.TRAINING: case.direction == "training" and not catalog.trains(case.model, variant.name),
-        f"torch's {loads.CUDA_STREAMS} CUDA streams are enough for {most} of {variant.backend}: "
-        f"give --streams {most} or fewer": machine.device == "cuda" and case.streams > most,
-        "no NVIDIA GPU is visible on this machine": machine.device == "cuda" and not has_gpu(),
-        "torch.compile needs a C++ compiler; install g++ or set CXX": (
-            (variant.backend == "compile" or variant.needs_torchao) and not machine.has_cxx
-        ),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    device, here = machine.device, case.variant
+    reasons = itertools.chain(
+        [machine.closed_gpu] if machine.closed_gpu else [],
+        _of_runtime(here, machine, user_onnx=user_onnx),
+        _of_int8(case, machine, user_onnx=user_onnx),
+        _of_settings(case, device),
+        _of_kernels(case, machine),
+        [catalog.TRAINING] if case.direction == "training" and not catalog.trains(case.model, here.name) else [],
+        _of_streams(case, device),
+        ["no NVIDIA GPU is visible on this machine"] if device == "cuda" and not has_gpu() else [],
+        _of_compiler(here, machine),
+    )
+    return next(iter(reasons), None)
+
+
+def _lacks(name: str, machine: Machine) -> str | None:
+    """Return what to do about a package that is not usable here, None if it is."""
+    if name in machine.packages:
+        return None
+    absent = f"the package {name} is not installed: {remedy(PACKAGES[name])}"
+    return sessions.why_not() or absent if name == "onnxruntime" else absent
+
+
+def _of_runtime(variant: Variant, machine: Machine, *, user_onnx: bool) -> Iterator[str]:
+    runtime = RUNTIMES[variant.backend]
+    if user_onnx and not runtime.runs_files:
+        *others, last = FILE_BACKENDS
+        yield f"an ONNX file runs on {', '.join(others)} and {last}"
+    if runtime.device not in (None, machine.device):
+        yield runtime.elsewhere
+    if variant.runs_nowhere:
+        yield variant.runs_nowhere
+    if user_onnx and (lacks := _lacks("onnxruntime", machine)):
+        yield lacks if runtime.package == "onnxruntime" else f"{OWN_REFERENCE}: {lacks}"
+    if runtime.package and (lacks := _lacks(runtime.package, machine)):
+        yield lacks
+
+
+def _of_int8(case: Case, machine: Machine, *, user_onnx: bool) -> Iterator[str]:
+    variant, device = case.variant, machine.device
+    if variant.needs_torchao:
+        if device != "cpu" or not files.is_x86():
+            yield "int8 inside torch is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8 on a GPU"
+        if lacks := _lacks("torchao", machine):
+            yield f"int8 inside torch: {lacks}, or use onnxruntime-int8"
+    is_by_cuda = (variant.backend, variant.precision, device) == ("onnxruntime", "int8", "cuda")
+    if is_by_cuda and case.provider != "tensorrt" and not user_onnx:  # whose file may have integers that CUDA has too
+        other = "use tensorrt-int8, or onnxruntime-int8 with --provider tensorrt"
+        yield f"ONNX Runtime has no int8 kernels for CUDA: {other}"
+
+
+def _of_settings(case: Case, device: str) -> Iterator[str]:
+    if case.provider in ("cuda", "tensorrt") and device != "cuda":
+        yield f"the provider {case.provider} needs an NVIDIA GPU"
+    if case.dla is not None and not is_tegra():
+        yield "only a Jetson has a DLA"
+    if case.dla is not None and case.variant.precision == "fp32":
+        yield "a DLA computes in fp16 and int8 only: give --variants tensorrt-fp16"
+    if case.provider == "cpu" and device != "cpu":
+        yield "the provider cpu runs on the CPU: give --device cpu"
+
+
+def _of_kernels(case: Case, machine: Machine) -> Iterator[str]:
+    entry, is_int8 = catalog.find(case.model), case.variant.built_on == "custom-int8"
+    lacks_triton = machine.device == "cuda" and "triton" not in machine.packages
+    if case.variant.backend == "compile" and lacks_triton:
+        yield f"torch.compile needs the package triton on a GPU: {remedy(PACKAGES['triton'])}"
+    if case.variant.kernels != "custom":
+        return
+    if entry and not entry.custom_kernels:
+        yield f"{case.model} has no custom kernels"
+    if entry and machine.device not in entry.custom_kernels:
+        yield f"{case.model} has custom kernels for a CPU only"
+    if is_int8 and entry and not entry.custom_int8:
+        yield f"{case.model} has no int8 kernels: {catalog.NO_INT8}"
+    if is_int8 and machine.device != "cpu":
+        yield "custom-int8 has kernels for a CPU only: int8 on a GPU is tensorrt-int8"
+    if lacks_triton:
+        yield f"custom kernels need the package triton on a GPU: {remedy(PACKAGES['triton'])}"
+    if not machine.has_cc:
+        yield "custom kernels need a C compiler; install gcc or set CC"
+
+
+def _of_streams(case: Case, device: str) -> Iterator[str]:
+    most, backend = loads.most_on_gpu(case.variant), case.variant.backend
+    if device == "cuda" and case.streams > most:
+        enough = f"torch's {loads.CUDA_STREAMS} CUDA streams are enough for {most} of {backend}"
+        yield f"{enough}: give --streams {most} or fewer"
+
+
+def _of_compiler(variant: Variant, machine: Machine) -> Iterator[str]:
+    if (variant.backend == "compile" or variant.needs_torchao) and not machine.has_cxx:
+        yield "torch.compile needs a C++ compiler; install g++ or set CXX"
 
 
 def cannot_run(machine: Machine) -> dict[str, list[str]]:

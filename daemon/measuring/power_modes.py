@@ -28,6 +28,7 @@ POLL_S = 0.2
 WANTS_REBOOT = "Reboot required"  # the wording of nvpmodel in L4T 35 and 36
 
 _MODEL = re.compile(r"^\s*<\s*POWER_MODEL\b([^>]*)>", re.MULTILINE)
+_WATTS = re.compile(r"(\d+)W")
 _CURRENT = re.compile(r"^NV Power Mode: *(\S.*?) *\n *(\d+)", re.MULTILINE)
 
 
@@ -49,7 +50,7 @@ def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = 
     chosen = _chosen(modes, read_modes(root))
     there = {mode: path for mode in chosen if (path := Path(_of(mode, made))).is_file()}
     if there.keys() >= set(chosen):
-        raise UsageError(f"{', '.join(map(str, there.values()))}: already there; remove what is to be made again")
+        raise UsageError(f"{', '.join(map(str, there.values()))}: already there; remove those to make again")
     sweep = _Sweep([mode for mode in chosen if mode not in there], command, out)
     for mode, path in there.items():
         sweep.say(f"{mode.name} left out: {path} is there already")
@@ -67,6 +68,13 @@ def read_modes(root: Path = Path("/")) -> list[Mode]:
         raise NotAvailable(f"{root / CONFIGURATION} cannot be read; only a Jetson has power modes, which nvpmodel sets")
     headers = [dict(re.findall(r"(\w+)=(\S+)", header)) for header in _MODEL.findall(content)]
     return [Mode(int(header["ID"]), header["NAME"]) for header in headers if {"ID", "NAME"} <= header.keys()]
+
+
+def fastest(modes: Sequence[Mode]) -> Mode | None:
+    """Return the fastest of a board's modes by its name: without a limit, else with the most watts; None of none."""
+    watts = {mode: int(found[1]) for mode in modes if (found := _WATTS.search(mode.name))}
+    unlimited = [mode for name in ("MAXN_SUPER", "MAXN") for mode in modes if mode.name == name]
+    return unlimited[0] if unlimited else max(watts, key=lambda mode: watts[mode], default=None)
 
 
 def _chosen(names: Sequence[str], modes: Sequence[Mode]) -> list[Mode]:
@@ -131,10 +139,10 @@ class _Sweep:
 
 def current() -> Mode:
     """Return the active mode; raise NotAvailable if nvpmodel does not report it."""
-    found = _CURRENT.search(_nvpmodel("-q"))
-    if found is None:
+    match = _CURRENT.search(_nvpmodel("-q"))
+    if match is None:
         raise NotAvailable("nvpmodel -q does not report the power mode")
-    return Mode(int(found[2]), found[1])
+    return Mode(int(match[2]), match[1])
 
 
 def _switch(mode: Mode) -> bool:

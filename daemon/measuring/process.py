@@ -26,6 +26,8 @@ SUSPEND_S = 5.0
 SUSPEND_LOOK_S = 0.0001
 SUSPEND_LOOKS = 1000  # before the signal is sent again
 STDERR = 2
+LOG_BYTES = 2**24
+CUT = b"This log was longer than 16 MiB. What came before is gone.\n"
 KILLED = "the worker was killed by SIGKILL, as the kernel does when memory runs out,"
 # the broker's password and systemd's socket are the service's alone: a worker runs the code of models
 WITHHELD = {"BENCHD_MQTT_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
@@ -65,8 +67,9 @@ class Child(Generic[T]):
         line = encoded(job) + b"\n"
         if self._log:
             self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._log.unlink(missing_ok=True)
         own = {strays.MARK: self._mark} | temporary.variable(self._temporary)
-        with self._log.open("wb") if self._log else nullcontext(STDERR) as out:
+        with self._log.open("ab") if self._log else nullcontext(STDERR) as out:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -174,6 +177,12 @@ class Worker(Child[Message]):
                 self._outcome = message
         return self.has_ended or (self._outcome is not None and not self._outcome.is_partial)
 
+    def cut_log(self) -> None:
+        """Empty a log that is too long: a model that prints in each call would fill the disk."""
+        with suppress(OSError):
+            if self._log_path.stat().st_size > LOG_BYTES:
+                self._log_path.write_bytes(CUT)
+
     def remaining_s(self) -> float:
         """Return how long the current stage may still last."""
         return self._stage_since + self._limits.deadline_s(self.stage) - time.monotonic()
@@ -211,9 +220,9 @@ class Worker(Child[Message]):
 
     def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
         """Reap the process and return its Outcome, or one that reports how it ended; `ended_by` is our reason."""
-        code, found = self.reap(), self._outcome
-        if found and not found.is_partial and not ended_by:
-            return found
+        code, outcome = self.reap(), self._outcome
+        if outcome and not outcome.is_partial and not ended_by:
+            return outcome
         if reason is None:
             ended_itself = self._runs_own and code >= 0 and not self.rubbish
             hint = "; remove os._exit from the module" if ended_itself else ""
@@ -221,8 +230,8 @@ class Worker(Child[Message]):
                 f"{self._exit_reason(code)} in stage {self.stage}{self._last_words()}{hint} "
                 f"(log: logs/{self._log_path.name})"
             )
-        if found and ended_by != "aborted":
-            return msgspec.structs.replace(found, missing={"probes": reason, **found.missing})
+        if outcome and ended_by != "aborted":
+            return msgspec.structs.replace(outcome, missing={"probes": reason, **outcome.missing})
         return unmeasured(ended_by or "failed", reason)
 
     def _exit_reason(self, code: int) -> str:
@@ -255,7 +264,8 @@ def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]
     # the GPU whose sensors are read, by the only name that is the same everywhere
     gpu = {"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {}
     ours = {name: value for name, value in os.environ.items() if name not in WITHHELD}
-    return ours | settings(device, cache) | gpu
+    # without one a compiler finds no part of itself
+    return {"PATH": os.defpath} | ours | settings(device, cache) | gpu
 
 
 def settings(device: str, cache: str) -> dict[str, str]:

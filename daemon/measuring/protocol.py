@@ -7,31 +7,30 @@ from msgspec import Struct, json, structs
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import folders
-from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.records import (
     Accuracy,
     ArtifactFacts,
     Case,
     Check,
-    InputSpec,
+    Inputs,
     ModelFacts,
     Occupancy,
     OptionValue,
     ProcessResult,
     RuntimeFacts,
     Status,
+    UserFile,
+    UserModel,
+    UserModule,
 )
-from benchd.daemon.verdicts.manifest import Packed
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.exporters.files import Form, QuantisedFor
 from benchd.exporters.files import Precision as FilePrecision
+from benchd.models import catalog
 
 StageName = Literal[
     "import", "ready", "build", "export", "load", "check", "accuracy", "idle", "warm_up", "measure", "probe"
 ]
-ImageCount = int | Literal["full"]
-"""How many images of a data set accuracy is measured on."""
-
 CALIBRATION_IMAGES = 512
 
 
@@ -86,63 +85,96 @@ class Limits(Struct, frozen=True, kw_only=True):
         }[stage]
 
 
+class Measure(Struct, frozen=True, tag=True):
+    """Measure the case in full. The device rests for `idle_s` before and after; `probes` asks for its peak rates."""
+
+    idle_s: float = 0.0
+    probes: bool = True
+
+
+class Compare(Struct, frozen=True, tag=True):
+    """Time the case for a comparison, which needs no rests, peak rates, parts of an inference or occupancy.
+
+    `repeats` tests whether a repeated input is answered faster.
+    """
+
+    repeats: bool = True
+
+
+class Race(Compare, frozen=True, tag=True):
+    """Compare, but first refuse a variant that cannot be deployed as files."""
+
+
+class Verify(Compare, frozen=True, tag=True, kw_only=True):
+    """Compare the files of a shipped `folder`, which must give its golden answers first.
+
+    `engine` is a TensorRT plan to load instead of building one.
+    """
+
+    folder: str
+    engine: str = ""
+
+
+class Accompany(Struct, frozen=True, tag=True):
+    """Only run beside another process, at this rate, until SIGTERM."""
+
+    rate_hz: float
+
+
+class Pack(Struct, frozen=True, tag=True):
+    """Write the files that the variant is deployed as to `folder`, and time nothing."""
+
+    folder: str
+
+
+Recipe = Measure | Compare | Race | Verify | Accompany | Pack
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """One process of one case: everything a worker needs to know. Paths come from the command line, never a message.
 
-    Files made from a user's module do not outlive the run `suite_id`, whose processes share them. `weights` is a file,
-    or "demo" for those included, as for `data`; None is random. For the energy sensor, the load continues for `hold_s`
-    around the measured blocks, and the device rests for `idle_s` before and after. `module` is FILE.py:function, or
-    package.module:function in `module_folder`; without `inputs` the model defines them. `probes` requests the device's
-    peak rates. `is_compared` skips what a comparison does not use: rests, rates, the parts of an inference, occupancy.
-    `calibration` names the images of an int8 file as `data` does, or is "random"; None is the default of the weights.
-    `reference` is the fp32 file that a user's quantised file was made from. `repeats` tests whether a repeated input is
-    answered faster. `accuracy` is None in a process that skips it. `ships` refuses a variant that cannot be deployed as
-    files before it is measured. With `ship_to` those files are written to that folder instead of timing anything;
-    `deployed` is the folder whose files this measures, and whose golden answers they must give first; `engine` is a
-    TensorRT plan to load instead of building one. With `neighbour_hz` this process only runs beside another one, at
-    that rate, until SIGTERM. With `waits` it says that it is ready once torch is imported, or with a neighbour once the
-    model is checked, and goes on at the next line of stdin; with `interleaved` also before each measured block. It then
-    uses these `cpus` only, if any are given.
+    Files made from a user's module do not outlive the run `suite_id`, whose processes share them. `own` replaces the
+    catalog's model. For the energy sensor, the load continues for `hold_s` around the measured blocks.
+    `inputs.accuracy` is None in a process that skips it. With `waits` it says that it is ready once torch is imported,
+    or with a neighbour once the model is checked, and goes on at the next line of stdin; with `interleaved` also before
+    each measured block. It then uses these `cpus` only, if any are given.
     """
 
     case: Case
-    options: dict[str, OptionValue]
     limits: Limits
     device: str
     cache: str
+    recipe: Recipe = Measure()
+    own: UserModel | None = None
+    inputs: Inputs = Inputs()
+    calibration_images: int = CALIBRATION_IMAGES
     suite_id: str = ""
     output: str = ""
     raw_name: str = ""
     spawned_ns: int = 0
-    threads: int | None = None
-    weights: str | None = None
-    data: str | None = None
-    labels: str | None = None
-    accuracy: ImageCount | None = None
-    calibration: str | None = None
-    calibration_images: int = CALIBRATION_IMAGES
-    reference: str | None = None
-    module: str | None = None
-    module_folder: str = ""
-    onnx: str | None = None
-    inputs: list[InputSpec] = []
     artifacts: str = ""
     given_artifacts: str | None = None
     workspace_bytes: int | None = None
     hold_s: float = 0.0
-    idle_s: float = 0.0
     gpu_uuid: str | None = None
-    probes: bool = True
-    repeats: bool = True
-    is_compared: bool = False
-    ships: bool = False
-    ship_to: str = ""
-    deployed: str = ""
-    engine: str = ""
-    neighbour_hz: float | None = None
     waits: bool = False
     interleaved: bool = False
     cpus: list[int] = []
+
+    @property
+    def module(self) -> UserModule | None:
+        """Return the user's module, None for another model."""
+        return self.own if isinstance(self.own, UserModule) else None
+
+    @property
+    def onnx(self) -> UserFile | None:
+        """Return the user's ONNX file, None for another model."""
+        return self.own if isinstance(self.own, UserFile) else None
+
+    @property
+    def options(self) -> dict[str, OptionValue]:
+        """Return the options of the case with the catalog's defaults."""
+        return self.case.options if self.own else catalog.entry(self.case.model).resolve(self.case.options)
 
 
 class Stage(Struct, frozen=True, tag="stage"):
@@ -150,6 +182,42 @@ class Stage(Struct, frozen=True, tag="stage"):
 
     name: StageName
     percent: int | None = None
+
+
+class Tensor(Struct, frozen=True):
+    """An input or an output: its name, its type and its shape with the batch."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class Golden(Struct, frozen=True):
+    """How the golden answers are compared: of all `rows`, at most `rows_off` may be beyond an output's limit.
+
+    `tolerances` are shares of the largest float64 answer, by output; rows may be off only for networks with thresholds,
+    in which one spike changes everything after it.
+    """
+
+    batches: int
+    rows: int
+    tolerances: dict[str, float]
+    rows_off: int = 0
+
+
+class Packed(Struct, frozen=True, kw_only=True):
+    """What the worker that wrote the files says of them: how they are called, and the answers to expect.
+
+    `entry` is what a module is built by: `package.module:function` of `code/`, or the catalog's name of the model.
+    """
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    golden: Golden
+    preprocessing: str
+    entry: str = ""
+    provider: str = ""
+    packages: dict[str, str] = {}
 
 
 class Outcome(Struct, kw_only=True, tag="outcome"):
@@ -196,15 +264,13 @@ class ExportRequest(Struct, frozen=True, kw_only=True):
     batches: list[int | None]
     form: Form | None
     options: dict[str, list[str]]
-    weights: str | None
+    inputs: Inputs
     seed: int
     out: str | None
     workspace_bytes: int | None
-    calibration: str | None = None
     calibration_images: int = CALIBRATION_IMAGES
     quantised_for: QuantisedFor | None = None
-    module: UserModule | None = None
-    onnx: UserFile | None = None
+    own: UserModel | None = None
 
     @property
     def single(self) -> bool:

@@ -13,9 +13,10 @@ import msgspec
 
 from benchd.daemon.machine import gpu, identity
 from benchd.daemon.machine.environment import fingerprint
-from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.records import (
+    BACK_TO_BACK,
     PERCENTILES,
     VERDICTS,
     Case,
@@ -50,7 +51,6 @@ RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for a
 FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
-BACK_TO_BACK = ("single_stream", "offline", "sustained", "pipeline")
 
 
 @dataclass(frozen=True)
@@ -97,20 +97,20 @@ def with_samples(
     telemetry, report = sampler.cut(window)
     read = sampler.samples.raw(Window(0, time.monotonic_ns()))
     sampled, ran_on = machine.gpu_uuid, outcome.device_uuid
-    found: Energy | str | None = gpu.mismatch(sampled, ran_on) if sampled and ran_on else None
-    if found is None:
+    measured: Energy | str | None = gpu.mismatch(sampled, ran_on) if sampled and ran_on else None
+    if measured is None:
         idle = (process.idle[0], process.idle[1]) if len(process.idle) == 2 else None
         inferences = _inferences(process, case.batch_size)
-        found = energy.measure(read, sampler.samples.power, window, inferences, read_period_s, idle)
+        measured = energy.measure(read, sampler.samples.power, window, inferences, read_period_s, idle)
     process = msgspec.structs.replace(
         process,
         telemetry=telemetry,
         timeline=[_with_means(part, sampler, window.start_ns) for part in process.timeline],
         sampler=report,
-        energy=found if isinstance(found, Energy) else None,
+        energy=measured if isinstance(measured, Energy) else None,
         interference=_interference(process, read, machine.device),
     )
-    missing = outcome.missing if isinstance(found, Energy) else {"energy": found, **outcome.missing}
+    missing = outcome.missing if isinstance(measured, Energy) else {"energy": measured, **outcome.missing}
     if not any(sample.metric == interference.throttling_of(machine.device) for sample in read):
         missing = {"throttled": "no source tells what holds the clocks down", **missing}
     return msgspec.structs.replace(outcome, process=process, missing=missing)
@@ -218,6 +218,14 @@ def record(
     )
 
 
+def of_planned(
+    planned: Planned, run: Run, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
+) -> Record:
+    """Return the Record of a case of a plan, with what measures it again."""
+    made = record(planned.case, planned.preset, run, run_id, outcomes, probes, planned.limits)
+    return msgspec.structs.replace(made, own=planned.own and planned.own.named, inputs=planned.inputs.named)
+
+
 def _status(outcomes: Sequence[Outcome]) -> tuple[Status, str | None]:
     order: tuple[Status, ...] = ("aborted", "failed", "timeout", "unsupported", "ok")
     worst = min((outcome.process for outcome in outcomes), key=lambda process: order.index(process.status))
@@ -289,61 +297,63 @@ def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
     return [
         Deadlines(
             rate_hz,
-            sum(one.releases for one in found),
-            sum(one.misses for one in found),
-            max(one.worst_lateness_ms for one in found),
+            sum(one.releases for one in deadlines),
+            sum(one.misses for one in deadlines),
+            max(one.worst_lateness_ms for one in deadlines),
         )
-        for rate_hz, found in of_rate.items()
+        for rate_hz, deadlines in of_rate.items()
     ]
 
 
 def _neighbour(outcomes: Sequence[Outcome]) -> NeighbourResult | None:
     """Return the neighbour's frames beside all processes."""
-    found = [outcome.process.beside for outcome in outcomes if outcome.process.beside]
-    if not found:
+    neighbours = [outcome.process.beside for outcome in outcomes if outcome.process.beside]
+    if not neighbours:
         return None
     return NeighbourResult(
-        case_id=found[0].case_id,
-        rate_hz=found[0].rate_hz,
-        releases=sum(one.releases for one in found),
-        misses=sum(one.misses for one in found),
-        timing=_combined([one.timing for one in found]),
+        case_id=neighbours[0].case_id,
+        rate_hz=neighbours[0].rate_hz,
+        releases=sum(one.releases for one in neighbours),
+        misses=sum(one.misses for one in neighbours),
+        timing=_combined([one.timing for one in neighbours]),
     )
 
 
 def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
     """Return the requests of all processes: the least of their rates, which all of them meet if each one did."""
-    found = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
-    if not found:
+    requests = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
+    if not requests:
         return None
-    met = [one.met for one in found]
+    met = [one.met for one in requests]
     return Requests(
-        rate_hz=min(one.rate_hz for one in found),
-        asked=sum(one.asked for one in found),
-        answered=sum(one.answered for one in found),
-        late=sum(one.late for one in found),
-        dropped=sum(one.dropped for one in found),
+        rate_hz=min(one.rate_hz for one in requests),
+        asked=sum(one.asked for one in requests),
+        answered=sum(one.answered for one in requests),
+        late=sum(one.late for one in requests),
+        dropped=sum(one.dropped for one in requests),
         met=False if False in met else None if None in met else True,
-        arrivals_p=min(one.arrivals_p for one in found),
-        noticed_ms=max((one.noticed_ms for one in found if one.noticed_ms is not None), default=None),
-        busy_share=median([one.busy_share for one in found]),
+        arrivals_p=min(one.arrivals_p for one in requests),
+        noticed_ms=max((one.noticed_ms for one in requests if one.noticed_ms is not None), default=None),
+        busy_share=median([one.busy_share for one in requests]),
     )
 
 
 def _dropped_half(outcomes: Sequence[Outcome]) -> bool:
     """Return whether the median request of a process was dropped, so that there is no median latency."""
-    found = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
-    return any(figures.is_dropped_median(one) for one in found)
+    requests = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
+    return any(figures.is_dropped_median(one) for one in requests)
 
 
 def _memory(outcomes: Sequence[Outcome]) -> Memory | None:
     peaks = [outcome.process.memory for outcome in outcomes if outcome.process.memory]
     if not peaks:
         return None
+    worker = [peak.worker_peak_bytes for peak in peaks if peak.worker_peak_bytes is not None]
     device = [peak.device_peak_bytes for peak in peaks if peak.device_peak_bytes is not None]
     return Memory(
         rss_peak_bytes=max(peak.rss_peak_bytes for peak in peaks),
-        device_peak_bytes=max(device) if device else None,
+        worker_peak_bytes=max(worker, default=None),
+        device_peak_bytes=max(device, default=None),
     )
 
 
@@ -373,11 +383,11 @@ def _floor(
 
 
 def _summaries(outcomes: Sequence[Outcome]) -> dict[str, Summary]:
-    found: dict[str, list[Summary]] = {}
+    by_name: dict[str, list[Summary]] = {}
     for outcome in outcomes:
         for name, summary in outcome.process.telemetry.items():
-            found.setdefault(name, []).append(summary)
-    return {name: _pooled(summaries) for name, summaries in sorted(found.items())}
+            by_name.setdefault(name, []).append(summary)
+    return {name: _pooled(summaries) for name, summaries in sorted(by_name.items())}
 
 
 def _pooled(summaries: Sequence[Summary]) -> Summary:
@@ -436,14 +446,18 @@ def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:
 
 def _slow_clocks(environment: Environment, telemetry: dict[str, Summary]) -> set[str]:
     """Return the flag of a device that stayed far below its own highest clock from start to end."""
-    found = of_range(environment, _ending(telemetry, "_clock_hz"))
-    return {"clock_below_range"} if found and found[0] < RANGE_SHARE * found[1] else set()
+    clock_range = of_range(environment, _ending(telemetry, "_clock_hz"))
+    return {"clock_below_range"} if clock_range and clock_range[0] < RANGE_SHARE * clock_range[1] else set()
 
 
-def _disturbances(found: Interference | None) -> set[str]:
+def _disturbances(interference: Interference | None) -> set[str]:
     """Return what disturbed more than a fifth of the blocks."""
-    reasons = Counter(reason for block in found.reasons for reason in block) if found else Counter[str]()
-    return {reason for reason, count in reasons.items() if found and count > DISTURBED_SHARE * len(found.reasons)}
+    reasons = Counter(reason for block in interference.reasons for reason in block) if interference else Counter[str]()
+    return {
+        reason
+        for reason, count in reasons.items()
+        if interference and count > DISTURBED_SHARE * len(interference.reasons)
+    }
 
 
 def _foreign_cpus(telemetry: dict[str, Summary], online_cpus: int) -> float:

@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -30,11 +30,9 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.process import Child, Worker
 from benchd.daemon.measuring.protocol import Job, StageName, unmeasured
 from benchd.daemon.measuring.recording import Run, RunId
-from benchd.daemon.measuring.user_model import UserFile, UserModule
 from benchd.daemon.records import Environment, Record, Sample, Status, encode
 from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.models import catalog
 
 ATTEND_S = 1.0
 INTERRUPTED = "interrupted by a signal"
@@ -70,8 +68,8 @@ class Session:
 
     Paths come only from the command line or the configuration. `flags` name what else we run on the machine. `attend`
     is called about once per second while a child works; a reason that it returns ends the child. With `waiting` the
-    session waits until nobody else measures the machine, and reports that there; `lock` replaces that lock.
-    `interrupted` means that a signal has ended it, and `failures` lists what could not be stored.
+    session waits until nobody else measures the machine, and reports that there. `interrupted` means that a signal has
+    ended it, and `failures` lists what could not be stored.
     """
 
     config: Config
@@ -83,7 +81,6 @@ class Session:
     given_artifacts: Path | None = None
     workspace_bytes: int | None = None
     flags: tuple[str, ...] = ()
-    lock: Callable[[], AbstractContextManager[object]] | None = None
     interrupted: bool = False
     failures: list[str] = field(default_factory=list)
     _started: ExitStack = field(default_factory=ExitStack)
@@ -108,8 +105,7 @@ class Session:
     @contextmanager
     def measuring(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
         """Hold the machine's lock and handle the signals that end a run; raise Busy if another process measures."""
-        lock = self.lock() if self.lock else MachineLock(waiting=self.waiting)
-        with lock, on_signals(ending, self._interrupt) as (self._wake, _):
+        with MachineLock(waiting=self.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -129,33 +125,19 @@ class Session:
 
     def job(self, planned: Planned, suite_id: str) -> Job:
         """Return what a child needs to build the case's model."""
-        case, own = planned.case, planned.own
         return Job(
-            case=case,
-            options=case.options if own else catalog.entry(case.model).resolve(case.options),
+            case=planned.case,
             limits=planned.limits,
             device=self.machine.device,
             cache=str(folders.cache()),
+            own=planned.own,
+            inputs=msgspec.structs.replace(planned.inputs, accuracy=None),
             suite_id=suite_id,
             output=str(self.output),
-            threads=case.threads,
-            weights=planned.weights,
-            data=planned.data,
-            labels=planned.labels,
-            calibration=planned.calibration,
-            reference=own.reference if isinstance(own, UserFile) else None,
-            module=own.path if isinstance(own, UserModule) else None,
-            module_folder=own.folder if isinstance(own, UserModule) else "",
-            onnx=own.path if isinstance(own, UserFile) else None,
-            inputs=own.inputs if own else [],
             artifacts=str(folders.artifacts()),
             given_artifacts=str(self.given_artifacts) if self.given_artifacts else None,
             workspace_bytes=self.workspace_bytes,
             gpu_uuid=self.machine.gpu_uuid,
-            ships=planned.ships,
-            ship_to=planned.ship_to,
-            deployed=planned.deployed,
-            engine=planned.engine,
         )
 
     def sampler(self, plan: Sequence[Planned]) -> SamplerProcess:
@@ -194,6 +176,7 @@ class Session:
             worker.stop()
             return "timeout", too_long
         is_ready = self.wait(worker, remaining_s)
+        worker.cut_log()
         reason = self.reason_to_end()
         if reason:
             worker.stop()
@@ -221,7 +204,9 @@ class Session:
         """Return a failed record in its place: without one a service would measure the case again and again."""
         run, run_id = self.run(record.suite_id), RunId(record.run_id, record.t_wall, record.t_mono_ns)
         made = recording.record(record.case, record.preset, run, run_id, [unmeasured("failed", reason)])
-        return msgspec.structs.replace(made, flags=record.flags)
+        return msgspec.structs.replace(
+            made, limits=record.limits, own=record.own, inputs=record.inputs, flags=record.flags
+        )
 
     def _hand_over(self, sink: Sink, record: Record, body: bytes) -> None:
         try:

@@ -9,9 +9,10 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -19,10 +20,11 @@ from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import neighbours, plan, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.process import KILLED, Worker
-from benchd.daemon.measuring.protocol import ImageCount, Job, Outcome, unmeasured
+from benchd.daemon.measuring.protocol import Accompany, Job, Measure, Outcome, Recipe, unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Ending, Session, spare_cpu
-from benchd.daemon.records import Case, Precision, Probes, Record
+from benchd.daemon.records import PLAIN, Case, ImageCount, Probes, Record
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.sampling import energy
 from benchd.daemon.verdicts.statistics import StopRule
 
@@ -31,25 +33,28 @@ NOT_RUN = "the worker could not be run"  # the machine refused it, whatever the 
 NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
 INTERLEAVED_BLOCK_S = 0.006
 ABREAST = 2  # processes that import torch side by side; one that waits holds 0.3 GiB
-PLAIN = ("single_stream", "offline")  # scenarios of nothing but runs, of which any stretch is like any other
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One process of a case; its raw times and its log are called `name`.
+    """One process of a case, by its recipe; its raw times and its log are called `name`.
 
-    `python` is another interpreter. The blocks of `interleaved` turns alternate. `is_last`: no process of the run
-    follows whose device rates would be the same.
+    `python` is another interpreter.
     """
 
     planned: Planned
     name: str
     index: int
+    recipe: Recipe
     python: str = ""
     accuracy: ImageCount | None = None
-    is_compared: bool = True
-    interleaved: bool = False
-    is_last: bool = False
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Return whether its blocks alternate with those of another one."""
+        rule = self.planned.limits.rule
+        return rule == interleaved_rule(rule.cap_s)
 
 
 @dataclass
@@ -114,13 +119,19 @@ class Supervisor:
         for one in cases:
             if one.planned.reason:
                 one.outcomes.append(unmeasured("unsupported", one.planned.reason))
-        for number in range(max(one.planned.limits.processes for one in cases)):
-            left = [one for one in cases if one.is_incomplete]
-            for place, one in enumerate(drawn := random.sample(left, len(left))):
-                begins(one)
-                self._next(one, number, is_last=self._is_last(one, drawn[place + 1 :]))
-                if one.outcomes[-1].process.status == "aborted":
-                    self._abort(cases, one.outcomes[-1])
+
+        def turn(one: Measured) -> Turn:
+            begins(one)
+            number, planned = len(one.outcomes), one.planned
+            recipe = self._recipe(planned, is_last=self._is_last(one, cases))
+            accuracy = None if number else planned.inputs.accuracy
+            return Turn(planned, f"{one.run_id.run_id}.{number}", number, recipe, accuracy=accuracy)
+
+        while left := [one for one in cases if one.is_incomplete]:
+            for one, outcome in self.in_turn(random.sample(left, len(left)), turn, abreast=1):
+                self._keep(one, outcome)
+                if outcome.process.status == "aborted":
+                    self._abort(cases, outcome)
                     return
 
     def _abort(self, cases: Sequence[Measured], aborted: Outcome) -> None:
@@ -129,26 +140,20 @@ class Supervisor:
             if self.needs_all and one.outcomes and one.is_incomplete:
                 one.outcomes.append(unmeasured("aborted", aborted.process.reason))
 
-    def _next(self, one: Measured, number: int, *, is_last: bool) -> None:
-        """Run the next process of a case."""
-        planned, name = one.planned, f"{one.run_id.run_id}.{number}"
-        if number == 0 and planned.case.scenario == "cold_start":  # an uncounted process makes files and fills caches
-            ready = self.process(Turn(planned, f"{one.run_id.run_id}.ready", 0, is_compared=False))
-            if ready.process.status != "ok":
-                one.outcomes.append(ready)
-                return
-        accuracy = None if number else planned.accuracy
-        outcome = self.process(Turn(planned, name, number, accuracy=accuracy, is_compared=False, is_last=is_last))
+    def _keep(self, one: Measured, outcome: Outcome) -> None:
+        """Keep the outcome of a case's next process, and the rates that it probed."""
+        planned = one.planned
         failed = "probes" in outcome.missing and planned.case.scenario != "cold_start"
         if outcome.process.probes or failed:  # what failed once is not tried again
             self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
         one.outcomes.append(_end_of_search(outcome, planned.case.batch_size) if planned.is_searched else outcome)
 
-    def _is_last(self, one: Measured, rest: Sequence[Measured]) -> bool:
-        """Return whether no process of the run follows with these rates; `rest` is that of the round."""
+    def _is_last(self, one: Measured, cases: Sequence[Measured]) -> bool:
+        """Return whether no process of the run follows with these rates; `cases` take turns with this one."""
         groups = plan.in_rounds(self.plan)
         place = next((place for place, group in enumerate(groups) if one.planned in group), len(groups))
-        later = [other.planned for other in rest] + [entry for group in groups[place + 1 :] for entry in group]
+        others = [other.planned for other in cases if other is not one and other.is_incomplete]
+        later = others + [entry for group in groups[place + 1 :] for entry in group]
         rates = _rates_of(one.planned.case)
         probing = [entry for entry in later if not entry.reason and _waits(entry)]
         is_complete = len(one.outcomes) == one.planned.limits.processes - 1
@@ -157,10 +162,18 @@ class Supervisor:
     def _record(self, one: Measured) -> Record:
         planned, run = one.planned, self.session.run(self.suite_id)
         rates = self._rates.get(_rates_of(planned.case))
-        return recording.record(planned.case, planned.preset, run, one.run_id, one.outcomes, rates, planned.limits)
+        return recording.of_planned(planned, run, one.run_id, one.outcomes, rates)
 
     def process(self, turn: Turn) -> Outcome:
-        """Run one process of a case to its end."""
+        """Run one process of a case to its end; before its first cold start one more, uncounted."""
+        if turn.index == 0 and turn.planned.case.scenario == "cold_start":
+            name = f"{turn.name.rpartition('.')[0]}.ready"
+            ready = self._process(replace(turn, name=name))  # it makes files and fills caches
+            if ready.process.status != "ok":
+                return ready
+        return self._process(turn)
+
+    def _process(self, turn: Turn) -> Outcome:
         job = self._job(turn)
         try:
             outcome = self._accompanied(job, turn)
@@ -168,19 +181,26 @@ class Supervisor:
             outcome = _not_run(error)
         return self._with_samples(outcome, turn)
 
-    def in_turn(self, turns: Sequence[Turn]) -> Generator[tuple[Turn, Outcome], None, None]:
-        """Run these processes one after the other, or interleaved, and yield each turn with its outcome as it ends.
+    def in_turn(
+        self, entrants: Sequence[T], turn: Callable[[T], Turn], abreast: int = ABREAST
+    ) -> Generator[tuple[T, Outcome], None, None]:
+        """Run a process of each entrant, in this order, and yield it with its outcome as that ends.
 
-        Two at a time import torch side by side.
+        So many at a time import torch side by side, and measure one after the other, or in turns of one block. `turn`
+        is asked for their processes when those before have ended.
         """
-        for first in range(0, len(turns), ABREAST):
-            yield from self._abreast(turns[first : first + ABREAST])
+        for first in range(0, len(entrants), abreast):
+            some = entrants[first : first + abreast]
+            turns = [turn(one) for one in some]
+            with closing(self._abreast(turns)) as running:
+                for ended, outcome in running:
+                    yield some[turns.index(ended)], outcome
 
-    def _abreast(self, turns: Sequence[Turn]) -> Iterator[tuple[Turn, Outcome]]:
+    def _abreast(self, turns: Sequence[Turn]) -> Generator[tuple[Turn, Outcome], None, None]:
         if len(turns) == 1 or not all(_waits(turn.planned) for turn in turns):
             yield from ((turn, self.process(turn)) for turn in turns)
             return
-        interleaved = all(turn.interleaved for turn in turns)
+        interleaved = all(turn.is_interleaved for turn in turns)
         cpus = self._shared_cpus(turns) if interleaved else []
         waiting = partial(msgspec.structs.replace, waits=True, interleaved=interleaved, cpus=cpus)
         with ExitStack() as started:
@@ -246,18 +266,21 @@ class Supervisor:
     def _job(self, turn: Turn) -> Job:
         session = self.session
         power, period_s = session.sampler(self.plan).samples.power, session.config.sampling.period_s
-        longest_s = turn.planned.limits.deadline_s("idle") / 2  # clocks settle in half as long again
+        job = session.job(turn.planned, self.suite_id)
         return msgspec.structs.replace(
-            session.job(turn.planned, self.suite_id),
+            job,
+            recipe=turn.recipe,
+            inputs=msgspec.structs.replace(job.inputs, accuracy=turn.accuracy),
             raw_name=turn.name,
             spawned_ns=time.monotonic_ns(),
             hold_s=energy.hold_s(power, period_s),
-            idle_s=min(longest_s, energy.idle_s(power, period_s)),
-            probes=self._is_to_probe(turn) and not turn.planned.beside,
-            repeats=not turn.is_compared or turn.index == 0,
-            is_compared=turn.is_compared,
-            accuracy=turn.accuracy,
         )
+
+    def _recipe(self, planned: Planned, *, is_last: bool) -> Measure:
+        power, period_s = self.session.sampler(self.plan).samples.power, self.session.config.sampling.period_s
+        longest_s = planned.limits.deadline_s("idle") / 2  # clocks settle in half as long again
+        idle_s = min(longest_s, energy.idle_s(power, period_s))
+        return Measure(idle_s, self._is_to_probe(planned, is_last=is_last) and not planned.beside)
 
     def _worker(self, job: Job, turn: Turn) -> Worker:
         return Worker(job, self.session.output / "logs" / f"{job.raw_name}.log", turn.python)
@@ -295,22 +318,20 @@ class Supervisor:
             return None
         return msgspec.structs.replace(
             self.session.job(planned.beside, self.suite_id),
+            recipe=Accompany(planned.case.beside.rate_hz),
             raw_name=f"{turn.name}.beside",
             spawned_ns=time.monotonic_ns(),
-            probes=False,
-            repeats=False,
-            neighbour_hz=planned.case.beside.rate_hz,
         )
 
-    def _is_to_probe(self, turn: Turn) -> bool:
+    def _is_to_probe(self, planned: Planned, *, is_last: bool) -> bool:
         """Return whether this process probes the device's rates: the first and the last with the same settings do.
 
         It is unknown where a search ends, so each of its cases may be the last.
         """
-        rates = _rates_of(turn.planned.case)
+        rates = _rates_of(planned.case)
         if rates not in self._rates:
             return True
-        return self._rates[rates] is not None and (turn.planned.is_searched or turn.is_last)
+        return self._rates[rates] is not None and (planned.is_searched or is_last)
 
     def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> Ending:
         """Wait for the worker to end, or to wait for its turn; return how and why we ended it, else (None, None)."""

@@ -1,5 +1,6 @@
 """The inputs of a user's model: the syntax of `--input`, what is drawn for each, and their files. No torch."""
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import msgspec
 
 from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.machine.sysfs import memory_bytes
 from benchd.daemon.records import DTYPES, Dtype, InputSpec
 from benchd.exporters.artifacts import sha256_of
 
@@ -15,7 +17,7 @@ SYNTAX = "[NAME=][TYPE:]SIZES[:LOW-HIGH], [NAME=][TYPE:](SIZES)=VALUE or [NAME=]
 EXAMPLES = "3x224x224, ids=int64:16:0-999, rate=int64:()=16000 or x=@x.npy"
 GIVING = "--input NAME=TYPE:SIZES:LOW-HIGH or NAME=@FILE"
 """How a range or a file is given, for a sentence about numbers that were drawn."""
-SAMPLES: tuple[Dtype, ...] = ("uint8", "int8", "int16")
+SAMPLES: tuple[Dtype, ...] = ("uint8", "int8", "uint16", "int16")
 """The types of bytes and samples, whose numbers mean something over all of their range."""
 
 _NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
@@ -42,23 +44,23 @@ def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
 
 
 def _input(text: str) -> InputSpec:
-    found = _INPUT.fullmatch(text)
-    sizes = (found["sizes"] or "").split("x") if found and found["sizes"] else []
-    if not found or sizes.count("N") > (0 if found["shared"] else 1):
+    match = _INPUT.fullmatch(text)
+    sizes = (match["sizes"] or "").split("x") if match and match["sizes"] else []
+    if not match or sizes.count("N") > (0 if match["shared"] else 1):
         raise UsageError(f"--input {text}: expected {SYNTAX}, as in {EXAMPLES}")
     known = {str(dtype): dtype for dtype in DTYPES}
-    if found["type"] and found["type"] not in known:
-        raise unknown("type of an input", found["type"], known)
+    if match["type"] and match["type"] not in known:
+        raise unknown("type of an input", match["type"], known)
     if any(size != "N" and not int(size) for size in sizes):
         raise UsageError(f"--input {text}: every size is at least 1")
-    low, high = found["low"] or found["value"], found["high"] or found["value"]
+    low, high = match["low"] or match["value"], match["high"] or match["value"]
     return InputSpec(
-        name=(found["name"] or "").strip(),
-        dtype=known[found["type"]] if found["type"] else None,
+        name=(match["name"] or "").strip(),
+        dtype=known[match["type"]] if match["type"] else None,
         shape=[int(size) for size in sizes if size != "N"],
-        batch_axis=None if found["shared"] else sizes.index("N") if "N" in sizes else 0,
+        batch_axis=None if match["shared"] else sizes.index("N") if "N" in sizes else 0,
         span=(_number(low), _number(high)) if low and high else None,
-        file=found["file"] or "",
+        file=match["file"] or "",
     )
 
 
@@ -67,19 +69,33 @@ def _number(text: str) -> int | float:
 
 
 def typed(spec: InputSpec, dtype: Dtype | None) -> InputSpec:
-    """Return the input with its type, by default `dtype`; raise UsageError for a span that the type does not hold."""
+    """Return the input with its type, by default `dtype`.
+
+    Raises UsageError for a span that the type does not hold, and for sizes that this machine's memory does not.
+    """
     spec = msgspec.structs.replace(spec, dtype=spec.dtype or dtype)
+    if spec.dtype:
+        _refuse_large(spec, math.prod(spec.shape) * _bits(spec.dtype) // 8)
     if spec.span and spec.dtype:
         least, most = limits(spec.dtype)
-        numbers = "numbers" if isinstance(most, float) else "whole numbers"
-        if not least <= spec.span[0] <= spec.span[1] <= most or not {type(most), int} >= set(map(type, spec.span)):
-            raise UsageError(f"--input {spec}: give two {numbers} from {least} to {most}, the lower one first")
+        kind, (low, high) = "number" if isinstance(most, float) else "whole number", spec.span
+        if not least <= low <= high <= most or not {type(most), int} >= {type(low), type(high)}:
+            within = f"from {least} to {most}"
+            words = f"a {kind} {within}" if spec.is_constant else f"two {kind}s {within}, the lower one first"
+            raise UsageError(f"--input {spec}: give {words}")
     return spec
 
 
 def of_module(specs: Sequence[InputSpec]) -> list[InputSpec]:
     """Return the inputs of a module: float32 unless they say another type or their files hold whole numbers."""
     return [described(typed(spec, None if spec.file else DTYPES[0])) for spec in specs]
+
+
+def _refuse_large(spec: InputSpec, size: int) -> None:
+    """Raise UsageError for an input of more bytes than this machine has memory."""
+    if size > memory_bytes():
+        has = f"this machine has {memory_bytes() / 2**30:.3g} GiB of memory"
+        raise UsageError(f"--input {spec}: its numbers take {size / 2**30:.3g} GiB, and {has}")
 
 
 def limits(dtype: Dtype) -> tuple[int | float, int | float]:
@@ -89,8 +105,13 @@ def limits(dtype: Dtype) -> tuple[int | float, int | float]:
     if "float" in dtype:
         most = {"float16": 65504.0, "float64": 1.7e308}.get(dtype, 3.3e38)
         return -most, most
-    bits, is_signed = int(dtype.lstrip("uint")), not dtype.startswith("u")
-    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
+    is_signed = not dtype.startswith("u")
+    most = 2 ** min(_bits(dtype) - is_signed, 63) - 1  # numbers are drawn as int64
+    return -(most + 1) if is_signed else 0, most
+
+
+def _bits(dtype: Dtype) -> int:
+    return 8 if dtype == "bool" else int(re.sub(r"\D", "", dtype))
 
 
 def spanned(spec: InputSpec, rows: tuple[int, int] | None = None) -> InputSpec:
@@ -101,21 +122,25 @@ def spanned(spec: InputSpec, rows: tuple[int, int] | None = None) -> InputSpec:
     """
     if spec.span or spec.file or spec.dtype in (None, "bool") or "float" in spec.dtype:
         return spec
-    is_mask = "mask" in spec.name.lower()
     alone = limits(spec.dtype) if spec.dtype in SAMPLES else (0, 1)
-    return msgspec.structs.replace(spec, span=(0, 1) if is_mask else rows or alone)
+    return msgspec.structs.replace(spec, span=(0, 1) if is_mask(spec.name) else rows or alone)
+
+
+def is_mask(name: str) -> bool:
+    """Return whether an input's whole numbers are only 0 and 1."""
+    return "mask" in name.lower()
 
 
 def described(spec: InputSpec) -> InputSpec:
     """Return the input with the type, the sizes and the hash of its file; raise UsageError if that does not fit."""
     if not spec.file:
         return spec
-    found = numbers_of(spec)
-    items, shape = (0, found.shape) if spec.batch_axis is None else (len(found), found.shape[1:])
-    as_held = DTYPES[0] if found.dtype.kind == "f" else str(found.dtype)  # numpy's own floats are float64
+    numbers = numbers_of(spec)
+    items, shape = (0, numbers.shape) if spec.batch_axis is None else (len(numbers), numbers.shape[1:])
+    as_held = DTYPES[0] if numbers.dtype.kind == "f" else str(numbers.dtype)  # numpy's own floats are float64
     dtype = spec.dtype or next((name for name in DTYPES if name == as_held), None)
     if dtype is None:
-        raise UsageError(f"--input {spec}: its numbers are {found.dtype}; write one of {', '.join(DTYPES)}")
+        raise UsageError(f"--input {spec}: its numbers are {numbers.dtype}; write one of {', '.join(DTYPES)}")
     return msgspec.structs.replace(spec, dtype=dtype, shape=list(shape), items=items, sha256=sha256_of(Path(spec.file)))
 
 
@@ -127,19 +152,21 @@ def numbers_of(spec: InputSpec) -> Any:
     import numpy as np  # noqa: PLC0415 - plans without a file need none
 
     try:
-        with Path(spec.file).open("rb") as opened:
-            found = np.lib.format.read_array(opened, allow_pickle=False)
+        mapped = np.lib.format.open_memmap(spec.file, mode="r")
+        _refuse_large(spec, mapped.nbytes)
+        found = np.array(mapped)
     except OSError as error:
         raise UsageError(f"--input {spec}: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"--input {spec}: not a whole .npy file of numbers ({error})") from error
+        raise UsageError(f"--input {spec}: not a complete .npy file of numbers ({error})") from error
     if found.dtype.kind not in "biuf" or np.isnan(found).any():
-        raise UsageError(f"--input {spec}: its array of {found.dtype} holds what is no real number")
+        raise UsageError(f"--input {spec}: its {found.dtype} array holds values that are not real numbers")
     if spec.batch_axis is not None and not found.shape[:1] > (0,):
         raise UsageError(f"--input {spec}: its first axis counts the items, but its shape is {list(found.shape)}")
     if not spec.dtype or spec.dtype in ("bfloat16", str(found.dtype)):
         return np.require(found, requirements=["C", "W"])
-    as_read = found.astype(spec.dtype)
+    with np.errstate(invalid="ignore"):  # what it does not hold is said below
+        as_read = found.astype(spec.dtype)
     if "float" not in spec.dtype and not np.array_equal(as_read, found):
         raise UsageError(f"--input {spec}: its numbers are {found.dtype} and not all of them are {spec.dtype}")
     return as_read

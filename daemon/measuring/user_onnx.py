@@ -10,8 +10,10 @@ from onnx import TensorProto
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import onnx_tables
-from benchd.daemon.measuring.user_inputs import described, spanned, typed
-from benchd.daemon.records import Dtype, InputSpec, Precision
+from benchd.daemon.measuring.user_inputs import described, is_mask, spanned, typed
+from benchd.daemon.records import Dtype, InputSpec
+from benchd.daemon.runtimes import Precision
+from benchd.exporters import onnx_files
 
 _TYPES: dict[int, Dtype] = {
     TensorProto.FLOAT: "float32",
@@ -21,13 +23,17 @@ _TYPES: dict[int, Dtype] = {
     TensorProto.INT32: "int32",
     TensorProto.INT16: "int16",
     TensorProto.INT8: "int8",
+    TensorProto.UINT64: "uint64",
+    TensorProto.UINT32: "uint32",
+    TensorProto.UINT16: "uint16",
     TensorProto.UINT8: "uint8",
     TensorProto.BOOL: "bool",
 }
 _FLOATS: dict[int, Precision] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 _PRODUCTS = ("Conv", "MatMul", "Gemm", "ConvTranspose")
 _INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
-_DOMAINS = ("", "ai.onnx")
+_UNKNOWN = "No Op registered for"
+"""How the checker refuses an operator that is not ONNX's, such as a plugin of TensorRT."""
 
 Size = int | str | None
 """One size in the file; an open one is a name, or nothing."""
@@ -37,7 +43,7 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
     """Return the inputs of the file, and its fixed batch size, None if it accepts any.
 
     Open sizes are those of `given`, whose inputs without a name are matched by position. Raises UsageError for an
-    unreadable file, for operators that are not part of ONNX, and for inputs that do not fit.
+    unreadable file, and for inputs that do not fit.
     """
     model = _read(path)
     values = _values(path, model.graph)
@@ -46,7 +52,7 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
     inputs = [_input(path, value, sizes[value.name], axes[value.name], by_name.get(value.name)) for value in values]
     if all(spec.batch_axis is None for spec in inputs):
         raise UsageError(f"{path}: none of its inputs has a batch; export it with the batch as first dimension")
-    is_open = [spec.name for spec in inputs if spanned(spec) != spec]
+    is_open = [spec.name for spec in inputs if spanned(spec) != spec and not is_mask(spec.name)]
     rows = onnx_tables.rows(model, is_open) if is_open else {}
     return [spanned(spec, rows.get(spec.name)) for spec in inputs], _batch_size(path, sizes, inputs)
 
@@ -70,10 +76,10 @@ def precision(path: Path) -> Precision:
     inputs = [value.type.tensor_type.elem_type for value in _values(path, graph)]
     first = [kind for kind in inputs if kind in _FLOATS][:1]
     kinds = _weights(graph, _PRODUCTS) or _weights(graph, ("Gather",)) or first or [TensorProto.FLOAT]
-    found = _FLOATS[Counter(kinds).most_common(1)[0][0]]
-    if found == "bf16":
+    commonest = _FLOATS[Counter(kinds).most_common(1)[0][0]]
+    if commonest == "bf16":
         raise UsageError(f"{path}: its weights are BFLOAT16; export it in float32 or float16")
-    return found
+    return commonest
 
 
 def _weights(graph: onnx.GraphProto, operators: Sequence[str]) -> list[int]:
@@ -116,29 +122,31 @@ def _by_name(path: Path, names: Sequence[str], given: Sequence[InputSpec]) -> di
 def _read(path: Path) -> onnx.ModelProto:
     try:
         model = onnx.load(path, load_external_data=False)
-        onnx.checker.check_model(str(path))
+        missing = [part.name for part in onnx_files.data_files(path) if not part.is_file()]
+        cut_short = [] if missing else onnx_files.cut_short(model, path.parent)
+        if not missing and not cut_short:
+            onnx.checker.check_model(str(path))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except Exception as error:  # protobuf's own have no types
         reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"{path}: truncated or not a valid ONNX file: {reason}") from error
-    outside = [tensor.name for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
-    if outside:  # anything outside the file's hash could change between two runs
-        raise UsageError(
-            f"{path}: weights such as {outside[0]} are in another file; save the model with its weights inside"
-        )
-    foreign = sorted({node.domain for node in model.graph.node} - {*_DOMAINS, *(f.domain for f in model.functions)})
-    if foreign:
-        raise UsageError(f"{path}: operators of {', '.join(foreign)} are not part of ONNX; export it without them")
+        if not reason.startswith(_UNKNOWN):  # which a runtime may know
+            raise UsageError(f"{path}: truncated or not a valid ONNX file: {reason}") from error
+    if missing:
+        raise UsageError(f"{path}: its weights are in {missing[0]}, which is not beside it: copy both")
+    if cut_short:
+        raise UsageError(f"{path}: its weights in {cut_short[0]} are cut short: copy that file again")
     return model
 
 
 def _dtype(path: Path, value: onnx.ValueInfoProto) -> Dtype:
     kind = value.type.tensor_type.elem_type
-    if kind not in _TYPES:
-        name = TensorProto.DataType.Name(kind)
-        raise UsageError(f"{path}: input {value.name} is {name}; it must be a tensor of numbers")
-    return _TYPES[kind]
+    if kind in _TYPES:
+        return _TYPES[kind]
+    name = TensorProto.DataType.Name(kind) if kind else str(value.type.WhichOneof("value")).removesuffix("_type")
+    part = "; export the part that reads the numbers that it makes of the text" if kind == TensorProto.STRING else ""
+    advice = part or f"; export it to read one of {', '.join(_TYPES.values())} and to convert it"
+    raise UsageError(f"{path}: input {value.name} is {name}, but benchd gives tensors of numbers{advice}")
 
 
 def _sizes(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[Size]]:
@@ -218,8 +226,10 @@ def _batch_size(path: Path, sizes: Mapping[str, Sequence[Size]], inputs: Sequenc
     batches = {name: sizes[name][place] for name, place in places.items() if place is not None}
     fixed = {name: size for name, size in batches.items() if isinstance(size, int)}
     if len(set(fixed.values())) > 1:
-        found = ", ".join(f"{name} {size}" for name, size in fixed.items())
-        raise UsageError(f"{path}: its inputs have different batch sizes ({found}); say N where it is, as in 2xNx8")
+        sizes_text = ", ".join(f"{name} {size}" for name, size in fixed.items())
+        raise UsageError(
+            f"{path}: its inputs have different batch sizes ({sizes_text}); say N where it is, as in 2xNx8"
+        )
     return next(iter(fixed.values()), None)
 
 

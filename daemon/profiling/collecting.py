@@ -59,28 +59,28 @@ def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: s
     So does an interrupt, once the child has ended.
     """
     begun, own_s = _busy_s(), _own_cpu_s()
-    found = _in_child(session, job, deadline_s)
-    found.foreign_cpus = _foreign_cpus(begun, own_s)
-    if found.collected.trace:
-        read_trace(found, job, found.collected.trace)
+    collected = _in_child(session, job, deadline_s)
+    collected.foreign_cpus = _foreign_cpus(begun, own_s)
+    if collected.collected.trace:
+        read_trace(collected, job, collected.collected.trace)
     try:
-        _add_nsight(found, job, deadline_s, kernel_regex)
+        _add_nsight(collected, job, deadline_s, kernel_regex)
     except KeyboardInterrupt:
-        found.interrupted = True
-        ended = {"nsys": found.nsys, "ncu": found.ncu} | found.missing
-        found.missing |= {tool: "interrupted" for tool in NSIGHT if tool in job.methods and not ended[tool]}
-    return found
+        collected.interrupted = True
+        ended = {"nsys": collected.nsys, "ncu": collected.ncu} | collected.missing
+        collected.missing |= {tool: "interrupted" for tool in NSIGHT if tool in job.methods and not ended[tool]}
+    return collected
 
 
-def _add_nsight(found: Found, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
+def _add_nsight(collected: Found, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
     if "nsys" in job.methods:
         systems = nsight.systems(job, deadline_s)
-        found.nsys = systems if isinstance(systems, NsightSystems) else None
-        found.missing |= {"nsys": systems} if isinstance(systems, str) else {}
+        collected.nsys = systems if isinstance(systems, NsightSystems) else None
+        collected.missing |= {"nsys": systems} if isinstance(systems, str) else {}
     if "ncu" in job.methods:
         compute = nsight.compute(job, deadline_s, kernel_regex)
-        found.ncu = compute if isinstance(compute, NsightCompute) else None
-        found.missing |= {"ncu": compute} if isinstance(compute, str) else {}
+        collected.ncu = compute if isinstance(compute, NsightCompute) else None
+        collected.missing |= {"ncu": compute} if isinstance(compute, str) else {}
 
 
 def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
@@ -123,17 +123,19 @@ def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collec
 
 
 def _measured(layers: LayersProfile, sampler: SamplerProcess, read_period_s: float) -> LayersProfile:
-    found: Energy | str = "no_sensor"
+    layer_energy: Energy | str = "no_sensor"
     if layers.energy_window:
         read = sampler.samples.raw(Window(0, time.monotonic_ns()))
-        found = energy.measure(read, sampler.samples.power, layers.energy_window, layers.energy_images, read_period_s)
-    if isinstance(found, str):
-        return msgspec.structs.replace(layers, notes=[*layers.notes, f"Measured energy: {found}."])
+        layer_energy = energy.measure(
+            read, sampler.samples.power, layers.energy_window, layers.energy_images, read_period_s
+        )
+    if isinstance(layer_energy, str):
+        return msgspec.structs.replace(layers, notes=[*layers.notes, f"Measured energy: {layer_energy}."])
     return msgspec.structs.replace(
         layers,
-        measured_energy_j=found.gross_per_inference_j,
-        measured_energy_err_j=found.energy_err_j / layers.energy_images,
-        energy_scope=f"{found.scope}, by {found.source}",
+        measured_energy_j=layer_energy.gross_per_inference_j,
+        measured_energy_err_j=layer_energy.energy_err_j / layers.energy_images,
+        energy_scope=f"{layer_energy.scope}, by {layer_energy.source}",
     )
 
 
@@ -155,16 +157,16 @@ def _ending(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
-def read_trace(found: Found, job: ProfileJob, name: str) -> None:
+def read_trace(collected: Found, job: ProfileJob, name: str) -> None:
     """Add the tables of the trace of this name in the output folder, or why it is unusable."""
     is_cuda = job.device != "cpu"
     try:
         read = trace.read(Path(job.output, name))
-        found.torch = tables.torch_profile(read, name, is_cuda)
+        collected.torch = tables.torch_profile(read, name, is_cuda)
     except BenchdError as error:
-        found.missing["torch"] = str(error)
-        found.failed.append("torch")
+        collected.missing["torch"] = str(error)
+        collected.failed.append("torch")
         return
-    found.nesting = icicle(read)
+    collected.nesting = icicle(read)
     filled = of_trace(read, None, "a trace holds no counters") if is_cuda else None
-    found.occupancy = filled if isinstance(filled, Occupancy) else None
+    collected.occupancy = filled if isinstance(filled, Occupancy) else None

@@ -57,14 +57,14 @@ def compare(a: Profile, b: Profile) -> Compared:
     for kind, before in times.items():
         after = times_of_b[kind]
         both = [Change(name, before.get(name), after.get(name)) for name in before | after]
-        found = [one for one in both if _is_change(one, noise, LEAST_SHARE * (step.before_ns or 0.0))]
-        changed[kind] = sorted(found, key=lambda one: -abs(one.added_ns))
-        same[kind] = len(both) - len(found)
+        changes = [change for change in both if _is_change(change, noise, LEAST_SHARE * (step.before_ns or 0.0))]
+        changed[kind] = sorted(changes, key=lambda change: -abs(change.added_ns))
+        same[kind] = len(both) - len(changes)
     return Compared(step, noise, changed, same, _differences(a, b))
 
 
-def _is_change(one: Change, noise: float, least_ns: float) -> bool:
-    return abs(one.added_ns) > max(least_ns, noise * max(one.before_ns or 0.0, one.after_ns or 0.0))
+def _is_change(change: Change, noise: float, least_ns: float) -> bool:
+    return abs(change.added_ns) > max(least_ns, noise * max(change.before_ns or 0.0, change.after_ns or 0.0))
 
 
 def _traced(profile: Profile) -> TorchProfile:
@@ -97,6 +97,6 @@ def _times(profile: Profile) -> dict[str, dict[str, float]]:
 def _differences(a: Profile, b: Profile) -> list[str]:
     """Return what else differs between the profiles, in words."""
     sides = {"case": (a.case_id, b.case_id), "workload": (a.workload, b.workload), "device": (a.device_id, b.device_id)}
-    said = [f"{name}: {one} and {other}" for name, (one, other) in sides.items() if one != other]
-    said += one_environment.differences(a.environment, b.environment)
-    return said + [f"{side}: the machine was busy" for side, one in (("A", a), ("B", b)) if one.is_disturbed]
+    differences = [f"{name}: {one} and {other}" for name, (one, other) in sides.items() if one != other]
+    differences += one_environment.differences(a.environment, b.environment)
+    return differences + [f"{side}: the machine was busy" for side, one in (("A", a), ("B", b)) if one.is_disturbed]

@@ -46,6 +46,6 @@ def _launched(traced: Trace, device: Device) -> Iterator[tuple[int, LaunchOccupa
     on_device = column(traced.kernels, "device") == device.id
     times_ns = np.bincount(place[on_device], column(traced.kernels, "duration_ns")[on_device], len(launches))
     for launch, duration_ns in zip(launches, times_ns.astype(np.int64).tolist(), strict=True):
-        found = gpu_metrics.occupancy(launch, device) if duration_ns else None
-        if found:
-            yield duration_ns, found
+        occupancy = gpu_metrics.occupancy(launch, device) if duration_ns else None
+        if occupancy:
+            yield duration_ns, occupancy

@@ -36,8 +36,8 @@ def tried(profile: Profile, pairs: int, session: Session, err: TextIO) -> Profil
     for number, case_id in enumerate(chosen, 1):
         err.write(f"verify {number} of {len(chosen)}: {case_id} against {profile.case_id}\n")
         made[case_id] = _compared([profile.case_id, case_id], pairs, session, err)
-    reasons = {f"verify {case_id}": found for case_id, found in made.items() if isinstance(found, str)}
-    compared = {case_id: found for case_id, found in made.items() if isinstance(found, Comparison)}
+    reasons = {f"verify {case_id}": outcome for case_id, outcome in made.items() if isinstance(outcome, str)}
+    compared = {case_id: outcome for case_id, outcome in made.items() if isinstance(outcome, Comparison)}
     findings = [
         verified(profile, finding, compared[case.case_id]) if case and case.case_id in compared else finding
         for finding, case in zip(profile.findings, tests, strict=True)

@@ -48,10 +48,10 @@ def cells(record: Record) -> list[str]:
     return [_cell(flat[name]) for name in COLUMNS]
 
 
-def _requests(found: Requests | None) -> str | None:
-    if found is None:
+def _requests(requests: Requests | None) -> str | None:
+    if requests is None:
         return None
-    return f"{found.asked} at {found.rate_hz:.4g} per second: {found.late} late, {found.dropped} dropped"
+    return f"{requests.asked} at {requests.rate_hz:.4g} per second: {requests.late} late, {requests.dropped} dropped"
 
 
 def _cell(value: Cell) -> str:

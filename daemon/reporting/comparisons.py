@@ -24,17 +24,19 @@ def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: b
         return
     console = console_on(out)
     columns = [HEADINGS[0], *figures(*HEADINGS[1:-1]), HEADINGS[-1]]
-    rows = [_row(one) for one in sorted(comparisons, key=_calm)]
+    rows = [_row(comparison) for comparison in sorted(comparisons, key=_calm)]
     print_rows(console, columns, rows, TITLE)
-    for one in comparisons:
-        for remark in _remarks(one):
+    for comparison in comparisons:
+        for remark in _remarks(comparison):
             console.print(remark, markup=False)
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
     """Return the same table and remarks for a comment on a change."""
-    table = markdown_table(HEADINGS, [[str(cell) for cell in _row(one)] for one in sorted(comparisons, key=_calm)])
-    remarks = [f"- {escaped(remark)}" for one in comparisons for remark in _remarks(one)]
+    table = markdown_table(
+        HEADINGS, [[str(cell) for cell in _row(comparison)] for comparison in sorted(comparisons, key=_calm)]
+    )
+    remarks = [f"- {escaped(remark)}" for comparison in comparisons for remark in _remarks(comparison)]
     return "\n".join([f"{TITLE}.", "", *table, "", *remarks]) + "\n"
 
 
@@ -44,14 +46,14 @@ def junit(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> str:
     Else it is skipped if it is undecided. Control characters, which XML cannot hold, are replaced.
     """
     suite = ElementTree.Element("testsuite", name="benchd compare", tests=str(len(comparisons)))
-    for one in comparisons:
-        test = ElementTree.SubElement(suite, "testcase", classname="benchd", name=printable(_case(one)))
-        words = printable("\n".join([" ".join(map(str, _row(one)[1:])), *_remarks(one)]))
-        if fails(one, fail_on):
+    for comparison in comparisons:
+        test = ElementTree.SubElement(suite, "testcase", classname="benchd", name=printable(_case(comparison)))
+        words = printable("\n".join([" ".join(map(str, _row(comparison)[1:])), *_remarks(comparison)]))
+        if fails(comparison, fail_on):
             ElementTree.SubElement(test, "failure", message=words)
-        elif one.broken_off:
+        elif comparison.broken_off:
             ElementTree.SubElement(test, "error", message=words)
-        elif one.verdict.answer == "inconclusive":
+        elif comparison.verdict.answer == "inconclusive":
             ElementTree.SubElement(test, "skipped", message=words)
         else:
             ElementTree.SubElement(test, "system-out").text = words
@@ -60,27 +62,41 @@ def junit(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _remarks(one: Comparison) -> list[str]:
+def _remarks(comparison: Comparison) -> list[str]:
     """Return why the verdict is what it is, and the differences that do not prevent it."""
-    reasons = [f"{one.verdict.answer}: {_case(one)}: {one.verdict.reason}"] if one.verdict.reason else []
-    return reasons + [f"note: {_case(one)}: {note}" for note in one.notes]
+    reasons = (
+        [f"{comparison.verdict.answer}: {_case(comparison)}: {comparison.verdict.reason}"]
+        if comparison.verdict.reason
+        else []
+    )
+    return reasons + [f"note: {_case(comparison)}: {note}" for note in comparison.notes]
 
 
-def _case(one: Comparison) -> str:
-    return one.second if one.first == one.second else f"{one.second} against {one.first}"
+def _case(comparison: Comparison) -> str:
+    return (
+        comparison.second
+        if comparison.first == comparison.second
+        else f"{comparison.second} against {comparison.first}"
+    )
 
 
-def _calm(one: Comparison) -> tuple[bool, bool]:
+def _calm(comparison: Comparison) -> tuple[bool, bool]:
     """Return a key that sorts failed checks first, then what became slower."""
-    return not one.check_failed, one.verdict.answer != "slower"
+    return not comparison.check_failed, comparison.verdict.answer != "slower"
 
 
-def _row(one: Comparison) -> list[Cell]:
-    verdict = one.verdict
+def _row(comparison: Comparison) -> list[Cell]:
+    verdict = comparison.verdict
     change = "-" if verdict.effect is None else f"{100 * verdict.effect:+.2f} %"
     if verdict.interval and verdict.confidence:
         interval = f"{100 * verdict.interval.low:+.2f}, {100 * verdict.interval.high:+.2f}"
         change += f" [{interval} at {100 * verdict.confidence:.4g} %]"
     answer = (verdict.answer.upper(), {"faster": GOOD, "slower": ALARM}.get(verdict.answer, ""))
-    said = Text.assemble(answer, (" check FAILED", ALARM)) if one.check_failed else Text(*answer)
-    return [_case(one), *map(figure, one.medians_ms), change, f"{len(one.first_ms)}, {len(one.second_ms)}", said]
+    verdict_cell = Text.assemble(answer, (" check FAILED", ALARM)) if comparison.check_failed else Text(*answer)
+    return [
+        _case(comparison),
+        *map(figure, comparison.medians_ms),
+        change,
+        f"{len(comparison.first_ms)}, {len(comparison.second_ms)}",
+        verdict_cell,
+    ]

@@ -7,27 +7,27 @@ from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from benchd.daemon.errors import NotAvailable
 from benchd.daemon.measuring.plan import Planned, in_rounds
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
-from benchd.daemon.records import FILE_BACKENDS, Case, Energy, Record, Timing, Variant, of_range, usable_variants
+from benchd.daemon.records import Case, Energy, Record, Timing, Variant, of_range, usable_variants
 from benchd.daemon.reporting.results_table import figure, print_table
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.reporting.tables import figures, print_rows
+from benchd.daemon.runtimes import FILE_BACKENDS
 from benchd.daemon.verdicts import accuracy, alarms, baseline, levels
 from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.compare import centre_ms, runs_ms
 from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, SAME_MARGIN
+from benchd.daemon.verdicts.figures import worker_peak_bytes
 from benchd.daemon.verdicts.noise_floor import FEWEST, NEWEST_DAYS, Floor
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line, untried
 from benchd.daemon.verdicts.spiking import comparisons
 from benchd.daemon.verdicts.statistics import minimum_samples
-from benchd.kernels.shipped import CannotCompile, Compiled, compile_all, triton_version
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
 NO_INTERVAL = "timing.low_ms"  # in `missing`
@@ -64,8 +64,8 @@ class Screen(Sink):
         """Show the running case, its process and its stage."""
         case, place = planned.case, self._plan.index(planned)
         self._place = max(self._place, self._starts[place])  # a search may skip cases
-        of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
-        text = f"{_name(case)} {case.direction}{of}: {_stage(stage, percent)}"
+        process_of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
+        text = f"{_name(case)} {case.direction}{process_of}: {_stage(stage, percent)}"
         if self._progress:
             self._progress.update(self._task, completed=self._place, description=text, refresh=True)
         else:
@@ -91,12 +91,14 @@ class Screen(Sink):
                 if decision.mixed:
                     self._err.print(line(decision), markup=False)
         elif self._records:
+            if warning := _busy(self._records):
+                self._out.print(warning, markup=False, soft_wrap=True)
             print_table(self._out, self._records)
             for note in _notes(self._records):
                 self._out.print(note, markup=False)
             _print_decisions(self._out, decisions)
-            for one in comparisons(self._records):
-                self._out.print(one.line, markup=False)
+            for ratio in comparisons(self._records):
+                self._out.print(ratio.line, markup=False)
 
 
 class SlowStages(Sink):
@@ -142,6 +144,14 @@ def _clock(seconds: float) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
 
 
+def _busy(records: Sequence[Record]) -> str | None:
+    """Return the warning above a table with times that other processes have disturbed."""
+    models = dict.fromkeys(record.case.model for record in records if "busy_machine" in record.flags)
+    if not models:
+        return None
+    return f"BUSY MACHINE: other processes used the CPU while {', '.join(models)} ran; times may be far too long"
+
+
 def _notes(records: Sequence[Record]) -> list[str]:
     """Return why cases did not run, and what the figures cannot show."""
     notes = [f"{record.status}: {_name(record.case)}: {record.reason}" for record in records if record.status != "ok"]
@@ -152,14 +162,14 @@ def _notes(records: Sequence[Record]) -> list[str]:
     dropping = [record for record in measured if record.requests and record.requests.dropped]
     if any(record.timing and record.timing.p99_ms is None for record in measured if record not in dropping):
         notes.append("p99: shown only with at least 662 runs per process")
+    peaks = [(peak, record) for record in measured if (peak := worker_peak_bytes(record))]
+    if peaks:
+        peak, largest = max(peaks, key=lambda one: one[0])
+        notes.append(f"memory: with build and check up to {figure(peak, 1 / 2**20)} MiB ({_name(largest.case)})")
     notes += _file_notes(measured)
     notes += _energy_notes(measured)
     notes += [note for record in measured if (note := _disturbed_note(record))]
     notes += _audit_notes(measured)
-    busy = [record.case.model for record in measured if "busy_machine" in record.flags]
-    if busy:
-        names = ", ".join(dict.fromkeys(busy))
-        notes.append(f"busy machine: other processes used the CPU while {names} ran; run it again")
     unset = next((record for record in records if "clock_not_set" in record.flags), None)
     notes += [f"clock: it says {unset.t_wall} and was never set: nothing tells when this was measured"] if unset else []
     notes += list(dict.fromkeys(note for record in measured for note in _cpu_notes(record)))
@@ -194,9 +204,9 @@ def _cpu_notes(record: Record) -> Iterator[str]:
 def _slow_clock(record: Record) -> str:
     mean_hz, most_hz = of_range(record.environment, record.clocks) or (0.0, 0.0)
     device = "CPU" if record.environment.device == "cpu" else "GPU"
-    told = f"{mean_hz / 1e6:.0f} of {most_hz / 1e6:.0f} MHz"
+    clock = f"{mean_hz / 1e6:.0f} of {most_hz / 1e6:.0f} MHz"
     return (
-        f"low clock: {record.case_id}: the {device} ran at {told} throughout; raise the power mode or lock the clocks"
+        f"low clock: {record.case_id}: the {device} ran at {clock} throughout; raise the power mode or lock the clocks"
     )
 
 
@@ -207,11 +217,11 @@ def _below_floor(record: Record) -> str:
 
 def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
     """Return each variant's loss against plain fp32, on which images, and why some have no accuracy."""
-    found = [(record, record.accuracy) for record in measured if record.accuracy]
-    notes = sorted({f"top-1: over {one.data}" for _, one in found})
+    with_accuracy = [(record, record.accuracy) for record in measured if record.accuracy]
+    notes = sorted({f"top-1: over {one.data}" for _, one in with_accuracy})
     notes += [
         f"top-1: {record.case_id}: drop against plain fp32 {accuracy.drop(one)} %: {one.gained} gained, {one.lost} lost"
-        for record, one in found
+        for record, one in with_accuracy
         if record.case.variant != Variant()
     ]
     reasons = {record.missing.get("accuracy", accuracy.NOT_ASKED) for record in measured if not record.accuracy}
@@ -228,13 +238,13 @@ def _check_notes(records: Sequence[Record]) -> list[str]:
 
 def _disturbed_note(record: Record) -> str | None:
     """Return what disturbed the case, None unless that moved its median beyond its interval."""
-    found = disturbed(record.processes)
-    if found is None or _holds(record.timing, found.clean_ms):
+    disturbance = disturbed(record.processes)
+    if disturbance is None or _holds(record.timing, disturbance.clean_ms):
         return None
     return (
-        f"interference: {record.case_id}: {found.disturbed} of {found.blocks} blocks disturbed by "
-        f"{', '.join(found.reasons)}: {figure(found.clean_ms)} ms excluding them, "
-        f"{figure(found.as_experienced_ms)} ms including them"
+        f"interference: {record.case_id}: {disturbance.disturbed} of {disturbance.blocks} blocks disturbed by "
+        f"{', '.join(disturbance.reasons)}: {figure(disturbance.clean_ms)} ms excluding them, "
+        f"{figure(disturbance.as_experienced_ms)} ms including them"
     )
 
 
@@ -261,8 +271,8 @@ def _file_notes(measured: Sequence[Record]) -> list[str]:
     made = [artifact for artifact in files.values() if not artifact.reused]
     seconds = sum(artifact.seconds for artifact in made)
     text = f"{len(files) - len(made)} of {len(files)} existed already"
-    told = sorted({f"exported files: {artifact.note}" for artifact in files.values() if artifact.note})
-    return [f"exported files: {text}" + (f", the others took {seconds:.1f} s" if made else ""), *told]
+    notes = sorted({f"exported files: {artifact.note}" for artifact in files.values() if artifact.note})
+    return [f"exported files: {text}" + (f", the others took {seconds:.1f} s" if made else ""), *notes]
 
 
 def _energy_notes(measured: Sequence[Record]) -> list[str]:
@@ -300,9 +310,9 @@ def _plain(decision: Decision) -> dict[str, Any]:
 
 def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
     for decision in decisions:
-        said = Text(line(decision))
-        said.highlight_words([f"ship: {decision.ship}", f": {decision.fastest};", "nothing to ship"], "bold")
-        console.print(said)
+        sentence = Text(line(decision))
+        sentence.highlight_words([f"ship: {decision.ship}", f": {decision.fastest};", "nothing to ship"], "bold")
+        console.print(sentence)
         for text in exclusions(decision):
             console.print(f"    {text}", markup=False)
         left = untried(decision)
@@ -333,10 +343,12 @@ def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:
     """Print the noise floor of each case and how many A/A comparisons are behind it."""
     console = console_on(out)
     rows = []
-    for one in floors:
-        floor = "-" if one.floor is None else f"{100 * one.floor:.2g} %"
-        how = "in turns" if one.interleaved else "one by one"
-        rows.append([one.case_id, f"{one.device_id} {one.device}", how, str(one.stored), str(one.counted), floor])
+    for entry in floors:
+        floor = "-" if entry.floor is None else f"{100 * entry.floor:.2g} %"
+        how = "in turns" if entry.interleaved else "one by one"
+        rows.append(
+            [entry.case_id, f"{entry.device_id} {entry.device}", how, str(entry.stored), str(entry.counted), floor]
+        )
     if rows:
         print_rows(console, ["case", "device", "pairs", *figures("comparisons", "counted", "noise floor")], rows)
     console.print(
@@ -349,9 +361,9 @@ def _extent(plan: Sequence[Planned]) -> Iterator[str]:
     """Yield how many cases a plan has, how long they can take and what may come on top."""
     cases = f"{len(plan)} case{'s' if len(plan) > 1 else ''}"
     yield f"{cases}, at most about {_clock(sum(planned.seconds for planned in plan))}"
-    if any(planned.accuracy for planned in plan):
+    if any(planned.inputs.accuracy for planned in plan):
         yield "plus accuracy, whose time depends on the number of images"
-    for percentile in sorted({one.searched_percentile for one in plan if one.searched_percentile is not None}):
+    for percentile in sorted({case.searched_percentile for case in plan if case.searched_percentile is not None}):
         yield (
             f"--find-rate takes longer at low rates: p{percentile:g} needs {minimum_samples(percentile)} requests "
             "of each trial that nears the deadline"
@@ -397,33 +409,3 @@ def _options(model: Model) -> dict[str, dict[str, Any]]:
         name: {"default": option.default, "choices": list(option.choices), "help": option.help}
         for name, option in model.options.items()
     }
-
-
-def print_kernels(out: TextIO, err: TextIO, as_json: bool) -> None:
-    """Compile the Triton kernels for every architecture; print the resources of each and its occupancy of an SM."""
-    try:
-        rows, version = _compiled(console_on(err)), triton_version()
-    except CannotCompile as error:
-        raise NotAvailable(f"unavailable: the kernels cannot be compiled here: {error}") from error
-    if as_json:
-        out.write(msgspec.json.encode({"triton": version, "kernels": rows}).decode() + "\n")
-    else:
-        of_each = figures("sm", "warps", "registers", "spills B", "shared B", "occupancy %")
-        columns = ["op", "kernel", *of_each, "limited by"]
-        print_rows(console_on(out), columns, list(map(_kernel_row, rows)), f"compiled by Triton {version}")
-
-
-def _kernel_row(row: Compiled) -> list[str]:
-    counts = (row.sm, row.warps, row.registers, row.spilled_bytes, row.shared_bytes, f"{100 * row.occupancy:.0f}")
-    return [row.op, row.kernel, *map(str, counts), ", ".join(row.limits)]
-
-
-def _compiled(console: Console) -> list[Compiled]:
-    """Return the compiled kernels; shows a progress bar meanwhile, or a line if there is no terminal."""
-    if not console.is_terminal:
-        console.print("compiling the kernels: up to a minute, or seconds if Triton has cached them")
-        return compile_all()
-    columns = [MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-        return compile_all(progress=lambda done, total: progress.update(task, completed=done, total=total))

@@ -5,20 +5,13 @@ They are readable on light and on dark; look.css has those of text, which differ
 
 from pathlib import Path
 
-from benchd.daemon.records import Precision, Variant
+from benchd.daemon.records import Variant
+from benchd.daemon.runtimes import RUNTIMES, Precision
 
 LOOK = Path(__file__).with_name("templates") / "look.css"
 
 GREY, BAD, SHADE = "#808891", "#dd3333", "rgba(200, 90, 0, 0.18)"
-OF_RUNTIME = {
-    "eager": "#4c8bf5",
-    "custom": "#e8710a",
-    "tensorrt": "#12a594",
-    "onnxruntime": "#d6409f",
-    "openvino": "#5b6b7f",
-    "compile": "#8e6cef",
-    "cudagraph": "#b8860b",
-}
+OF_RUNTIME = {"custom": "#e8710a"} | {name: runtime.colour for name, runtime in RUNTIMES.items()}
 COLOURS = tuple(OF_RUNTIME.values())
 """For what is no variant, in this order."""
 

@@ -13,8 +13,11 @@ from benchd.daemon.verdicts.rows import row
 WIDTH, INDENT = 80, 26
 
 
-def lines(record: Record) -> Iterator[str]:
-    """Yield the lines of a record, at most 80 columns wide except for the command, which is copied whole."""
+def lines(record: Record, where: str = "") -> Iterator[str]:
+    """Yield the lines of a record, at most 80 columns wide except for the command, which is copied whole.
+
+    `where` is its file or folder, for that command.
+    """
     environment = msgspec.structs.asdict(record.environment)
     groups = {name: value for name, value in environment.items() if isinstance(value, dict)}
     yield f"{record.case_id}: {record.status}{f', {record.reason}' if record.reason else ''}"
@@ -23,7 +26,7 @@ def lines(record: Record) -> Iterator[str]:
     for name, group in {**groups, "limits": record.limits, "missing": record.missing}.items():
         yield from _section(name, group)
     yield "measure it again"
-    yield f"  {command(record)}"
+    yield f"  {command(record, records=where)}"
     yield ""
 
 

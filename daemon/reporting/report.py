@@ -71,12 +71,18 @@ def _csv(records: Sequence[Record], left_out: int, decisions: Sequence[Decision]
 
 
 def _json(records: Sequence[Record], left_out: int, decisions: Sequence[Decision]) -> Iterator[str]:
-    said = [
-        {"subject": one.subject, "ship": one.ship, "fastest": one.fastest, "line": line(one), "excluded": one.excluded}
-        for one in decisions
+    rows = [
+        {
+            "subject": decision.subject,
+            "ship": decision.ship,
+            "fastest": decision.fastest,
+            "line": line(decision),
+            "excluded": decision.excluded,
+        }
+        for decision in decisions
     ]
-    ratios = [{"line": one.line, **msgspec.to_builtins(one)} for one in comparisons(records)]
-    about = {"decisions": said, "snn_over_ann": ratios, "left_out": left_out}
+    ratios = [{"line": ratio.line, **msgspec.to_builtins(ratio)} for ratio in comparisons(records)]
+    about = {"decisions": rows, "snn_over_ann": ratios, "left_out": left_out}
     yield msgspec.json.encode(about).decode()[:-1] + ',"records":['
     for number, flat in enumerate(map(row, records)):
         yield f"{',' if number else ''}{msgspec.json.encode(flat).decode()}"
@@ -119,7 +125,7 @@ def _left_out(count: int) -> list[str]:
 
 
 def _of_spikes(records: Sequence[Record]) -> list[str]:
-    return [one.line for one in comparisons(records)]
+    return [ratio.line for ratio in comparisons(records)]
 
 
 def _about(records: Sequence[Record], left_out: int) -> list[str]:
@@ -127,10 +133,14 @@ def _about(records: Sequence[Record], left_out: int) -> list[str]:
 
 
 def _md(records: Sequence[Record], left_out: int, decisions: Sequence[Decision]) -> Iterator[str]:
-    said = [text for one in decisions for text in (f"- {line(one)}", *(f"  - {why}" for why in exclusions(one)))]
+    lines = [
+        text
+        for decision in decisions
+        for text in (f"- {line(decision)}", *(f"  - {why}" for why in exclusions(decision)))
+    ]
     about = [f"- {text}" for text in _about(records, left_out)]
     table = markdown_table(list(COLUMNS.values()), map(cells, records))
-    yield from (f"{text}\n" for text in ("# Report", "", *map(escaped, said), "", *map(escaped, about), ""))
+    yield from (f"{text}\n" for text in ("# Report", "", *map(escaped, lines), "", *map(escaped, about), ""))
     yield from (f"{text}\n" for text in table)
 
 

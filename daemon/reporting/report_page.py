@@ -127,8 +127,8 @@ def _text(record: Record, why: Unable) -> str:
 
 
 def _crosses(points: Iterable[Point]) -> list[Chart]:
-    found = list(points)
-    return [_trace("cannot win", found, mode="markers") | CROSS] if found else []
+    quantities = list(points)
+    return [_trace("cannot win", quantities, mode="markers") | CROSS] if quantities else []
 
 
 def _trace(name: str, points: Sequence[Point], mode: str) -> Chart:

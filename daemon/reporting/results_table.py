@@ -12,7 +12,7 @@ from rich.text import Text
 from benchd.daemon.records import Check, Environment, Record
 from benchd.daemon.reporting.tables import ALARM
 from benchd.daemon.verdicts import accuracy
-from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, memory_mib, power_w
+from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, memory_mib, power_w, worker_peak_bytes
 from benchd.daemon.verdicts.recommend import agreement, variant_name
 
 ALL_COLUMNS, FEW_COLUMNS, ONE_LINE = 160, 120, 80  # the least widths of a terminal for each form
@@ -169,6 +169,12 @@ def energy_and_error(record: Record) -> str:
     return f"{figure(record.energy.gross_per_inference_j * 1e3)} ±{100 * share:.2g} %"
 
 
+def memory_and_peak(record: Record) -> str:
+    """Return the memory in MiB, and the worker's peak if that is larger: `1431 (1866)`."""
+    peak = worker_peak_bytes(record)
+    return figure(memory_mib(record)) + (f" ({figure(peak, 1 / 2**20)})" if peak else "")
+
+
 def _check(record: Record) -> Text:
     check = record.check if record.timing else None
     if check is None:
@@ -197,6 +203,6 @@ _COLUMNS = (
     _Column("per\nsecond", lambda record: figure(record.throughput_per_s), ALL_COLUMNS),
     _Column("energy\nmJ", energy_and_error),
     _Column("power\nW", lambda record: figure(power_w(record)), ALL_COLUMNS),
-    _Column("memory\nMiB", lambda record: figure(memory_mib(record))),
+    _Column("memory\nMiB", memory_and_peak),
     _ACCURACY,
 )

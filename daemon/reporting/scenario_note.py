@@ -21,19 +21,20 @@ def scenario_note(record: Record) -> str | None:
 def scenario_figures(record: Record) -> str | None:
     """Return the figures of a scenario that has more than one, else None."""
     figures = _NOTES.get(record.case.scenario) or (_streams if record.case.streams > 1 else None)
-    found = [figures(record)] if figures else []
-    return "; ".join([*found, _neighbour(record.beside)] if record.beside else found) or None
+    phrases = [figures(record)] if figures else []
+    return "; ".join([*phrases, _neighbour(record.beside)] if record.beside else phrases) or None
 
 
-def _neighbour(found: NeighbourResult) -> str:
-    times = f", {_percentiles(found.timing)}" if found.timing else ""
-    return f"beside {found.case_id} at {found.rate_hz:.4g} Hz, {found.misses} of {found.releases} missed{times}"
+def _neighbour(neighbour: NeighbourResult) -> str:
+    latency = f", {_percentiles(neighbour.timing)}" if neighbour.timing else ""
+    missed = f"{neighbour.misses} of {neighbour.releases} missed"
+    return f"beside {neighbour.case_id} at {neighbour.rate_hz:.4g} Hz, {missed}{latency}"
 
 
 def _periodic(record: Record) -> str:
     return ", ".join(
-        f"{one.rate_hz} Hz {one.misses} of {one.releases} missed (at most {one.worst_lateness_ms:.3g} ms late)"
-        for one in record.deadlines
+        f"{rate.rate_hz} Hz {rate.misses} of {rate.releases} missed (at most {rate.worst_lateness_ms:.3g} ms late)"
+        for rate in record.deadlines
     )
 
 
@@ -53,15 +54,15 @@ def _sustained(record: Record) -> str:
     if timeline is None:
         return ""
     first, last = timeline[0], timeline[-1]
-    seen = [name for name in last.telemetry if name.startswith(("cpu_clock_hz", "gpu_clock_hz", "power_w"))]
-    changes = [f"{name} {first.telemetry.get(name, 0):.4g} to {last.telemetry[name]:.4g}" for name in sorted(seen)]
+    metrics = [name for name in last.telemetry if name.startswith(("cpu_clock_hz", "gpu_clock_hz", "power_w"))]
+    changes = [f"{name} {first.telemetry.get(name, 0):.4g} to {last.telemetry[name]:.4g}" for name in sorted(metrics)]
     return ", ".join([f"{first.median_ms:.4g} ms at start, {last.median_ms:.4g} ms at {last.end_s:.0f} s", *changes])
 
 
 def _streams(record: Record) -> str:
     named = {name: timing for name, timing in record.parts.items() if name.startswith("stream_")}
-    found = [f"{name.replace('_', ' ')} {_percentiles(timing)}" for name, timing in sorted(named.items())]
-    return ", ".join(found)
+    percentiles = [f"{name.replace('_', ' ')} {_percentiles(timing)}" for name, timing in sorted(named.items())]
+    return ", ".join(percentiles)
 
 
 def _percentiles(timing: Timing) -> str:

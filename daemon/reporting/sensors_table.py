@@ -29,11 +29,11 @@ def sensors(summaries: Mapping[str, Summary], report: SamplerReport, width: int,
     table = light("metric", *figures("mean"), "", *(figures("lowest", "highest") if is_wide else []))
     if is_wide:
         table.add_column("source", no_wrap=True)
-    for name, found in sorted(summaries.items(), key=lambda item: (not _is_throttled(*item), item[0])):
-        most[name] = max(most.get(name, 0.0), found.maximum)
-        others = [_reading(name, found.minimum), _reading(name, found.maximum), cut(found.source, 10)]
-        cells = [cut(_label(name), width // 3), _state(name, found), _share(name, found, most[name])]
-        table.add_row(*map(Text, cells + others * is_wide), style=ALARM if _is_throttled(name, found) else "")
+    for name, summary in sorted(summaries.items(), key=lambda item: (not _is_throttled(*item), item[0])):
+        most[name] = max(most.get(name, 0.0), summary.maximum)
+        others = [_reading(name, summary.minimum), _reading(name, summary.maximum), cut(summary.source, 10)]
+        cells = [cut(_label(name), width // 3), _state(name, summary), _share(name, summary, most[name])]
+        table.add_row(*map(Text, cells + others * is_wide), style=ALARM if _is_throttled(name, summary) else "")
     failures = "\n".join(f"{source}: {failure}" for source, failure in report.failures.items())
     table.caption, table.caption_justify = Text(failures or "Ctrl-C to stop"), "left"
     return table
@@ -41,7 +41,7 @@ def sensors(summaries: Mapping[str, Summary], report: SamplerReport, width: int,
 
 def _label(name: str) -> str:
     metric, _, rail = name.partition("@")
-    ending = next((one for one in UNITS if metric.endswith(one)), "")
+    ending = next((unit for unit in UNITS if metric.endswith(unit)), "")
     return f"{metric.removesuffix(ending).replace('_', ' ')} {rail}".rstrip()
 
 
@@ -51,19 +51,19 @@ def _reading(name: str, value: float) -> str:
     return f"{figure(value * factor)} {unit}".rstrip()
 
 
-def _is_throttled(name: str, found: Summary) -> bool:
-    return "throttle_reasons" in name and throttles(found.maximum)
+def _is_throttled(name: str, summary: Summary) -> bool:
+    return "throttle_reasons" in name and throttles(summary.maximum)
 
 
-def _state(name: str, found: Summary) -> str:
+def _state(name: str, summary: Summary) -> str:
     if "throttle_reasons" in name:
-        return "THROTTLED" if _is_throttled(name, found) else "none"
-    return _reading(name, found.mean)
+        return "THROTTLED" if _is_throttled(name, summary) else "none"
+    return _reading(name, summary.mean)
 
 
-def _share(name: str, found: Summary, most: float) -> str:
+def _share(name: str, summary: Summary, most: float) -> str:
     """Return the bar of a mean, relative to 100 % or to the highest value so far."""
     if "throttle_reasons" in name:
         return ""
     full = 100.0 if name.partition("@")[0].endswith("_percent") else most
-    return bar(found.mean / full if full else 0.0)
+    return bar(summary.mean / full if full else 0.0)

@@ -49,9 +49,9 @@ def measure(
         raise ValueError(f"energy of {inferences} inferences in {window.seconds:g} s")
     if not sources:
         return "no_sensor"
-    found = [_estimate(samples, source, window, read_period_s) for source in _of_one_scope(sources)]
-    refusals = [estimate for estimate in found if isinstance(estimate, str)]
-    estimates = [estimate for estimate in found if isinstance(estimate, _Estimate)]
+    outcomes = [_estimate(samples, source, window, read_period_s) for source in _of_one_scope(sources)]
+    refusals = [estimate for estimate in outcomes if isinstance(estimate, str)]
+    estimates = [estimate for estimate in outcomes if isinstance(estimate, _Estimate)]
     if not estimates:
         return "; ".join(refusals)
     best, *others = estimates
@@ -99,7 +99,9 @@ def combined(energies: Sequence[Energy]) -> Energy | str:
     )
     if any(energy.net_per_inference_j is None for energy in energies):
         return whole
-    weighted = [(one / count, energy) for one, energy in zip(inferences, energies, strict=True)]
+    weighted = [
+        (inferences_of_one / count, energy) for inferences_of_one, energy in zip(inferences, energies, strict=True)
+    ]
     return msgspec.structs.replace(
         whole,
         net_per_inference_j=math.fsum(weight * (energy.net_per_inference_j or 0.0) for weight, energy in weighted),
@@ -169,7 +171,7 @@ def _judge(reading: Reading, source: PowerSource, window_s: float, read_period_s
     if share > GAPS_REFUSE:
         raise Refused(f"gaps: {100 * share:.0f} % of the window without a new value")
     if reading.late_j > LATE_REFUSE * reading.energy_j:
-        raise Refused(f"late: {reading.late_j:.3g} J are open, as its first values may be of the time before the load")
+        raise Refused(f"late: {reading.late_j:.3g} J are uncertain: its first values may predate the load")
     if reading.doubt_j > DOUBT_REFUSE * reading.energy_j:
         raise Refused(f"outliers: {reading.doubt_j:.3g} J depend on a few values that stand out")
     shortest_s = _shortest_window_s(source, read_period_s)

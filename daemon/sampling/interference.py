@@ -49,7 +49,7 @@ def assess(
     if device == "cuda":
         flagged["foreign_gpu_process"] = _any(samples, blocks, "gpu_foreign_processes", _is_positive)
     reasons = [sorted(name for name in flagged if i in flagged[name]) for i in range(len(blocks))]
-    clean = [value for value, found in zip(medians_ms, reasons, strict=True) if not found]
+    clean = [value for value, disturbances in zip(medians_ms, reasons, strict=True) if not disturbances]
     return Interference(
         reasons=reasons,
         clean=_result(clean or medians_ms),
@@ -79,13 +79,13 @@ def _low_clock(samples: Sequence[Sample], blocks: Sequence[Window], device: str)
     On CPUs the mean over all cores counts: the clock of an idle cluster means nothing.
     """
     metric = "gpu_clock_hz" if device == "cuda" else "cpu_clock_hz"
-    found: set[int] = set()
+    low: set[int] = set()
     for rail, readings in _series(samples, metric):
         means = _means(readings, blocks, _read_in)
         if means and (device == "cuda" or not rail):
             typical_hz = median(list(means.values()))
-            found |= {i for i, mean_hz in means.items() if mean_hz < CLOCK_SHARE * typical_hz}
-    return found
+            low |= {i for i, mean_hz in means.items() if mean_hz < CLOCK_SHARE * typical_hz}
+    return low
 
 
 def _steal(samples: Sequence[Sample], blocks: Sequence[Window]) -> set[int]:
@@ -114,11 +114,11 @@ def _is_positive(value: float) -> bool:
 
 
 def _means(
-    readings: list[_Reading], blocks: Sequence[Window], of: Callable[[list[_Reading], Window], list[_Reading]]
+    readings: list[_Reading], blocks: Sequence[Window], select: Callable[[list[_Reading], Window], list[_Reading]]
 ) -> dict[int, float]:
     """Return the mean of a block's readings, by block, for blocks with readings."""
-    found = {i: of(readings, block) for i, block in enumerate(blocks)}
-    return {i: fmean(reading.value for reading in mine) for i, mine in found.items() if mine}
+    in_block = {i: select(readings, block) for i, block in enumerate(blocks)}
+    return {i: fmean(reading.value for reading in mine) for i, mine in in_block.items() if mine}
 
 
 def _read_in(readings: list[_Reading], block: Window) -> list[_Reading]:

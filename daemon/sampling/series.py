@@ -86,9 +86,9 @@ class Samples:
 
     def _report(self, window: Window) -> SamplerReport:
         failures: dict[str, str] = {}
-        for span, found in self._failures:
+        for span, reasons in self._failures:
             if span.start_ns <= window.end_ns and span.end_ns >= window.start_ns:
-                failures = found | failures
+                failures = reasons | failures
         return SamplerReport(
             sources=self._names,
             cpu_s=self._cpu_s(window.end_ns) - self._cpu_s(window.start_ns),

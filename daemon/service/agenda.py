@@ -1,19 +1,20 @@
-"""The configured suites as cases, and the schedule's state: which case the service measures next."""
+"""The configured suites as cases, and what the schedule makes of them: which case the service measures next."""
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.machine.sysfs import memory_bytes
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.records import OptionValue, Record
 from benchd.daemon.service import schedule
-from benchd.daemon.service.schedule import Progress, State
+from benchd.daemon.service.facts import Facts
+from benchd.daemon.service.schedule import STEP_S, Progress
 from benchd.daemon.trigger import DAY_S
 from benchd.models import catalog
 
@@ -26,17 +27,19 @@ MAX_PRODUCT = 1000  # of a suite's lists: a command of 64 KiB could request more
 
 
 class Agenda:
-    """Suites, the ids of their `cases`, and the current runs.
+    """Suites, the ids of their `cases`, and the current runs, which are in the schedule of `facts`.
 
     Raises UsageError for a suite that cannot be planned, and for two that give one case other weights or images.
     """
 
-    def __init__(self, settings: Config, machine: Machine, state: State) -> None:
+    def __init__(self, settings: Config, machine: Machine, facts: Facts) -> None:
         self.suites = [suite for suite in settings.suite if suite.name]
-        self.state = state
+        self._facts = facts
         self._limits, self._machine = settings.limits, machine
         self._booted_s: float | None = None
+        self._behind_s = self._believed_s = 0.0
         self.cases = {suite.name: self._ids(suite) for suite in self.suites}
+        self.planned = {case_id for case_ids in self.cases.values() for case_id in case_ids}
         if self.suites:  # also together: their results of one case have one name
             plan.plan(self.suites, self._limits, machine)
 
@@ -49,72 +52,86 @@ class Agenda:
         """Return a hash of all suites and their cases."""
         return hashlib.sha256(msgspec.json.encode(self.cases, order="sorted")).hexdigest()
 
-    def look(self, now_s: float, boottime_s: float, device_id: str) -> bool:
-        """Begin the runs that are due; return whether the state has changed.
+    def look(self, wall_s: float, boottime_s: float, device_id: str) -> bool:
+        """Begin the runs that are due; return whether the schedule has changed.
 
         `boottime_s` is on CLOCK_BOOTTIME, which cannot be set: comparing the two shows whether the wall clock was set.
+        A clock that is behind the last look at its start has yet to be set: for a day, time goes on from that look.
         """
-        booted_s = now_s - boottime_s
-        clock_set = self._booted_s is not None and abs(booted_s - self._booted_s) > DAY_S
+        booted_s = wall_s - boottime_s
+        if self._booted_s is None:
+            behind_s = self._facts.schedule.clock_s - wall_s
+            self._behind_s, self._believed_s = behind_s if behind_s > STEP_S else 0.0, boottime_s + DAY_S
+        elif abs(booted_s - self._booted_s) > STEP_S or boottime_s > self._believed_s:
+            self._behind_s = 0.0
         self._booted_s = booted_s
-        state = schedule.serve(self.state, self.suites, now_s, clock_set=clock_set)
-        state = schedule.begin_due(state, self.suites, self.cases, now_s, device_id)
-        changed, self.state = state != self.state, state
-        return changed
+        before, now_s = self._facts.schedule, self.time_s(wall_s)
+        served = schedule.serve(before, self.suites, now_s)
+        self._facts.schedule = now = schedule.begin_due(served, self.suites, self.cases, now_s, device_id)
+        return msgspec.structs.replace(now, clock_s=before.clock_s) != before
+
+    def time_s(self, wall_s: float) -> float:
+        """Return the schedule's time when a wall clock says `wall_s`."""
+        return wall_s + self._behind_s
 
     def begin(self, suite: Suite) -> Progress:
         """Begin a run requested by a command; raise UsageError if it cannot be planned or too many wait.
 
         It has a time limit, and its batches must fit into memory.
         """
-        if len(self.state.passes) >= MAX_PASSES:
+        if len(self.runs) >= MAX_PASSES:
             raise UsageError(f"{MAX_PASSES} runs are already waiting")
         case_ids = self._ids(suite)
         _refuse_too_large(suite)
         if suite.time_limit_s is None:
             suite = msgspec.structs.replace(suite, time_limit_s=COMMANDED_S)
-        self.state = schedule.begin(self.state, suite, case_ids, by_command=True)
-        return self.state.passes[-1]
+        self._facts.schedule = schedule.begin(self._facts.schedule, suite, case_ids, by_command=True)
+        return self.runs[-1]
 
     def named(self, name: str) -> Suite:
         """Return the suite of that name; raise UsageError if there is none."""
-        found = next((suite for suite in self.suites if suite.name == name), None)
-        if found is None:
+        suite = next((suite for suite in self.suites if suite.name == name), None)
+        if suite is None:
             raise UsageError("no suite of that name; the command `list` names them")
-        return found
+        return suite
 
     def cancel(self, suite_id: str | None) -> list[str]:
         """Drop the run of that id, or all; return the ids of the dropped runs."""
-        dropped = [entry.suite_id for entry in self.state.passes if suite_id in (None, entry.suite_id)]
+        dropped = [entry.suite_id for entry in self.runs if suite_id in (None, entry.suite_id)]
         for entry in dropped:
-            self.state = schedule.drop(self.state, entry)
+            self._facts.schedule = schedule.drop(self._facts.schedule, entry)
         return dropped
 
-    def after(self, record: Record, seconds: float, again_s: float | None = None) -> State:
-        """Return the state after this record: as a result of the plan, it says when its case is measured once more.
+    def finish(self, record: Record, seconds: float, again_s: float | None = None) -> None:
+        """Take this record in: as a result of the plan, it says when its case is measured once more.
 
         An interrupted case stays in its run.
         """
         if record.status == "aborted":
-            return self.state
-        state = schedule.finish(self.state, record.suite_id, record.case_id, seconds)
-        if not self.is_of_suite(record.suite_id):
-            return state
-        others = {case_id: at_s for case_id, at_s in state.again_s.items() if case_id != record.case_id}
-        now = {} if again_s is None else {record.case_id: again_s}
-        return msgspec.structs.replace(state, again_s=others | now)
+            return
+        is_of_suite = self.is_of_suite(record.suite_id)
+        self.skip(record.suite_id, record.case_id, seconds)
+        if is_of_suite:
+            others = {name: at_s for name, at_s in self._facts.schedule.again_s.items() if name != record.case_id}
+            now = {} if again_s is None else {record.case_id: again_s}
+            self._facts.schedule = msgspec.structs.replace(self._facts.schedule, again_s=others | now)
+
+    @property
+    def runs(self) -> list[Progress]:
+        """Return the runs that are neither complete nor cancelled."""
+        return self._facts.schedule.passes
 
     def is_under_way(self, suite_id: str) -> bool:
         """Return whether a run is neither complete nor cancelled."""
-        return any(entry.suite_id == suite_id for entry in self.state.passes)
+        return any(entry.suite_id == suite_id for entry in self.runs)
 
     def is_of_suite(self, suite_id: str) -> bool:
         """Return whether a run is of a configured suite, however it was started."""
-        return any(entry.suite_id == suite_id and entry.suite.name for entry in self.state.passes)
+        return any(entry.suite_id == suite_id and entry.suite.name for entry in self.runs)
 
-    def skip(self, suite_id: str, case_id: str) -> None:
-        """Remove a case from its run without a result."""
-        self.state = schedule.finish(self.state, suite_id, case_id, 0.0)
+    def skip(self, suite_id: str, case_id: str, seconds: float = 0.0) -> None:
+        """Remove a case from its run, which it took `seconds` of."""
+        self._facts.schedule = schedule.finish(self._facts.schedule, suite_id, case_id, seconds)
 
     def next(self, unmet: Callable[[Progress], str | None]) -> tuple[Progress, list[Planned]] | str | None:
         """Return the remaining cases of the first run that need not wait, else why the first one waits.
@@ -124,7 +141,7 @@ class Agenda:
         A case that this version or machine no longer has is skipped, which is reported as the reason once.
         """
         reasons = []
-        for entry in sorted(self.state.passes, key=lambda entry: entry.by_command):
+        for entry in sorted(self.runs, key=lambda entry: entry.by_command):
             reason, planned = unmet(entry), self._planned(entry)
             if reason is None and not isinstance(planned, str):
                 return entry, planned
@@ -136,7 +153,7 @@ class Agenda:
 
     def next_due(self, device_id: str) -> tuple[str, float] | None:
         """Return the next suite to begin, and its time."""
-        due = [(suite.name, schedule.due_s(suite, self.state, device_id)) for suite in self.suites]
+        due = [(suite.name, schedule.due_s(suite, self._facts.schedule, device_id)) for suite in self.suites]
         known = [(name, at_s) for name, at_s in due if at_s is not None]
         return min(known, key=lambda entry: entry[1], default=None)
 
@@ -164,14 +181,13 @@ class Agenda:
 
 def _refuse_too_large(suite: Suite) -> None:
     """Raise UsageError if the images of one batch take more than a share of memory: the model needs many times that."""
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for model in suite.models or (() if suite.own else plan.DEFAULT_MODELS):
         values = {name: _largest(given) for name, given in suite.options.items()}
         shape = catalog.entry(model).image_shape(values) or LARGE_IMAGE
-        most = int(IMAGES_SHARE * memory_bytes / (VALUE_BYTES * math.prod(shape)))
+        most = int(IMAGES_SHARE * memory_bytes() / (VALUE_BYTES * math.prod(shape)))
         largest = max(suite.batch_sizes, default=1)
         if largest > most:
-            raise UsageError(f"batch size {largest}: at most {most} images of {model} fit this memory")
+            raise UsageError(f"batch size {largest}: at most {most} images of {model} fit in memory")
 
 
 def _largest(values: Sequence[OptionValue]) -> OptionValue:

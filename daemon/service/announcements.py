@@ -3,49 +3,19 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from benchd.daemon.config import DeviceConfig
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Health, Info, SuiteInfo
-from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.machine.sysfs import text
-from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.records import wall_now
+from benchd.daemon.service import homeassistant, regressions
 from benchd.daemon.service.agenda import Agenda, when
-from benchd.daemon.service.schedule import Progress
+from benchd.daemon.service.state import State
 
-LATEST = "latest"
-ANNOUNCED = "announced"
-MAX_GONE = 200  # cases, folders or device ids that have left the configuration and are still cleared on the broker
-
-
-@dataclass
-class ServiceActivity:
-    """What the service is doing: the running case, what a run waits for, and what is wrong; each may be None.
-
-    `closed` is why it may not open the machine's GPU.
-    """
-
-    running: tuple[Progress, Planned] | None = None
-    waiting_for: str | None = None
-    problem: str | None = None
-    slower: str | None = None
-    closed: str | None = None
-    started_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def problems(self) -> str | None:
-        """Return all problems."""
-        return "; ".join(filter(None, (self.problem, self.closed, self.slower))) or None
-
-    @property
-    def case_id(self) -> str | None:
-        """Return the running case."""
-        return self.running[1].case.case_id if self.running else None
+MAX_GONE = 200  # topics that have left the configuration and are still cleared on the broker
 
 
 def suites(agenda: Agenda) -> list[SuiteInfo]:
@@ -53,83 +23,109 @@ def suites(agenda: Agenda) -> list[SuiteInfo]:
     return [SuiteInfo(name=suite.name, when=when(suite), cases=agenda.cases[suite.name]) for suite in agenda.suites]
 
 
-def info(named: DeviceConfig, device_id: str, boot_id: str, machine: Machine, agenda: Agenda) -> Info:
+def info(state: State) -> Info:
     """Return the device's identity and what it measures on."""
+    device = state.settings.device
     return Info(
-        device_id=device_id,
-        boot_id=boot_id,
-        name=named.name,
-        site=named.site,
-        tags=named.tags,
+        device_id=state.topics.device_id,
+        boot_id=state.boot_id,
+        name=device.name,
+        site=device.site,
+        tags=device.tags,
         tool_version=version("benchd"),
-        environment=machine.environment(),
-        suites=suites(agenda),
-        catalogue_sha256=agenda.digest,
+        environment=state.machine.environment(),
+        suites=suites(state.agenda),
+        catalogue_sha256=state.agenda.digest,
         t_wall=wall_now(),
     )
 
 
-def clear_gone(link: Link, topic_of: Callable[[str], str], known: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Clear the topics of names in `known` that are no longer wanted; return the names to pass as `known` next time.
+def introduce(state: State) -> None:
+    """Retain what the service is and knows of its shipped folders, and clear what has left the configuration."""
+    if not state.link:
+        return
+    topics, introduction = state.topics, info(state)
+    state.retain(topics.of("info"), introduction)
+    shipped = [folder.called for folder in state.settings.shipped]
+    wanted = [*map(topics.latest, sorted(state.agenda.planned)), *map(topics.shipped, shipped)]
+    if state.settings.mqtt.home_assistant:
+        discovery = homeassistant.topic(topics.device_id)
+        state.link.retain(discovery, homeassistant.discovery(topics, introduction, shipped))
+        wanted.append(discovery)
+    state.facts.retained = clear_gone(state.link, state.facts.retained, wanted)
+    for name, known in state.facts.shipped.items():
+        state.retain(topics.shipped(name), known.published)
+
+
+def clear_gone(link: Link, known: Sequence[str], wanted: Iterable[str]) -> list[str]:
+    """Clear the topics in `known` that are no longer wanted; return the topics to pass as `known` next time.
 
     Those that have left remain known: the broker may be unreachable until the next start, or may crash and lose the
     update.
     """
-    gone = [name for name in known if name not in wanted]
-    for name in gone:
-        link.retain(topic_of(name), b"")
-    return [*gone[-MAX_GONE:], *wanted]
+    now = dict.fromkeys(wanted)
+    gone = [topic for topic in known if topic not in now]
+    for topic in gone:
+        link.retain(topic, b"")
+    return [*gone[-MAX_GONE:], *now]
 
 
-def health(
-    activity: ServiceActivity, agenda: Agenda, device_id: str, link: Link | None, outbox: Outbox, state: Path
-) -> Health:
-    """Return the service's health; `state` is its folder."""
-    now_s = time.monotonic()
-    free_bytes, gone = _free(state)
-    problems = activity.problems or ""
-    counts, unstored = outbox.backlog()
-    due = agenda.next_due(device_id)
-    acknowledged_s = link.seen.acknowledged_s if link else None
+def problems(state: State) -> list[str]:
+    """Return what is wrong with the service itself: not with its disk or connection."""
+    return list(filter(None, (state.problem, state.machine.closed_gpu, regressions.problem(state.facts.standings))))
+
+
+def health(state: State) -> Health:
+    """Return the service's health."""
+    link, now_s = state.link, time.monotonic()
+    free_bytes, gone = _free(state.folder)
+    is_full = (state.problem or "").startswith("degraded:disk")
+    wrong = [*problems(state), None if is_full else gone, link.problem() if link else None]
+    due = state.agenda.next_due(state.topics.device_id)
+    acknowledged_s = link.state.acknowledged_s if link else None
     return Health(
         t_wall=wall_now(),
-        uptime_s=round(now_s - activity.started_s, 1),
+        uptime_s=round(now_s - state.started_s, 1),
         rss_bytes=int((text(Path("/proc/self/statm")) or "0 0").split()[1]) * os.sysconf("SC_PAGE_SIZE"),
-        activity="measuring" if activity.running else "waiting" if activity.waiting_for else "idle",
-        case_id=activity.case_id,
-        cases_left=sum(len(entry.left) for entry in agenda.state.passes),
+        activity="measuring" if state.running else "waiting" if state.waiting_for else "idle",
+        case_id=state.case_id,
+        cases_left=sum(len(entry.left) for entry in state.agenda.runs),
         next_suite=due[0] if due else None,
-        next_suite_in_s=round(due[1] - time.time(), 1) if due else None,
-        waiting_for=activity.waiting_for,
-        problem="; ".join(filter(None, (problems, *_of_disk(problems, gone, link)))) or None,
-        outbox_pending=counts.pending,
-        outbox_unstored=unstored,
-        outbox_refused=counts.refused,
-        outbox_bytes=outbox.used_bytes(),
+        next_suite_in_s=round(due[1] - state.agenda.time_s(time.time()), 1) if due else None,
+        waiting_for=state.waiting_for,
+        problem="; ".join(filter(None, wrong)) or None,
+        log=state.records.id,
+        first_seq=state.records.first_seq(),
+        last_seq=state.records.last_seq,
+        event_log=state.events.id,
+        event_first_seq=state.events.first_seq(),
+        event_last_seq=state.events.last_seq,
+        pending=link.delivery.pending if link else 0,
+        refused=len(link.delivery.refused) if link else 0,
         last_acknowledged_s=None if acknowledged_s is None else round(now_s - acknowledged_s, 1),
-        telemetry_dropped=link.seen.telemetry_dropped if link else 0,
+        telemetry_dropped=link.state.telemetry_dropped if link else 0,
         disk_free_bytes=free_bytes,
     )
 
 
-def status_line(activity: ServiceActivity, link: Link | None) -> str:
+def publish_health(state: State) -> None:
+    """Retain the service's health."""
+    if state.link:
+        state.retain(state.topics.of("health"), health(state))
+
+
+def status_line(state: State) -> str:
     """Return what `systemctl status` shows."""
-    parts = [f"measuring {activity.case_id}" if activity.running else activity.waiting_for or "idle"]
-    parts += [activity.problems] if activity.problems else []
-    parts += [] if link is None else ["mqtt up" if link.seen.connected else f"mqtt down: {link.seen.reason}"]
+    parts = [f"measuring {state.case_id}" if state.running else state.waiting_for or "idle", *problems(state)]
+    if link := state.link:
+        parts += ["mqtt up" if link.state.connected else f"mqtt down: {link.state.reason}"]
+        parts += filter(None, [link.problem()])
     return "; ".join(parts)
 
 
-def _of_disk(problems: str, gone: str | None, link: Link | None) -> list[str]:
-    """Return what is wrong with the disk beside what the problems say of it."""
-    unwritable = link.seen.unwritable if link and link.seen.connected else None
-    found = [gone, f"degraded:outbox: nothing is delivered: {unwritable}" if unwritable else None]
-    return [] if "degraded:disk" in problems else [one for one in found if one]
-
-
-def _free(state: Path) -> tuple[int, str | None]:
-    """Return how much space the state folder's disk has, and why that cannot be known, if it cannot."""
+def _free(folder: Path) -> tuple[int, str | None]:
+    """Return how much space the disk of a folder has, and why that cannot be known, if it cannot."""
     try:
-        return shutil.disk_usage(state).free, None
+        return shutil.disk_usage(folder).free, None
     except OSError as error:
-        return 0, f"degraded:disk: {state}: {error.strerror}"
+        return 0, f"degraded:disk: {folder}: {error.strerror}"

@@ -52,14 +52,14 @@ class Judge:
 
         A condition that cannot be read here is unmet.
         """
-        found = [
+        reasons = [
             _below("temperature", now.temperature_c, wanted.temperature_below_c, "C"),
             _below("system load", now.system_load, wanted.system_load_below, ""),
             self._gpu(wanted.gpu_load_below_percent, now.gpu_load_percent, t_s),
             _equal("power mode", now.power_mode, wanted.power_mode),
             _on_mains_wanted(now.on_mains) if wanted.on_mains else None,
         ]
-        return next((reason for reason in found if reason), None)
+        return next((reason for reason in reasons if reason), None)
 
     def _gpu(self, limit: float | None, value: float | None, t_s: float) -> str | None:
         """Return why the GPU is not quiet; it must stay below, because one reading may fall between two frames."""
@@ -95,8 +95,8 @@ def _on_mains_wanted(on_mains: bool | None) -> str | None:
 
 
 def _hottest_c(root: Path) -> float | None:
-    found = [number(zone / "temp") for zone in (root / "sys/class/thermal").glob("thermal_zone*")]
-    return max((value / 1e3 for value in found if value is not None), default=None)
+    temperatures = [number(zone / "temp") for zone in (root / "sys/class/thermal").glob("thermal_zone*")]
+    return max((value / 1e3 for value in temperatures if value is not None), default=None)
 
 
 def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
@@ -113,8 +113,8 @@ def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
 
 
 def _system_load(root: Path) -> float | None:
-    found = re.match(r"[\d.]+", text(root / "proc/loadavg") or "")
-    return float(found[0]) if found else None
+    first = re.match(r"[\d.]+", text(root / "proc/loadavg") or "")
+    return float(first[0]) if first else None
 
 
 def _on_mains(root: Path) -> bool | None:

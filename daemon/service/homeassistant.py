@@ -15,8 +15,8 @@ _OF_HEALTH = {
     "case_id": {"name": "Running case"},
     "cases_left": {"name": "Cases left"},
     "next_suite": {"name": "Next suite"},
-    "outbox_pending": {"name": "Results waiting"},
-    "outbox_refused": {"name": "Results refused"},
+    "pending": {"name": "Results waiting"},
+    "refused": {"name": "Results refused"},
     "disk_free_bytes": {"name": "Free space", "unit_of_measurement": "B", "device_class": "data_size"},
     "uptime_s": {"name": "Uptime", "unit_of_measurement": "s", "device_class": "duration"},
 }
@@ -42,12 +42,12 @@ def discovery(topics: Topics, info: Info, shipped: Sequence[str] = ()) -> bytes:
         "dev": {
             "ids": [f"benchd_{topics.device_id}"],
             "name": info.name or topics.device_id,
-            "mdl": info.environment.board or info.environment.cpu_model,
+            "mdl": info.environment and (info.environment.board or info.environment.cpu_model),
             "sw": info.tool_version,
         },
         "o": {"name": "benchd", "sw": info.tool_version},
         "avty": [{"topic": topics.of("status"), "value_template": "{{ value_json.state }}"}],
-        "cmps": {key: {"unique_id": f"benchd_{topics.device_id}_{key}"} | one for key, one in entities.items()},
+        "cmps": {key: {"unique_id": f"benchd_{topics.device_id}_{key}"} | entity for key, entity in entities.items()},
     }
     return msgspec.json.encode(message)
 

@@ -11,10 +11,8 @@ from benchd.daemon.machine import folders
 GAUGES = {
     "uptime_seconds": ("uptime_s", "Time since the service started."),
     "resident_bytes": ("rss_bytes", "Resident memory of the service."),
-    "outbox_pending": ("outbox_pending", "Messages that no broker has acknowledged."),
-    "outbox_unstored": ("outbox_unstored", "Results that no collector has stored."),
-    "outbox_refused": ("outbox_refused", "Messages that the broker refuses."),
-    "outbox_bytes": ("outbox_bytes", "Space that the outbox uses."),
+    "pending": ("pending", "Results and events that no broker has acknowledged."),
+    "refused": ("refused", "Results and events that the broker refuses."),
     "cases_left": ("cases_left", "Remaining cases of the current runs."),
     "telemetry_dropped": ("telemetry_dropped", "Telemetry batches not sent in time."),
 }
@@ -26,10 +24,10 @@ def write(path: Path, health: Health, deployed: Sequence[Deployed] = ()) -> None
     for name, (field, text) in GAUGES.items():
         Gauge(f"benchd_{name}", text, registry=registry).set(getattr(health, field))
     Gauge("benchd_problem", "1 while something is wrong.", registry=registry).set(health.problem is not None)
-    kept = Gauge("benchd_shipped_kept", "0 while a shipped folder breaks its promise.", ["name"], registry=registry)
+    is_kept = Gauge("benchd_shipped_kept", "0 while a shipped folder breaks its promise.", ["name"], registry=registry)
     ratio = Gauge("benchd_shipped_ratio", "Time now over the promised one.", ["name"], registry=registry)
-    for one in deployed:
-        kept.labels(one.name).set(not one.is_broken)
-        if one.change is not None:
-            ratio.labels(one.name).set(1.0 + one.change)
+    for folder in deployed:
+        is_kept.labels(folder.name).set(not folder.is_broken)
+        if folder.change is not None:
+            ratio.labels(folder.name).set(1.0 + folder.change)
     folders.replace(path, [generate_latest(registry)], mode=0o644)

@@ -1,117 +1,99 @@
 """Commands to the service over MQTT: each is accepted or refused, carried out at the right time, and answered."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from benchd.daemon.delivery import commands
+from benchd.daemon.delivery.commands import CancelParameters, Command, Refused, ReplayParameters, RunParameters, Verb
 from benchd.daemon.delivery.link import Link
-from benchd.daemon.delivery.messages import Health, Response
-from benchd.daemon.delivery.outbox import STREAM, Outbox
+from benchd.daemon.delivery.messages import Response
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine.systemd_notify import log
-from benchd.daemon.service import announcements
-from benchd.daemon.service.agenda import Agenda
+from benchd.daemon.service import announcements, configuration
+from benchd.daemon.service.state import State
 
-COMMANDS = "commands"
 MAX_WAITING = 100
 
 
-class Remote:
-    """Receives commands from `link`.
+def listen(state: State, link: Link) -> None:
+    """Read the commands that arrived, and answer refused ones at once."""
+    while link.state.commands:
+        taken = state.gate.take(link.state.commands.popleft(), _boottime_s(), time.time())
+        if isinstance(taken, Command) and len(state.commands) >= MAX_WAITING:
+            state.gate.forget(taken.parameters.id)
+            reason = f"{MAX_WAITING} commands are already waiting"
+            taken = Refused(taken.parameters.id, taken.verb, reason, taken.answer_to, taken.correlation)
+        if isinstance(taken, Refused):
+            log(f"command refused: {taken.reason}")
+            _answer(state, taken, Response(id=taken.id, verb=taken.verb, accepted=False, reason=taken.reason))
+        elif taken:
+            state.commands.append(taken)
 
-    `save` stores the changes of a command, and `reload`, which may raise BenchdError, requests a new configuration.
-    """
 
-    def __init__(
-        self,
-        link: Link | None,
-        gate: commands.Gate,
-        agenda: Agenda,
-        outbox: Outbox,
-        health: Callable[[], Health],
-        save: Callable[[], None],
-        reload: Callable[[], None],
-    ) -> None:
-        self._link, self.gate, self._agenda, self._outbox = link, gate, agenda, outbox
-        self._health, self._save, self._reload = health, save, reload
-        self._waiting: deque[commands.Command] = deque()
-        self.gate.remember(outbox.kept_as(COMMANDS, commands.remembered_ids, []), _boottime_s())
+def carry_out(state: State) -> None:
+    """Carry out waiting commands; while a case is timed, only one that ends it."""
+    for command in list(state.commands):
+        if not state.is_timed or command.verb == "cancel":
+            state.commands.remove(command)
+            answer = _obey(state, command)
+            if not answer.accepted:
+                state.gate.forget(answer.id)
+            _answer(state, command, answer)
 
-    def remembered(self) -> bytes:
-        """Return the ids to store, as `Gate.remembered`."""
-        return self.gate.remembered(command.parameters.id for command in self._waiting)
 
-    def listen(self) -> None:
-        """Read the commands that arrived, and answer refused ones at once."""
-        while self._link and self._link.seen.commands:
-            found = self.gate.take(self._link.seen.commands.popleft(), _boottime_s(), time.time())
-            if isinstance(found, commands.Command) and len(self._waiting) >= MAX_WAITING:
-                self.gate.forget(found.parameters.id)
-                reason = f"{MAX_WAITING} commands are already waiting"
-                found = commands.Refused(found.parameters.id, found.verb, reason, found.answer_to, found.correlation)
-            if isinstance(found, commands.Refused):
-                log(f"command refused: {found.reason}")
-                self._answer(found, Response(id=found.id, verb=found.verb, accepted=False, reason=found.reason))
-            elif found:
-                self._waiting.append(found)
+def _obey(state: State, command: Command) -> Response:
+    answer = Response(id=command.parameters.id, verb=command.verb, accepted=True)
+    if _boottime_s() >= command.expires_s:
+        return msgspec.structs.replace(answer, accepted=False, reason="it expired while it waited")
+    try:
+        changes = _VERBS[command.verb](state, command.parameters)
+    except BenchdError as error:
+        return msgspec.structs.replace(answer, accepted=False, reason=str(error)[:500])
+    if not state.is_timed:
+        state.attempt_save()
+    return msgspec.structs.replace(answer, **changes)
 
-    def carry_out(self, *, timed: bool) -> None:
-        """Carry out waiting commands; while a case is timed, only one that ends it."""
-        for command in list(self._waiting):
-            if not timed or command.verb == "cancel":
-                self._waiting.remove(command)
-                answer = self._obey(command, timed=timed)
-                if not answer.accepted:
-                    self.gate.forget(answer.id)
-                self._answer(command, answer)
 
-    def _obey(self, command: commands.Command, *, timed: bool) -> Response:
-        answer = Response(id=command.parameters.id, verb=command.verb, accepted=True)
-        if _boottime_s() >= command.expires_s:
-            return msgspec.structs.replace(answer, accepted=False, reason="it expired while it waited")
-        try:
-            changes = getattr(self, f"_do_{command.verb}")(command.parameters)
-        except BenchdError as error:
-            return msgspec.structs.replace(answer, accepted=False, reason=str(error)[:500])
-        if not timed:
-            self._save()
-        return msgspec.structs.replace(answer, **changes)
+def _run(state: State, given: RunParameters) -> dict[str, Any]:
+    suite = given.as_suite() if given.suite is None else state.agenda.named(given.suite)
+    entry = state.agenda.begin(suite)
+    return {"suite_id": entry.suite_id, "cases": entry.left}
 
-    def _do_run(self, given: commands.RunParameters) -> dict[str, Any]:
-        suite = given.as_suite() if given.suite is None else self._agenda.named(given.suite)
-        entry = self._agenda.begin(suite)
-        return {"suite_id": entry.suite_id, "cases": entry.left}
 
-    def _do_cancel(self, given: commands.CancelParameters) -> dict[str, Any]:
-        if not self._agenda.cancel(given.suite_id):
-            raise UsageError("no such run is in progress")
-        return {}
+def _cancel(state: State, given: CancelParameters) -> dict[str, Any]:
+    if not state.agenda.cancel(given.suite_id):
+        raise UsageError("no such run is in progress")
+    return {}
 
-    def _do_list(self, given: commands.Parameters) -> dict[str, Any]:
-        return {"suites": announcements.suites(self._agenda)}
 
-    def _do_reload(self, given: commands.Parameters) -> dict[str, Any]:
-        self._reload()
-        return {}
+def _reload(state: State, _: object) -> dict[str, Any]:
+    configuration.checked(state.path, state.machine)
+    state.reload_asked = True
+    return {}
 
-    def _do_status(self, given: commands.Parameters) -> dict[str, Any]:
-        return {"health": self._health()}
 
-    def _do_replay(self, given: commands.ReplayParameters) -> dict[str, Any]:
-        if given.stream is not None and given.stream.encode() != self._outbox.kept(STREAM):
-            raise UsageError("these numbers are of another outbox of this device")
-        rows = self._outbox.send_again(given.since_seq, given.until_seq)
-        if self._link:
-            self._link.replay()
-        return {"rows": rows}
+def _replay(state: State, given: ReplayParameters) -> dict[str, Any]:
+    rows = state.link.delivery.replay(given.log, given.first, given.last) if state.link else None
+    if rows is None:
+        raise UsageError("this device has no such log; its health names those that it has")
+    return {"rows": rows}
 
-    def _answer(self, to: commands.Command | commands.Refused, answer: Response) -> None:
-        if self._link and to.answer_to:
-            self._link.answer(to.answer_to, msgspec.json.encode(answer), to.correlation)
+
+_VERBS: dict[Verb, Callable[[State, Any], dict[str, Any]]] = {
+    "run": _run,
+    "cancel": _cancel,
+    "list": lambda state, _: {"suites": announcements.suites(state.agenda)},
+    "reload": _reload,
+    "status": lambda state, _: {"health": announcements.health(state)},
+    "replay": _replay,
+}
+
+
+def _answer(state: State, to: Command | Refused, answer: Response) -> None:
+    if state.link and to.answer_to:
+        state.link.answer(to.answer_to, msgspec.json.encode(answer), to.correlation)
 
 
 def _boottime_s() -> float:

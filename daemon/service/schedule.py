@@ -1,6 +1,6 @@
-"""Due runs and their remaining cases: pure functions of the time, the state and the configuration.
+"""Due runs and their remaining cases: pure functions of the time, the schedule and the configuration.
 
-The caller stores the State on disk together with each result, so that after a restart a run continues with its next
+The caller stores the Schedule on disk together with each result, so that after a restart a run continues with its next
 unfinished case. Times are seconds since the epoch, because a schedule follows the calendar; the measured time of a run
 is a sum of durations, which setting the clock does not change.
 """
@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from benchd.daemon.config import Suite
 from benchd.daemon.trigger import DAY_S, MONTH_S, Cron, Every
+from benchd.daemon.verdicts.when import EARLIEST_S
 
 WEEK_S = 7 * DAY_S
 QUARTER_S = 13 * WEEK_S
@@ -35,15 +36,16 @@ class Progress(Struct, frozen=True, kw_only=True):
     again: bool = False
 
 
-class State(Struct, frozen=True, kw_only=True):
+class Schedule(Struct, frozen=True, kw_only=True):
     """The time up to which each suite's triggers have been served, and the runs in the order of their start.
 
-    `again_s` has the cases to be measured once more, and when.
+    `again_s` has the cases to be measured once more, and when. `clock_s` is when the schedule was last looked at.
     """
 
     served_s: dict[str, float] = {}
     passes: list[Progress] = []
     again_s: dict[str, float] = {}
+    clock_s: float = 0.0
 
 
 def delay_s(suite: Suite, device_id: str) -> float:
@@ -52,74 +54,80 @@ def delay_s(suite: Suite, device_id: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64 * suite.random_delay_s
 
 
-def due_s(suite: Suite, state: State, device_id: str) -> float | None:
+def due_s(suite: Suite, schedule: Schedule, device_id: str) -> float | None:
     """Return the next start of the suite, None if it has no future trigger."""
     trigger = suite.trigger()
-    served_s = state.served_s.get(suite.name)
+    served_s = schedule.served_s.get(suite.name)
     if trigger is None or served_s is None:
         return None
     next_s = trigger.next_after(served_s)
     return None if next_s is None else next_s + delay_s(suite, device_id)
 
 
-def serve(state: State, suites: Sequence[Suite], now_s: float, *, clock_set: bool = False) -> State:
-    """Return the state for these suites: a new suite is served up to now, a removed one is dropped.
+def serve(schedule: Schedule, suites: Sequence[Suite], now_s: float) -> Schedule:
+    """Return the schedule for these suites: a new suite is served up to now, a removed one is dropped.
 
-    A suite that was served more than an hour ahead, as after a wrong clock is set back, is served up to now, too: it
-    would not begin for so long. All times are dropped if the clock was set by more than a day, because a wrong clock
-    cannot say which triggers were missed.
+    Under a clock that was never set, or was set back, the times only say how long ago something was: they move along.
     """
-    known = {suite.name: state.served_s.get(suite.name, now_s) for suite in suites if suite.trigger()}
-    served_s = {name: now_s if clock_set or at_s > now_s + STEP_S else at_s for name, at_s in known.items()}
-    again_s = {case_id: at_s for case_id, at_s in state.again_s.items() if not clock_set and at_s <= now_s + DAY_S}
-    return msgspec.structs.replace(state, served_s=served_s, again_s=again_s)
+    was_unset = 0.0 < schedule.clock_s < EARLIEST_S <= now_s
+    shift_s = now_s - schedule.clock_s if was_unset or now_s < schedule.clock_s - STEP_S else 0.0
+    served_s = {suite.name: schedule.served_s.get(suite.name, now_s - shift_s) for suite in suites if suite.trigger()}
+    again_s = {case_id: at_s for case_id, at_s in schedule.again_s.items() if at_s <= now_s - shift_s + DAY_S}
+    return msgspec.structs.replace(
+        schedule,
+        served_s={name: at_s + shift_s for name, at_s in served_s.items()},
+        again_s={case_id: at_s + shift_s for case_id, at_s in again_s.items()},
+        clock_s=now_s,
+    )
 
 
 def begin_due(
-    state: State, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float, device_id: str
-) -> State:
+    schedule: Schedule, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float, device_id: str
+) -> Schedule:
     """Begin every due suite, once for all missed times, unless it is still running."""
     for suite in suites:
-        at_s = due_s(suite, state, device_id)
+        at_s = due_s(suite, schedule, device_id)
         if at_s is not None and at_s <= now_s:
-            served_s = state.served_s | {suite.name: now_s - delay_s(suite, device_id)}
-            state = msgspec.structs.replace(state, served_s=served_s)
-            scheduled = (entry.suite.name for entry in state.passes if not (entry.by_command or entry.again))
+            served_s = schedule.served_s | {suite.name: now_s - delay_s(suite, device_id)}
+            schedule = msgspec.structs.replace(schedule, served_s=served_s)
+            scheduled = (entry.suite.name for entry in schedule.passes if not (entry.by_command or entry.again))
             if suite.name not in scheduled:
-                state = begin(state, suite, cases[suite.name])
-    return _begin_again(state, suites, cases, now_s)
+                schedule = begin(schedule, suite, cases[suite.name])
+    return _begin_again(schedule, suites, cases, now_s)
 
 
-def _begin_again(state: State, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float) -> State:
+def _begin_again(schedule: Schedule, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float) -> Schedule:
     """Begin a run of the cases whose time to be measured once more has come.
 
     Those that a run of a suite has yet to measure wait for its result: the run may be cancelled before.
     """
-    waiting = {case_id for entry in state.passes if entry.suite.name for case_id in entry.left}
-    due = {case_id for case_id, at_s in state.again_s.items() if at_s <= now_s} - waiting
-    rest = {case_id: at_s for case_id, at_s in state.again_s.items() if case_id not in due}
-    state = msgspec.structs.replace(state, again_s=rest)
+    waiting = {case_id for entry in schedule.passes if entry.suite.name for case_id in entry.left}
+    due = {case_id for case_id, at_s in schedule.again_s.items() if at_s <= now_s} - waiting
+    rest = {case_id: at_s for case_id, at_s in schedule.again_s.items() if case_id not in due}
+    schedule = msgspec.structs.replace(schedule, again_s=rest)
     for suite in suites:
         left = [case_id for case_id in cases[suite.name] if case_id in due]
-        state = begin(state, suite, left, again=True) if left else state
+        schedule = begin(schedule, suite, left, again=True) if left else schedule
         due -= set(left)
-    return state
+    return schedule
 
 
-def begin(state: State, suite: Suite, case_ids: list[str], *, by_command: bool = False, again: bool = False) -> State:
+def begin(
+    schedule: Schedule, suite: Suite, case_ids: list[str], *, by_command: bool = False, again: bool = False
+) -> Schedule:
     """Append a run."""
     entry = Progress(suite=suite, suite_id=uuid.uuid4().hex, left=case_ids, by_command=by_command, again=again)
-    return msgspec.structs.replace(state, passes=[*state.passes, entry])
+    return msgspec.structs.replace(schedule, passes=[*schedule.passes, entry])
 
 
-def finish(state: State, suite_id: str, case_id: str, seconds: float) -> State:
+def finish(schedule: Schedule, suite_id: str, case_id: str, seconds: float) -> Schedule:
     """Remove a measured case from its run, which ends with its last case or its time limit."""
-    passes = [_after(entry, case_id, seconds) if entry.suite_id == suite_id else entry for entry in state.passes]
-    return msgspec.structs.replace(state, passes=[entry for entry in passes if entry.left and not _over(entry)])
+    passes = [_after(entry, case_id, seconds) if entry.suite_id == suite_id else entry for entry in schedule.passes]
+    return msgspec.structs.replace(schedule, passes=[entry for entry in passes if entry.left and not _over(entry)])
 
 
 def _after(entry: Progress, case_id: str, seconds: float) -> Progress:
-    left = [other for other in entry.left if other != case_id]
+    left = [name for name in entry.left if name != case_id]
     return msgspec.structs.replace(entry, left=left, spent_s=entry.spent_s + seconds)
 
 
@@ -129,12 +137,12 @@ def _over(entry: Progress) -> bool:
 
 def results_per_month(suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float) -> dict[str, float]:
     """Return how many results per month each case gets; a suite without a trigger counts as daily."""
-    found: dict[str, float] = {}
+    per_month: dict[str, float] = {}
     for suite in suites:
         results = MONTH_S / _period_s(suite, now_s)
         for case_id in cases[suite.name]:
-            found[case_id] = found.get(case_id, 0.0) + results
-    return found
+            per_month[case_id] = per_month.get(case_id, 0.0) + results
+    return per_month
 
 
 def _period_s(suite: Suite, now_s: float) -> float:
@@ -156,6 +164,6 @@ def _gap_s(cron: Cron, now_s: float, span_s: float) -> float:
     return (at_s - now_s) / starts if starts == MOST_STARTS else span_s / max(starts, 1)
 
 
-def drop(state: State, suite_id: str) -> State:
+def drop(schedule: Schedule, suite_id: str) -> Schedule:
     """End a run, whatever remains of it."""
-    return msgspec.structs.replace(state, passes=[entry for entry in state.passes if entry.suite_id != suite_id])
+    return msgspec.structs.replace(schedule, passes=[entry for entry in schedule.passes if entry.suite_id != suite_id])

@@ -6,43 +6,30 @@ Signals only set flags, which the loop acts on.
 import select
 import signal
 import time
-import uuid
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 
-import msgspec
-
-from benchd.daemon import config
 from benchd.daemon.config import Config
-from benchd.daemon.delivery.broker import configured, parse_url
-from benchd.daemon.delivery.disk_reserve import Reserve
-from benchd.daemon.delivery.link import Identity, Link
-from benchd.daemon.delivery.outbox import OUTBOX, open_or_salvage
-from benchd.daemon.delivery.sinks import JournalSink
-from benchd.daemon.delivery.topics import Topics, is_name
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
-from benchd.daemon.machine import identity, lock
-from benchd.daemon.machine.lock import Busy, MachineLock
+from benchd.daemon.machine import folders
+from benchd.daemon.machine.lock import SERVICE, Busy, MachineLock
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import plan
-from benchd.daemon.sampling import sources
-from benchd.daemon.service import announcements, deployed, homeassistant, recovery
-from benchd.daemon.service.agenda import Agenda
-from benchd.daemon.service.between import Between
-from benchd.daemon.service.cases import LOOK_S, Cases
-from benchd.daemon.service.deployed import Deployments
-from benchd.daemon.service.parts import Base, Configured, Places
-from benchd.daemon.service.publisher import RUNNING, SCHEDULE, STANDINGS, Publisher, Running
-from benchd.daemon.service.regressions import Regressions, Standing, Standings
-from benchd.daemon.service.schedule import State
-from benchd.daemon.verdicts.alarms import Budget
-from benchd.daemon.verdicts.results import JOURNAL
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.service import (
+    announcements,
+    background,
+    cases,
+    configuration,
+    deployed,
+    regressions,
+    results,
+)
+from benchd.daemon.service.state import State
 
 TICK_S = 1.0
 GOODBYE_S = 2.0  # with a worker and a sampler that end slowly, less than 5 s in all
-INSTANCE = "instance"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -51,250 +38,133 @@ def run(path: Path, artifacts: Path | None = None) -> int:
 
     Exported files in `artifacts` are used before new ones are made.
     """
-    places = Places.here()
+    folder = folders.state()
     with ExitStack() as stack:
-        try:  # two services would share an outbox and an identity
-            stack.enter_context(MachineLock(places.state / "service.lock"))
+        try:  # two services would write one log
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(MachineLock(folder / SERVICE))
+        except OSError as error:
+            raise UsageError(f"cannot create the state folder {folder}: {error.strerror}") from error
         except Busy as busy:
-            message = f"{busy.holder} already runs with the state folder {places.state}; stop it"
+            message = f"{busy.holder} already runs with the state folder {folder}; stop it"
             raise NotAvailable(f"{message}, or set XDG_STATE_HOME to another folder") from busy
-        Service(path, places, artifacts).run()
+        settings = configuration.read(path)
+        state = stack.enter_context(closing(State(path, folder, artifacts)))
+        state.woken, state.wake = stack.enter_context(on_signals(SIGNALS, state.on_signal))
+        serve(state, settings)
     return 0
 
 
-class Service:
-    """The service from startup to shutdown. A new configuration rebuilds `between` and `cases`."""
-
-    def __init__(self, path: Path, places: Places, artifacts: Path | None = None) -> None:
-        self._path, self._places, self._artifacts = path, places, artifacts
-        self._settings = self._read()
-        self._stopping = self._reload_asked = False
-
-    def run(self) -> None:
-        """Run until SIGTERM or SIGINT."""
-        with ExitStack() as stack:
-            self._wake, self._wake_end = stack.enter_context(on_signals(SIGNALS, self._on_signal))
-            reserve = Reserve(self._places.state / "reserve")
-            outbox, salvaged = reserve.write(lambda: open_or_salvage(self._places.state / OUTBOX))
-            stack.callback(outbox.close)
-            reserve.hold()
-            journal = reserve.write(lambda: JournalSink(self._places.state / JOURNAL, reserve))
-            self._base = Base(self._places, identity.boot_id(), reserve, outbox, journal)
-            self._startup(salvaged)
-            self._main_loop()
-            self._shutdown()
-
-    def _startup(self, salvaged: str | None) -> None:
-        outbox = self._base.outbox
-        state = outbox.kept_as(SCHEDULE, msgspec.json.Decoder(State).decode, State())
-        standings: Standings = outbox.kept_as(STANDINGS, msgspec.json.Decoder(dict[str, Standing]).decode, {})
-        running = outbox.kept_as(RUNNING, msgspec.json.Decoder(Running | None).decode, None)
-        shipped: deployed.Standings = outbox.kept_as(deployed.SHIPPED, deployed.decode, {})
-        self._configure(state, standings, shipped)
-        if salvaged:
-            self._between.event("outbox_salvaged", salvaged)
-        self._between.publish_events()
-        recovery.recover(self._base, self._now, self._between, self._cases, running)
-        self._between.event("started", f"benchd {version('benchd')}, boot {self._base.boot_id}")
-        self._base.notifier.ready()
-
-    def _main_loop(self) -> None:
-        while not self._stopping:
-            self._between.attend(None)
-            if self._base.outbox.is_moved():
-                self._configure_again("the outbox was moved or removed")
-            if self._reload_asked:
-                self._reload()
-            if self._base.every.is_due("look", LOOK_S) or self._now.agenda.state.passes:
-                self._begin_due()
-            step = self._cases.next()
-            if step and not self._stopping:
-                self._cases.measure(*step)
-                self._stopping = self._stopping or self._cases.session.interrupted
-            else:
-                self._verify_due()
-                self._cases.session.rest()
-            self._rest()  # after a case too: a process that waits for the machine gets it now
-
-    def _verify_due(self) -> None:
-        """Verify a shipped folder whose time has come; on a full disk its workers would fail, whatever the folder."""
-        if self._stopping or not self._base.every.is_due("verify", LOOK_S):
-            return
-        one = self._deployments.next()
-        if one and not self._cases.disk_problem():
-            self._deployments.verify(one, self._cases.session)
-            self._stopping = self._stopping or self._cases.session.interrupted
-
-    def _shutdown(self) -> None:
-        self._base.notifier.stopping()
-        self._cases.session.rest()
-        self._between.event("stopped", "by a signal")
-        self._between.attempt(self._base.journal.settle)
-        self._between.save()
-        if self._now.publisher.link:
-            self._now.publisher.link.stop(GOODBYE_S)
-        self._base.notifier.close()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._reload_asked = True
+def serve(state: State, settings: Config) -> None:
+    """Run until SIGTERM or SIGINT."""
+    startup(state, settings)
+    while not state.is_stopping:
+        background.attend(state)
+        background.keep_house(state)
+        if state.reload_asked:
+            reload(state)
+        begin_due(state)
+        if (step := cases.next_step(state)) and not state.is_stopping:
+            cases.measure(state, *step)
         else:
-            self._stopping = True
-
-    def _rest(self) -> None:
-        if not self._stopping:
-            select.select([self._wake], [], [], TICK_S)
-        with suppress(BlockingIOError):
-            while self._wake.recv(4096):
-                pass
-
-    def _begin_due(self) -> None:
-        if self._base.every.is_due("gpu", LOOK_S):
-            self._find_gpu()
-        now = self._now
-        if now.agenda.look(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), now.topics.device_id):
-            self._between.save()
-
-    def _find_gpu(self) -> None:
-        """Use a GPU whose driver started after the service; a GPU that disappears shows in its cases."""
-        machine = self._now.machine
-        found = plan.inspect("auto") if plan.has_missed_gpu(machine) else machine
-        if (found.device, found.gpu_uuid, found.closed_gpu) != (machine.device, machine.gpu_uuid, machine.closed_gpu):
-            self._configure_again(found.closed_gpu or f"a GPU became available: {found.gpu_uuid or found.device}")
-
-    # configuration
-
-    def _configure(self, state: State, standings: Standings, shipped: deployed.Standings) -> None:
-        """Apply the current settings: identity, plan, connection, and the documents retained on the broker."""
-        settings, machine = self._settings, plan.inspect("auto")
-        agenda = Agenda(settings, machine, state)
-        regressions = _regressions(settings, agenda, standings)
-        topics = Topics(identity.device_id(settings.device.id))
-        activity = self._places.runtime / lock.ACTIVITY.name
-        base = self._base
-        publisher = Publisher(base.outbox, base.reserve, topics, base.boot_id, agenda, regressions, activity, base.owed)
-        publisher.link = self._connected(settings.mqtt.url, topics) if settings.mqtt.url else None
-        self._now = Configured(settings, machine, topics, agenda, regressions, publisher)
-        self._between = Between(self._base, self._now, self._ask_reload)
-        self._cases = Cases(self._base, self._now, self._between, self._artifacts, lambda: self._stopping)
-        self._deployments = Deployments(self._base, self._now, self._between, shipped)
-        self._between.deployed = lambda: [one.said for one in self._deployments.standings.values()]
-        if publisher.link:
-            self._introduce(publisher.link)
-        planned = {case for cases in agenda.cases.values() for case in cases}
-        self._between.attempt(lambda: publisher.plan(planned))
-        self._base.activity.slower, self._base.activity.closed = regressions.problem(), machine.closed_gpu
-        self._between.save()
-
-    def _introduce(self, link: Link) -> None:
-        """Retain what the service is, and clear what has left the configuration."""
-        settings, now = self._settings, self._now
-        said = announcements.info(settings.device, now.topics.device_id, self._base.boot_id, now.machine, now.agenda)
-        link.retain(now.topics.of("info"), msgspec.json.encode(said))
-        planned = sorted({case_id for suite in said.suites for case_id in suite.cases})
-        shipped = [one.called for one in settings.shipped]
-        discovery = [homeassistant.topic(now.topics.device_id)] if settings.mqtt.home_assistant else []
-        names = msgspec.json.Decoder(list[str])
-        kept: dict[str, bytes] = {}
-        for name, topic_of, wanted in (
-            (announcements.LATEST, now.topics.latest, planned),
-            (announcements.ANNOUNCED, str, discovery),
-            (deployed.NAMES, now.topics.shipped, shipped),
-        ):
-            known = self._base.outbox.kept_as(name, names.decode, list[str]())
-            kept[name] = msgspec.json.encode(announcements.clear_gone(link, topic_of, known, wanted))
-        for topic in discovery:
-            link.retain(topic, homeassistant.discovery(now.topics, said, shipped))
-        self._deployments.introduce(link)
-        self._between.attempt(lambda: now.publisher.keep(kept))
-
-    def _connected(self, url: str, topics: Topics) -> Link:
-        given = self._settings.mqtt
-        link = Link(
-            configured(url, given),
-            topics,
-            self._places.state / OUTBOX,
-            Identity(self._base.boot_id, self._instance()),
-            given.collectors,
-            self._wake_end,
-            self._base.reserve,
-        )
-        link.start()
-        return link
-
-    def _instance(self) -> str:
-        """Return what distinguishes machines with the same device id: the serial number and this state folder."""
-        outbox = self._base.outbox
-        instance = outbox.kept_as(INSTANCE, _name, "")
-        if not instance:
-            instance = uuid.uuid4().hex
-            made = {INSTANCE: instance.encode()}
-            self._base.reserve.write(lambda: outbox.keep(made))
-        return f"{identity.device_id(None)[-6:]}{instance[:10]}"
-
-    def _reload(self) -> None:
-        """Read the configuration again; an invalid one leaves the old one in force."""
-        self._reload_asked = False
-        self._base.notifier.reloading()
-        try:
-            self._settings = self._checked_settings()
-        except BenchdError as error:
-            self._between.event("reload_failed", str(error))
-        else:
-            self._configure_again(str(self._path))
-        self._base.notifier.ready()
-
-    def _configure_again(self, why: str) -> None:
-        """Apply new settings, and keep what the last connection has received and published."""
-        old = self._now
-        if old.publisher.link:
-            old.publisher.link.stop()
-        self._cases.session.rest()
-        self._base.lock.forget("")  # of verifications, which may be of other folders now
-        put_back = self._base.reserve.write(self._base.outbox.put_back)
-        self._configure(old.agenda.state, old.regressions.standings, self._deployments.standings)
-        if old.publisher.link and (new := self._now.publisher.link):
-            new.seen.commands.extend(old.publisher.link.seen.commands)
-            new.seen.events.extend(old.publisher.link.seen.events)
-            new.seen.session = old.publisher.link.seen.session
-        if put_back:
-            self._between.event("outbox_salvaged", put_back)
-        self._between.event("reloaded", why)
-
-    def _read(self) -> Config:
-        """Return the configuration; raise UsageError also for a name that only a later case or result would miss."""
-        settings = config.read(self._path)
-        try:
-            sources.check(settings.sampling.sources)
-        except UsageError as error:
-            raise UsageError(f"configuration {self._path}: sampling.sources: {error}") from error
-        for name in settings.mqtt.collectors:
-            if not is_name(name):
-                allowed = "use at most 64 letters, digits, '.', '-' and '_'"
-                raise UsageError(f"configuration {self._path}: mqtt.collectors {name!r}: {allowed}")
-        return settings
-
-    def _checked_settings(self) -> Config:
-        """Return the current configuration; raise BenchdError if it is invalid."""
-        settings = self._read()
-        _regressions(settings, Agenda(settings, self._now.machine, State()), {})
-        identity.device_id(settings.device.id)
-        if settings.mqtt.url:
-            parse_url(settings.mqtt.url)
-        return settings
-
-    def _ask_reload(self) -> None:
-        """Reload between two cases; raise BenchdError for an invalid configuration."""
-        self._checked_settings()
-        self._reload_asked = True
+            verify_due(state)
+            state.session.rest()
+        rest(state)  # after a case too: a process that waits for the machine gets it now
+    shutdown(state)
 
 
-def _name(kept: bytes) -> str:
-    if not is_name(name := kept.decode()):
-        raise ValueError("it is not a name")
-    return name
+def startup(state: State, settings: Config) -> None:
+    """Apply the configuration, take in what the last service left behind, and tell systemd."""
+    configure(state, settings, plan.inspect("auto"))
+    if state.file.lost:
+        state.event("state_lost", state.file.lost)
+    results.recover(state)
+    state.event("started", f"benchd {version('benchd')}, boot {state.boot_id}")
+    state.attempt_save()
+    state.notifier.ready()
 
 
-def _regressions(settings: Config, agenda: Agenda, standings: Standings) -> Regressions:
-    budget = Budget(settings.baseline.false_alarms_per_month, agenda.results_per_month(time.time()))
-    return Regressions(settings.baseline.runs, standings, budget)
+def configure(state: State, settings: Config, machine: Machine) -> None:
+    """Apply a configuration, keep what the last connection has received, and introduce the service to the broker."""
+    before = state.link
+    if before:
+        before.stop()
+    configuration.apply(state, settings, machine)
+    if before:
+        background.hear(state, before)
+    cases.open_session(state)
+    deployed.forget_unconfigured(state)
+    regressions.forget_unplanned(state)
+    announcements.introduce(state)
+    state.attempt_save()
+
+
+def configure_again(state: State, settings: Config, machine: Machine, why: str) -> None:
+    """Apply a configuration in the place of another."""
+    state.session.rest()
+    configure(state, settings, machine)
+    state.event("reloaded", why)
+
+
+def reload(state: State) -> None:
+    """Read the configuration again; an invalid one leaves the old one in force."""
+    state.reload_asked = False
+    state.notifier.reloading()
+    try:
+        settings = configuration.checked(state.path, state.machine)
+    except BenchdError as error:
+        state.event("reload_failed", str(error))
+    else:
+        configure_again(state, settings, plan.inspect("auto"), str(state.path))
+    state.notifier.ready()
+
+
+def begin_due(state: State) -> None:
+    """Begin the runs whose time has come, with a GPU whose driver started after the service."""
+    if not (state.every.is_due("look", cases.LOOK_S) or state.agenda.runs):
+        return
+    if state.every.is_due("gpu", cases.LOOK_S):
+        find_gpu(state)
+    if state.agenda.look(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), state.topics.device_id):
+        state.attempt_save()
+
+
+def find_gpu(state: State) -> None:
+    """Plan for a GPU that has appeared; one that disappears shows in its cases."""
+    if not plan.has_missed_gpu(state.machine):
+        return
+    before, now = state.machine, plan.inspect("auto")
+    if (now.device, now.gpu_uuid, now.closed_gpu) != (before.device, before.gpu_uuid, before.closed_gpu):
+        why = now.closed_gpu or f"a GPU became available: {now.gpu_uuid or now.device}"
+        configure_again(state, state.settings, now, why)
+
+
+def verify_due(state: State) -> None:
+    """Verify a shipped folder whose time has come; on a full disk its workers would fail, whatever the folder."""
+    if state.is_stopping or not state.every.is_due("verify", cases.LOOK_S):
+        return
+    folder = deployed.next_due(state)
+    if folder and not cases.disk_problem(state):
+        deployed.verify(state, folder)
+
+
+def rest(state: State) -> None:
+    """Wait for a signal, a command or a second."""
+    if not state.is_stopping:
+        select.select([state.woken], [], [], TICK_S)
+    with suppress(BlockingIOError):
+        while state.woken.recv(4096):
+            pass
+
+
+def shutdown(state: State) -> None:
+    """Store what is owed, say goodbye to the broker, and tell systemd."""
+    state.notifier.stopping()
+    state.session.rest()
+    state.event("stopped", "by a signal")
+    with suppress(UsageError):  # what a full disk does not take is measured again
+        results.settle(state)
+    state.attempt_save()
+    if state.link:
+        state.link.stop(GOODBYE_S)
+    state.notifier.close()

@@ -52,12 +52,12 @@ def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
         return "accuracy was not measured"
     if accuracy.drop_high < limit:
         return None
-    found = f"accuracy drop {drop(accuracy)} %"
+    reason = f"accuracy drop {drop(accuracy)} %"
     needed = proportions.items_needed(accuracy.lost, accuracy.gained, accuracy.images, limit)
     if needed is None:
-        return f"{found} is not below {100 * limit:.4g} %"
+        return f"{reason} is not below {100 * limit:.4g} %"
     return (
-        f"{found} on {accuracy.images} images is not proven below {100 * limit:.4g} %: "
+        f"{reason} on {accuracy.images} images is not proven below {100 * limit:.4g} %: "
         f"that needs about {_round_up(needed)} images at these rates"
     )
 

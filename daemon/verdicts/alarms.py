@@ -1,4 +1,4 @@
-"""How much slower two results, half a day apart, must be for an alarm that unchanged code rarely raises; pure.
+"""How much slower a result must be on each of three days for an alarm that unchanged code rarely raises; pure.
 
 All results of a case are compared with the same pinned runs, so an unlucky baseline raises false alarms for as long as
 it is pinned. The bound is therefore a tolerance bound: the budget is the share of installs that raise a false alarm in
@@ -16,8 +16,14 @@ from msgspec import Struct
 from benchd.daemon.records import Record
 from benchd.daemon.trigger import DAY_S, MONTH_S
 from benchd.daemon.verdicts import when
-from benchd.daemon.verdicts.effects import mean_and_variance
+from benchd.daemon.verdicts.effects import RUNS_APART, mean_and_variance
 from benchd.daemon.verdicts.results import process_medians_ms
+
+SLOWER_DAYS = 3
+"""SLOWER results, each at least a day after the one before, that make an alarm: a week end has two days."""
+
+LEAST_CHANGE = 2.5 * RUNS_APART
+"""The least log ratio that counts, 8.3 %, however alike the pinned runs are: they may all be of one boot."""
 
 FEWEST_APART = 5
 """Fewer pinned runs could all be of one level by chance, and their bound would be tens of deviations."""
@@ -41,22 +47,23 @@ class Budget(Struct, frozen=True):
         return f"Expected: at most {share}, in {results:,.0f} results of {cases} case{'s' * (cases != 1)}."
 
     def bound(self, case_id: str, centres: Sequence[float]) -> float:
-        """Return the log ratio beyond which a result of the case counts as slower or faster.
+        """Return the log ratio beyond which a result of the case counts as slower or faster, at least `LEAST_CHANGE`.
 
         `centres` are the means of the log times of pinned runs, at least FEWEST_APART. The budget is divided by the
         number of cases (Bonferroni).
         """
         chance = -math.expm1(-self.false_alarms_per_month / max(len(self.results_per_month), 1))
         _, variance = mean_and_variance(centres)
-        return _factor(len(centres), chance, self.results_per_month.get(case_id, DAILY)) * math.sqrt(variance)
+        factor = _factor(len(centres), chance, self.results_per_month.get(case_id, DAILY))
+        return max(factor * math.sqrt(variance), LEAST_CHANGE)
 
 
 @cache
 def _factor(runs: int, chance: float, results: float) -> float:
     """Return the bound in estimated deviations, for which the chance of an alarm in this many results is `chance`.
 
-    An alarm takes two independent results beyond the bound. Their chance is averaged over the centre and the deviation
-    of the pinned runs, which all results of an install share.
+    An alarm takes `SLOWER_DAYS` independent results beyond the bound. Their chance is averaged over the centre and the
+    deviation of the pinned runs, which all results of an install share.
     """
     weights = {
         (spread, centre / math.sqrt(runs)): math.exp((runs - 1) * (math.log(spread) - spread**2 / 2) - centre**2 / 2)
@@ -66,7 +73,7 @@ def _factor(runs: int, chance: float, results: float) -> float:
 
     def alarms(factor: float) -> float:
         return -math.fsum(
-            weight / total * math.expm1(-results * _upper_tail(factor * spread + centre) ** 2)
+            weight / total * math.expm1(-results * _upper_tail(factor * spread + centre) ** SLOWER_DAYS)
             for (spread, centre), weight in weights.items()
         )
 

@@ -11,7 +11,6 @@ from benchd.daemon.verdicts import one_environment, results
 from benchd.daemon.verdicts.compare import Comparison, compare
 from benchd.daemon.verdicts.effects import MIN_EFFECT
 from benchd.daemon.verdicts.recommend import impossible, wrong
-from benchd.daemon.verdicts.when import unix_s
 
 FILE = "baseline.jsonl"
 STORED = "stored"
@@ -30,8 +29,6 @@ def chosen(files: Sequence[Path]) -> list[Record]:
     kept = [record for record in results.read_all(files) if record.status == "ok"]
     for record in kept:
         reason = "is simulated" if "simulated" in record.flags else impossible(record) or wrong(record)
-        if reason is None and unix_s(record.t_wall) is None:
-            reason = "has no time in RFC 3339"
         if reason:
             raise UsageError(f"{record.case_id} of {record.t_wall} {reason}: a baseline needs results that hold")
     if not kept:
@@ -63,17 +60,17 @@ def pinned(runs: Sequence[str]) -> list[Record]:
     """
     if not runs:
         return read(STORED)
-    found = [record for record in results.read_all([Path(run) for run in runs]) if record.status == "ok"]
-    if not found:
+    records = [record for record in results.read_all([Path(run) for run in runs]) if record.status == "ok"]
+    if not records:
         raise UsageError(f"baseline.runs: no result in {', '.join(runs)} was successful")
-    return found
+    return records
 
 
 def of_case(runs: Sequence[str], case_id: str) -> list[Record]:
     """Return the records of a case in these files and folders or, without any, in the stored baseline if it exists."""
     paths = [Path(run) for run in runs] or [path()] * path().exists()
-    found = [record for one in paths for record in results.of_case(one, case_id)]
-    return list({record.key: record for record in found}.values())
+    records = [record for one in paths for record in results.of_case(one, case_id)]
+    return list({record.key: record for record in records}.values())
 
 
 def against(stored: Sequence[Record], measured: Sequence[Record]) -> list[Comparison]:
@@ -85,14 +82,14 @@ def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
     """Return the stored runs of the measured cases; runs of another environment only if a case has no others."""
     case_ids = {record.case_id for record in measured}
     same_cases = [record for record in stored if record.case_id in case_ids]
-    found = [record for record in same_cases if any(is_alike(record, one) for one in measured)]
-    has_alike = {record.case_id for record in found}
-    return found + [record for record in same_cases if record.case_id not in has_alike]
+    matching = [record for record in same_cases if any(is_alike(record, reference) for reference in measured)]
+    has_alike = {record.case_id for record in matching}
+    return matching + [record for record in same_cases if record.case_id not in has_alike]
 
 
-def is_alike(one: Record, other: Record) -> bool:
+def is_alike(record: Record, other: Record) -> bool:
     """Return whether two records are of one case in one environment."""
-    return one.case_id == other.case_id and one_environment.difference(one.environment, other.environment) is None
+    return record.case_id == other.case_id and one_environment.difference(record.environment, other.environment) is None
 
 
 def newest_environment(of_case: Sequence[Record]) -> list[Record]:

@@ -6,28 +6,27 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from statistics import median
 
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import OF_MODULE, InputSpec, Record
+from benchd.daemon.records import Record, UserFile
 from benchd.daemon.verdicts import levels, one_environment, one_model, when
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Days, Effect, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
-from benchd.daemon.verdicts.statistics import STOP_RULES, centre
-from benchd.models import catalog, demo
+from benchd.daemon.verdicts.statistics import centre
 
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable: a record may come from anyone
-_DATA = re.compile(r"(?: images of | JPEG: )((?:imagefolder|cifar10|demo)[^,]*)")  # frames may also be drawn
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ADVISED_PROCESSES = 5
 """How many processes the commands ask for that a reason names."""
 
 CLOCK_SHARE = 0.03
 """Clocks that differ by more than this share count as different."""
+
+OTHER_ANSWERS = "B is another network than A: its exact answers differ"
 
 ALL_SHARED = "B has only records that A has too"
 
@@ -101,7 +100,7 @@ def compare(
     tried = dict.fromkeys(record.case_id for record in (*first, *second) if record.status != "unsupported")
     arms = {case_id: (_of(first, case_id), _of(new, case_id)) for case_id in tried}
     pairs = {
-        case_id: _refused(sides, ALL_SHARED) if shared[case_id] and not sides[1] else pair(*sides)
+        case_id: _refused(sides, ALL_SHARED) if shared[case_id] and not sides[1] else pair(*sides, doubtful=True)
         for case_id, sides in arms.items()
     }
     verdicts = judged(list(pairs.values()), min_effect)
@@ -111,14 +110,16 @@ def compare(
     ]
 
 
-def pair(first: Sequence[Record], second: Sequence[Record], *, across_setups: bool = False) -> Pair:
+def pair(
+    first: Sequence[Record], second: Sequence[Record], *, across_setups: bool = False, doubtful: bool = False
+) -> Pair:
     """Return two sides of a case for `judged`; `across_setups` allows another environment and clocks between them.
 
-    Records that `recommend` rejects are a reason across setups; within one `comparison` doubts them.
+    Records that `recommend` rejects, and other answers, are a reason, unless `doubtful`: `comparison` doubts them.
     """
     reason = _why_not(first, second, across_setups)
-    if reason is None and across_setups:
-        reason = next(_reasons(unfit, first, second), None)
+    if reason is None and not doubtful:
+        reason = next(_reasons(unfit, first, second), OTHER_ANSWERS if _other_answers(first, second) else None)
     if reason is not None:
         return _refused((first, second), reason)
     return Pair(runs_ms(first), runs_ms(second), runs_effect(*runs_by_day(first, second)))
@@ -130,10 +131,10 @@ def _refused(sides: tuple[Sequence[Record], Sequence[Record]], reason: str) -> P
 
 def judged(pairs: Sequence[Pair], min_effect: float = MIN_EFFECT) -> list[Verdict]:
     """Return the verdict on each pair, corrected for their number."""
-    found = iter(judge_plan([one.effect for one in pairs if one.effect], min_effect))
+    verdicts = iter(judge_plan([pair.effect for pair in pairs if pair.effect], min_effect))
     return [
-        _by_levels(next(found), one) if one.effect else Verdict(answer="inconclusive", reason=one.reason)
-        for one in pairs
+        _by_levels(next(verdicts), pair) if pair.effect else Verdict(answer="inconclusive", reason=pair.reason)
+        for pair in pairs
     ]
 
 
@@ -146,14 +147,14 @@ def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
     jump, fast_ms, slow_ms = max(jumps, default=(1.0, 0.0, 0.0))
     if abs(math.log1p(verdict.effect or 0.0)) >= math.log(jump):
         return verdict
-    told = f"processes jump between {fast_ms:.4g} and {slow_ms:.4g} ms: how often each occurs may be the difference"
-    return msgspec.structs.replace(verdict, answer="inconclusive", reason=f"{told}; benchd compare --live may tell")
+    reason = f"processes jump between {fast_ms:.4g} and {slow_ms:.4g} ms: how often each occurs may be the difference"
+    return msgspec.structs.replace(verdict, answer="inconclusive", reason=f"{reason}; benchd compare --live may tell")
 
 
-def runs_ms(found: Sequence[Record]) -> list[list[float]]:
+def runs_ms(records: Sequence[Record]) -> list[list[float]]:
     """Return the process medians of each run of bench-once that has any."""
     by_run: dict[str, list[float]] = {}
-    for record in found:
+    for record in records:
         by_run.setdefault(record.suite_id, []).extend(process_medians_ms([record]))
     return [times_ms for times_ms in by_run.values() if times_ms]
 
@@ -166,7 +167,7 @@ def runs_by_day(*sides: Sequence[Record]) -> list[Days]:
         by_day.append({})
         for record in side:
             by_day[-1].setdefault(day_of[record.key], []).append(record)
-    return [{day: runs for day, found in side.items() if (runs := runs_ms(found))} for side in by_day]
+    return [{day: runs for day, records in side.items() if (runs := runs_ms(records))} for side in by_day]
 
 
 def comparison(
@@ -181,10 +182,10 @@ def comparison(
 
     So many records of the second side are left out because they are `shared`, and count for the first one.
     """
-    doubt = _doubt(records, verdict)
+    others = _other_answers(*records)
+    doubt = OTHER_ANSWERS if others else next(_doubts(records, verdict), None)
     if doubt:
         verdict = msgspec.structs.replace(verdict, answer="inconclusive", reason=doubt)
-    others = _other_answers(*records)
     left_out = [f"{shared} records of B are also in A and count only there"] if shared else []
     return Comparison(
         first=names[0],
@@ -211,49 +212,49 @@ def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:
 def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     """Return how B's exact answers differ from A's, if weights and inputs are equal and they do."""
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
-    told = [one_model.differs(a, b) for a, b in pairs if not one_model.other_model(a, b)]
-    return [f"B has the weights of A, but {why}" for why in told if why]
+    differences = [one_model.differs(a, b) for a, b in pairs if not one_model.other_model(a, b)]
+    return [f"B has the weights of A, but {why}" for why in differences if why]
 
 
-def _doubt(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> str | None:
-    """Return why the times of these records are not comparable, or why B cannot win; else None."""
-    is_void = any(void(record) for record in _measured(records[1]))
-    proves_nothing = "faster, but its check is void" if verdict.answer == "faster" and is_void else None
-    return next(_reasons(unfit, *records), proves_nothing)
+def _doubts(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict) -> Iterator[str]:
+    """Yield why the times of these records are not comparable, or why B cannot win."""
+    yield from _reasons(unfit, *records)
+    if verdict.answer == "faster" and any(void(record) for record in _measured(records[1])):
+        yield "faster, but its check is void"
 
 
 def _reasons(why: Callable[[Record], str | None], *sides: Sequence[Record]) -> Iterator[str]:
     """Yield the reasons that apply to the successful records of each side."""
-    for side, found in zip("AB", sides, strict=True):
-        yield from (f"{side}: {reason}" for record in _measured(found) if (reason := why(record)))
+    for side, records in zip("AB", sides, strict=True):
+        yield from (f"{side}: {reason}" for record in _measured(records) if (reason := why(record)))
 
 
 def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:
     """Return the exit code of the first of `FAIL_ON` that applies and is in `fail_on`, else 0."""
-    found = {word for one in comparisons for word in fails(one, fail_on)}
-    return next((code for word, code in FAIL_ON.items() if word in found), 0)
+    failures = {word for comparison in comparisons for word in fails(comparison, fail_on)}
+    return next((code for word, code in FAIL_ON.items() if word in failures), 0)
 
 
-def fails(one: Comparison, fail_on: Sequence[str]) -> list[str]:
+def fails(comparison: Comparison, fail_on: Sequence[str]) -> list[str]:
     """Return what of `fail_on` holds for a comparison."""
-    holds = {one.verdict.answer, *(["check"] if one.check_failed else [])}
+    holds = {comparison.verdict.answer, *(["check"] if comparison.check_failed else [])}
     return [word for word in fail_on if word in holds]
 
 
-def _of(found: Sequence[Record], case_id: str) -> list[Record]:
-    return [record for record in found if record.case_id == case_id]
+def _of(records: Sequence[Record], case_id: str) -> list[Record]:
+    return [record for record in records if record.case_id == case_id]
 
 
-def _measured(found: Sequence[Record]) -> list[Record]:
-    return [record for record in found if record.status == "ok"]
+def _measured(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.status == "ok"]
 
 
 def _why_not(first: Sequence[Record], second: Sequence[Record], across_setups: bool) -> str | None:
     """Return why these records of a case may not be compared, else None."""
-    for side, found in (("A", first), ("B", second)):
-        times_ms = process_medians_ms(found)
+    for side, records in (("A", first), ("B", second)):
+        times_ms = process_medians_ms(records)
         if not times_ms:
-            return f"{side} {_absence(found)}"
+            return f"{side} {_absence(records)}"
         if min(times_ms) <= 0.0:
             return f"{side} has a time of {min(times_ms):g} ms"
     difference = next(_differences(_measured([*first, *second]), across_setups), None)
@@ -274,8 +275,8 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
     notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
     notes += [older for a, b in pairs if (older := one_environment.unnamed(a.environment, b.environment))]
-    for side, found in zip("AB", (first, second), strict=True):
-        flags = {flag for record in _measured(found) for flag in record.flags} - NOT_OF_TIME
+    for side, records in zip("AB", (first, second), strict=True):
+        flags = {flag for record in _measured(records) for flag in record.flags} - NOT_OF_TIME
         notes += [f"{side} is flagged {', '.join(sorted(flags))}"] if flags else []
     presets = [(a.preset, b.preset) for a, b in pairs if a.preset and b.preset]
     notes += [f"A was measured with the preset {a} and B with {b}" for a, b in presets if a != b]
@@ -285,40 +286,40 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
     """Return why the records of one side are not all of one model, else None; the sides may differ."""
-    found = [one_model.difference(_measured(side)) for side in sides]
-    return next((f"{side}: {words}" for side, words in zip("AB", found, strict=True) if words), None)
+    differences = [one_model.difference(_measured(side)) for side in sides]
+    return next((f"{side}: {words}" for side, words in zip("AB", differences, strict=True) if words), None)
 
 
-def _absence(found: Sequence[Record]) -> str:
-    if not found:
+def _absence(records: Sequence[Record]) -> str:
+    if not records:
         return "has no record of it"
-    last = found[-1]
+    last = records[-1]
     return f"{last.status}: {last.reason or 'without a time'}"
 
 
 def _too_few(first: Sequence[Record], second: Sequence[Record]) -> str | None:
-    for side, found in (("A", first), ("B", second)):
-        count = len(process_medians_ms(found))
+    for side, records in (("A", first), ("B", second)):
+        count = len(process_medians_ms(records))
         if count < FEWEST_PROCESSES:
-            again = command(_measured(found)[-1], ADVISED_PROCESSES)
+            again = command(_measured(records)[-1], ADVISED_PROCESSES)
             return f"{side} has {count} of {FEWEST_PROCESSES} processes: run {again}"
     return None
 
 
 def _differences(measured: Sequence[Record], across_setups: bool) -> Iterator[str]:
     """Yield the differences between the records that prevent a comparison."""
-    one = measured[0]
+    reference = measured[0]
     for other in measured[1:]:
-        if other.device_id != one.device_id:
-            yield f"device {one.device_id} and {other.device_id}"
-        changed = None if across_setups else one_environment.difference(one.environment, other.environment)
+        if other.device_id != reference.device_id:
+            yield f"device {reference.device_id} and {other.device_id}"
+        changed = None if across_setups else one_environment.difference(reference.environment, other.environment)
         if changed:
             yield changed
-        if _inputs(other) != _inputs(one):
-            yield f"other inputs ({_inputs(one)} and {_inputs(other)})"
-        found = None if across_setups else clocks(one, other)
-        if found:
-            name, before, after = found
+        if _inputs(other) != _inputs(reference):
+            yield f"other inputs ({_inputs(reference)} and {_inputs(other)})"
+        clock_difference = None if across_setups else clocks(reference, other)
+        if clock_difference:
+            name, before, after = clock_difference
             yield f"other clocks ({name} {before / 1e6:.0f} and {after / 1e6:.0f} MHz)"
 
 
@@ -328,36 +329,22 @@ def _inputs(record: Record) -> tuple[list[list[int]], str] | None:
     return [record.model.input_shape, *(spec.shape for spec in record.model.inputs[1:])], record.model.data
 
 
-def clocks(one: Record, other: Record) -> tuple[str, float, float] | None:
+def clocks(record: Record, other: Record) -> tuple[str, float, float] | None:
     """Return the name and both means in Hz of the device's measured clock if they differ, else None."""
-    name = "cpu_clock_hz" if one.environment.device == "cpu" else "gpu_clock_hz"
-    if name not in one.clocks or name not in other.clocks:
+    name = "cpu_clock_hz" if record.environment.device == "cpu" else "gpu_clock_hz"
+    if name not in record.clocks or name not in other.clocks:
         return None
-    before, after = one.clocks[name].mean, other.clocks[name].mean
+    before, after = record.clocks[name].mean, other.clocks[name].mean
     return (name, before, after) if abs(after - before) > CLOCK_SHARE * before else None
 
 
-def command(record: Record, processes: int | None = None) -> str:
-    """Return the command that measures a record again, in a shell: its case, limits, variables, CPUs and device.
+def command(record: Record, processes: int | None = None, records: str = "") -> str:
+    """Return the command that measures a record again, in a shell: its case, variables, CPUs and device.
 
-    `processes` replaces their number. A file or a variable's path is without its folder, which no record has.
+    `processes` replaces their number, and `records` says where the record is, by default in the output folder.
     """
-    case = record.case
-    words = ["bench-once", *_subject(record), "--variants", case.variant.name, "--batch-sizes", str(case.batch_size)]
-    for name, value in sorted(case.options.items()):
-        words += ["--option", f"{name}={value}"]
-    words += ["--direction", case.direction] if case.direction != "inference" else []
-    words += ["--scenario", case.scenario] if case.scenario != "single_stream" else []
-    words += ["--streams", str(case.streams)] if case.streams > 1 else []
-    words += case.load.options if case.load else []
-    words += ["--beside", str(case.beside)] if case.beside else []
-    words += ["--seed", str(case.seed)] if case.seed else []
-    words += ["--provider", case.provider] if case.provider else []
-    words += ["--dla", str(case.dla)] if case.dla is not None else []
-    words += ["--threads", str(case.threads)] if case.threads else []
-    words += [*_weights(record), *_images(record), *_calibration(record), *_device(record)]
-    words += ["--preset", record.preset] if record.preset in STOP_RULES else []  # not `ship`, which is a race's
-    words += ["--processes", str(processes or int(record.limits.get("processes") or len(record.processes) or 1))]
+    words = ["bench-once", "--case", record.case_id, *(["--records", records] if records else []), *_device(record)]
+    words += ["--processes", str(processes)] if processes else []
     return " ".join([*_prefix(record), shlex.join(words)])
 
 
@@ -371,65 +358,6 @@ def _prefix(record: Record) -> Iterator[str]:
         yield f"taskset -c {shlex.quote(environment.affinity)}"
 
 
-def _images(record: Record) -> list[str]:
-    """Return the arguments for real images and for accuracy on them."""
-    named = _named(record.model.data) if record.model else None
-    counted = ["--accuracy", str(record.accuracy.images)] if record.accuracy else []
-    return ["--data", named, *counted] if named else []
-
-
-def _calibration(record: Record) -> list[str]:
-    """Return the argument for the images that an int8 file was calibrated with."""
-    quantised = next((one.quantisation for one in record.artifacts if one.quantisation), None)
-    named = _named(quantised.calibration) if quantised else None
-    return ["--calibration", named] if named else []
-
-
-def _named(images: str) -> str | None:
-    """Return the argument for the images of this description; None for those that no argument names."""
-    if images.endswith(" random inputs"):
-        return demo.RANDOM
-    found = _DATA.search(images)
-    return found[1] if found else None
-
-
-def _subject(record: Record) -> list[str]:
-    """Return the arguments that name a model; a user's file without its folder, which no record has."""
-    if catalog.find(record.case.model):
-        return ["--models", record.case.model]
-    onnx = _own_file(record)
-    return [*(["--onnx", onnx] if onnx else ["--module", _user_module(record)]), *_read(record)]
-
-
-def _weights(record: Record) -> list[str]:
-    """Return the arguments for weights that are not the model's defaults; a file without its folder."""
-    if record.model is None or _own_file(record) or record.model.weights in (demo.DEMO, OF_MODULE):
-        return []
-    if record.model.weights.startswith(demo.RANDOM):
-        return ["--weights", demo.RANDOM] if record.case.model in demo.CHECKPOINTS else []
-    return ["--weights", record.model.weights]
-
-
-def _own_file(record: Record) -> str | None:
-    """Return a user's ONNX file, which the record stores as the weights; None for a module."""
-    name = record.model.weights if record.model else ""
-    return name if record.case.model == f"own.{Path(name).stem}" else None
-
-
-def _user_module(record: Record) -> str:
-    file, _, function = record.case.model.removeprefix("own.").rpartition(".")
-    return f"{file}.py:{function}"
-
-
-def _read(record: Record) -> list[str]:
-    """Return the arguments that describe the inputs of a user's model."""
-    if record.model is None:
-        return []
-    of_old = [] if _own_file(record) else [InputSpec(shape=record.model.input_shape)]
-    inputs = record.model.inputs or of_old
-    return [word for spec in inputs for word in ("--input", str(spec))]
-
-
 def _device(record: Record) -> list[str]:
     """Return the arguments that keep a case off an existing GPU, or on the one that it ran on."""
     environment = record.environment
@@ -440,11 +368,12 @@ def _device(record: Record) -> list[str]:
 
 def both_here(record: Record) -> str:
     """Return the command that measures both sides of a case here: two installs, or two of the user's modules."""
-    if _own_file(record):
+    if isinstance(record.own, UserFile):
         return f"{command(record, ADVISED_PROCESSES)} for both on this machine"
     words = ["benchd", "compare", "--live", record.case_id]
-    if catalog.find(record.case.model):
-        words += ["--python", "A/bin/python", "--python", "B/bin/python"]
+    if record.own:
+        words += [word for side in "AB" for word in ("--module", f"{side}/{record.own.path}")]
+        words += [word for spec in record.own.inputs for word in ("--input", str(spec))]
     else:
-        words += [word for side in "AB" for word in ("--module", f"{side}/{_user_module(record)}")] + _read(record)
+        words += ["--python", "A/bin/python", "--python", "B/bin/python"]
     return f"{shlex.join([*words, *_device(record)])} measures both on this machine"

@@ -20,15 +20,19 @@ class Disturbed:
 
 def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
     """Return what disturbed the processes of a case, None if nothing did; a process with a time of 0 is left out."""
-    told = [process.interference for process in processes if process.interference]
-    found = [one for one in told if min(one.clean.median_ms, one.as_experienced.median_ms) > 0.0]
-    by_block = [reasons for one in found for reasons in one.reasons]
+    interferences = [process.interference for process in processes if process.interference]
+    comparable = [
+        interference
+        for interference in interferences
+        if min(interference.clean.median_ms, interference.as_experienced.median_ms) > 0.0
+    ]
+    by_block = [reasons for interference in comparable for reasons in interference.reasons]
     if not any(by_block):
         return None
     return Disturbed(
         disturbed=sum(map(bool, by_block)),
         blocks=len(by_block),
         reasons=sorted({reason for reasons in by_block for reason in reasons}),
-        clean_ms=centre([one.clean.median_ms for one in found]),
-        as_experienced_ms=centre([one.as_experienced.median_ms for one in found]),
+        clean_ms=centre([interference.clean.median_ms for interference in comparable]),
+        as_experienced_ms=centre([interference.as_experienced.median_ms for interference in comparable]),
     )

@@ -9,11 +9,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, median
 from typing import Literal
 
 import msgspec
 
+from benchd.daemon.records import ProcessResult
 from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
 
 LOOKS = (7, 11, 15)
@@ -105,6 +106,21 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+def ratio(first: ProcessResult, second: ProcessResult) -> float:
+    """Return the second process's time over the first's, both timed.
+
+    Interleaved blocks are compared two by two, and the median of that is robust to what hit only one of two; processes
+    measured one after the other have only their own medians.
+    """
+    a, b = first.blocks, second.blocks
+    if a and b and a.is_interleaved and b.is_interleaved:
+        rounds = zip(a.medians_ms, b.medians_ms, strict=False)  # one side may need fewer
+        return math.exp(median([math.log(late / early) for early, late in rounds]))
+    if first.timing is None or second.timing is None:
+        raise ValueError("a ratio needs two timed processes")
+    return second.timing.median_ms / first.timing.median_ms
+
+
 def paired_effect(ratios: Sequence[float]) -> Effect:
     """Return the effect from B's time over A's in each of at least two pairs."""
     _require_positive(ratios, fewest=2)
@@ -163,8 +179,10 @@ def runs_effect(first: Days, second: Days) -> Effect:
     actual = sum(share / len(side) for share, side in zip(inverse, sides, strict=True))
     if degrees >= FEWEST_DEGREES:
         # what the variance of the centres misses if one side's have fewer values
-        seen = of_units / degrees * sum(share * (len(side) - 1) for share, side in zip(inverse, sides, strict=True))
-        error = math.sqrt(squares / degrees * of_units + max(actual - seen, 0.0) * within)
+        within_sides = (
+            of_units / degrees * sum(share * (len(side) - 1) for share, side in zip(inverse, sides, strict=True))
+        )
+        error = math.sqrt(squares / degrees * of_units + max(actual - within_sides, 0.0) * within)
         return Effect(b - a, error, degrees, error * math.sqrt(2.0 / of_units), unit)
     assumed, estimated = max(RUNS_APART**2, squares / max(degrees, 1)) * of_units, within * actual
     error = math.sqrt(assumed + estimated)
@@ -255,8 +273,9 @@ def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = M
 
 def _deciding(effect: Effect, repeats: int, degrees: float, alpha: float, min_effect: float) -> float:
     """Return the probability that so many repetitions find a difference or find none."""
-    seen = (1.0 - 2.0 / (9.0 * effect.degrees) - 0.674 * math.sqrt(2.0 / (9.0 * effect.degrees))) ** 1.5
-    error = effect.spread / seen / math.sqrt(repeats)  # by the lower quartile of chi, as E. B. Wilson and M. Hilferty
+    chi_ratio = (1.0 - 2.0 / (9.0 * effect.degrees) - 0.674 * math.sqrt(2.0 / (9.0 * effect.degrees))) ** 1.5
+    # the lower quartile of chi, as E. B. Wilson and M. Hilferty approximate it
+    error = effect.spread / chi_ratio / math.sqrt(repeats)
     shown = NormalDist(effect.log_ratio, math.hypot(effect.error, error) or 1e-12)
     beyond = max(student_t_quantile(1.0 - alpha / 2.0, degrees) * error, math.log1p(min_effect))
     within = min(max(math.log1p(_margin(min_effect)) - student_t_quantile(1.0 - ALPHA, degrees) * error, 0.0), beyond)

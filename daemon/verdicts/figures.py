@@ -27,8 +27,8 @@ def median_ms(record: Record) -> float | None:
 
 def dropped_half(record: Record) -> bool:
     """Return whether the median of a process's requests is one that was dropped."""
-    found = [record.requests, *(process.requests for process in record.processes)]
-    return any(is_dropped_median(one) for one in found if one)
+    requests = [record.requests, *(process.requests for process in record.processes)]
+    return any(is_dropped_median(request_counts) for request_counts in requests if request_counts)
 
 
 def is_dropped_median(requests: Requests) -> bool:
@@ -80,10 +80,17 @@ def memory_mib(record: Record) -> float | None:
     return None if size is None else size / 2**20
 
 
+def worker_peak_bytes(record: Record) -> int | None:
+    """Return a CPU process's peak since its start if that is over a tenth above `memory_bytes`, as its check may be."""
+    size = memory_bytes(record)
+    peak = record.memory.worker_peak_bytes if record.memory and record.environment.device == "cpu" else None
+    return peak if size and peak and peak > 1.1 * size else None
+
+
 def unbeaten(points: Iterable[tuple[float, float, T]]) -> Iterator[tuple[float, float, T]]:
     """Yield the points of latency and energy that no other beats in both, the fastest first."""
     least = math.inf
-    for point in sorted(points, key=lambda one: one[:2]):
+    for point in sorted(points, key=lambda candidate: candidate[:2]):
         if point[1] < least:
             least = point[1]
             yield point

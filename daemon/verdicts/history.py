@@ -26,20 +26,20 @@ def shifts(medians_ms: Sequence[float]) -> list[int]:
     """
     places = [i for i, value in enumerate(medians_ms) if value > 0.0]
     logs = [math.log(medians_ms[i]) for i in places]
-    found = _proposed(logs)
-    while found:
-        strengths = _strengths(logs, found)
+    proposals = _proposed(logs)
+    while proposals:
+        strengths = _strengths(logs, proposals)
         weak = sorted(strength for strength in strengths if strength < 1.0)
         if not weak:
             break
         most = weak[len(weak) // 10]  # a tenth of them at once: a series of thousands has hundreds
-        found = [place for place, strength in zip(found, strengths, strict=True) if strength > most]
-    return [places[i] for i in found]
+        proposals = [place for place, strength in zip(proposals, strengths, strict=True) if strength > most]
+    return [places[i] for i in proposals]
 
 
-def _strengths(logs: Sequence[float], found: Sequence[int]) -> list[float]:
+def _strengths(logs: Sequence[float], places: Sequence[int]) -> list[float]:
     """Return the size of each shift in multiples of the least that stands out; 0 for one that does not count."""
-    count, levels = len(logs), [logs[begin:end] for begin, end in pairwise([0, *found, len(logs)])]
+    count, levels = len(logs), [logs[begin:end] for begin, end in pairwise([0, *places, len(logs)])]
     means = [math.fsum(level) / len(level) for level in levels]
     left = [value - mean for level, mean in zip(levels, means, strict=True) for value in level]
     squares = math.fsum(value * value for value in left)
@@ -72,15 +72,15 @@ def _inflation(left: Sequence[float], squares: float, levels: int) -> float:
 
 def _proposed(logs: Sequence[float]) -> list[int]:
     """Return where levels of independent runs would begin, in order."""
-    found: list[int] = []
+    places: list[int] = []
     spans = [(0, len(logs))]
     while spans:
         start, end = spans.pop()
         place = _shift(logs[start:end])
         if place is not None:
-            found.append(start + place)
+            places.append(start + place)
             spans += [(start, start + place), (start + place, end)]
-    return sorted(found)
+    return sorted(places)
 
 
 def _shift(logs: Sequence[float]) -> int | None:

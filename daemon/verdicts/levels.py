@@ -46,11 +46,11 @@ def found(times_ms: Sequence[float]) -> list[Level]:
 
 def words(record: Record) -> str | None:
     """Return the levels between which the record's processes jump, or else the runs of one; None without any."""
-    among, of = found(process_medians_ms([record])), "the processes"
+    among, subject = found(process_medians_ms([record])), "the processes"
     if not among:
         among = next((process.blocks.levels for process in record.processes if process.blocks), [])
-        of = "the time of a process"
+        subject = "the time of a process"
     if not among:
         return None
-    told = " and ".join(f"{level.ms:.4g} ms in {100 * level.share:.0f} %" for level in among)
-    return f"two levels: {record.case_id}: {told} of {of}; the interval may not cover the median of their mix"
+    shares = " and ".join(f"{level.ms:.4g} ms in {100 * level.share:.0f} %" for level in among)
+    return f"two levels: {record.case_id}: {shares} of {subject}; the interval may not cover the median of their mix"

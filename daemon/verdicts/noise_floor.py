@@ -15,10 +15,10 @@ from msgspec import Struct
 from benchd.daemon import journal
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.machine import folders
+from benchd.daemon.records import unix_s
 from benchd.daemon.trigger import DAY_S
 from benchd.daemon.verdicts.effects import LOOKS, SAME_MARGIN, Answer
 from benchd.daemon.verdicts.statistics import percentile
-from benchd.daemon.verdicts.when import unix_s
 
 FILE = "noise_floor.jsonl"
 FEWEST = 5
@@ -109,8 +109,8 @@ def every() -> list[Floor]:
 
 
 def _floor(effects: Sequence[AaEffect]) -> Floor:
-    newest = [one for one in effects if one.is_within(NEWEST_DAYS, time.time())]
-    sizes = sorted(size for one in newest if (size := one.beyond_interval) is not None)
+    newest = [effect for effect in effects if effect.is_within(NEWEST_DAYS, time.time())]
+    sizes = sorted(size for effect in newest if (size := effect.beyond_interval) is not None)
     device_id, device, case_id, interleaved = effects[0].case
     return Floor(
         device_id=device_id,
@@ -127,7 +127,9 @@ def of_device(device_id: str, device: str, *, interleaved: bool = False) -> dict
     """Return the noise floors of this device (cpu or cuda) by case, of interleaved processes or of others."""
     asked = (device_id, device, interleaved)
     return {
-        one.case_id: one.floor for one in every() if one.floor and (one.device_id, one.device, one.interleaved) == asked
+        device_floor.case_id: device_floor.floor
+        for device_floor in every()
+        if device_floor.floor and (device_floor.device_id, device_floor.device, device_floor.interleaved) == asked
     }
 
 
@@ -140,9 +142,9 @@ def clear(case_id: str | None = None) -> int:
             path.unlink(missing_ok=True)
         return count
     effects = stored()
-    kept = [one for one in effects if one.case_id != case_id]
+    kept = [effect for effect in effects if effect.case_id != case_id]
     if len(kept) < len(effects):
-        journal.replace(path, (msgspec.json.encode(one) + b"\n" for one in kept))
+        journal.replace(path, (msgspec.json.encode(effect) + b"\n" for effect in kept))
     return len(effects) - len(kept)
 
 

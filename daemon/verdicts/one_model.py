@@ -27,31 +27,31 @@ def difference(measured: Iterable[Measured]) -> str | None:
     Each is compared with the first one, and with the first one that answered the same inputs.
     """
     firsts: dict[object, Measured] = {}
-    for one in measured:
-        for inputs in dict.fromkeys((None, _answered(one.check))) if one.model else ():
-            if words := differs(firsts.setdefault(inputs, one), one):
+    for candidate in measured:
+        for inputs in dict.fromkeys((None, _answered(candidate.check))) if candidate.model else ():
+            if words := differs(firsts.setdefault(inputs, candidate), candidate):
                 return f"{words}; measure every variant again, all of one model"
     return None
 
 
-def differs(one: Measured, other: Measured) -> str | None:
+def differs(record: Measured, other: Measured) -> str | None:
     """Return how the second measurement is of another model than the first one, and what changed it; else None.
 
     Exact answers decide, if both answered the same inputs: an edit that leaves them as they are leaves the model as
     it is.
     """
-    if one.model is None or other.model is None:
+    if record.model is None or other.model is None:
         return None
-    words = other_model(one, other) or answers_off(one.check, other.check)
+    words = other_model(record, other) or answers_off(record.check, other.check)
     if words is None:
         return None
-    why = _changed_by(one.model, other.model, changed([one, other]))
+    why = _changed_by(record.model, other.model, changed([record, other]))
     return f"{words}: {why}" if why else words
 
 
-def other_model(one: Measured, other: Measured) -> str | None:
+def other_model(record: Measured, other: Measured) -> str | None:
     """Return which facts make it another model, or, if no exact answers can tell, that its code is other; else None."""
-    a, b = one.model, other.model
+    a, b = record.model, other.model
     if a is None or b is None:
         return None
     words = other_network(a, b)
@@ -59,19 +59,21 @@ def other_model(one: Measured, other: Measured) -> str | None:
         words = f"other inputs ({_inputs(a)} and {_inputs(b)})"
     if words is None and a.weights_sha256 != b.weights_sha256:
         words = "other weights"
-    is_answered = _answered(one.check) == _answered(other.check) is not None
-    return words or ("other code or data" if not is_answered and changed([one, other]) else None)
+    is_answered = _answered(record.check) == _answered(other.check) is not None
+    return words or ("other code or data" if not is_answered and changed([record, other]) else None)
 
 
-def other_network(one: ModelFacts, other: ModelFacts) -> str | None:
+def other_network(model: ModelFacts, other: ModelFacts) -> str | None:
     """Return what makes it a different network, regardless of its code and the values of its weights; else None."""
-    if one.options != other.options:
-        names = sorted(name for name in one.options | other.options if one.options.get(name) != other.options.get(name))
-        return f"other options ({', '.join(f'{n} {one.options.get(n)} and {other.options.get(n)}' for n in names)})"
-    if one.weights != other.weights:
-        return f"other weights ({one.weights} and {other.weights})"
-    if one.parameters != other.parameters:
-        return f"another number of parameters ({one.parameters} and {other.parameters})"
+    if model.options != other.options:
+        names = sorted(
+            name for name in model.options | other.options if model.options.get(name) != other.options.get(name)
+        )
+        return f"other options ({', '.join(f'{n} {model.options.get(n)} and {other.options.get(n)}' for n in names)})"
+    if model.weights != other.weights:
+        return f"other weights ({model.weights} and {other.weights})"
+    if model.parameters != other.parameters:
+        return f"another number of parameters ({model.parameters} and {other.parameters})"
     return None
 
 
@@ -98,10 +100,10 @@ def changed(measured: Iterable[Measured]) -> list[str]:
 
     What only one of them read says nothing: a process that ended early has read less.
     """
-    found: dict[str, set[str]] = {}
-    for name, digest in chain.from_iterable(one.model.read.items() for one in measured if one.model):
-        found.setdefault(name, set()).add(digest)
-    return sorted(name for name, digests in found.items() if len(digests) > 1)
+    hashes: dict[str, set[str]] = {}
+    for name, digest in chain.from_iterable(result.model.read.items() for result in measured if result.model):
+        hashes.setdefault(name, set()).add(digest)
+    return sorted(name for name, digests in hashes.items() if len(digests) > 1)
 
 
 def _answered(check: Check | None) -> tuple[str, str, int] | None:
@@ -116,17 +118,17 @@ def _by_output(check: Check) -> Iterator[Sequence[float]]:
     return (check.projections[place * each : (place + 1) * each] for place in range(len(check.outputs)))
 
 
-def _changed_by(one: ModelFacts, other: ModelFacts, names: Sequence[str]) -> str:
+def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> str:
     """Return what changed one model into the other, of `names` if any; empty if its facts say so themselves."""
     if names:
         return f"{', '.join(names)} changed"
-    if other_network(one, other) or _inputs(one) != _inputs(other):
+    if other_network(model, other) or _inputs(model) != _inputs(other):
         return ""
-    if one.weights_sha256 == other.weights_sha256:
-        return "neither its code nor its weights changed, so a variable or a file that it reads did"
-    if one.weights.startswith(("random", OF_MODULE)):
+    if model.weights_sha256 == other.weights_sha256:
+        return "neither its files nor its weights changed, so a variable, a file that it reads or its builder did"
+    if model.weights.startswith(("random", OF_MODULE)):
         return "they differ each time it is built, so seed all random numbers that build draws"
-    return f"{one.weights} was replaced"
+    return f"{model.weights} was replaced"
 
 
 def _inputs(facts: ModelFacts) -> tuple[list[str] | list[int], str]:

@@ -35,7 +35,7 @@ def paired_difference(first_only: float, second_only: float, items: float) -> In
     Counts need not be whole. Raises ValueError for no items.
     """
     if min(first_only, second_only) < 0 or items < max(1, (first_only + second_only) * (1 - _ROUNDING)):
-        raise ValueError(f"no interval for {first_only} and {second_only} of {items}")
+        raise ValueError(f"no interval for {first_only} and {second_only} differing items of {items}")
     estimate = (first_only - second_only) / items
     low = _where_zero(lambda d: _Z - _score(first_only, second_only, items, d), -1.0, estimate)
     high = _where_zero(lambda d: -_Z - _score(first_only, second_only, items, d), estimate, 1.0)

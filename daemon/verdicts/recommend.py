@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.records import Check, Energy, Record, Requests, all_variants
+from benchd.daemon.runtimes import PACKAGES, RUNTIMES
 from benchd.daemon.verdicts import accuracy, one_environment, one_model
 from benchd.daemon.verdicts.demand import RATE_SHARE, Demand, answering, shortfall
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, rounds_effect, welch_effect
@@ -77,16 +78,18 @@ class Requirements(Struct, frozen=True, kw_only=True):
 class Decision(Struct, frozen=True, kw_only=True):
     """The decision on one model, by the names of its variants. `ship` is None if no variant can be chosen.
 
-    `candidates` are ranked, best first; `tied` are those that are not told apart from the best one; `excluded` gives
-    the reason for each other variant. `ratio` is the runner-up's figure over the best one's; if both have at least
-    three processes, it is that of their geometric means, with its 95 % interval. With fewer, or with any `unsettled`,
-    nothing ships: `fastest` is then the best one, if the intervals within processes tell it apart. `unsettled` are
-    variants excluded because they ran at another rate, at which they could be better than the best one. `mixed` is the
-    reason if the variants are not all of one model: then nothing ships.
+    It `rests_on_joules` if they rank the variants or are limited. `candidates` are ranked, best first; `tied` are those
+    that are not told apart from the best one; `excluded` gives the reason for each other variant. `ratio` is the
+    runner-up's figure over the best one's; if both have at least three processes, it is that of their geometric means,
+    with its 95 % interval. With fewer, or with any `unsettled`, nothing ships: `fastest` is then the best one, if the
+    intervals within processes tell it apart. `unsettled` are variants excluded because they ran at another rate, at
+    which they could be better than the best one. `mixed` is the reason if the variants are not all of one model: then
+    nothing ships.
     """
 
     subject: str
     objective: Objective = "latency"
+    rests_on_joules: bool = False
     ship: str | None = None
     fastest: str | None = None
     ratio: float | None = None
@@ -115,9 +118,9 @@ def decide(records: Sequence[Record], requirements: Requirements) -> list[Decisi
     known = [record for record in records if record.case.direction == "inference"]
     demand = requirements.demand
     latest = newest(known)
-    found = answering(in_time(latest), demand) if demand else latest
-    where = place_names(map(place, found))
-    groups = _groups(found, lambda record: _subject(record, requirements.objective, demand) + where[place(record)])
+    candidates = answering(in_time(latest), demand) if demand else latest
+    where = place_names(map(place, candidates))
+    groups = _groups(candidates, lambda record: _subject(record, requirements.objective, demand) + where[place(record)])
     decisions = [_decide(subject, group, requirements) for subject, group in groups.items()]
     return [
         msgspec.structs.replace(decision, excluded=decision.excluded | _superseded(group, known))
@@ -136,18 +139,18 @@ def unable(records: Iterable[Record]) -> dict[str, str]:
     """Return why each of these records cannot win, by its key: by itself, or because its variants are of two models."""
     known = list(records)
     groups = _groups(newest(known), lambda record: f"{place(record)} {_subject(record, 'latency', None)}")
-    found = {record.key: why for record in known if (why := disqualified(record))}
+    reasons = {record.key: why for record in known if (why := disqualified(record))}
     for group in groups.values():
         named = {record.key: record for record in group}
         stale = _stale(named)
         if mixed := _mixed(named, stale):
-            found = dict.fromkeys(named.keys() - stale.keys(), mixed) | found
-    return found
+            reasons = dict.fromkeys(named.keys() - stale.keys(), mixed) | reasons
+    return reasons
 
 
 def _mixed(named: Mapping[str, Record], stale: Container[str]) -> str | None:
     """Return why the variants that were measured are not all of one model, apart from the `stale` ones; else None."""
-    return one_model.difference(one for name, one in named.items() if one.status == "ok" and name not in stale)
+    return one_model.difference(record for name, record in named.items() if record.status == "ok" and name not in stale)
 
 
 def place(record: Record) -> Place:
@@ -157,10 +160,10 @@ def place(record: Record) -> Place:
 
 def place_names(places: Iterable[Place]) -> dict[Place, str]:
     """Return what distinguishes these places, such as ` on cuda at 15W`; empty if there is only one."""
-    found = set(places)
-    of_many = [len({one[i] for one in found}) > 1 for i in range(3)]
+    unnamed = set(places)
+    of_many = [len({one[i] for one in unnamed}) > 1 for i in range(3)]
     words = ("on", "on", "at")
-    return {one: "".join(f" {words[i]} {one[i]}" for i in range(3) if of_many[i] and one[i]) for one in found}
+    return {one: "".join(f" {words[i]} {one[i]}" for i in range(3) if of_many[i] and one[i]) for one in unnamed}
 
 
 def newest(records: Iterable[Record]) -> list[Record]:
@@ -264,6 +267,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     return Decision(
         subject=subject,
         objective=objective,
+        rests_on_joules=objective == "energy" or bool(requirements.max_energy_j or requirements.max_power_w),
         ship=winner if is_confirmed else None,
         fastest=None if is_confirmed else winner,
         ratio=first.point if first else figures[others[0]].point / figures[best].point if others else None,
@@ -285,8 +289,8 @@ def lead(best: Record, other: Record, objective: Objective) -> Figure | None:
         return None
     effect = rounds_effect(*times) if _ran_in_rounds(best, other, times) else welch_effect(*times)
     interval = effect.interval(1.0 - ALPHA)
-    found = Figure(1.0 + effect.share, 1.0 + interval.low, 1.0 + interval.high)
-    return _with_bars(found, best, other) if objective == "energy" else found
+    ratio = Figure(1.0 + effect.share, 1.0 + interval.low, 1.0 + interval.high)
+    return _with_bars(ratio, best, other) if objective == "energy" else ratio
 
 
 def _ran_in_rounds(best: Record, other: Record, times: Sequence[Sequence[float]]) -> bool:
@@ -327,7 +331,7 @@ def _stale(named: Mapping[str, Record]) -> dict[str, str]:
     ended = {name: record for name, record in named.items() if record.status == "ok"}
     last = in_time(ended.values())[-1:]
     newest_name = next((name for name, record in ended.items() if record in last), "")
-    reasons = ((name, _than(record, one)) for name, record in ended.items() for one in last if record != one)
+    reasons = ((name, _than(record, newest)) for name, record in ended.items() for newest in last if record != newest)
     return {name: f"measured {why} than {newest_name}; measure it again" for name, why in reasons if why}
 
 
@@ -387,8 +391,8 @@ def disqualified(record: Record) -> str | None:
     """Return why the record cannot win whatever the requirements, else None."""
     if record.status != "ok" or record.timing is None:
         return f"{record.status}: {record.reason}"
-    found = impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
-    return found or _missed(record) or _overloaded(record)
+    reason = impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
+    return reason or _missed(record) or _overloaded(record)
 
 
 def _missed(record: Record) -> str | None:
@@ -417,9 +421,9 @@ def _dropped(requests: Requests) -> str:
 
 def unfit(record: Record) -> str | None:
     """Return why the time of a successful record is not that of the requested case, else None; also for `compare`."""
-    found = wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
+    reason = wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
     at_own_rate = "found its rate itself: give both the same --rate" if _is_by_rate(record) else None
-    return found or at_own_rate or _overloaded(record)
+    return reason or at_own_rate or _overloaded(record)
 
 
 def impossible(record: Record) -> str | None:
@@ -428,8 +432,8 @@ def impossible(record: Record) -> str | None:
         return f"has a time of {record.timing.median_ms:g} ms"
     if record.requests and dropped_half(record):
         return _dropped(record.requests)
-    found = [record.requests, *(process.requests for process in record.processes)]
-    least_hz = min((requests.rate_hz for requests in found if requests), default=math.inf)
+    counts = [record.requests, *(process.requests for process in record.processes)]
+    least_hz = min((requests.rate_hz for requests in counts if requests), default=math.inf)
     if least_hz <= 0:
         return f"has a rate of {least_hz:g} requests per second"
     return f"has a batch size of {record.case.batch_size}" if record.case.batch_size < 1 else None
@@ -456,8 +460,8 @@ def _because(note: str) -> str:
 
 
 def _fallback(record: Record) -> str | None:
-    found = FALLBACKS & set(record.flags)
-    return f"did not run as requested ({', '.join(sorted(found))})" if found else None
+    fallbacks = FALLBACKS & set(record.flags)
+    return f"did not run as requested ({', '.join(sorted(fallbacks))})" if fallbacks else None
 
 
 def _too_slow(record: Record, limit: float | None) -> str | None:
@@ -470,12 +474,12 @@ def _too_slow(record: Record, limit: float | None) -> str | None:
     return _above("p99" if by_p99 else "latency", latency_ms(record), limit, "ms")
 
 
-def _above(what: str, value: float | None, limit: float | None, unit: str) -> str | None:
+def _above(quantity: str, value: float | None, limit: float | None, unit: str) -> str | None:
     if limit is None:
         return None
     if value is None:
-        return f"{what} was not measured"
-    return f"{what} {value:.4g} {unit} is above {limit:.4g} {unit}" if value > limit else None
+        return f"{quantity} was not measured"
+    return f"{quantity} {value:.4g} {unit} is above {limit:.4g} {unit}" if value > limit else None
 
 
 def _disagrees(record: Record, least: float | None) -> str | None:
@@ -558,8 +562,8 @@ def line(decision: Decision) -> str:
         figures = [*_figures(decision.candidates[decision.fastest]), *_beside(decision)]
         best = "least energy" if decision.objective == "energy" else "fastest"
         confirming = f"--processes {max(5, 2 * _fewest(decision) + 1)} confirms it"
-        found = f"{best} here ({_processes(decision)}): {decision.fastest}; {confirming}"
-        return f"{decision.subject}: {found} ({', '.join(figures)})"
+        verdict = f"{best} here ({_processes(decision)}): {decision.fastest}; {confirming}"
+        return f"{decision.subject}: {verdict} ({', '.join(figures)})"
     if not decision.tied:
         return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
     *others, last = decision.tied
@@ -592,14 +596,15 @@ def _ratio(decision: Decision, runner_up: str) -> str:
 
 
 def _flagged(decision: Decision, names: Sequence[str]) -> list[str]:
-    """Return the flags of these variants that put their times in doubt, or the joules that rank them."""
-    flags = {name: _doubts(decision.candidates[name], decision.objective) for name in names}
-    found = [f"{name} {', '.join(of_one)}" for name, of_one in flags.items() if of_one]
-    return [f"flagged: {'; '.join(found)}"] if found else []
+    """Return the flags of these variants that put their times in doubt, or the joules on which the decision rests."""
+    flags = {name: doubts(decision.candidates[name], joules=decision.rests_on_joules) for name in names}
+    notes = [f"{name} {', '.join(of_one)}" for name, of_one in flags.items() if of_one]
+    return [f"flagged: {'; '.join(notes)}"] if notes else []
 
 
-def _doubts(record: Record, objective: Objective) -> list[str]:
-    of_energy = record.energy.flags if objective == "energy" and record.energy else []
+def doubts(record: Record, *, joules: bool) -> list[str]:
+    """Return the flags that put the time of a record in doubt and, if `joules` count, its energy."""
+    of_energy = record.energy.flags if joules and record.energy else []
     return sorted({*record.flags} - NOT_OF_TIME | {flag.partition(":")[0] for flag in of_energy} - NOT_OF_GROSS)
 
 
@@ -631,15 +636,17 @@ def untried(decision: Decision) -> list[str]:
     if record.case.model == f"own.{Path(record.model.weights).stem}":  # an ONNX file, whose precision is fixed
         return []
     tried = {name.partition(" ")[0] for name in [*decision.candidates, *decision.excluded]}
-    elsewhere = {"openvino"} if "openvino" not in record.environment.versions else set()
-    elsewhere |= {"cudagraph", "tensorrt"} if record.environment.device == "cpu" else {"openvino"}
+    here, versions = record.environment.device, record.environment.versions
+    cannot = {name for name, runtime in RUNTIMES.items() if runtime.device not in (None, here)}
+    apart = {package.name for package in PACKAGES.values() if package.extra == package.name}  # no other extra brings it
+    cannot |= {name for name, runtime in RUNTIMES.items() if runtime.package in apart - versions.keys()}
     return [
         variant.name
         for variant in all_variants()
         if variant.kernels == "torch"
         and variant.precision != "int8"
         and variant.label not in tried
-        and variant.backend not in elsewhere
+        and variant.backend not in cannot
         and variant.runs_nowhere is None
     ]
 

@@ -57,12 +57,12 @@ def _each_once(paths: Sequence[Path]) -> Iterator[Record]:
             raise UsageError(f"{file}: contains no record; give a file or folder written by bench-once")
 
 
-def of_case(path: Path, case_id: str) -> list[Record]:
-    """Return the records of one case as `read` does, possibly none; lines of other cases are not decoded."""
-    file, name = _file(path), case_id.encode()
-    found = (_decoded(file, number, line) for number, line in enumerate(journal.read(file), 1) if name in line)
-    once = {record.key: record for record in found if PROFILED not in record.flags}
-    return [record for record in once.values() if record.case_id == case_id]
+def of_case(path: Path, wanted: str) -> list[Record]:
+    """Return the records of one case or of one run, by its id, possibly none; lines without the id are not decoded."""
+    file, name = _file(path), wanted.encode()
+    decoded = (_decoded(file, number, line) for number, line in enumerate(journal.read(file), 1) if name in line)
+    once = {record.key: record for record in decoded if PROFILED not in record.flags}
+    return [record for record in once.values() if wanted in (record.case_id, record.run_id)]
 
 
 def _file(path: Path) -> Path:
@@ -102,7 +102,7 @@ def printable(value: Any) -> Any:
     return [printable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def process_medians_ms(found: Sequence[Record]) -> list[float]:
+def process_medians_ms(records: Sequence[Record]) -> list[float]:
     """Return the median of every successful process of the successful records."""
-    processes = [process for record in found if record.status == "ok" for process in record.processes]
+    processes = [process for record in records if record.status == "ok" for process in record.processes]
     return [process.timing.median_ms for process in processes if process.timing and process.status == "ok"]

@@ -19,7 +19,7 @@ def row(record: Record) -> Row:
     case, timing, check = record.case, record.timing, record.check
     environment, energy, accuracy = record.environment, record.energy, record.accuracy
     load, requests = case.load, record.requests
-    found = disturbed(record.processes)
+    disturbance = disturbed(record.processes)
     return {
         "device_id": record.device_id,
         "device": environment.gpu if environment.device == "cuda" else environment.cpu_model,
@@ -46,8 +46,8 @@ def row(record: Record) -> Row:
         "reason": record.reason,
         "median_ms": median_ms(record),
         **_fields(timing, "low_ms", "high_ms", "p99_ms", "p999_ms"),
-        "disturbed_blocks": found.disturbed if found else 0,
-        **_fields(found, "clean_ms", "as_experienced_ms"),
+        "disturbed_blocks": disturbance.disturbed if disturbance else 0,
+        **_fields(disturbance, "clean_ms", "as_experienced_ms"),
         "latency_upper_ms": latency_ms(record),
         **_fields(timing, "runs"),
         "streams": case.streams,

@@ -24,7 +24,7 @@ class Finding(Struct, frozen=True):
 
 def examine(records: Sequence[Record]) -> list[Finding]:
     """Return the findings of all records, case by case."""
-    return [Finding(record.case_id, *found) for record in records for found in _of(record)]
+    return [Finding(record.case_id, *problem) for record in records for problem in _of(record)]
 
 
 def _of(record: Record) -> Iterator[tuple[str, Judgement, str]]:
@@ -68,8 +68,8 @@ def _energy(record: Record) -> tuple[Judgement, str]:
         energy, window = process.energy, process.window
         if energy is None or window is None:
             continue
-        powers = [one for name, one in process.telemetry.items() if name.partition("@")[0] == "power_w"]
-        watts = [one.mean for one in powers if one.source == energy.source]
+        powers = [summary for name, summary in process.telemetry.items() if name.partition("@")[0] == "power_w"]
+        watts = [summary.mean for summary in powers if summary.source == energy.source]
         if not watts:
             return "not tested", f"{energy.source} gives no power beside its counter"
         share = energy.energy_j / (max(watts) * window.seconds)

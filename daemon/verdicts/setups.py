@@ -8,13 +8,14 @@ from benchd.daemon.verdicts.compare import ADVISED_PROCESSES, both_here, clocks,
 
 def changed(before: Record, now: Record) -> list[str]:
     """Return what changed between two setups, each as `name was → is`, benchd first."""
-    found = [_arrow("benchd", before.tool_version, now.tool_version)] if before.tool_version != now.tool_version else []
-    found += [_arrow(*one) for one in one_environment.changes(before.environment, now.environment)]
+    is_updated = before.tool_version != now.tool_version
+    changes = [_arrow("benchd", before.tool_version, now.tool_version)] if is_updated else []
+    changes += [_arrow(*change) for change in one_environment.changes(before.environment, now.environment)]
     sources = {record.environment.software.get(SOURCES) for record in (before, now)} - {None}
-    found += ["the sources of benchd"] if len(sources) == 2 and before.tool_version == now.tool_version else []
+    changes += ["the sources of benchd"] if len(sources) == 2 and not is_updated else []
     if one := clocks(before, now):
-        found.append(_arrow(one[0].removesuffix("_hz").replace("_", " "), *(f"{hz / 1e6:.0f} MHz" for hz in one[1:])))
-    return found
+        changes.append(_arrow(one[0].removesuffix("_hz").replace("_", " "), *(f"{hz / 1e6:.0f} MHz" for hz in one[1:])))
+    return changes
 
 
 def _arrow(name: str, was: str, now: str) -> str:

@@ -44,7 +44,7 @@ class Comparison(Struct, frozen=True):
     @property
     def line(self) -> str:
         """Return the comparison in one line."""
-        return f"{self.subject}: {'; '.join(f'{name} {_words(name, one)}' for name, one in self.ratios.items())}"
+        return f"{self.subject}: {'; '.join(f'{name} {_words(name, ratio)}' for name, ratio in self.ratios.items())}"
 
 
 def comparisons(records: Sequence[Record]) -> list[Comparison]:
@@ -73,11 +73,13 @@ def _is_usual(record: Record) -> bool:
     return record.model is not None and is_at_batch_1 and is_alone
 
 
-def _ranked(found: Sequence[Record]) -> Ranked:
+def _ranked(records: Sequence[Record]) -> Ranked:
     """Return the keys of the records that the decisions on these rank, by objective."""
     return {
         quantity: {
-            record.key for one in decide(found, Requirements(objective=quantity)) for record in one.candidates.values()
+            record.key
+            for decision in decide(records, Requirements(objective=quantity))
+            for record in decision.candidates.values()
         }
         for quantity in _UNITS
     }
@@ -104,16 +106,16 @@ def _comparison(spiking: Sequence[Record], anns: Sequence[Record], ranked: Ranke
 
 
 def _ratio(spiking: Sequence[Record], anns: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Ratio | str:
-    if quantity == "energy" and not all(any(one.energy for one in side) for side in (spiking, anns)):
+    if quantity == "energy" and not all(any(record.energy for record in side) for side in (spiking, anns)):
         return "not measured"
     snn, ann = (_best(side, quantity, ranked) for side in (spiking, anns))
     if snn is None or ann is None:
         return f"not known: no checked, comparable variant of {(spiking if snn is None else anns)[0].case.model}"
     if differs := _difference(snn, ann, quantity):
         return f"not known: {differs}"
-    ours, theirs, over = figure(snn, quantity).point, figure(ann, quantity).point, lead(ann, snn, quantity)
-    ratio, interval = (over.point, Interval(over.low, over.high)) if over else (ours / theirs, None)
-    return Ratio(variant_name(snn), variant_name(ann), ours, theirs, ratio, interval)
+    snn_value, ann_value, over = figure(snn, quantity).point, figure(ann, quantity).point, lead(ann, snn, quantity)
+    ratio, interval = (over.point, Interval(over.low, over.high)) if over else (snn_value / ann_value, None)
+    return Ratio(variant_name(snn), variant_name(ann), snn_value, ann_value, ratio, interval)
 
 
 def _best(side: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Record | None:
@@ -132,14 +134,14 @@ def _difference(snn: Record, ann: Record, quantity: Quantity) -> str | None:
     return None
 
 
-def _words(quantity: Quantity, found: Ratio | str) -> str:
-    if isinstance(found, str):
-        return found
+def _words(quantity: Quantity, ratio: Ratio | str) -> str:
+    if isinstance(ratio, str):
+        return ratio
     scale, unit = _UNITS[quantity]
     interval = "without interval"
-    if found.interval:
-        low, high = found.interval.low, found.interval.high
+    if ratio.interval:
+        low, high = ratio.interval.low, ratio.interval.high
         interval = f"[{low:.3g}, {high:.3g}]{', not told apart' if low <= 1.0 <= high else ''}"
-    sides = ((found.spiking_variant, found.spiking), (found.ann_variant, found.ann))
-    of = " over ".join(f"{name} {scale * value:.4g} {unit}" for name, value in sides)
-    return f"{found.ratio:.3g}x {interval} ({of})"
+    sides = ((ratio.spiking_variant, ratio.spiking), (ratio.ann_variant, ratio.ann))
+    quotient = " over ".join(f"{name} {scale * value:.4g} {unit}" for name, value in sides)
+    return f"{ratio.ratio:.3g}x {interval} ({quotient})"

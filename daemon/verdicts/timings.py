@@ -15,7 +15,7 @@ def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: fl
     """Return the statistics of one part; a percentile is null with too few runs."""
     ordered = sorted(float(value) for value in values_ns)
     mild, severe = statistics.tukey_outliers(ordered)
-    found = Timing(
+    summary = Timing(
         median_ms=median_ns / 1e6,
         low_ms=interval_ns.low / 1e6 if interval_ns else None,
         high_ms=interval_ns.high / 1e6 if interval_ns else None,
@@ -26,14 +26,16 @@ def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: fl
         outliers_mild=mild,
         outliers_severe=severe,
     )
-    return msgspec.structs.replace(found, **_percentiles(ordered))
+    return msgspec.structs.replace(summary, **_percentiles(ordered))
 
 
 def _percentiles(ordered_ns: Sequence[float]) -> dict[str, float | None]:
     """Return the percentiles of ascending values in ms, None for one with too few values or beyond all that end."""
-    found = {name: statistics.backed_percentile(ordered_ns, q) for name, q in PERCENTILES.items()}
-    found["p99_upper_ms"] = statistics.percentile_upper_bound(ordered_ns, 99)
-    return {name: value / 1e6 if value is not None and math.isfinite(value) else None for name, value in found.items()}
+    percentiles = {name: statistics.backed_percentile(ordered_ns, q) for name, q in PERCENTILES.items()}
+    percentiles["p99_upper_ms"] = statistics.percentile_upper_bound(ordered_ns, 99)
+    return {
+        name: value / 1e6 if value is not None and math.isfinite(value) else None for name, value in percentiles.items()
+    }
 
 
 def part_timing(values_ns: Sequence[int]) -> Timing:
@@ -58,8 +60,8 @@ def request_timing(latencies_ns: Sequence[float]) -> Timing:
     ordered, medians = sorted(map(float, latencies_ns)), _tenths(latencies_ns)
     if all(map(math.isfinite, medians)):
         median_ns, interval_ns = statistics.block_estimate(medians)
-        found = timing(answered, interval_ns, median_ns)
+        latency = timing(answered, interval_ns, median_ns)
     else:
         median_ns = median(ordered)
-        found = timing(answered, None, median_ns if math.isfinite(median_ns) else median(answered))
-    return msgspec.structs.replace(found, **_percentiles(ordered))
+        latency = timing(answered, None, median_ns if math.isfinite(median_ns) else median(answered))
+    return msgspec.structs.replace(latency, **_percentiles(ordered))

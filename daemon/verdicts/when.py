@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from benchd.daemon.records import Record
+from benchd.daemon.records import Record, unix_s
 
 EARLIEST_S = datetime(2025, 1, 1, tzinfo=timezone.utc).timestamp()
 """Before benchd existed: an earlier time is that of a clock that was never set."""
@@ -16,11 +16,11 @@ HALF_A_DAY_S = 12 * 3600.0
 """Runs this far apart count as independent: with a correlation of 0.8 from hour to hour, 0.07 is left."""
 
 
-def days(found: Sequence[Record]) -> dict[str, str]:
+def days(records: Sequence[Record]) -> dict[str, str]:
     """Return the day of each record by its key: a boot, and when its first run within half a day was measured."""
     begun_s: dict[str, float] = {}
     day_of: dict[str, str] = {}
-    for record in sorted(found, key=_measured_s):
+    for record in sorted(records, key=_measured_s):
         now_s = _measured_s(record)
         if now_s - begun_s.get(record.boot_id, -math.inf) >= HALF_A_DAY_S:
             begun_s[record.boot_id] = now_s
@@ -36,15 +36,6 @@ def is_unset(t_wall: str) -> bool:
     """Return whether this is the time of a clock that was never set, as after a start without a network."""
     said_s = unix_s(t_wall)
     return said_s is not None and said_s < EARLIEST_S
-
-
-def unix_s(t_wall: str) -> float | None:
-    """Return the Unix time of a `t_wall`; None if it is not a time in RFC 3339."""
-    try:
-        said = datetime.fromisoformat(t_wall.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return said.timestamp() if said.tzinfo else None
 
 
 def measured_s(t_wall: str, arrived_s: float) -> float | None:

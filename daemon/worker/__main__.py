@@ -19,7 +19,7 @@ from benchd.daemon.worker.child import StageClock, send
 
 
 def main() -> None:
-    """Read the Job, run its phases, and send one Outcome whatever happens."""
+    """Read the Job, follow its recipe, and send one Outcome whatever happens."""
     pipe = os.fdopen(int(sys.argv[1]), "wb", buffering=0)
     permits = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())  # a user's module that reads gets nothing of ours
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _work(job: Job, stages: StageClock) -> Outcome:
-    found = Outcome(process=ProcessResult(status="ok"))
+    outcome = Outcome(process=ProcessResult(status="ok"))
     stages.enter("import")
     try:
         run = _imported(is_cold=job.case.scenario == "cold_start")
@@ -38,21 +38,21 @@ def _work(job: Job, stages: StageClock) -> Outcome:
             stages.wait_for_turn()
         if job.cpus:
             os.sched_setaffinity(0, job.cpus)
-            found.process.cpus = job.cpus
-        run(job, stages, found)
+            outcome.process.cpus = job.cpus
+        run(job, stages, outcome)
     except (Exception, SystemExit) as error:
-        stages.leave()
-        found.process.status, reason = child.diagnose(error, job)
-        found.process.reason = reason + ("" if isinstance(error, BenchdError) else _about(job, found))
-        found.flags += ["usage_error"] if isinstance(error, UsageError) else []
-    found.process.stages = stages.stages()
-    return found
+        outcome.process.status, reason = child.diagnose(error, job)
+        outcome.process.reason = reason + ("" if isinstance(error, BenchdError) else _about(job, outcome))
+        outcome.flags += ["usage_error"] if isinstance(error, UsageError) else []
+    stages.leave()
+    outcome.process.stages = stages.stages()
+    return outcome
 
 
-def _about(job: Job, found: Outcome) -> str:
+def _about(job: Job, outcome: Outcome) -> str:
     """Return which numbers a user's model was given when it failed, if it has such limits, and where its log is."""
-    is_drawn = found.model is not None and any(spec.span for spec in found.model.inputs)
-    drawn = f"; inputs: {found.model.data}; give others as {GIVING}" if found.model and is_drawn else ""
+    is_drawn = outcome.model is not None and any(spec.span for spec in outcome.model.inputs)
+    drawn = f"; inputs: {outcome.model.data}; give others as {GIVING}" if outcome.model and is_drawn else ""
     return f"{drawn} (log: logs/{job.raw_name}.log)"
 
 
@@ -63,12 +63,12 @@ def _imported(*, is_cold: bool) -> Callable[[Job, StageClock, Outcome], None]:
     """
     if not is_cold:
         gc.disable()
-    from benchd.daemon.worker import phases  # noqa: PLC0415
+    from benchd.daemon.worker import recipes  # noqa: PLC0415
 
     if not is_cold:
         gc.enable()
         gc.freeze()
-    return phases.run
+    return recipes.run
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.records import Accuracy, Variant
 from benchd.daemon.verdicts import accuracy
-from benchd.daemon.worker import backends, references
+from benchd.daemon.worker import backends
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.observe import observe
+from benchd.daemon.worker.check import references
+from benchd.daemon.worker.check.observe import observe
 from benchd.daemon.worker.workload import Workload
 from benchd.models import data
 from benchd.models.data import ImageSet
@@ -45,41 +46,41 @@ def measure(
 
     `go_on` receives the progress in percent after each part.
     """
-    indices = dataset.spread(len(dataset) if job.accuracy == "full" else int(job.accuracy or 0))
+    indices = dataset.spread(len(dataset) if job.inputs.accuracy == "full" else int(job.inputs.accuracy or 0))
 
     def answers_of(model: Loaded) -> _Answers:
         return _answers(model, workload, dataset, indices, job, go_on)
 
     try:
-        found = answers_of(loaded)
+        answers = answers_of(loaded)
     except _Unscored as reason:
         return str(reason)
-    reference = _fp32_classes(workload, loaded, job, found, answers_of)
-    ours, theirs = found.classes == found.labels, reference == found.labels
+    reference = _fp32_classes(workload, loaded, job, answers, answers_of)
+    ours, theirs = answers.classes == answers.labels, reference == answers.labels
     return accuracy.counted(
         right=int(ours.sum()),
         gained=int((ours & ~theirs).sum()),
         lost=int((theirs & ~ours).sum()),
         images=len(indices),
         data=f"{len(indices)} of the {len(dataset)} images of {dataset.spec}",
-        data_sha256=found.sha256,
+        data_sha256=answers.sha256,
         is_reference=job.case.variant == Variant(),
     )
 
 
 def _fp32_classes(
-    workload: Workload, loaded: Loaded, job: Job, found: _Answers, answers_of: Callable[[Loaded], _Answers]
+    workload: Workload, loaded: Loaded, job: Job, answers: _Answers, answers_of: Callable[[Loaded], _Answers]
 ) -> NDArray[np.int64]:
     """Return plain eager fp32's answers to the same images, computed once, or the variant's if it is that."""
 
     def compute() -> dict[str, NDArray[np.int64]]:
         if job.case.variant == Variant():
-            return {"classes": found.classes}
+            return {"classes": answers.classes}
         source = replace(workload.source, module=workload.plain)
         example = workload.example(job.case.batch_size)
         return {"classes": answers_of(backends.load(Variant(), source, loaded.device, example)).classes}
 
-    name = f"classes-{found.sha256}"
+    name = f"classes-{answers.sha256}"
     facts = references.facts(name, workload, job, workload.images[:1], job.case.batch_size, loaded.device)
     classes: NDArray[np.int64] = references.kept(Path(job.cache) / "references", facts, compute)["classes"]
     return classes
@@ -111,8 +112,8 @@ def _refuse_calibrated(images: Tensor, calibrated: set[str], dataset: ImageSet) 
     both = calibrated.intersection(data.digests(images)) if calibrated else set()
     if both:
         raise UsageError(
-            f"{len(both)} of {len(images)} images of {dataset.spec} were also calibrated with: give --calibration a "
-            "folder that shares no image with --data"
+            f"{len(both)} of {len(images)} images of {dataset.spec} were also used for calibration: give --calibration "
+            "a folder that shares no image with --data"
         )
 
 

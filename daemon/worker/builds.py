@@ -4,11 +4,13 @@ import hashlib
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchd.daemon.machine.environment import SOURCES
 from benchd.daemon.records import Variant
+from benchd.daemon.runtimes import FILE_BACKENDS, RUNTIMES
 from benchd.exporters import code
 from benchd.kernels import compiler
 from benchd.kernels.exact_conv2d import layer
@@ -26,8 +28,8 @@ _CHOSEN = re.compile(r"/lib((?:gomp|iomp5|omp|openblas|mkl_rt|jemalloc|tcmalloc|
 def loaded() -> dict[str, str]:
     """Return the builds of torch and what it contains, of loaded runtimes, of the C kernels and of benchd."""
     config = torch.__config__.show()
-    found = {name: match[1] for name, pattern in _PARTS.items() if (match := re.search(pattern, config))}
-    return found | {
+    parts = {name: match[1] for name, pattern in _PARTS.items() if (match := re.search(pattern, config))}
+    return parts | {
         "torch_commit": torch.version.git_version[:12],
         "torch_build": hashlib.sha256(_CAPABILITY.sub("", config).encode()).hexdigest()[:12],
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -46,7 +48,11 @@ def kernels_ran(variant: Variant, device: torch.device) -> str | None:
 
 
 def _runtimes() -> dict[str, str]:
-    runtime = sys.modules.get("onnxruntime")
-    found = {"onnxruntime_build": runtime.get_build_info().removeprefix("ORT Build Info: ")} if runtime else {}
-    openvino = sys.modules.get("openvino")
-    return found | ({"openvino_build": openvino.__version__} if openvino else {})
+    packages = [RUNTIMES[backend].package for backend in FILE_BACKENDS]
+    loaded = {name: module for name in packages if (module := sys.modules.get(name))}
+    return {f"{name}_build": _build(module) for name, module in loaded.items()}
+
+
+def _build(module: Any) -> str:
+    told: str = module.get_build_info() if hasattr(module, "get_build_info") else module.__version__
+    return told.removeprefix("ORT Build Info: ")

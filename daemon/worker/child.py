@@ -42,7 +42,7 @@ def diagnose(error: Exception | SystemExit, job: Job | None = None) -> tuple[Sta
         traceback.print_exception(error)
     text, where = _message(error), ""
     if job and job.module:
-        where = _frame(error, Path(job.module_folder or Path(job.module.rpartition(":")[0]).parent))
+        where = _frame(error, Path(job.module.folder or Path(job.module.where).parent))
     if isinstance(error, SystemExit):
         return "failed", f"{where}it ends the process with sys.exit({error.code!r}): raise an error instead"
     if where and any(words in text for words in _NEEDS_AUTOGRAD):
@@ -116,10 +116,10 @@ class StageClock:
         if self._current:
             send(self._pipe, Stage(self._current, percent))
 
-    def keep(self, found: Outcome) -> None:
+    def keep(self, outcome: Outcome) -> None:
         """Send what was found so far: it stays if a later stage does not end."""
-        found.process.stages = self.stages()
-        send(self._pipe, msgspec.structs.replace(found, is_partial=True))
+        outcome.process.stages = self.stages()
+        send(self._pipe, msgspec.structs.replace(outcome, is_partial=True))
 
     def leave(self) -> None:
         """End the stage that runs."""

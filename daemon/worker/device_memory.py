@@ -30,10 +30,10 @@ def taken(before: int | str, after: int | str, build_s: float | None) -> int | s
 
 def _of_nvmap(clients: Path) -> int | str:
     try:
-        found = re.search(rf"^\s*\S+\s+.*\s{os.getpid()}\s+(\d+)K", clients.read_text(), re.MULTILINE)
+        match = re.search(rf"^\s*\S+\s+.*\s{os.getpid()}\s+(\d+)K", clients.read_text(), re.MULTILINE)
     except OSError as error:
         return f"/{CLIENTS} cannot be read ({error.strerror}); only root may"
-    return int(found[1]) * 1024 if found else f"/{CLIENTS} does not list this process"
+    return int(match[1]) * 1024 if match else f"/{CLIENTS} does not list this process"
 
 
 def _of_nvml(uuid: str | None) -> int | str:

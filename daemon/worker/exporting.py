@@ -17,7 +17,7 @@ from benchd.daemon.machine.standard_streams import STDERR, lasting
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.measuring.protocol import ExportRequest, Job
 from benchd.daemon.records import Case, OptionValue, Variant
-from benchd.daemon.verdicts.manifest import PLAN
+from benchd.daemon.shipping.manifest import PLAN
 from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.source import Source
 from benchd.exporters import files
@@ -67,7 +67,7 @@ def _made(request: ExportRequest) -> tuple[list[Artifact], int]:
 
 
 def _wanted(request: ExportRequest) -> Iterator[_File]:
-    own = request.module or request.onnx
+    own = request.own
     if own:
         for precision, batch in product(request.precisions, request.batches):
             yield _File(_job(request, own.model, {}, precision, batch), precision, batch)
@@ -75,7 +75,7 @@ def _wanted(request: ExportRequest) -> Iterator[_File]:
     names = sorted(request.options)
     for model, *chosen in product(request.models, *(request.options[name] for name in names)):
         given: dict[str, OptionValue] = dict(zip(names, chosen, strict=True))
-        if request.weights == demo.DEMO:
+        if request.inputs.weights == demo.DEMO:
             given = demo.complete(model, given)
         options = catalog.entry(model).resolve(given)
         for precision, batch in product(request.precisions, request.batches):
@@ -87,24 +87,18 @@ def _job(
 ) -> Job:
     engine = request.to == "tensorrt"
     variant = Variant("tensorrt" if engine else "onnxruntime", precision)
-    own = request.module or request.onnx
-    weights, data = (request.weights, None) if own else demo.sources(model, options, request.weights, None)
+    asked = request.inputs.weights
+    weights, data = (asked, None) if request.own else demo.sources(model, options, asked, None)
     return Job(
-        case=Case(model=model, variant=variant, batch_size=batch or 1, seed=request.seed),
-        options=options,
+        case=Case(model=model, variant=variant, batch_size=batch or 1, options=options, seed=request.seed),
         limits=msgspec.structs.replace(PRESETS["quick"], build_deadline_s=math.inf),
         device="cuda" if engine else "cpu",
         cache=str(folders.cache()),
-        weights=weights,
-        data=data,
+        own=request.own,
+        inputs=msgspec.structs.replace(request.inputs, weights=weights, data=data),
         artifacts=str(request.folder),
         workspace_bytes=request.workspace_bytes,
-        calibration=request.calibration,
         calibration_images=request.calibration_images,
-        module=request.module.path if request.module else None,
-        module_folder=request.module.folder if request.module else "",
-        onnx=request.onnx.path if request.onnx else None,
-        inputs=own.inputs if own else [],
     )
 
 

@@ -1,6 +1,5 @@
 """Which whole numbers a module's inputs may hold: the rows of the tables that they index, seen in one run."""
 
-import copy
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode  # a TorchDispatchMode imports 900 modules: 140 MiB and seconds
 from torch.utils._pytree import tree_leaves, tree_map
 
+from benchd.daemon.measuring.user_inputs import is_mask
 from benchd.daemon.worker.structures import Batch, values
+from benchd.exporters import doubled
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -19,32 +20,80 @@ _INDEXING_NAMES = (
     "cross_entropy embedding embedding_bag gather getitem index index_add index_copy index_fill index_put index_reduce "
     "index_select nll_loss one_hot scatter scatter_add scatter_reduce setitem take take_along_dim"
 )
-# what leaves a number what it means, or moves it by a constant
+# what leaves a number what it means, or makes a larger one of it, which a trial then limits
 _KEEPING_NAMES = (
-    "add alias as_strided bitwise_and and broadcast_to cat chunk clamp clamp_max clamp_min clip clone concat "
-    "concatenate contiguous copy cpu cuda detach expand expand_as flatten flip fmod gather get getitem hstack index "
-    "index_select int long masked_fill maximum minimum movedim narrow pad permute ravel remainder repeat "
-    "repeat_interleave reshape roll rsub select short slice split split_with_sizes squeeze stack sub swapaxes t "
-    "take take_along_dim tile to to_copy transpose type type_as unbind unflatten unsafe_view unsqueeze view view_as "
-    "vstack where"
+    "abs add alias amax and as_strided bitwise_and broadcast_to cat chunk clamp clamp_max clamp_min clip clone concat "
+    "concatenate contiguous copy cpu cuda cumsum detach expand expand_as flatten flip fmod gather get getitem hstack "
+    "index index_select int long masked_fill max maximum minimum movedim mul multiply narrow pad permute ravel "
+    "remainder repeat repeat_interleave reshape roll rsub select short slice sort split split_with_sizes squeeze "
+    "stack sub sum swapaxes t take take_along_dim tile to to_copy topk transpose type type_as unbind unflatten "
+    "unsafe_view unsqueeze view view_as vstack where"
 )
+_WITH_PLACES = ("max", "sort", "topk")  # which answer values, then where these were
+_TIMES, _PACKING = ("mul", "multiply"), "pack_padded_sequence"
 _INDEXING, _KEEPING = set(_INDEXING_NAMES.split()), set(_KEEPING_NAMES.split())
+
+
+MOST = 2**20
+"""A number that TorchScript takes may be any: no table that it might index has more rows."""
 
 
 def rows(module: nn.Module, ones: Batch, names: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the first and last number of each named input that keeps all its indices within their tables.
 
-    The module runs once, on a batch whose open whole numbers are all 1. Inputs that index nothing are left out, as are
-    those of TorchScript, which does not show what it calls.
+    The module runs on a batch whose open whole numbers are all 1, then at the last ones, which are less if it fails.
+    Inputs that index nothing are left out. TorchScript does not show what it calls: its inputs are tried.
     """
+    runs = _Runs(doubled.copied(module), ones, names)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         watched = _Watch(dict(zip(names, values(ones), strict=True)))
         try:
             with watched:
-                copy.deepcopy(module)(*values(ones))
+                runs.module(*values(ones))
         except Exception as error:  # what was seen before it counts, and the check will tell the user
             sys.stderr.write(f"its indices were not followed to the end: {error}\n")
-    return watched.found
+            return watched.found
+        is_hidden = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+        return runs.tried() if is_hidden else runs.fitted(watched.found)
+
+
+class _Runs:
+    """Runs of a module on whole numbers, which it may refuse."""
+
+    def __init__(self, module: nn.Module, ones: Batch, names: Sequence[str]) -> None:
+        self.module, self._inputs = module, dict(zip(names, values(ones), strict=True))
+
+    def takes(self, numbers: Mapping[str, int]) -> bool:
+        """Return whether the module runs with these inputs full of these numbers."""
+        filled = {name: torch.full_like(self._inputs[name], number) for name, number in numbers.items()}
+        try:
+            self.module(*(self._inputs | filled).values())
+        except Exception:  # whatever a user's module raises
+            return False
+        return True
+
+    def fitted(self, spans: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """Return the spans, with last numbers at which the module runs, if it does not run at these."""
+        if self.takes({name: last for name, (_, last) in spans.items()}):
+            return spans
+        lasts: dict[str, int] = {}
+        for name, (first, last) in spans.items():
+            lasts[name] = self._last(name, first, last, lasts)
+        return {name: (first, lasts[name]) for name, (first, _) in spans.items()}
+
+    def tried(self) -> dict[str, tuple[int, int]]:
+        """Return the spans of the inputs that are all 1 and refuse a large number."""
+        spans: dict[str, tuple[int, int]] = {}
+        for name, value in self._inputs.items():
+            if _is_whole(value) and bool((value == 1).all()) and not self.takes({name: min(MOST, _most(value))}):
+                last = self._last(name, 1, MOST, {other: last for other, (_, last) in spans.items()})
+                spans[name] = 0 if self.takes({name: 0}) else 1, last
+        return spans
+
+    def _last(self, name: str, first: int, last: int, others: Mapping[str, int]) -> int:
+        """Return the largest number up to `last` that the module takes beside the others, at least the first."""
+        refuses = lambda number: not self.takes({**others, name: number})  # noqa: E731 - a key
+        return max(first, bisect_left(range(last + 1), True, lo=first + 1, key=refuses) - 1)
 
 
 class _Watch(TorchFunctionMode):
@@ -54,18 +103,25 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.found: dict[str, tuple[int, int]] = {}
         # by identity, and kept alive, so that no other tensor takes its place
-        self._origins = {id(value): (value, {name}) for name, value in inputs.items() if _is_whole(value)}
+        followed = {name: value for name, value in inputs.items() if _is_whole(value) and not is_mask(name)}
+        self._origins = {id(value): (value, {name}) for name, value in followed.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call: Call = args, kwargs or {}
         name = getattr(func, "__name__", "").partition(".")[0].strip("_")
         read = call if name not in _INDEXING else args[:1]
         origins = self._of(tree_leaves(read)) if name in _KEEPING else set()
+        if name in _TIMES:  # a mask: the factor of an index, which is 0 or 1
+            first, second = (self._of([factor]) for factor in args[:2])
+            origins = set() if first & second else first or second
         if name in _INDEXING and (name != "one_hot" or max(args[1:], default=call[1].get("num_classes", -1)) > 0):
             for index in tree_leaves(call):
                 call = self._within(func, call, index) if id(index) in self._origins else call
+        if name == _PACKING and id(args[1]) in self._origins:  # which takes longer ones than the sequences are
+            self._note(args[1], 1, args[0].shape[1 if args[2] else 0])
         answer = func(*call[0], **call[1])
-        self._origins |= {id(value): (value, origins) for value in tree_leaves(answer) if origins and _is_whole(value)}
+        made = tree_leaves(answer)[: 1 if name in _WITH_PLACES else None]
+        self._origins |= {id(value): (value, origins) for value in made if origins and _is_whole(value)}
         return answer
 
     def _of(self, parts: Sequence[object]) -> set[str]:
@@ -103,6 +159,10 @@ class _Watch(TorchFunctionMode):
 def _with(call: Call, old: Tensor, new: Tensor) -> Call:
     changed: Call = tree_map(lambda value: new if value is old else value, call)
     return changed
+
+
+def _most(value: Tensor) -> int:
+    return int(torch.iinfo(value.dtype).max)
 
 
 def _is_whole(value: object) -> bool:

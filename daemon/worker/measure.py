@@ -4,7 +4,7 @@ import gc
 import hashlib
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,7 +136,7 @@ def block_statistics(measured: Measured) -> BlockStatistics:
     )
 
 
-def write_raw(values_ns: dict[str, "array[int]"], folder: Path, name: str) -> dict[str, RawFile]:
+def write_raw(values_ns: Mapping[str, "array[int]"], folder: Path, name: str) -> dict[str, RawFile]:
     """Write each part's run times as little-endian int64 nanoseconds and return the files."""
     files = {}
     for part, values in values_ns.items():

@@ -26,20 +26,24 @@ class Operation(NamedTuple):
 
 
 def parting(one: Callable[[], object], other: Callable[[], object], share: float) -> Operation | None:
-    """Return the first operation of a run that the other lacks, or answers otherwise; None if there is none.
+    """Return the operation of a run from which on the other's results are others; None if there is none.
 
-    Results differ by more than `share` of the largest. Of the operations that the other lacks, as number formats have
-    kernels of their own, only those in half precision count.
+    Results differ by more than `share` of the largest. Operations that the other lacks count in half precision, and
+    where results differ after them: number formats have kernels of their own.
     """
     first, second = _ran(one), _ran(other)
     names, others = ([(operation.name, operation.result.shape) for operation in side] for side in (first, second))
     pairs: dict[int, Operation] = {}
     for block in SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks():
         pairs |= {block.a + place: second[block.b + place] for place in range(block.size)}
+    alone: Operation | None = None
     for place, operation in enumerate(first):
         pair = pairs.get(place)
-        if _differ(operation.result, pair.result, share) if pair else operation.dtype in HALF:
+        if pair is None and operation.dtype in HALF:
             return operation
+        if pair is not None and _differ(operation.result, pair.result, share):
+            return alone or operation
+        alone = operation if pair is None else None
     return None
 
 
@@ -71,12 +75,14 @@ class _Recorder(TorchDispatchMode):
         """Run the operation."""
         output = function(*args, **kwargs or {})
         for value in tree_leaves(output):
-            if isinstance(value, Tensor):
-                self._keep(function.overloadpacket.__name__, value)
+            name = function.overloadpacket.__name__
+            if isinstance(value, Tensor) and name != "detach":  # which only hands an answer over
+                self._keep(name, value)
         return output
 
     def _keep(self, name: str, value: Tensor) -> None:
         self._bytes += 4 * value.numel()
         if self._bytes <= KEPT_BYTES and len(self.operations) < KEPT:
-            result = value.detach().to("cpu", torch.float32, copy=True)
+            real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+            result = real.detach().to("cpu", torch.float32, copy=True)
             self.operations.append(Operation(name, value.dtype, result))

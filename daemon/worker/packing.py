@@ -16,18 +16,19 @@ from torch import nn
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.environment import installed_version
-from benchd.daemon.measuring import load_text, user_python
-from benchd.daemon.measuring.protocol import Job
-from benchd.daemon.records import FILE_BACKENDS
-from benchd.daemon.verdicts.manifest import CODE, GOLDEN, JUMPING_SHARE, ONNX, WEIGHTS, Golden, Packed, Tensor
-from benchd.daemon.worker import agreement, backends, truth, user_code, user_module
+from benchd.daemon.measuring import user_python
+from benchd.daemon.measuring.protocol import Golden, Job, Packed, Tensor
+from benchd.daemon.runtimes import FILE_BACKENDS
+from benchd.daemon.shipping import load_text
+from benchd.daemon.shipping.manifest import CODE, GOLDEN, JUMPING_SHARE, ONNX, WEIGHTS
+from benchd.daemon.worker import backends, user_code, user_module
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.check import rule_of
-from benchd.daemon.worker.observe import uniforms
+from benchd.daemon.worker.check import agreement, truth
+from benchd.daemon.worker.check.checking import rule_of
+from benchd.daemon.worker.check.observe import uniforms
 from benchd.daemon.worker.source import paths
 from benchd.daemon.worker.structures import OF_BATCH, Answers, Batch, cast, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
-from benchd.exporters import sessions
 from benchd.models import data
 
 GOLDEN_ROWS = 8
@@ -39,6 +40,10 @@ IMPORTED = {"benchd", "numpy", "safetensors", "torch"}
 
 def refuse(job: Job, workload: Workload, answer: Batch) -> None:
     """Raise Unsupported if the variant that gave this answer cannot be deployed as files."""
+    if not getattr(workload.plain, "answers_numbers", True):
+        raise Unsupported(
+            "it answers with strings or maps, which nothing compares where it is deployed: leave them out"
+        )
     if job.case.variant.backend not in FILE_BACKENDS:
         _state(workload.source.module)
         load_text.answer(list(tensors(answer)))
@@ -46,7 +51,7 @@ def refuse(job: Job, workload: Workload, answer: Batch) -> None:
         if complex_ones:
             raise Unsupported(f"its answer {complex_ones[0]} is complex: return real tensors to ship it")
         if job.module:
-            _refuse_name(_module_name(job))
+            _refuse_name(job.module.name)
 
 
 def _refuse_name(name: str) -> None:
@@ -58,12 +63,12 @@ def _refuse_name(name: str) -> None:
         raise Unsupported(f"LOAD.md imports its code, and {first} is also a package that it needs: rename the file")
 
 
-def write(job: Job, workload: Workload, loaded: Loaded, answer: Batch) -> Packed:
-    """Write the files of the variant that gave this answer to the job's folder.
+def write(folder: Path, job: Job, workload: Workload, loaded: Loaded, answer: Batch) -> Packed:
+    """Write the files of the variant that gave this answer to a folder.
 
     Raises Unsupported or UnfitModel if it cannot be deployed.
     """
-    folder, variant = Path(job.ship_to), job.case.variant
+    variant = job.case.variant
     if variant.backend in FILE_BACKENDS:
         (reads, called), entry = _file(job, workload, folder), ""
     else:
@@ -83,10 +88,12 @@ def write(job: Job, workload: Workload, loaded: Loaded, answer: Batch) -> Packed
 def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Copy the ONNX file that ran, and the plan built of it; return its inputs' names, and its outputs' by path."""
     artifact = backends.file(job.case.variant, workload.source, torch.device(job.device), job.case.batch_size)
-    for name, path in {ONNX: artifact.path, **workload.source.built}.items():
-        shutil.copyfile(path, folder / name)
     from benchd.exporters import onnx_files  # noqa: PLC0415 - onnx is not needed for what is no file
 
+    beside = {str(part.relative_to(artifact.path.parent)): part for part in onnx_files.data_files(artifact.path)}
+    for name, path in {ONNX: artifact.path, **beside, **workload.source.built}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / name)
     reads, _ = onnx_files.names_of(folder / ONNX)
     return reads, {path: name for name, path in paths(artifact).items()}
 
@@ -100,14 +107,14 @@ def _module(job: Job, module: nn.Module, folder: Path) -> str:
         copy = folder / CODE / _place(name, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    return f"{_module_name(job)}:{job.module.rpartition(':')[2]}" if job.module else job.case.model
+    return f"{job.module.name}:{job.module.function}" if job.module else job.case.model
 
 
 def _code(job: Job) -> dict[str, Path]:
     """Return the files of a user's module by the names that LOAD.md imports them by; none for another model."""
     if not job.module:
         return {}
-    return {**user_code.imported(user_module.package(job)), _module_name(job): user_module.file(job)}
+    return {**user_code.imported(job.module.package), job.module.name: user_module.file(job.module)}
 
 
 def _place(name: str, path: Path) -> Path:
@@ -115,12 +122,6 @@ def _place(name: str, path: Path) -> Path:
     place = Path(*name.split("."))
     suffix = next((suffix for suffix in all_suffixes() if path.name.endswith(suffix)), ".py")
     return place / path.name if path.name.startswith("__init__.") else place.with_name(f"{place.name}{suffix}")
-
-
-def _module_name(job: Job) -> str:
-    """Return the name by which a user's module is imported: that of its file, or of its place in the folder."""
-    where = str(job.module).rpartition(":")[0]
-    return where if job.module_folder else Path(where).stem
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -202,13 +203,8 @@ def _preprocessing(workload: Workload) -> str:
 
 def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
     """Return the packages that the runtime needs, with their versions here."""
-    if job.case.variant.backend == "onnxruntime":
-        return {"numpy": version("numpy")} | sessions.installed()
-    if job.case.variant.backend == "tensorrt" and loaded.runtime:
-        built_by = loaded.runtime.provider.partition(" ")[2]
-        return {"numpy": version("numpy"), "torch": version("torch"), "tensorrt": built_by}
-    if job.case.variant.backend == "openvino":
-        return {name: version(name) for name in ("numpy", "openvino")}
+    if job.case.variant.backend in FILE_BACKENDS:
+        return {"numpy": version("numpy")} | backends.packages(job.case.variant, loaded)
     library = job.case.model.partition(":")[0] if ":" in job.case.model else ""
     wanted = ["numpy", "torch", "safetensors", *([] if job.module else ["benchd"]), *([library] if library else [])]
     return {name: version(name) for name in wanted} | _imported_packages(_code(job))

@@ -16,7 +16,8 @@ from typing import TypeVar
 import torch
 
 from benchd.daemon.machine import sysfs
-from benchd.daemon.records import BytesBy, ExponentialsBy, Precision, Probes
+from benchd.daemon.records import BytesBy, ExponentialsBy, Probes
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.backends import eager
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable

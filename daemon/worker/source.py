@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.records import ArtifactFacts, OptionValue, Precision, Provider, Quantisation
+from benchd.daemon.records import ArtifactFacts, OptionValue, Provider, Quantisation
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, leading, tensors, values
 from benchd.exporters import code, files, sessions
 from benchd.exporters.artifacts import Artifact, Store, key_of
@@ -129,11 +130,11 @@ class Source:
             return self.export(precision, batch, form, made_for)
         given = Store(self.given, read_only=True)
         try:
-            found = self._given(given, precision, batch, form, made_for)
-            found = found or self.export(precision, batch, form, made_for)
+            artifact = self._given(given, precision, batch, form, made_for)
+            artifact = artifact or self.export(precision, batch, form, made_for)
         except Unsupported as error:
             raise Unsupported("; ".join([*given.notes, str(error)])) from error
-        return msgspec.structs.replace(found, note="; ".join(filter(None, [*given.notes, found.note])))
+        return msgspec.structs.replace(artifact, note="; ".join(filter(None, [*given.notes, artifact.note])))
 
     def _given(
         self, store: Store, precision: files.Precision, batch: int, form: files.Form | None, made_for: QuantisedFor
@@ -153,9 +154,9 @@ class Source:
             but += [] if "calibration" in more else ["calibration", "calibration_sha256"]
         for facts in wanted:
             for artifact in held:
-                if _shared(artifact.metadata.facts, but) == _shared(facts, but) and (found := store.get(artifact.key)):
-                    store.notes.extend(_other_versions(found, facts))
-                    return found
+                if _shared(artifact.metadata.facts, but) == _shared(facts, but) and (stored := store.get(artifact.key)):
+                    store.notes.extend(_other_versions(stored, facts))
+                    return stored
         store.notes.extend(_of_other_code(held, wanted))
         return None
 
@@ -211,10 +212,10 @@ class Source:
                 {name: value.numpy() for name, value in zip(names, self.inputs(*parts), strict=True)}
                 for parts in _batches(calibration, batch or 1)
             ]
-            found = quantised.quantise(base.path, path, feeds, made_for, about, smooth=form is not None)
+            quantisation = quantised.quantise(base.path, path, feeds, made_for, about, smooth=form is not None)
         except CannotQuantise as error:
             raise Unsupported(str(error)) from error
-        return _measured(found, calibration, start) | {"outputs": paths(base)}
+        return _measured(quantisation, calibration, start) | {"outputs": paths(base)}
 
     def ranges(self, batch: int, calibrate: Callable[[Path, list[list[Tensor]]], Quantised]) -> Artifact:
         """Return the file of torchao's ranges, which `calibrate` writes now if it is not in the store.
@@ -311,13 +312,13 @@ def _batches(calibration: Calibration, size: int) -> Iterator[list[Tensor]]:
         yield [part.contiguous() for part in values(images[torch.arange(start, start + size) % len(images)])]
 
 
-def _measured(found: Quantised, calibration: Calibration, start: float) -> dict[str, Any]:
+def _measured(quantisation: Quantised, calibration: Calibration, start: float) -> dict[str, Any]:
     """Return what the store keeps about an int8 file."""
     return {
-        "nodes": found.nodes,
+        "nodes": quantisation.nodes,
         "export_s": time.monotonic() - start,
-        "parity": {"error_share": found.max_error_share},
-        "quantised": msgspec.to_builtins(found),
+        "parity": {"error_share": quantisation.max_error_share},
+        "quantised": msgspec.to_builtins(quantisation),
         "calibration_images": calibration.digests,
     }
 
@@ -364,14 +365,14 @@ def _facts(artifact: Artifact, seconds: float) -> ArtifactFacts:
     )
 
 
-def _quantisation(found: Mapping[str, Any] | None, calibration: str) -> Quantisation | None:
-    if found is None:
+def _quantisation(facts: Mapping[str, Any] | None, calibration: str) -> Quantisation | None:
+    if facts is None:
         return None
     return Quantisation(
-        layers=len(found["layers"]),
-        exact=len(found["exact"]),
-        left_fp32=found["left_fp32"],
+        layers=len(facts["layers"]),
+        exact=len(facts["exact"]),
+        left_fp32=facts["left_fp32"],
         calibration=calibration,
-        max_error_share=found["max_error_share"],
-        mean_error_share=found["mean_error_share"],
+        max_error_share=facts["max_error_share"],
+        mean_error_share=facts["mean_error_share"],
     )

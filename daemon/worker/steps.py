@@ -18,7 +18,6 @@ from benchd.daemon.worker.structures import Batch, by_path, bytes_of, cast, each
 
 KNOWN_SHARE = 0.5
 SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
-WATCHED_RUNS = 10
 
 
 class Sample:
@@ -78,7 +77,8 @@ class Step(Protocol):
 def batches(images: Batch, batch_size: int, loaded: Loaded) -> list[Batch]:
     """Return the pool as batches in host memory, in the model's input type; pinned if a GPU copies them."""
     count = max(1, len(images) // batch_size) * batch_size
-    whole = cast(images[torch.arange(count) % len(images)], loaded.dtype)
+    whole = images[:count] if count <= len(images) else images[torch.arange(count) % len(images)]
+    whole = cast(whole, loaded.dtype)
     return pinned((whole[start : start + batch_size] for start in range(0, count, batch_size)), loaded.device)
 
 
@@ -122,65 +122,6 @@ class SingleStream:
         taken_ns = time.monotonic_ns() - start
         self.sample.keep(place, output)
         return (taken_ns,)
-
-
-class Offline:
-    """A chunk of inferences without waiting in between: two are in flight on a GPU, one follows another on a CPU.
-
-    The last one takes one of the `known` batches, whose right answers are known. Before every second chunk, by lot, one
-    inference is not timed, so that no fault of every Nth keeps step with the chunks.
-    """
-
-    parts: tuple[str, ...] = ("total",)
-    runs: int
-
-    def __init__(self, loaded: Loaded, pool: Sequence[Batch], runs: int, known: Sequence[int] = ()) -> None:
-        self._run, self._pool, self._device, self.runs = loaded.run, bound(pool, loaded), loaded.device, runs
-        self.sample = Sample(known)
-        self._streams = [torch.cuda.Stream() for _ in range(2)] if loaded.device.type == "cuda" else []
-
-    def __call__(self, index: int) -> tuple[int, ...]:
-        """Return the nanoseconds of one inference as the mean over the chunk."""
-        places = [(index * self.runs + run) % len(self._pool) for run in range(self.runs)]
-        places[-1] = self.sample.place(places[-1], share=1.0)
-        self.sample.met.update(dict.fromkeys(places))
-        if self.sample.coin():
-            self._newest(places[:1])
-        start = time.monotonic_ns()
-        output = self._newest(places)
-        taken_ns = time.monotonic_ns() - start
-        self.sample.keep(places[-1], output)
-        return (taken_ns // self.runs,)
-
-    def waits(self) -> bool:
-        """Return whether on a GPU each of a few further runs had ended when its call returned: one was in flight."""
-        return bool(self._streams) and all(self._has_ended(run) for run in range(WATCHED_RUNS))
-
-    def _has_ended(self, run: int) -> bool:
-        stream = self._streams[run % 2]
-        with torch.cuda.stream(stream):
-            self._run(self._pool[run % len(self._pool)].to(self._device, non_blocking=True))
-        ended = stream.query()
-        stream.synchronize()
-        return ended
-
-    def _newest(self, places: Sequence[int]) -> Batch:
-        """Run these batches and return the output of the last one."""
-        if self._streams:
-            return self._two_in_flight(places)
-        for place in places:
-            output: Batch = self._run(self._pool[place])
-        return output
-
-    def _two_in_flight(self, places: Sequence[int]) -> Batch:
-        for run, place in enumerate(places):
-            stream = self._streams[run % 2]
-            stream.synchronize()
-            with torch.cuda.stream(stream):
-                images = self._pool[place].to(self._device, non_blocking=True)
-                output: Batch = self._run(images).to("cpu", non_blocking=True)
-        torch.cuda.synchronize()
-        return output
 
 
 class Training:

@@ -14,8 +14,8 @@ from benchd.daemon.errors import UnfitModel
 from benchd.daemon.records import InputSpec
 
 ONLY = "output"  # the path of an output that is one tensor
-Answers = dict[str, NDArray[np.float64]]
-"""A model's answer by path, with items or batches as the first dimension."""
+Answers = dict[str, NDArray[Any]]
+"""A model's answer by path, in float64 or int64, with items or batches as the first dimension."""
 OF_BATCH = " of batch "  # precedes the batch number in the path of an output whose shape differs between batches
 
 
@@ -60,8 +60,8 @@ BatchT = TypeVar("BatchT", Tensor, Tensors, Tensor | Tensors)
 
 def dtype_of(spec: InputSpec) -> torch.dtype:
     """Return torch's type of an input."""
-    found: torch.dtype = getattr(torch, spec.dtype or "float32")
-    return found
+    dtype: torch.dtype = getattr(torch, spec.dtype or "float32")
+    return dtype
 
 
 def each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -87,8 +87,8 @@ def bytes_of(batch: Batch) -> int:
 def content(tensor: Tensor) -> NDArray[np.uint8]:
     """Return a copy of the bytes of a tensor in host memory, also in types that numpy lacks."""
     dense = tensor.clone(memory_format=torch.contiguous_format)  # one number may count as contiguous with any stride
-    found: NDArray[np.uint8] = dense.reshape(-1).view(torch.uint8).numpy()
-    return found
+    as_bytes: NDArray[np.uint8] = dense.reshape(-1).view(torch.uint8).numpy()
+    return as_bytes
 
 
 def like(batch: BatchT, parts: Iterable[Tensor]) -> BatchT:
@@ -114,8 +114,8 @@ def by_item(change: Callable[..., Tensor], *batches: BatchT) -> BatchT:
     def changed(axis: int | None, *same: Tensor) -> Tensor:
         if axis is None:
             return same[0]
-        found = change(*(value.movedim(axis, 0) for value in same))
-        return found.movedim(0, axis).contiguous() if axis else found
+        changed = change(*(value.movedim(axis, 0) for value in same))
+        return changed.movedim(0, axis).contiguous() if axis else changed
 
     return like(batches[0], map(changed, _axes(batches[0]), *map(values, batches)))
 
@@ -164,20 +164,22 @@ class InTuple(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return what the module answers, complex numbers as two, and none of it the same tensor as another."""
-        found = list(tensors(self.module(*inputs)).values())
-        used = [*inputs, *found]
+        answer = list(tensors(self.module(*inputs)).values())
+        used = [*inputs, *answer]
         own = [
             value.clone() if any(value is other for other in used[: len(inputs) + place]) else value
-            for place, value in enumerate(found)
+            for place, value in enumerate(answer)
         ]
         return tuple(torch.view_as_real(value) if value.is_complex() else value for value in own)
 
 
-def numbers(value: Tensor) -> NDArray[np.float64]:
-    """Return a copy of a tensor as float64 in numpy; a complex number becomes two."""
+def numbers(value: Tensor) -> NDArray[Any]:
+    """Return a copy of a tensor in numpy: floats as float64, of complex numbers two each, and other types as int64."""
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    found: NDArray[np.float64] = real.detach().to("cpu", torch.float64, copy=True).numpy()
-    return found
+    here = real.detach().cpu()
+    if real.is_floating_point():
+        return here.to(torch.float64, copy=True).numpy()
+    return here.numpy().astype(np.int64)
 
 
 def answered(output: object) -> Answers:
@@ -190,28 +192,28 @@ def gathered(answers: Sequence[Answers], sizes: Sequence[int]) -> Answers:
 
     If the shape differs between batches, such as with the number of detected boxes, each batch has its own path.
     """
-    found: Answers = {}
+    joined: Answers = {}
     for path in dict.fromkeys(path for answer in answers for path in answer):
         places = [place for place, answer in enumerate(answers) if path in answer]
         parts = [answers[place][path] for place in places]
         is_everywhere = len(places) == len(sizes)
         if is_everywhere and _lead(parts, sizes) and len({part.shape[1:] for part in parts}) == 1:
-            found[path] = np.concatenate(parts)
+            joined[path] = np.concatenate(parts)
         elif is_everywhere and len({part.shape for part in parts}) == 1:
-            found[path] = np.stack(parts)
+            joined[path] = np.stack(parts)
         else:
-            found |= {f"{path}{OF_BATCH}{place}": part[None] for place, part in zip(places, parts, strict=True)}
-    return found
+            joined |= {f"{path}{OF_BATCH}{place}": part[None] for place, part in zip(places, parts, strict=True)}
+    return joined
 
 
-def _lead(parts: Sequence[NDArray[np.float64]], sizes: Sequence[int]) -> bool:
+def _lead(parts: Sequence[NDArray[Any]], sizes: Sequence[int]) -> bool:
     return all(part.shape[:1] == (size,) for part, size in zip(parts, sizes, strict=True))
 
 
-def of_batch(found: Answers, place: int, batch_size: int, count: int) -> Answers:
+def of_batch(outputs: Answers, place: int, batch_size: int, count: int) -> Answers:
     """Return the part of what `gathered` returned for `count` items that belongs to one batch."""
     parts: Answers = {}
-    for path, value in found.items():
+    for path, value in outputs.items():
         name, _, number = path.partition(OF_BATCH)
         if number:
             parts |= {name: value[0]} if int(number) == place else {}
@@ -238,8 +240,8 @@ def first_scores(output: object) -> Tensor:
 
     Raises UnfitModel if none has the batch as its first dimension.
     """
-    found = (part for part in tensors(output).values() if part.is_floating_point() and part.dim())
-    scores = next(found, None)
+    floats = (part for part in tensors(output).values() if part.is_floating_point() and part.dim())
+    scores = next(floats, None)
     if scores is None:
         raise UnfitModel("a loss needs an output (B, classes) of floats, but this model returns none")
     return scores.flatten(1).float() if scores.dim() > 1 else scores[:, None].float()
@@ -253,14 +255,14 @@ def tensors(output: object) -> dict[str, Tensor]:
     """
     if isinstance(output, Tensors):
         return output.named
-    found: dict[str, Tensor] = {}
+    by_path: dict[str, Tensor] = {}
     for path, value in _leaves(output, ""):
-        if path in found:
+        if path in by_path:
             raise UnfitModel(f"the model returns two values with the path {path}: give them different names")
-        found[path] = value
-    if not found:
+        by_path[path] = value
+    if not by_path:
         raise UnfitModel("the model returns nothing: return tensors, or tuples, lists, dicts and dataclasses of them")
-    return found
+    return by_path
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, Tensor]]:

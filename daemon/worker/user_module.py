@@ -1,6 +1,5 @@
 """A user's own module: the file or package that builds it, its preparation, and each reason to refuse it."""
 
-import copy
 import importlib
 import importlib.util
 import inspect
@@ -19,21 +18,23 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring import user_inputs
 from benchd.daemon.measuring.protocol import Job
-from benchd.daemon.records import FILE_BACKENDS, InputSpec
+from benchd.daemon.records import InputSpec, UserModule
+from benchd.daemon.runtimes import FILE_BACKENDS
 from benchd.daemon.worker.structures import Batch, values
+from benchd.exporters import doubled
 
 _OF_COMPILE = "_torchdynamo_orig_callable"  # what torch.compile leaves on a forward, of a module or of a class
 
 
-def build(job: Job) -> nn.Module:
-    """Return the module that the job's `FILE.py:function` or `package.module:function` builds, float32, eval mode.
+def build(own: UserModule, job: Job) -> nn.Module:
+    """Return the module that `FILE.py:function` or `package.module:function` builds, float32, eval mode.
 
     Raises UsageError for an error on the command line, and Unsupported for a kind of module that the case's variant
     cannot run.
     """
-    where, _, name = str(job.module).rpartition(":")
+    where, name = own.where, own.function
     option = f"--module {Path(where).name}:{name}"  # messages contain no folder
-    source = _imported(where, job.module_folder, option)
+    source = _imported(where, own.folder, option)
     if not hasattr(source, name):
         raise UsageError(f"{option}: {Path(where).name} has no {name!r}")
     module = _ready(_built(getattr(source, name), option))
@@ -78,7 +79,7 @@ def settle(module: nn.Module, example: Batch) -> None:
             if any(isinstance(leaf, Tensor) and not leaf.is_leaf for leaf in tree_leaves(value)):
                 vars(part)[name] = tree_map_only(Tensor, Tensor.detach, value)
     try:
-        copy.deepcopy(module)
+        doubled.copied(module)
     except Exception as error:  # whatever a lock, a file or a generator raises
         raise UnfitModel(
             f"the module cannot be copied by copy.deepcopy ({type(error).__name__}: {error}), and every variant runs a "
@@ -86,20 +87,14 @@ def settle(module: nn.Module, example: Batch) -> None:
         ) from error
 
 
-def file(job: Job) -> Path:
-    """Return the Python file of the job's module, after it was built."""
-    where, _, _ = str(job.module).rpartition(":")
-    return Path(str(sys.modules[where].__file__)) if job.module_folder else Path(where)
+def file(own: UserModule) -> Path:
+    """Return the Python file of the module, after it was built."""
+    return Path(str(sys.modules[own.where].__file__)) if own.folder else Path(own.where)
 
 
-def package(job: Job) -> str:
-    """Return the package that the job's module is part of, empty for a file."""
-    return str(job.module).partition(":")[0].partition(".")[0] if job.module_folder else ""
-
-
-def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
+def inputs(own: UserModule, job: Job, module: nn.Module) -> list[InputSpec]:
     """Return the module's inputs; raise Unsupported for a type that the case's variant cannot read."""
-    found, variant = [user_inputs.described(spec) for spec in _inputs(job, module)], job.case.variant
+    found, variant = [user_inputs.described(spec) for spec in _inputs(own, module)], job.case.variant
     by_numpy = variant.backend in FILE_BACKENDS or variant.precision == "int8"
     if by_numpy and any(spec.dtype == "bfloat16" for spec in found):
         raise Unsupported(
@@ -109,11 +104,11 @@ def inputs(job: Job, module: nn.Module) -> list[InputSpec]:
     return found
 
 
-def _inputs(job: Job, module: nn.Module) -> list[InputSpec]:
+def _inputs(own: UserModule, module: nn.Module) -> list[InputSpec]:
     """Return the inputs from the command line, else from the module's attribute `inputs` or `input_shape`."""
     attribute = getattr(module, "inputs", None)
-    if job.inputs:
-        return job.inputs
+    if own.inputs:
+        return own.inputs
     if isinstance(attribute, list | tuple) and attribute and all(isinstance(text, str) for text in attribute):
         return user_inputs.of_module(user_inputs.inputs_of(attribute))
     shape = getattr(module, "input_shape", None)

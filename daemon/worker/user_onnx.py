@@ -1,5 +1,6 @@
 """A user's own ONNX file as a module: run by ONNX Runtime on the CPU, it is the reference of its variants."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.measuring import user_onnx
-from benchd.daemon.records import FILE_BACKENDS, InputSpec, Precision, Variant
+from benchd.daemon.records import InputSpec, Variant
+from benchd.daemon.runtimes import FILE_BACKENDS, Precision
+from benchd.daemon.worker import onnx_answers
 from benchd.daemon.worker.structures import Tensors, dtype_of
 from benchd.exporters import artifacts, onnx_files, sessions
 from benchd.exporters.artifacts import Artifact, sha256_of
 
 
-class UserFile(nn.Module):
+class OnnxModule(nn.Module):
     """The file as a module, on the CPU and without graph optimisation: the reference of its variants.
 
     `given` fixes what the file leaves open. Raises UsageError for a file that cannot be measured.
@@ -26,17 +29,29 @@ class UserFile(nn.Module):
     def __init__(self, path: Path, given: Sequence[InputSpec]) -> None:
         super().__init__()
         self.inputs, self.batch_size = user_onnx.reads(path, given)  # refuses a file that cannot be read
-        self.path, self.sha256 = path, sha256_of(path)
+        self.path, self.sha256 = path, sha256_of(path, *onnx_files.data_files(path))
         self.is_quantised = user_onnx.precision(path) == "int8"
         self._session: Any = None
 
-    def __deepcopy__(self, memo: object) -> "UserFile":
+    def __deepcopy__(self, memo: object) -> "OnnxModule":
         return self  # nothing in it changes
+
+    def rounded(self, share: float, seed: int, *, floating: bool) -> "OnnxModule":
+        """Return the file with random errors in what it computes, as `onnx_files.rounded` has them."""
+        noisy = copy.copy(self)
+        edited = onnx_files.rounded(self.path, share, seed, floating=floating)
+        noisy._session = sessions.open_session(self.path, level=sessions.LOWER[-1], edited=edited)
+        return noisy
 
     @property
     def outputs(self) -> list[str]:
         """Return the names of the outputs."""
         return [output.name for output in self._opened().get_outputs()]
+
+    @property
+    def answers_numbers(self) -> bool:
+        """Return whether its answers are neither strings nor maps."""
+        return onnx_answers.are_numbers(self._opened())
 
     @property
     def casts_to(self) -> str:
@@ -56,6 +71,8 @@ class UserFile(nn.Module):
     def answer_again(self, *inputs: Tensor) -> Tensor | Tensors:
         """Return the outputs of a run into memory that holds other values than its answer: one not written differs."""
         session, feeds = self._opened(), self._feeds(inputs)
+        if not self.answers_numbers:  # only numbers have such memory
+            return self.forward(*inputs)
         binding = session.io_binding()
         for name, value in feeds.items():
             binding.bind_cpu_input(name, value)
@@ -64,13 +81,23 @@ class UserFile(nn.Module):
             at = ["cpu", 0, place.dtype.type, place.shape, place.ctypes.data] if place.size else []
             binding.bind_output(name, *at)
         session.run_with_iobinding(binding)
-        return self._answer(memory)
+        return self._answer(binding.copy_outputs_to_cpu())  # an input that is answered lies elsewhere
 
     def _feeds(self, inputs: Sequence[Tensor]) -> dict[str, NDArray[Any]]:
         """Return the inputs by name, in the file's types."""
         return {
             spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
         }
+
+    def require_session(self) -> None:
+        """Raise Unsupported if ONNX Runtime cannot run the file, so that no variant has a reference."""
+        try:
+            self._opened()
+        except sessions.SessionError as error:
+            names = ", ".join(onnx_files.foreign(self.path))
+            whose = "an operator of neither ONNX nor ONNX Runtime, such as a plugin of TensorRT"
+            advice = f"; {names} is {whose}: export the net without it" if names else ""
+            raise Unsupported(f"{error}{advice}") from error
 
     def _opened(self) -> Any:
         self._session = self._session or sessions.open_session(self.path, level=sessions.LOWER[-1])
@@ -81,8 +108,8 @@ class UserFile(nn.Module):
         return self._answer(self._opened().run(None, self._feeds(inputs)))
 
     def _answer(self, outputs: Sequence[Any]) -> Tensor | Tensors:
-        found = [torch.as_tensor(value) for value in outputs]
-        return found[0] if len(found) == 1 else Tensors(dict(zip(self.outputs, found, strict=True)))
+        tensors = [torch.as_tensor(onnx_answers.numbers(value)) for value in outputs]
+        return tensors[0] if len(tensors) == 1 else Tensors(dict(zip(self.outputs, tensors, strict=True)))
 
 
 def _unlike(answer: NDArray[Any]) -> NDArray[Any]:
@@ -101,7 +128,7 @@ def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:
     if asked != own:
         *others, last = (Variant(backend, own).name for backend in FILE_BACKENDS)
         raise Unsupported(f"{path.name} is written in {own}; ask for {', '.join(others)} or {last}")
-    found = artifacts.given(path, format="onnx", model=path.stem, precision=own)
-    if found.metadata.sha256 != sha256:
+    stored = artifacts.given(path, onnx_files.data_files(path), format="onnx", model=path.stem, precision=own)
+    if stored.metadata.sha256 != sha256:
         raise UnfitModel(f"{path.name} was replaced while it was measured: leave it alone until the run ends")
-    return found
+    return stored

@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import math
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,17 +17,19 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.measuring import user_inputs
-from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.measuring.protocol import Job, Verify
 from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
-from benchd.daemon.worker import lookups, pipeline, user_code, user_module
+from benchd.daemon.worker import lookups, user_code, user_module
+from benchd.daemon.worker.camera import FRAMES, Camera, open_camera
 from benchd.daemon.worker.source import Calibration, Source
 from benchd.daemon.worker.structures import Batch, Tensors, content, dtype_of, leading
-from benchd.exporters import code
+from benchd.exporters import code, doubled
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, demo, weights
 
 POOL_BYTES = 64 * 2**20
 POOL_IMAGES = 256
+HASHED_TOGETHER = 2**20
 CALIBRATION_SEED = 2**63  # no case has it, so no random image is both calibrated with and checked
 REFERENCE_BATCH = 8
 BUILD_SHARE = 0.9  # of the deadline: a build that ends itself keeps what it has timed
@@ -49,11 +51,11 @@ class Workload:
     images: Batch
     labels: Tensor | None
     dataset: data.ImageSet | None
-    camera: pipeline.Camera | None = None
+    camera: Camera | None = None
 
     def reference(self) -> nn.Module:
-        """Return the plain model in float64."""
-        return copy.deepcopy(self.plain).double()
+        """Return the plain model in float64, a user's module as `doubled.reading` runs it."""
+        return doubled.in_float64(self.plain) if self.source.is_own else copy.deepcopy(self.plain).double()
 
     def example(self, count: int) -> Batch:
         """Return the first `count` inputs; a data set with fewer repeats, because a file has the size of its batch."""
@@ -66,7 +68,9 @@ def build(job: Job) -> Workload:
     try:
         plain = _plain(job)
         module = plain if job.case.variant.kernels == "torch" else _custom(job, plain)
-        plain = _own_file(job, job.reference) if job.reference else plain
+        plain = _own_file(job, job.onnx.reference) if job.onnx and job.onnx.reference else plain
+        if job.onnx:
+            getattr(plain, "require_session")()  # noqa: B009 - of a file, which is a module without a type here
     except Unavailable as error:
         raise Unsupported(str(error)) from error
     specs = _specs(job, plain)
@@ -78,15 +82,15 @@ def build(job: Job) -> Workload:
     calibration = partial(_calibration, job, plain, specs)
     facts, judged_by = _facts(job, module, specs, pool.source), _judged_by(job, plain)
     source = replace(_source(job, module, pool.images, facts, judged_by), calibration=calibration)
-    # an output of a whole batch, such as a loss, depends on the batch size
-    batch = job.case.batch_size if job.module or job.onnx else REFERENCE_BATCH
+    # an output of a whole batch, such as a loss, depends on the batch size; a library's net may be large
+    batch = REFERENCE_BATCH if job.case.model in catalog.MODELS else job.case.batch_size
     return Workload(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of, pool.camera)
 
 
 def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
     """Return the inputs of one item of a batch."""
     if job.module:
-        return _indexing(job, module, user_module.inputs(job, module))
+        return _indexing(job, module, user_module.inputs(job.module, job, module))
     inputs: list[InputSpec] | None = getattr(module, "inputs", None) if job.onnx else None
     return inputs or [InputSpec("", "float32", list(getattr(module, "input_shape")))]  # noqa: B009
 
@@ -94,15 +98,15 @@ def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
 def _indexing(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> list[InputSpec]:
     """Return the inputs with the span of their whole numbers, which a run finds if the user does not say it."""
     is_open = [user_inputs.spanned(spec) != spec for spec in specs]
-    found: dict[str, tuple[int, int]] = {}
+    rows: dict[str, tuple[int, int]] = {}
     if any(is_open):
         known = zip(specs, is_open, strict=True)
         ones = [msgspec.structs.replace(spec, span=(1, 1)) if ones else spec for spec, ones in known]
         drawn = _drawn(ones, job.case.batch_size, "normal", job.case.seed)
         taking = user_module.takes(module, specs)
         user_module.settle(taking, drawn)
-        found = lookups.rows(taking, drawn, list(_named(specs)))
-    return [user_inputs.spanned(spec, found.get(name)) for name, spec in _named(specs).items()]
+        rows = lookups.rows(taking, drawn, list(_named(specs)))
+    return [user_inputs.spanned(spec, rows.get(name)) for name, spec in _named(specs).items()]
 
 
 def _named(specs: Sequence[InputSpec]) -> dict[str, InputSpec]:
@@ -112,8 +116,8 @@ def _named(specs: Sequence[InputSpec]) -> dict[str, InputSpec]:
 
 def _plain(job: Job) -> nn.Module:
     if job.onnx:
-        return _own_file(job, job.onnx)
-    return user_module.build(job) if job.module else _catalogued(job)
+        return _own_file(job, job.onnx.path)
+    return user_module.build(job.module, job) if job.module else _catalogued(job)
 
 
 def _source(
@@ -129,14 +133,14 @@ def _source(
         folder=Path(job.artifacts),
         scope=_scope(job, facts),
         given=Path(job.given_artifacts) if job.given_artifacts else None,
-        own=Path(job.onnx) if job.onnx else None,
+        own=Path(job.onnx.path) if job.onnx else None,
         is_own=job.case.model not in catalog.MODELS,
         input_name=facts.inputs[0].name if len(facts.inputs) == 1 else "",
         provider=job.case.provider,
         dla=job.case.dla,
         build_limit_s=BUILD_SHARE * job.limits.build_deadline_s,
         workspace_bytes=job.workspace_bytes,
-        engine=Path(job.engine) if job.engine else None,
+        engine=Path(job.recipe.engine) if isinstance(job.recipe, Verify) and job.recipe.engine else None,
     )
 
 
@@ -145,7 +149,7 @@ def _scope(job: Job, facts: ModelFacts) -> dict[str, Any]:
     if not job.module:
         return {}
     inputs = [str(spec) for spec in facts.inputs]
-    return {"module": job.module, "read": facts.read, "inputs": inputs, "suite_id": job.suite_id}
+    return {"module": job.module.path, "read": facts.read, "inputs": inputs, "suite_id": job.suite_id}
 
 
 def _custom(job: Job, plain: nn.Module) -> nn.Module:
@@ -161,9 +165,9 @@ def _custom(job: Job, plain: nn.Module) -> nn.Module:
 
 def _catalogued(job: Job) -> nn.Module:
     model = job.case.model
-    if not job.weights:
+    if not job.inputs.weights:
         return catalog.build(model, kernels="torch", **job.options)
-    file = demo.CHECKPOINTS[model].path if job.weights == demo.DEMO else Path(job.weights)
+    file = demo.CHECKPOINTS[model].path if job.inputs.weights == demo.DEMO else Path(job.inputs.weights)
     return weights.load(model, file, **job.options)
 
 
@@ -173,7 +177,7 @@ def _own_file(job: Job, path: str) -> nn.Module:
         from benchd.daemon.worker import user_onnx  # noqa: PLC0415 - the rest goes on without onnx
     except ImportError as error:
         raise Unsupported(f"reading an ONNX file needs the package onnx: pip install onnx ({error})") from error
-    module = user_onnx.UserFile(Path(path), job.inputs)
+    module = user_onnx.OnnxModule(Path(path), job.own.inputs if job.own else [])
     if module.batch_size not in (None, job.case.batch_size):
         raise UsageError(
             f"{module.path.name} has a fixed batch size of {module.batch_size}: give --batch-sizes {module.batch_size}"
@@ -185,8 +189,8 @@ def _fed(job: Job, module: nn.Module, specs: Sequence[InputSpec], images: Batch)
     """Return the user's module wrapped for these inputs, settled and with the weights of the command line."""
     taking = user_module.takes(module, specs)
     user_module.settle(taking, images[: job.case.batch_size])
-    if job.weights:
-        weights.apply(module, weights.read(Path(job.weights)))
+    if job.inputs.weights:
+        weights.apply(module, weights.read(Path(job.inputs.weights)))
     return taking
 
 
@@ -211,7 +215,7 @@ class _Pool:
     source: str
     labels: Tensor | None = None
     of: data.ImageSet | None = None
-    camera: pipeline.Camera | None = None
+    camera: Camera | None = None
 
 
 def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
@@ -219,9 +223,9 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
     batch = job.case.batch_size
     if job.case.scenario == "pipeline":
         return _frames(job, specs, data.normalisation(dataset, kind))
-    if job.data:
-        found = _opened(job, module, specs).taken(max(POOL_IMAGES, batch, job.limits.check_images))
-        return _Pool(found.images, found.source, found.labels, found.of)
+    if job.inputs.data:
+        opened = _opened(job, module, specs).taken(max(POOL_IMAGES, batch, job.limits.check_images))
+        return _Pool(opened.images, opened.source, opened.labels, opened.of)
     item_bytes = sum(dtype_of(spec).itemsize * math.prod(spec.shape) for spec in specs)
     count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // item_bytes))
     pool = _drawn(specs, count, kind, job.case.seed)
@@ -243,17 +247,18 @@ def _frames(
     """Return the pool that a pipeline makes of its frames."""
     if len(specs) > 1:
         raise UsageError(f"--scenario pipeline feeds one input, but {job.case.model} reads {len(specs)}")
-    count = max(pipeline.FRAMES, job.case.batch_size, job.limits.check_images)
+    count = max(FRAMES, job.case.batch_size, job.limits.check_images)
     device = torch.device(job.device)
-    found = pipeline.camera(job.data, tuple(specs[0].shape), normalisation, count, device, job.case.seed)
-    images = found.images()
-    return _Pool(images[torch.arange(count) % len(images)], found.source, camera=found)
+    camera = open_camera(job.inputs.data, tuple(specs[0].shape), normalisation, count, device, job.case.seed)
+    images = camera.images()
+    return _Pool(images[torch.arange(count) % len(images)], camera.source, camera=camera)
 
 
 def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> Calibration:
     """Return the images of the job's calibration, by default those of its weights; raise Unsupported for none."""
-    is_random = not (job.weights or job.module or job.onnx)
-    named = job.calibration or (demo.RANDOM if is_random else demo.DEMO if job.weights == demo.DEMO else None)
+    weights = job.inputs.weights
+    by_default = demo.DEMO if weights == demo.DEMO else None if weights or job.own else demo.RANDOM
+    named = job.inputs.calibration or by_default
     if named is None:
         raise Unsupported(
             "int8 needs calibration images: give --calibration imagefolder:DIR with images such as the model will see, "
@@ -263,14 +268,14 @@ def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> Cal
     if named == demo.RANDOM:
         images, source = _drawn(specs, count, _preprocessed(job)[1], CALIBRATION_SEED), f"{count} random inputs"
     else:
-        found = _opened(job, module, specs, named).taken(count)
-        images, source = found.images, found.source
-    return Calibration(images, source, data.digests(leading(images)), job.calibration is not None)
+        opened = _opened(job, module, specs, named).taken(count)
+        images, source = opened.images, opened.source
+    return Calibration(images, source, data.digests(leading(images)), job.inputs.calibration is not None)
 
 
 def _preprocessed(job: Job) -> tuple[str | None, Literal["unit", "normal"]]:
     """Return the data set whose preprocessing the model expects, None if unknown, and the range of its inputs."""
-    if job.module or job.onnx:
+    if job.own:
         return None, "normal"
     entry = catalog.entry(job.case.model)
     return entry.dataset, entry.inputs
@@ -284,11 +289,11 @@ def _opened(job: Job, module: nn.Module, specs: Sequence[InputSpec], calibration
         raise UsageError(f"--data gives normalised images, but {job.case.model} reads {specs[0].dtype}: leave it out")
     dataset, kind = _preprocessed(job)
     return data.open_set(
-        calibration or str(job.data),
+        calibration or str(job.inputs.data),
         tuple(specs[0].shape),
         dataset=dataset,
         inputs=kind,
-        labels=None if calibration else job.labels,
+        labels=None if calibration else job.inputs.labels,
         preprocess=getattr(module, "preprocess", None),
         calibrating=bool(calibration),
     )
@@ -320,10 +325,10 @@ def _random(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: 
         images = data.random_images(tuple(spec.shape), count, "unit" if spec.span else kind, seed)
         return (low + (high - low) * images if spec.span else images).to(dtype)
     draw = torch.Generator().manual_seed(seed)
-    found = torch.randint(int(low), min(int(high), 2**63 - 2) + 1, (count, *spec.shape), generator=draw)
-    ends = torch.tensor([high, low])[: found.numel()]
-    found.view(-1)[: len(ends)] = ends
-    return found.to(dtype)
+    numbers = torch.randint(int(low), min(int(high), 2**63 - 2) + 1, (count, *spec.shape), generator=draw)
+    ends = torch.tensor([high, low])[: numbers.numel()]
+    numbers.view(-1)[: len(ends)] = ends
+    return numbers.to(dtype)
 
 
 def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str) -> ModelFacts:
@@ -331,7 +336,7 @@ def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str)
     return ModelFacts(
         options=job.options,
         input_shape=specs[0].shape,
-        inputs=list(specs) if job.module or job.onnx else [],
+        inputs=list(specs) if job.own else [],
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         weights=_weights(job),
         weights_sha256=weights_sha256,
@@ -342,7 +347,7 @@ def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str)
 
 def _weights(job: Job) -> str:
     """Return the name of the weights file, or their other origin."""
-    given = job.weights or job.onnx
+    given = job.inputs.weights or (job.onnx and job.onnx.path)
     if given:
         return Path(given).name
     return OF_MODULE if job.module else f"random, seed {job.case.seed}"
@@ -358,26 +363,31 @@ def completed(job: Job, facts: ModelFacts) -> ModelFacts:
 def _read(job: Job, weights_sha256: str) -> dict[str, str]:
     """Return what the job's model has been made from so far; an ONNX file is code and weights in one."""
     if job.onnx:
-        return {Path(job.onnx).name: weights_sha256[:12]}
+        return {job.onnx.name: weights_sha256[:12]}
     if not job.module:
         return {"benchd": code.sha256()[:12]}
-    folder = Path(job.module_folder) if job.module_folder else None
-    return user_code.read(user_module.file(job), user_module.package(job), folder)
+    folder = Path(job.module.folder) if job.module.folder else None
+    return user_code.read(user_module.file(job.module), job.module.package, folder)
 
 
 def _digest(module: nn.Module) -> str:
     """Return a hash over names, types and values of the state dict, independent of its file."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} ".encode() + _content(tensor))
+        digest.update(f"{name} ".encode())
+        for part in _content(tensor):
+            digest.update(part)
     return digest.hexdigest()
 
 
-def _content(value: Any) -> bytes:
-    """Return type and values of a state dict entry; a quantised module has tuples of packed values."""
+def _content(value: Any) -> Iterator[Any]:
+    """Yield the bytes of type and values of a state dict entry; a quantised module has tuples of packed values."""
     if isinstance(value, tuple | list):
-        return b"".join(map(_content, value))
-    if not isinstance(value, Tensor):
-        return repr(value).encode()
-    numbers = value.dequantize() if value.is_quantized else value.detach()
-    return f"{value.dtype} {tuple(value.shape)}".encode() + content(numbers).tobytes()
+        for part in value:
+            yield from _content(part)
+    elif isinstance(value, Tensor):
+        numbers = value.dequantize() if value.is_quantized else value.detach()
+        yield f"{value.dtype} {tuple(value.shape)}".encode()
+        yield from (content(part).data for part in numbers.reshape(-1).split(HASHED_TOGETHER))
+    else:
+        yield repr(value).encode()

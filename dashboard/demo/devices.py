@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.messages import Event, Health, Info, Status, Telemetry
-from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Case, Environment, Record, Sample, encode, wall_now
 from benchd.dashboard.demo.fleet import (
@@ -99,16 +99,13 @@ class Messages:
             tags=list(tags),
             tool_version=version("benchd"),
             environment=environment,
-            suites=[],
-            catalogue_sha256="",
             t_wall=wall_now(),
         )
         return [self._message(self._topics.of("info"), info), self.status("online")]
 
     def status(self, state: Literal["online", "offline"]) -> Arrived:
         """Return whether it is connected."""
-        boot_id = self._boot_id
-        status = Status(state=state, session=1, boot_id=boot_id, instance=boot_id, held_s=0.0, t_wall=wall_now())
+        status = Status(state=state, session=SIMULATED, boot_id=self._boot_id, t_wall=wall_now())
         return self._message(self._topics.of("status"), status)
 
     def result(self, body: bytes, run_id: str) -> Arrived:
@@ -129,21 +126,9 @@ class Messages:
         health = Health(
             t_wall=wall_now(),
             uptime_s=tick * TICK_S,
-            rss_bytes=0,
             activity="measuring",
             case_id=case_at(tick).case_id,
             cases_left=len(CASES) - 1 - CASES.index(case_at(tick)),
-            next_suite=None,
-            next_suite_in_s=None,
-            waiting_for=None,
-            problem=None,
-            outbox_pending=0,
-            outbox_unstored=0,
-            outbox_refused=0,
-            outbox_bytes=0,
-            last_acknowledged_s=None,
-            telemetry_dropped=0,
-            disk_free_bytes=0,
         )
         return self._message(self._topics.of("health"), health)
 

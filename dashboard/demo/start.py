@@ -15,7 +15,7 @@ from typing import TextIO
 
 from benchd.daemon import records
 from benchd.daemon.delivery.broker import Broker
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.machine import interpreter
 from benchd.daemon.verdicts.results import JOURNAL
 from benchd.dashboard.demo.devices import TICK_S, Board, Messages

@@ -46,7 +46,7 @@ SHAPES: dict[Sort, tuple[str, str]] = {
 }
 
 
-class _Asked(NamedTuple):
+class _Selection(NamedTuple):
     """What the URL asks for; `since` is an update or a day."""
 
     since: str
@@ -74,7 +74,7 @@ def add(store: Store, changes: Changes) -> None:
     @ui.page("/changes", response_timeout=PATIENCE_S)
     async def show(since: str = "setup", verdict: str = "", q: str = "", page: int = 1) -> None:
         since = since if _is_known(since) else "setup"
-        asked = [_Asked(since, verdict if verdict in SORTS else "", q, limits.page(page))]
+        asked = [_Selection(since, verdict if verdict in SORTS else "", q, limits.page(page))]
         async with frame("Changes"):
             search = _choices(asked)
             reading, strip = notice(""), Part("strip")
@@ -116,7 +116,7 @@ def _is_known(since: str) -> bool:
     return since in UPDATES or day_s(since) is not None
 
 
-def _choices(asked: list[_Asked]) -> ui.input:
+def _choices(asked: list[_Selection]) -> ui.input:
     """Show what to choose from; a choice of the update opens its page. Return the field of the search."""
     day = asked[0].since if asked[0].since not in SINCE else ""
     with ui.row().style("gap: .75rem; width: 100%; align-items: center"):
@@ -137,7 +137,7 @@ def _choices(asked: list[_Asked]) -> ui.input:
     return search
 
 
-def _read(store: Store, changes: Changes, asked: _Asked) -> _State:
+def _read(store: Store, changes: Changes, asked: _Selection) -> _State:
     found, left = changes.update(asked.since)
     names = queries.names(store)
     matching = [change for change in found if _matches(change, names, asked.q)]
@@ -149,8 +149,8 @@ def _read(store: Store, changes: Changes, asked: _Asked) -> _State:
     return _State(_counts(matching), dict(updates), wanted, names, len(found), left)
 
 
-def _counts(found: Sequence[Change]) -> dict[Sort, int]:
-    number = Counter(map(sort, found))
+def _counts(changes: Sequence[Change]) -> dict[Sort, int]:
+    number = Counter(map(sort, changes))
     return {name: number[name] for name in SORTS if number[name]}
 
 
@@ -171,22 +171,22 @@ def _by_effect(change: Change) -> tuple[bool, float, str]:
     return effect is None, -(effect or 0.0), change.now_key
 
 
-def _strip(counts: dict[Sort, int], asked: _Asked) -> None:
+def _strip(counts: dict[Sort, int], asked: _Selection) -> None:
     chip(count(sum(counts.values()), "change"), asked.path(verdict=""), "all", is_chosen=not asked.verdict)
     for name, number in counts.items():
         shape, look = SHAPES[name]
         chip(f"{shape} {number} {name}", asked.path(verdict=name), look, is_chosen=name == asked.verdict)
 
 
-def _updates(found: dict[tuple[str, ...], list[Change]], asked: _Asked) -> None:
+def _updates(by_update: dict[tuple[str, ...], list[Change]], asked: _Selection) -> None:
     """Show what was updated, on most boards first, and how many cases changed with it; each is a search."""
-    boards = {words: len({change.device_id for change in changes}) for words, changes in found.items() if words}
+    boards = {words: len({change.device_id for change in changes}) for words, changes in by_update.items() if words}
     usual = sorted(boards, key=lambda words: -boards[words])
     for words in usual[:SUMMARY]:
         with ui.element("div"):
             ui.label(f"{count(boards[words], 'board')}: ").classes("figure")
             ui.link(short(", ".join(words)), asked.path(q=" ".join(words))).classes("link")
-            for name, number in _counts(found[words]).items():
+            for name, number in _counts(by_update[words]).items():
                 shape, look = SHAPES[name]
                 ui.label(f"{shape} {number} {name}").classes(f"figure {look}")
     ui.label(more(len(usual) - SUMMARY)).classes("soft")

@@ -7,7 +7,7 @@ from typing import Any
 from benchd.daemon.records import ProcessResult, Variant, throttles
 from benchd.daemon.reporting.palette import BAD, COLOURS, GREY, SHADE, colour, shape
 from benchd.dashboard.messages import Result
-from benchd.dashboard.queries import Happened
+from benchd.dashboard.queries import Mark
 from benchd.dashboard.trade_off import Point
 
 CHANGED = "setup changed"
@@ -79,7 +79,7 @@ def throttled(series: Series) -> list[tuple[float, float]]:
     return sorted(spans)
 
 
-def boundaries(marks: list[Happened]) -> dict[str, Any]:
+def boundaries(marks: list[Mark]) -> dict[str, Any]:
     """Return a line at each mark, with its name on hover."""
     lines = [{"xAxis": mark.at_s * 1e3, "name": mark.name} for mark in marks]
     hover = {"label": {"show": True, "formatter": "{b}", "position": "insideEndTop", **SOFT}}
@@ -88,11 +88,11 @@ def boundaries(marks: list[Happened]) -> dict[str, Any]:
 
 def bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
     """Return the spans in which a clock was throttled, as shaded bands."""
-    found = [[{"xAxis": begin_s * 1e3, "name": "throttled"}, {"xAxis": end_s * 1e3}] for begin_s, end_s in spans]
-    return {"silent": True, "label": SOFT, "itemStyle": {"color": SHADE}, "data": found}
+    areas = [[{"xAxis": begin_s * 1e3, "name": "throttled"}, {"xAxis": end_s * 1e3}] for begin_s, end_s in spans]
+    return {"silent": True, "label": SOFT, "itemStyle": {"color": SHADE}, "data": areas}
 
 
-def history(results: list[Result], clean: dict[str, float], marks: list[Happened]) -> dict[str, Any]:
+def history(results: list[Result], clean: dict[str, float], marks: list[Mark]) -> dict[str, Any]:
     """Return medians with their intervals over time, those of `clean` blocks beside them, and one line per mark."""
     options = base("ms")
     points = [[result.measured_s * 1e3, result.median_ms] for result in results]

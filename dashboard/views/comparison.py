@@ -30,8 +30,8 @@ def add(store: Store) -> None:
             if any(PROFILED in side.flags for side in pair if side):
                 notice("Profiles cannot be compared: measure the case with bench-once.")
                 return
-            found = await to_thread(judged, records[0], records[1])
-            ui.label(verdict(found)).classes(f"verdict {found.answer}").mark("verdict")
+            judged_pair = await to_thread(judged, records[0], records[1])
+            ui.label(verdict(judged_pair)).classes(f"verdict {judged_pair.answer}").mark("verdict")
             ui.label(_ratio(pair[0], pair[1])).classes("soft")
             _side_by_side(pair[0], pair[1])
             changed = list(one_environment.differences(records[0].environment, records[1].environment))
@@ -43,8 +43,8 @@ def judged(a: Record, b: Record) -> Verdict:
     if a.case_id != b.case_id:
         line = shlex.join(["benchd", "compare", "--live", a.case_id, b.case_id])
         return Verdict(answer="inconclusive", reason=f"two cases; on one device {line} measures them alternately")
-    found = compare([a], [b], MIN_EFFECT)
-    return found[0].verdict if found else Verdict(answer="inconclusive", reason="unsupported on both sides")
+    comparison = compare([a], [b], MIN_EFFECT)
+    return comparison[0].verdict if comparison else Verdict(answer="inconclusive", reason="unsupported on both sides")
 
 
 def _side_by_side(a: Result, b: Result) -> None:

@@ -4,19 +4,19 @@ import math
 import time
 from asyncio import to_thread
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 from urllib.parse import quote
 
+import msgspec
 from nicegui import ui
 
 from benchd.daemon.delivery.broker import Broker
-from benchd.daemon.verdicts.effects import Answer
+from benchd.daemon.delivery.messages import Latest, SuiteInfo
 from benchd.dashboard import queries
 from benchd.dashboard.commands import run_suite
 from benchd.dashboard.layout import PATIENCE_S, facts, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
-from benchd.dashboard.messages import Latest, SuiteInfo
-from benchd.dashboard.queries import Device, Happened
+from benchd.dashboard.queries import Device, Mark
 from benchd.dashboard.requests import Progress, Request, progress
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, clock, count, doing, fact, figure, more, short, throttling, top1
@@ -30,19 +30,19 @@ QUIET = "No telemetry in this period: a device sends it while a case runs and a 
 
 
 _Line = tuple[str, str, str]
-_Asked = tuple[str, str]  # a device and one of its suites
+_SuiteOfDevice = tuple[str, str]  # a device and one of its suites
 
 
 class _State(NamedTuple):
     device: Device | None
     series: Series
-    marks: list[Happened]
+    marks: list[Mark]
     latest: list[Latest]
 
 
 def add(store: Store, broker: Broker) -> None:
     """Serve the view at /device/<id>."""
-    requests: dict[_Asked, Request] = {}  # for all viewers
+    requests: dict[_SuiteOfDevice, Request] = {}  # for all viewers
 
     @ui.page("/device/{device_id}", response_timeout=PATIENCE_S)
     async def device(device_id: str) -> None:
@@ -70,7 +70,7 @@ def add(store: Store, broker: Broker) -> None:
                 now_s = time.time()
                 now = await to_thread(_read, store, device_id, live.since_s(now_s), now_s - span.value)
                 asked_s = suites.asked_s()
-                ended = await to_thread(queries.happenings, store, device_id, asked_s) if asked_s < math.inf else []
+                ended = await to_thread(queries.marks, store, device_id, asked_s) if asked_s < math.inf else []
                 if now.device is not None:
                     state.set_text(_state_line(now.device))
                     state.classes(replace=f"state-{now.device.state}")
@@ -92,25 +92,25 @@ def add(store: Store, broker: Broker) -> None:
 
 def _read(store: Store, device_id: str, sampled_s: float, since_s: float) -> _State:
     """Return the state with the samples and what has happened since these times."""
-    found = next(iter(queries.fleet(store, time.time(), device_id=device_id)), None)
-    series, marks = queries.series(store, device_id, sampled_s), queries.happenings(store, device_id, since_s)
-    return _State(found, series, marks, queries.latest(store, device_id))
+    device = next(iter(queries.fleet(store, time.time(), device_id=device_id)), None)
+    series, marks = queries.series(store, device_id, sampled_s), queries.marks(store, device_id, since_s)
+    return _State(device, series, marks, queries.latest(store, device_id))
 
 
 def _state_line(device: Device) -> str:
     health = device.health
-    backlog = f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}"
+    backlog = f"backlog {count(health.pending, 'result')}"
     return short("; ".join([SIGNS[device.state], f"last data {age(device.age_s)}", doing(device), backlog]))
 
 
-def _drawn(marks: list[Happened]) -> list[Happened]:
+def _drawn(marks: list[Mark]) -> list[Mark]:
     """Return what is marked in the charts: all that happened, or if that is much, no case that went well."""
     odd = [mark for mark in marks if mark.name != CASE_OK]
     shown = marks if len(marks) <= SHOWN else odd[-SHOWN:]
     return [mark._replace(name=short(f"{mark.name} {mark.detail}"), detail="") for mark in shown]
 
 
-def _listed(marks: list[Happened]) -> list[Happened]:
+def _listed(marks: list[Mark]) -> list[Mark]:
     """Return what is listed: all that happened, of the cases that went well the last few."""
     well = [mark for mark in marks if mark.name == CASE_OK]
     return sorted([*(mark for mark in marks if mark.name != CASE_OK), *well[-WELL:]])
@@ -119,9 +119,9 @@ def _listed(marks: list[Happened]) -> list[Happened]:
 class _Suites:
     """The suites of a device, each with a button that is disabled while its last request is open."""
 
-    def __init__(self, broker: Broker, device: Device, requests: dict[_Asked, Request]) -> None:
+    def __init__(self, broker: Broker, device: Device, requests: dict[_SuiteOfDevice, Request]) -> None:
         self._broker, self._device_id, self._requests = broker, device.device_id, requests
-        self._device, self._ended = device, list[Happened]()
+        self._device, self._ended = device, list[Mark]()
         suites, self._rows = device.info.suites, list[tuple[SuiteInfo, ui.button, ui.label]]()
         heading("Suites")
         if not suites:
@@ -140,13 +140,13 @@ class _Suites:
         mine = (request for (device_id, _), request in self._requests.items() if device_id == self._device_id)
         return min((request.asked_s for request in mine), default=math.inf)
 
-    def show(self, device: Device, ended: list[Happened]) -> None:
+    def show(self, device: Device, ended: list[Mark]) -> None:
         """Show what became of each request."""
         self._device, self._ended = device, ended
         for suite, button, label in self._rows:
-            found = self._progress(suite)
-            label.set_text(found.words)
-            button.set_enabled(found.is_open)
+            shown = self._progress(suite)
+            label.set_text(shown.words)
+            button.set_enabled(shown.is_open)
 
     def _progress(self, suite: SuiteInfo) -> Progress:
         request = self._requests.get((self._device_id, suite.name))
@@ -166,6 +166,7 @@ class _Suites:
 def _about(device: Device) -> None:
     heading("About")
     info, health = device.info, device.health
+    known = msgspec.structs.asdict(info.environment) if info.environment else {}
     facts(
         {
             "id": device.device_id,
@@ -175,7 +176,7 @@ def _about(device: Device) -> None:
             "benchd": info.tool_version,
             "disk free": figure(health.disk_free_bytes / 2**30, "GiB") if health.disk_free_bytes else None,
             "service memory": figure(health.rss_bytes / 2**20, "MiB") if health.rss_bytes else None,
-            **dict(fact(name, value) for name, value in info.environment.items()),
+            **dict(fact(name, value) for name, value in known.items()),
         }
     )
 
@@ -205,13 +206,12 @@ class _Lines:
 def _verdict(device_id: str, latest: Latest) -> _Line:
     against = f"{figure(latest.median_ms, 'ms')} against {figure(latest.baseline_ms, 'ms')}"
     text = f"{latest.verdict}: {latest.case_id}, {latest.verdict_reason or against}"
-    look = latest.verdict if latest.verdict in get_args(Answer) else ""  # a foreign word must not become classes
-    return text, f"link {look}", history_path(device_id, latest.case_id)
+    return text, f"link {latest.verdict}", history_path(device_id, latest.case_id)
 
 
 def _accuracy(device_id: str, latest: Latest) -> _Line:
     return f"{latest.case_id}: top-1 {top1(latest)}", "link", history_path(device_id, latest.case_id)
 
 
-def _event(mark: Happened) -> _Line:
+def _event(mark: Mark) -> _Line:
     return f"{clock(mark.at_s)}  {mark.name}  {mark.detail}", "slower" if mark.name == "regression" else "", ""

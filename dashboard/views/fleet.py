@@ -78,12 +78,12 @@ def add(store: Store, answers: Answers) -> None:
 async def _draw(store: Store, entries: "dict[str, _Entry]", drawn_s: list[float]) -> None:
     """Draw what is new in the sparklines of all cards, and clear those of devices that have long sent nothing."""
     now_s, mine = time.time(), dict(entries)
-    found = await to_thread(queries.sparks, store, list(mine), max(drawn_s[0], now_s - SPARK_S))
+    sparks = await to_thread(queries.sparks, store, list(mine), max(drawn_s[0], now_s - SPARK_S))
     if mine != entries:  # a search meanwhile has drawn its own cards
         return
     drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step goes on
     for device_id, entry in entries.items():
-        entry.draw(found.get(device_id, []), now_s)
+        entry.draw(sparks.get(device_id, []), now_s)
 
 
 def _path(text: str | None, condition: str | None, page: int) -> str:
@@ -132,7 +132,7 @@ class _Entry:
         self._doing.set_text(doing(device))
         if self._power:
             self._power.set_text("" if device.power_w is None else figure(device.power_w, "W"))
-        backlog = f"backlog {count(health.outbox_pending + health.outbox_unstored, 'result')}"
+        backlog = f"backlog {count(health.pending, 'result')}"
         self._service.set_text(f"{throttling(device)}, {backlog}")
 
     def draw(self, sparks: list[queries.Spark], now_s: float) -> None:

@@ -15,7 +15,7 @@ from benchd.daemon.verdicts.history import shifts
 from benchd.dashboard import queries
 from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice
 from benchd.dashboard.messages import Result
-from benchd.dashboard.queries import Happened
+from benchd.dashboard.queries import Mark
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import clock, count, figure, percent, short
 from benchd.dashboard.views import charts
@@ -35,20 +35,20 @@ def add(store: Store) -> None:
     @ui.page("/history/{device_id}/{case_id:path}", response_timeout=PATIENCE_S)
     async def history(device_id: str, case_id: str) -> None:
         async with frame(short(f"{case_id} on {device_id}")):
-            found = await to_thread(queries.history, store, device_id, case_id, RUNS)
-            if not found:
+            points = await to_thread(queries.history, store, device_id, case_id, RUNS)
+            if not points:
                 notice("This case has not been measured on this device. Results lists the measured ones.")
                 return
-            clean = await to_thread(queries.clean_medians, store, [result.key for result in found])
-            marks = [*steps(found), *await to_thread(changes, found, partial(queries.record, store))]
-            ui.label(CAPTION + (CLEAN if clean else "") + undated(found))
-            ui.echart(charts.history(found, clean, marks)).style("height: 24rem; width: 100%")
+            clean = await to_thread(queries.clean_medians, store, [result.key for result in points])
+            marks = [*steps(points), *await to_thread(changes, points, partial(queries.record, store))]
+            ui.label(CAPTION + (CLEAN if clean else "") + undated(points))
+            ui.echart(charts.history(points, clean, marks)).style("height: 24rem; width: 100%")
             heading("Steps and changes")
             with ui.column().style("gap: .1rem"):
                 for mark in sorted(marks, reverse=True):
                     ui.label(f"{clock(mark.at_s)}  {mark.name}  {short(mark.detail)}")
                 if not marks:
-                    ui.label(f"none in {count(len(found), 'run')}").classes("soft")
+                    ui.label(f"none in {count(len(points), 'run')}").classes("soft")
 
 
 def undated(results: list[Result]) -> str:
@@ -62,21 +62,21 @@ def is_undated(result: Result) -> bool:
     return result.measured_s == result.arrived_s
 
 
-def steps(results: list[Result]) -> Iterator[Happened]:
+def steps(results: list[Result]) -> Iterator[Mark]:
     """Yield where a new level of the median begins, and its change from the previous level."""
     times_ms = [result.median_ms or 0.0 for result in results]
     places = shifts(times_ms)
     levels = [median(times_ms[begin:end]) for begin, end in pairwise([0, *places, len(times_ms)])]
     for place, (before, after) in zip(places, pairwise(levels), strict=True):
         detail = f"from {figure(before, 'ms')} to {figure(after, 'ms')}"
-        yield Happened(results[place].measured_s, f"{percent(after / before - 1)} %", detail)
+        yield Mark(results[place].measured_s, f"{percent(after / before - 1)} %", detail)
 
 
-def changes(results: list[Result], record: Callable[[str], Record | None]) -> list[Happened]:
+def changes(results: list[Result], record: Callable[[str], Record | None]) -> list[Mark]:
     """Return where the environment or benchd changed, and what of it; `record` finds one by its key."""
     pairs = [pair for pair in pairwise(results) if _made_by(pair[0]) != _made_by(pair[1])]
     named = [(after, _changed(before, after, record(before.key), record(after.key))) for before, after in pairs]
-    return [Happened(after.measured_s, charts.CHANGED, words) for after, words in named if words]
+    return [Mark(after.measured_s, charts.CHANGED, words) for after, words in named if words]
 
 
 def _made_by(result: Result) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 from nicegui import app, ui
 from sqlalchemy.exc import DBAPIError
 
+from benchd.daemon.delivery.messages import Deployed
 from benchd.dashboard import queries, text
 from benchd.dashboard.answers import Answers, Outcome
 from benchd.dashboard.changes import Change
@@ -18,10 +19,9 @@ from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, Condition, bo
 from benchd.dashboard.layout import PATIENCE_S, Part, changes_path, chip, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, Row, matrix
-from benchd.dashboard.messages import Deployed
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, more, short
-from benchd.dashboard.views.shipped import BROKEN, is_stale, word
+from benchd.dashboard.views.shipped import is_stale, word
 
 NAMED = 4  # boards by name in each condition
 SUBJECTS = 24
@@ -96,18 +96,18 @@ def _reading(left: int) -> str:
 def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
     now_s = time.time()
     choices, left = answers.update()
-    found = boards(store, choices, now_s)
-    order = [board.device.device_id for board in found if chosen in (None, board.condition)]
+    fleet = boards(store, choices, now_s)
+    order = [board.device.device_id for board in fleet if chosen in (None, board.condition)]
     wanted = (choice for device_id in order for choice in choices.get(device_id, ()))
     shown = matrix(wanted, order, by_kind=len(order) > MOST_BOARDS)
     deployed = [(one.device_id, one.found, is_stale(one, now_s)) for one in queries.deployed(store)]
-    return _State(found, shown, left, queries.problems(store, now_s), deployed)
+    return _State(fleet, shown, left, queries.problems(store, now_s), deployed)
 
 
-def _strip(found: list[Board], chosen: Condition | None) -> None:
+def _strip(fleet: list[Board], chosen: Condition | None) -> None:
     """Show how many boards are in each condition; each is a link to those alone."""
-    chip(f"{count(len(found), 'board')}", "/", "all", is_chosen=chosen is None)
-    for condition, number in counts(found).items():
+    chip(f"{count(len(fleet), 'board')}", "/", "all", is_chosen=chosen is None)
+    for condition, number in counts(fleet).items():
         target = f"/?{urlencode({'state': condition})}"
         chip(f"{SHAPES[condition]} {number} {condition}", target, looks(condition), is_chosen=condition == chosen)
 
@@ -115,17 +115,17 @@ def _strip(found: list[Board], chosen: Condition | None) -> None:
 def _troubles(helpless: list[Board]) -> None:
     """Name the boards in each condition, with what is wrong."""
     for condition in CONDITIONS:
-        found = [board for board in helpless if board.condition == condition]
-        if not found:
+        alike = [board for board in helpless if board.condition == condition]
+        if not alike:
             continue
         with ui.element("div").classes("card trouble"):
             with ui.element("h2").classes(looks(condition)):
                 ui.label(f"{SHAPES[condition]} {condition}")
-            for board in found[:NAMED]:
+            for board in alike[:NAMED]:
                 with ui.element("div"):
                     ui.link(short(board.name), f"/device/{quote(board.device.device_id)}").classes("link")
                     ui.label(short(board.detail)).classes("soft")
-            if rest := more(len(found) - NAMED):
+            if rest := more(len(alike) - NAMED):
                 ui.link(rest, f"/fleet?{urlencode({'state': condition})}").classes("link")
 
 
@@ -177,21 +177,21 @@ def beside(cell: Cell, deployed: Sequence[_Promise]) -> _Line | None:
     if result is None:
         return None
     wanted = result.case_id.split(",")[::2][:2]  # model and batch size
-    found = [
-        (one, old)
-        for device_id, one, old in deployed
-        if device_id in cell.device_ids and one.case_id.split(",")[::2][:2] == wanted
+    here = [
+        (verified, old)
+        for device_id, verified, old in deployed
+        if device_id in cell.device_ids and verified.case_id.split(",")[::2][:2] == wanted
     ]
-    if not found:
+    if not here:
         return None
-    broken, stale = sum(one.verdict in BROKEN for one, _ in found), sum(old for _, old in found)
-    variants = ", ".join(sorted({one.case_id.split(",")[1] for one, _ in found}))
-    if len(found) == 1:
-        said = f"deployed: {variants}, {word(found[0][0], is_stale=found[0][1])}"
+    broken, stale = sum(verified.is_broken for verified, _ in here), sum(old for _, old in here)
+    variants = ", ".join(sorted({verified.case_id.split(",")[1] for verified, _ in here}))
+    if len(here) == 1:
+        words = f"deployed: {variants}, {word(here[0][0], is_stale=here[0][1])}"
     else:
-        said = f"deployed on {count(len(found), 'board')}: {variants}, {broken} broken"
-        said += f", {stale} stale" if stale else ""
-    return short(said), "bad" if broken else "warn" if stale else "soft", "/shipped"
+        words = f"deployed on {count(len(here), 'board')}: {variants}, {broken} broken"
+        words += f", {stale} stale" if stale else ""
+    return short(words), "bad" if broken else "warn" if stale else "soft", "/shipped"
 
 
 def _show(cell: Cell | None, name: str, deployed: _Line | None) -> None:
@@ -224,28 +224,28 @@ def _lead(cell: Cell) -> None:
 def lines(cell: Cell) -> list[_Line]:
     """Return what a cell says below its variant and time."""
     lead = cell.lead
-    found: list[_Line] = [("INCONCLUSIVE", "warn", "")] if lead.outcome == "inconclusive" else []
+    lines: list[_Line] = [("INCONCLUSIVE", "warn", "")] if lead.outcome == "inconclusive" else []
     if lead.result:
         if cell.range_ms:
             low_ms, high_ms = map(text.figure, cell.range_ms)
-            found.append((f"{low_ms} to {high_ms} ms on {cell.agreeing}", "figure soft", ""))
+            lines.append((f"{low_ms} to {high_ms} ms on {cell.agreeing}", "figure soft", ""))
         joules = text.plus_minus(lead.result.energy_mj, lead.result.energy_err_mj, "mJ")
         beside = [joules] if lead.result.energy_mj is not None else []
-        found.append((", ".join([*beside, lead.agreed]), "figure soft", ""))
+        lines.append((", ".join([*beside, lead.agreed]), "figure soft", ""))
     if cell.boards > 1:
-        found.append((f"{cell.agreeing} of {count(cell.boards, 'board')} agree", "" if cell.others else "soft", ""))
-        found += [(short(f"others: {', '.join(cell.others)}"), "warn", "")] if cell.others else []
+        lines.append((f"{cell.agreeing} of {count(cell.boards, 'board')} agree", "" if cell.others else "soft", ""))
+        lines += [(short(f"others: {', '.join(cell.others)}"), "warn", "")] if cell.others else []
     for name, boards_failing in cell.failed:
         where = f" on {boards_failing} of {cell.boards}" if cell.boards > 1 else ""
-        found.append((short(f"✕ {name} fails its check{where}"), "bad", ""))
+        lines.append((short(f"✕ {name} fails its check{where}"), "bad", ""))
     case_id = lead.result.case_id if lead.result else ""
     if cell.boards > 1 and cell.slower:
         target = changes_path(q=case_id, verdict="slower")
-        found.append((f"▲ {cell.slower} of {cell.boards} slower than in the setup before", "change bad", target))
+        lines.append((f"▲ {cell.slower} of {cell.boards} slower than in the setup before", "change bad", target))
     elif lead.change and lead.change.pair.effect:
         words, look = changed(lead.change)
-        found.append((words, f"change {look}", changes_path(q=f"{lead.device_id} {case_id}")))
-    return found
+        lines.append((words, f"change {look}", changes_path(q=f"{lead.device_id} {case_id}")))
+    return lines
 
 
 def changed(change: Change) -> tuple[str, str]:

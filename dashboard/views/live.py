@@ -4,7 +4,7 @@ from typing import Any
 
 from nicegui import ui
 
-from benchd.dashboard.queries import Happened
+from benchd.dashboard.queries import Mark
 from benchd.dashboard.views import charts
 from benchd.dashboard.views.charts import PANELS, Series
 
@@ -34,7 +34,7 @@ class LiveCharts(ui.element, component="live_charts.js"):
         """Return from when on samples are needed."""
         return max(max(self._last_s.values(), default=0.0) - LATE_S, now_s - self._span_s)
 
-    def extend(self, series: Series, marks: list[Happened], now_s: float) -> bool:
+    def extend(self, series: Series, marks: list[Mark], now_s: float) -> bool:
         """Send what is new, or that a line has left the span; return whether any is left."""
         fresh = {name: self._fresh(name, values) for name, values in series.items()}
         gone = [name for name, last_s in self._last_s.items() if last_s < now_s - self._span_s]
@@ -51,12 +51,12 @@ class LiveCharts(ui.element, component="live_charts.js"):
 
     def _fresh(self, name: str, values: list[tuple[float, float]]) -> list[tuple[float, float]]:
         """Return the values after the last one that was sent, no closer together than a screen shows."""
-        found = []
+        lines = []
         for t_s, value in values:
             if t_s >= self._last_s.get(name, 0.0) + self._span_s / POINTS:
                 self._last_s[name] = t_s
-                found.append((t_s, value))
-        return found
+                lines.append((t_s, value))
+        return lines
 
     def _throttled(self, series: Series, now_s: float) -> list[tuple[float, float]]:
         for name in self._reasons | series:

@@ -103,6 +103,7 @@ def _result(result: Result, record: Record) -> dict[str, object]:
         "top-1": top1(result) if record.accuracy else None,
         "memory": figure(memory, "MiB") if memory is not None else None,
         "memory of the process": _beside_device(record),
+        "with build and check": _with_check(record),
         "power mode": record.environment.power_mode,
         "clocks": [f"{_plain(name)} {figure(found.mean / 1e6, 'MHz')}" for name, found in record.clocks.items()],
         "temperature": [f"{_plain(name)} {figure(found.mean, '°C')}" for name, found in record.temperature.items()],
@@ -116,6 +117,12 @@ def _beside_device(record: Record) -> str | None:
     if record.memory is None or record.environment.device == "cpu":
         return None
     return figure(record.memory.rss_peak_bytes / 2**20, "MiB")
+
+
+def _with_check(record: Record) -> str | None:
+    """Return the process's peak from its start."""
+    peak = record.memory.worker_peak_bytes if record.memory else None
+    return figure(peak / 2**20, "MiB") if peak else None
 
 
 def _plain(metric: str) -> str:
@@ -138,18 +145,18 @@ def _check(record: Record) -> dict[str, object]:
     }
 
 
-def _energy(found: Energy) -> dict[str, object]:
-    share = found.energy_err_j / found.energy_j if found.energy_j else 0.0
-    gross_mj, net_j = 1e3 * found.gross_per_inference_j, found.net_per_inference_j
-    net_err_j = found.net_per_inference_err_j
+def _energy(energy: Energy) -> dict[str, object]:
+    share = energy.energy_err_j / energy.energy_j if energy.energy_j else 0.0
+    gross_mj, net_j = 1e3 * energy.gross_per_inference_j, energy.net_per_inference_j
+    net_err_j = energy.net_per_inference_err_j
     return {
         "per inference": plus_minus(gross_mj, share * gross_mj, "mJ"),
         "without idle": plus_minus(1e3 * net_j, 1e3 * net_err_j if net_err_j else None, "mJ") if net_j else None,
-        "window": plus_minus(found.energy_j, found.energy_err_j, "J"),
-        "idle": figure(found.idle_w, "W") if found.idle_w else None,
-        "scope": found.scope,
-        "source": f"{found.source}, {found.updates} values, every {figure(1e3 * found.sensor_period_s, 'ms')}",
-        "caveats": found.flags,
+        "window": plus_minus(energy.energy_j, energy.energy_err_j, "J"),
+        "idle": figure(energy.idle_w, "W") if energy.idle_w else None,
+        "scope": energy.scope,
+        "source": f"{energy.source}, {energy.updates} values, every {figure(1e3 * energy.sensor_period_s, 'ms')}",
+        "caveats": energy.flags,
     }
 
 
@@ -195,5 +202,5 @@ def _process(process: ProcessResult) -> Iterator[str]:
 
 
 def _environment(record: Record) -> dict[str, object]:
-    found = msgspec.structs.asdict(record.environment)
-    return dict(fact(name, value) for name, value in found.items() if name != "cpu_flags")
+    fields = msgspec.structs.asdict(record.environment)
+    return dict(fact(name, value) for name, value in fields.items() if name != "cpu_flags")

@@ -56,7 +56,7 @@ COLUMNS = {
 }
 
 
-class _Asked(NamedTuple):
+class _Query(NamedTuple):
     which: Filter
     sort: str
     descending: bool
@@ -89,7 +89,7 @@ def add(store: Store) -> None:
     @ui.page("/results", response_timeout=PATIENCE_S)
     async def results(which: _Which, sort: str = NEWEST, up: int = 0, page: int = 1, rows: int = ROWS[0]) -> None:
         rows = rows if rows in ROWS else ROWS[0]
-        asked = _Asked(which, sort if sort in COLUMNS else NEWEST, not up, limits.page(page), rows)
+        asked = _Query(which, sort if sort in COLUMNS else NEWEST, not up, limits.page(page), rows)
         async with frame("Results"):
             await _show(store, asked)
 
@@ -109,7 +109,7 @@ def _csv(rows: Iterable[Iterable[object]]) -> str:
     return out.getvalue()
 
 
-async def _show(store: Store, asked: _Asked) -> None:
+async def _show(store: Store, asked: _Query) -> None:
     offered = await to_thread(_offered, store)
     with ui.row().style("gap: .75rem; width: 100%"):
         inputs = _filters(offered, asked.which._asdict())
@@ -129,17 +129,17 @@ async def _show(store: Store, asked: _Asked) -> None:
         now = [await to_thread(queries.newest, store), wanted]
         if now == shown:
             return
-        found = await to_thread(_page, store, wanted)
+        page = await to_thread(_page, store, wanted)
         names = await to_thread(queries.names, store)
         if chosen() != wanted:  # what was chosen meanwhile may have been answered first
             return
-        total[:] = [found.total]
-        table.pagination = {**table.pagination, "rowsNumber": found.total}
-        table.rows[:] = [_row(result, names) for result in found.results]
-        table.columns[:] = _columns(found.results)
+        total[:] = [page.total]
+        table.pagination = {**table.pagination, "rowsNumber": page.total}
+        table.rows[:] = [_row(result, names) for result in page.results]
+        table.columns[:] = _columns(page.results)
         table.update()
         csv.props["href"] = f"/results.csv{query(wanted.which._asdict())}"
-        empty.set_visibility(not found.total)
+        empty.set_visibility(not page.total)
         shown[:] = now
 
     async def turn(event: events.GenericEventArguments) -> None:
@@ -163,12 +163,12 @@ async def _show(store: Store, asked: _Asked) -> None:
     await follow(show, REFRESH_S)
 
 
-def _chosen(table: _Table, inputs: dict[str, ui.select], search: ui.input) -> _Asked:
+def _chosen(table: _Table, inputs: dict[str, ui.select], search: ui.input) -> _Query:
     paging, fields = table.pagination, {name: field.value or "" for name, field in inputs.items()}
     which = Filter(**fields, text=search.value or "")
     rows = int(paging["rowsPerPage"])
     sort = str(paging["sortBy"] or NEWEST)
-    return _Asked(which, sort, bool(paging["descending"]), int(paging["page"]), rows if rows in ROWS else ROWS[0])
+    return _Query(which, sort, bool(paging["descending"]), int(paging["page"]), rows if rows in ROWS else ROWS[0])
 
 
 def _offered(store: Store) -> dict[str, dict[str, str]]:
@@ -189,14 +189,14 @@ def _filters(offered: dict[str, dict[str, str]], chosen: dict[str, str]) -> dict
     }
 
 
-def _table(asked: _Asked) -> _Table:
+def _table(asked: _Query) -> _Table:
     paging: dict[str, Any] = {"page": asked.page, "rowsPerPage": asked.rows, "rowsNumber": asked.page * asked.rows}
     paging |= {"sortBy": asked.sort, "descending": asked.descending}
     table = _Table(rows=[], columns=_columns([]), row_key="key", selection="multiple", pagination=paging)
     return table.props(f"binary-state-sort flat dense :rows-per-page-options='{list(ROWS)}'").style("width: 100%")
 
 
-def _columns(found: list[Result]) -> list[dict[str, Any]]:
+def _columns(results: list[Result]) -> list[dict[str, Any]]:
     """Return the columns, without the optional ones that are empty."""
     columns = [
         {
@@ -209,12 +209,12 @@ def _columns(found: list[Result]) -> list[dict[str, Any]]:
             "headerClasses": column.look,
         }
         for name, column in COLUMNS.items()
-        if not column.is_optional or any(getattr(result, name) not in (None, "", "ok") for result in found)
+        if not column.is_optional or any(getattr(result, name) not in (None, "", "ok") for result in results)
     ]
     return [*columns, {"name": "links", "label": "Record", "field": "key", "align": "left"}]
 
 
-def _page(store: Store, asked: _Asked) -> queries.Page:
+def _page(store: Store, asked: _Query) -> queries.Page:
     return queries.results(store, asked.which, asked.sort, asked.descending, (asked.page - 1) * asked.rows, asked.rows)
 
 

@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 from nicegui import ui
 
+from benchd.daemon.delivery.messages import Deployed
 from benchd.dashboard import queries
 from benchd.dashboard.layout import PATIENCE_S, Part, follow, frame, heading, notice
 from benchd.dashboard.limits import SHOWN
-from benchd.dashboard.messages import Deployed
 from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import age, figure, more, percent, short
@@ -20,7 +20,6 @@ STALE_S = 7 * 86_400.0
 """A promise that was verified longer ago than this is no longer known to be kept."""
 
 NONE = "Nothing is deployed. Name a folder of benchd ship in the configuration of benchd run: [[shipped]] path."
-BROKEN = ("slower", "broken", "failed")
 
 
 def add(store: Store) -> None:
@@ -32,21 +31,21 @@ def add(store: Store) -> None:
             empty, place = notice(NONE), Part("")
 
             async def refresh() -> None:
-                found = [one for one in await to_thread(queries.deployed, store) if name in ("", one.found.name)]
-                empty.set_visibility(not found)
-                if place.renew(found, time.time() // AGES_S):
+                on_boards = [one for one in await to_thread(queries.deployed, store) if name in ("", one.found.name)]
+                empty.set_visibility(not on_boards)
+                if place.renew(on_boards, time.time() // AGES_S):
                     with place.column:
-                        _folders(found)
+                        _folders(on_boards)
 
             await follow(refresh)
 
 
-def _folders(found: Sequence[OnBoard]) -> None:
+def _folders(on_boards: Sequence[OnBoard]) -> None:
     """Show one table per folder, the boards that break its promise first."""
     now_s = time.time()
-    names = list(dict.fromkeys(one.found.name for one in found))
+    names = list(dict.fromkeys(one.found.name for one in on_boards))
     for name in names[:SHOWN]:
-        boards = sorted((one for one in found if one.found.name == name), key=lambda one: _calm(one, now_s))
+        boards = sorted((one for one in on_boards if one.found.name == name), key=lambda one: _calm(one, now_s))
         with heading(short(name)):
             ui.link("this one alone", f"/shipped?name={quote(name)}").classes("link soft")
         _table(boards[:SHOWN], now_s)
@@ -55,7 +54,7 @@ def _folders(found: Sequence[OnBoard]) -> None:
 
 
 def _calm(one: OnBoard, now_s: float) -> tuple[bool, bool]:
-    return one.found.verdict not in BROKEN, not is_stale(one, now_s)
+    return not one.found.is_broken, not is_stale(one, now_s)
 
 
 def is_stale(one: OnBoard, now_s: float) -> bool:
@@ -87,14 +86,14 @@ def _table(boards: Sequence[OnBoard], now_s: float) -> None:
             ui.label(short(f"{one.device_id}: {one.found.reason}")).classes("soft")
 
 
-def word(found: Deployed, *, is_stale: bool) -> str:
+def word(deployed: Deployed, *, is_stale: bool) -> str:
     """Return whether the promise is kept, in a word, and whether that is stale."""
     signs = {"kept": "✓ kept", "faster": "✓ kept, faster", "slower": "▲ broken, slower", "broken": "✕ broken"}
-    return short(signs.get(found.verdict, found.verdict.replace("_", " "))) + (", stale" if is_stale else "")
+    return short(signs.get(deployed.verdict, deployed.verdict.replace("_", " "))) + (", stale" if is_stale else "")
 
 
-def change(found: Deployed) -> str:
+def change(deployed: Deployed) -> str:
     """Return the change against the promise with its interval."""
-    if found.change is None or found.change_low is None or found.change_high is None:
+    if deployed.change is None or deployed.change_low is None or deployed.change_high is None:
         return "-"
-    return f"{percent(found.change)} [{percent(found.change_low)}, {percent(found.change_high)}] %"
+    return f"{percent(deployed.change)} [{percent(deployed.change_low)}, {percent(deployed.change_high)}] %"

@@ -99,8 +99,8 @@ def _words(point: Point) -> str:
     return f"{point.label}: {_figure(point.latency_ms, 'ms')}{energy}"
 
 
-def _figure(found: Figure, unit: str) -> str:
-    return f"{figure(found.value)} [{figure(found.low)}, {figure(found.high)}] {unit}"
+def _figure(measured: Figure, unit: str) -> str:
+    return f"{figure(measured.value)} [{figure(measured.low)}, {figure(measured.high)}] {unit}"
 
 
 def _failures(newest: Sequence[Newest], names: dict[str, str]) -> None:

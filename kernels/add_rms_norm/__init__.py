@@ -7,24 +7,19 @@ Rows of dim numbers never mix. residual' and every sum are in float32, in float6
 normed is in the dtype of the weight (Zhang and Sennrich, 2019, without their bias).
 """
 
-import torch
+from torch import Tensor
 
-from benchd.kernels.add_rms_norm import native, reference, torch_impl
-from benchd.kernels.dispatch import Implementations, require_floats
+from benchd.kernels.add_rms_norm.ops import Norm, norm_op
+from benchd.kernels.dispatch import load_all, require_floats
 
 __all__ = ["add_rms_norm"]
 
-_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
+load_all(__name__)
 
 
 def add_rms_norm(
-    hidden: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    *,
-    eps: float = 1e-5,
-    implementation: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden: Tensor, residual: Tensor | None, weight: Tensor, *, eps: float = 1e-5, implementation: str = "auto"
+) -> tuple[Tensor, Tensor]:
     """Return (normed, residual'), both (..., dim).
 
     hidden and residual (..., dim); without a residual, residual' is hidden, widened; weight (dim,). "reference" and
@@ -34,11 +29,10 @@ def add_rms_norm(
     neither learn nor compute in float64, and a row of "triton" has at most 8192 numbers.
     """
     _check(hidden, residual, weight)
-    run = _implementation(implementation, hidden.device).add_rms_norm
-    return run(hidden, residual, weight, eps)
+    return norm_op("add_rms_norm", implementation, Norm(hidden, residual, weight, eps))
 
 
-def _check(hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> None:
+def _check(hidden: Tensor, residual: Tensor | None, weight: Tensor) -> None:
     require_floats("add_rms_norm", hidden=hidden, residual=residual, weight=weight)
     if hidden.dim() == 0 or hidden.shape[-1] == 0:
         raise ValueError(f"add_rms_norm: hidden must be (..., dim), dim at least 1, not {tuple(hidden.shape)}")

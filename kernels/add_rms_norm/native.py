@@ -5,30 +5,24 @@ border. The sum is float32.
 """
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 
 import torch
+from torch import Tensor
 
 from benchd.kernels import compiler
-from benchd.kernels.add_rms_norm import ops
-from benchd.kernels.op import computes
-
-add_rms_norm = partial(ops.add_rms_norm, "native")
+from benchd.kernels.add_rms_norm.ops import Norm, norm_op
 
 
 class _Problem(ctypes.Structure):
     """`problem` of native.c."""
 
-    _fields_ = (
-        *compiler.fields("*hidden *residual *weight *normed *total rows dim threads"),
-        ("eps", ctypes.c_float),
-    )
+    _fields_ = (*compiler.fields("*hidden *residual *weight *normed *total rows dim threads"), ("eps", ctypes.c_float))
 
 
-@computes(ops.norm_op, "native")
-def _normed(
-    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+@norm_op.computes("native")
+def _normed(given: Norm) -> tuple[Tensor, Tensor]:
+    hidden, residual, weight, eps = given
     dtype = compiler.common(hidden, weight)
     added, scale = compiler.dense(hidden, dtype), compiler.dense(weight)
     stream = None if residual is None else compiler.dense(residual)
@@ -38,12 +32,7 @@ def _normed(
 
 
 def call(
-    hidden: torch.Tensor,
-    residual: torch.Tensor | None,
-    weight: torch.Tensor,
-    normed: torch.Tensor,
-    total: torch.Tensor,
-    eps: float,
+    hidden: Tensor, residual: Tensor | None, weight: Tensor, normed: Tensor, total: Tensor, eps: float
 ) -> compiler.Call:
     """Return the call that writes `normed` and `total`; no tensor has gaps, hidden and normed are of one dtype."""
     problem = _Problem(

@@ -3,12 +3,14 @@
 import itertools
 
 import torch
+from torch import Tensor
+
+from benchd.kernels.add_rms_norm.ops import Norm, norm_op
 
 
-def add_rms_norm(
-    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (normed, residual'), both (..., dim)."""
+@norm_op.computes("reference")
+def _normed(given: Norm) -> tuple[Tensor, Tensor]:
+    hidden, residual, weight, eps = given
     total = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if residual is not None:
         total = residual + total  # in the wider dtype of the two

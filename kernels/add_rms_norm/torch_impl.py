@@ -1,13 +1,15 @@
 """The sum and its norm in plain PyTorch: an addition and the library's own norm."""
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
+from benchd.kernels.add_rms_norm.ops import Norm, norm_op
 
-def add_rms_norm(
-    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (normed, residual'), both (..., dim)."""
+
+@norm_op.computes("torch")
+def _normed(given: Norm) -> tuple[Tensor, Tensor]:
+    hidden, residual, weight, eps = given
     if residual is None:
         total = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     else:

@@ -4,26 +4,24 @@ Four neighbours a thread are what a thread can move at once, on every architectu
 go through shared memory to change hands.
 """
 
-from functools import partial
-
 import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.add_rms_norm import ops
-from benchd.kernels.op import computes
+from benchd.kernels.add_rms_norm.ops import Norm, norm_op
+from benchd.kernels.dispatch import Unavailable
 
+_MAX_DIM = 2**13  # 16 numbers a thread; more leave less than half of the warps
 _FP_FUSION = True  # one rounding less a square; no bit is promised
 
 
-add_rms_norm = partial(ops.add_rms_norm, "triton")
-
-
-@computes(ops.norm_op, "triton")
-def _normed(
-    hidden: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+@norm_op.computes("triton")
+def _normed(given: Norm) -> tuple[Tensor, Tensor]:
+    hidden, residual, weight, eps = given
+    if weight.numel() > _MAX_DIM:
+        raise Unavailable(f"add_rms_norm: the Triton kernel holds rows of at most {_MAX_DIM}, not {weight.numel()}")
     normed = hidden.new_empty(hidden.shape, dtype=weight.dtype)
     total = hidden.new_empty(hidden.shape, dtype=torch.float32)
     dim = weight.numel()
@@ -58,21 +56,3 @@ def _kernel(hidden, residual, weight, normed, total, dim, eps, RESIDUAL: tl.cons
     inverse = tl.rsqrt(tl.sum(x * x, 0) / dim + eps)
     tl.store(total + at, x, mask=inside)
     tl.store(normed + at, (x * inverse * scale).to(normed.dtype.element_ty), mask=inside)
-
-
-def _shipped(dtype: str, dim: int, residual: bool) -> launch.Shipped:
-    """Return what the launcher makes for rows of `dim`, which 16 divides, and a residual in float32."""
-    block, warps = _tile(dim)
-    types = dict.fromkeys(("hidden", "weight", "normed"), f"*{dtype}") | {"total": "*fp32", "eps": "fp32"}
-    return launch.shipped(
-        f"add_rms_norm {dtype} {block}{'' if residual else ' first'}",
-        _kernel,
-        types | {"residual": "*fp32" if residual else f"*{dtype}"},
-        {"RESIDUAL": residual, "BLOCK": block},
-        warps,
-        fp_fusion=_FP_FUSION,
-    )
-
-
-# Vision Mamba tiny; its first norm has no residual
-SHIPPED = tuple(_shipped(dtype, 192, residual) for dtype in ("fp16", "fp32") for residual in (True, False))

@@ -9,25 +9,25 @@ x, and y is in the dtype of x. `causal_conv1d_pair` does both with weights of th
 
 from typing import Literal
 
-import torch
+from torch import Tensor
 
-from benchd.kernels.causal_conv1d import native, reference, torch_impl
-from benchd.kernels.dispatch import Implementations, require_floats
+from benchd.kernels.causal_conv1d.ops import Conv, conv_op, pair_op
+from benchd.kernels.dispatch import load_all, require_floats
 
 __all__ = ["causal_conv1d", "causal_conv1d_pair"]
 
-_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
+load_all(__name__)
 
 
 def causal_conv1d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     activation: Literal["silu"] | None = "silu",
     reverse: bool = False,
     *,
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return y (batch, length, channels) in the dtype of x.
 
     x (batch, length, channels); weight (channels, width); bias (channels,). "reference" and "torch" are differentiable
@@ -36,35 +36,28 @@ def causal_conv1d(
     "native" and "triton" neither learn nor compute in float64.
     """
     _check("causal_conv1d", (), x, weight, bias, activation)
-    run = _implementation(implementation, x.device).causal_conv1d
-    return run(x, weight, bias, activation, reverse)
+    return conv_op("causal_conv1d", implementation, Conv(x, weight, bias, activation == "silu", reverse))
 
 
 def causal_conv1d_pair(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     activation: Literal["silu"] | None = "silu",
     *,
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return the y of both directions, (2, batch, length, channels) in the dtype of x: [0] looks back and [1] ahead.
 
     x (batch, length, channels); weight (2, channels, width); bias (2, channels). Gradients and errors are those of
     `causal_conv1d`.
     """
     _check("causal_conv1d_pair", (2,), x, weight, bias, activation)
-    run = _implementation(implementation, x.device).causal_conv1d_pair
-    return run(x, weight, bias, activation)
+    return pair_op("causal_conv1d_pair", implementation, Conv(x, weight, bias, activation == "silu", reverse=False))
 
 
 def _check(
-    op: str,
-    lead: tuple[int, ...],
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
+    op: str, lead: tuple[int, ...], x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
 ) -> None:
     """Raise where something does not fit x (batch, length, channels); weight and bias have the dimensions `lead`."""
     require_floats(op, x=x, weight=weight, bias=bias)

@@ -4,18 +4,15 @@ It reads and writes float32, and bfloat16 where all taps fit one pass; anything 
 """
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 
 import torch
+from torch import Tensor
 
 from benchd.kernels import compiler
-from benchd.kernels.causal_conv1d import ops
-from benchd.kernels.op import computes
+from benchd.kernels.causal_conv1d.ops import Conv, conv_op, pair_op
 
 _TAPS = 4  # TAPS of native.c
-
-causal_conv1d = partial(ops.causal_conv1d, "native")
-causal_conv1d_pair = partial(ops.causal_conv1d_pair, "native")
 
 
 class _Problem(ctypes.Structure):
@@ -27,10 +24,10 @@ class _Problem(ctypes.Structure):
     )
 
 
-@computes(ops.conv_op, "native")
-def _convolved(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool
-) -> torch.Tensor:
+@conv_op.computes("native")
+@pair_op.computes("native")
+def _convolved(given: Conv) -> Tensor:
+    x, weight, bias, silu, reverse = given
     dtype = compiler.common(x) if weight.shape[-1] <= _TAPS else torch.float32
     rows, taps = compiler.in_dtype(x, dtype), compiler.in_dtype(weight)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
@@ -41,12 +38,7 @@ def _convolved(
 
 
 def call(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    y: torch.Tensor,
-    silu: bool = True,
-    reverse: bool = False,
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, silu: bool = True, reverse: bool = False
 ) -> compiler.Call:
     """Return the call that writes y without gaps; channels of x lie side by side, in the dtype of y."""
     image, token, _ = x.stride()

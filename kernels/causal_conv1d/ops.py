@@ -1,39 +1,29 @@
-"""The short convolution as an op of torch for the kernels in C and in Triton; inference only.
+"""The short convolution as ops of torch; those of kernels are for inference, with sums in float32."""
 
-Sums are float32, and a float64 x is refused: rounding it quietly would answer in a precision that was not asked for.
-"""
+from typing import NamedTuple
 
-import torch
+from torch import Tensor
 
-from benchd.kernels.dispatch import Kernel
-from benchd.kernels.op import infer, op
+from benchd.kernels.op import op
 
 
-@op("causal_conv1d")
-def conv_op(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool
-) -> torch.Tensor:
-    """Make y (batch, length, channels), or (2, batch, length, channels) for the weight of a pair.
+class Conv(NamedTuple):
+    """x (batch, length, channels), weight (channels, width), bias (channels,); a first dimension of 2 for a pair."""
 
-    weight (channels, width) and bias (channels,) have a first dimension of 2 for a pair.
-    """
-    return x.new_empty((*weight.shape[:-2], *x.shape))
-
-
-def causal_conv1d(
-    kernel: Kernel,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    reverse: bool,
-) -> torch.Tensor:
-    """Return y (batch, length, channels) in the dtype of x; Unavailable for float64, a gradient or another device."""
-    return infer("causal_conv1d", conv_op, kernel, x, weight, bias, activation == "silu", reverse)
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    silu: bool
+    reverse: bool
 
 
-def causal_conv1d_pair(
-    kernel: Kernel, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
-) -> torch.Tensor:
-    """Return y (2, batch, length, channels) in the dtype of x: [0] looks back, [1] ahead; raises the same."""
-    return causal_conv1d(kernel, x, weight, bias, activation, False)
+@op("causal_conv1d", float32=("native", "triton"))
+def conv_op(given: Conv) -> Tensor:
+    """Make y (batch, length, channels)."""
+    return given.x.new_empty(given.x.shape)
+
+
+@op("causal_conv1d_pair", float32=("native", "triton"))
+def pair_op(given: Conv) -> Tensor:
+    """Make y (2, batch, length, channels): [0] looks back, [1] ahead."""
+    return given.x.new_empty((2, *given.x.shape))

@@ -1,15 +1,17 @@
 """The equation of `benchd.kernels.causal_conv1d` token by token: the oracle of the others, not meant to be fast."""
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
+from benchd.kernels.causal_conv1d.ops import Conv, conv_op, pair_op
+from benchd.kernels.dispatch import state_dtype
 
-def causal_conv1d(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, reverse: bool
-) -> torch.Tensor:
-    """Return y (batch, length, channels) in the dtype of x."""
-    state_dtype = torch.promote_types(x.dtype, torch.float32)
-    inputs, taps = x.to(state_dtype), weight.to(state_dtype)
+
+@conv_op.computes("reference")
+def _conv(given: Conv) -> Tensor:
+    x, weight, bias, silu, reverse = given
+    inputs, taps = x.to(state_dtype(x)), weight.to(state_dtype(x))
     length, width = x.shape[1], weight.shape[1]
     tokens = []
     for t in range(length):
@@ -19,16 +21,12 @@ def causal_conv1d(
             if 0 <= source < length:
                 y = y + taps[:, k] * inputs[:, source]
         if bias is not None:
-            y = y + bias.to(state_dtype)
-        tokens.append(functional.silu(y) if activation == "silu" else y)
+            y = y + bias.to(y.dtype)
+        tokens.append(functional.silu(y) if silu else y)
     return (torch.stack(tokens, 1) if tokens else inputs).to(x.dtype)
 
 
-def causal_conv1d_pair(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None
-) -> torch.Tensor:
-    """Return y (2, batch, length, channels) in the dtype of x: [0] looks back and [1] ahead."""
-    back, ahead = (
-        causal_conv1d(x, weight[g], None if bias is None else bias[g], activation, reverse=g == 1) for g in (0, 1)
-    )
-    return torch.stack((back, ahead))
+@pair_op.computes("reference")
+def _pair(given: Conv) -> Tensor:
+    x, weight, bias, silu, _ = given
+    return torch.stack([_conv(Conv(x, weight[g], None if bias is None else bias[g], silu, g == 1)) for g in (0, 1)])

@@ -3,16 +3,14 @@
 All its reads come first, since the compiler moves none above a write; then every output is summed from registers.
 """
 
-from functools import partial
 from typing import NamedTuple
 
-import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
 from benchd.kernels import launch
-from benchd.kernels.causal_conv1d import ops
-from benchd.kernels.op import computes
+from benchd.kernels.causal_conv1d.ops import Conv, conv_op, pair_op
 
 _COUNTS = ("length", "blocks")  # not worth a specialisation
 _FP_FUSION = True  # one rounding less a tap; no bit is promised
@@ -32,14 +30,10 @@ _SMALL_TILES = {90: _Tile(4, 128, 2)}
 _SMALL_NUMBERS = 2**17  # of x, one image of Vim tiny: up to here a large GPU is not full and takes small tiles
 
 
-causal_conv1d = partial(ops.causal_conv1d, "triton")
-causal_conv1d_pair = partial(ops.causal_conv1d_pair, "triton")
-
-
-@computes(ops.conv_op, "triton")
-def _convolved(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, reverse: bool
-) -> torch.Tensor:
+@conv_op.computes("triton")
+@pair_op.computes("triton")
+def _convolved(given: Conv) -> Tensor:
+    x, weight, bias, silu, reverse = given
     y = x.new_empty((*weight.shape[:-2], *x.shape))
     if not y.numel():
         return y
@@ -70,24 +64,10 @@ def _silu(x):
 
 @triton.jit(do_not_specialize=_COUNTS)
 def _kernel(
-    x,
-    weight,
-    bias,
-    y,
-    image_stride,
-    token_stride,
-    direction_stride,
-    channels,
-    length,
-    blocks,
-    BACK: tl.constexpr,
-    AHEAD: tl.constexpr,
-    BIAS: tl.constexpr,
-    SILU: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TOKENS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+    x, weight, bias, y, image_stride, token_stride, direction_stride, channels, length, blocks,
+    BACK: tl.constexpr, AHEAD: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
     # x (batch, length, channels) with strides; weight (directions, channels, WIDTH), bias (directions, channels) and
     # y (directions, batch, length, channels) dense; blocks = cdiv(length, TOKENS)
     image = (tl.program_id(0) // blocks).to(tl.int64)
@@ -124,36 +104,3 @@ def _kernel(
             total = _silu(total) if SILU else total
             stored = inside & (first + i < length)
             tl.store(out + g * direction_stride + i * channels, total.to(y.dtype.element_ty), mask=stored)
-
-
-def _shipped(
-    name: str, dtype: str, back: bool, ahead: bool, tile: _Tile, architectures: tuple[int, ...]
-) -> launch.Shipped:
-    """Return what the launcher makes for dense weights, a bias, SiLU and channels that 16 divides."""
-    constants = {"BACK": back, "AHEAD": ahead, "BIAS": True, "SILU": True, "WIDTH": 4}
-    return launch.shipped(
-        f"{name} {dtype} {tile.tokens}x{tile.channels}",
-        _kernel,
-        dict.fromkeys(("x", "weight", "bias", "y"), f"*{dtype}"),
-        constants | {"TOKENS": tile.tokens, "CHANNELS": tile.channels},
-        tile.warps,
-        fp_fusion=_FP_FUSION,
-        any_size=_COUNTS,
-        architectures=architectures,
-    )
-
-
-# Vision Mamba: the pair, and one direction where its last block reads half of the tokens
-SHIPPED = tuple(
-    _shipped(name, dtype, back, ahead, tile, architectures)
-    for name, back, ahead in (
-        ("causal_conv1d_pair", True, True),
-        ("causal_conv1d", True, False),
-        ("causal_conv1d reverse", False, True),
-    )
-    for dtype in ("fp16", "fp32")
-    for tile, architectures in (
-        (_TILE, launch.ARCHITECTURES),
-        *((tile, (architecture,)) for architecture, tile in _SMALL_TILES.items()),
-    )
-)

@@ -15,10 +15,11 @@ On a CPU the native kernel uses AMX, VNNI or Arm's dot product. It multiplies ze
 import math
 
 import torch
+from torch import Tensor
 
-from benchd.kernels.dispatch import Implementations, require_convolution
+from benchd.kernels.dispatch import Unavailable, chosen, require_convolution
 from benchd.kernels.exact_conv2d import native, reference, torch_impl
-from benchd.kernels.exact_conv2d.whole import Digits, pack
+from benchd.kernels.exact_conv2d.whole import Convolution, Digits, pack
 
 __all__ = ["LARGEST_CODE", "MOST_PRODUCTS", "Digits", "exact_conv2d", "pack"]
 
@@ -28,21 +29,21 @@ LARGEST_CODE = 127
 MOST_PRODUCTS = (2**31 - 1) // (2**15 + 2**7)
 """So many products of a code of 1 with the upper two digits of a weight fit into 32 bits."""
 
-_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
+_FUNCTIONS = {"reference": reference.exact_conv2d, "torch": torch_impl.exact_conv2d, "native": native.exact_conv2d}
 
 
 def exact_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     *,
-    scale: torch.Tensor | float,
+    scale: Tensor | float,
     largest: int,
     stride: int = 1,
     padding: int = 0,
     packed: Digits | None = None,
     implementation: str = "auto",
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Return y (N, O, H', W') in float32, channels last from "native", or None.
 
     x (N, C, H, W) in float32 is fastest channels last, weight is (O, C, kh, kw), bias (O,), scale a positive number or
@@ -61,7 +62,9 @@ def exact_conv2d(
     require_convolution("exact_conv2d", x, weight, bias, padding)
     if largest * math.prod(weight.shape[1:]) > MOST_PRODUCTS:
         raise ValueError(f"exact_conv2d: sums of codes up to {largest} times {tuple(weight.shape)} could overflow")
-    module = _implementation(implementation, x.device)
+    function = _FUNCTIONS.get(chosen(implementation, x.device))
+    if function is None:
+        raise Unavailable("exact_conv2d has no 'triton' implementation here: this version has none")
     digits = pack(weight) if packed is None else packed
     step = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
-    return module.exact_conv2d(x, weight, bias, digits, step, largest, stride, padding)
+    return function(Convolution(x, weight, bias, digits, step, largest, stride, padding))

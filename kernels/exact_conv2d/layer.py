@@ -5,6 +5,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from benchd.kernels.compiler import in_dtype
 from benchd.kernels.dispatch import Unavailable
@@ -12,7 +13,7 @@ from benchd.kernels.exact_conv2d import LARGEST_CODE, MOST_PRODUCTS, Digits, nat
 from benchd.kernels.exact_conv2d.whole import whole
 from benchd.kernels.lif.layout import pooled_memory
 from benchd.kernels.lif.native import lif_pool_periods
-from benchd.kernels.op import computes, op
+from benchd.kernels.op import op
 from benchd.kernels.spike_conv2d import pack as pack_floats
 from benchd.kernels.spike_conv2d import periods, skips_zeros_in
 from benchd.kernels.spike_conv2d.native import convolved as convolved_floats
@@ -33,7 +34,7 @@ _ran: Counter[str] = Counter()
 class Grid(NamedTuple):
     """What a layer reads: `scale`, a tensor of one element, times whole numbers up to `largest`."""
 
-    scale: torch.Tensor
+    scale: Tensor
     largest: int
 
 
@@ -50,10 +51,10 @@ class SpikeConvolution:
         self._shape, self._per_weight = shape, per_weight
         self._has_bf16 = _has_bf16()  # asked here, because compiled code cannot
         SpikeConvolution.made = True
-        self._floats: Packed[torch.Tensor] = Packed(_of_int8 if per_weight == 1 else pack_floats, shape)
+        self._floats: Packed[Tensor] = Packed(_of_int8 if per_weight == 1 else pack_floats, shape)
         self._digits: Packed[Digits | None] = Packed(partial(_digits, per_weight=per_weight), shape)
 
-    def suits(self, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    def suits(self, x: Tensor, weight: Tensor) -> bool:
         """Return whether it should convolve `x`; raise Unavailable if it cannot and int8 weights need it to.
 
         oneDNN's bfloat16 is faster, but it packs the weight in each call, which pays for less weight than input.
@@ -68,14 +69,14 @@ class SpikeConvolution:
 
     def __call__(
         self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
         *,
         stride: int = 1,
         padding: int = 0,
         grid: Grid | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return y (N, O, H', W') for x (N, C, H, W) on a CPU; without a `grid` nothing is taken for whole.
 
         It is computed in float32, from weights in the dtype they have, and rounded to the dtype of x.
@@ -87,14 +88,8 @@ class SpikeConvolution:
         return self.convolved(x, weight, bias, stride, padding, grid)
 
     def convolved(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: int,
-        padding: int,
-        grid: Grid | None,
-    ) -> torch.Tensor:
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, grid: Grid | None
+    ) -> Tensor:
         """Return what a call does, by the kernel that suits these spikes."""
         spikes = in_dtype(x)
         y = self._in_integers(spikes, weight, bias, stride, padding, grid)
@@ -104,16 +99,8 @@ class SpikeConvolution:
         return in_dtype(y, x.dtype)
 
     def by_period(
-        self,
-        first: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        *,
-        padding: int,
-        grid: Grid,
-        decay: float,
-        threshold: float,
-    ) -> torch.Tensor:
+        self, first: Tensor, weight: Tensor, bias: Tensor, *, padding: int, grid: Grid, decay: float, threshold: float
+    ) -> Tensor:
         """Return the pooled spikes of neurons behind the layer, (T, B, O, H'//2, W'//2), for first spikes in float32.
 
         first (T, B, C, H, W); `benchd.kernels.lif.native` says what such neurons are.
@@ -130,14 +117,8 @@ class SpikeConvolution:
         return periods.convolved(first, packed, bias, shape, padding, decay=decay, threshold=threshold)
 
     def _in_integers(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        stride: int,
-        padding: int,
-        grid: Grid | None,
-    ) -> torch.Tensor | None:
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, grid: Grid | None
+    ) -> Tensor | None:
         """Return the layer's output if these spikes, in float32, are for a convolution in integers."""
         if grid is None or grid.largest > LARGEST_CODE or not native.paths():
             return None
@@ -145,7 +126,7 @@ class SpikeConvolution:
         least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
         spikes = x.contiguous(memory_format=torch.channels_last)
         # before anything is prepared, which takes longer; a fake tensor has no numbers
-        if least > 0 and type(spikes) is torch.Tensor and native.is_sparse(spikes, least):
+        if least > 0 and type(spikes) is Tensor and native.is_sparse(spikes, least):
             return None
         digits = self._digits(weight)
         if digits is None or grid.largest * digits.depth > MOST_PRODUCTS:
@@ -156,74 +137,60 @@ class SpikeConvolution:
         return y
 
 
+class _Layer(NamedTuple):
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    largest: int
+    shape: list[int]
+    per_weight: int
+    stride: int
+    padding: int
+
+
 @op("spike_layer")
-def _op(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    largest: int,
-    shape: list[int],
-    per_weight: int,
-    stride: int,
-    padding: int,
-) -> torch.Tensor:
-    out_channels, _, height, width = shape
-    sizes, strides = laid_out(x.shape, (out_channels, height, width), stride, padding)
+def _op(given: _Layer) -> Tensor:
+    x, (out_channels, _, *window) = given.x, given.shape
+    sizes, strides = laid_out(x.shape, (out_channels, *window), given.stride, given.padding)
     return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
 
 
-@computes(_op, "native")
-def _convolved(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    scale: torch.Tensor | None,
-    largest: int,
-    shape: list[int],
-    per_weight: int,
-    stride: int,
-    padding: int,
-) -> torch.Tensor:
+@_op.computes("native")
+def _convolved(given: _Layer) -> Tensor:
     """Compute a layer in compiled code, which cannot follow the choice of a kernel by what the spikes are."""
+    x, weight, bias, scale, largest, shape, per_weight, stride, padding = given
     grid = None if scale is None else Grid(scale, largest)
     return _layer_of(weight, shape, per_weight).convolved(x, weight, bias, stride, padding, grid)
 
 
+class _LayerOfPeriods(NamedTuple):
+    first: Tensor
+    weight: Tensor
+    bias: Tensor
+    scale: Tensor
+    largest: int
+    per_weight: int
+    padding: int
+    decay: float
+    threshold: float
+
+
 @op("spike_layer_periods")
-def _periods_op(
-    first: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    scale: torch.Tensor,
-    largest: int,
-    per_weight: int,
-    padding: int,
-    decay: float,
-    threshold: float,
-) -> torch.Tensor:
-    neurons = periods.received_shape(first, list(weight.shape), padding)
+def _periods_op(given: _LayerOfPeriods) -> Tensor:
+    first, neurons = given.first, periods.received_shape(given.first, list(given.weight.shape), given.padding)
     return pooled_memory(neurons, first.dtype, first.device, channels_last=True)
 
 
-@computes(_periods_op, "native")
-def _by_period(
-    first: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    scale: torch.Tensor,
-    largest: int,
-    per_weight: int,
-    padding: int,
-    decay: float,
-    threshold: float,
-) -> torch.Tensor:
+@_periods_op.computes("native")
+def _by_period(given: _LayerOfPeriods) -> Tensor:
     """Compute a layer and its neurons in compiled code, as `_convolved` a layer."""
+    first, weight, bias, scale, largest, per_weight, padding, decay, threshold = given
     kept, grid = _layer_of(weight, list(weight.shape), per_weight), Grid(scale, largest)
     return kept.by_period(first, weight, bias, padding=padding, grid=grid, decay=decay, threshold=threshold)
 
 
-def _layer_of(weight: torch.Tensor, shape: list[int], per_weight: int) -> SpikeConvolution:
+def _layer_of(weight: Tensor, shape: list[int], per_weight: int) -> SpikeConvolution:
     """Return a layer that is kept with the weight, because the one that was traced is not known in compiled code."""
     kept, name = vars(weight), f"spike_layer_{per_weight}"
     if name not in kept:
@@ -259,11 +226,11 @@ def require_integers(name: str, kernels: str) -> None:
         raise Unavailable(f"{name}: the {kernels} kernels need a CPU with AMX, VNNI or Arm's dot product of bytes")
 
 
-def _digits(weight: torch.Tensor, per_weight: int) -> Digits | None:
+def _digits(weight: Tensor, per_weight: int) -> Digits | None:
     """Return `pack` of `weight`, None if it has no exact form."""
     return pack(weight, per_weight) if weight.isfinite().all() else None
 
 
-def _of_int8(weight: torch.Tensor) -> torch.Tensor:
+def _of_int8(weight: Tensor) -> Tensor:
     numbers, unit = whole(weight, 1)
     return pack_floats(numbers * unit[:, None, None, None])

@@ -7,11 +7,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import Unavailable, require_inference
-from benchd.kernels.exact_conv2d.whole import Digits
-from benchd.kernels.op import computes, is_watched, op
+from benchd.kernels.dispatch import Unavailable, require_device, require_inference
+from benchd.kernels.exact_conv2d.whole import Convolution, Digits
+from benchd.kernels.op import is_watched, op
 from benchd.kernels.spike_conv2d.native import laid_out
 
 # `path` of native.c by the name of the instructions, the fastest first
@@ -21,38 +22,24 @@ _GATHERED = 2**19
 _DEPTH, _ROWS = 64, 16
 
 
-def exact_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    packed: Digits,
-    scale: torch.Tensor,
-    largest: int,
-    stride: int,
-    padding: int,
-) -> torch.Tensor | None:
+def exact_conv2d(given: Convolution) -> Tensor | None:
     """Return y, channels last, or None as the public op; Unavailable for a gradient, a GPU or an old CPU."""
-    require_inference("exact_conv2d", "native", x, weight, bias)
+    require_device("exact_conv2d", "native", given.x)
+    require_inference("exact_conv2d", "native", given.x, given.weight, given.bias)
     if not paths():
         raise Unavailable("exact_conv2d: this CPU has no AMX, VNNI or dot product of bytes")
-    return convolved(x, bias, packed, scale, largest, stride, padding)
+    return convolved(given.x, *given[2:])
 
 
 def convolved(
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    packed: Digits,
-    scale: torch.Tensor,
-    largest: int,
-    stride: int,
-    padding: int,
-) -> torch.Tensor | None:
+    x: Tensor, bias: Tensor | None, packed: Digits, scale: Tensor, largest: int, stride: int, padding: int
+) -> Tensor | None:
     """Return what `exact_conv2d` does for callers that know that it can run: checks cost as much as a small layer."""
     if x.shape[1] * packed.window[1] * packed.window[2] != packed.depth:
         raise ValueError(f"exact_conv2d: a window of {packed.depth} numbers does not fit x {tuple(x.shape)}")
-    sizes = list(packed.window), packed.per_weight, stride, padding, largest
-    run = _op["native"] if is_watched() else _convolved
-    y = run(x, packed.digits, packed.unit, compiler.in_dtype(scale), bias, *sizes)
+    tensors = x, packed.digits, packed.unit, compiler.in_dtype(scale), bias
+    given = _Conv(*tensors, list(packed.window), packed.per_weight, stride, padding, largest)
+    y = _op["native"](*given) if is_watched() else _convolved(given)
     return y if y.shape[0] == x.shape[0] else None
 
 
@@ -74,9 +61,9 @@ def _named(bits: int) -> tuple[str, ...]:
 
 @cache
 def _found() -> tuple[int, int]:
-    found, refused = ctypes.c_int64(), ctypes.c_int64()
-    _library().exact_paths(ctypes.byref(found), ctypes.byref(refused))
-    return found.value, refused.value
+    supported, refused = ctypes.c_int64(), ctypes.c_int64()
+    _library().exact_paths(ctypes.byref(supported), ctypes.byref(refused))
+    return supported.value, refused.value
 
 
 class _Problem(ctypes.Structure):
@@ -101,12 +88,7 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _plan(
-    shape: tuple[int, int, int, int],
-    window: tuple[int, ...],
-    per_weight: int,
-    stride: int,
-    padding: int,
-    largest: int,
+    shape: tuple[int, int, int, int], window: tuple[int, ...], per_weight: int, stride: int, padding: int, largest: int
 ) -> _Plan:
     images, channels, height, width = shape
     out_channels, window_height, window_width = window
@@ -127,36 +109,28 @@ def _plan(
     return _Plan(bytes(problem), y_shape, strides, dict(zip(sizes, starts, strict=True)), end)
 
 
+class _Conv(NamedTuple):
+    x: Tensor
+    digits: Tensor
+    unit: Tensor
+    scale: Tensor
+    bias: Tensor | None
+    window: list[int]
+    per_weight: int
+    stride: int
+    padding: int
+    largest: int
+
+
 @op("exact_conv2d")
-def _op(
-    x: torch.Tensor,
-    digits: torch.Tensor,
-    unit: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    window: list[int],
-    per_weight: int,
-    stride: int,
-    padding: int,
-    largest: int,
-) -> torch.Tensor:
-    shape, strides = laid_out(x.shape, window, stride, padding)
-    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device)
+def _op(given: _Conv) -> Tensor:
+    shape, strides = laid_out(given.x.shape, given.window, given.stride, given.padding)
+    return torch.empty_strided(shape, strides, dtype=given.x.dtype, device=given.x.device)
 
 
-@computes(_op, "native")
-def _convolved(
-    x: torch.Tensor,
-    digits: torch.Tensor,
-    unit: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    window: list[int],
-    per_weight: int,
-    stride: int,
-    padding: int,
-    largest: int,
-) -> torch.Tensor:
+@_op.computes("native")
+def _convolved(given: _Conv) -> Tensor:
+    x, digits, unit, scale, bias, window, per_weight, stride, padding, largest = given
     images = x.contiguous(memory_format=torch.channels_last)
     plan = _plan(x.shape, tuple(window), per_weight, stride, padding, largest)
     shift = None if bias is None else compiler.dense(bias)
@@ -174,7 +148,7 @@ def _convolved(
     return y[:0] if problem.status else y
 
 
-def is_sparse(x: torch.Tensor, least_density: float) -> bool:
+def is_sparse(x: Tensor, least_density: float) -> bool:
     """Return whether fewer of x than this share are not 0, by a sample of at most 64 rows.
 
     x (N, C, H, W) is in float32, channels last without gaps.

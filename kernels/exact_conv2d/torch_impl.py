@@ -2,22 +2,12 @@
 
 from functools import partial
 
-import torch
+from torch import Tensor
 from torch.nn import functional
 
-from benchd.kernels.exact_conv2d.whole import Digits, of_sums
+from benchd.kernels.exact_conv2d.whole import Convolution, of_sums
 
 
-def exact_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    packed: Digits,
-    scale: torch.Tensor,
-    largest: int,
-    stride: int,
-    padding: int,
-) -> torch.Tensor | None:
-    """Return y (N, O, H', W'), None as the public op; only the digits per weight are read from `packed`."""
-    convolve = partial(functional.conv2d, stride=stride, padding=padding)
-    return of_sums(x, weight, bias, scale, largest, packed.per_weight, convolve)
+def exact_conv2d(given: Convolution) -> Tensor | None:
+    """Return y (N, O, H', W'), None as the public op."""
+    return of_sums(given, partial(functional.conv2d, stride=given.stride, padding=given.padding))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 # DEPTH and LANES of native.c
@@ -24,14 +25,27 @@ class Digits(NamedTuple):
     channel. Both are filled up to whole blocks with weights of 0. `window` is (O, kh, kw) and `depth` is K.
     """
 
-    digits: torch.Tensor
-    unit: torch.Tensor
+    digits: Tensor
+    unit: Tensor
     window: tuple[int, int, int]
     depth: int
     per_weight: int
 
 
-def whole(weight: torch.Tensor, per_weight: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+class Convolution(NamedTuple):
+    """What is computed: x (N, C, H, W) is `scale` times codes up to `largest`, weight (O, C, kh, kw), bias (O,)."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    packed: Digits
+    scale: Tensor
+    largest: int
+    stride: int
+    padding: int
+
+
+def whole(weight: Tensor, per_weight: int = 3) -> tuple[Tensor, Tensor]:
     """Return `weight` (O, ...) as whole numbers in float64, and the unit (O,) in float32 that each is times.
 
     A weight may be off by half the unit. With three digits the unit is a power of two, so that sums of powers of two
@@ -48,7 +62,7 @@ def whole(weight: torch.Tensor, per_weight: int = 3) -> tuple[torch.Tensor, torc
     return numbers.view_as(wide), unit
 
 
-def pack(weight: torch.Tensor, per_weight: int = 3) -> Digits:
+def pack(weight: Tensor, per_weight: int = 3) -> Digits:
     """Return `weight` (O, C, kh, kw) as the native kernel reads it; raise ValueError if it is not finite."""
     numbers, unit = whole(weight, per_weight)
     groups = _TILES // per_weight  # of a panel, 16 channels each
@@ -64,36 +78,31 @@ def pack(weight: torch.Tensor, per_weight: int = 3) -> Digits:
     return Digits(digits, unit, (out_channels, *weight.shape[2:]), depth, per_weight)
 
 
-def number(sums: torch.Tensor, lower: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def number(sums: Tensor, lower: Tensor, factor: Tensor) -> Tensor:
     """Return what the native kernel makes of exact sums (..., O, H, W): `lower` are those of the lowest digit."""
     upper = ((sums - lower) / 256).float()
     return (upper * 256 + lower.float()) * factor[:, None, None]
 
 
-def lowest(numbers: torch.Tensor) -> torch.Tensor:
+def lowest(numbers: Tensor) -> Tensor:
     """Return the lowest digit of whole weights, -128 to 127."""
     return (numbers + 128).remainder(256) - 128
 
 
-def of_sums(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    scale: torch.Tensor,
-    largest: int,
-    per_weight: int,
-    convolve: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> torch.Tensor | None:
-    """Return y by exact sums, which `convolve` makes of codes and whole weights in float64; None without codes."""
-    codes = codes_of(x, scale, largest)
+def of_sums(given: Convolution, convolve: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+    """Return y by exact sums, which `convolve` makes of codes and whole weights in float64; None without codes.
+
+    Only the digits per weight are read from `packed`.
+    """
+    codes = codes_of(given.x, given.scale, given.largest)
     if codes is None:
         return None
-    numbers, unit = whole(weight, per_weight)
-    y = number(convolve(codes, numbers), convolve(codes, lowest(numbers)), unit * scale)
-    return y if bias is None else y + bias[:, None, None]
+    numbers, unit = whole(given.weight, given.packed.per_weight)
+    y = number(convolve(codes, numbers), convolve(codes, lowest(numbers)), unit * given.scale)
+    return y if given.bias is None else y + given.bias[:, None, None]
 
 
-def codes_of(x: torch.Tensor, scale: torch.Tensor, largest: int) -> torch.Tensor | None:
+def codes_of(x: Tensor, scale: Tensor, largest: int) -> Tensor | None:
     """Return x / scale in float64 if all of them are whole up to `largest`, else None."""
     ratio = x * (1 / scale)
     codes = ratio.round()

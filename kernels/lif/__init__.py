@@ -11,28 +11,29 @@ counts the spikes of 2x2 windows.
 
 from typing import Literal
 
-import torch
+from torch import Tensor
 
-from benchd.kernels.dispatch import Implementations, require_floats
-from benchd.kernels.lif import native, reference, torch_impl
+from benchd.kernels.dispatch import load_all, require_floats
+from benchd.kernels.lif import layout
+from benchd.kernels.lif.ops import Lif, LifPool, lif_op, lif_pool_op
 
 __all__ = ["lif", "lif_pool"]
 
 Reset = Literal["zero", "subtract"]
 Output = Literal["mean", "counts"]
 
-_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
+load_all(__name__)
 
 
 def lif(
-    current: torch.Tensor,
+    current: Tensor,
     *,
     decay: float,
     gain: float = 1.0,
     threshold: float = 1.0,
     reset: Reset = "zero",
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return the spikes, 0 or 1, in the shape and dtype of `current` (T, ...).
 
     A current that is the same at all steps may be expanded over T, `x.expand(T, *x.shape)`: it is not copied out.
@@ -42,22 +43,22 @@ def lif(
     run here or has no gradient and would need one.
     """
     _check("lif", current, reset)
-    module = _implementation(implementation, current.device)
-    return module.lif(current, decay=decay, gain=gain, threshold=threshold, reset=reset)
+    given = Lif(*layout.one_of_equal_steps(current), decay, gain, threshold, reset == "subtract")
+    return lif_op("lif", implementation, given)
 
 
 def lif_pool(
-    current: torch.Tensor,
+    current: Tensor,
     *,
     decay: float,
     gain: float = 1.0,
     threshold: float = 1.0,
     reset: Reset = "zero",
-    bias: torch.Tensor | None = None,
+    bias: Tensor | None = None,
     time_steps: int | None = None,
     output: Output = "mean",
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return the spikes of `current` (T, B, C, H, W) averaged over 2x2, (T, B, C, H//2, W//2), in its dtype.
 
     The averages 0, 1/4 .. 1 are exact in every dtype; `output` "counts" returns the number of spikes instead, 0 .. 4
@@ -75,11 +76,15 @@ def lif_pool(
         raise ValueError(f"lif_pool: bias must be ({current.shape[2]},), not {tuple(bias.shape)}")
     if output not in {"mean", "counts"}:
         raise ValueError(f"lif_pool: output must be 'mean' or 'counts', not {output!r}")
-    module = _implementation(implementation, current.device)
-    return module.lif_pool(current, decay=decay, gain=gain, threshold=threshold, reset=reset, bias=bias, output=output)
+    counts = output == "counts"
+    if counts:  # these have no gradient in any implementation
+        current, bias = current.detach(), None if bias is None else bias.detach()
+    step, repeats = layout.one_of_equal_steps(current)
+    given = LifPool(step, bias, repeats, decay, gain, threshold, reset == "subtract", counts)
+    return lif_pool_op("lif_pool", implementation, given)
 
 
-def _check(op: str, current: torch.Tensor, reset: str, bias: torch.Tensor | None = None) -> None:
+def _check(op: str, current: Tensor, reset: str, bias: Tensor | None = None) -> None:
     require_floats(op, current=current, bias=bias)
     if current.dim() == 0 or current.shape[0] == 0:
         raise ValueError(f"{op}: current must be (T, ...) with T at least 1, not {tuple(current.shape)}")

@@ -10,47 +10,38 @@ neurons before and behind a layer that convolves only those first spikes.
 """
 
 import ctypes
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import state_dtype
-from benchd.kernels.lif import layout, ops
-from benchd.kernels.op import computes, op
-
-lif, lif_pool = partial(ops.lif, "native"), partial(ops.lif_pool, "native")
+from benchd.kernels.lif import layout
+from benchd.kernels.lif.ops import Lif, LifPool, lif_op, lif_pool_op
+from benchd.kernels.op import op
 
 _SILENCED = 2  # of native.c
 
 
-@computes(ops.lif_op, "native")
-def _lif(
-    current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
-) -> torch.Tensor:
+@lif_op.computes("native")
+def _lif(given: Lif) -> Tensor:
+    current, repeats, *neuron = given
     wide = compiler.in_dtype(current, state_dtype(current))
     spikes, same_layout = layout.spikes_buffer(wide, repeats)
     wide = wide if same_layout else wide.contiguous()
     step = 0 if repeats else spikes[0].numel()
     _library(wide.dtype).lif(
-        wide.data_ptr(), spikes.data_ptr(), len(spikes), step, spikes[0].numel(),
-        decay, gain, threshold, subtract, compiler.threads(),
+        wide.data_ptr(), spikes.data_ptr(), len(spikes), step, spikes[0].numel(), *neuron, compiler.threads(),
     )  # fmt: skip
     return compiler.in_dtype(spikes, current.dtype)
 
 
-@computes(ops.lif_pool_op, "native")
-def _lif_pool(
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    repeats: int,
-    decay: float,
-    gain: float,
-    threshold: float,
-    subtract: bool,
-    counts: bool,
-) -> torch.Tensor:
+@lif_pool_op.computes("native")
+def _lif_pool(given: LifPool) -> Tensor:
+    current, bias, repeats, *neuron, counts = given
     images = layout.with_bias(layout.frames(current, repeats), bias)
     images = compiler.in_dtype(images, state_dtype(current))
     pooled, channels_last = layout.pooled_buffer(current, images, repeats, torch.uint8 if counts else images.dtype)
@@ -60,14 +51,22 @@ def _lif_pool(
     step = 0 if repeats else batch * channels * height * width
     _library(images.dtype).lif_pool(
         images.data_ptr(), pooled.data_ptr(), steps, step, batch, channels, height, width, channels_last,
-        decay, gain, threshold, subtract, counts, compiler.threads(),
+        *neuron, counts, compiler.threads(),
     )  # fmt: skip
     return pooled if counts else compiler.in_dtype(pooled, current.dtype)
 
 
+class _First(NamedTuple):
+    current: Tensor
+    steps: int
+    decay: float
+    gain: float
+    threshold: float
+
+
 @op("lif_pool_first")
-def _first(current: torch.Tensor, steps: int, decay: float, gain: float, threshold: float) -> torch.Tensor:
-    return layout.pooled_buffer(current, current, steps, current.dtype)[0]
+def _first_op(given: _First) -> Tensor:
+    return layout.pooled_buffer(given.current, given.current, given.steps, given.current.dtype)[0]
 
 
 class Periods(ctypes.Structure):
@@ -78,26 +77,18 @@ class Periods(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("decay", "gain", "threshold")),
     )
 
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        bias: torch.Tensor,
-        pooled: torch.Tensor,
-        decay: float,
-        gain: float,
-        threshold: float,
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], bias: Tensor, pooled: Tensor, *neuron: float) -> None:
         steps, batch, channels, height, width = shape
         self.tensors = compiler.dense(bias, pooled.dtype), pooled, _divisors(steps)
         pointers = (tensor.data_ptr() for tensor in self.tensors)
-        super().__init__(*pointers, steps, batch, height, width, channels, decay, gain, threshold)
+        super().__init__(*pointers, steps, batch, height, width, channels, *neuron)
 
 
 @lru_cache(maxsize=64)
-def _divisors(steps: int) -> torch.Tensor:
+def _divisors(steps: int) -> Tensor:
     """Return the divisors of each step from 1 on, and a 0 after each."""
-    found = [[d for d in range(1, t + 1) if t % d == 0] + [0] for t in range(1, steps + 1)]
-    return torch.tensor(list(chain.from_iterable(found)))
+    divisors = [[d for d in range(1, t + 1) if t % d == 0] + [0] for t in range(1, steps + 1)]
+    return torch.tensor(list(chain.from_iterable(divisors)))
 
 
 def line_reader() -> int:
@@ -105,51 +96,55 @@ def line_reader() -> int:
     return ctypes.cast(_library(torch.float32).lif_pool_line, ctypes.c_void_p).value or 0
 
 
+class _Received(NamedTuple):
+    current: Tensor
+    bias: Tensor
+    decay: float
+    gain: float
+    threshold: float
+
+
 @op("lif_pool_periods")
-def _periods(current: torch.Tensor, bias: torch.Tensor, decay: float, gain: float, threshold: float) -> torch.Tensor:
-    images = current.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    return layout.pooled_buffer(current, images, 0, current.dtype)[0]
+def _periods_op(given: _Received) -> Tensor:
+    images = given.current.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+    return layout.pooled_buffer(given.current, images, 0, given.current.dtype)[0]
 
 
-def lif_pool_first(
-    current: torch.Tensor, steps: int, *, decay: float, threshold: float, gain: float = 1.0
-) -> torch.Tensor:
+def lif_pool_first(current: Tensor, steps: int, *, decay: float, threshold: float, gain: float = 1.0) -> Tensor:
     """Return the means over 2x2 of first spikes, (T, B, C, H//2, W//2), of neurons that receive `current` T times.
 
     current (B, C, H, W), in float32 or float64.
     """
-    return _first["native"](current, steps, decay, gain, threshold)
+    return _first_op["native"](current, steps, decay, gain, threshold)
 
 
-def lif_pool_periods(
-    current: torch.Tensor, bias: torch.Tensor, *, decay: float, threshold: float, gain: float = 1.0
-) -> torch.Tensor:
+def lif_pool_periods(current: Tensor, bias: Tensor, *, decay: float, threshold: float, gain: float = 1.0) -> Tensor:
     """Return the means over 2x2 of spikes, (T, B, C, H//2, W//2), of neurons that are reset to 0, channels last.
 
     At step t they receive bias (C,) plus current[d - 1] for each divisor d of t. current (T, B, C, H, W) is float32 or
     float64 and has 16 channels or more.
     """
-    return _periods["native"](current, bias, decay, gain, threshold)
+    return _periods_op["native"](current, bias, decay, gain, threshold)
 
 
-@computes(_first, "native")
-def _computed_first(current: torch.Tensor, steps: int, decay: float, gain: float, threshold: float) -> torch.Tensor:
+@_first_op.computes("native")
+def _first(given: _First) -> Tensor:
+    current, steps, *neuron = given
     pooled, channels_last = layout.pooled_buffer(current, current, steps, current.dtype)
     images = current.contiguous(memory_format=layout.memory_format(channels_last))
     _library(images.dtype).lif_pool(
         images.data_ptr(), pooled.data_ptr(), steps, 0, *images.shape, channels_last,
-        decay, gain, threshold, _SILENCED, False, compiler.threads(),
+        *neuron, _SILENCED, False, compiler.threads(),
     )  # fmt: skip
     return pooled
 
 
-@computes(_periods, "native")
-def _computed_periods(
-    current: torch.Tensor, bias: torch.Tensor, decay: float, gain: float, threshold: float
-) -> torch.Tensor:
+@_periods_op.computes("native")
+def _periods(given: _Received) -> Tensor:
+    current, bias, *neuron = given
     images = current.flatten(0, 1).contiguous(memory_format=torch.channels_last)
     pooled = layout.pooled_buffer(current, images, 0, current.dtype)[0]
-    neurons = Periods(current.shape, bias, pooled, decay, gain, threshold)
+    neurons = Periods(current.shape, bias, pooled, *neuron)
     _library(images.dtype).lif_pool_periods(neurons, images.data_ptr(), compiler.threads())
     return pooled
 

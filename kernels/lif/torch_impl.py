@@ -7,45 +7,42 @@ The loops keep n = -v. Then `threshold_`, which keeps what lies above a bound, i
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from benchd.kernels.dispatch import state_dtype
-from benchd.kernels.lif.layout import with_bias
+from benchd.kernels.lif.layout import all_steps, with_bias
+from benchd.kernels.lif.ops import Lif, LifPool, lif_op, lif_pool_op
 
 _SLOPE = 4.0
 
 
-def lif(current: torch.Tensor, *, decay: float, gain: float, threshold: float, reset: str) -> torch.Tensor:
+@lif_op.computes("torch")
+def _lif(given: Lif) -> Tensor:
+    return _spikes(all_steps(given.current, given.repeats), *given[2:])
+
+
+def _spikes(current: Tensor, decay: float, gain: float, threshold: float, subtract: bool) -> Tensor:
     """Return the spikes of `current` (T, ...), differentiable in it through the sigmoid surrogate."""
     if torch.is_grad_enabled() and current.requires_grad:
-        return _Lif.apply(current, decay, gain, threshold, reset)[0]
+        return _Lif.apply(current, decay, gain, threshold, subtract)[0]
     if torch.compiler.is_compiling():
-        return _traced(current, decay, gain, threshold, reset)[0]
-    return _in_place(current, None, decay, gain, threshold, reset)
+        return _traced(current, decay, gain, threshold, subtract)[0]
+    return _in_place(current, None, decay, gain, threshold, subtract)
 
 
-def lif_pool(
-    current: torch.Tensor,
-    *,
-    decay: float,
-    gain: float,
-    threshold: float,
-    reset: str,
-    bias: torch.Tensor | None,
-    output: str,
-) -> torch.Tensor:
-    """Return the spikes of current (T, B, C, H, W) + bias (C,) averaged over 2x2, with `lif`'s gradient, or counted."""
-    charged = with_bias(current, bias)
-    charged = charged.detach() if output == "counts" else charged
-    spikes = lif(charged, decay=decay, gain=gain, threshold=threshold, reset=reset)
-    pooled: torch.Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, current.shape[:2])
-    return (4 * pooled).to(torch.uint8) if output == "counts" else pooled.to(current.dtype)
+@lif_pool_op.computes("torch")
+def _lif_pool(given: LifPool) -> Tensor:
+    current = all_steps(given.current, given.repeats)
+    spikes = _spikes(with_bias(current, given.bias), *given[3:7])
+    pooled: Tensor = functional.avg_pool2d(spikes.flatten(0, 1), 2).unflatten(0, current.shape[:2])
+    return (4 * pooled).to(torch.uint8) if given.counts else pooled.to(current.dtype)
 
 
 @torch.no_grad()
 def _in_place(
-    current: torch.Tensor, membranes: torch.Tensor | None, decay: float, gain: float, threshold: float, reset: str
-) -> torch.Tensor:
+    current: Tensor, membranes: Tensor | None, decay: float, gain: float, threshold: float, subtract: bool
+) -> Tensor:
     """Return the spikes; n before each reset goes to `membranes` (T, ...)."""
     dtype = state_dtype(current)
     n = torch.zeros_like(current[0], dtype=dtype)
@@ -55,16 +52,14 @@ def _in_place(
         if membranes is not None:
             membranes[t] = n
         torch.le(n, -threshold, out=spike)
-        if reset == "zero":
+        if not subtract:
             torch.threshold_(n, -threshold, 0.0)
         else:
             n.add_(spike, alpha=threshold)
     return spikes
 
 
-def _traced(
-    current: torch.Tensor, decay: float, gain: float, threshold: float, reset: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _traced(current: Tensor, decay: float, gain: float, threshold: float, subtract: bool) -> tuple[Tensor, Tensor]:
     """Return the spikes and n before each reset, both (T, ...), by ops that a compiler can fuse."""
     x = current.to(state_dtype(current))
     n = torch.zeros_like(x[0])
@@ -74,40 +69,38 @@ def _traced(
         fired = n <= -threshold
         membranes.append(n)
         spikes.append(fired.to(current.dtype))  # each here: on a CPU, Inductor stores and loads bools one by one
-        n = torch.where(fired, 0.0 if reset == "zero" else n + threshold, n)
+        n = torch.where(fired, n + threshold if subtract else 0.0, n)
     return torch.stack(spikes), torch.stack(membranes)
 
 
 class _Lif(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, current: torch.Tensor, decay: float, gain: float, threshold: float, reset: str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx: Any, current: Tensor, decay: float, gain: float, threshold: float, subtract: bool
+    ) -> tuple[Tensor, Tensor]:
         if torch.compiler.is_compiling():
-            spikes, membranes = _traced(current, decay, gain, threshold, reset)
+            spikes, membranes = _traced(current, decay, gain, threshold, subtract)
         else:
             membranes = torch.empty_like(current, dtype=state_dtype(current))
-            spikes = _in_place(current, membranes, decay, gain, threshold, reset)
+            spikes = _in_place(current, membranes, decay, gain, threshold, subtract)
         ctx.save_for_backward(membranes)
         ctx.mark_non_differentiable(membranes)
-        ctx.constants = decay, gain, threshold, reset
+        ctx.constants = decay, gain, threshold, subtract
         return spikes, membranes
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (membranes,) = ctx.saved_tensors
         return _backward(grads[0], membranes, *ctx.constants), None, None, None, None
 
 
-def _backward(
-    grad: torch.Tensor, membranes: torch.Tensor, decay: float, gain: float, threshold: float, reset: str
-) -> torch.Tensor:
+def _backward(grad: Tensor, membranes: Tensor, decay: float, gain: float, threshold: float, subtract: bool) -> Tensor:
     """Return the gradient of the current: back through the reset, then the decay, one step at a time."""
     carried = torch.zeros_like(membranes[0])
     result = torch.empty_like(grad)
     for t in range(len(membranes) - 1, -1, -1):
         n = membranes[t]
-        if reset == "zero":
+        if not subtract:
             to_spike = torch.addcmul(grad[t].to(n.dtype), carried, n)
             carried.masked_fill_(n <= -threshold, 0.0)
         else:

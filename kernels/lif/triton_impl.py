@@ -5,25 +5,22 @@ reference's bit for bit. Loops over T are unrolled, one compilation per T, and r
 no load may move above a store to memory that might be its own. A current expanded over T is read once.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from benchd.kernels import launch
-from benchd.kernels.lif import layout, ops
-from benchd.kernels.op import computes
-
-lif, lif_pool = partial(ops.lif, "triton"), partial(ops.lif_pool, "triton")
+from benchd.kernels.lif import layout
+from benchd.kernels.lif.ops import Lif, LifPool, lif_op, lif_pool_op
 
 
-@computes(ops.lif_op, "triton")
-def _lif(
-    current: torch.Tensor, repeats: int, decay: float, gain: float, threshold: float, subtract: bool
-) -> torch.Tensor:
+@lif_op.computes("triton")
+def _lif(given: Lif) -> Tensor:
+    current, repeats, *neuron, subtract = given
     spikes, same_layout = layout.spikes_buffer(current, repeats)
     current = current if same_layout else current.contiguous()
     neurons = spikes[0].numel()
@@ -31,24 +28,16 @@ def _lif(
         cut = _cut(current.device, neurons)
         launch.run(
             _lif_kernel, (triton.cdiv(neurons, cut.block),),
-            (current, spikes), (neurons, decay, gain, threshold),
+            (current, spikes), (neurons, *neuron),
             T=len(spikes), REPEAT=repeats > 0, SUBTRACT=subtract, BLOCK=cut.block,
             num_warps=cut.warps, enable_fp_fusion=False,
         )  # fmt: skip
     return spikes
 
 
-@computes(ops.lif_pool_op, "triton")
-def _lif_pool(
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    repeats: int,
-    decay: float,
-    gain: float,
-    threshold: float,
-    subtract: bool,
-    counts: bool,
-) -> torch.Tensor:
+@lif_pool_op.computes("triton")
+def _lif_pool(given: LifPool) -> Tensor:
+    current, bias, repeats, *neuron, subtract, counts = given
     images = layout.frames(current, repeats)
     pooled, channels_last = layout.pooled_buffer(current, images, repeats, torch.uint8 if counts else current.dtype)
     images = images.contiguous(memory_format=layout.memory_format(channels_last))
@@ -58,7 +47,7 @@ def _lif_pool(
         cut = _cut(images.device, pooled[0].numel())
         launch.run(
             _pool_kernel, (batch * triton.cdiv(pooled[0, 0].numel(), cut.block),),
-            (images, bias, pooled), (batch * images[0].numel(), pooled[0].numel(), decay, gain, threshold),
+            (images, bias, pooled), (batch * images[0].numel(), pooled[0].numel(), *neuron),
             **_pool_constants(steps, images.shape[1:], channels_last, cut), REPEAT=repeats > 0, SUBTRACT=subtract,
             num_warps=cut.warps, enable_fp_fusion=False,
         )  # fmt: skip
@@ -100,17 +89,9 @@ def _fire(v, current, bias, decay, gain, threshold, SUBTRACT: tl.constexpr):
 
 @triton.jit
 def _lif_kernel(
-    current,
-    spikes,
-    neurons,
-    decay,
-    gain,
-    threshold,
-    T: tl.constexpr,
-    REPEAT: tl.constexpr,
-    SUBTRACT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    current, spikes, neurons, decay, gain, threshold,
+    T: tl.constexpr, REPEAT: tl.constexpr, SUBTRACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Walk over T with a block of neurons, which lie in memory in any order that all steps share."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < neurons
@@ -127,23 +108,10 @@ def _lif_kernel(
 
 @triton.jit
 def _pool_kernel(
-    current,
-    bias,
-    pooled,
-    step,
-    pooled_step,
-    decay,
-    gain,
-    threshold,
-    T: tl.constexpr,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    CHANNELS_LAST: tl.constexpr,
-    REPEAT: tl.constexpr,
-    SUBTRACT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    current, bias, pooled, step, pooled_step, decay, gain, threshold,
+    T: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    REPEAT: tl.constexpr, SUBTRACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Walk over T with a block of windows of one image, counted as they lie in memory; uint8 `pooled` takes counts."""
     WINDOWS: tl.constexpr = C * (H // 2) * (W // 2)
     BLOCKS: tl.constexpr = (WINDOWS + BLOCK - 1) // BLOCK
@@ -195,24 +163,3 @@ def _window(corner, inside, RIGHT: tl.constexpr, BELOW: tl.constexpr):
         tl.load(corner + BELOW, mask=inside, other=0.0),
         tl.load(corner + BELOW + RIGHT, mask=inside, other=0.0),
     )
-
-
-def _shipped() -> Iterator[launch.Shipped]:
-    """Yield what OnePass without batch norm launches at 8 steps, half and full: its first layer by both encodings."""
-    layers = {"lif1 repeat": ((64, 32, 32), True), "lif1 rate": ((64, 32, 32), False), "lif2": ((128, 16, 16), False)}
-    numbers = dict.fromkeys(("decay", "gain", "threshold"), "fp32")
-    for precision in ("fp16", "fp32"):
-        for layer, (image, repeat) in layers.items():
-            for cut, architectures in launch.by_architecture(lambda which: _CUTS.get(which, _CUTS[0])):
-                yield launch.shipped(
-                    f"lif_pool {layer} {cut.block} {precision}",
-                    _pool_kernel,
-                    dict.fromkeys(("current", "bias", "pooled"), f"*{precision}") | numbers,
-                    _pool_constants(8, image, True, cut) | {"REPEAT": repeat, "SUBTRACT": False},
-                    cut.warps,
-                    fp_fusion=False,
-                    architectures=architectures,
-                )
-
-
-SHIPPED = tuple(_shipped())

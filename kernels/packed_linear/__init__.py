@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from benchd.kernels.dispatch import require_device
 from benchd.kernels.packed_linear import native
@@ -23,12 +24,12 @@ class PackedLinear:
     y is in the dtype of the weight, or in the autocast's.
     """
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._weight = weight.detach()
-        self._packed: dict[torch.dtype, torch.Tensor] = {}
-        self._tiles: tuple[int, list[torch.Tensor]] = (0, [])
+        self._packed: dict[torch.dtype, Tensor] = {}
+        self._tiles: tuple[int, list[Tensor]] = (0, [])
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Return y (..., outer) of x (..., inner); raise Unavailable if x is not on a CPU."""
         require_device("packed_linear", "native", x)
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self._weight.dtype
@@ -43,18 +44,18 @@ class PackedLinear:
         """Return whether the weight can be packed in `dtype`."""
         return dtype == torch.float32 or (dtype == torch.bfloat16 and self._weight.shape[-1] % 2 == 0)
 
-    def call(self, x: torch.Tensor, y: torch.Tensor) -> Callable[[], object]:
+    def call(self, x: Tensor, y: Tensor) -> Callable[[], object]:
         """Return the call that writes y; x has the dtype of y, which suits, and neither has gaps."""
         if _multiplies_in_tiles(x.dtype):
             return lambda: y.copy_(self._in_tiles(x))
         return native.call(x, self._for(x.dtype), y)
 
-    def _for(self, dtype: torch.dtype) -> torch.Tensor:
+    def _for(self, dtype: torch.dtype) -> Tensor:
         if dtype not in self._packed:
             self._packed[dtype] = native.pack(self._groups(dtype))
         return self._packed[dtype]
 
-    def _in_tiles(self, x: torch.Tensor) -> torch.Tensor:
+    def _in_tiles(self, x: Tensor) -> Tensor:
         groups = self._groups(x.dtype)
         rows = x.numel() // (len(groups) * x.shape[-1])
         if self._tiles[0] != rows:  # oneDNN chooses the layout for a size
@@ -66,7 +67,7 @@ class PackedLinear:
         ]
         return torch.stack(products).view(*x.shape[:-1], -1)
 
-    def _groups(self, dtype: torch.dtype) -> torch.Tensor:
+    def _groups(self, dtype: torch.dtype) -> Tensor:
         return self._weight.to(dtype).reshape(-1, *self._weight.shape[-2:])
 
 

@@ -2,11 +2,13 @@
 
 import ctypes
 from functools import cache
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from benchd.kernels import compiler
-from benchd.kernels.op import computes, op
+from benchd.kernels.op import op
 
 _WIDEST = 16  # WIDEST of native.c
 
@@ -17,21 +19,30 @@ class _Problem(ctypes.Structure):
     _fields_ = compiler.fields("*x x_group x_row *packed *y y_group y_row groups rows inner outer threads")
 
 
+class Linear(NamedTuple):
+    """x (..., inner); packed (groups, ...) leads x if it has more than one group."""
+
+    x: Tensor
+    packed: Tensor
+    outer: int
+
+
 @op("packed_linear")
-def linear_op(x: torch.Tensor, packed: torch.Tensor, outer: int) -> torch.Tensor:
-    """Make y (..., outer) of x (..., inner); packed (groups, ...) leads x if it has more than one group."""
-    return x.new_empty((*x.shape[:-1], outer))
+def linear_op(given: Linear) -> Tensor:
+    """Make y (..., outer)."""
+    return given.x.new_empty((*given.x.shape[:-1], given.outer))
 
 
-@computes(linear_op, "native")
-def _multiplied(x: torch.Tensor, packed: torch.Tensor, outer: int) -> torch.Tensor:
+@linear_op.computes("native")
+def _multiplied(given: Linear) -> Tensor:
+    x, packed, outer = given
     y = x.new_empty((*x.shape[:-1], outer))
     if y.numel():
         call(x.contiguous(), packed, y)()
     return y
 
 
-def call(x: torch.Tensor, packed: torch.Tensor, y: torch.Tensor) -> compiler.Call:
+def call(x: Tensor, packed: Tensor, y: Tensor) -> compiler.Call:
     """Return the call that writes y (..., outer) of x (..., inner), both without gaps and in the dtype of `packed`."""
     groups, inner, outer = len(packed), x.shape[-1], y.shape[-1]
     rows = x.numel() // (groups * inner)
@@ -42,7 +53,7 @@ def call(x: torch.Tensor, packed: torch.Tensor, y: torch.Tensor) -> compiler.Cal
     return compiler.Call(_library(packed.dtype).packed_linear, problem, (x, packed, y))
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
+def pack(weight: Tensor) -> Tensor:
     """Return weight (groups, outer, inner), float32 or bfloat16, as the kernel reads it: (groups, numbers)."""
     groups, outer, inner = weight.shape
     dense, packed = weight.contiguous(), weight.new_empty(groups, inner * (outer + -outer % _WIDEST))

@@ -15,33 +15,42 @@ or parallel in two levels; the others have one form, which is exact, and take ei
 
 from typing import Any, Literal
 
-import torch
+from torch import Tensor
 
-from benchd.kernels.dispatch import Implementations, require_floats
-from benchd.kernels.selective_scan import native, reference, torch_impl
+from benchd.kernels.dispatch import load_all, require_floats
+from benchd.kernels.selective_scan.ops import (
+    Bidirectional,
+    Pair,
+    Projection,
+    Scan,
+    bidirectional_op,
+    delta_op,
+    pair_op,
+    scan_op,
+)
 
 __all__ = ["Form", "bidirectional_scan", "delta_projection", "selective_scan", "selective_scan_pair"]
 
 Form = Literal["serial", "two_level"]
 
-_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
+load_all(__name__)
 
 
 def selective_scan(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    z: torch.Tensor | None = None,
-    delta_bias: torch.Tensor | None = None,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
     reverse: bool = False,
     *,
     form: Form = "serial",
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return y (batch, L, E) in the dtype of u.
 
     u, delta, z (batch, L, E); A (E, N), negative; B, C (batch, L, N); D, delta_bias (E,). "reference" and "torch" are
@@ -51,23 +60,23 @@ def selective_scan(
     """
     _check_form("selective_scan", form)
     _check("selective_scan", (), u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
-    run = _implementation(implementation, u.device).selective_scan
-    return run(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
+    given = Scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
+    return scan_op("selective_scan", implementation, given)
 
 
 def selective_scan_pair(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None = None,
-    delta_bias: torch.Tensor | None = None,
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
     delta_softplus: bool = False,
     *,
     form: Form = "serial",
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return the y of two scans at once, (2, batch, L, E) in the dtype of u: [0] runs forward and [1] in reverse.
 
     Every tensor is that of `selective_scan` with a first dimension of 2, all in natural token order; there is no gate,
@@ -75,13 +84,11 @@ def selective_scan_pair(
     """
     _check_form("selective_scan_pair", form)
     _check("selective_scan_pair", (2,), u=u, delta=delta, A=A, B=B, C=C, D=D, delta_bias=delta_bias)
-    run = _implementation(implementation, u.device).selective_scan_pair
-    return run(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
+    given = Pair(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
+    return pair_op("selective_scan_pair", implementation, given)
 
 
-def delta_projection(
-    low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, implementation: str = "auto"
-) -> torch.Tensor:
+def delta_projection(low: Tensor, weight: Tensor, bias: Tensor, *, implementation: str = "auto") -> Tensor:
     """Return delta = softplus(low W^T + bias) of two directions, (2, batch, L, E) in the dtype of low.
 
     low (2, batch, L, R), weight (2, E, R), bias (2, E). Errors are those of `selective_scan`.
@@ -92,23 +99,23 @@ def delta_projection(
     if weight.dim() != 3 or (weight.shape[0], weight.shape[2]) != (2, low.shape[3]):
         raise ValueError(f"{op}: weight must be (2, channels, {low.shape[3]}), not {tuple(weight.shape)}")
     _check_shape(op, "bias", bias, weight.shape[:2])
-    return _implementation(implementation, low.device).delta_projection(low, weight, bias)
+    return delta_op(op, implementation, Projection(low, weight, bias))
 
 
 def bidirectional_scan(
-    u: torch.Tensor,
-    low: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    z: torch.Tensor,
+    u: Tensor,
+    low: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor,
     *,
     form: Form = "serial",
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return (the scan of u[0] + the scan of u[1] in reverse) * silu(z), (batch, L, E) in the dtype of u.
 
     u (2, batch, L, E), B, C (2, batch, L, N) and low (2, batch, L, R) in natural token order; weight (2, E, R),
@@ -125,11 +132,10 @@ def bidirectional_scan(
     _check_shape(op, "weight", weight, per_channel + rank)
     _check_shape(op, "bias", bias, per_channel)
     _check_shape(op, "z", z, u.shape[1:])
-    run = _implementation(implementation, u.device).bidirectional_scan
-    return run(u, low, weight, bias, A, B, C, D, z, form)
+    return bidirectional_op(op, implementation, Bidirectional(u, low, weight, bias, A, B, C, D, z, form))
 
 
-def _check_low(op: str, low: torch.Tensor) -> None:
+def _check_low(op: str, low: Tensor) -> None:
     if low.dim() != 4 or len(low) != 2 or not low.shape[3]:
         raise ValueError(f"{op}: low must be (2, batch, length, rank of at least 1), not {tuple(low.shape)}")
 
@@ -154,7 +160,7 @@ def _check(op: str, lead: tuple[int, ...], **tensors: Any) -> None:
             _check_shape(op, name, tensor, expected.get(name, u.shape))
 
 
-def _check_shape(op: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+def _check_shape(op: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tensor.shape != shape:
         raise ValueError(f"{op}: {name} must be {tuple(shape)}, not {tuple(tensor.shape)}")
 

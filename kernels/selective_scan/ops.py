@@ -1,93 +1,94 @@
-"""The selective scan as ops of torch for the kernels in C and in Triton; inference only.
+"""The selective scan as ops of torch; those of kernels are for inference, with state and sums in float32."""
 
-State and sums are float32, and a float64 u is refused: rounding it quietly would answer in a precision that was not
-asked for.
-"""
+from typing import Any, NamedTuple
 
-from typing import Any
+from torch import Tensor
 
-import torch
-
-from benchd.kernels.dispatch import Kernel
-from benchd.kernels.op import infer, op
+from benchd.kernels.op import op
 
 
-@op("selective_scan")
-def scan_op(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    softplus: bool,
-    reverse: bool,
-    form: str,
-) -> torch.Tensor:
-    """Make y (G, batch, length, channels) of G = 1 or 2 scans that lead every tensor; the second runs the other way.
+class Scan(NamedTuple):
+    """u, delta, z (batch, length, channels), A (channels, state), B, C (batch, length, state), D, bias (channels,).
 
-    `reverse` is the direction of the first. Only Triton has more than one `form`.
+    Only "triton" has more than one `form`.
     """
-    return u.new_empty(u.shape)
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    z: Tensor | None
+    bias: Tensor | None
+    softplus: bool
+    reverse: bool
+    form: str
 
 
-@op("delta_projection")
-def delta_op(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+class Pair(NamedTuple):
+    """Two scans, which lead every tensor; the second runs in reverse."""
+
+    u: Tensor
+    delta: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    bias: Tensor | None
+    softplus: bool
+    form: str
+
+
+class Projection(NamedTuple):
+    """low (2, batch, length, rank), weight (2, channels, rank), bias (2, channels)."""
+
+    low: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+class Bidirectional(NamedTuple):
+    """The tensors of `Pair` and `Projection`, and the gate z (batch, length, channels)."""
+
+    u: Tensor
+    low: Tensor
+    weight: Tensor
+    bias: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
+    z: Tensor
+    form: str
+
+
+@op("selective_scan", float32=("native", "triton"))
+def scan_op(given: Scan) -> Tensor:
+    """Make y (batch, length, channels)."""
+    return given.u.new_empty(given.u.shape)
+
+
+@op("selective_scan_pair", float32=("native", "triton"))
+def pair_op(given: Pair) -> Tensor:
+    """Make y (2, batch, length, channels)."""
+    return given.u.new_empty(given.u.shape)
+
+
+@op("delta_projection", float32=("native", "triton"))
+def delta_op(given: Projection) -> Tensor:
     """Make delta (2, batch, length, channels)."""
-    return low.new_empty(*low.shape[:-1], weight.shape[1])
+    return given.low.new_empty(*given.low.shape[:-1], given.weight.shape[1])
 
 
-@op("bidirectional_scan")
-def bidirectional_op(
-    u: torch.Tensor,
-    low: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    z: torch.Tensor,
-    form: str,
-) -> torch.Tensor:
+@op("bidirectional_scan", float32=("native", "triton"))
+def bidirectional_op(given: Bidirectional) -> Tensor:
     """Make the gated sum of both directions (batch, length, channels)."""
-    return u.new_empty(u.shape[1:])
+    return given.u.new_empty(given.u.shape[1:])
 
 
-def selective_scan(
-    kernel: Kernel,
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    delta_bias: torch.Tensor | None,
-    delta_softplus: bool,
-    reverse: bool,
-    form: str,
-) -> torch.Tensor:
-    """Return y (batch, length, channels) in the dtype of u; Unavailable for float64, a gradient or another device."""
-    given = u, delta, A, B, C, D, z, delta_bias
-    tensors: list[Any] = [None if tensor is None else tensor.unsqueeze(0) for tensor in given]
-    return infer("selective_scan", scan_op, kernel, *tensors, delta_softplus, reverse, form).squeeze(0)
-
-
-def selective_scan_pair(
-    kernel: Kernel,
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    delta_bias: torch.Tensor | None,
-    delta_softplus: bool,
-    form: str,
-) -> torch.Tensor:
-    """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse; raises the same."""
-    tensors = u, delta, A, B, C, D, None, delta_bias
-    return infer("selective_scan_pair", scan_op, kernel, *tensors, delta_softplus, False, form)
+def directions_of(given: Scan | Pair) -> tuple[Any, ...]:
+    """Return u, delta, A, B, C, D, z and bias, the directions of a scan leading every one."""
+    if isinstance(given, Pair):
+        return *given[:6], None, given.bias
+    return tuple(None if tensor is None else tensor.unsqueeze(0) for tensor in given[:8])

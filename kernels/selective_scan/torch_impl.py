@@ -17,8 +17,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from benchd.kernels.selective_scan.ops import (
+    Bidirectional,
+    Pair,
+    Projection,
+    Scan,
+    bidirectional_op,
+    delta_op,
+    pair_op,
+    scan_op,
+)
 
 # numbers in one buffer of a block: the two together fill a few MB, about the second-level caches of two cores
 _BLOCK_NUMBERS = 2**19
@@ -28,26 +40,13 @@ _LOG2_E = 1 / math.log(2)
 ONNX_OPERATOR = "benchd::SelectiveRecurrence"
 
 
-def selective_scan(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    delta_bias: torch.Tensor | None,
-    delta_softplus: bool,
-    reverse: bool,
-    _form: str,
-) -> torch.Tensor:
-    """Return y (batch, length, channels) in the dtype of u."""
+@scan_op.computes("torch")
+def _one_way(given: Scan) -> Tensor:
+    u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, _ = given
     state_dtype = torch.promote_types(u.dtype, torch.float32)
     rates = A.to(state_dtype).mT
 
-    def scanned(
-        u: torch.Tensor, delta: torch.Tensor, B: torch.Tensor, C: torch.Tensor, *z: torch.Tensor
-    ) -> torch.Tensor:
+    def scanned(u: Tensor, delta: Tensor, B: Tensor, C: Tensor, *z: Tensor) -> Tensor:
         x, delta, B, C = (tensor.to(state_dtype) for tensor in (u, delta, B, C))
         delta = _steps(delta, delta_bias, delta_softplus)
         tokens_first = (tensor.transpose(0, 1) for tensor in (delta, delta * x, B, C))
@@ -61,26 +60,15 @@ def selective_scan(
     return _in_groups(scanned, 0, rates.numel(), u, delta, B, C, *(() if z is None else (z,)))
 
 
-def selective_scan_pair(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    delta_bias: torch.Tensor | None,
-    delta_softplus: bool,
-    _form: str,
-) -> torch.Tensor:
-    """Return y (2, batch, length, channels) in the dtype of u: [0] forward, [1] in reverse.
-
-    Only the narrow inputs of the second direction are flipped, a sixteenth of what the recurrence reads.
-    """
+@pair_op.computes("torch")
+def _pair(given: Pair) -> Tensor:
+    """Flip only the narrow inputs of the second direction, a sixteenth of what the recurrence reads."""
+    u, delta, A, B, C, D, delta_bias, delta_softplus, _ = given
     state_dtype = torch.promote_types(u.dtype, torch.float32)
     rates = A.to(state_dtype).mT.unsqueeze(1)
     bias = None if delta_bias is None else delta_bias[:, None, None]
 
-    def scanned(u: torch.Tensor, delta: torch.Tensor, B: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
+    def scanned(u: Tensor, delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
         x, delta, B, C = (tensor.to(state_dtype) for tensor in (u, delta, B, C))
         delta = _steps(delta, bias, delta_softplus)
         aligned = (_aligned(tensor) for tensor in (delta, delta * x, B, C))
@@ -93,34 +81,25 @@ def selective_scan_pair(
     return _in_groups(scanned, 1, rates.numel(), u, delta, B, C)
 
 
-def delta_projection(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return softplus(low W^T + bias), (2, batch, length, channels) in the dtype of low."""
+@delta_op.computes("torch")
+def _delta_projection(given: Projection) -> Tensor:
+    low, weight, bias = given
     state_dtype = torch.promote_types(low.dtype, torch.float32)
     return _steps(_projected(low, weight).to(state_dtype), bias[:, None, None], softplus=True).to(low.dtype)
 
 
-def bidirectional_scan(
-    u: torch.Tensor,
-    low: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    z: torch.Tensor,
-    form: str,
-) -> torch.Tensor:
-    """Return the gated sum of both scans, (batch, length, channels) in the dtype of u."""
-    y = selective_scan_pair(u, _projected(low, weight), A, B, C, D, bias, True, form)
+@bidirectional_op.computes("torch")
+def _bidirectional_scan(given: Bidirectional) -> Tensor:
+    u, low, weight, bias, A, B, C, D, z, form = given
+    y = _pair(Pair(u, _projected(low, weight), A, B, C, D, bias, True, form))
     return (y[0] + y[1]) * functional.silu(z).to(u.dtype)
 
 
-def _projected(low: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _projected(low: Tensor, weight: Tensor) -> Tensor:
     return torch.bmm(low.flatten(1, 2), weight.mT.to(low.dtype)).unflatten(1, low.shape[1:3])
 
 
-def _in_groups(scanned: Callable[..., torch.Tensor], dim: int, numbers: int, *tensors: torch.Tensor) -> torch.Tensor:
+def _in_groups(scanned: Callable[..., Tensor], dim: int, numbers: int, *tensors: Tensor) -> Tensor:
     """Return `scanned` of the tensors, on a CPU a group of images at a time; `numbers` is the state of one image."""
     images = tensors[0].shape[dim]
     if torch.compiler.is_compiling() or tensors[0].device.type != "cpu" or images * numbers <= _STATE_NUMBERS:
@@ -130,13 +109,13 @@ def _in_groups(scanned: Callable[..., torch.Tensor], dim: int, numbers: int, *te
     return torch.cat([scanned(*group) for group in groups], dim)
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+def _aligned(tensor: Tensor) -> Tensor:
     """Return (2, batch, length, ...) as (length, 2, batch, ...) in the order in which each direction meets it."""
     forward, backward = tensor.transpose(1, 2).unbind()
     return torch.stack((forward, backward.flip(0)), dim=1)
 
 
-def _steps(delta: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> torch.Tensor:
+def _steps(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
     if bias is not None:
         delta = delta + bias.to(delta.dtype)
     if not softplus:
@@ -150,7 +129,7 @@ class _Softplus(torch.autograd.Function):
     """functional.softplus in a quarter of its time on a CPU, where log1p has no vector form; to 2e-7 relative."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         e = x.clamp(max=20).exp_()
         w = e + 1
@@ -159,14 +138,12 @@ class _Softplus(torch.autograd.Function):
         return torch.maximum(x, w.log_().add_(lost))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return grads[0] * x.sigmoid()
 
 
-def _scan(
-    delta: torch.Tensor, x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, *, A: torch.Tensor, reverse: bool
-) -> torch.Tensor:
+def _scan(delta: Tensor, x: Tensor, B: Tensor, C: Tensor, *, A: Tensor, reverse: bool) -> Tensor:
     """Return sum over n of h C, (length, *batch, channels).
 
     delta, x = delta * u (length, *batch, channels); B, C (length, *batch, N); A broadcasts to (*batch, N, channels).
@@ -187,9 +164,7 @@ def _scan(
     return checkpoint(_two_levels, *inputs, use_reentrant=False)
 
 
-def _exported(
-    delta: torch.Tensor, x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, A: torch.Tensor, reverse: bool
-) -> torch.Tensor:
+def _exported(delta: Tensor, x: Tensor, B: Tensor, C: Tensor, A: Tensor, reverse: bool) -> Tensor:
     """Return the recurrence as one node: its form in standard ops is the exporter's choice."""
     if reverse:
         delta, x, B, C = (tensor.flip(0) for tensor in (delta, x, B, C))
@@ -197,9 +172,7 @@ def _exported(
     return y.flip(0) if reverse else y
 
 
-def _two_levels(
-    delta: torch.Tensor, x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, A: torch.Tensor, reverse: bool
-) -> torch.Tensor:
+def _two_levels(delta: Tensor, x: Tensor, B: Tensor, C: Tensor, A: Tensor, reverse: bool) -> Tensor:
     length = len(delta)
     chunk = max(1, math.isqrt(length // 2))
     delta, x, B, C = (_chunked(tensor, chunk) for tensor in (delta, x, B, C))
@@ -216,14 +189,14 @@ def _two_levels(
     return (h * C.unsqueeze(-1)).sum(-2).flatten(0, 1)[:length]
 
 
-def _chunked(tensor: torch.Tensor, chunk: int) -> torch.Tensor:
+def _chunked(tensor: Tensor, chunk: int) -> Tensor:
     """Return (length, ...) as (chunks, chunk, ...); a token of zeros, at either end, leaves the state as it is."""
     missing = -len(tensor) % chunk
     padded = functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing))
     return padded.unflatten(0, (-1, chunk))
 
 
-def _handed_on(products: torch.Tensor, states: torch.Tensor, reverse: bool) -> torch.Tensor:
+def _handed_on(products: Tensor, states: Tensor, reverse: bool) -> Tensor:
     """Return the state entering each chunk from those leaving it after a zero state, all (chunks, *batch, N, E)."""
     chunks = list(zip(products.unbind(), states.unbind(), strict=True))
     entering = [torch.zeros_like(states[0])]
@@ -242,14 +215,8 @@ def _spans(length: int, state_numbers: int, reverse: bool) -> Iterator[slice]:
 
 @torch.no_grad()
 def _blocks(
-    delta: torch.Tensor,
-    x: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    A: torch.Tensor,
-    reverse: bool,
-    entering: list[torch.Tensor] | None,
-) -> torch.Tensor:
+    delta: Tensor, x: Tensor, B: Tensor, C: Tensor, A: Tensor, reverse: bool, entering: list[Tensor] | None
+) -> Tensor:
     """Return what `_scan` does; the state entering each block is appended to `entering`."""
     state = delta.new_zeros(*delta.shape[1:-1], *A.shape[-2:])
     y = torch.empty_like(delta, memory_format=torch.contiguous_format).unsqueeze(-2)
@@ -267,9 +234,9 @@ class _Scratch(threading.local):
     """Memory for the blocks that stays between calls: fresh pages cost more than the arithmetic on them."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return unwritten memory of this shape, the same for the same name."""
         kept = self._kept.get((name, dtype))
         if kept is None or kept.numel() < math.prod(shape):
@@ -282,13 +249,8 @@ _scratch = _Scratch()
 
 
 def _states(
-    delta: torch.Tensor,
-    x: torch.Tensor,
-    B: torch.Tensor,
-    rates: torch.Tensor,
-    entering: torch.Tensor,
-    reverse: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    delta: Tensor, x: Tensor, B: Tensor, rates: Tensor, entering: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor]:
     """Return the decays and the states of a block's tokens, both (tokens, *batch, N, channels), in scratch memory."""
     shape = (len(delta), *entering.shape)
     decays, h = (_scratch.buffer(name, shape, x.dtype) for name in ("decays", "states"))
@@ -298,12 +260,12 @@ def _states(
     return decays, h
 
 
-def _rates(A: torch.Tensor) -> torch.Tensor:
+def _rates(A: Tensor) -> Tensor:
     """Return A for powers of two: exp2 takes a third of the time of exp on a CPU."""
     return (A * _LOG2_E).contiguous()
 
 
-def _accumulate(decays: torch.Tensor, h: torch.Tensor, state: torch.Tensor, reverse: bool) -> None:
+def _accumulate(decays: Tensor, h: Tensor, state: Tensor, reverse: bool) -> None:
     """Turn the inputs `h` of the tokens into their states, in place."""
     steps = list(zip(decays.unbind(), h.unbind(), strict=True))
     for decay, here in reversed(steps) if reverse else steps:
@@ -314,16 +276,8 @@ class _Blocks(torch.autograd.Function):
     """`_blocks` with a gradient; the backward pass recomputes the states block by block."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        delta: torch.Tensor,
-        x: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        A: torch.Tensor,
-        reverse: bool,
-    ) -> torch.Tensor:
-        entering: list[torch.Tensor] = []
+    def forward(ctx: Any, delta: Tensor, x: Tensor, B: Tensor, C: Tensor, A: Tensor, reverse: bool) -> Tensor:
+        entering: list[Tensor] = []
         y = _blocks(delta, x, B, C, A, reverse, entering)
         ctx.save_for_backward(delta, x, B, C, A, *entering)
         ctx.reverse = reverse
@@ -331,21 +285,14 @@ class _Blocks(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         delta, x, B, C, A, *entering = ctx.saved_tensors
         return *_backward(grads[0], delta, x, B, C, A, ctx.reverse, entering), None
 
 
 def _backward(
-    grad: torch.Tensor,
-    delta: torch.Tensor,
-    x: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    A: torch.Tensor,
-    reverse: bool,
-    entering: list[torch.Tensor],
-) -> tuple[torch.Tensor, ...]:
+    grad: Tensor, delta: Tensor, x: Tensor, B: Tensor, C: Tensor, A: Tensor, reverse: bool, entering: list[Tensor]
+) -> tuple[Tensor, ...]:
     """Return the gradients of delta, x, B, C and A from that of y.
 
     With g[t] the gradient of h[t]: g[t] = grad[t] C[t] + decay[t+1] g[t+1], the same recurrence the other way round.

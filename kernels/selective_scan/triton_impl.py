@@ -14,46 +14,40 @@ repeat softplus in every lane that shares a channel, and gating there would put 
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, NamedTuple, no_type_check
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from benchd.kernels import launch
-from benchd.kernels.op import computes, infer
-from benchd.kernels.selective_scan import ops
+from benchd.kernels.selective_scan.ops import (
+    Bidirectional,
+    Pair,
+    Projection,
+    Scan,
+    bidirectional_op,
+    delta_op,
+    directions_of,
+    pair_op,
+    scan_op,
+)
 
-selective_scan = partial(ops.selective_scan, "triton")
-selective_scan_pair = partial(ops.selective_scan_pair, "triton")
-delta_projection = partial(infer, "delta_projection", ops.delta_op, "triton")
-bidirectional_scan = partial(infer, "bidirectional_scan", ops.bidirectional_op, "triton")
 
-
-@computes(ops.delta_op, "triton")
-def _delta(low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    delta, _ = _project(low, weight, bias)
+@delta_op.computes("triton")
+def _delta(given: Projection) -> Tensor:
+    delta, _ = _project(*given)
     return delta
 
 
-@computes(ops.bidirectional_op, "triton")
-def _bidirectional(
-    u: torch.Tensor,
-    low: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor,
-    z: torch.Tensor,
-    form: str,
-) -> torch.Tensor:
+@bidirectional_op.computes("triton")
+def _bidirectional(given: Bidirectional) -> Tensor:
+    u, low, weight, bias, A, B, C, D, z, form = given
     delta, (B, C) = _project(low, weight, bias, B, C)
-    return _gated(_scan(u, delta, A, B, C, D, None, None, False, False, form), z)
+    return _gated(_pair(Pair(u, delta, A, B, C, D, None, False, form)), z)
 
 
 class _Cut(NamedTuple):
@@ -88,20 +82,19 @@ def _cut(form: str, architecture: int, work: int) -> _Cut:
     return next(cut for most, cut in tables.get(architecture, tables[0]) if work <= most)
 
 
-@computes(ops.scan_op, "triton")
-def _scan(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    softplus: bool,
-    reverse: bool,
-    form: str,
-) -> torch.Tensor:
+@scan_op.computes("triton")
+def _scan(given: Scan) -> Tensor:
+    return _scanned(given, given.reverse).squeeze(0)
+
+
+@pair_op.computes("triton")
+def _pair(given: Pair) -> Tensor:
+    return _scanned(given, reverse=False)
+
+
+def _scanned(given: Scan | Pair, reverse: bool) -> Tensor:
+    """Return y (directions, batch, length, channels); `reverse` is the direction of the first."""
+    u, delta, A, B, C, D, z, bias = directions_of(given)
     y = u.new_empty(u.shape)
     if y.numel() == 0:
         return y
@@ -110,16 +103,16 @@ def _scan(
     strides = [*chain.from_iterable(each[:2] for each in by_tensor), *(each[2] for each in by_tensor)]
     dense = [None if tensor is None else tensor.contiguous() for tensor in (A, D, bias)]
     directions, batch, length, channels = y.shape
-    cut = _cut(form, launch.architecture(y.device), directions * batch * channels)
+    cut = _cut(given.form, launch.architecture(y.device), directions * batch * channels)
     launch.run(
         _scan_kernel, (batch * triton.cdiv(channels, cut.channels), directions),
-        (*rows, *dense, y), (length, *strides), SOFTPLUS=softplus, REVERSE=reverse, BOTH=directions == 2,
-        **_scan_constants(form, cut, channels, A.shape[-1]), num_warps=cut.warps, enable_fp_fusion=True,
+        (*rows, *dense, y), (length, *strides), SOFTPLUS=given.softplus, REVERSE=reverse, BOTH=directions == 2,
+        **_scan_constants(given.form, cut, channels, A.shape[-1]), num_warps=cut.warps, enable_fp_fusion=True,
     )  # fmt: skip
     return y
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
+def _rows(tensor: Tensor) -> Tensor:
     """Return the tensor with its last dimension dense; the others may lie anywhere."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
@@ -136,9 +129,7 @@ def _scan_constants(form: str, cut: _Cut, channels: int, states: int) -> dict[st
     }
 
 
-def _project(
-    low: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *copied: torch.Tensor
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _project(low: Tensor, weight: Tensor, bias: Tensor, *copied: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Return delta in the dtype of low, and B and C, where `copied` has them, in float32 without gaps."""
     delta = low.new_empty(*low.shape[:-1], weight.shape[1])
     copies = [tensor.new_empty(tensor.shape, dtype=torch.float32) for tensor in copied]
@@ -172,7 +163,7 @@ def _delta_constants(channels: int, rank: int, states: int) -> dict[str, int]:
     }
 
 
-def _gated(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+def _gated(y: Tensor, z: Tensor) -> Tensor:
     """Return (y[0] + y[1]) silu(z) in the dtype of y (2, batch, length, channels), which has no gaps."""
     gated = y.new_empty(y.shape[1:])
     if gated.numel() == 0:
@@ -197,42 +188,13 @@ _LOG2_E: tl.constexpr = tl.constexpr(1 / math.log(2))
 @triton.jit(do_not_specialize=_COUNTS)
 @no_type_check
 def _scan_kernel(
-    u,
-    delta,
-    B,
-    C,
-    z,
-    A,
-    D,
-    bias,
-    y,
-    length,
-    u_direction,
-    u_image,
-    delta_direction,
-    delta_image,
-    B_direction,
-    B_image,
-    C_direction,
-    C_image,
-    z_direction,
-    z_image,
-    u_token: tl.constexpr,
-    delta_token: tl.constexpr,
-    B_token: tl.constexpr,
-    C_token: tl.constexpr,
-    z_token: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    REVERSE: tl.constexpr,
-    BOTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    STATES: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    STATE_TILE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    AHEAD: tl.constexpr,
-    TWO_LEVEL: tl.constexpr,
-):
+    u, delta, B, C, z, A, D, bias, y, length, u_direction, u_image, delta_direction, delta_image, B_direction,
+    B_image, C_direction, C_image, z_direction, z_image,
+    u_token: tl.constexpr, delta_token: tl.constexpr, B_token: tl.constexpr, C_token: tl.constexpr,
+    z_token: tl.constexpr, SOFTPLUS: tl.constexpr, REVERSE: tl.constexpr, BOTH: tl.constexpr,
+    CHANNELS: tl.constexpr, STATES: tl.constexpr, CHANNEL_TILE: tl.constexpr, STATE_TILE: tl.constexpr,
+    TOKENS: tl.constexpr, AHEAD: tl.constexpr, TWO_LEVEL: tl.constexpr,
+):  # fmt: skip
     """Scan a tile of channels of one image in one direction; REVERSE is that of the first direction."""
     TILES: tl.constexpr = (CHANNELS + CHANNEL_TILE - 1) // CHANNEL_TILE
     g = tl.program_id(1).to(tl.int64)
@@ -280,19 +242,10 @@ def _scan_kernel(
 
 @triton.jit
 def _directed(
-    rows,
-    masks,
-    length,
-    rates,
-    skip,
-    offset,
-    steps: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    REVERSE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    AHEAD: tl.constexpr,
+    rows, masks, length, rates, skip, offset,
+    steps: tl.constexpr, SOFTPLUS: tl.constexpr, REVERSE: tl.constexpr, TOKENS: tl.constexpr, AHEAD: tl.constexpr,
     TWO_LEVEL: tl.constexpr,
-):
+):  # fmt: skip
     """Point every row at its first token in the order of time, each step at the next, and scan."""
     if REVERSE:
         rows = _after(rows, steps, (length - 1).to(tl.int64))
@@ -315,18 +268,9 @@ def _after(rows, steps: tl.constexpr, tokens):
 
 @triton.jit
 def _in_groups(
-    rows,
-    masks,
-    length,
-    rates,
-    skip,
-    offset,
-    steps: tl.constexpr,
-    SIGN: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
+    rows, masks, length, rates, skip, offset,
+    steps: tl.constexpr, SIGN: tl.constexpr, SOFTPLUS: tl.constexpr, TOKENS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
     """Scan TOKENS tokens at once, then what is left; a last group with a mask would take far more registers.
 
     AHEAD reads a group while the one before it is computed: a program that has its scheduler to itself waits for every
@@ -358,17 +302,9 @@ def _in_groups(
 @triton.jit
 @no_type_check
 def _next_group(
-    rows,
-    masks,
-    h,
-    rates,
-    skip,
-    offset,
-    steps: tl.constexpr,
-    SIGN: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+    rows, masks, h, rates, skip, offset,
+    steps: tl.constexpr, SIGN: tl.constexpr, SOFTPLUS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
     read = _read(rows, masks, steps, SIGN, TOKENS)
     h = _scan_group(read, rows, masks, h, rates, skip, offset, steps, SIGN, SOFTPLUS)
     return h, _after(rows, steps, SIGN * TOKENS)
@@ -414,17 +350,9 @@ def _scan_group(
 @triton.jit
 @no_type_check
 def _in_chunks(
-    rows,
-    masks,
-    length,
-    rates,
-    skip,
-    offset,
-    steps: tl.constexpr,
-    SIGN: tl.constexpr,
-    SOFTPLUS: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
+    rows, masks, length, rates, skip, offset,
+    steps: tl.constexpr, SIGN: tl.constexpr, SOFTPLUS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
     """Scan TOKENS tokens at once; only the last chunk can be ragged, and nobody reads the state after it."""
     h = tl.zeros_like(rates)
     k = tl.arange(0, TOKENS)
@@ -496,29 +424,11 @@ def _silu(z):
 
 @triton.jit(do_not_specialize=_COUNTS)
 def _delta_kernel(
-    low,
-    B,
-    C,
-    weight,
-    bias,
-    delta,
-    B_copy,
-    C_copy,
-    rows,
-    low_direction,
-    B_direction,
-    C_direction,
-    low_row: tl.constexpr,
-    B_row: tl.constexpr,
-    C_row: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    RANK: tl.constexpr,
-    STATES: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-    RANK_TILE: tl.constexpr,
+    low, B, C, weight, bias, delta, B_copy, C_copy, rows, low_direction, B_direction, C_direction,
+    low_row: tl.constexpr, B_row: tl.constexpr, C_row: tl.constexpr, CHANNELS: tl.constexpr, RANK: tl.constexpr,
+    STATES: tl.constexpr, CHANNEL_TILE: tl.constexpr, ROW_TILE: tl.constexpr, RANK_TILE: tl.constexpr,
     STATE_TILE: tl.constexpr,
-):
+):  # fmt: skip
     """Project a tile of rows and channels of one direction; the programs after the last channel copy B and C."""
     TILES: tl.constexpr = (CHANNELS + CHANNEL_TILE - 1) // CHANNEL_TILE
     COLUMNS: tl.constexpr = TILES if B is None else TILES + 1
@@ -567,14 +477,7 @@ def _copy(matrix, copy, row, rows, step: tl.constexpr, WIDTH: tl.constexpr, TILE
 
 @triton.jit(do_not_specialize=_COUNTS)
 def _gate_kernel(
-    y,
-    z,
-    gated,
-    rows,
-    z_row: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    ROW_TILE: tl.constexpr,
+    y, z, gated, rows, z_row: tl.constexpr, CHANNELS: tl.constexpr, CHANNEL_TILE: tl.constexpr, ROW_TILE: tl.constexpr
 ):
     TILES: tl.constexpr = (CHANNELS + CHANNEL_TILE - 1) // CHANNEL_TILE
     row = (tl.program_id(0) // TILES).to(tl.int64) * ROW_TILE + tl.arange(0, ROW_TILE)
@@ -585,54 +488,3 @@ def _gate_kernel(
     backward = tl.load(y + rows.to(tl.int64) * CHANNELS + at, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(z + row[:, None] * z_row + d[None, :], mask=mask, other=0.0).to(tl.float32)
     tl.store(gated + at, ((forward + backward) * _silu(gate)).to(gated.dtype.element_ty), mask=mask)
-
-
-def _shipped() -> Iterator[launch.Shipped]:
-    """Yield what `bidirectional_scan` launches in vim_tiny, whose x projection has 48 columns, half and full."""
-    channels, states, rank, columns = 384, 16, 12, 48
-    for precision in ("fp16", "fp32"):
-        dtype = f"*{precision}"
-        for form in _CUTS:
-            for cut, architectures in launch.by_architecture(partial(_cuts, form)):
-                yield _specialised(
-                    f"selective_scan {form} {cut.channels}x{cut.tokens}{' ahead' * cut.ahead} {precision}",
-                    _scan_kernel,
-                    {"u": dtype, "delta": dtype, "B": "*fp32", "C": "*fp32", "A": "*fp32", "D": dtype, "y": dtype},
-                    {"z": None, "bias": None, "SOFTPLUS": False, "REVERSE": False, "BOTH": True}
-                    | {"u_token": channels, "delta_token": channels, "B_token": states, "C_token": states, "z_token": 0}
-                    | _scan_constants(form, cut, channels, states),
-                    cut.warps,
-                    architectures,
-                )
-        pointers = dict.fromkeys(("low", "B", "C", "weight", "bias", "delta"), dtype)
-        yield _specialised(
-            f"delta_projection {precision}",
-            _delta_kernel,
-            pointers | {"B_copy": "*fp32", "C_copy": "*fp32"},
-            {"low_row": columns, "B_row": columns, "C_row": columns} | _delta_constants(channels, rank, states),
-            _DELTA.warps,
-        )
-        pointers = dict.fromkeys(("y", "z", "gated"), dtype)
-        constants = {"z_row": 2 * channels} | _gate_constants(channels)
-        yield _specialised(f"gate {precision}", _gate_kernel, pointers, constants, _GATE.warps)
-
-
-def _cuts(form: str, architecture: int) -> list[_Cut]:
-    tables = _CUTS[form]
-    return [cut for _, cut in tables.get(architecture, tables[0])]
-
-
-def _specialised(
-    name: str,
-    kernel: Any,
-    pointers: Mapping[str, str],
-    constants: Mapping[str, Any],
-    warps: int,
-    architectures: tuple[int, ...] = launch.ARCHITECTURES,
-) -> launch.Shipped:
-    return launch.shipped(
-        name, kernel, pointers, constants, warps, fp_fusion=True, any_size=_COUNTS, architectures=architectures
-    )
-
-
-SHIPPED = tuple(_shipped())

@@ -20,30 +20,29 @@ is not zero:
 Above about half a dense convolution is faster.
 """
 
-from types import ModuleType
-
 import torch
+from torch import Tensor
 
-from benchd.kernels.dispatch import Implementations, Unavailable, require_convolution, require_floats
+from benchd.kernels.dispatch import Unavailable, chosen, require_convolution, require_floats
 from benchd.kernels.spike_conv2d import native, reference, torch_impl
 from benchd.kernels.spike_conv2d.native import pack
 from benchd.kernels.spike_conv2d.packed_weights import Packed, skips_zeros_in
 
 __all__ = ["Packed", "pack", "skips_zeros_in", "spike_conv2d"]
 
-_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
+_FUNCTIONS = {"reference": reference.spike_conv2d, "torch": torch_impl.spike_conv2d, "native": native.spike_conv2d}
 
 
 def spike_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
     *,
     stride: int = 1,
     padding: int = 0,
-    packed: torch.Tensor | None = None,
+    packed: Tensor | None = None,
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return y (N, O, H', W') in the dtype of x, channels last from "native".
 
     x (N, C, H, W) is fastest channels last; weight (O, C, kh, kw); bias (O,). `packed` is `pack(weight)`, for callers
@@ -59,10 +58,7 @@ def spike_conv2d(
     require_convolution("spike_conv2d", x, weight, bias, padding)
     if packed is not None and (packed.dtype, packed.shape) != (torch.float32, native.packed_shape(weight)):
         raise ValueError(f"spike_conv2d: packed must be pack(weight), not {packed.dtype} {tuple(packed.shape)}")
-    return _module(implementation, x.device).spike_conv2d(x, weight, bias, stride, padding, packed)
-
-
-def _module(implementation: str, device: torch.device) -> ModuleType:
-    if implementation == "triton" or (implementation == "auto" and device.type == "cuda"):
+    function = _FUNCTIONS.get(chosen(implementation, x.device))
+    if function is None:
         raise Unavailable("spike_conv2d has no 'triton' implementation: on a GPU use implementation='torch', cuDNN's")
-    return _implementation(implementation, device)
+    return function(x, weight, bias, stride, padding, packed)

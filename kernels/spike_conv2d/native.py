@@ -11,11 +11,12 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import refuse_float64, require_inference
-from benchd.kernels.op import computes, is_watched, op
+from benchd.kernels.dispatch import refuse_float64, require_device, require_inference
+from benchd.kernels.op import is_watched, op
 
 # BLOCK and LANES of native.c
 BLOCK, _LANES = 64, 16
@@ -23,7 +24,7 @@ BLOCK, _LANES = 64, 16
 PLACES = 2**18
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
+def pack(weight: Tensor) -> Tensor:
     """Return `weight` (O, C, kh, kw) or (O, C) in float32 as the native kernel reads it.
 
     Output channels are filled up with zeros to a multiple of 16 and lie innermost, in blocks of 64 or what is left:
@@ -34,31 +35,27 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([block.flatten() for block in padded.split(BLOCK, dim=-1)])
 
 
-def packed_shape(weight: torch.Tensor) -> tuple[int]:
+def packed_shape(weight: Tensor) -> tuple[int]:
     """Return the shape of `pack(weight)`."""
     return (-(-len(weight) // _LANES) * _LANES * math.prod(weight.shape[1:]),)
 
 
 def spike_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: int,
-    padding: int,
-    packed: torch.Tensor | None,
-) -> torch.Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, packed: Tensor | None
+) -> Tensor:
     """Return y (N, O, H', W') in the dtype of x, channels last; Unavailable for float64, a gradient or a GPU."""
+    require_device("spike_conv2d", "native", x)
     require_inference("spike_conv2d", "native", x, weight, bias)
     refuse_float64("spike_conv2d", "native", x)
     return _op["native"](x, pack(weight) if packed is None else packed, bias, list(weight.shape), stride, padding)
 
 
 def convolved(
-    x: torch.Tensor, shape: Sequence[int], bias: torch.Tensor | None, stride: int, padding: int, packed: torch.Tensor
-) -> torch.Tensor:
+    x: Tensor, shape: Sequence[int], bias: Tensor | None, stride: int, padding: int, packed: Tensor
+) -> Tensor:
     """Return what `spike_conv2d` does where it is known that it can run; `shape` is the packed weight's."""
-    run = _op["native"] if is_watched() else _convolved
-    return run(x, packed, bias, list(shape), stride, padding)
+    given = _Conv(x, packed, bias, list(shape), stride, padding)
+    return _op["native"](*given) if is_watched() else _convolved(given)
 
 
 class Problem(ctypes.Structure):
@@ -108,19 +105,25 @@ def listed(images: int, channels: int, height: int, width: int) -> tuple[int, in
     return group, group * height * (width * (channels + 1) + 1)
 
 
+class _Conv(NamedTuple):
+    x: Tensor
+    packed: Tensor
+    bias: Tensor | None
+    weight_shape: list[int]
+    stride: int
+    padding: int
+
+
 @op("spike_conv2d")
-def _op(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
-) -> torch.Tensor:
-    out_channels, _, height, width = weight_shape
-    sizes, strides = laid_out(x.shape, (out_channels, height, width), stride, padding)
+def _op(given: _Conv) -> Tensor:
+    x, (out_channels, _, *window) = given.x, given.weight_shape
+    sizes, strides = laid_out(x.shape, (out_channels, *window), given.stride, given.padding)
     return torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
 
 
-@computes(_op, "native")
-def _convolved(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, weight_shape: list[int], stride: int, padding: int
-) -> torch.Tensor:
+@_op.computes("native")
+def _convolved(given: _Conv) -> Tensor:
+    x, packed, bias, weight_shape, stride, padding = given
     images = compiler.in_dtype(x).contiguous(memory_format=torch.channels_last)
     weight, shift = packed.contiguous(), None if bias is None else compiler.dense(bias)
     plan = _plan(x.shape, tuple(weight_shape), stride, padding)

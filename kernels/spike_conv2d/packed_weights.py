@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from benchd.kernels.op import is_exported
 
@@ -11,7 +12,7 @@ Form = TypeVar("Form")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def skips_zeros_in(x: torch.Tensor) -> bool:
+def skips_zeros_in(x: Tensor) -> bool:
     """Return whether the native kernel suits `x`: float32 or half precision on a CPU, without gradients."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or is_exported():
         return False
@@ -25,14 +26,14 @@ class Packed(Generic[Form]):
     unnoticed.
     """
 
-    def __init__(self, pack: Callable[[torch.Tensor], Form], shape: tuple[int, ...] | None = None) -> None:
+    def __init__(self, pack: Callable[[Tensor], Form], shape: tuple[int, ...] | None = None) -> None:
         self._pack, self._shape = pack, shape
-        self._kept: tuple[torch.Tensor, int, torch.Tensor, Form] | None = None
+        self._kept: tuple[Tensor, int, Tensor, Form] | None = None
 
     def __deepcopy__(self, _: object) -> "Packed[Form]":
         return Packed(self._pack, self._shape)
 
-    def __call__(self, weight: torch.Tensor) -> Form:
+    def __call__(self, weight: Tensor) -> Form:
         """Return `pack` of `weight`."""
         version = -1 if weight.is_inference() else weight._version
         if self._kept is not None:

@@ -7,29 +7,31 @@ them; their spikes are those of the two kernels one after the other, bit for bit
 import ctypes
 import math
 from functools import cache
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from benchd.kernels import compiler
 from benchd.kernels.lif.layout import pooled_memory
 from benchd.kernels.lif.native import Periods, line_reader
-from benchd.kernels.op import computes, op
+from benchd.kernels.op import op
 from benchd.kernels.spike_conv2d.native import BLOCK, Problem, laid_out, listed
 
 _PIXEL = 4 * BLOCK + 2 * 24  # bytes: its sums, a corner and a segment of native.c
 
 
 def convolved(
-    first: torch.Tensor,
-    packed: torch.Tensor,
-    bias: torch.Tensor,
+    first: Tensor,
+    packed: Tensor,
+    bias: Tensor,
     shape: list[int],
     padding: int,
     *,
     decay: float,
     threshold: float,
     gain: float = 1.0,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the means over 2x2 of spikes, (T, B, O, H'//2, W'//2), channels last and in float32.
 
     first (T, B, C, H, W) are first spikes in float32; `packed` is the weight of this shape (O, C, kh, kw), as
@@ -41,37 +43,32 @@ def convolved(
     return _op["native"](first, packed, bias, shape, padding, decay, gain, threshold)
 
 
+class _Layer(NamedTuple):
+    first: Tensor
+    packed: Tensor
+    bias: Tensor
+    shape: list[int]
+    padding: int
+    decay: float
+    gain: float
+    threshold: float
+
+
 @op("spike_conv2d_periods")
-def _op(
-    first: torch.Tensor,
-    packed: torch.Tensor,
-    bias: torch.Tensor,
-    shape: list[int],
-    padding: int,
-    decay: float,
-    gain: float,
-    threshold: float,
-) -> torch.Tensor:
-    return pooled_memory(received_shape(first, shape, padding), first.dtype, first.device, channels_last=True)
+def _op(given: _Layer) -> Tensor:
+    first, received = given.first, received_shape(given.first, given.shape, given.padding)
+    return pooled_memory(received, first.dtype, first.device, channels_last=True)
 
 
-@computes(_op, "native")
-def _computed(
-    first: torch.Tensor,
-    packed: torch.Tensor,
-    bias: torch.Tensor,
-    shape: list[int],
-    padding: int,
-    decay: float,
-    gain: float,
-    threshold: float,
-) -> torch.Tensor:
+@_op.computes("native")
+def _computed(given: _Layer) -> Tensor:
+    first, packed, bias, shape, padding, *neuron = given
     steps, batch, channels, height, width = first.shape
     out_channels, _, *window = shape
     received = received_shape(first, shape, padding)
     pooled = pooled_memory(received, first.dtype, first.device, channels_last=True)
     pictures = first.flatten(0, 1).contiguous(memory_format=torch.channels_last)
-    neurons = Periods(received, bias, pooled, decay, gain, threshold)
+    neurons = Periods(received, bias, pooled, *neuron)
     group, numbers = listed(batch, channels, steps * height, width)
     lists = torch.empty(numbers, dtype=torch.int64)
     threads, room = compiler.threads(), steps * 2 * received[-1] * _PIXEL
@@ -83,7 +80,7 @@ def _computed(
     return pooled
 
 
-def received_shape(first: torch.Tensor, shape: list[int], padding: int) -> tuple[int, ...]:
+def received_shape(first: Tensor, shape: list[int], padding: int) -> tuple[int, ...]:
     """Return the shape (T, B, O, H', W') of what the neurons receive."""
     steps, batch, *picture = first.shape
     out_channels, _, height, width = shape

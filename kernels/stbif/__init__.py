@@ -11,29 +11,30 @@ the input is quiet, s * k moves to s * clamp(floor(sum(current) / s + 1/2), N, P
 `stbif_block` adds a folded bias and a residual on the way in; `max_pool_delta` is the max pool between such layers.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
-import torch
+from torch import Tensor
 
-from benchd.kernels.dispatch import Implementations
-from benchd.kernels.stbif import native, reference, torch_impl
+from benchd.kernels.dispatch import load_all
+from benchd.kernels.stbif.layout import threshold_of
+from benchd.kernels.stbif.ops import Pool, StBif, max_pool_delta_op, stbif_op
 
 __all__ = ["max_pool_delta", "stbif", "stbif_block"]
 
 Output = Literal["codes", "values"]
 
-_implementation = Implementations(__name__, reference=reference, torch=torch_impl, native=native)
+load_all(__name__)
 
 
 def stbif(
-    current: torch.Tensor,
+    current: Tensor,
     *,
-    threshold: torch.Tensor | float,
+    threshold: Tensor | float,
     pos_max: int,
     neg_min: int,
     output: Output = "codes",
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return q as int8 ("codes", no gradient) or s * q in the dtype of `current` ("values"), shaped (T, ...).
 
     `threshold` is a positive float or a tensor of one element on the device of `current`. "values" are differentiable
@@ -44,21 +45,21 @@ def stbif(
     """
     _check_steps("stbif", current)
     _check_neuron(threshold, pos_max, neg_min, output)
-    module = _implementation(implementation, current.device)
-    return module.stbif(current, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
+    given = StBif(current, None, None, threshold_of(threshold, current), pos_max, neg_min, output == "codes")
+    return stbif_op("stbif", implementation, _constant(given) if given.codes else given)
 
 
 def stbif_block(
-    current: torch.Tensor,
+    current: Tensor,
     *,
-    threshold: torch.Tensor | float,
+    threshold: Tensor | float,
     pos_max: int,
     neg_min: int,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
     output: Output = "values",
     implementation: str = "auto",
-) -> torch.Tensor:
+) -> Tensor:
     """Return what `stbif` returns for the charge of a convolution with folded bias and a shortcut.
 
         x[t] = (current[t] + bias[t]) + residual[t]        v[t] = v[t-1] + x[t], and on as above
@@ -70,15 +71,13 @@ def stbif_block(
     _check_steps("stbif_block", current)
     _check_neuron(threshold, pos_max, neg_min, output)
     _check_terms(current, bias, residual)
-    module = _implementation(implementation, current.device)
-    return module.stbif_block(
-        current, bias=bias, residual=residual, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output
-    )
+    given = StBif(current, bias, residual, threshold_of(threshold, current), pos_max, neg_min, output == "codes")
+    return stbif_op("stbif", implementation, _constant(given) if given.codes else given)
 
 
 def max_pool_delta(
-    values: torch.Tensor, *, kernel_size: int, stride: int, padding: int, implementation: str = "auto"
-) -> torch.Tensor:
+    values: Tensor, *, kernel_size: int, stride: int, padding: int, implementation: str = "auto"
+) -> Tensor:
     """Return the max pool of the running sum over T, differenced: its sum over T is the pool of the sum of `values`.
 
         A[t] = A[t-1] + values[t]        out[t] = max_pool(A[t]) - max_pool(A[t-1])        both 0 at t = -1
@@ -91,25 +90,30 @@ def max_pool_delta(
     """
     _check_steps("max_pool_delta", values)
     _check_windows(values, kernel_size, stride, padding)
-    module = _implementation(implementation, values.device)
-    return module.max_pool_delta(values, kernel_size=kernel_size, stride=stride, padding=padding)
+    return max_pool_delta_op("max_pool_delta", implementation, Pool(values, kernel_size, stride, padding))
 
 
-def _check_steps(op: str, tensor: torch.Tensor) -> None:
+def _constant(given: StBif) -> StBif:
+    """Return it without gradients, which codes have in no implementation."""
+    constants: list[Any] = [each.detach() if isinstance(each, Tensor) else each for each in given]
+    return StBif(*constants)
+
+
+def _check_steps(op: str, tensor: Tensor) -> None:
     if not tensor.is_floating_point():
         raise TypeError(f"{op}: expected floating point, not {tensor.dtype}")
     if tensor.dim() == 0 or tensor.shape[0] == 0:
         raise ValueError(f"{op}: expected (T, ...) with T at least 1, not {tuple(tensor.shape)}")
 
 
-def _check_terms(current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
+def _check_terms(current: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
     if bias is not None and (current.dim() < 3 or bias.shape != (current.shape[0], current.shape[2])):
         raise ValueError(f"stbif_block: bias must be (T, C), not {tuple(bias.shape)} for {tuple(current.shape)}")
     if residual is not None and residual.shape != current.shape:
         raise ValueError(f"stbif_block: residual must be {tuple(current.shape)}, not {tuple(residual.shape)}")
 
 
-def _check_windows(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> None:
+def _check_windows(values: Tensor, kernel_size: int, stride: int, padding: int) -> None:
     if values.dim() != 5:
         raise ValueError(f"max_pool_delta: values must be (T, B, C, H, W), not {tuple(values.shape)}")
     if kernel_size < 1 or stride < 1 or not 0 <= padding <= kernel_size // 2:
@@ -119,8 +123,8 @@ def _check_windows(values: torch.Tensor, kernel_size: int, stride: int, padding:
         raise ValueError(f"max_pool_delta: no window of {kernel_size} fits into {tuple(values.shape[3:])}")
 
 
-def _check_neuron(threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str) -> None:
-    if isinstance(threshold, torch.Tensor):
+def _check_neuron(threshold: Tensor | float, pos_max: int, neg_min: int, output: str) -> None:
+    if isinstance(threshold, Tensor):
         # its value is not read: on a GPU that would wait for the device
         if threshold.numel() != 1:
             raise ValueError(f"stbif: threshold must have one element, not shape {tuple(threshold.shape)}")

@@ -3,46 +3,47 @@
 import math
 
 import torch
+from torch import Tensor
 
 from benchd.kernels.dispatch import state_dtype
 
 
-def threshold_of(threshold: torch.Tensor | float, current: torch.Tensor) -> torch.Tensor:
+def threshold_of(threshold: Tensor | float, current: Tensor) -> Tensor:
     """Return the threshold in the dtype of the membranes and on the device of `current`.
 
     A number is filled in there: a copy from the host would wait for the device, and no CUDA graph may hold one.
     """
-    if isinstance(threshold, torch.Tensor):
+    if isinstance(threshold, Tensor):
         return threshold.to(current.device, state_dtype(current))
     return torch.full((), threshold, dtype=state_dtype(current), device=current.device)
 
 
-def laid_out(current: torch.Tensor, *, by_channel: bool) -> torch.Tensor:
+def laid_out(current: Tensor, *, by_channel: bool) -> Tensor:
     """Return `current` with T outermost and no gaps; `by_channel`, channels last or contiguous inside a step."""
     if current.is_contiguous() or _is_channels_last(current):
         return current
-    one = current[0]
+    step = current[0]
     # empty_like repeats the strides of a tensor without gaps and chooses others for one with gaps
-    dense = torch.empty_like(current).stride() == current.stride() and current.stride(0) == one.numel()
-    channels_last = one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last)
-    known = not by_channel or channels_last or one.is_contiguous()
+    dense = torch.empty_like(current).stride() == current.stride() and current.stride(0) == step.numel()
+    channels_last = step.dim() == 4 and step.is_contiguous(memory_format=torch.channels_last)
+    known = not by_channel or channels_last or step.is_contiguous()
     return current if dense and known else current.contiguous()
 
 
-def like(dense: torch.Tensor, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def like(dense: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `tensor` in `dtype` and with the strides of `dense`, which has no gaps."""
     if tensor.dtype == dtype and tensor.stride() == dense.stride():
         return tensor
     return torch.empty_like(dense, dtype=dtype).copy_(tensor)
 
 
-def channels(current: torch.Tensor) -> tuple[int, int]:
+def channels(current: Tensor) -> tuple[int, int]:
     """Return the number of channels of what `laid_out` returned, and how many neighbours share one."""
     width, *size = current.shape[2:]
     return width, 1 if current.stride(2) == 1 else math.prod(size)
 
 
-def _is_channels_last(current: torch.Tensor) -> bool:
+def _is_channels_last(current: Tensor) -> bool:
     """Say so at first sight: of a (T, B, C, H, W) with H or W of 1, whose strides are anything, it is not known."""
     if current.dim() != 5:
         return False
@@ -53,17 +54,17 @@ def _is_channels_last(current: torch.Tensor) -> bool:
     return step == batch * image and (batch == 1 or of_image == image) and pixels == rows_and_pixels
 
 
-def frames(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def frames(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `values` (T, B, C, H, W) as (T B, C, H, W), channels last without gaps."""
     return values.flatten(0, 1).to(dtype).contiguous(memory_format=torch.channels_last)
 
 
-def pictures(values: torch.Tensor) -> torch.Tensor:
+def pictures(values: Tensor) -> Tensor:
     """Return a buffer for the gradient of `values` (T, B, C, H, W), in the state's dtype, channels last in a step."""
     return torch.empty_like(frames(values, state_dtype(values))).unflatten(0, values.shape[:2])
 
 
-def pooled(values: torch.Tensor, dtype: torch.dtype, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+def pooled(values: Tensor, dtype: torch.dtype, kernel_size: int, stride: int, padding: int) -> Tensor:
     """Return a buffer for the windows of `values` (T, B, C, H, W), channels last inside a step."""
     steps, batch, width, *size = values.shape
     sides = ((side + 2 * padding - kernel_size) // stride + 1 for side in size)

@@ -5,27 +5,32 @@ The forward pass keeps nothing for a gradient: backwards, a tile of neurons fire
 """
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 
 import torch
+from torch import Tensor
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import state_dtype
-from benchd.kernels.op import computes
-from benchd.kernels.stbif import ops
 from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictures, pooled
+from benchd.kernels.stbif.ops import (
+    Pool,
+    PoolBackward,
+    StBif,
+    StBifBackward,
+    max_pool_delta_backward_op,
+    max_pool_delta_op,
+    stbif_backward_op,
+    stbif_op,
+)
 
 _TILE = 64  # TILE of native.c
-
-
-stbif = stbif_block = partial(ops.stbif, "native")
-max_pool_delta = partial(ops.max_pool_delta, "native")
 
 
 class _Charge:
     """What a step adds to the membrane, laid out as native.c reads it; it holds the tensors behind `pointers`."""
 
-    def __init__(self, current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> None:
+    def __init__(self, current: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
         dtype = state_dtype(current)
         self.current = compiler.in_dtype(laid_out(current, by_channel=bias is not None), dtype)
         self._bias = None if bias is None else compiler.dense(bias, dtype)
@@ -36,20 +41,13 @@ class _Charge:
         self.sizes = steps, current.numel() // steps, *run
 
 
-def _pointer(tensor: torch.Tensor | None) -> int | None:
+def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-@computes(ops.stbif_op, "native")
-def _stbif(
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-    codes: bool,
-) -> torch.Tensor:
+@stbif_op.computes("native")
+def _stbif(given: StBif) -> Tensor:
+    current, bias, residual, threshold, pos_max, neg_min, codes = given
     charge = _Charge(current, bias, residual)
     dtype = charge.current.dtype
     spikes = torch.empty_like(charge.current, dtype=torch.int8 if codes else dtype)
@@ -60,14 +58,14 @@ def _stbif(
 
 
 def fire(
-    current: torch.Tensor,
+    current: Tensor,
     steps: int,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    threshold: Tensor,
     pos_max: int,
     neg_min: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the values of `stbif_block` for float32 CPU tensors that fit each other, in inference, unchecked.
 
     current and residual are (T B, C, ...), the former channels last without gaps; bias is (T, ...) of T C numbers.
@@ -82,16 +80,9 @@ def fire(
     return values
 
 
-@computes(ops.stbif_backward_op, "native")
-def _stbif_backward(
-    grad: torch.Tensor,
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@stbif_backward_op.computes("native")
+def _stbif_backward(given: StBifBackward) -> tuple[Tensor, Tensor]:
+    grad, current, bias, residual, threshold, pos_max, neg_min = given
     charge, threads = _Charge(current, bias, residual), compiler.threads()
     to_charge = torch.empty_like(charge.current)
     grad = like(to_charge, grad, to_charge.dtype)
@@ -104,35 +95,33 @@ def _stbif_backward(
     return to_charge, to_threshold.sum().to(threshold.dtype).reshape(threshold.shape)
 
 
-@computes(ops.max_pool_delta_op, "native")
-def _max_pool_delta(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+@max_pool_delta_op.computes("native")
+def _max_pool_delta(given: Pool) -> Tensor:
+    values = given.values
     wide = frames(values, state_dtype(values))
-    out = pooled(values, wide.dtype, kernel_size, stride, padding)
+    out = pooled(values, wide.dtype, *given[1:])
     sums = torch.zeros(values[0].numel(), dtype=torch.float64)
     previous = torch.zeros(out[0].numel(), dtype=wide.dtype)
     tensors = wide.data_ptr(), out.data_ptr(), sums.data_ptr(), previous.data_ptr()
-    _library(wide.dtype).max_pool_delta(
-        *tensors, *_sizes(values, out), kernel_size, stride, padding, compiler.threads()
-    )
+    _library(wide.dtype).max_pool_delta(*tensors, *_sizes(values, out), *given[1:], compiler.threads())
     return compiler.in_dtype(out, values.dtype)
 
 
-@computes(ops.max_pool_delta_backward_op, "native")
-def _max_pool_delta_backward(
-    grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int
-) -> torch.Tensor:
+@max_pool_delta_backward_op.computes("native")
+def _max_pool_delta_backward(given: PoolBackward) -> Tensor:
+    grad, values = given[:2]
     wide = frames(values, state_dtype(values))
     to_values = pictures(values)
-    out = like(pooled(values, wide.dtype, kernel_size, stride, padding), grad, wide.dtype)
+    out = like(pooled(values, wide.dtype, *given[2:]), grad, wide.dtype)
     sums = torch.zeros(values[0].numel(), dtype=torch.float64)
     winners = torch.empty(out.numel(), dtype=torch.int32)
     tensors = out.data_ptr(), wide.data_ptr(), to_values.data_ptr(), sums.data_ptr(), winners.data_ptr()
     library = _library(wide.dtype)
-    library.max_pool_delta_backward(*tensors, *_sizes(values, out), kernel_size, stride, padding, compiler.threads())
+    library.max_pool_delta_backward(*tensors, *_sizes(values, out), *given[2:], compiler.threads())
     return to_values
 
 
-def _sizes(values: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
+def _sizes(values: Tensor, out: Tensor) -> tuple[int, ...]:
     steps, batch, width, *size = values.shape
     return steps, batch, *size, width, *out.shape[3:]
 

@@ -1,97 +1,91 @@
-"""ST-BIF and its pool as ops of torch for the kernels in C and in Triton, with their gradients."""
+"""ST-BIF and its pool as ops of torch, with the gradients of their kernels in C and in Triton."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from benchd.kernels.dispatch import Kernel, require_device
-from benchd.kernels.op import learn, op
-from benchd.kernels.stbif.layout import laid_out, pictures, pooled, threshold_of
+from benchd.kernels.op import op
+from benchd.kernels.stbif.layout import laid_out, pictures, pooled
+
+
+class StBif(NamedTuple):
+    """current and residual are (T, B, C, ...), bias (T, C); the threshold has one element of the membranes' dtype."""
+
+    current: Tensor
+    bias: Tensor | None
+    residual: Tensor | None
+    threshold: Tensor
+    pos_max: int
+    neg_min: int
+    codes: bool
+
+
+class StBifBackward(NamedTuple):
+    """The gradient of the values, and what they were made of."""
+
+    grad: Tensor
+    current: Tensor
+    bias: Tensor | None
+    residual: Tensor | None
+    threshold: Tensor
+    pos_max: int
+    neg_min: int
+
+
+class Pool(NamedTuple):
+    """`values` are (T, B, C, H, W)."""
+
+    values: Tensor
+    kernel_size: int
+    stride: int
+    padding: int
+
+
+class PoolBackward(NamedTuple):
+    """The gradient of the pooled deltas, and what they were made of."""
+
+    grad: Tensor
+    values: Tensor
+    kernel_size: int
+    stride: int
+    padding: int
 
 
 @op("stbif", learns=True)
-def stbif_op(
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-    codes: bool,
-) -> torch.Tensor:
-    """Make codes (int8) or values in the dtype of `current` (T, B, C, ...); bias (T, C), threshold one element."""
-    dense = laid_out(current, by_channel=bias is not None)
-    return torch.empty_like(dense, dtype=torch.int8 if codes else current.dtype)
+def stbif_op(given: StBif) -> Tensor:
+    """Make codes (int8) or values in the dtype of `current` (T, B, C, ...)."""
+    dense = laid_out(given.current, by_channel=given.bias is not None)
+    return torch.empty_like(dense, dtype=torch.int8 if given.codes else given.current.dtype)
 
 
 @op("stbif_backward")
-def stbif_backward_op(
-    grad: torch.Tensor,
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def stbif_backward_op(given: StBifBackward) -> tuple[Tensor, Tensor]:
     """Make the gradients of current + bias + residual (T, B, C, ...) and of the threshold, in the state's dtype."""
-    dense = laid_out(current, by_channel=bias is not None)
-    to_threshold = torch.empty_like(threshold, memory_format=torch.contiguous_format)
-    return torch.empty_like(dense, dtype=threshold.dtype), to_threshold
+    dense = laid_out(given.current, by_channel=given.bias is not None)
+    to_threshold = torch.empty_like(given.threshold, memory_format=torch.contiguous_format)
+    return torch.empty_like(dense, dtype=given.threshold.dtype), to_threshold
 
 
 @op("max_pool_delta", learns=True)
-def max_pool_delta_op(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    """Make the pooled running sum of `values` (T, B, C, H, W), differenced over T."""
-    return pooled(values, values.dtype, kernel_size, stride, padding)
+def max_pool_delta_op(given: Pool) -> Tensor:
+    """Make the pooled running sum of `values`, differenced over T; it lies channels last."""
+    return pooled(given.values, given.values.dtype, *given[1:])
 
 
 @op("max_pool_delta_backward")
-def max_pool_delta_backward_op(
-    grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int
-) -> torch.Tensor:
-    """Make the gradient of `values` (T, B, C, H, W) in the state's dtype."""
-    return pictures(values)
+def max_pool_delta_backward_op(given: PoolBackward) -> Tensor:
+    """Make the gradient of `values` in the state's dtype."""
+    return pictures(given.values)
 
 
-def stbif(
-    kernel: Kernel,
-    current: torch.Tensor,
-    *,
-    threshold: torch.Tensor | float,
-    pos_max: int,
-    neg_min: int,
-    output: str,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return codes (int8, without a gradient) or values of current + bias + residual (T, B, C, ...).
-
-    Channels last stays channels last. Raises Unavailable if `kernel` cannot take the tensors.
-    """
-    require_device("stbif", kernel, current)
-    arguments = current, bias, residual, threshold_of(threshold, current), pos_max, neg_min
-    if output == "values":
-        return stbif_op[kernel](*arguments, False)
-    with torch.no_grad():
-        return stbif_op[kernel](*arguments, True)
-
-
-def max_pool_delta(
-    kernel: Kernel, values: torch.Tensor, *, kernel_size: int, stride: int, padding: int
-) -> torch.Tensor:
-    """Return the pooled running sum of `values` (T, B, C, H, W), differenced over T; the result lies channels last."""
-    require_device("max_pool_delta", kernel, values)
-    return max_pool_delta_op[kernel](values, kernel_size, stride, padding)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *tensors, pos_max, neg_min, _ = inputs
     ctx.save_for_backward(*tensors)
     ctx.bounds = pos_max, neg_min
 
 
-def _gradients(backward: Any, ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _gradients(backward: Any, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     current, bias, residual, _ = ctx.saved_tensors
     to_charge, to_threshold = backward(grad, *ctx.saved_tensors, *ctx.bounds)
     # of a channel, all its neurons add up
@@ -100,16 +94,16 @@ def _gradients(backward: Any, ctx: Any, grad: torch.Tensor) -> tuple[torch.Tenso
     return to_charge.to(current.dtype), to_bias, to_residual, to_threshold, None, None, None
 
 
-def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     values, *windows = inputs
     ctx.save_for_backward(values)
     ctx.windows = windows
 
 
-def _pool_gradients(backward: Any, ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _pool_gradients(backward: Any, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     (values,) = ctx.saved_tensors
     return backward(grad, values, *ctx.windows).to(values.dtype), None, None, None
 
 
-learn(stbif_op, stbif_backward_op, _save, _gradients)
-learn(max_pool_delta_op, max_pool_delta_backward_op, _save_pool, _pool_gradients)
+stbif_op.learn(stbif_backward_op, _save, _gradients)
+max_pool_delta_op.learn(max_pool_delta_backward_op, _save_pool, _pool_gradients)

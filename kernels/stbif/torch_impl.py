@@ -8,54 +8,45 @@ trace compares.
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from benchd.kernels.stbif.layout import threshold_of
+from benchd.kernels.stbif.ops import Pool, StBif, max_pool_delta_op, stbif_op
 
 
-def stbif(
-    current: torch.Tensor, *, threshold: torch.Tensor | float, pos_max: int, neg_min: int, output: str
-) -> torch.Tensor:
-    """Return codes (int8) or values of `current` (T, ...); values are differentiable in current and threshold."""
-    s = threshold_of(threshold, current).reshape(())
-    if output == "values" and torch.is_grad_enabled() and (current.requires_grad or s.requires_grad):
-        return _StBif.apply(current, s, pos_max, neg_min)[0]
-    if torch.compiler.is_compiling():
-        codes = _traced(current.detach(), s.detach(), pos_max, neg_min)[0]
-        return codes.to(torch.int8) if output == "codes" else (s * codes).to(current.dtype)
-    return _in_place(current, None, s, pos_max, neg_min, output)
-
-
-def stbif_block(
-    current: torch.Tensor,
-    *,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor | float,
-    pos_max: int,
-    neg_min: int,
-    output: str,
-) -> torch.Tensor:
-    """Return codes or values of current + bias + residual (T, B, C, ...); values are differentiable in all of them."""
+@stbif_op.computes("torch")
+def _stbif(given: StBif) -> Tensor:
+    current, bias, residual, threshold, pos_max, neg_min, codes = given
     if bias is None and residual is None:
-        return stbif(current, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
+        return _spikes(current, threshold.reshape(()), pos_max, neg_min, codes)
     x = current.to(torch.promote_types(current.dtype, torch.float32))
     if bias is not None:
         x = x + bias.to(x.dtype).reshape(len(bias), 1, -1, *[1] * (x.dim() - 3))
     if residual is not None:
         x = x + residual.to(x.dtype)
-    spikes = stbif(x, threshold=threshold, pos_max=pos_max, neg_min=neg_min, output=output)
-    return spikes if output == "codes" else spikes.to(current.dtype)
+    spikes = _spikes(x, threshold.reshape(()), pos_max, neg_min, codes)
+    return spikes if codes else spikes.to(current.dtype)
 
 
-def max_pool_delta(values: torch.Tensor, *, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
-    """Return the differenced pool of the running sum of `values` (T, B, C, H, W), differentiable."""
-    pooled = functional.max_pool2d(running_sums(values).flatten(0, 1), kernel_size, stride, padding)
+def _spikes(current: Tensor, s: Tensor, pos_max: int, neg_min: int, codes: bool) -> Tensor:
+    """Return codes (int8) or values of `current` (T, ...); values are differentiable in current and threshold."""
+    if not codes and torch.is_grad_enabled() and (current.requires_grad or s.requires_grad):
+        return _StBif.apply(current, s, pos_max, neg_min)[0]
+    if torch.compiler.is_compiling():
+        q = _traced(current.detach(), s.detach(), pos_max, neg_min)[0]
+        return q.to(torch.int8) if codes else (s * q).to(current.dtype)
+    return _in_place(current, None, s, pos_max, neg_min, codes)
+
+
+@max_pool_delta_op.computes("torch")
+def _max_pool_delta(given: Pool) -> Tensor:
+    values = given.values
+    pooled = functional.max_pool2d(running_sums(values).flatten(0, 1), *given[1:])
     steps = pooled.unflatten(0, values.shape[:2])
     return torch.cat([steps[:1], steps.diff(dim=0)]).to(values.dtype)
 
 
-def running_sums(values: torch.Tensor) -> torch.Tensor:
+def running_sums(values: Tensor) -> Tensor:
     """Return the sums of `values` (T, ...) up to each step, summed in float64 and rounded once to at least float32."""
     dtype = torch.promote_types(values.dtype, torch.float32)
     # a CPU's cumsum carries float64 by itself, a GPU's only the type of its result
@@ -63,29 +54,27 @@ def running_sums(values: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _in_place(
-    current: torch.Tensor, membranes: torch.Tensor | None, s: torch.Tensor, pos_max: int, neg_min: int, output: str
-) -> torch.Tensor:
+def _in_place(current: Tensor, membranes: Tensor | None, s: Tensor, pos_max: int, neg_min: int, codes: bool) -> Tensor:
     """Return codes or values; v before each spike goes to `membranes` (T, ...).
 
     A NaN in v makes values NaN, where a comparison gives 0: to replace it would be one more operation per step.
     """
     v = torch.empty_like(current[0], dtype=s.dtype).copy_(s / 2)
     k, previous = torch.empty_like(v), torch.zeros_like(v)
-    spikes = torch.empty_like(current, dtype=torch.int8 if output == "codes" else current.dtype)
+    spikes = torch.empty_like(current, dtype=torch.int8 if codes else current.dtype)
     for t, (x, spike) in enumerate(zip(current, spikes, strict=True)):
         v.add_(x)
         if membranes is not None:
             membranes[t] = v
         torch.div(v, s, out=k).floor_().clamp_(-1, 1).add_(previous).clamp_(neg_min, pos_max)
         q = torch.sub(k, previous, out=previous)
-        _ = spike.copy_(q) if output == "codes" else torch.mul(q, s, out=spike)
+        _ = spike.copy_(q) if codes else torch.mul(q, s, out=spike)
         v.addcmul_(q, s, value=-1)
         k, previous = q, k
     return spikes
 
 
-def _traced(current: torch.Tensor, s: torch.Tensor, pos_max: int, neg_min: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _traced(current: Tensor, s: Tensor, pos_max: int, neg_min: int) -> tuple[Tensor, Tensor]:
     """Return the codes and the membrane v before each spike, both (T, ...), by ops that a compiler can fuse.
 
     The codes stay in floating point, which every runtime that an exported graph may meet can compute with.
@@ -106,28 +95,26 @@ def _traced(current: torch.Tensor, s: torch.Tensor, pos_max: int, neg_min: int) 
 
 class _StBif(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, current: torch.Tensor, s: torch.Tensor, pos_max: int, neg_min: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, current: Tensor, s: Tensor, pos_max: int, neg_min: int) -> tuple[Tensor, Tensor, Tensor]:
         if torch.compiler.is_compiling():
             codes, membranes = _traced(current, s, pos_max, neg_min)
             codes = codes.to(torch.int8)
         else:
             membranes = torch.empty_like(current, dtype=s.dtype)
-            codes = _in_place(current, membranes, s, pos_max, neg_min, "codes")
+            codes = _in_place(current, membranes, s, pos_max, neg_min, codes=True)
         ctx.save_for_backward(codes, membranes, s)
         ctx.mark_non_differentiable(codes, membranes)
         ctx.bounds = pos_max, neg_min
         return (s * codes).to(current.dtype), codes, membranes
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return *_backward(grads[0], *ctx.saved_tensors, *ctx.bounds), None, None
 
 
 def _backward(
-    grad: torch.Tensor, codes: torch.Tensor, membranes: torch.Tensor, s: torch.Tensor, pos_max: int, neg_min: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    grad: Tensor, codes: Tensor, membranes: Tensor, s: Tensor, pos_max: int, neg_min: int
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of current and threshold; `carried` is that of v after the spike, step by step backwards."""
     carried = torch.zeros_like(membranes[0])
     to_s = torch.zeros_like(carried)
@@ -147,6 +134,6 @@ def _backward(
     return result, (to_s + carried / 2).sum()
 
 
-def _surrogate(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+def _surrogate(x: Tensor, s: Tensor) -> Tensor:
     sigmoid = (x * (4 / s)).sigmoid_()
     return sigmoid.addcmul_(sigmoid, sigmoid, value=-1).mul_(4 / s)

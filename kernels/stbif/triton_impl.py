@@ -10,22 +10,28 @@ The pool sums each pixel once, in a separate launch, because float64 is slow on 
 per window, with 3x3 windows and stride 2, would add every pixel 2.25 times.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from benchd.kernels import launch
 from benchd.kernels.dispatch import state_dtype
-from benchd.kernels.op import computes
-from benchd.kernels.stbif import layout, ops
+from benchd.kernels.stbif import layout
 from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled
-
-stbif = stbif_block = partial(ops.stbif, "triton")
-max_pool_delta = partial(ops.max_pool_delta, "triton")
+from benchd.kernels.stbif.ops import (
+    Pool,
+    PoolBackward,
+    StBif,
+    StBifBackward,
+    max_pool_delta_backward_op,
+    max_pool_delta_op,
+    stbif_backward_op,
+    stbif_op,
+)
 
 
 class _Cut(NamedTuple):
@@ -51,16 +57,9 @@ def _cut(device: torch.device, work: int) -> _Cut:
     return many if work >= full else few
 
 
-@computes(ops.stbif_op, "triton")
-def _stbif(
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-    codes: bool,
-) -> torch.Tensor:
+@stbif_op.computes("triton")
+def _stbif(given: StBif) -> Tensor:
+    current, bias, residual, threshold, pos_max, neg_min, codes = given
     current, bias, residual, width, run = _terms(current, bias, residual)
     spikes = torch.empty_like(current, dtype=torch.int8 if codes else current.dtype)
     n = current[0].numel()
@@ -74,16 +73,9 @@ def _stbif(
     return spikes
 
 
-@computes(ops.stbif_backward_op, "triton")
-def _stbif_backward(
-    grad: torch.Tensor,
-    current: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    threshold: torch.Tensor,
-    pos_max: int,
-    neg_min: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@stbif_backward_op.computes("triton")
+def _stbif_backward(given: StBifBackward) -> tuple[Tensor, Tensor]:
+    grad, current, bias, residual, threshold, pos_max, neg_min = given
     current, bias, residual, width, run = _terms(current, bias, residual)
     to_charge = torch.empty_like(current, dtype=threshold.dtype)
     codes = torch.empty_like(current, dtype=torch.int8)
@@ -102,8 +94,8 @@ def _stbif_backward(
 
 
 def _terms(
-    current: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, int, int]:
+    current: Tensor, bias: Tensor | None, residual: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, int, int]:
     """Return the terms laid out as the kernels read them, the number of channels and how many neighbours share one."""
     current = laid_out(current, by_channel=bias is not None)
     width, run = (1, 1) if bias is None else layout.channels(current)
@@ -144,21 +136,9 @@ def _code(v, k, s, pos_max, neg_min):
 
 @triton.jit(do_not_specialize=["run", "pos_max", "neg_min"])
 def _stbif_kernel(
-    current,
-    bias,
-    residual,
-    threshold,
-    spikes,
-    n,
-    channels,
-    run,
-    pos_max,
-    neg_min,
-    CHANNELS_LAST: tl.constexpr,
-    T: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    current, bias, residual, threshold, spikes, n, channels, run, pos_max, neg_min,
+    CHANNELS_LAST: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Walk over T with a block of neurons, which lie in memory in any order that all steps share."""
     STATE: tl.constexpr = threshold.dtype.element_ty
     CODES: tl.constexpr = spikes.dtype.element_ty == tl.int8
@@ -195,24 +175,9 @@ def _surrogate(x, s):
 
 @triton.jit(do_not_specialize=["run", "pos_max", "neg_min"])
 def _stbif_backward_kernel(
-    grad,
-    current,
-    bias,
-    residual,
-    threshold,
-    codes,
-    to_charge,
-    to_threshold,
-    n,
-    channels,
-    run,
-    pos_max,
-    neg_min,
-    CHANNELS_LAST: tl.constexpr,
-    T: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    grad, current, bias, residual, threshold, codes, to_charge, to_threshold, n, channels, run, pos_max, neg_min,
+    CHANNELS_LAST: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Fire over T once more, leaving membranes in `to_charge`, and walk back; to_threshold has one sum a program."""
     STATE: tl.constexpr = threshold.dtype.element_ty
     i, inside = _index(n, WIDE, BLOCK)
@@ -256,18 +221,18 @@ def _stbif_backward_kernel(
     tl.store(to_threshold + tl.program_id(0), tl.sum(tl.where(inside, to_s + carried / 2, 0.0)))
 
 
-@computes(ops.max_pool_delta_op, "triton")
-def _max_pool_delta(values: torch.Tensor, kernel_size: int, stride: int, padding: int) -> torch.Tensor:
+@max_pool_delta_op.computes("triton")
+def _max_pool_delta(given: Pool) -> Tensor:
+    values, kernel_size, stride, padding = given
     out = pooled(values, values.dtype, kernel_size, stride, padding)
     if out.numel():
         _pool(_running_sums(values), out, kernel_size, stride, padding)
     return out
 
 
-@computes(ops.max_pool_delta_backward_op, "triton")
-def _max_pool_delta_backward(
-    grad: torch.Tensor, values: torch.Tensor, kernel_size: int, stride: int, padding: int
-) -> torch.Tensor:
+@max_pool_delta_backward_op.computes("triton")
+def _max_pool_delta_backward(given: PoolBackward) -> Tensor:
+    grad, values, kernel_size, stride, padding = given
     winners = pooled(values, torch.int32, kernel_size, stride, padding)
     grad = like(winners, grad, grad.dtype)
     to_values = pictures(values)
@@ -284,7 +249,7 @@ def _max_pool_delta_backward(
     return to_values
 
 
-def _running_sums(values: torch.Tensor) -> torch.Tensor:
+def _running_sums(values: Tensor) -> Tensor:
     """Return the running sums of `values` over T, (T, B, C, H, W), channels last in the state's dtype."""
     dense = frames(values, values.dtype).unflatten(0, values.shape[:2])
     sums = torch.empty_like(dense, dtype=state_dtype(values))
@@ -297,7 +262,7 @@ def _running_sums(values: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-def _pool(sums: torch.Tensor, out: torch.Tensor, kernel_size: int, stride: int, padding: int) -> None:
+def _pool(sums: Tensor, out: Tensor, kernel_size: int, stride: int, padding: int) -> None:
     """Write to `out` the pools of `sums`, differenced over T, or where it is int32 which tap of a window won."""
     n = out[0].numel()
     cut = _cut(sums.device, n)
@@ -309,7 +274,7 @@ def _pool(sums: torch.Tensor, out: torch.Tensor, kernel_size: int, stride: int, 
     )  # fmt: skip
 
 
-def _sizes(values: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
+def _sizes(values: Tensor, out: Tensor) -> tuple[int, ...]:
     """Return channels, height and width of the pictures, height and width of what is pooled from them."""
     return *values.shape[2:], *out.shape[3:]
 
@@ -333,22 +298,10 @@ _SIDES = ["height", "width", "out_height", "out_width"]
 
 @triton.jit(do_not_specialize=_SIDES)
 def _pool_kernel(
-    sums,
-    out,
-    step,
-    out_step,
-    channels,
-    height,
-    width,
-    out_height,
-    out_width,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PADDING: tl.constexpr,
-    T: tl.constexpr,
-    WIDE: tl.constexpr,
+    sums, out, step, out_step, channels, height, width, out_height, out_width,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Walk over T with a block of windows; the first of equals wins, as in torch."""
     STATE: tl.constexpr = sums.dtype.element_ty
     WINNERS: tl.constexpr = out.dtype.element_ty == tl.int32
@@ -380,23 +333,10 @@ def _pool_kernel(
 
 @triton.jit(do_not_specialize=_SIDES)
 def _unpool_kernel(
-    grad,
-    winners,
-    to_values,
-    step,
-    out_step,
-    channels,
-    height,
-    width,
-    out_height,
-    out_width,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PADDING: tl.constexpr,
-    T: tl.constexpr,
-    WIDE: tl.constexpr,
+    grad, winners, to_values, step, out_step, channels, height, width, out_height, out_width,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, T: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Walk back over T with a block of pixels, each of which collects from the windows that it won."""
     STATE: tl.constexpr = to_values.dtype.element_ty
     i, inside = _index(step, WIDE, BLOCK)
@@ -424,74 +364,3 @@ def _unpool_kernel(
         grad -= out_step
         winners -= out_step
         to_values -= step
-
-
-def _shipped() -> Iterator[launch.Shipped]:
-    """Yield what the spiking ResNet-18 launches at 8 steps: neurons and pool, and in float32 their gradients."""
-    for cut, architectures in launch.by_architecture(lambda which: _CUTS.get(which, _CUTS[0])[1:]):
-        for precision in ("fp16", "fp32"):
-            yield from _shipped_neurons(precision, cut, architectures)
-            yield from _shipped_pools(precision, cut, architectures)
-    yield from _shipped_gradients()
-
-
-# The neurons behind the first layer, behind a convolution and behind one with a shortcut; the last two in each layout
-_LAYERS = ((), True), *((terms, last) for terms in (("bias",), ("bias", "residual")) for last in (True, False))
-
-_WINDOWS = {"KERNEL": 3, "STRIDE": 2, "PADDING": 1}
-
-
-def _shipped_neurons(precision: str, cut: _Cut, architectures: tuple[int, ...]) -> Iterator[launch.Shipped]:
-    for terms, last in _LAYERS:
-        name = " ".join(("stbif", *terms, "last" if last else "first", str(cut.block), precision))
-        tensors = {"current": precision, **dict.fromkeys(terms, precision), "threshold": "fp32", "spikes": precision}
-        yield _specialised(name, _stbif_kernel, tensors, _neuron_constants(terms, last, cut), cut, architectures)
-
-
-def _neuron_constants(terms: tuple[str, ...], channels_last: bool, cut: _Cut) -> dict[str, Any]:
-    absent: dict[str, Any] = {term: None for term in ("bias", "residual") if term not in terms}
-    one = {} if terms else {"channels": 1}
-    return absent | one | {"CHANNELS_LAST": channels_last} | _constants(8, 0, cut)
-
-
-def _shipped_pools(precision: str, cut: _Cut, architectures: tuple[int, ...]) -> Iterator[launch.Shipped]:
-    suffix, steps = f"{cut.block} {precision}", _constants(8, 0, cut)
-    tensors = {"values": precision, "sums": "fp32"}
-    yield _specialised(f"max_pool_delta sums {suffix}", _sum_kernel, tensors, steps, cut, architectures)
-    outputs = {"": precision} | ({" winners": "i32"} if precision == "fp32" else {})
-    for what, out in outputs.items():
-        tensors = {"sums": "fp32", "out": out}
-        yield _specialised(
-            f"max_pool_delta{what} {suffix}", _pool_kernel, tensors, _WINDOWS | steps, cut, architectures
-        )
-
-
-def _shipped_gradients() -> Iterator[launch.Shipped]:
-    cut = _LEARNING
-    results = {"threshold": "fp32", "codes": "i8", "to_charge": "fp32", "to_threshold": "fp32"}
-    for terms, last in _LAYERS:
-        name = " ".join(("stbif backward", *terms, "last" if last else "first", "fp32"))
-        tensors = {"grad": "fp32", "current": "fp32", **dict.fromkeys(terms, "fp32"), **results}
-        yield _specialised(name, _stbif_backward_kernel, tensors, _neuron_constants(terms, last, cut), cut)
-    tensors = {"grad": "fp32", "winners": "i32", "to_values": "fp32"}
-    yield _specialised("max_pool_delta backward fp32", _unpool_kernel, tensors, _WINDOWS | _constants(8, 0, cut), cut)
-
-
-def _specialised(
-    name: str,
-    kernel: Any,
-    tensors: Mapping[str, str],
-    constants: Mapping[str, Any],
-    cut: _Cut,
-    architectures: tuple[int, ...] = launch.ARCHITECTURES,
-) -> launch.Shipped:
-    types = {name: f"*{kind}" for name, kind in tensors.items()}
-    return launch.shipped(
-        name, kernel, types, constants, cut.warps, fp_fusion=False, any_size=_UNSPECIALISED, architectures=architectures
-    )
-
-
-# what the kernels are compiled once for, whatever its value: it may divide by 16 or not
-_UNSPECIALISED = ("run", "pos_max", "neg_min", *_SIDES)
-
-SHIPPED = tuple(_shipped())

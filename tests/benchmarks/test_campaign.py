@@ -9,21 +9,19 @@ import time
 from pathlib import Path
 
 import msgspec
-import profiles_made
 import pytest
-from records_made import ENERGY, made
+from records_made import made
 from typer.testing import CliRunner
 
 from benchd.daemon import cli
 from benchd.daemon.measuring import process
-from benchd.daemon.records import Case, CrossCheck, ProcessResult, all_variants, encode
-from benchd.kernels.shipped import Compiled
+from benchd.daemon.records import Case, all_variants, encode
+from benchd.daemon.verdicts import results
 from benchmarks import campaign, kernels, models, performance
 from benchmarks.commands import command
-from tests.soak import soak, soak_aa
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/performance.md"
+PAGE, PICTURE = ROOT / "docs/performance.md", ROOT / "docs/pictures/performance.svg"
 
 
 @pytest.fixture
@@ -46,11 +44,14 @@ def test_stages_leave_their_files_the_page_tells_them_and_a_part_that_fails_is_n
     ops = ("--op", "nonsense", "--op", "add_rms_norm")
     done, folder = run("--stage", "probes", "--stage", "kernels", *ops, "--batch-size", "1")
     assert done.returncode == 1, done.stdout + done.stderr
-    (row,) = [each for each in performance.read(folder).kernels if each.contender == "benchd"]
+    raced = [
+        msgspec.json.decode(line, type=kernels.Row) for line in (folder / "kernels.jsonl").read_bytes().splitlines()
+    ]
+    row = next(each for each in reversed(raced) if each.contender == "benchd")
     assert row.shape == [197, 192]
-    assert f"| {row.median_ms:.4g} |" in done.stdout
+    assert f"| add_rms_norm 197,192 | fp32 | {row.median_ms:.3g} |" in done.stdout
     machine = json.loads((folder / "machine.json").read_text())
-    assert f"{machine['launch_us']:.2f} us" in done.stdout
+    assert f"{machine['launch_us']:.1f} us" in done.stdout
     parts = [json.loads(line) for line in (folder / "campaign.jsonl").read_text().splitlines()]
     assert [(part["part"], part["status"]) for part in parts] == [
         ("machine", "ok"),
@@ -95,7 +96,7 @@ def test_the_commands_of_records_are_ones_of_bench_once_and_what_they_write_is_g
         for _ in range(2):
             campaign.keep(chosen.scratch, chosen.folder)
     assert planned == ["square,eager,b1", "square,eager,b1,training"]
-    assert [record.run_id for record in performance.read(chosen.folder).records] == ["r0", "r1"]
+    assert [record.run_id for record in results.read(chosen.folder / "records.jsonl")] == ["r0", "r1"]
 
 
 def test_a_part_that_does_not_end_is_ended_and_the_next_finds_no_time():
@@ -171,17 +172,13 @@ def test_an_unknown_stage_is_refused():
     assert "probing" in done.output
 
 
-OFFICIAL = "vim_tiny batch {}, our best without a CUDA graph against mamba-ssm"
-
-
 def race(contender, ratio, **facts):
-    facts = {"model": "vim_tiny", "batch_size": 4, "right": True, "is_peer": False} | facts
+    facts = {"model": "vim_tiny", "batch_size": 4, "right": True, "is_peer": False, "median_ms": ratio} | facts
     return models.Row(
         device="NVIDIA H200",
         contender=contender,
         verdict="",
         ratio=ratio,
-        median_ms=ratio,
         versions={},
         options={},
         direction="inference",
@@ -189,140 +186,65 @@ def race(contender, ratio, **facts):
     )
 
 
-def test_a_target_is_read_off_the_race_and_what_was_not_raced_is_said(tmp_path):
-    folder = tmp_path / "nvidia-h200"
-    folder.mkdir()
-    official = race("mamba-ssm + causal-conv1d", 1.5, is_peer=True)
-    captured = [race("custom-cudagraph-fp16", 0.1), race("tensorrt-fp16", 0.1)]
-    rows = [race("eager", 1.0), race("custom-fp16", 0.1, right=False), race("custom", 0.25), official, *captured]
-    (folder / "models.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    page = performance.page(folder)
-    best = f"| {OFFICIAL.format(4)} | at least 5 x | 6 x | met |"
-    assert best in page, "a wrong answer is no best, and peers are not captured"
-    assert f"| {OFFICIAL.format(64)} | at least 3 x | not measured | - |" in page
+def kernel(contender, shape, ratio, **facts):
+    facts = {"op": "lif", "dtype": "fp32", "right": True, "captured": False} | facts
+    return kernels.Row(
+        device="NVIDIA H200",
+        contender=contender,
+        shape=shape,
+        ratio=ratio,
+        median_ms=ratio,
+        bound_by="bytes",
+        verdict="",
+        versions={},
+        **facts,
+    )
 
 
-def test_a_peer_is_held_at_its_best_precision(tmp_path):
-    folder = tmp_path / "nvidia-h200"
-    folder.mkdir()
-    name = "mamba-ssm + causal-conv1d"
-    rows = [race("eager", 1.0), race("custom-fp16", 0.25), race(name, 1.5, is_peer=True)]
-    rows += [race(f"{name}, amp", 1.0, is_peer=True), race(f"{name}, fp16", 0.1, is_peer=True, right=False)]
-    (folder / "models.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    page = performance.page(folder)
-    assert f"| {OFFICIAL.format(4)} | at least 5 x | 4 x | MISSED |" in page
+def page(folder, *rows):
+    for name, kind in (("models.jsonl", models.Row), ("kernels.jsonl", kernels.Row)):
+        lines = (msgspec.json.encode(row) + b"\n" for row in rows if isinstance(row, kind))
+        (folder / name).write_bytes(b"".join(lines))
+    return performance.page(folder)
 
 
-def test_without_eager_a_race_has_times_and_no_ratios(tmp_path):
-    folder = tmp_path / "nvidia-h200"
-    folder.mkdir()
-    row = msgspec.structs.replace(race("custom-cudagraph-fp16", None, batch_size=1), median_ms=0.2)
-    (folder / "models.jsonl").write_bytes(msgspec.json.encode(row))
-    page = performance.page(folder)
-    assert "| custom-cudagraph-fp16 | 0.2 | - |  |" in page
-    assert "| vim_tiny custom-cudagraph-fp16 batch 1 | at most 0.25 ms | 0.2 ms | met |" in page
-    assert f"| {OFFICIAL.format(4)} | at least 5 x | not measured | - |" in page
+def test_the_best_and_the_other_build_are_the_fastest_whose_answers_are_right(tmp_path):
+    peer, amp, fp16 = "mamba-ssm", "mamba-ssm, amp", "mamba-ssm, fp16"
+    rows = [race("eager", 1.0), race("custom-fp16", 0.1, right=False), race("custom", 0.25)]
+    rows += [race("qann_resnet18/eager", 0.2), race(peer, 1.5, is_peer=True), race(amp, 1.0, is_peer=True)]
+    shown = page(tmp_path, *rows, race(fp16, 0.1, is_peer=True, right=False))
+    assert "| vim_tiny | 4 |  | custom | 0.25 | 4 | mamba-ssm, amp | 4 |" in shown
 
 
-def kernel(op, contender, shape, **facts):
-    facts = {
-        "right": True,
-        "bound_by": "bytes",
-        "verdict": "",
-        "versions": {},
-        "dtype": "fp32",
-        "median_ms": 1.0,
-    } | facts
-    return kernels.Row(device="NVIDIA H200", op=op, contender=contender, shape=shape, **facts)
+def test_without_eager_a_race_has_a_time_and_no_ratio(tmp_path):
+    assert "| custom | 0.2 | - | - | - |" in page(tmp_path, race("custom", None, median_ms=0.2))
 
 
-def test_kernels_are_held_against_the_best_peer_and_against_the_floor_at_the_largest_shape(tmp_path):
-    folder = tmp_path / "nvidia-h200"
-    folder.mkdir()
-    rows = [
-        kernel("lif", "benchd", [8, 1], ratio=1.0, x_of_floor=9.0),
-        kernel("lif", "benchd", [8, 64], ratio=1.0, x_of_floor=1.25),
-        kernel("lif", "benchd", [8, 64], ratio=1.0, x_of_floor=1.1, dtype="fp16"),
-        kernel("lif", "spikingjelly LIF triton", [8, 64], ratio=1.5),
-        kernel("lif", "spikingjelly LIF cupy", [8, 64], ratio=1.2),
-        kernel("lif", "spikingjelly LIF torch", [8, 64], ratio=0.1, right=False),
-    ]
-    (folder / "kernels.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    page = performance.page(folder)
-    assert "| lif and stbif against spikingjelly's best | at least 1.3 x | 1.2 x | MISSED |" in page
-    assert "| share of the floor, the worst kernel at its largest shape | at least 50 % | 80 % | met |" in page
-
-
-def test_captured_races_have_a_table_of_their_own_and_do_not_meet_a_target(tmp_path):
-    folder = tmp_path / "nvidia-h200"
-    folder.mkdir()
-    peer = "spikingjelly LIF"
-    rows = [
-        kernel("lif", "benchd", [8, 64], ratio=1.0, x_of_floor=4.0),
-        kernel("lif", peer, [8, 64], ratio=1.5),
-        kernel("lif", "benchd", [8, 64], ratio=1.0, x_of_floor=1.25, median_ms=0.2, captured=True),
-        kernel("lif", peer, [8, 64], ratio=1.1, median_ms=0.22, captured=True),
-    ]
-    kept = folder / "kernels.jsonl"
-    kept.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    page = performance.page(folder)
-    host, gpu = page.split("### In CUDA graphs")
-    assert "| lif | 8,64 | fp32 | 1 | 4 | bytes |  | 1.5 |" in host
-    assert "| lif | 8,64 | fp32 | 0.2 | 1.25 | bytes |  | 1.1 |" in gpu
-    assert "| lif and stbif against spikingjelly's best | at least 1.3 x | 1.5 x | met |" in gpu
-    assert "at its largest shape | at least 50 % | 25 % | MISSED |" in gpu
-    kept.write_bytes(b"".join(kept.read_bytes().replace(b',"captured":false', b"").splitlines(keepends=True)[:2]))
-    assert "In CUDA graphs" not in performance.page(folder), "rows of before captures"
-
-
-def test_the_scatter_of_energies_and_their_cross_check_are_read_off_the_records(tmp_path):
-    folder = tmp_path / "nvidia-h200"
-    folder.mkdir()
-    checked = CrossCheck(energy_j=22.0, energy_err_j=1.0, source="nvml", metric="power_w")
-    energies = [msgspec.structs.replace(ENERGY, gross_per_inference_j=joules) for joules in (0.5, 0.5, 0.5, 0.5, 0.6)]
-    processes = [ProcessResult(status="ok", energy=energy) for energy in energies]
-    record = made(energy=msgspec.structs.replace(ENERGY, cross_check=checked), processes=processes)
-    (folder / "records.jsonl").write_bytes(encode(record) + b"\n")
-    page = performance.page(folder)
-    assert "| energy an inference, coefficient of variation | at most 3 % | 8.6 % | MISSED |" in page
-    assert "| energy by the counter against the integral of the power | at most 5 % | 10 % | MISSED |" in page
-
-
-def test_static_occupancy_is_held_against_the_trace(tmp_path):
-    folder = tmp_path / "nvidia-h200"
-    (folder / "profiles").mkdir(parents=True)
-    compiled = [Compiled("lif", "lif fp32", name, 87, 4, 32, 0, 512, 1.0, ()) for name in ("_lif", "_scan")]
-    (folder / "occupancy.json").write_bytes(msgspec.json.encode({"triton": "3", "kernels": compiled}))
-    takes = [("_lif", 32), ("_scan", 40), ("gemm", 99)]
-    ran = [profiles_made.kernel(name, 0.1, registers=registers, shared_bytes=512) for name, registers in takes]
-    (folder / "profiles" / "vim.json").write_bytes(msgspec.json.encode(profiles_made.on_gpu(kernels=ran)))
-    page = performance.page(folder)
-    assert "| _lif | 32, 512 | 32, 512 | agree |" in page
-    assert "| _scan | 40, 512 | 32, 512 | DIFFER |" in page
-    assert "those compiled ahead | at least 100 % | 50 % | MISSED |" in page
-
-
-def test_the_page_tells_what_the_soaks_found(tmp_path):
-    folder = tmp_path / "cpu"
-    folder.mkdir()
-    lines = [{"case": "square", "beside_load": beside, "answer": "same", "effect": 0.0} for beside in (False, True)]
-    (folder / soak_aa.FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    figures = [soak.at_most("lost", 1, 0), soak.Figure("kills", 1000)]
-    (folder / soak.FILE).write_text(json.dumps({"kills": [figure._asdict() for figure in figures]}))
-    page = performance.page(folder)
-    assert "| square | beside another load | 1 | 0 | 95.0% | 1 | 0 |" in page
-    assert "| lost | 1 | at most 0 | MISSED |" in page
-    assert "| kills | 1,000 |  |  |" in page
+def test_a_race_that_nobody_of_ours_finished_rightly_is_left_out(tmp_path):
+    assert "vim_tiny" not in page(tmp_path, race("custom", 0.2, right=False), race("mamba-ssm", 1.0, is_peer=True))
 
 
 def test_of_repeated_races_the_last_one_stands(tmp_path):
-    folder = tmp_path / "cpu"
-    folder.mkdir()
-    rows = [race("eager", 1.0), race("custom", 0.5), race("eager", 1.0), race("custom", 0.4)]
-    (folder / "models.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    assert [row.ratio for row in performance.read(folder).models] == [1.0, 0.4]
+    assert "| custom | 0.4 | 2.5 |" in page(
+        tmp_path, race("eager", 1.0), race("custom", 0.5), race("eager", 1.0), race("custom", 0.4)
+    )
 
 
-@pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="no campaign is kept yet")
-def test_the_page_is_made_of_the_records():
+def test_a_kernel_is_shown_at_its_largest_shape_beside_the_fastest_other_that_is_right(tmp_path):
+    shown = page(
+        tmp_path,
+        kernel("benchd", [8, 1], 1.0, x_of_floor=9.0),
+        kernel("benchd", [8, 64], 1.0, x_of_floor=1.25),
+        kernel("spikingjelly", [8, 64], 1.5),
+        kernel("torch", [8, 64], 1.2),
+        kernel("wrong", [8, 64], 0.1, right=False),
+        kernel("benchd", [8, 64], 0.2, captured=True),
+        kernel("torch", [8, 64], 0.9, captured=True),
+    )
+    assert "| lif 8,64 | fp32 | 1 | 1.2 | torch | 1.2 | 0.2 |" in shown
+    assert "lif 8,1" not in shown
+
+
+def test_the_page_and_its_picture_are_made_of_the_records():
     assert PAGE.read_text() == performance.whole(ROOT / "results")
+    assert PICTURE.read_text() == performance.picture(ROOT / "results")

@@ -122,6 +122,8 @@ def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, m
         ("[mqtt]\nkeep_alive_s = -1", r"Expected `int` >= 5, not -1 - at `mqtt.keep_alive_s`"),
         ("[mqtt]\nkeep_alive_s = 120000", r"Expected `int` <= 65535, not 120000 - at `mqtt.keep_alive_s`"),
         ("suite = [", r"benchd.toml: "),
+        ('[[suite]]\nonnx = "/a\\u0000b"', r"benchd.toml: suite.onnx: contains a NUL character"),
+        ('[[suite]]\noptions = { size = [16, "\\u0000"] }', r"suite.options.size: contains a NUL character"),
         (
             "[mqtt]\nurl = 'mqtt://h'\nca_file = 'x'",
             r"mqtt.ca_file: needs TLS; use a URL that begins with mqtts://",
@@ -148,7 +150,6 @@ def test_a_mistake_is_named(tmp_path, text, words):
         ("sampling", "period_s", "nan", ">= 0.001, not nan"),
         ("sampling", "period_s", "1e-300", ">= 0.001, not 1e-300"),
         ("sampling", "period_s", "inf", "<= 3600.0, not inf"),
-        ("service", "quota_bytes", "-1", ">= 0, not -1"),
         ("mqtt", "timeout_s", "inf", "<= 864000.0, not inf"),
         ("baseline", "false_alarms_per_month", "inf", "<= 100000.0, not inf"),
         ("[suite]", "random_delay_s", "nan", ">= 0.0, not nan"),
@@ -175,6 +176,13 @@ def test_a_period_of_ages_is_refused(tmp_path, every):
 def test_what_the_reader_of_toml_cannot_hold_is_a_mistake_like_any_other(tmp_path, text):
     with pytest.raises(UsageError, match=r"configuration .*benchd.toml: "):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, make):
+    make(tmp_path / "benchd.toml")
+    with pytest.raises(UsageError, match=r"benchd\.toml: (not a regular file|Is a directory)"):
+        config.read(tmp_path / "benchd.toml")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -4,17 +4,13 @@ import gzip
 import os
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records_made import made
 
-from benchd.daemon.delivery import disk_reserve
-from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.errors import SchemaError, UsageError
 from benchd.daemon.journal import Journal, read
 
@@ -80,32 +76,13 @@ def test_what_was_announced_is_there_after_a_kill(tmp_path):
     assert lines[-1] == b"after"
 
 
-@pytest.fixture
-def sink(tmp_path):
-    sink = JournalSink(tmp_path / "records.jsonl")
-    with closing(sink):
-        yield sink
-
-
-def test_a_long_journal_moves_to_where_it_is_compressed_and_a_new_one_begins(tmp_path, sink):
-    record, runs = made(), tmp_path / "runs"
-    sink.publish(record, b"x" * 99)
-    sink.put_away(runs, 1000.0, from_bytes=101)
-    assert not runs.exists()
-    sink.put_away(runs, 1000.0, from_bytes=100)
-    sink.publish(record, b"y")
-    assert list(read(tmp_path / "records.jsonl")) == [b"y"]
-    assert list(read(runs / "records-1000.jsonl")) == [b"x" * 99]
-    disk_reserve.tidy(runs, time.time())
-    assert [path.name for path in runs.iterdir()] == ["records-1000.jsonl.gz"]
-
-
-def test_a_journal_that_will_not_move_is_gone_on_with(tmp_path, sink):
+def test_a_journal_that_will_not_move_is_gone_on_with(tmp_path):
     (tmp_path / "runs").touch()
-    sink.publish(made(), b"x")
-    with pytest.raises(UsageError, match=r"runs/records-1000\.jsonl: File exists"):
-        sink.put_away(tmp_path / "runs", 1000.0, from_bytes=1)
-    sink.publish(made(), b"y")
+    with closing(Journal(tmp_path / "records.jsonl")) as journal:
+        journal.append(b"x")
+        with pytest.raises(UsageError, match=r"runs/records-1000\.jsonl: File exists"):
+            journal.move(tmp_path / "runs/records-1000.jsonl")
+        journal.append(b"y")
     assert list(read(tmp_path / "records.jsonl")) == [b"x", b"y"]
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records_made import made
+from records_made import accuracy, made, timing
 
 from benchd.daemon import records
 from benchd.daemon.errors import SchemaError, UsageError
@@ -87,13 +87,13 @@ def test_what_differs_differs_in_the_case_id():
     assert len(ids) == len(values)
 
 
-finite = st.floats(allow_nan=False, allow_infinity=False)
+finite = st.floats(min_value=0.0, allow_nan=False, allow_infinity=False)
 
 
-@given(median=finite, flags=st.lists(st.text()), reason=st.none() | st.text())
+@given(median=finite, flags=st.lists(st.sampled_from(sorted(records.FLAGS))), reason=st.none() | st.text())
 def test_a_record_survives_the_round_trip(median, flags, reason):
-    timing = msgspec.structs.replace(made().timing, median_ms=median)
-    record = made(timing=timing, flags=flags, reason=reason)
+    whole = timing(median, mean_ms=median, min_ms=median, max_ms=median, low_ms=None, high_ms=None)
+    record = made(timing=whole, flags=flags, reason=reason)
     assert records.decode(records.encode(record)) == record
 
 
@@ -131,8 +131,87 @@ def test_a_record_of_a_variant_that_cannot_be_is_refused():
         records.decode(json.dumps(data).encode())
 
 
+MEASURED = [line for path in sorted(ROOT.glob("results/*/records.jsonl")) for line in path.read_bytes().splitlines()]
+
+
+def test_no_measured_record_contradicts_itself():
+    """Among them is one whose median, the mean of its blocks, lies above its p90 because a few blocks were slow."""
+    timings = [timing for line in MEASURED if (timing := records.decode(line).timing)]
+    assert len(timings) > 100
+    assert any(timing.p90_ms and timing.p90_ms < timing.median_ms for timing in timings)
+
+
+@pytest.mark.parametrize(
+    ("path", "damage", "words"),
+    [
+        ("timing.p99_ms", lambda timing: 0.9 * timing["median_ms"], r"timing\.p9\d_ms"),
+        ("timing.low_ms", lambda timing: 1.01 * timing["median_ms"], r"timing\.median_ms .* is below low_ms"),
+        ("timing.high_ms", lambda timing: 0.99 * timing["low_ms"], r"timing\.high_ms .* is below median_ms"),
+        ("timing.max_ms", lambda timing: 0.5 * timing["min_ms"], r"timing\.max_ms"),
+        ("parts.compute.mean_ms", lambda timing: 2 * timing["max_ms"], r"parts\.compute\.max_ms"),
+        ("processes.0.timing.median_ms", lambda timing: 2 * timing["max_ms"], r"processes\.0\.timing\.max_ms"),
+        ("processes.0.timing.p90_ms", lambda timing: timing["min_ms"], r"timing\.p90_ms .* is below too many of its"),
+        ("timing.p90_ms", lambda timing: timing["min_ms"], r"timing\.p90_ms .* is below that of a process"),
+        ("processes.0.window.end_ns", lambda window: window["start_ns"] - 10**9, r"processes\.0\.window\.end_ns"),
+        ("processes.0.status", lambda _: "failed", "status is ok, and a process is not"),
+        ("check.error_share", lambda check: 1.01 * check["tolerance"], "passed is true, and the error"),
+        ("check.void", lambda _: True, "passed and void are both true"),
+        ("check.ties", lambda check: check["images"] + 1, r"check\.images"),
+        ("energy.energy_err_j", lambda _: -1.0, "energy_err_j -1"),
+        ("check.images_off", lambda check: 1, "passed is true, and 1 images are off"),
+        ("check.images", lambda check: 0, "passed is true, and no image was checked"),
+        ("check.mean_error_share", lambda check: 1.0, r"check\.error_share .* is below mean_error_share 1"),
+        ("check.audited", lambda _: -1, "audited -1 is below 0"),
+        ("timing.runs", lambda _: 0, "runs 0 is below 1"),
+        ("timing.confidence", lambda _: 7.0, "1 is below confidence 7"),
+        ("case_id", lambda _: "other", "case_id other is not that of its case, vim_tiny"),
+        ("case.seed", lambda case: case["seed"] + 1, "case_id .* is not that of its case"),
+        ("t_wall", lambda _: "yesterday", "t_wall 'yesterday' is no time in RFC 3339"),
+        ("flags", lambda _: ["nonsense"], "'nonsense' is none of the flags"),
+    ],
+)
+def test_a_record_whose_parts_contradict_each_other_is_refused_in_one_sentence(path, damage, words):
+    """Each is a copy of a measured record with one value that its other values exclude."""
+    measured = json.loads(next(line for line in MEASURED if b'"p99_ms":0.' in line and b'"rule":"outputs"' in line))
+    measured["check"] |= {"images_off": 0, "images_off_allowed": 0}
+    records.decode(json.dumps(measured).encode())
+    *places, field = path.split(".")
+    part = measured
+    for place in places:
+        part = part[int(place) if place.isdigit() else place]
+    part[field] = damage(part)
+    with pytest.raises(SchemaError, match=words) as refused:
+        records.decode(json.dumps(measured).encode())
+    assert "\n" not in str(refused.value)
+
+
+def test_every_flag_is_documented():
+    documented = (ROOT / "docs" / "records.md").read_text()
+    assert {flag for flag in records.FLAGS if f"`{flag}`" not in documented} == set()
+
+
+@pytest.mark.parametrize("name", ["p95_ms", "p99_ms"])
+def test_a_percentile_further_below_the_median_than_the_runs_beyond_it_explain_is_refused(name):
+    below = timing(5.0, **{name: 4.6})
+    with pytest.raises(SchemaError, match=f"{name} 4.6 is below median_ms 5"):
+        records.decode(records.encode(made(timing=below)))
+
+
+def test_shares_of_none_and_of_all_contradict_nothing():
+    """Wilson's interval of none right begins at 1e-17."""
+    for right in (0, 100):
+        record = made(accuracy=accuracy(right=right))
+        assert records.decode(records.encode(record)) == record
+
+
+def test_times_that_are_not_of_its_processes_are_refused():
+    record = made(timing=timing(6.0), processes=made().processes)
+    with pytest.raises(SchemaError, match=r"timing\.median_ms 6 is not within those of its processes"):
+        records.decode(records.encode(record))
+
+
 def test_a_later_minor_version_is_read():
-    data = json.loads(records.encode(made())) | {"schema": "benchd.record/1.4"}
+    data = json.loads(records.encode(made())) | {"schema": "benchd.record/1.4", "flags": ["of_a_later_version"]}
     assert records.decode(json.dumps(data).encode()).key == made().key
 
 

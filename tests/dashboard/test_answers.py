@@ -9,7 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import PROFILED, Case, ProcessResult, Variant, encode
 from benchd.daemon.verdicts.recommend import Requirements, decide, line
 from benchd.dashboard.answers import Answers
@@ -17,7 +17,7 @@ from benchd.dashboard.changes import Changes
 from benchd.dashboard.conditions import boards, counts, matches
 from benchd.dashboard.matrix import matrix
 from benchd.dashboard.messages import rows
-from benchd.dashboard.runs import RECORDS_BYTES, Kept
+from benchd.dashboard.runs import RECORDS_BYTES, BoardCache
 from benchd.dashboard.views import home
 
 NOW_S = 1_000_000_000.0
@@ -101,7 +101,7 @@ def test_of_records_that_are_too_large_together_the_newest_count_and_no_other_bo
     measured(store, "s1", "eager", 5.0, device="d2")
     found, _ = Answers(store, Changes(store)).newest()
     assert [one.case.model for one in found] == ["m9", "m8", "m7", "m6", "m"]
-    assert "d1: 6 records are left out" in caplog.text
+    assert "d1: left out 6 records" in caplog.text
 
 
 def test_what_is_read_together_is_of_one_device_and_power_mode(store, caplog):
@@ -150,7 +150,7 @@ def test_a_board_that_cannot_be_read_is_left_out_and_logged_and_a_database_that_
             raise failure
         return board.device_id
 
-    kept = Kept(store, read)
+    kept = BoardCache(store, read)
     with pytest.raises(OperationalError):
         kept.update()
     del failures["d3"]

@@ -7,7 +7,7 @@ from sqlalchemy import event
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import PROFILED, Case, ModelFacts, ProcessResult, encode
 from benchd.dashboard.changes import UPDATES, Changes, day_s
 from benchd.dashboard.messages import rows
@@ -36,7 +36,7 @@ def measured(store, run, day, median_ms, environment, *, device="d1", benchd="0.
     at_s = FIRST_S + day * DAY_S
     given = {"case": Case(model="m"), "check": PASSED, "processes": processes, "timing": timing(median_ms)}
     given |= {"run_id": run, "suite_id": run, "device_id": device, "environment": environment, "tool_version": benchd}
-    body = encode(made(**given | {"t_wall": "not a time"} | fields))
+    body = encode(made(**given | {"t_wall": "1970-01-01T00:00:00Z"} | fields))
     store.add(rows(Arrived(f"benchd/v1/{device}/result/{run}", body, at_s)))
 
 
@@ -59,7 +59,24 @@ def test_an_update_s_change_has_an_interval_and_no_separable_cause(store):
     assert change.verdict.effect == pytest.approx(0.1, rel=0.01)
     assert change.verdict.interval.low < change.verdict.effect < change.verdict.interval.high
     assert change.differences == ("benchd 0.1 → 0.2", "l4t 36.4.3 → 36.4.7")
-    assert change.separating.startswith("undo one of the 2 differences at a time, run bench-once --module ")
+    assert change.separating.startswith("undo one of the 2 differences at a time, run bench-once --case m,eager,b1 ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"projections": [1.7]}, "B is another network than A: its exact answers differ"),
+        ({"passed": False}, "B: fails its numerical check"),
+    ],
+)
+def test_since_a_date_neither_another_network_nor_wrong_answers_are_a_change(store, fields, reason):
+    """Of one setup: an edit of the model changes no fingerprint."""
+    answers = {"outputs": ["scores 10"], "inputs_sha256": "i", "projections": [1.0]}
+    was, now = (msgspec.structs.replace(PASSED, **answers | changed) for changed in ({}, fields))
+    runs(store, "a", range(3), 10.0, environment("e"), model=MODEL, check=was)
+    runs(store, "b", range(3, 6), 8.0, environment("e"), model=MODEL, check=now)
+    (change,) = changed(store, "2026-03-04").values()
+    assert (change.is_across, change.verdict.answer, change.verdict.reason) == (False, "inconclusive", reason)
 
 
 def test_each_kind_of_update_compares_with_the_last_setup_before_it(store):

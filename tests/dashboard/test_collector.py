@@ -5,12 +5,11 @@ import multiprocessing
 import subprocess
 import time
 import uuid
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import msgspec
 import pytest
 from broker import free_port, program, running_broker
-from links import linked
 from records_made import made
 from waiting import WAIT_S, wait_for
 
@@ -19,9 +18,9 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 from sqlalchemy import func, select
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.outbox import Message, Outbox, body_digest
-from benchd.daemon.delivery.sender import drain
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.delivery import Delivery
+from benchd.daemon.delivery.log import Log
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
@@ -76,46 +75,22 @@ def count(store, table):
 
 
 def publish(url, folder, numbers, device="d1"):
-    """Send results r<number> from an outbox of their own, as a device does."""
+    """Send results r<number> from a folder of their own, as bench-once does."""
     publish_to(parse_url(url), folder, numbers, device)
 
 
 def publish_to(broker, folder, numbers, device="d1"):
     """Send results as `publish` does to a broker that is more than its URL."""
-    with closing(Outbox(folder / f"{uuid.uuid4().hex}.db")) as outbox:
-        outbox.add_all([message(device, f"r{number}") for number in numbers])
-        assert drain(outbox, broker, f"device-{uuid.uuid4().hex[:8]}", WAIT_S).left == 0
-
-
-def message(device, run_id):
-    body = encode(made(run_id=run_id, device_id=device))
-    return Message(f"{device}:{run_id}", Topics(device).result(run_id), 1, body)
+    folder = folder / uuid.uuid4().hex
+    with closing(Log(folder / "records.jsonl")) as log:
+        for number in numbers:
+            log.append(encode(made(run_id=f"r{number}", device_id=device)))
+        assert Delivery(folder, log).drain(broker, f"device-{uuid.uuid4().hex[:8]}", WAIT_S) is None
 
 
 def say(broker, topic, body, *options):
     command = [program("mosquitto_pub"), "-V", "5", "-h", broker.host, "-p", str(broker.port), "-q", "1", "-t", topic]
     subprocess.run([*command, "-s", *options], input=body, text=True, check=True)
-
-
-def hear(broker, topic, *options):
-    """Return what a session that the broker keeps between two calls hears; with `-E` it only subscribes."""
-    command = [program("mosquitto_sub"), "-V", "5", "-h", broker.host, "-p", str(broker.port), "-q", "1", "-t", topic]
-    command += ["-c", "-i", "device", "-W", f"{WAIT_S:g}", *options]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
-def test_what_is_stored_is_confirmed_to_its_device_and_nothing_else_is(broker, url, tmp_path):
-    hear(broker, "benchd/v1/d1/ack/site", "-E")
-    with collecting(broker.url, url), closing(Store(url)) as store:
-        say(broker, "benchd/v1/d1/result/rubbish", "{")
-        heard = json.loads(hear(broker, "benchd/v1/d1/ack/site", "-C", "1"))
-        publish(broker.url, tmp_path, [1])
-        confirmed = json.loads(hear(broker, "benchd/v1/d1/ack/site", "-C", "1"))
-        assert count(store, "result") == 1
-    proof = {"d1:r1": body_digest(encode(made(run_id="r1", device_id="d1")))}
-    assert confirmed == {"schema": "benchd.ack/1", "keys": ["d1:r1"], "unread": {}, "digests": proof}
-    assert (heard["keys"], heard["digests"]) == ([], {"d1:rubbish": body_digest(b"{")})
-    assert "not a benchd record" in heard["unread"]["d1:rubbish"]
 
 
 FUTURE = {
@@ -125,17 +100,23 @@ FUTURE = {
 
 
 @pytest.mark.parametrize("kind", FUTURE)
-def test_a_result_that_only_a_later_dashboard_can_read_stays_with_its_device(broker, url, tmp_path, kind):
-    path, key = tmp_path / "outbox.db", "d1:r1"
-    with closing(Outbox(path)) as outbox:
-        outbox.add(key, Topics("d1").result("r1"), 1, json.dumps(FUTURE[kind]).encode())
-        with collecting(broker.url, url), linked(broker, "d1", path) as (link, _), closing(Store(url)) as store:
-            wait_for(lambda: link.seen.events)
-            assert (count(store, "result"), count(store, "quarantine")) == (0, 1)
-        assert outbox.backlog() == ((0, 1, 0), 1)
-    event, detail = link.seen.events[0]
-    assert event == "not_stored"
-    assert detail.startswith("site cannot read 1 results (")
+def test_a_result_that_only_a_later_dashboard_can_read_is_kept_and_read_by_it(broker, url, kind):
+    with collecting(broker.url, url), closing(Store(url)) as store:
+        say(broker, Topics("d1").result("r1"), json.dumps(FUTURE[kind]))
+        wait_for(lambda: (count(store, "result"), count(store, "quarantine")) == (0, 1))
+        assert json.loads(value(store, select(store.tables["quarantine"].c.body))) == FUTURE[kind]
+
+
+def test_a_second_dashboard_and_one_of_the_same_name_get_everything_too(broker, tmp_path):
+    """Neither another database nor a guest with the same name takes anything away from the first."""
+    urls = [f"sqlite:///{tmp_path}/{number}.db" for number in (1, 2)]
+    with ExitStack() as stack:
+        for database in urls:
+            stack.enter_context(collecting(broker.url, database))
+        publish(broker.url, tmp_path, range(50))
+        for database in urls:
+            with closing(Store(database)) as store:
+                wait_for(lambda store=store: count(store, "result") == 50)
 
 
 def test_what_an_earlier_version_could_not_read_is_read_again(broker, url):
@@ -163,6 +144,21 @@ def test_a_message_that_the_database_refuses_costs_nothing_but_itself(broker, ur
         assert value(store, select(store.tables["quarantine"].c.reason)) == "not stored: no"
 
 
+def test_a_batch_that_the_database_refuses_counts_once_for_its_board(url, monkeypatch):
+    bodies = {run_id: encode(made(run_id=run_id, device_id="b")) for run_id in ("r0", "r1", "r2", "r3")}
+    arrived = [Arrived(Topics("b").result(run_id), body, 0.0) for run_id, body in bodies.items()]
+    monkeypatch.setattr(collector, "DAY_BYTES", sum(map(len, bodies.values())))
+    with closing(Store(url)) as store:
+        with store._writing() as connection:
+            wrong = "WHEN new.run_id = 'r1' BEGIN SELECT RAISE(ABORT, 'no'); END"
+            connection.exec_driver_sql(f"CREATE TRIGGER fault BEFORE INSERT ON result {wrong}")
+        Collector(store, parse_url("mqtt://b"), "site")._keep(arrived)
+        assert (count(store, "result"), value(store, select(store.tables["quarantine"].c.reason))) == (
+            3,
+            "not stored: no",
+        )
+
+
 def collect_with_a_fault(broker, database, name):
     """Collect with a reader of events that fails as no code foresees."""
 
@@ -171,6 +167,34 @@ def collect_with_a_fault(broker, database, name):
 
     messages._READERS["event"] = fail
     collector.run(broker, database, name)
+
+
+def test_a_board_that_publishes_without_end_fills_no_more_than_its_share_of_the_database(url, monkeypatch):
+    """What is not stored has not arrived: the board is asked for it the next day."""
+    monkeypatch.setattr(collector, "DAY_BYTES", 400_000)
+    with closing(Store(url)) as store:
+        kept = Collector(store, parse_url("mqtt://b"), "site")
+        for seq in range(1, 101):
+            for device, filling in (("greedy", "x" * 4000), ("orin", "x")):
+                body = encode(made(run_id=f"r{seq}", device_id=device, status="failed", reason=filling))
+                kept._keep([Arrived(Topics(device).result(f"r{seq}"), numbered(seq, body), 0.0)])
+        greedy = 400_000 // (len(numbered(100, body)) + 4001)
+        for table in ("result", "arrived"):
+            column = store.tables[table].c.device_id
+            found = store.read(select(column, func.count()).group_by(column))
+            assert sorted(map(tuple, found)) == [("greedy", pytest.approx(greedy, abs=1)), ("orin", 100)]
+        ((topic, reason),) = store.read(select(*(store.tables["quarantine"].c[name] for name in ("topic", "reason"))))
+        assert (topic, reason[:10]) == ("benchd/v1/greedy", "more than ")
+        kept._day_ends = 0.0
+        kept._keep([Arrived(Topics("greedy").result("next"), encode(made(run_id="next", device_id="greedy")), 0.0)])
+        assert (
+            value(store, select(store.tables["result"].c.run_id).order_by(store.tables["result"].c.id.desc())) == "next"
+        )
+
+
+def numbered(seq, body):
+    """Return a record as a line of a log."""
+    return b'{"log":"%s","seq":%d,%s' % (b"a" * 16, seq, body[1:])
 
 
 def test_an_exception_that_nobody_foresaw_costs_one_message(broker, url, tmp_path):
@@ -191,7 +215,7 @@ def test_a_message_that_cannot_be_read_never_stops_the_rest(broker, url, tmp_pat
 
 
 def test_state_telemetry_and_events_arrive(broker, url):
-    say(broker, "benchd/v1/d1/status", '{"state":"online","session":1}', "-r")
+    say(broker, "benchd/v1/d1/status", '{"state":"online","session":"s1"}', "-r")
     with collecting(broker.url, url), closing(Store(url)) as store:
         say(broker, "benchd/v1/d1/telemetry", '{"samples":[[1,"power_w",5.5,"fake"]]}')
         say(broker, "benchd/v1/d1/event", '{"event":"throttled"}')

@@ -18,11 +18,10 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 from sqlalchemy import select
 from test_collector import publish_to, value
 
-from benchd.daemon.delivery.broker import CREDENTIAL, Ended, parse_url
-from benchd.daemon.delivery.session import Session
+from benchd.daemon.delivery.broker import CREDENTIAL, parse_url
+from benchd.daemon.delivery.connection import Connection
 from benchd.dashboard import commands
 from benchd.dashboard.commands import run_suite
-from benchd.dashboard.feed import Feed
 from benchd.dashboard.store import Store
 
 
@@ -77,36 +76,16 @@ def test_a_collector_takes_results_over_tls_with_a_certificate_and_a_password_fi
         assert value(store, select(found[0])) is None
 
 
-def test_the_terminal_view_takes_the_same_files(trusted, tmp_path):
-    with command(tmp_path, trusted, "watch", "--seconds", "1") as process:
-        shown, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0
-    assert "no result since the start" in shown
-
-
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"ca_file": None}, "this system does not trust the certificate of"),
-        ({"ca_file": "/absent"}, "No such file or directory"),
-        ({"certificate_file": None, "key_file": None}, "check the certificate and key files"),
-        ({"password": "wrong"}, "refused the connection: Not authorized"),
-    ],
-)
-def test_what_does_not_fit_is_the_reason(trusted, changed, why):
-    with pytest.raises(Ended, match=why):
-        Feed(replace(trusted, **changed), "c", 0)
-
-
 def test_a_page_asks_over_tls_and_says_why_it_cannot(trusted, monkeypatch):
     """It may take its time to ask; then the time to answer is over."""
-    endure = Session.endure
+    publish = Connection.publish
     with monkeypatch.context() as patched:
 
-        def asked(session):
-            endure(session)
+        def asked(*given, **more):
+            packet_id = publish(*given, **more)
             patched.setattr(commands, "time", SimpleNamespace(monotonic=lambda: math.inf))
+            return packet_id
 
-        patched.setattr(Session, "endure", asked)
+        patched.setattr(Connection, "publish", asked)
         assert run_suite(trusted, "d1", "nightly", WAIT_S).reason == f"no answer within {WAIT_S:g} s"
     assert "does not trust" in run_suite(replace(trusted, ca_file=None), "d1", "nightly", WAIT_S).reason

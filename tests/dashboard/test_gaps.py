@@ -1,13 +1,13 @@
-"""A result that does not arrive is noticed by its number, counted, asked for and stored, over a real mosquitto."""
+"""What does not arrive is noticed by its number, counted, asked for and stored, over a real mosquitto."""
 
 import threading
 import time
 from contextlib import closing, contextmanager
+from itertools import pairwise
 
 import msgspec
 import pytest
 from broker import running_broker
-from links import linked
 from records_made import made
 from waiting import WAIT_S, wait_for
 
@@ -17,17 +17,15 @@ from test_collector import count
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.commands import ReplayParameters
-from benchd.daemon.delivery.outbox import STREAM, Outbox
-from benchd.daemon.delivery.sender import drain
-from benchd.daemon.delivery.session import Arrived, Numbered, connect
-from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard import collector, queries
 from benchd.dashboard.messages import Row, rows
 from benchd.dashboard.metrics import Fleet
-from benchd.dashboard.store import STREAMS, Store
+from benchd.dashboard.store import LOGS, Store
+from tests.soak.board import Board
 
-TOPICS = Topics("d1")
+LOG = "0123456789abcdef"
 
 
 @contextmanager
@@ -52,86 +50,124 @@ def missing(store):
     return {sample.labels["device_id"]: sample.value for sample in found.samples}
 
 
-def test_a_missing_result_is_counted_asked_for_and_stored(tmp_path, url, monkeypatch):
-    with (
-        running_broker(tmp_path) as broker,
-        collecting(broker, url, monkeypatch) as store,
-        Outbox(tmp_path / "outbox.db") as outbox,
-        closing(connect(parse_url(broker.url), "device", time.monotonic() + WAIT_S)) as device,
-    ):
-        device.subscribe([(TOPICS.command("replay"), 1)])
+def test_what_was_sent_before_there_was_a_collector_and_what_the_broker_lost_is_asked_for_and_stored(
+    tmp_path, url, monkeypatch
+):
+    """Results and events alike, of the beginning, of the middle and of the end."""
+    with running_broker(tmp_path) as broker, closing(Board(parse_url(broker.url), tmp_path, "d1")) as board:
+
+        def both_delivered():
+            board.attend()
+            return board.delivery.is_done
+
         for number in range(1, 6):
-            record = made(device_id="d1", run_id=f"r{number}")
-            outbox.add(record.key, TOPICS.result(record.run_id), 1, encode(record))
-        for lost in (3, 4):
-            outbox.mark_refused(lost, "lost")
-        drain(outbox, parse_url(broker.url), "sender", WAIT_S)
-        stream = outbox.kept(STREAM).decode()
-        wait_for(lambda: queries.gaps(store) == [("d1", stream, 3, 4)])
-        assert missing(store) == {"d1": 2}
-        while not (arrived := device.take_received()):
-            device.step()
-        asked = msgspec.json.decode(arrived[0].body, type=ReplayParameters)
-        assert (asked.stream, asked.since_seq, asked.until_seq) == (stream, 3, 4)
-        assert outbox.send_again(asked.since_seq, asked.until_seq) == 2
-        drain(outbox, parse_url(broker.url), "sender", WAIT_S)
-        wait_for(lambda: not queries.gaps(store))
-        assert missing(store) == {}
-        assert queries.results(store, queries.Filter(), "key", False, 0, 10).total == 5
+            board.records.append(encode(made(device_id="d1", run_id=f"r{number}")))
+            board.events.append(b'{"event":"e%d"}' % number)
+        wait_for(both_delivered)  # nobody has heard them
+        with collecting(broker, url, monkeypatch) as store:
+
+            def all_stored(of_each):
+                board.attend()
+                return count(store, "result") == count(store, "event") == of_each
+
+            wait_for(lambda: all_stored(5))
+            wait_for(lambda: not queries.gaps(store))
+            assert missing(store) == {}
 
 
-def test_a_result_in_quarantine_has_arrived_and_is_not_asked_for(url):
+def health(first=1, last=9, **more):
+    body = {"log": LOG, "first_seq": first, "last_seq": last} | more
+    return rows(Arrived("benchd/v1/d1/health", msgspec.json.encode(body), 1.0))
+
+
+def arrived(device_id, log, *numbers):
+    return [Row("arrived", {"device_id": device_id, "log": log, "seq": number}) for number in numbers]
+
+
+def gaps(store, **more):
+    return [(gap.first, gap.last) for gap in queries.gaps(store, **more)]
+
+
+def test_a_gap_is_what_the_device_has_sent_and_has_not_arrived(url):
     with closing(Store(url)) as store:
-        for number in (1, 2, 3, 5):
-            body = b"{" if number == 2 else encode(made(device_id="d1", run_id=f"r{number}"))
-            store.add(rows(Arrived(TOPICS.result(f"r{number}"), body, 1.0, numbered=Numbered("s", number))))
+        store.add(health() + arrived("d1", LOG, 2, 3, 5) + arrived("d1", "f" * 16, 1, 9))
+        assert gaps(store) == [(1, 1), (4, 4), (6, 9)]
         store.tidy(2.0)
-        assert queries.gaps(store) == [("d1", "s", 4, 4)]
+        store.add(arrived("d1", LOG, 1, 4))
+        assert gaps(store) == [(6, 9)]
+        assert gaps(store, online=True) == []
+        assert missing(store) == {"d1": 4}
+        store.add(rows(Arrived("benchd/v1/d1/status", b'{"state":"online","session":"s"}', 1.0)))
+        assert gaps(store, online=True) == [(6, 9)]
 
 
-def arrived(device_id, stream, *numbers):
-    return [Row("arrived", {"device_id": device_id, "stream": stream, "seq": number}) for number in numbers]
-
-
-def test_of_the_streams_that_a_device_makes_up_the_last_ones_stay(url):
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({"pending": 2}, [(2, 2)]),  # the device has still to send the rest
+        ({"pending": 2, "refused": 2}, [(2, 2), (4, 9)]),
+        ({"first": 3}, [(4, 9)]),  # what it no longer has
+        ({"last": 10**15}, [(2, 2)]),  # what somebody must have made up
+        ({"last": 2}, [(2, 2)]),  # an older health
+        ({"last": 0, "first": 1}, []),
+    ],
+)
+def test_what_cannot_come_is_no_gap(url, told, found):
     with closing(Store(url)) as store:
-        store.add(arrived("d1", "old", 1, 3) + arrived("d2", "old", 1, 3))
-        store.tidy(1.0)
-        for number in range(2 * STREAMS):
-            store.add(arrived("d1", f"s{number}", 1, 3))
+        store.add(health(**told) + arrived("d1", LOG, 1, 3))
+        assert gaps(store) == found
+
+
+def test_what_is_in_quarantine_has_arrived_and_is_not_asked_for(url):
+    with closing(Store(url)) as store:
+        head = b'{"log":"%s","seq":%d,'
+        for number, body in ((1, encode(made(device_id="d1", run_id="r1"))), (2, b'{"schema": "benchd.record/9"}')):
+            numbered = head % (LOG.encode(), number) + body[1:]
+            store.add(rows(Arrived(f"benchd/v1/d1/result/r{number}", numbered, 1.0)))
+        store.add(health(last=3))
+        assert gaps(store) == [(3, 3)]
+
+
+def test_of_the_logs_that_a_device_makes_up_the_last_ones_stay(url):
+    with closing(Store(url)) as store:
+        for number in range(2 * LOGS):
+            store.add(arrived("d1", f"s{number:03}", 1, 3) + arrived("d2", "old", 1))
             store.tidy(2.0 + number)
-        newest = sorted(f"s{number}" for number in range(STREAMS, 2 * STREAMS))
-        assert queries.gaps(store) == [*(("d1", stream, 2, 2) for stream in newest), ("d2", "old", 2, 2)]
+        span = store.tables["span"]
+        kept = {(row.device_id, row.log) for row in store.read(span.select())}
+        assert kept == {("d2", "old"), *(("d1", f"s{number:03}") for number in range(LOGS, 2 * LOGS))}
 
 
-def test_a_device_with_many_gaps_keeps_no_other_waiting(tmp_path):
+def test_each_device_is_asked_for_a_few_gaps_and_a_bounded_number_of_lines_less_and_less_often(tmp_path):
     class Said:
         def publish(self, topic, body, **options):
-            asked.append((topic, msgspec.json.decode(body, type=ReplayParameters).since_seq))
+            given = msgspec.json.decode(body, type=ReplayParameters)
+            asked.append((topic.split("/")[2], given.log, given.first, given.last))
 
     asked = []
     with closing(Store(f"sqlite:///{tmp_path}/dashboard.db")) as store:
-        store.add(arrived("d1", "s", *range(1, 100, 2)) + arrived("d2", "s", 1, 3))
-        store.tidy(1.0)
+        for device in ("d1", "d2"):
+            body = msgspec.json.encode({"log": LOG, "last_seq": 20_000 if device == "d2" else 6})
+            store.add(rows(Arrived(f"benchd/v1/{device}/health", body, 1.0)))
+            store.add(rows(Arrived(f"benchd/v1/{device}/status", b'{"state":"online","session":"s"}', 1.0)))
+        store.add(arrived("d1", LOG, 1, 3, 5))
         asking = collector.Collector(store, parse_url("mqtt://b"), "site")
-        for now_s in (0.0, collector.ASK_FIRST_S, collector.ASK_FIRST_S + 1.0):
+        first_s = collector.ASK_FIRST_S
+        for now_s in (0.0, first_s, first_s + 1.0):
             asking._ask_for_missing(Said(), now_s)
-    assert asked == [(TOPICS.command("replay"), 2), (Topics("d2").command("replay"), 2), (TOPICS.command("replay"), 4)]
+        assert asked == [
+            *(("d1", LOG, number, number) for number in (2, 4, 6)),
+            ("d2", LOG, 1, collector.ASK_LINES),
+        ]
+        asked.clear()
+        times_s = [step for step in range(int(first_s), int(40 * first_s)) if asks_once(asking, step, asked, Said())]
+        between_s = [later - earlier for earlier, later in pairwise(times_s)]
+        assert between_s == sorted(between_s)
+        assert between_s[-1] > between_s[0]
 
 
-def test_results_of_before_the_first_collector_are_asked_for(tmp_path, url, monkeypatch):
-    path = tmp_path / "outbox.db"
-    with running_broker(tmp_path) as broker, Outbox(path) as outbox:
-        for number in (1, 2):
-            record = made(device_id="d1", run_id=f"r{number}")
-            outbox.add(record.key, TOPICS.result(record.run_id), 1, encode(record))
-        with linked(broker, "d1", path) as (link, wake):
-            wait_for(lambda: outbox.counts().sent == 2)
-            with collecting(broker, url, monkeypatch) as store:
-                assert wake.recv(1)
-                asked = msgspec.json.decode(link.seen.commands.popleft().body, type=ReplayParameters)
-                assert (asked.stream, asked.since_seq) == (None, 1)
-                assert outbox.send_again(asked.since_seq, asked.until_seq) == 2
-                link.replay()
-                wait_for(lambda: count(store, "result") == 2)
-                assert queries.unheard(store) == []
+def asks_once(asking, now_s, asked, said):
+    """Return whether it asks the second device at this time."""
+    asked.clear()
+    asking._ask_for_missing(said, now_s)
+    return any(device == "d2" for device, *_ in asked)

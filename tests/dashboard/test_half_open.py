@@ -1,4 +1,4 @@
-"""A device behind a cable that is pulled: the real service and its broker in network namespaces of their own."""
+"""A device behind a cable that is pulled: its link and its broker in network namespaces of their own."""
 
 import subprocess
 import sys
@@ -12,13 +12,12 @@ from waiting import wait_for
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from test_collector import count
-from test_fleet_faults import connected, measure, unsent
+from test_fleet_faults import acknowledged, connected, measure
 
 from benchd.dashboard.store import Store
 
 BROKER, DEVICE = "10.254.254.1", "10.254.254.2"
 MOSQUITTO = "listener 1883 {}\nallow_anonymous true\nuser root\n"
-SERVICE = '[device]\nid = "d0"\n[mqtt]\nurl = "mqtt://{}"\nkeep_alive_s = 5\n'
 PYTHON = Path(sys.executable).parent
 
 
@@ -61,9 +60,9 @@ def run(pid, command):
 @pytest.mark.slow
 def test_a_cable_that_is_pulled_costs_nothing(tmp_path, child_environment, cable):
     here, there, link = cable
-    url, log, outbox = f"sqlite:///{tmp_path}/dashboard.db", tmp_path / "log", tmp_path / "state/benchd/outbox.db"
+    url, log, folder = f"sqlite:///{tmp_path}/dashboard.db", tmp_path / "log", tmp_path / "device"
+    folder.mkdir()
     (tmp_path / "mosquitto.conf").write_text(MOSQUITTO.format(BROKER))
-    (tmp_path / "benchd.toml").write_text(SERVICE.format(BROKER))
     collect = [
         "dashboard",
         "--only",
@@ -75,23 +74,25 @@ def test_a_cable_that_is_pulled_costs_nothing(tmp_path, child_environment, cable
         "--database",
         url,
     ]
+    board = [sys.executable, "-m", "tests.soak.board"]
+    environment = child_environment | {"PYTHONPATH": str(Path(__file__).parents[2])}
     with ExitStack() as stack:
         store = stack.enter_context(closing(Store(url)))
         for command in (
             [*here, program("mosquitto"), "-c", tmp_path / "mosquitto.conf"],
             [*here, PYTHON / "benchd", *collect],
-            [*there, PYTHON / "benchd", "run", "--config", tmp_path / "benchd.toml"],
+            [*there, *board, f"mqtt://{BROKER}", folder, "d0", folder / "results"],
         ):
             stderr = stack.enter_context(log.open("ab"))
-            process = stack.enter_context(subprocess.Popen(command, env=child_environment, stderr=stderr))
+            process = stack.enter_context(subprocess.Popen(command, env=environment, stderr=stderr))
             stack.callback(process.kill)
-        wait_for(lambda: connected(store) == 1 and outbox.exists(), process)
-        measure(outbox, 0)
+        wait_for(lambda: connected(store) == 1, process)
+        measure(folder, 0)
         wait_for(lambda: count(store, "result") == 1, process)
         link("down")
-        measure(outbox, *range(1, 50))
+        measure(folder, *range(1, 50))
         wait_for(lambda: "mqtt down: the connection to" in log.read_text(), process)
-        assert unsent(outbox) > 0
+        assert acknowledged(folder) < 50
         link("up")
         wait_for(lambda: count(store, "result") == 50, process)
         assert count(store, "body") == 50

@@ -19,11 +19,11 @@ from test_collector import SETTINGS, count, publish
 from test_pages import serving
 from test_upkeep import collector_of, metric
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.records import Case
 from benchd.dashboard.limits import LIMITS, SHOWN
-from benchd.dashboard.messages import Latest, rows
+from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
-from benchd.dashboard.views.device import _verdict
 
 DEVICE = "hostile"
 MOST_BYTES = 250e6
@@ -46,7 +46,7 @@ BODIES = {
     "status": {"state": "online"},
     "info": {
         "tags": NAMES,
-        "environment": dict.fromkeys(NAMES, "x"),
+        "environment": RESULT["environment"] | {"versions": dict.fromkeys(NAMES, "x")},
         "suites": [{"name": name, "cases": ["c"]} for name in NAMES],
     },
     "health": {"problem": "p" * 10_000},
@@ -65,11 +65,11 @@ def filled(body, size):
 def of_many_cases():
     """Yield results within their limit, of as many cases as are read, each in two setups of different versions."""
     for number in range(2 * SHOWN):
-        setup, run = f"s{number // SHOWN}", {"run_id": f"n{number}", "case_id": f"c{number % SHOWN}"}
+        setup, case = f"s{number // SHOWN}", Case(model=f"c{number % SHOWN}")
         environment = RESULT["environment"] | {"fingerprint": setup, "versions": dict.fromkeys(MANY, setup)}
-        own = {"device_id": "many", "environment": environment, "missing": dict.fromkeys(MANY, "")}
-        body = json.dumps(RESULT | run | own).encode()
-        yield Arrived(f"benchd/v1/many/result/{run['run_id']}", body, time.time() + number)
+        result = msgspec.to_builtins(made(device_id="many", run_id=f"n{number}", case=case))
+        body = json.dumps(result | {"environment": environment, "missing": dict.fromkeys(MANY, "")}).encode()
+        yield Arrived(f"benchd/v1/many/result/n{number}", body, time.time() + number)
 
 
 def say(broker, kind, body):
@@ -82,11 +82,6 @@ def most_bytes(*processes):
     """Return the most memory that these processes have had together."""
     status = "".join(Path(f"/proc/{process}/status").read_text() for process in processes)
     return sum(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
-
-
-@pytest.mark.parametrize(("verdict", "look"), [("slower", "link slower"), ("fixed inset-0 bg-red", "link ")])
-def test_only_a_known_verdict_becomes_a_class(verdict, look):
-    assert _verdict(DEVICE, Latest(case_id="c", verdict=verdict))[1] == look
 
 
 def test_messages_of_any_size_leave_the_pages_the_memory_and_the_results_of_others_alone(tmp_path):

@@ -9,7 +9,7 @@ from records_made import made
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard import queries
 from benchd.dashboard.limits import SHOWN
@@ -91,7 +91,7 @@ def test_the_last_events_of_a_device_and_the_expired_ones_are_walked_to_along_an
             for n in range(5000)
         )
         with noted(store._engine) as statements:
-            assert len(queries.happenings(store, "d1", 0.0)) == SHOWN
+            assert len(queries.marks(store, "d1", 0.0)) == SHOWN
             store.tidy(MINUTES_S + 600.0)
         last, expired = planned(store, statements, "FROM event")
         assert "event_device" in last
@@ -108,7 +108,7 @@ def test_the_last_results_of_a_device_are_walked_to_along_an_index(url):
             for n in range(5000)
         )
         with noted(store._engine) as statements:
-            assert len(queries.happenings(store, "d1", 4000.0)) == SHOWN
+            assert len(queries.marks(store, "d1", 4000.0)) == SHOWN
         (plan,) = planned(store, statements, "FROM result")
         assert "result_device_time" in plan
 

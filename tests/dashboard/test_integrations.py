@@ -28,10 +28,8 @@ from prometheus_client import generate_latest
 from test_collector import collecting, count
 
 from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.connection import Arrived, connect
 from benchd.daemon.delivery.messages import Health, Info, Latest
-from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.sender import drain
-from benchd.daemon.delivery.session import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import PROFILED, Case, Record, encode
 from benchd.daemon.service import homeassistant
@@ -70,12 +68,15 @@ def url_of(broker, user):
 def test_a_device_may_write_its_own_topics_and_no_other_s(broker, tmp_path):
     database = f"sqlite:///{tmp_path}/d.db"
     with collecting(url_of(broker, "collector"), database), closing(Store(database)) as store:
-        with Outbox(tmp_path / "outbox.db") as outbox:
-            for device in ("d1", "d2"):
-                outbox.add(device, Topics(device).result("r1"), 1, b"{}")
-                outbox.add(f"{device} at home", homeassistant.topic(device), 1, b"{}")
-            report = drain(outbox, parse_url(url_of(broker, "d1")), "d1", WAIT_S)
-        assert (report.sent, report.refused) == (2, 2)
+        refused = {}
+        for device in ("d1", "d2"):
+            for topic in (Topics(device).result("r1"), homeassistant.topic(device)):
+                with closing(connect(parse_url(url_of(broker, "d1")), "d1", time.monotonic() + WAIT_S)) as connection:
+                    connection.publish(topic, b"{}", 1)
+                    while not (answers := connection.take_acknowledged()):
+                        connection.turn(1.0)
+                    refused[topic] = answers[0][1].is_failure
+        assert list(refused.values()) == [False, False, True, True]
         wait_for(lambda: count(store, "quarantine") == 1)
 
 
@@ -85,7 +86,7 @@ def said(now_s):
     case = {"case": Case(model="vim_tiny"), **when}
     bodies = {
         "ill/status": {"state": "online"},
-        "ill/health": {"problem": "degraded:disk", "outbox_pending": 1500, "outbox_unstored": 2, "cases_left": 3},
+        "ill/health": {"problem": "degraded:disk", "pending": 1502, "cases_left": 3},
         "ill/telemetry": {"samples": [[0, "power_w", 9.0, "ina3221"], [0, "gpu_throttle_reasons", 4.0, "nvml"]]},
         "gone/status": {"state": "offline"},
         "ill/result/old": made(run_id="old", timing=timing(7.0), **case),
@@ -100,7 +101,7 @@ def said(now_s):
 def fill(store, now_s):
     """Store what that fleet has said, one of its cases slower than its baseline."""
     store.add(row for message in said(now_s) for row in rows(message))
-    latest = {"device_id": "ill", "kind": "latest/vim_tiny", "body": b"{}", "arrived_s": now_s, "session": 0}
+    latest = {"device_id": "ill", "kind": "latest/vim_tiny", "body": b"{}", "arrived_s": now_s, "session": "s0"}
     store.add([Row("document", latest | {"state": "slower"})])
 
 
@@ -115,7 +116,7 @@ def test_metrics_are_in_the_units_of_their_names_and_of_the_last_result(store):
         'benchd_problem{device_id="ill"} 1.0',
         'benchd_throttled{device_id="ill"} 1.0',
         'benchd_power_watts{device_id="ill"} 9.0',
-        'benchd_outbox_pending{device_id="ill"} 1500.0',
+        'benchd_pending{device_id="ill"} 1502.0',
         f"benchd_case_median_seconds{{{case}}} 0.005",
         f"benchd_case_energy_joules{{{case}}} 0.5",
         f"benchd_case_energy_error_joules{{{case}}} 0.025",
@@ -265,10 +266,10 @@ def test_home_assistant_is_told_of_entities_whose_templates_render():
     found = msgspec.json.decode(homeassistant.discovery(Topics("d1"), info), type=Discovery)
     (availability,) = found.avty
     assert rendered(availability.value_template, {"state": "online"}) == "online"  # what is available by default
-    health = {"outbox_pending": 3, "uptime_s": 1.5, "case_id": None, "problem": "degraded:disk"}
+    health = {"pending": 3, "uptime_s": 1.5, "case_id": None, "problem": "degraded:disk"}
     shown = {name: rendered(entity.value_template, health) for name, entity in found.cmps.items()}
     # "None" is how Home Assistant spells a sensor that knows nothing
-    wanted = {"outbox_pending": "3", "uptime_s": "1.5", "case_id": "None", "problem": "ON"}
+    wanted = {"pending": "3", "uptime_s": "1.5", "case_id": "None", "problem": "ON"}
     assert {name: shown[name] for name in wanted} == wanted
     assert rendered(found.cmps["problem"].value_template, health | {"problem": None}) == "OFF"
 

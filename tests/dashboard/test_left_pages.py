@@ -22,7 +22,7 @@ from nicegui import ui
 from nicegui.testing import user_simulation
 from sqlalchemy.exc import OperationalError
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import Case, encode
 from benchd.dashboard import layout, queries
 from benchd.dashboard.answers import Answers

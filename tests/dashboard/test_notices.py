@@ -15,7 +15,7 @@ from records_made import WRONG, made
 from waiting import wait_for
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import encode
 from benchd.dashboard import collector, notices
@@ -121,7 +121,7 @@ def failed(store, device_id, run_id, at_s=NOW_S):
 
 
 def online(store, device_id, at_s):
-    status = {"schema": "benchd.status/1", "state": "online", "session": 1, "boot_id": "b", "instance": "i"}
+    status = {"schema": "benchd.status/1", "state": "online", "session": "s1", "boot_id": "b", "instance": "i"}
     arrive(store, device_id, "status", json.dumps(status | {"held_s": 0.0, "t_wall": "t"}).encode(), at_s)
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import Case, Check, Energy, ProcessResult, Variant, decode, encode
 from benchd.dashboard.app import TOKEN_VARIABLE
 from benchd.dashboard.messages import flat, rows
@@ -88,7 +89,7 @@ def stored(now_s):
     ages_s = {"orin-1": 1, "quiet-1": 100, "gone-1": 30_000}
     for device, age_s in ages_s.items():
         yield message(device, "info", {"name": device, "site": "lab", "suites": suites}, now_s - age_s)
-        yield message(device, "health", {"activity": "idle", "outbox_pending": 3}, now_s - age_s)
+        yield message(device, "health", {"activity": "idle", "pending": 3}, now_s - age_s)
         yield message(device, "status", {"state": "offline" if device == "gone-1" else "online"}, now_s - age_s)
     for number in range(60):
         variant = ("eager", "custom", "custom-fp16")[number % 3]
@@ -98,7 +99,12 @@ def stored(now_s):
         yield message("orin-1", f"result/r{number}", body, now_s - 6000 + 100 * number)
     for number in range(6):
         setup = msgspec.structs.replace(ENVIRONMENT, fingerprint=f"e{number // 3}", l4t=f"36.4.{number // 3}")
-        changed = {"environment": setup, "case": Case(model="square"), "t_wall": "-", "suite_id": f"s{number}"}
+        changed = {
+            "environment": setup,
+            "case": Case(model="square"),
+            "t_wall": "1970-01-01T00:00:00Z",
+            "suite_id": f"s{number}",
+        }
         body = record("agx-1", number, median_ms=(5.0, 5.5)[number // 3] + number / 1000, **changed)
         yield message("agx-1", f"result/r{number}", body, now_s - 900 + 100 * number)
     failed = {"status": "failed", "reason": "CUDA error: out of memory", "timing": None, "processes": []}
@@ -118,7 +124,7 @@ def stored(now_s):
             [0, "gpu_throttle_reasons", 4.0 if 20 < second < 40 else 1.0, "nvml"],
         ]
         yield message("orin-1", "telemetry", {"samples": samples}, now_s - 60 + second)
-    huge = record("hostile", 1, flags=[HOSTILE], case=Case(model=HOSTILE, batch_size=2**60), timing=timing(1e300))
+    huge = record("hostile", 1, case=Case(model=HOSTILE, batch_size=2**60), timing=timing(1e300))
     yield message("hostile", "result/r1", huge, now_s)
     yield message("hostile", "info", {"name": HOSTILE + "x" * 1_000_000, "environment": {HOSTILE: HOSTILE}}, now_s)
     yield message("hostile", "health", {"activity": HOSTILE, "problem": HOSTILE}, now_s)
@@ -204,7 +210,7 @@ def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
         row.get_by_text(re.compile(r"▲ \+10\.[01] % \[[0-9.]+, [0-9.]+\] slower")).wait_for()
         row.get_by_text("across a changed setup; cause not separable").wait_for()
         row.get_by_text("what would separate it").click()
-        row.get_by_text("undo l4t 36.4.0 → 36.4.1, run bench-once --models square").wait_for()
+        row.get_by_text("undo l4t 36.4.0 → 36.4.1, run bench-once --case ").wait_for()
         page.get_by_label("board, case or what changed").fill("36.4.2")
         page.get_by_text("No change matches").wait_for()
         page.wait_for_url("**/changes?since=setup&q=36.4.2")
@@ -248,7 +254,7 @@ def test_values_on_the_page_are_the_record_s(site, browser):
         row.get_by_role("link", name="record of").click()
         for shown in ("69.00 ± 0.69 ms (95 %, within process)", "8 of 8", "690 ± 14 mJ", "1: ok; 68.86 ± 0.69 ms"):
             page.get_by_text(shown).first.wait_for()
-        page.get_by_text("bench-once --models vim_tiny --variants custom-fp16 --batch-sizes 1").wait_for()
+        page.get_by_text("bench-once --case vim_tiny,custom-fp16,b1").wait_for()
         href = page.get_by_role("link", name="raw record").get_attribute("href")
     assert json.loads(get(site, href)[2])["timing"]["median_ms"] == 69.0
 
@@ -342,10 +348,10 @@ def test_an_open_page_follows_what_is_published(site, browser, mosquitto):
 
 def test_a_device_that_goes_off_is_seen_to_do_so(site, browser, mosquitto):
     with opened(browser, site, "/fleet") as page, connected(mosquitto) as device:
-        device.publish("benchd/v1/short-lived/status", '{"state":"online","session":1}', qos=1)
+        device.publish("benchd/v1/short-lived/status", '{"state":"online","session":"s1"}', qos=1)
         card = page.get_by_role("link", name="short-lived")
         card.get_by_text("online").wait_for()
-        device.publish("benchd/v1/short-lived/status", '{"state":"offline","session":1}', qos=1)
+        device.publish("benchd/v1/short-lived/status", '{"state":"offline","session":"s1"}', qos=1)
         card.get_by_text("offline").wait_for()
 
 
@@ -370,7 +376,7 @@ def test_the_page_asks_a_device_to_run_a_suite(site, browser, mosquitto, answer,
     listen = {"on_connect": subscribe, "on_subscribe": lambda *_: ready.set(), "on_message": respond}
     with opened(browser, site, "/device/orin-1") as page, connected(mosquitto, **listen) as device:
         assert ready.wait(WAIT_S)
-        device.publish("benchd/v1/orin-1/health", '{"activity":"idle","outbox_pending":3}', qos=1)  # it is there
+        device.publish("benchd/v1/orin-1/health", '{"activity":"idle","pending":3}', qos=1)  # it is there
         button = page.get_by_role("button", name="Run nightly")
         button.dblclick()
         page.get_by_text(shown).wait_for()
@@ -401,7 +407,7 @@ def test_a_device_that_says_nothing_turns_stale_and_then_offline(site, browser, 
     with opened(browser, site, "/fleet") as page, connected(mosquitto) as device:
         card = page.get_by_role("link", name="fading")
         card.get_by_text("stale").wait_for()
-        device.publish("benchd/v1/fading/status", '{"state":"offline","session":1}', qos=1)
+        device.publish("benchd/v1/fading/status", '{"state":"offline","session":"s1"}', qos=1)
         card.get_by_text("offline").wait_for()
 
 
@@ -518,17 +524,18 @@ def test_another_name_and_another_site_are_refused(site):
 
 
 def test_beyond_loopback_a_token_is_asked_for(mosquitto, tmp_path):
-    database, secret = f"sqlite:///{tmp_path}/d.db", {TOKEN_VARIABLE: "s3cret"}
+    database, secret = f"sqlite:///{tmp_path}/d.db", {TOKEN_VARIABLE: " s3 c;r=\u20act\n"}
+    token = quote("s3 c;r=\u20act")
     with serving(mosquitto.url, database, "--host", "0.0.0.0", "--only", "pages", **secret) as (port, _):  # noqa: S104
         assert get(port, "/")[0] == 401
         assert get(port, "/?token=wrong")[0] == 401
-        status, headers, _ = get(port, "/?token=s3cret")
+        status, headers, _ = get(port, f"/?token={token}")
         assert (status, headers["location"]) == (303, "/")
         for path, there in (
-            ("//evil.example/?token=s3cret", "/evil.example/"),
-            ("/%2f%5cevil.example?token=s3cret", "/%5Cevil.example"),
-            ("/a%0d%0ab?token=s3cret", "/a%0D%0Ab"),
-            ("/results?device=a&token=s3cret&model=b%26c", "/results?device=a&model=b%26c"),
+            (f"//evil.example/?token={token}", "/evil.example/"),
+            (f"/%2f%5cevil.example?token={token}", "/%5Cevil.example"),
+            (f"/a%0d%0ab?token={token}", "/a%0D%0Ab"),
+            (f"/results?device=a&token={token}&model=b%26c", "/results?device=a&model=b%26c"),
         ):
             assert get(port, path)[1]["location"] == there
         cookie = headers["set-cookie"].partition(";")[0]

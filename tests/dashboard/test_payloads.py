@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records_made import ENERGY, WRONG, made
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import Case, Energy, encode
 from benchd.dashboard.limits import LIMITS, OTHER
-from benchd.dashboard.messages import INTEGER_LIMIT, delivery_key, rows
+from benchd.dashboard.messages import INTEGER_LIMIT, rows
 
 DEVICE = "bench-abc123"
 RESULT = f"benchd/v1/{DEVICE}/result/r1"
@@ -36,10 +36,10 @@ def reason(topic, body):
 
 
 def test_a_result_is_a_row_and_its_original_bytes():
-    body = encode(made(energy=ENERGY, check=WRONG, flags=["a", "b"], x_of_floor=3.0)) + b" "
+    body = encode(made(energy=ENERGY, check=WRONG, flags=["mqtt", "service"], x_of_floor=3.0)) + b" "
     result, kept, _ = taken("result/r1", body)
     assert kept == ("body", {"key": f"{DEVICE}:r1", "body": body})
-    shown = {"median_ms": 5.0, "energy_mj": 500.0, "energy_err_mj": 25.0, "checked": "failed", "flags": "a, b"}
+    shown = {"median_ms": 5.0, "energy_mj": 500.0, "energy_err_mj": 25.0, "checked": "failed", "flags": "mqtt, service"}
     shown |= {"x_of_floor": 3.0, "model": "vim_tiny", "variant": "eager", "hardware": "cpu", "arrived_s": 100.0}
     assert {name: result.values[name] for name in shown} == shown
 
@@ -66,9 +66,9 @@ def test_a_figure_that_a_record_s_numbers_do_not_allow_is_refused():
 
 
 def test_status_info_and_health_are_documents():
-    assert only("status", {"state": "online", "session": 7})[1]["session"] == 7
+    assert only("status", {"state": "online", "session": "s7"})[1]["session"] == "s7"
     assert only("info", {"board": "Orin"})[1]["body"] == b'{"board": "Orin"}'
-    assert only("health", {"outbox_rows": 3})[1]["kind"] == "health"
+    assert only("health", {"later": 3})[1]["kind"] == "health"
 
 
 def test_an_event_with_its_judgement_is_kept_as_it_came():
@@ -82,8 +82,8 @@ def test_what_the_broker_replays_says_nothing_about_the_present():
 
 
 def test_offline_is_stored_and_is_no_sign_of_life():
-    status, device = taken("status", {"state": "offline", "session": 7})
-    assert (status.values["state"], status.values["session"], device.values["seen_s"]) == ("offline", 7, None)
+    status, device = taken("status", {"state": "offline", "session": "s7"})
+    assert (status.values["state"], status.values["session"], device.values["seen_s"]) == ("offline", "s7", None)
 
 
 def test_samples_keep_their_distance_in_time():
@@ -119,14 +119,15 @@ def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
         (RESULT, encode(made(case=Case(model="é" * 257))), "longer than 512 bytes"),
         (RESULT, encode(made(case=Case(model="m", batch_size=2**63))), "does not fit in 64 bits"),
         (f"benchd/v1/{DEVICE}/status", b'{"state":"asleep"}', "Invalid enum value 'asleep'"),
+        (f"benchd/v1/{DEVICE}/latest/c", b'{"verdict":"fixed inset-0"}', "Invalid enum value"),  # it becomes a class
         (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1,"power_w",1e999,"x"]]}', "out of range"),
         (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1,"power_w",1e300,"x"]]}', "not a sensor value"),
         (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1%s,"w",1,"x"],[0,"w",1,"x"]]}' % (b"0" * 400), "too large"),
-        (f"benchd/v1/{DEVICE}/status", b'{"state":"online","session":1%s}' % (b"0" * 30), "does not fit in 64 bits"),
+        (f"benchd/v1/{DEVICE}/status", b'{"state":"online","session":"%s"}' % (b"s" * 600), "longer than 512 bytes"),
         (f"benchd/v1/{DEVICE}/health", b"[]", "Expected `object`"),
         (f"benchd/v1/{DEVICE}/event", b'{"event":"e","judgement":{}}', "`case_id`"),
         (f"benchd/v1/{DEVICE}/health", b'{"disk_free_bytes":1%s}' % (b"0" * 400), "disk_free_bytes"),
-        (f"benchd/v1/{DEVICE}/info", b'{"environment":{"cpu_max_hz":1%s}}' % (b"0" * 400), "fit in 64 bits"),
+        (f"benchd/v1/{DEVICE}/info", b'{"later":{"cpu_max_hz":1%s}}' % (b"0" * 400), "fit in 64 bits"),
         (RESULT, encode(made()).replace(b'"swap_bytes":0', b'"swap_bytes":1%s' % (b"0" * 400)), "fit in 64 bits"),
     ],
 )
@@ -168,7 +169,8 @@ def test_what_is_beyond_a_limit_of_its_kind_is_kept_apart_without_its_body(kind)
         assert rows(Arrived(topic, text, 100.0))[0].values.get("body") == text
 
 
-def test_only_results_wait_for_a_confirmation():
-    assert delivery_key(RESULT) == (DEVICE, f"{DEVICE}:r1")
-    assert delivery_key(f"benchd/v1/{DEVICE}/event") is None
-    assert delivery_key("x/y") is None
+@pytest.mark.parametrize(("kind", "is_numbered"), [("result/r1", True), ("event", True), ("health", False)])
+def test_a_result_and_an_event_say_their_numbers_also_where_they_cannot_be_read(kind, is_numbered):
+    body = b'{"log":"0123456789abcdef","seq":7,"event":1}'
+    found = [row.values for row in rows(Arrived(f"benchd/v1/{DEVICE}/{kind}", body, 1.0)) if row.table == "arrived"]
+    assert found == [{"device_id": DEVICE, "log": "0123456789abcdef", "seq": 7}] * is_numbered

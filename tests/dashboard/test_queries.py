@@ -9,11 +9,14 @@ from records_made import ENVIRONMENT, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.delivery.session import Arrived
+from sqlalchemy import select
+
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, encode
 from benchd.dashboard import queries
+from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import Row, flat, rows
-from benchd.dashboard.queries import STALE_S, Filter, Happened
+from benchd.dashboard.queries import STALE_S, Filter, Mark
 from benchd.dashboard.views import charts, history, shipped
 from benchd.dashboard.views.results import csv_lines
 
@@ -67,6 +70,28 @@ def test_a_large_fleet_shows_the_newest_power_and_throttling_of_each_device(stor
     assert [(one.power_w, one.throttled) for one in found] == [(16.0, False)] * 300
 
 
+def test_ids_that_were_made_up_or_have_retired_hide_no_board_that_reports(store):
+    store.add(Row("device", {"device_id": f"a{number}", "seen_s": NOW_S}) for number in range(READ + 1))
+    store.add([Row("device", {"device_id": "only-retained", "seen_s": None})])
+    add(store, "orin", "info", {"name": "the board"}, NOW_S + 1)
+    assert len(queries.fleet(store, NOW_S)) == READ
+    assert [one.device_id for one in queries.fleet(store, NOW_S)][-1] == "orin"
+    assert queries.names(store)["orin"] == "the board (orin)"
+
+
+def test_a_board_whose_retained_status_is_cleared_has_left_until_it_reports_again(store):
+    for device in ("old", "orin"):
+        add(store, device, "status", {"state": "online"})
+        add(store, device, "info", {"name": device})
+    for kind in ("status", "info", "health", "latest/a"):
+        add(store, "old", kind, b"", NOW_S + 1)
+    assert [one.device_id for one in queries.fleet(store, NOW_S)] == list(queries.names(store)) == ["orin"]
+    assert queries.fleet(store, NOW_S, device_id="old")[0].age_s == 0.0
+    assert store.read(select(store.tables["quarantine"])) == []
+    add(store, "old", "status", {"state": "online"}, NOW_S + 2)
+    assert [one.device_id for one in queries.fleet(store, NOW_S)] == ["old", "orin"]
+
+
 def test_results_without_a_value_come_last_whichever_way_they_are_sorted(store):
     measure(store, 1, 5.0)
     measure(store, 2, 3.0)
@@ -77,8 +102,8 @@ def test_results_without_a_value_come_last_whichever_way_they_are_sorted(store):
 
 
 def test_a_search_takes_its_text_as_it_stands(store):
-    measure(store, 1, 5.0, flags=["100%"])
-    measure(store, 2, 5.0, flags=["100x"])
+    measure(store, 1, 5.0, case=Case(model="100%"))
+    measure(store, 2, 5.0, case=Case(model="100x"))
     page = queries.results(store, Filter(text="100%"), "arrived_s", False, 0, 10)
     assert [result.run_id for result in page.results] == ["r1"]
 
@@ -113,7 +138,7 @@ def test_old_telemetry_joins_the_new_as_means_of_minutes(store):
 def test_events_and_ends_of_cases_are_in_order(store):
     measure(store, 1, 5.0, NOW_S + 2)
     add(store, "d1", "event", {"event": "throttled", "detail": "hot"}, NOW_S + 1)
-    assert queries.happenings(store, "d1", NOW_S) == [
+    assert queries.marks(store, "d1", NOW_S) == [
         (NOW_S + 1, "throttled", "hot"),
         (NOW_S + 2, "case ok", made().case_id),
     ]
@@ -151,7 +176,7 @@ def test_a_step_is_marked_at_its_first_run_with_its_size():
     results = [
         flat(made(timing=timing(median_ms)), 0.0)._replace(measured_s=at_s) for at_s, median_ms in enumerate(levels)
     ]
-    assert list(history.steps(results)) == [Happened(6, "+12.0 %", "from 10 ms to 11.2 ms")]
+    assert list(history.steps(results)) == [Mark(6, "+12.0 %", "from 10 ms to 11.2 ms")]
     assert list(history.steps(results[:6])) == []
     huge = [one._replace(median_ms=5e159) if one.median_ms > 11 else one for one in results]
     assert [step.name for step in history.steps(huge)] == ["+5e+160 %"]

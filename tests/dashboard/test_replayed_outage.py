@@ -13,7 +13,7 @@ from drawn import blank
 from nicegui import ui
 from prometheus_client.exposition import generate_latest
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard import queries
 from benchd.dashboard.answers import Answers
@@ -73,7 +73,7 @@ def test_what_was_measured_last_is_the_last_however_it_arrived(store):
 
 def test_the_page_of_a_device_marks_only_the_cases_of_its_last_hours(store):
     deliver(store, range(30))
-    assert [one.detail for one in queries.happenings(store, "d1", ARRIVED_S - 3 * 86400)] == [CASE_ID] * 2
+    assert [one.detail for one in queries.marks(store, "d1", ARRIVED_S - 3 * 86400)] == [CASE_ID] * 2
 
 
 def test_a_clock_that_was_never_set_is_not_believed_and_that_is_said(store):

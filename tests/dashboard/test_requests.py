@@ -15,10 +15,10 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 from drawn import blank
 
 from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.messages import Health, Info, SuiteInfo
 from benchd.daemon.delivery.topics import Topics
 from benchd.dashboard.commands import EXPIRY_S, Answer, run_suite
-from benchd.dashboard.messages import Health, Info, SuiteInfo
-from benchd.dashboard.queries import Device, Happened
+from benchd.dashboard.queries import Device, Mark
 from benchd.dashboard.requests import Request, progress
 from benchd.dashboard.views import device as view
 
@@ -28,7 +28,7 @@ ACCEPTED = Answer(accepted=True)
 
 def at(age_s, answer, *, state="online", ended=(), **health):
     device = Device("d", state, 0.0, Info(), Health(**health), None, None)
-    marks = [Happened(0.0, "case ok", case_id) for case_id in ended]
+    marks = [Mark(0.0, "case ok", case_id) for case_id in ended]
     return progress(Request(100.0, answer), SUITE, device, marks, 100.0 + age_s)
 
 

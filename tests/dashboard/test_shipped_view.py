@@ -8,11 +8,12 @@ import pytest
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.messages import Deployed
 from benchd.dashboard.answers import Answers, Choice, Kind
 from benchd.dashboard.changes import Changes
 from benchd.dashboard.matrix import Cell
-from benchd.dashboard.messages import Deployed, Result, rows
+from benchd.dashboard.messages import Result, rows
 from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.views import home, shipped
 

@@ -19,7 +19,7 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 
 from sqlalchemy import event, select
 
-from benchd.daemon.delivery.session import Arrived, Numbered
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import decode, encode
 from benchd.dashboard import queries
@@ -82,11 +82,11 @@ def test_the_longest_id_and_texts_are_stored_and_longer_ones_are_kept_apart(stor
 
     def arrived(device, text):
         environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=text)
-        record = made(device_id=device, run_id=RUN_ID, case_id=text, tool_version=text, environment=environment)
-        numbered = Numbered("s", 1)
+        record = made(device_id=device, run_id=RUN_ID, tool_version=text, environment=environment)
+        head = b'{"log":"0123456789abcdef","seq":1,'
         return [
-            Arrived(f"benchd/v1/{device}/result/{RUN_ID}", encode(record), NOW_S, numbered=numbered),
-            Arrived(f"benchd/v1/{device}/result/rubbish", b"x", NOW_S, numbered=numbered),
+            Arrived(f"benchd/v1/{device}/result/{RUN_ID}", head + encode(record)[1:], NOW_S),
+            Arrived(f"benchd/v1/{device}/result/rubbish", head, NOW_S),
             message("telemetry", {"samples": []}, device),
         ]
 
@@ -161,17 +161,25 @@ def states(store):
 
 
 def test_the_late_will_of_an_earlier_session_is_passed_over(store):
-    add(store, message("status", {"state": "online", "session": 2}))
-    add(store, message("status", {"state": "offline", "session": 1}, at_s=NOW_S + 1))
-    assert states(store) == [("online", 2)]
-    add(store, message("status", {"state": "offline", "session": 2}, at_s=NOW_S + 2))
-    assert states(store) == [("offline", 2)]
+    add(store, message("status", {"state": "online", "session": "s2"}))
+    add(store, message("status", {"state": "offline", "session": "s1"}, at_s=NOW_S + 1))
+    assert states(store) == [("online", "s2")]
+    add(store, message("status", {"state": "offline", "session": "s2"}, at_s=NOW_S + 2))
+    assert states(store) == [("offline", "s2")]
 
 
-def test_a_device_that_counts_its_sessions_anew_is_believed(store):
-    add(store, message("status", {"state": "offline", "session": 57}))
-    add(store, message("status", {"state": "online", "session": 1}, at_s=NOW_S + 1))
-    assert states(store) == [("online", 1)]
+def test_the_will_of_a_device_that_was_known_from_the_broker_is_believed(store):
+    add(store, message("status", {"state": "online", "session": "s1"}, retained=True))
+    add(store, message("status", {"state": "offline", "session": "s1"}, at_s=NOW_S + 1))
+    assert states(store) == [("offline", "s1")]
+
+
+def test_what_stands_on_the_broker_is_believed_whatever_its_session(store):
+    add(store, message("status", {"state": "online", "session": "s1"}))
+    add(store, message("status", {"state": "offline", "session": "s2"}, at_s=NOW_S + 1, retained=True))
+    assert states(store) == [("offline", "")]
+    add(store, message("status", {"state": "online", "session": "s3"}, at_s=NOW_S + 2))
+    assert states(store) == [("online", "s3")]
 
 
 def test_a_device_was_seen_when_it_last_said_something_itself(store):
@@ -185,14 +193,14 @@ def test_a_device_was_seen_when_it_last_said_something_itself(store):
 def test_a_collector_s_clock_that_was_ahead_freezes_nothing_once_it_is_right(store):
     now_s = time.time()
     for at_s in (now_s + 86400, now_s):
-        for kind, body in (("status", {"state": "online", "session": 2}), ("health", {"activity": repr(at_s)})):
+        for kind, body in (("status", {"state": "online", "session": "s2"}), ("health", {"activity": repr(at_s)})):
             add(store, message(kind, body, at_s=at_s))
         add(store, message("info", {}, at_s=now_s, retained=True))
         assert content(store, "device") == {"device": [f"('d1', {at_s})"]}
     (device,) = queries.fleet(store, now_s + 600)
     assert (device.state, device.age_s, device.health.activity) == ("stale", 600.0, repr(now_s))
-    add(store, message("status", {"state": "offline", "session": 1}, at_s=now_s + 1))
-    assert states(store).count(("online", 2)) == 1
+    add(store, message("status", {"state": "offline", "session": "s1"}, at_s=now_s + 1))
+    assert states(store).count(("online", "s2")) == 1
 
 
 def test_a_sample_from_the_future_is_not_what_a_device_draws_now(store):
@@ -289,7 +297,7 @@ def test_a_database_of_another_schema_is_left_alone_and_its_records_come_out_by_
         store.add(rows(Arrived(f"benchd/v1/d1/result/{record.run_id}", encode(record), 1.0)))
         with store._writing() as connection:
             connection.exec_driver_sql("UPDATE version SET number = 99")
-    with pytest.raises(UsageError, match=r"tables of another benchd \(version 99, not 1\)") as refused:
+    with pytest.raises(UsageError, match=r"tables of another benchd \(version 99, not 2\)") as refused:
         Store(url)
     command = str(refused.value).partition(" of this one with ")[2]
     program, place = ("sqlite3", url.removeprefix("sqlite:///")) if "sqlite" in url else ("psql", url)

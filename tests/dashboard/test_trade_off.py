@@ -8,7 +8,7 @@ from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, WRONG, made, timing
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import Case, Load, Neighbour, Requests, Variant, encode
 from benchd.daemon.verdicts.recommend import disqualified
 from benchd.dashboard.answers import Answers, Kind, Newest

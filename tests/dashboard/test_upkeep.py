@@ -5,27 +5,27 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from broker import free_port, running_broker
 from browsing import get, opened, running_browser
 from disks import use_up_space
-from links import counts, linked
+from records_made import made
 from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
-from test_collector import SETTINGS, count, message, publish
+from test_collector import SETTINGS, count, publish
 from test_pages import serving
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.outbox import Outbox
-from benchd.dashboard.collector import Collector
-from benchd.dashboard.store import Store, Unusable
+from benchd.daemon.records import encode
+from benchd.dashboard.store import Store
 from benchd.dashboard.upkeep import ATTEMPTS
+from tests.soak.board import Board
 
 
 @pytest.fixture
@@ -35,11 +35,10 @@ def url(tmp_path):
 
 def collector_of(process):
     """Return the process id of the collector that a dashboard has started, None while there is none."""
-    for children in Path(f"/proc/{process.pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            with suppress(OSError):  # it has just ended
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
+    for child in psutil.Process(process.pid).children():
+        with suppress(psutil.Error):  # it has just ended
+            if any("spawn_main" in part for part in child.cmdline()):
+                return child.pid
     return None
 
 
@@ -89,41 +88,33 @@ def test_a_collector_that_cannot_live_ends_the_dashboard_with_a_failure(tmp_path
         assert process.wait(WAIT_S) == 1
 
 
-def test_a_database_that_is_replaced_is_never_acknowledged_and_the_new_one_gets_the_results(tmp_path, url):
-    """First it is moved away, then another one is put in its place."""
+@pytest.mark.slow
+def test_a_database_that_is_replaced_gets_all_results_that_the_device_still_has(tmp_path, url):
+    """First it is moved away, then another one is put in its place: either is a new one, which asks for everything."""
     with (
         running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker,
+        closing(Board(parse_url(broker.url), tmp_path / "device", "d1")) as board,
         serving(broker.url, url, "--collector", "site") as (port, _),
     ):
         wait_for(lambda: metric(port, "up") == 1.0)
         Store(f"sqlite:///{tmp_path}/another.db").close()
-        for device, is_put_there, before in (("d1", False, 0), ("d2", True, 2)):
-            (old_place := tmp_path / f"before-{device}").mkdir()
+        for results, is_put_there in ((1, False), (2, True)):
+            (old_place := tmp_path / f"before-{results}").mkdir()
             for path in tmp_path.glob("dashboard.db*"):
                 path.replace(old_place / path.name)
             if is_put_there:
                 (tmp_path / "another.db").replace(tmp_path / "dashboard.db")
-            publish(broker.url, tmp_path, [1, 2], device)
+            board.records.append(encode(made(device_id="d1", run_id=f"r{results}")))
+
+            def has_all(store, results=results):
+                board.attend()
+                return count(store, "result") == results
+
             with closing(Store(url)) as store:
-                wait_for(lambda store=store: count(store, "result") == 2)
-            wait_for(lambda device=device: device.encode() in get(port, "/metrics")[2])
-            with closing(Store(f"sqlite:///{old_place}/dashboard.db")) as old:
-                assert count(old, "result") == before
-
-
-def test_a_database_that_is_damaged_ends_the_collector(tmp_path, url, mosquitto):
-    store = Store(url)
-    store.close()  # so that its next connection reads the file
-    with (tmp_path / "dashboard.db").open("r+b") as file:
-        file.write(b"rubbish" * 10_000)
-    with closing(store), pytest.raises(Unusable, match=r"dashboard.db: file is not a database"):
-        Collector(store, parse_url(mosquitto.url), "site").run(threading.Event())
+                wait_for(lambda store=store: has_all(store))
 
 
 def test_a_database_that_is_damaged_while_it_runs_acknowledges_nothing_and_ends_the_dashboard(tmp_path, url):
-    path = tmp_path / "outbox.db"
-    with Outbox(path) as outbox:
-        outbox.add_all([message("d1", "r1")])
     with (
         running_broker(tmp_path, SETTINGS.format(tmp_path)) as broker,
         serving(broker.url, url, "--collector", "site") as (port, process),
@@ -134,10 +125,12 @@ def test_a_database_that_is_damaged_while_it_runs_acknowledges_nothing_and_ends_
             wait_for(lambda: file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0))
         with (tmp_path / "dashboard.db").open("r+b") as file:
             file.write(b"rubbish" * 10_000)
-        with linked(broker, "d1", path, collectors=["site"]):
-            wait_for(lambda: not counts(path)[0].pending)
-            assert process.wait(WAIT_S) == 1
-    assert counts(path) == ((0, 1, 0), 1)
+        publish(broker.url, tmp_path, [1])
+        assert process.wait(WAIT_S) == 1
+        for path in tmp_path.glob("dashboard.db*"):
+            path.unlink()
+        with serving(broker.url, url, "--collector", "site"), closing(Store(url)) as store:
+            wait_for(lambda: count(store, "collector") == 1)
 
 
 def test_a_full_disk_is_named_and_until_there_is_room_the_collector_is_down(small_disk, mosquitto):

@@ -29,8 +29,8 @@ def watch(url, *options):
 
 
 def test_the_terminal_shows_devices_and_results(mosquitto, watched):
-    watched("desk-1/status", b'{"state":"online","session":1}')
-    watched("desk-1/health", b'{"activity":"idle","outbox_pending":4,"problem":"[red]disk[/red]"}')
+    watched("desk-1/status", b'{"state":"online","session":"s1"}')
+    watched("desk-1/health", b'{"activity":"idle","pending":4,"problem":"[red]disk[/red]"}')
     watched("desk-1/result/r1", encode(made(device_id="desk-1")))
     shown = watch(mosquitto.url, "--seconds", "1.5")
     assert shown.returncode == 0, shown.stderr
@@ -47,8 +47,8 @@ def test_a_broker_that_is_not_there_is_named():
 
 def test_what_is_hostile_neither_ends_the_view_nor_reaches_the_terminal(mosquitto, watched):
     clear, title = "\x1b[2J", "\x1b]0;owned\x07"
-    health = {"activity": clear + title + "\x9b2J\r\n[blink]", "outbox_pending": 1, "problem": "x" * 100_000}
-    watched("hostile/status", b'{"state":"online","session":1}')
+    health = {"activity": clear + title + "\x9b2J\r\n[blink]", "pending": 1, "problem": "x" * 100_000}
+    watched("hostile/status", b'{"state":"online","session":"s1"}')
     watched("hostile/health", json.dumps(health).encode())
     watched("hostile/info", b"\xff" * 1_000_000)
     for number, body in enumerate((b"{", b"NaN", b"[" * 100_000, encode(made(device_id="other")))):

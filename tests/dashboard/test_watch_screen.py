@@ -17,13 +17,14 @@ pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboa
 from records_made import ENERGY, PASSED, WRONG, made, timing
 from rich.console import Console
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
+from benchd.daemon.delivery.messages import Health, Info
 from benchd.daemon.records import Case, Summary, Variant, encode
 from benchd.daemon.records import SamplerReport as Report
 from benchd.daemon.reporting.sensors_table import sensors
 from benchd.dashboard import watch
 from benchd.dashboard.keys import Keys
-from benchd.dashboard.messages import Health, Info, flat
+from benchd.dashboard.messages import flat
 from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
 from benchd.dashboard.watch import Seen, View, moved, screen
@@ -40,7 +41,7 @@ def device(number, **fields):
 FLEET = [
     *(device(number) for number in range(297)),
     device(297, throttled=True, power_w=1234.5),
-    device(298, health=Health(problem="disk full: 1234567 bytes free", outbox_pending=12345, outbox_unstored=7)),
+    device(298, health=Health(problem="disk full: 1234567 bytes free", pending=12352)),
     device(299, state="offline", power_w=None),
 ]
 CASE = Case(model="snn_stbif_resnet18", variant=Variant.parse("custom-fp16"), batch_size=64)

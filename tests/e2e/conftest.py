@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from records_made import PASSED, made, timing
 from waiting import WAIT_S
-from worker_jobs import workers_here
 
 from benchd.daemon import cli
 from benchd.daemon.records import Case, ProcessResult, Variant, encode
@@ -32,11 +31,11 @@ def command(tmp_path: Path, child_environment: dict[str, str]) -> Run:
     """Return a function that runs one of our programs in `tmp_path`, where tiny.toml lies, and returns how it ended."""
     (tmp_path / "tiny.toml").write_text(TINY)
 
-    def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(program: str, *arguments: str, cwd: Path = tmp_path, **variables: str) -> subprocess.CompletedProcess[str]:
         line = [Path(sys.executable).parent / program, *arguments]
         environment = child_environment | variables
         return subprocess.run(
-            line, check=False, timeout=WAIT_S, cwd=tmp_path, env=environment, capture_output=True, text=True
+            line, check=False, timeout=WAIT_S, cwd=cwd, env=environment, capture_output=True, text=True
         )
 
     return run
@@ -49,13 +48,13 @@ def here(
     capfd: pytest.CaptureFixture[str],
     child_environment: dict[str, str],
 ) -> Run:
-    """Return a function as `command` and `once` for what starts no worker: it runs in this process."""
+    """Return a function as `command` that runs the program in this process, and forks its workers."""
     (tmp_path / "tiny.toml").write_text(TINY)
     monkeypatch.chdir(tmp_path)
     for name in os.environ.keys() - child_environment.keys():
         monkeypatch.delenv(name)
-    for name in ("STATE", "CACHE"):
-        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, child_environment[name])
 
     def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         limits = LIMITS if program == "bench-once" else ()
@@ -69,15 +68,14 @@ def here(
 
 
 @pytest.fixture
-def once_here(here: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function as `once` that measures in this process, for what is not about processes."""
-    workers_here(monkeypatch)
-    return lambda *arguments: here("bench-once", *arguments)
+def once(here: Run) -> Run:
+    """Return a function that runs bench-once with tiny limits, writes to `out` and waits for whoever measures now."""
+    return lambda *arguments: here("bench-once", *arguments, "--wait")
 
 
 @pytest.fixture
-def once(command: Run) -> Run:
-    """Return a function that runs bench-once with tiny limits, writes to `out` and waits for whoever measures now."""
+def once_apart(command: Run) -> Run:
+    """Return a function as `once` that starts new interpreters, of the command and of each worker."""
     return lambda *arguments, **variables: command("bench-once", *arguments, *LIMITS, "--wait", **variables)
 
 

@@ -27,8 +27,8 @@ def state(folder):
     return folder / "state" / "benchd" / "artifacts"
 
 
-def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_next_time(command, here, tmp_path):
-    done = command("benchd", "export", *SMALL, "--output", "net.onnx")
+def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_next_time(here, tmp_path):
+    done = here("benchd", "export", *SMALL, "--output", "net.onnx")
     assert done.returncode == 0, done.stderr
     assert "[1/1] square fp32 batch 1" in done.stderr
     assert "made" in done.stdout
@@ -37,7 +37,7 @@ def test_a_file_is_written_where_it_was_asked_for_and_comes_from_the_store_the_n
     assert (tmp_path / "net.onnx").stat().st_mode & 0o777 == 0o644
     sessions.open_session(tmp_path / "net.onnx")
 
-    again = command("benchd", "export", *SMALL, "--output", "deeper/net.onnx", "--json")
+    again = here("benchd", "export", *SMALL, "--output", "deeper/net.onnx", "--json")
     assert again.returncode == 0, again.stderr
     (told,) = json.loads(again.stdout)
     assert told["reused"]
@@ -86,8 +86,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_and_the_other_files_go_on(command, small_disk):
-    done = command("benchd", "export", "snn_onepass,square", "--output", str(small_disk))
+def test_a_full_disk_is_said_and_leaves_nothing_and_the_other_files_go_on(here, small_disk):
+    done = here("benchd", "export", "snn_onepass,square", "--output", str(small_disk))
     assert done.returncode == 1
     assert "error: snn_onepass fp32 batch 1: artifact store" in done.stderr
     assert "disk full, and this artifact needs more than 1.0 MB" in done.stderr
@@ -108,7 +108,7 @@ def test_a_signal_to_the_command_alone_ends_its_child_too(tmp_path, child_enviro
     wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_run_succeeds(command, tmp_path, child_environment):
+def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_run_succeeds(here, tmp_path, child_environment):
     """The module is exported only once its marker is gone."""
     marker = tmp_path / "wait"
     marker.touch()
@@ -122,7 +122,7 @@ def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_run_succeeds(c
     with Store(tmp_path / "artifacts") as store:
         assert store.list() == ()
     marker.unlink()
-    again = command("benchd", *arguments)
+    again = here("benchd", *arguments)
     assert again.returncode == 0, again.stderr
     with Store(tmp_path / "artifacts") as store:
         (whole,) = store.list()

@@ -1,5 +1,7 @@
 """The real `benchd profile`: every method on a small net, what it leaves and publishes, and every way to end."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +12,8 @@ import pytest
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon import journal, records
+from benchd.daemon.delivery.sinks import LogSink
+from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.profile import Profile
 
 SMALL = ("snn_onepass", "--batch-sizes", "2", "--option", "time_steps=2", "--device", "cpu")
@@ -25,21 +29,9 @@ def line(tmp_path):
 
 
 @pytest.fixture
-def profile(tmp_path, child_environment, line):
-    """Return a function that runs `benchd profile` in `tmp_path` and returns the finished process."""
-
-    def run(*arguments):
-        return subprocess.run(
-            line(*arguments),
-            check=False,
-            timeout=WAIT_S,
-            cwd=tmp_path,
-            env=child_environment,
-            capture_output=True,
-            text=True,
-        )
-
-    return run
+def profile(tmp_path, here):
+    """Return a function that runs `benchd profile` in `tmp_path`, in this process."""
+    return lambda *arguments: here("benchd", "profile", *arguments, "--output", str(tmp_path / "out"))
 
 
 def written(folder):
@@ -64,7 +56,7 @@ def test_every_method_needs_no_gpu(profile, tmp_path, mosquitto):
     for text in ("Operators", "Benchmark", "Components", "Layers", "not installed"):
         assert text in done.stdout
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"profile.json", "report.md", "records.jsonl", "outbox.db", "trace.json.gz"} <= names
+    assert {"profile.json", "report.md", "records.jsonl", "cursor.json", "trace.json.gz"} <= names
     assert written(tmp_path).command.endswith(f"--mqtt {mosquitto.url} --output {tmp_path / 'out'}")
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert [path.name for path in files if b"not-for-others" in path.read_bytes()] == []
@@ -92,6 +84,35 @@ def test_the_evaluation_s_profile_as_json(profile, tmp_path):
     assert (record.timing, record.missing["timing"]) == (None, "the benchmark method was not requested")
 
 
+BENCHMARK = ("square", "--option", "size=16", "--device", "cpu", "--method", "benchmark", "--preset", "quick")
+
+
+def test_a_record_that_cannot_be_stored_is_said_and_fails(profile, monkeypatch):
+    def publish(sink, record, body):
+        raise UsageError("no room")
+
+    monkeypatch.setattr(LogSink, "publish", publish)
+    done = profile(*BENCHMARK, "--steps", "1")
+    assert done.returncode == 1, done.stderr
+    assert "warning: not stored: square,eager,b1,size=16: no room" in done.stderr
+
+
+def test_files_that_cannot_be_written_cost_no_table(profile, monkeypatch):
+    replaced = Path.replace
+
+    def full(path, target):
+        if target.name.startswith(("profile.json", "report.")) and target.parent.name == "out":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replaced(path, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    done = profile(*BENCHMARK, "--steps", "1")
+    assert done.returncode == 1, done.stderr
+    assert "profile.json: No space left on device" in done.stderr
+    assert "report.md: No space left on device" in done.stderr
+    assert "ms" in done.stdout
+
+
 def test_a_module_that_raises_is_an_error_with_its_reason(profile, tmp_path):
     text = (
         "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x):\n        raise ValueError('no luck')\n"
@@ -104,17 +125,9 @@ def test_a_module_that_raises_is_an_error_with_its_reason(profile, tmp_path):
     assert (record.status, record.timing) == ("failed", None)
 
 
-def test_a_profiler_that_dies_is_said(line, tmp_path, child_environment):
+def test_a_profiler_that_dies_is_said(profile, tmp_path):
     (tmp_path / "net.py").write_text("import os\ndef build():\n    os.abort()\n")
-    done = subprocess.run(
-        line("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu"),
-        check=False,
-        cwd=tmp_path,
-        env=child_environment,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
+    done = profile("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu")
     assert done.returncode == 6
     assert "the process that profiles was killed by SIGABRT and gave no result" in done.stderr
 

@@ -10,7 +10,7 @@ HOUR_S = 3600.0
 
 def test_a_clock_that_is_set_back_and_forth_keeps_the_schedule_and_the_results(site, tmp_path):  # noqa: F811
     clock = FakeClock(tmp_path)
-    with site.configure(sizes="[16]", more='every = "1h"\n').service(**clock.environment):
+    with site.configure(sizes="[16]", more='every = "1h"\n').service(is_apart=True, **clock.environment):
         is_due_within_the_hour(site)
         clock.set(5 * HOUR_S)
         assert site.until("result/")["status"] == "ok"

@@ -62,10 +62,10 @@ def test_threads_that_share_a_cpu_are_told(once, tmp_path):
     assert "threads: own.net.build: 2 ran on 1 CPU of its affinity" in told
 
 
-def test_a_clock_that_was_never_set_is_told(once, tmp_path):
+def test_a_clock_that_was_never_set_is_told(once_apart, tmp_path):
     clock = FakeClock(tmp_path)
     clock.set(60.0 - time.time())
-    done = once("--models", "square", "--variants", "eager", **clock.environment)
+    done = once_apart("--models", "square", "--option", "size=16", "--variants", "eager", **clock.environment)
     assert done.returncode == 0, done.stderr
     record = measured(tmp_path)
     assert when.is_unset(record.t_wall)

@@ -14,10 +14,20 @@ ROOT = Path(__file__).parents[2]
 RUN = "import sys; from benchd.daemon import cli; sys.argv[0] = {0!r}; cli.{0}()"
 FIELD = {  # file of the table: (what stands there, what follows it now)
     "daemon/records.py": ("    timeline: list[TimeSlice] = []\n", "    answer: int | None = None\n"),
-    "daemon/worker/phases.py": ("    found.versions = versions()\n", "    found.process.answer = 42\n"),
+    "daemon/worker/building.py": (
+        "    outcome.versions = versions()\n",
+        "    outcome.process.answer = job.inputs.answer\n",
+    ),
     "daemon/verdicts/rows.py": (
         '        "x_of_floor": record.x_of_floor,\n',
         '        "answer": next(process.answer for process in record.processes),\n',
+    ),
+}
+OF_CASE = {
+    "daemon/records.py": (
+        "class Inputs(Struct, frozen=True, kw_only=True):\n"
+        '    """What a model\'s weights are and which images it is fed; null means random, or the model\'s own."""\n\n',
+        '    answer: Annotated[int | None, Option("The answer.")] = None\n',
     ),
 }
 OPTION = {
@@ -31,7 +41,7 @@ def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("copy")
     for name in ("daemon", "models", "kernels", "exporters", "dashboard"):
         shutil.copytree(ROOT / name, folder / "benchd" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, (where, added) in (FIELD | OPTION).items():
+    for name, (where, added) in [*FIELD.items(), *OF_CASE.items(), *OPTION.items()]:
         path = folder / "benchd" / name
         text = path.read_text()
         assert text.count(where) == 1, name
@@ -61,10 +71,11 @@ def command(copy, tmp_path, child_environment):
     return run
 
 
-def test_a_record_field_touches_the_files_that_are_named(command, tmp_path):
+def test_a_record_field_and_an_option_of_a_case_touch_the_files_that_are_named(command, tmp_path):
     (tmp_path / "tiny.toml").write_text("[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.1\ncheck_images = 1\n")
     case = ("--models", "square", "--option", "size=16", "--variants", "eager", "--device", "cpu", "--preset", "quick")
-    command("bench_once", *case, "--config", "tiny.toml", "--wait")
+    assert "--answer" in command("bench_once", "--help")
+    command("bench_once", *case, "--config", "tiny.toml", "--wait", "--answer", "42")
     command("benchd", "report", "bench-out", "--format", "csv")
     (row,) = csv.DictReader((tmp_path / "bench-out" / "report.csv").read_text().splitlines())
     assert row["answer"] == "42"

@@ -89,8 +89,14 @@ def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_a_database_that_is_lost_ends_the_demo_and_is_named(environment, tmp_path):
-    with demo(environment, free_port()) as process:
+def test_a_machine_that_cannot_measure_is_said_and_the_boards_go_on_until_the_database_is_lost(
+    browser, environment, tmp_path
+):
+    port = free_port()
+    with demo(environment | {"XDG_CACHE_HOME": "/proc/absent"}, port) as process:
+        assert "this machine is not measured: error: " in process.stderr.readline()
+        with opened(browser, port, "/fleet") as page:
+            page.get_by_role("link", name=SIMULATED[0]).get_by_text("online").wait_for()
         children = parts(process)
         (database,) = (tmp_path / "tmp").glob("benchd-demo-*/dashboard.db")
         database.unlink()
@@ -99,14 +105,6 @@ def test_a_database_that_is_lost_ends_the_demo_and_is_named(environment, tmp_pat
     assert "the file was moved, removed or replaced" in said
     assert not alive(children)
     assert not list((tmp_path / "tmp").iterdir())
-
-
-def test_a_machine_that_cannot_measure_is_said_and_the_boards_go_on(browser, environment, tmp_path):
-    port = free_port()
-    with demo(environment | {"XDG_CACHE_HOME": "/proc/absent"}, port) as process:
-        assert "this machine is not measured: error: " in process.stderr.readline()
-        with opened(browser, port, "/fleet") as page:
-            page.get_by_role("link", name=SIMULATED[0]).get_by_text("online").wait_for()
 
 
 def test_a_demo_that_is_killed_leaves_nothing_running(environment):

@@ -37,18 +37,16 @@ ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", "systemd/README.md", "benchmarks/README.md"]
 PAGES += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")) if path.name != "commands.md"]
 PLANS = r"bench-once(?!.*--dry-run)|benchd (ship|profile(?! compare)|compare --live)"
-SPEAKS = r"benchd (watch|dashboard|run)|.venv/bin/benchd selfcheck --wait"
+SPEAKS = r"benchd (watch|dashboard|run|selfcheck --wait)"
 NOT_RUN = {
     r"sudo ": "root, and a machine to set up; tests/test_install.py and `make test-unit` run the scripts elsewhere",
-    r"systemctl ": "an installed service: `make test-unit`",
     r"export BENCHD_MQTT_PASSWORD=": "root reads the password: tests/test_broker_script.py",
-    r"(\.venv/bin/)?(pip|pipx|uv) ": "the package index: `make test-index`",
+    r"(pip|pipx|uv) ": "the package index: `make test-index`",
     r"podman|for name in ": "podman: docs/containers.md says what was run",
     r"git (clone|worktree) ": "a repository of the user's: tests/e2e/test_compare_live.py makes one",
     r"benchd demo": "nine processes: tests/e2e/test_demo.py",
     r"benchd export ": "a minute of exporting: tests/e2e/test_benchd_export.py does it with a small model",
     r"benchd verify ": "a folder that was shipped: tests/e2e/test_ship.py",
-    r"benchd list --kernels": "a minute of compiling: tests/kernels/test_shipped.py",
     r"benchd dashboard .*--only collector": "it says nothing while all is well: tests/dashboard/test_collector.py",
     r"benchd dashboard --mqtt mqtts:": "a broker with TLS: tests/dashboard/test_dashboard_tls.py",
     r"mkdir log && .* tensorboard": "tensorboard, which nothing of benchd needs",
@@ -63,7 +61,7 @@ def commands():
         for block in re.findall(r"```(?:sh|bash)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 if command := re.sub(r"(^|\s+)# .*", "", line):
-                    found.setdefault(command, page)
+                    found.setdefault(command.removeprefix(".venv/bin/"), page)
     return [(page, command) for command, page in found.items()]
 
 

@@ -24,13 +24,13 @@ def state(folder):
     return folder / "state" / "benchd" / "artifacts"
 
 
-def test_a_folder_of_files_gives_another_machine_its_case(command, once_here, tmp_path):
-    done = command("benchd", "export", *SMALL, "--batch-sizes", "dynamic", "--output", "artifacts", "--json")
+def test_a_folder_of_files_gives_another_machine_its_case(here, once, tmp_path):
+    done = here("benchd", "export", *SMALL, "--batch-sizes", "dynamic", "--output", "artifacts", "--json")
     assert done.returncode == 0, done.stderr
     (artifact,) = json.loads(done.stdout)
     assert not state(tmp_path).exists()
     arguments = ("--models", *SMALL, "--variants", "onnxruntime", "--artifacts", "artifacts", "--batch-sizes", "3")
-    measured = once_here(*arguments)
+    measured = once(*arguments)
     assert measured.returncode == 0, measured.stdout + measured.stderr
     (record,) = written(tmp_path)
     assert (record.status, record.check.passed) == ("ok", True)
@@ -42,12 +42,12 @@ def test_a_folder_of_files_gives_another_machine_its_case(command, once_here, tm
         assert store.list() == ()
 
 
-def test_the_file_of_shipped_weights_is_the_one_that_a_case_runs(command, once_here, tmp_path):
-    done = command("benchd", "export", "qann_resnet18", "--weights", "demo", "--json")
+def test_the_file_of_shipped_weights_is_the_one_that_a_case_runs(here, once, tmp_path):
+    done = here("benchd", "export", "qann_resnet18", "--weights", "demo", "--json")
     assert done.returncode == 0, done.stderr
     (artifact,) = json.loads(done.stdout)
     assert artifact["metadata"]["facts"]["options"] == {"level": 8, "width": 16}
-    measured = once_here("--models", "qann_resnet18", "--option", "width=16", "--variants", "onnxruntime")
+    measured = once("--models", "qann_resnet18", "--option", "width=16", "--variants", "onnxruntime")
     assert measured.returncode == 0, measured.stdout + measured.stderr
     (record,) = written(tmp_path)
     (used,) = record.artifacts
@@ -65,14 +65,26 @@ def user_onnx(folder):
     return folder / "own.onnx"
 
 
-def test_an_own_file_is_measured(once_here, tmp_path):
+def test_an_own_file_is_measured(once, tmp_path):
     user_onnx(tmp_path)
-    done = once_here("--onnx", "own.onnx", "--batch-sizes", "3")
+    done = once("--onnx", "own.onnx", "--batch-sizes", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = written(tmp_path)
     assert (record.case.model, record.case.variant.name, record.case.batch_size) == ("own.own", "onnxruntime", 3)
     assert (record.status, record.check.passed, record.check.max_abs_error) == ("ok", True, 0.0)
     assert record.artifacts[0].key == "own.onnx"
+
+
+def test_an_own_file_is_measured_with_the_weights_beside_it(once, tmp_path):
+    model = onnx.load(user_onnx(tmp_path))
+    (table,) = model.graph.initializer
+    table.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(table), table.name))  # as raw bytes
+    onnx.save(model, tmp_path / "own.onnx", save_as_external_data=True, location="own.data", size_threshold=0)
+    done = once("--onnx", "own.onnx", "--batch-sizes", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = written(tmp_path)
+    size = sum((tmp_path / name).stat().st_size for name in ("own.onnx", "own.data"))
+    assert (record.check.passed, record.artifacts[0].bytes) == (True, size)
 
 
 def test_a_damaged_file_of_ones_own_is_told_before_anything_is_measured(here, tmp_path):

@@ -106,28 +106,28 @@ def test_a_baseline_is_set_shown_and_cleared(here, results, tmp_path):
 
 def far_faster(record):
     """Return three runs of three processes that took a thousandth of the time of this record."""
-    processes = [ProcessResult(status="ok", timing=timing(1e-3 * record.timing.median_ms))] * 3
-    return [
-        msgspec.structs.replace(record, run_id=name, suite_id=name, clocks={}, processes=processes) for name in "abc"
-    ]
+    faster = timing(1e-3 * record.timing.median_ms)
+    processes = [ProcessResult(status="ok", timing=faster)] * 3
+    changed = {"clocks": {}, "timing": faster, "processes": processes}
+    return [msgspec.structs.replace(record, run_id=name, suite_id=name, **changed) for name in "abc"]
 
 
-def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(here, once_here, tmp_path):
+def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(here, once, tmp_path):
     pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     missing = here("bench-once", *SQUARE, "--baseline", "stored")
     assert missing.returncode == 2
     assert "no baseline is stored" in missing.stderr
     assert not list((tmp_path / "out").glob("raw/*"))
-    first = once_here(*SQUARE, "--report")
+    first = once(*SQUARE, "--report")
     assert first.returncode == 0, first.stderr
     assert first.stdout.endswith("out/report.html\n")
     assert "<h1>benchd report</h1>" in (tmp_path / "out" / "report.html").read_text()
-    held = once_here(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
+    held = once(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
     assert held.returncode == 4, held.stdout + held.stderr
     assert "INCONCLUSIVE" in held.stdout
-    assert re.search(r"A has 1 of 3 processes: run (\w+=\S+ )*bench-once --models square", held.stdout)
+    assert re.search(r"A has 1 of 3 processes: run (\w+=\S+ )*bench-once --case square,eager", held.stdout)
     record = decode((tmp_path / "out" / "records.jsonl").read_bytes().splitlines()[0])
     (tmp_path / "faster").write_bytes(b"".join(encode(one) + b"\n" for one in far_faster(record)))
-    slower = once_here(*SQUARE, "--processes", "3", "--baseline", "faster", "--fail-on", "slower")
+    slower = once(*SQUARE, "--processes", "3", "--baseline", "faster", "--fail-on", "slower")
     assert slower.returncode == 3, slower.stdout + slower.stderr
     assert "SLOWER" in slower.stdout

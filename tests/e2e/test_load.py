@@ -13,7 +13,7 @@ SERVER = ("--models", "square", "--option", "size=16", "--variants", "eager", "-
 GOAL = ("--deadline", "2s", "--percentile", "90")
 
 
-def test_a_server_is_measured_reported_and_recommended(once_here, here, tmp_path):
+def test_a_server_is_measured_reported_and_recommended(here, once, tmp_path):
     counter = {"metric": "energy_counter_j", "scope": "package", "values": [*range(10_000)], "period_s": 0.05}
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [counter]}))
     tiny = tmp_path / "tiny.toml"
@@ -22,7 +22,7 @@ def test_a_server_is_measured_reported_and_recommended(once_here, here, tmp_path
 
     def measured():
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        done = once_here(*SERVER, "--rate", "300Hz", "--streams", "1,2", *GOAL)
+        done = once(*SERVER, "--rate", "300Hz", "--streams", "1,2", *GOAL)
         assert done.returncode == 0, done.stderr
         assert "90 asked = " in done.stdout
         return [decode(line) for line in (tmp_path / "out" / "records.jsonl").read_bytes().splitlines()]

@@ -42,7 +42,7 @@ def scores(pid):
 def test_a_worker_that_exceeds_the_memory_costs_its_case_and_not_the_service(site, group):  # noqa: F811
     folder, limit = group
     limit.write_text(str(TOO_FEW_BYTES))
-    with site.configure(sizes="[16]").service() as process:
+    with site.configure(sizes="[16]").service(is_apart=True) as process:
         (folder / "cgroup.procs").write_text(str(process.pid))
         site.command("run", suite="small")
         result = site.until("result/")

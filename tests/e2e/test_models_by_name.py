@@ -16,9 +16,9 @@ from benchd.models import libraries
 
 
 @pytest.fixture
-def measured(once_here, tmp_path):
+def measured(once, tmp_path):
     """Return a function that runs bench-once with tiny limits and returns how it ended and its records."""
-    return lambda *arguments: (once_here(*arguments), written(tmp_path))
+    return lambda *arguments: (once(*arguments), written(tmp_path))
 
 
 def written(folder):
@@ -79,8 +79,10 @@ def test_a_fine_tuned_checkpoint_is_run_on_images_as_its_library_prepares_them(m
 
 
 @pytest.fixture
-def _timm(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(timm_stub.written(tmp_path))
+def _timm(here, tmp_path, monkeypatch):
+    folder = timm_stub.written(tmp_path)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     yield
     libraries._registered.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
@@ -104,10 +106,10 @@ def test_two_cases_of_a_library_are_compared_live_by_their_ids(command, tmp_path
     assert {record.case.model for record in written(tmp_path)} == {"torchvision:mobilenet_v3_small"}
 
 
-def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch_and_its_file_is_measured(command, measured):
+def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch_and_its_file_is_measured(here, measured):
     pytest.importorskip("onnxruntime", reason="runs the files")
     net = ("torchvision:lraspp_mobilenet_v3_large", "--option", "image_size=32")
-    done = command("benchd", "export", *net, "--batch-sizes", "dynamic", "--output", "files", "--json")
+    done = here("benchd", "export", *net, "--batch-sizes", "dynamic", "--output", "files", "--json")
     assert done.returncode == 0, done.stderr
     (file,) = json.loads(done.stdout)
     assert (file["metadata"]["facts"]["batch"], file["metadata"]["measured"]["input_shape"][0]) == ("dynamic", "batch")
@@ -117,9 +119,9 @@ def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch_and_its_file_is_
     assert (record.check.passed, record.check.note, record.artifacts[0].key) == (True, RANDOM, file["key"])
 
 
-def test_a_segmentation_net_is_profiled(command, tmp_path):
+def test_a_segmentation_net_is_profiled(here, tmp_path):
     arguments = ("torchvision:lraspp_mobilenet_v3_large", "--option", "image_size=32", "--method", "benchmark")
-    done = command("benchd", "profile", *arguments, "--preset", "quick", "--device", "cpu", "--output", "profile")
+    done = here("benchd", "profile", *arguments, "--preset", "quick", "--device", "cpu", "--output", "profile")
     assert done.returncode == 0, done.stderr
     profile = json.loads((tmp_path / "profile" / "profile.json").read_text())
     assert profile["model"]["input_shape"] == [3, 32, 32]

@@ -45,7 +45,7 @@ EMPTY = ("models", "baseline", "fail-on", "data", "mqtt", "artifacts", "module",
         (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts is for files of the catalog's models; measure"),
         (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
         (["--threads", "0"], "--threads 0: at least 1"),
-        (["--dry-run", "--json"], "--json with --dry-run: a plan has no records"),
+        (["--dry-run", "--json"], "--json and --dry-run: give only one of them"),
     ],
 )
 def test_a_wrong_command_line_exits_2_and_names_what_is_wrong(here, tmp_path, arguments, words):
@@ -162,7 +162,7 @@ def test_so_is_one_of_a_measurement(here, option):
 @pytest.mark.parametrize("line", [("export", "--prune", "2GiB"), ("noise-floor", "--clear")], ids=" ".join)
 def test_json_is_refused_where_none_is_printed(here, line):
     done = here("benchd", *line, "--json")
-    assert (done.returncode, done.stdout, f"--json with {line[1]}: " in done.stderr) == (2, "", True)
+    assert (done.returncode, done.stdout, f"--json and {line[1]}: " in done.stderr) == (2, "", True)
 
 
 def test_verdicts_in_two_forms_need_two_files(here, tmp_path, results):
@@ -215,8 +215,9 @@ def test_an_output_that_cannot_be_written_is_said_before_anything_is_measured(he
     assert "--output out: out cannot be written: " in done.stderr
 
 
-def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(here, tmp_path):
+def test_a_cache_that_cannot_be_written_is_said_before_anything_is_measured(here, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     done = here("bench-once", "--models", "square")
     assert done.returncode == 2
     assert "set XDG_CACHE_HOME to another" in done.stderr

@@ -1,4 +1,4 @@
-"""The real `benchd run` in a process of its own: commands, signals, kills, reloads, a full outbox, systemd's socket."""
+"""The real `benchd run` in a process of its own: commands, signals, kills, reloads, systemd's socket."""
 
 import itertools
 import json
@@ -7,7 +7,6 @@ import queue
 import resource
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,22 +19,20 @@ import msgspec
 import paho.mqtt.client as paho
 import psutil
 import pytest
+import torch
 from asyncapi import Document
-from disks import failing_ext4, use_up_inodes
 from fake_nvml import FIRST, FakeNvml
+from forked import Program
 from paho.mqtt.enums import CallbackAPIVersion
 from records_made import made
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon import records
 from benchd.daemon.config import Suite
-from benchd.daemon.delivery.disk_reserve import RESERVE_BYTES
-from benchd.daemon.delivery.outbox import OUTBOX, Outbox
 from benchd.daemon.machine.lock import MachineLock
 from benchd.daemon.records import Case, ProcessResult
-from benchd.daemon.service.between import WATCHDOG_S
-from benchd.daemon.service.publisher import SCHEDULE, STANDINGS, Running
-from benchd.daemon.service.schedule import State, begin
+from benchd.daemon.service.facts import STATE, Running
+from benchd.daemon.service.schedule import Schedule, begin
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -61,22 +58,22 @@ preset = "quick"
 """
 SHORT_S, LONG_S = 0.1, 3600.0
 AGAIN_S = 30.0
+RUNNING = "import sys; from benchd.daemon import cli; sys.exit(cli.benchd())"
 ROOTED = """
 import sys
 from pathlib import Path
 from benchd.daemon import cli
 from benchd.daemon.measuring import plan
 for look in (plan.has_gpu, plan.has_missed_gpu):
-    look.__defaults__ = (Path(sys.argv[1]),)
-del sys.argv[1]
+    look.__defaults__ = (Path({!r}),)
 sys.exit(cli.benchd())
 """
-# dies once the journal has the record and before the outbox has it
+# dies once the log has the record and before the service has taken in what follows from it
 DYING = """
 import os, signal, sys
 from benchd.daemon import cli
-from benchd.daemon.service.publisher import Publisher
-Publisher.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from benchd.daemon.service import results
+results.take_in = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(cli.benchd())
 """
 # says on standard error what it sends and will send, and when a case is timed and no longer
@@ -84,19 +81,19 @@ SAYING = """
 import os, sys
 from benchd.daemon import cli
 from benchd.daemon.delivery.link import Link
-from benchd.daemon.delivery.session import Session
-from benchd.daemon.service.publisher import Publisher
+from benchd.daemon.delivery.connection import Connection
+from benchd.daemon.service.results import ResultSink
 def told(said, function, *given, **more):
     os.write(2, " ".join(["noted:", *said, "\\n"]).encode())
     return function(*given, **more)
-publish, retain, stage, end = Session.publish, Link.retain, Publisher.stage, Publisher.publish
+publish, retain, stage, end = Connection.publish, Link.retain, ResultSink.stage, ResultSink.publish
 Link.retain = lambda self, topic, body: told(("to send", topic, body.decode()), retain, self, topic, body)
-Session.publish = lambda self, topic, *given, **more: told(("sent", topic), publish, self, topic, *given, **more)
-Publisher.publish = lambda self, *given: told(("ended",), end, self, *given)
+Connection.publish = lambda self, topic, *given, **more: told(("sent", topic), publish, self, topic, *given, **more)
+ResultSink.publish = lambda self, *given: told(("ended",), end, self, *given)
 def staged(self, planned, process, stage_name, percent=None):
     stage(self, planned, process, stage_name, percent)
     told(("stage", stage_name), int)
-Publisher.stage = staged
+ResultSink.stage = staged
 sys.exit(cli.benchd())
 """
 
@@ -109,7 +106,7 @@ class Site:
         self.device = f"d{uuid.uuid4().hex[:8]}"
         # where the code under test lies beside the installed one
         self.environment = environment | {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
-        self.heard, self.session = [], 0
+        self.heard, self.sessions = [], set()
         self._queue, self._subscribed = queue.Queue(), threading.Event()
         self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
         self._client.on_message = lambda client, data, message: self._queue.put(message)
@@ -125,16 +122,20 @@ class Site:
         return self
 
     @contextmanager
-    def service(self, *, connects=True, root=None, code=None, **environment):
-        """Run the service over the block, which begins once it listens; `root` holds the nodes of its GPU.
+    def service(self, *, connects=True, code=RUNNING, is_apart=False, **environment):
+        """Run the service over the block, which begins once it listens; `code` is Python that runs it.
 
-        `code` is Python that runs it in another way.
+        With `is_apart` it is an interpreter of its own, which starts another for each worker: a forked one may be
+        timed, so that nothing more is sent, before the answer to a command and the first telemetry are.
         """
-        program = [Path(sys.executable).parent / "benchd"] if root is None else [sys.executable, "-c", ROOTED, root]
-        program = [sys.executable, "-c", code] if code else program
-        command = [*program, "run", "--config", "benchd.toml"]
+        arguments = ["run", "--config", "benchd.toml"]
+        environment = self.environment | environment
         with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen(command, cwd=self.folder, env=self.environment | environment, stderr=log)
+            if is_apart or torch.cuda.is_available():  # CUDA does not outlive a fork
+                command = [sys.executable, "-c", code, *arguments]
+                process = subprocess.Popen(command, cwd=self.folder, env=environment, stderr=log)
+            else:
+                process = Program(code, ["benchd", *arguments], self.folder, environment, log.fileno())
         with process:
             try:
                 if connects:
@@ -144,9 +145,9 @@ class Site:
                 process.kill()
 
     def _until_listening(self):
-        before, self.session = self.session, self.until("status", state="online")["session"]
-        while self.session <= before:
-            self.session = self.until("status", state="online")["session"]
+        while (session := self.until("status", state="online")["session"]) in self.sessions:
+            pass
+        self.sessions.add(session)
 
     def command(self, verb, **parameters):
         """Send a command until it is answered: a device that connects anew does not hear it, and runs each id once."""
@@ -225,7 +226,7 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
     (site.folder / "benchd.toml").write_text(
         (site.folder / "benchd.toml").read_text().replace("[limits]", "home_assistant = true\n[limits]")
     )
-    with site.service() as process:
+    with site.service(is_apart=True) as process:
         info = site.until("info")
         assert (info["name"], [suite["name"] for suite in info["suites"]]) == ("Test board", ["small"])
         answer = site.command("run", suite="small")
@@ -255,7 +256,7 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
         assert site.command("run", suite="other")["reason"] == "no suite of that name; the command `list` names them"
         assert "unknown model" in site.command("run", models=["../../etc/passwd"])["reason"]
         assert [suite["cases"] for suite in site.command("list")["suites"]] == [answer["cases"]]
-        assert site.command("replay", since_seq=1)["rows"] >= 3
+        assert site.command("replay", log=health["log"])["rows"] == 3
         while sum("/result/" in message.topic for message in site.heard) < 6:  # they may come before the answer
             site.until("result/")
         process.terminate()
@@ -269,7 +270,7 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
 
 def test_every_message_of_a_session_is_as_the_documentation_says(site):
     document = Document()
-    pinned = pin(site.folder / "pinned.jsonl", made(case=Case(model="square", options={"size": 16})), 1.0)
+    pinned = pin(site.folder / "pinned.jsonl", made(case=Case(model="square", options={"size": 16})))
     absent = f'\n[[shipped]]\npath = "{site.folder}/absent"\n'
     with site.configure(sizes="[16]", more=pinned + absent).service() as process:
         assert site.seen_or_until("shipped/absent")["verdict"] == "broken"
@@ -282,22 +283,18 @@ def test_every_message_of_a_session_is_as_the_documentation_says(site):
         process.terminate()
         site.until("status", state="offline")
     seen = {document.validate(message.topic, message.payload) for message in site.heard}
-    assert seen == set(document.tree["channels"]) - {"ack"}
+    assert seen == set(document.tree["channels"])
 
 
-def pin(path, record, factor):
-    """Write five runs like `record`, half a day apart, of `factor` times its times; return the lines that pin them."""
-    times = [process.timing for process in record.processes] * 2
-    results = [
-        ProcessResult(status="ok", timing=msgspec.structs.replace(time, median_ms=time.median_ms * factor))
-        for time in times
-    ]
+def pin(path, record):
+    """Write five runs like `record`, half a day apart; return the lines that pin them."""
+    processes = [ProcessResult(status="ok", timing=process.timing) for process in record.processes] * 2
     runs = [
         msgspec.structs.replace(
             record,
             run_id=f"b{number}",
             suite_id=f"b{number}",
-            processes=results,
+            processes=processes,
             clocks={},
             t_wall=f"2026-01-0{number + 1}T00:00:00Z",
         )
@@ -307,48 +304,19 @@ def pin(path, record, factor):
     return f'[baseline]\nruns = ["{path}"]\n'
 
 
-def half_a_day_passes(path):
-    """Make the doubt about the only case, and the time of its second measurement, half a day older."""
-    with Outbox(path) as outbox:
-        (case_id,) = state = json.loads(outbox.kept(SCHEDULE))["again_s"]
-        standings = json.loads(outbox.kept(STANDINGS))
-        standings[case_id]["doubted_mono_ns"] -= 12 * 3600 * 10**9
-        schedule = json.loads(outbox.kept(SCHEDULE)) | {"again_s": dict.fromkeys(state, 0.0)}
-        outbox.keep({SCHEDULE: json.dumps(schedule).encode(), STANDINGS: json.dumps(standings).encode()})
+def facts(site):
+    return json.loads((site.folder / "state/benchd" / STATE).read_text())
 
 
-@pytest.mark.slow
-def test_a_slower_case_is_announced_once_it_was_slower_twice_and_until_it_is_not(site):
-    pinned = site.folder / "pinned.jsonl"
-    with site.configure(sizes="[16]").service():
-        site.command("run", suite="small")
-        record = records.decode(msgspec.json.encode(site.until("result/")))
-    site.configure(sizes="[16]", more="processes = 5\n" + pin(pinned, record, 1 / 3))
-    with site.service():
-        site.command("run", suite="small")
-        first = site.until("result/")["run_id"]
-    half_a_day_passes(site.folder / "state" / "benchd" / OUTBOX)
-    with site.service():  # it begins the second measurement by itself
-        second = site.until("result/")["run_id"]
-        told = site.until("event", event="regression")["judgement"]
-        assert told["run_ids"] == [first, second]
-        assert told["median_ms"] > 2 * told["baseline_ms"]
-        assert site.command("status")["health"]["problem"].startswith(
-            "slower than the baseline: square,eager,b1,size=16 "
-        )
-    with site.service():
-        assert site.command("status")["health"]["problem"].startswith(
-            "slower than the baseline: square,eager,b1,size=16 "
-        )
-        pin(pinned, record, 3.0)
-        site.command("run", suite="small")
-        site.until("result/")
-        assert site.until("event", event="regression_cleared")["judgement"]["verdict"] == "faster"
-        assert site.command("status")["health"]["problem"] is None
+def keep(site, **values):
+    """Give the facts of a stopped service other values."""
+    path = site.folder / "state/benchd" / STATE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode((facts(site) if path.exists() else {}) | values))
 
 
 def test_a_service_that_is_stopped_in_a_case_goes_on_with_that_case(site):
-    with site.configure(cap_s=LONG_S, sizes="[16]").service() as process:
+    with site.configure(cap_s=LONG_S, sizes="[16]").service(is_apart=True) as process:
         cases = site.command("run", suite="small")["cases"]
         site.begun()
         process.terminate()
@@ -361,7 +329,7 @@ def test_a_service_that_is_stopped_in_a_case_goes_on_with_that_case(site):
 
 
 def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next(site):
-    with site.configure(cap_s=LONG_S).service() as process:
+    with site.configure(cap_s=LONG_S).service(is_apart=True) as process:
         cases = site.command("run", suite="small")["cases"]
         site.begun()
         process.kill()
@@ -373,20 +341,18 @@ def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next
 
 
 @pytest.mark.parametrize("connects", [True, False], ids=["broker", "no broker"])
-def test_a_record_that_only_the_journal_has_is_taken_up_and_nothing_is_measured_twice(site, connects):
+def test_a_record_that_only_the_log_has_is_taken_up_and_nothing_is_measured_twice(site, connects):
     sizes = [16, 32] if connects else [16]
     site.configure(sizes=str(sizes))
-    outbox = site.folder / "state/benchd/outbox.db"
-    outbox.parent.mkdir(parents=True)
     case_ids = [f"square,eager,b1,size={size}" for size in sizes]
     suite = Suite(name="small", models=["square"], options={"size": sizes}, variants=["eager"], preset="quick")
-    keep(outbox, schedule=begin(State(), suite, case_ids))
+    keep(site, schedule=begin(Schedule(), suite, case_ids))
     if not connects:
         without_broker(site)
     with site.service(connects=connects, code=DYING) as process:
         assert process.wait(WAIT_S) == -signal.SIGKILL
     with site.service(connects=connects) as process:
-        wait_for(lambda: not left_of(outbox), process)
+        wait_for(lambda: not facts(site)["schedule"]["passes"], process)
         process.terminate()
         assert process.wait(WAIT_S) == 0
     kept = journal_of(site)
@@ -402,62 +368,19 @@ def journal_of(site):
     return [records.decode(line) for line in whole.splitlines()]
 
 
-def left_of(path):
-    """Return the passes that are not finished."""
-    with Outbox(path) as outbox:
-        return json.loads(outbox.kept(SCHEDULE))["passes"]
-
-
-def keep(path, **values):
-    with Outbox(path) as outbox:
-        outbox.keep({name: msgspec.json.encode(value) for name, value in values.items()})
-
-
-@pytest.mark.parametrize("damage", [b"", b"no database, " * 500], ids=["0 bytes", "broken header"])
-def test_an_outbox_that_was_lost_is_filled_from_the_journal(site, damage):
-    state = site.folder / "state/benchd"
-    state.mkdir(parents=True)
-    (state / "records.jsonl").write_bytes(records.encode(made(run_id="lost", device_id=site.device)) + b"\n")
-    (state / "outbox.db").write_bytes(damage)
-    site.configure(sizes="[16]")
-    for again in (True, False):
-        site.heard.clear()
-        with site.service() as process:
-            site.until("event", event="started")
-            site.command("status")
-            process.terminate()
-            assert process.wait(WAIT_S) == 0
-        assert [result["run_id"] for result in site.seen("result/")] == ["lost"] * again
-        details = [event["detail"] for event in site.seen("event") if event["event"] == "outbox_refilled"]
-        assert details == ["the outbox lacked 1 results of records.jsonl; they are sent"] * again
-
-
 def samplers_of(pid):
     found = psutil.Process(pid).children()
     return {child.pid for child in found if "benchd.daemon.sampling.sources" in child.cmdline()}
 
 
 def test_a_running_pass_is_cancelled_by_command(site):
-    with site.configure(cap_s=LONG_S).service():
+    with site.configure(cap_s=LONG_S).service(is_apart=True):
+        assert site.command("cancel", suite_id="another")["reason"] == "no such run is in progress"
         suite_id = site.command("run", suite="small")["suite_id"]
         site.begun()
-        assert site.command("cancel", suite_id="another")["reason"] == "no such run is in progress"
         assert site.command("cancel", suite_id=suite_id)["accepted"]
         result = site.until("result/")
         assert (result["status"], result["reason"]) == ("aborted", "cancelled by a command")
-        assert site.command("status")["health"]["cases_left"] == 0
-
-
-def test_of_two_passes_that_are_cancelled_at_once_the_running_one_ends(site):
-    with site.configure(cap_s=LONG_S).service():
-        for number in ("1", "2"):
-            site.say("run", id=number, client="test", suite="small")
-        suite_ids = [site.until(f"resp/test/{number}")["suite_id"] for number in ("1", "2")]
-        site.begun()
-        for number, suite_id in enumerate(suite_ids, 3):
-            site.say("cancel", id=str(number), client="test", suite_id=suite_id)
-        result = site.until("result/")
-        assert (result["status"], result["suite_id"]) == ("aborted", suite_ids[0])
         assert site.command("status")["health"]["cases_left"] == 0
 
 
@@ -468,7 +391,7 @@ def noted(site):
 
 
 def test_while_a_case_is_timed_nothing_but_health_and_telemetry_comes(site):
-    with site.configure(cap_s=LONG_S, sizes="[16]").service(code=SAYING) as process:
+    with site.configure(cap_s=LONG_S, sizes="[16]").service(code=SAYING, is_apart=True) as process:
         suite_id = site.command("run", suite="small")["suite_id"]
         wait_for(lambda: "stage measure" in noted(site), process)
         for command_id, verb, more in (("1", "status", {}), ("2", "cancel", {"suite_id": suite_id})):
@@ -540,16 +463,14 @@ def has_looked(site):
     """Say whether the service has looked at its schedule, and so kept it."""
     if "started" not in (site.folder / "log").read_text():
         return False
-    with Outbox(site.folder / "state/benchd/outbox.db") as outbox:
-        return outbox.kept("schedule") is not None
+    return bool(facts(site)["schedule"]["served_s"])
 
 
 def served_a_minute_ago(site):
     """Move the times to which the schedule was served a minute back, and forget the passes that wait."""
-    with Outbox(site.folder / "state/benchd/outbox.db") as outbox:
-        state = json.loads(outbox.kept("schedule"))
-        state["served_s"] = {name: at_s - 61 for name, at_s in state["served_s"].items()}
-        outbox.keep({"schedule": json.dumps(state | {"passes": []}).encode()})
+    schedule = facts(site)["schedule"]
+    served_s = {name: at_s - 61 for name, at_s in schedule["served_s"].items()}
+    keep(site, schedule=schedule | {"served_s": served_s, "passes": []})
 
 
 def test_a_machine_that_another_measures_is_waited_for_and_nothing_is_said_to_run(site):
@@ -567,7 +488,8 @@ def test_a_gpu_whose_driver_comes_up_after_the_service_is_found(site):
     fake, node = FakeNvml(site.folder), site.folder / "root/dev/nvidiactl"
     fake.set(init=9)
     node.parent.mkdir(parents=True)
-    with site.configure().service(root=site.folder / "root", **fake.environment):
+    code = ROOTED.format(str(site.folder / "root"))
+    with site.configure().service(code=code, is_apart=True, **fake.environment):
         assert site.seen_or_until("info")["environment"]["device"] == "cpu"
         node.touch()
         assert site.until("event", event="reloaded")["detail"] == "a GPU became available: cuda"
@@ -577,37 +499,31 @@ def test_a_gpu_whose_driver_comes_up_after_the_service_is_found(site):
         assert site.until("event", event="reloaded")["detail"] == f"a GPU became available: {FIRST}"
 
 
-def test_a_full_outbox_lets_nothing_begin_and_loses_nothing(site):
-    more = "\n[service]\nquota_bytes = 1000\n"
-    with site.configure(more=more).service():
-        assert site.command("run", suite="small")["accepted"]
-        health = site.health_once(lambda health: health["problem"])
-        problem = "degraded:disk: the outbox exceeds its quota"
-        assert (health["problem"], health["waiting_for"], health["cases_left"]) == (problem, problem, 2)
-
-
 def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_starts_and_says_so_once(site):
     with site.configure().service() as process:
         process.terminate()
         assert process.wait(WAIT_S) == 0
     running = Running("s1", Case(model="square"), "quick", "boot", "2026-01-01T00:00:00Z", 1)
-    newer = msgspec.json.encode(running).replace(b'"eager"', b'"of_a_newer_version"')
-    with Outbox(site.folder / "state/benchd/outbox.db") as outbox:
-        outbox.keep({"running": newer})
-    for lost in (["running was stored by another version of benchd"], []):
+    keep(site, running=msgspec.to_builtins(running) | {"t_mono_ns": "in the words of a newer version"})
+    path = site.folder / "state/benchd" / STATE
+    for lost in ([f"{path} cannot be read (Expected `int`, got `str` - at `$.running.t_mono_ns`)"], []):
         site.heard.clear()
         with site.service() as process:
             site.until("event", event="started")
             process.terminate()
             assert process.wait(WAIT_S) == 0
         site.until("event", event="stopped")
-        told = [event["detail"].partition(":")[0] for event in site.seen("event") if event["event"] == "state_lost"]
+        told = [
+            event["detail"].partition(" and is now")[0]
+            for event in site.seen("event")
+            if event["event"] == "state_lost"
+        ]
         assert told == lost
 
 
 @pytest.fixture
 def disk(site, request):
-    """A disk of 12 MB under the state folder, which is less than the reserve, or of the size that the test gives."""
+    """A disk of 12 MB under the state folder, which is less than a case needs, or of the size that the test gives."""
     folder, size = site.folder / "state", getattr(request, "param", "12m")
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False).returncode:
@@ -623,7 +539,8 @@ def test_a_full_disk_lets_nothing_begin_until_there_is_room_again(site, disk):
     with site.configure(sizes="[16]").service():
         site.command("run", suite="small")
         health = site.health_once(lambda health: health["problem"])
-        assert (health["problem"], health["cases_left"]) == ("degraded:disk: No space left on device", 1)
+        problem = "degraded:disk: No space left on device: less than 32 MiB are free"
+        assert (health["problem"], health["cases_left"]) == (problem, 1)
         assert "old files not removed: [Errno 28] No space left on device" in (site.folder / "log").read_text()
         assert [path.name for path in raw.parent.iterdir()] == ["old"]
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
@@ -632,22 +549,17 @@ def test_a_full_disk_lets_nothing_begin_until_there_is_room_again(site, disk):
 
 
 @pytest.mark.parametrize("disk", ["40m"], indirect=True)
-def test_a_disk_that_others_fill_beside_the_reserve_ends_no_service_and_keeps_none_from_starting(site, disk):
+def test_a_disk_that_others_fill_ends_no_service_and_keeps_none_from_starting(site, disk):
     with site.configure(sizes="[16]").service() as process:
-        assert (disk / "benchd/reserve").stat().st_size == RESERVE_BYTES
-        with Outbox(disk / "benchd/outbox.db") as outbox:  # what it says of its start has no part in this
-            wait_for(lambda: outbox.counts().sent, process)
+        site.until("event", event="started")
         eat(disk)
         cases = site.command("run", suite="small")["cases"]
         assert degraded(site)["cases_left"] == len(cases)
-        eat(disk, "what_was_the_reserve")
         site.configure(sizes="[32]")
         process.send_signal(signal.SIGHUP)
-        wait_for(lambda: "event not stored: outbox" in (site.folder / "log").read_text(), process)
-        (disk / "what_was_the_reserve").unlink()
+        wait_for(lambda: "reloaded: " in (site.folder / "log").read_text(), process)
         (disk / "filler").unlink()
         site.until("result/")
-        assert (disk / "benchd/reserve").stat().st_size == RESERVE_BYTES
         process.terminate()
         assert process.wait(WAIT_S) == 0
     eat(disk)
@@ -657,39 +569,6 @@ def test_a_disk_that_others_fill_beside_the_reserve_ends_no_service_and_keeps_no
         (disk / "filler").unlink()
         assert site.until("result/")["case_id"] == "square,eager,b1,size=32"
         assert "pass_failed" not in [event["event"] for event in site.seen("event")]
-
-
-@pytest.mark.parametrize("disk", ["64m,nr_inodes=300"], indirect=True)
-def test_a_disk_without_inodes_ends_no_service_and_burns_no_case(site, disk):
-    with site.configure(sizes="[16]").service():
-        use_up_inodes(disk)
-        cases = site.command("run", suite="small")["cases"]
-        assert degraded(site)["problem"] == "degraded:disk: too few free inodes; delete small files"
-    with site.service() as process:
-        assert degraded(site)["cases_left"] == len(cases)
-        assert process.poll() is None
-        for small in disk.glob("small-*"):
-            small.unlink()
-        assert site.until("result/")["status"] == "ok"
-    assert [result["status"] for result in site.seen("result/")] == ["ok"]
-
-
-@pytest.fixture
-def failing_disk(site):
-    """The state folder on a disk that becomes read-only when the yielded function is called."""
-    with failing_ext4(site.folder / "image", site.folder / "state") as fail:
-        yield fail
-
-
-def test_a_disk_that_becomes_read_only_ends_no_service_and_takes_no_case(site, failing_disk):
-    with site.configure(sizes="[16]").service() as process:
-        site.until("info")
-        failing_disk("an error of the test")
-        site.command("run", suite="small")
-        health = site.health_once(lambda health: health["activity"] == "waiting")
-        assert health["problem"] == "degraded:disk: Read-only file system"
-        process.terminate()
-        assert process.wait(WAIT_S) == 0
 
 
 def test_a_service_without_a_free_descriptor_goes_on_and_says_so_in_the_record(site):
@@ -742,27 +621,6 @@ def test_a_state_folder_that_cannot_be_written_is_said_at_once(site, disk):
     said = (site.folder / "log").read_text()
     assert f"cannot create the state folder {disk}/benchd: Read-only file system" in said
     assert "Traceback" not in said
-
-
-@pytest.mark.slow
-def test_systemd_hears_no_watchdog_while_the_outbox_takes_nothing(site, tmp_path):
-    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as notify:
-        notify.bind(str(tmp_path / "notify"))
-        notify.settimeout(WAIT_S)
-        with site.configure().service(NOTIFY_SOCKET=str(tmp_path / "notify")):
-            until_watchdog(notify)
-            with closing(sqlite3.connect(site.folder / "state/benchd/outbox.db", isolation_level=None)) as other:
-                other.execute("BEGIN IMMEDIATE")
-                notify.settimeout(4 * WATCHDOG_S)
-                with pytest.raises(TimeoutError):
-                    until_watchdog(notify)
-            notify.settimeout(WAIT_S)
-            until_watchdog(notify)
-
-
-def until_watchdog(notify):
-    while notify.recv(4096) != b"WATCHDOG=1":
-        pass
 
 
 def test_systemd_hears_ready_status_watchdog_and_stopping(site, tmp_path):

@@ -1,5 +1,6 @@
 """`benchd run` with TLS files and a password out of systemd's credentials: a wrong one costs the connection only."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,13 +11,13 @@ from pathlib import Path
 import msgspec
 from broker import free_port
 from certificates import Authority, serving
-from links import add
 from waiting import wait_for
 
 from benchd.daemon.config import Suite
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
-from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.service.schedule import State, begin
+from benchd.daemon.delivery.delivery import CURSOR
+from benchd.daemon.service.facts import STATE, Facts
+from benchd.daemon.service.schedule import Schedule, begin
 
 SUITE = Suite(models=["square"], variants=["eager"], options={"size": [16]}, preset="quick")
 CONFIG = """
@@ -36,18 +37,19 @@ check_images = 1
 """
 
 
-def a_pass_waits(path):
+def a_pass_waits(folder):
     """Leave a pass of one case in the schedule that the service keeps."""
-    path.parent.mkdir(parents=True)
-    with Outbox(path) as outbox:
-        state = begin(State(), SUITE, ["square,eager,b1,size=16"], by_command=True)
-        outbox.keep({"schedule": msgspec.json.encode(state)})
+    folder.mkdir(parents=True)
+    state = begin(Schedule(), SUITE, ["square,eager,b1,size=16"], by_command=True)
+    (folder / STATE).write_bytes(msgspec.json.encode(Facts(schedule=state)))
 
 
-def results(path):
-    """Return how many results wait and how many are sent."""
-    with Outbox(path) as outbox:
-        return [sum("/result/" in row.topic for row in outbox.pending(100)), outbox.counts().sent]
+def lines_and_acknowledged(folder, name):
+    """Return how many results, or events, there are and how many of them a broker has taken."""
+    path, cursor = folder / f"{name}.jsonl", folder / CURSOR
+    lines = path.read_bytes().count(b"\n") if path.exists() else 0
+    known = json.loads(cursor.read_bytes()) if cursor.exists() else {}
+    return lines, known.get(name, {"acknowledged": 0})["acknowledged"]
 
 
 @contextmanager
@@ -68,8 +70,8 @@ def serviced(folder, broker, authority, environment):
 
 
 def test_with_a_wrong_password_it_measures_and_with_the_right_one_it_sends(tmp_path, child_environment):
-    authority, outbox = Authority(tmp_path / "ca"), tmp_path / "state/benchd/outbox.db"
-    a_pass_waits(outbox)
+    authority, state = Authority(tmp_path / "ca"), tmp_path / "state/benchd"
+    a_pass_waits(state)
     credential = tmp_path / "credentials" / "mqtt_password"
     credential.parent.mkdir()
     credential.write_text("wrong\n")
@@ -78,29 +80,30 @@ def test_with_a_wrong_password_it_measures_and_with_the_right_one_it_sends(tmp_p
         serving(tmp_path, authority, authority.issue("broker")) as broker,
         serviced(tmp_path, broker, authority, environment) as (process, log),
     ):
-        wait_for(lambda: outbox.exists() and results(outbox)[0] == 1, process)
+        wait_for(lambda: lines_and_acknowledged(state, "records") == (1, 0), process)
         wait_for(lambda: "mqtt down: " in log(), process)
         wait_for(lambda: "Not authorized; check the user and the password" in log(), process)
         credential.write_text("right\n")
         process.send_signal(signal.SIGHUP)
-        wait_for(lambda: results(outbox)[0] == 0, process)
-        assert results(outbox)[1] >= 1
+        wait_for(lambda: lines_and_acknowledged(state, "records") == (1, 1), process)
 
 
 def test_a_certificate_that_expires_costs_the_connection_until_it_is_renewed(tmp_path, child_environment):
-    authority, outbox, port = Authority(tmp_path / "ca"), tmp_path / "state/benchd/outbox.db", free_port()
+    authority, state, port = Authority(tmp_path / "ca"), tmp_path / "state/benchd", free_port()
     valid, expired = authority.issue("broker"), authority.issue("old", period="expired")
     environment = child_environment | {PASSWORD_VARIABLE: "right"}
     with ExitStack() as stack:
         with serving(tmp_path, authority, valid, port) as broker:
             process, log = stack.enter_context(serviced(tmp_path, broker, authority, environment))
-            wait_for(lambda: outbox.exists() and results(outbox)[1] >= 1, process)
+            wait_for(lambda: lines_and_acknowledged(state, "events") == (1, 1), process)
         with serving(tmp_path, authority, expired, port):
             wait_for(lambda: "certificate has expired" in log(), process)
             told = tmp_path / "mosquitto.log"
             wait_for(lambda: told.read_text().count("alert certificate expired") > 1, process)
-            add(outbox, "tls", "r1")
+            (tmp_path / "benchd.toml").write_text("[devise]")
+            process.send_signal(signal.SIGHUP)  # which is an event
+            wait_for(lambda: lines_and_acknowledged(state, "events") == (2, 1), process)
         with serving(tmp_path, authority, valid, port):
-            wait_for(lambda: results(outbox)[0] == 0, process)
+            wait_for(lambda: lines_and_acknowledged(state, "events") == (2, 2), process)
     reasons = [line for line in log().splitlines() if "mqtt down: " in line]
     assert reasons == [reason for reason, _ in groupby(reasons)], "a reason is told once, not at every attempt"

@@ -1,11 +1,9 @@
 """`benchd ship` and `benchd verify` on a small module: the folder, its LOAD.md, and every planted fault."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import fresh
@@ -14,15 +12,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from manifests_made import seal
 from onnx import helper, numpy_helper
 from planted import planted
 from safetensors.torch import load_file, save_file
 from waiting import WAIT_S
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring.shipping import refuse_existing
-from benchd.daemon.verdicts import manifest
-from benchd.daemon.verdicts.racing import PROMISED
+from benchd.daemon.shipping import manifest
+from benchd.daemon.shipping.folder import refuse_existing
+from benchd.daemon.shipping.racing import PROMISED
 
 MODULE = """
 import torch
@@ -68,27 +67,20 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def benchd(place):
-    """Return a function that runs a command there."""
-    ours = {
-        "XDG_CACHE_HOME": str(place / "cache"),
-        "XDG_STATE_HOME": str(place / "state"),
-        "BENCHD_LOCK_DIR": str(place),
-        "OMP_WAIT_POLICY": "passive",
-    }
+@pytest.fixture
+def benchd(place, here, monkeypatch):
+    """Return a function that runs a command there, in this process, with caches that all tests here share."""
+    for name in ("STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(place / name.lower()))
 
-    def run(*arguments, cwd=place, **variables):
-        line = [Path(sys.executable).parent / "benchd", *map(str, arguments)]
-        environment = os.environ | ours | variables
-        return subprocess.run(
-            line, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S
-        )
+    def run(*arguments, cwd=place):
+        monkeypatch.chdir(cwd)
+        return here("benchd", *map(str, arguments))
 
     return run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def shipped(benchd, place):
     """Return a function that gives the folder of a variant, shipped once."""
 
@@ -97,6 +89,10 @@ def shipped(benchd, place):
         if not out.exists():
             given = (*(model or OWN), "--variants", variant, "--threads", "1")
             done = benchd("ship", *given, "--out", out, *SHORT)
+            for _ in range(9):  # beside other load its processes may be too far apart to promise anything
+                if done.returncode != 4 or "promises nothing" not in done.stdout:
+                    break
+                done = benchd("ship", *given, "--out", out, *SHORT)
             if done.returncode == 6 and "unsupported: OpenVINO computes no layer of it in bf16" in done.stdout:
                 pytest.skip("needs a CPU with bf16")
             assert done.returncode == 0, done.stdout + done.stderr
@@ -115,6 +111,7 @@ def sealed(folder):
     content = msgspec.json.decode((folder / manifest.MANIFEST).read_bytes())
     content["resources"] = msgspec.to_builtins(manifest.resources(folder))
     (folder / manifest.MANIFEST).write_bytes(msgspec.json.encode(content))
+    seal(folder)
 
 
 def test_a_folder_is_whole_and_nothing_is_left_beside_it(shipped):
@@ -122,7 +119,7 @@ def test_a_folder_is_whole_and_nothing_is_left_beside_it(shipped):
     found = manifest.read(folder)
     assert {one.name for one in found.resources} == {"LOAD.md", "golden.npz", "model.onnx", "records.jsonl"}
     assert not folder.with_name(f"{folder.name}.race").exists()
-    assert len(found.promised.processes_ms) == PROMISED
+    assert len(found.promised.processes_ms) >= PROMISED  # more where their interval is wide
     assert found.promised.low_ms <= found.promised.latency_ms <= found.promised.high_ms
     assert [one.name for one in found.outputs] == ["scores", "others"]
     assert [one.name for one in (*found.inputs, *found.read)] == ["x", "x"]  # as the user calls it
@@ -157,6 +154,7 @@ def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, t
     content = json.loads((folder / manifest.MANIFEST).read_text())
     content["name"] = f"a/{'../' * 20}{outside}/x"
     (folder / manifest.MANIFEST).write_text(json.dumps(content))
+    seal(folder)
     done = benchd("verify", folder, "--json", "--processes", "3", *SHORT)
     assert not outside.exists()
     found = json.loads(done.stdout)
@@ -165,12 +163,12 @@ def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, t
     assert found["reason"] == "" or found["answer"] != "kept"  # why inconclusive, or what of the machine is in doubt
 
 
-def test_verifying_within_a_folder_runs_no_file_of_it(shipped, benchd, tmp_path):
+def test_verifying_within_a_folder_runs_no_file_of_it(shipped, command, tmp_path):
     """Not even one that the manifest lists and that bears the name of a module that each process imports."""
     folder = copy_of(shipped("onnxruntime"), tmp_path)
     planted(folder, tmp_path / "mark")
     sealed(folder)
-    done = benchd("verify", ".", "--json", "--processes", "1", "--device", "cpu", "--wait", cwd=folder)
+    done = command("benchd", "verify", ".", "--json", "--processes", "1", "--device", "cpu", "--wait", cwd=folder)
     assert '"processes":1' in done.stdout, done.stdout + done.stderr
     assert not (tmp_path / "mark").exists()
 
@@ -197,16 +195,46 @@ def test_a_damaged_folder_is_refused_in_one_sentence(shipped, tmp_path, fault):
         (folder / "LOAD.md").symlink_to(tmp_path / "LOAD.md")
     elif fault == "newer":
         path.write_text(content.replace("benchd.shipped/1", "benchd.shipped/9"))
+        seal(folder)
     elif fault == "emptied":
         np.savez(folder / "golden.npz")
         sealed(folder)
     elif fault == "damaged":
         path.write_text(content[:-40])
+        seal(folder)
     else:
         path.write_text(content.replace('"model.onnx"', '"../model.onnx"'))
+        seal(folder)
     with pytest.raises(manifest.UsageError) as refused:
         manifest.read(folder)
     assert "\n" not in str(refused.value)
+
+
+def leaves(value, path=()):
+    """Yield the path to every number, text, flag, null and empty list or object in JSON."""
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        yield from leaves(value[key], (*path, key))
+    if not keys:
+        yield path
+
+
+def test_a_manifest_with_any_leaf_changed_is_refused(shipped, tmp_path):
+    folder = copy_of(shipped("onnxruntime"), tmp_path)
+    path, content = folder / manifest.MANIFEST, (folder / manifest.MANIFEST).read_bytes()
+    changed = list(leaves(msgspec.json.decode(content)))
+    assert len(changed) > 80
+    for *route, name in changed:
+        part = whole = msgspec.json.decode(content)
+        for key in route:
+            part = part[key]
+        was = part[name]
+        part[name] = not was if isinstance(was, bool) else was + 1 if isinstance(was, int | float) else f"{was} other"
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(whole)) + b"\n")
+        with pytest.raises(manifest.UsageError):
+            manifest.read(folder)
+    path.write_bytes(content)
+    assert manifest.read(folder).name
 
 
 def edited(folder, change):

@@ -10,7 +10,7 @@ import pytest
 from records_made import ENVIRONMENT, made
 from waiting import WAIT_S
 
-from benchd.daemon.records import Case, encode
+from benchd.daemon.records import Case, Inputs, UserModule, encode
 from benchd.daemon.verdicts import results
 
 
@@ -22,6 +22,7 @@ def test_the_printed_command_measures_the_same_case_in_the_same_environment(comm
     (first,) = results.read(tmp_path / "out")
     shown = command("benchd", "show", first.case_id, "--results", "out", "--command")
     assert "a configuration set warm_up_cap_s 0.05, check_images 1, cap_s 0.1" in shown.stderr
+    assert shown.stdout.split("bench-once")[1] == f" --case {first.case_id} --records out\n"
     line = f"{shown.stdout.strip()} --config tiny.toml --output again --wait"
     programs = f"{Path(sys.executable).parent}{os.pathsep}{child_environment['PATH']}"
     again = child_environment | {"PATH": programs}
@@ -30,7 +31,7 @@ def test_the_printed_command_measures_the_same_case_in_the_same_environment(comm
     assert second.case_id == first.case_id
     assert second.environment.fingerprint == first.environment.fingerprint
     assert (second.limits, len(second.processes)) == (first.limits, 1)
-    assert "--batch-sizes 2" in second.environment.command
+    assert f"--case {first.case_id}" in second.environment.command
 
 
 def test_a_record_is_printed_with_what_is_missing(here, tmp_path):
@@ -44,7 +45,7 @@ def test_a_record_is_printed_with_what_is_missing(here, tmp_path):
     wanted = [["median_ms", "5"], ["OMP_PROC_BIND", "close"], ["huge_pages", "always"], ["energy", "no_sensor"]]
     assert [pair for pair in wanted if pair not in pairs] == []
     assert max(map(len, lines[:-2])) <= 80
-    assert lines[-2].endswith("bench-once --models vim_tiny --variants eager --batch-sizes 1 --processes 1")
+    assert lines[-2].endswith("bench-once --case vim_tiny,eager,b1 --records one.jsonl")
 
 
 def test_an_id_finds_its_run_or_the_newest_of_its_case(here, tmp_path):
@@ -55,6 +56,15 @@ def test_an_id_finds_its_run_or_the_newest_of_its_case(here, tmp_path):
     assert "run_id                  r2" in here("benchd", "show", "vim_tiny,eager,b1").stdout
     assert "run_id                  r0" in here("benchd", "show", "r0").stdout
     assert here("benchd", "show", "bench-out", "--command").stdout.count("bench-once") == 2
+
+
+def test_the_command_of_an_own_model_says_in_which_folder_it_runs(here, tmp_path):
+    record = made(case=Case(model="own.net.build"), own=UserModule("net.py:build"), inputs=Inputs(weights="w.pt"))
+    (tmp_path / "one.jsonl").write_bytes(encode(record) + b"\n")
+    shown = here("benchd", "show", "one.jsonl", "--command")
+    assert (
+        "note: own.net.build,eager,b1: run it in the folder of net.py:build, w.pt, which no record has" in shown.stderr
+    )
 
 
 def test_the_command_of_what_ship_measured_is_one_of_bench_once_and_a_note_names_verify(here, tmp_path):

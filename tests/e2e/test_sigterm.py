@@ -15,10 +15,9 @@ from waiting import WAIT_S, wait_for
 
 from benchd.daemon import records
 from benchd.daemon.config import Suite
-from benchd.daemon.delivery.outbox import Outbox
 from benchd.daemon.measuring.session import INTERRUPTED
-from benchd.daemon.service.publisher import RUNNING, SCHEDULE
-from benchd.daemon.service.schedule import State, begin
+from benchd.daemon.service.facts import STATE, Facts
+from benchd.daemon.service.schedule import Schedule, begin
 
 CONFIG = """
 [device]
@@ -40,19 +39,23 @@ WITHIN_S = 5.0
 def stopped_s(folder, environment, cases, moment_s):
     """Run the service on a pass of these cases, stop it this long after a case began; return how long its exit took."""
     shutil.rmtree(environment["XDG_CACHE_HOME"], ignore_errors=True)
-    with Outbox(folder / "state/benchd/outbox.db") as outbox:
-        outbox.keep({SCHEDULE: msgspec.json.encode(begin(State(), SUITE, cases, by_command=True))})
+    path = folder / "state/benchd" / STATE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(Facts(schedule=begin(Schedule(), SUITE, cases, by_command=True))))
     command = [Path(sys.executable).parent / "benchd", "run", "--config", "benchd.toml"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stderr=log)
     with process:
-        with Outbox(folder / "state/benchd/outbox.db") as outbox:
-            wait_for(lambda: outbox.kept(RUNNING), process)
+        wait_for(lambda: running(folder), process)
         time.sleep(moment_s)
         begun_s = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0, (folder / "log").read_text()
     return time.monotonic() - begun_s
+
+
+def running(folder):
+    return msgspec.json.decode((folder / "state/benchd" / STATE).read_bytes(), type=Facts).running
 
 
 def left_of(folder):
@@ -72,8 +75,7 @@ def stopped_often(folder, url, environment, count):
         cases = chance.sample(CASES, len(CASES))
         seconds.append(stopped_s(folder, environment, cases, chance.uniform(0, PASS_S) if number else 0.0))
         assert left_of(folder) == []
-        with Outbox(folder / "state/benchd/outbox.db") as outbox:
-            assert outbox.kept(RUNNING) in (None, b"")
+        assert running(folder) is None
     journal = (folder / "state/benchd/records.jsonl").read_bytes().splitlines()
     ended = {(record.status, record.reason) for record in map(records.decode, journal)}
     assert ("aborted", INTERRUPTED) in ended

@@ -42,26 +42,26 @@ def net(folder, turns, imports=""):
     return f"{folder.name}/net.py:build"
 
 
-def test_a_configuration_names_a_function_of_an_installed_package_and_not_of_the_current_folder(once, tmp_path):
+def test_a_configuration_names_a_function_of_an_installed_package_and_not_of_the_current_folder(once_apart, tmp_path):
     net(tmp_path / "site", 1)
     net(tmp_path, 2)  # is not taken
     with (tmp_path / "tiny.toml").open("a") as configuration:
         configuration.write('[[suite]]\nmodule = "net:build"\nvariants = ["eager"]\npreset = "quick"\n')
-    done = once(PYTHONPATH=str(tmp_path / "site"))
+    done = once_apart(PYTHONPATH=str(tmp_path / "site"))
     (record,) = written(tmp_path)
     assert (record.case.case_id, record.check.passed) == ("own.net.build,eager,b1", True), done.stdout
-    done = once()
+    done = once_apart()
     assert done.returncode == 2
     assert "suite.module: net:build: no package 'net' in this environment" in done.stderr
 
 
 @pytest.fixture
-def run(command, once, tmp_path):
+def run(here, once, tmp_path):
     """Return a function that runs a program and returns the records that it wrote, all checks passed."""
 
     def run(program, *arguments):
         before = len(written(tmp_path))
-        done = once(*arguments) if program == "bench-once" else command(program, *arguments, *LIMITS)
+        done = once(*arguments) if program == "bench-once" else here(program, *arguments, *LIMITS)
         (tmp_path / "said").write_text(f"{done.stdout}exit {done.returncode}")
         made = written(tmp_path)[before:]
         assert [record.check and record.check.passed for record in made] == [True] * len(made), done.stdout
@@ -86,13 +86,13 @@ def sha256(record):
     return record.artifacts[0].sha256
 
 
-def test_a_module_is_measured_as_it_is_now_and_leaves_nothing_behind(run, tmp_path, child_environment):
+def test_a_module_is_measured_as_it_is_now_and_leaves_nothing_behind(run, tmp_path, monkeypatch):
     """A setting from outside, which no digest sees, counts; so does a file that the module imports, as its code."""
     module = net(tmp_path / "own", 'TURNS * int(os.environ["TURNS"])', "import os\nfrom helper import TURNS")
     (tmp_path / "own" / "helper.py").write_text("TURNS = 1")
-    child_environment["TURNS"] = "1"
+    monkeypatch.setenv("TURNS", "1")
     first = as_file(run, module)
-    child_environment["TURNS"] = "3"
+    monkeypatch.setenv("TURNS", "3")
     other = as_file(run, module)
     (tmp_path / "own" / "helper.py").write_text("TURNS = 2")
     eager, edited = run("bench-once", "--module", module, "--variants", "eager,onnxruntime")
@@ -120,10 +120,11 @@ table = Path(__file__).with_name('table')
 turns = int(table.read_text())
 table.write_text(str(turns + 1))
 """
-DRAWS = "import random, torch\ntorch.manual_seed(random.getrandbits(32))"
+# a forked worker has the state of Python's own generator from the one before it
+DRAWS = "import random, torch\ntorch.manual_seed(random.SystemRandom().getrandbits(32))"
 REPLACES = """import random, torch
 from safetensors.torch import save_file
-weights = {'fc.weight': torch.full((8, 8), random.random()), 'fc.bias': torch.zeros(8)}
+weights = {'fc.weight': torch.full((8, 8), random.SystemRandom().random()), 'fc.bias': torch.zeros(8)}
 save_file(weights, Path(__file__).with_name('w.safetensors'))
 """
 

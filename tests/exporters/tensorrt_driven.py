@@ -22,9 +22,9 @@ import torch
 from manifests_made import manifest
 from tensorrt_stub import BUILDER, RUNTIME, Stub, shape_at, text_at
 
-from benchd.daemon.measuring import load_text
+from benchd.daemon.measuring.protocol import Golden, Tensor
 from benchd.daemon.records import Case, Variant
-from benchd.daemon.verdicts.manifest import Golden, Tensor
+from benchd.daemon.shipping import load_text
 from benchd.daemon.worker.backends import tensorrt as backend
 from benchd.daemon.worker.source import Source
 from benchd.exporters import artifacts, tensorrt

@@ -187,6 +187,25 @@ DAMAGE = {
 LOST = ("no metadata", "no content", "content elsewhere")
 
 
+def with_data(path):
+    write(path)
+    path.with_name(f"{path.name}{artifacts.DATA}").write_bytes(CONTENT[::-1])
+
+
+def test_weights_in_a_second_file_are_part_of_an_artifact(tmp_path):
+    with Store(tmp_path) as store:
+        made = store.put(KEY, FACTS, with_data)
+    assert made.metadata.bytes == 2 * len(CONTENT)
+    assert made.metadata.sha256 == hashlib.sha256(CONTENT + CONTENT[::-1]).hexdigest()
+    _, data = artifacts.parts(made.path)
+    with Store(tmp_path) as store:
+        assert store.get(KEY) is not None
+    data.write_bytes(CONTENT)
+    with Store(tmp_path) as store:
+        assert store.get(KEY) is None
+        assert store.notes == [f"{KEY}: its bytes have changed since it was written (SHA-256); removed"]
+
+
 @pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
 def test_what_is_damaged_is_absent_said_and_made_again(tmp_path, damage, reason):
     with Store(tmp_path) as store:
@@ -421,7 +440,7 @@ def test_an_error_of_the_writer_is_its_own_and_keeps_the_earlier_one(tmp_path):
 
 def two_files(path):
     write(path)
-    path.with_name("model.onnx.data").write_bytes(b"weights")
+    path.with_name("model.txt").write_bytes(b"more")
 
 
 @pytest.mark.parametrize(
@@ -430,7 +449,7 @@ def two_files(path):
         (lambda path: None, "wrote nothing"),
         (lambda path: path.touch(), "not one file"),
         (lambda path: path.mkdir(), "not one file"),
-        (two_files, "wrote model.onnx, model.onnx.data, not one file model.onnx"),
+        (two_files, "wrote model.onnx, model.txt, not one file model.onnx"),
     ],
     ids=["nothing", "empty", "folder", "two"],
 )

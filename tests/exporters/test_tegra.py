@@ -1,25 +1,75 @@
-"""Which index a Jetson's packages come from."""
+"""Which release of JetPack a board runs, and which index and versions its packages come from."""
 
+import subprocess
+import sys
+from pathlib import Path
+
+import jetson_trees
 import pytest
 from machines import orin_nano, write
 
 from benchd.exporters import tegra
 
-JP6 = "https://pypi.jetson-ai-lab.io/jp6/cu126"
+JP6, SBSA = "https://pypi.jetson-ai-lab.io/jp6/cu126", "https://pypi.jetson-ai-lab.io/sbsa/cu130"
+ROOT = Path(__file__).parents[2]
+
+
+def board(root, release, ubuntu="22.04"):
+    files = {"etc/os-release": f'VERSION_ID="{ubuntu}"\n'}
+    if release:
+        major, _, revision = release.partition(".")
+        files["etc/nv_tegra_release"] = f"# R{major} (release), REVISION: {revision}, GCID: 42132812, BOARD: generic\n"
+    (orin_nano(root) / "etc/nv_tegra_release").unlink(missing_ok=True)
+    write(root, files)
+    return root
 
 
 @pytest.mark.parametrize(
-    ("release", "index"),
+    ("release", "jetpack", "index", "is_known"),
     [
-        ("# R36 (release), REVISION: 3.0, GCID: 36923193, BOARD: generic", "URL"),
-        ("# R36 (release), REVISION: 4.0, GCID: 37537400, BOARD: generic", JP6),
-        ("# R36 (release), REVISION: 4.7, GCID: 42132812, BOARD: generic", JP6),
-        ("# R36 (release), REVISION: 5.0, GCID: 43688277, BOARD: generic", JP6),
-        ("# R38 (release), REVISION: 4.0, GCID: 43443517, BOARD: generic", "URL"),
-        ("", "URL"),
+        ("36.4.0", "6.1 to 6.2.1", JP6, True),
+        ("36.4.7", "6.1 to 6.2.1", JP6, True),
+        ("36.5.0", "6.2.2", JP6, True),
+        ("38.2.0", "7.0 to 7.1", SBSA, True),
+        ("39.2.0", "7.2", SBSA, True),
+        ("36.9.0", "6.2.2", JP6, False),
+        ("41.0.0", "7.2", SBSA, False),
     ],
-    ids=["JetPack 6.0", "6.1", "6.2.1", "6.2.2", "7", "unknown"],
 )
-def test_an_index_is_named_only_for_the_jetpacks_that_its_builds_run_on(tmp_path, release, index):
-    write(orin_nano(tmp_path), {"etc/nv_tegra_release": f"{release}\n"})
-    assert tegra.index(tmp_path) == index
+def test_a_board_has_the_index_of_its_release_or_of_the_last_known_before(tmp_path, release, jetpack, index, is_known):
+    known, exactly = tegra.release(board(tmp_path, release))
+    assert (known.jetpack, known.index, exactly) == (jetpack, index, is_known)
+
+
+@pytest.mark.parametrize(("ubuntu", "index"), [("22.04", JP6), ("24.04", SBSA), ("", SBSA)])
+def test_a_container_on_a_board_has_the_index_of_its_ubuntu(tmp_path, ubuntu, index):
+    known, exactly = tegra.release(board(tmp_path, "", ubuntu))
+    assert tegra.is_tegra(tmp_path)
+    assert (known.index, exactly) == (index, False)
+
+
+@pytest.mark.parametrize(("release", "why"), [("36.3.0", "JetPack 6.0 "), ("35.4.1", "JetPack 5 or older ")])
+def test_a_jetpack_that_is_too_old_is_told_what_to_do(tmp_path, release, why):
+    with pytest.raises(tegra.TooOld, match=f"{why}.*needs JetPack 6.1 or newer: (upgrade|flash)"):
+        tegra.release(board(tmp_path, release))
+    assert "JetPack 6.1 or newer" in tegra.install("torch", tmp_path)
+    assert tegra.index_of(release) == "URL"
+
+
+def printed(*arguments):
+    command = [sys.executable, str(ROOT / "exporters/tegra.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_scripts_read_the_same_table(tmp_path):
+    root = jetson_trees.build(tmp_path / "new", jetson_trees.ORIN_NANO_7)
+    assert printed("constraints", root) == (0, "constraints-jetson72.txt\n")
+    assert printed("beside", root) == (0, "nvpl-blas nvpl-lapack nvidia-cudss-cu13\n")
+    assert printed("release", root) == (0, "JetPack 7.2\n")
+    code, said = printed("index", jetson_trees.build(tmp_path / "old", jetson_trees.AGX_ORIN))
+    assert (code, said.startswith("benchd: this board runs JetPack 5 or older")) == (1, True)
+
+
+def test_each_release_has_its_constraints():
+    assert all((ROOT / known.constraints).is_file() for known in tegra.RELEASES)

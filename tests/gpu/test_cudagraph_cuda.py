@@ -10,7 +10,7 @@ from torch import nn
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring import loads
-from benchd.daemon.worker import phases
+from benchd.daemon.worker import peaks
 from benchd.daemon.worker.backends import cudagraph, eager
 from benchd.models import catalog
 
@@ -88,7 +88,7 @@ def refusal(module):
         cudagraph.load(SimpleNamespace(module=module), "fp32", CUDA, torch.ones(2, 3))
     except Unsupported as error:
         assert torch.ones(3, device=CUDA).sum().item() == 3
-        phases._forget_peaks(CUDA)
+        peaks.forget(CUDA)
         return str(error)
     return "it was captured"
 

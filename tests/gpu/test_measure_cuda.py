@@ -9,6 +9,7 @@ from worker_jobs import job, run, user_module
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import probes, steps
 from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.scenarios.offline import Chunk
 
 pytestmark = [pytest.mark.gpu, pytest.mark.area("bench-once")]
 CUDA = torch.device("cuda")
@@ -63,7 +64,7 @@ class Waits(Chain):
 def test_offline_knows_whether_two_are_in_flight(module, waits):
     pool = steps.pinned([torch.rand(1024, 1024) for _ in range(2)], CUDA)
     with torch.inference_mode():
-        step = steps.Offline(loaded(module), pool, runs=4)
+        step = Chunk(loaded(module), pool, runs=4)
         step(0)
         assert step.waits() is waits
 

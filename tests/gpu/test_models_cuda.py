@@ -1,14 +1,14 @@
 """Whole models on a CUDA device: every variant of a record checked, CUDA graphs, and what training learns."""
 
-import msgspec
 import pytest
 import torch
 from torch import nn
-from worker_jobs import job
+from worker_jobs import changed, job
 
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import backends, check, workload
+from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.backends import cudagraph
+from benchd.daemon.worker.check import checking as check
 from benchd.models import catalog
 
 pytestmark = [pytest.mark.gpu, pytest.mark.area("models")]
@@ -18,7 +18,7 @@ CUSTOM = [name for name, entry in catalog.MODELS.items() if entry.custom_kernels
 def cuda_job(folder, model, variant, **fields):
     options = catalog.entry(model).resolve({})
     a_job = job(folder, model=model, variant=Variant.parse(variant), **fields)
-    return msgspec.structs.replace(a_job, options=options, device="cuda")
+    return changed(a_job, options=options, device="cuda")
 
 
 @pytest.mark.parametrize("variant", ["eager", "fp16", "amp", "custom", "custom-fp16", "custom-amp"])

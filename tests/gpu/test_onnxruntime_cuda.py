@@ -3,10 +3,11 @@
 import msgspec
 import pytest
 import torch
-from worker_jobs import job, run, user_module
+from worker_jobs import changed, job, run, user_module
 
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import backends, check, workload
+from benchd.daemon.worker import backends, workload
+from benchd.daemon.worker.check import checking as check
 from benchd.exporters import sessions
 from benchd.models import catalog
 
@@ -35,7 +36,7 @@ def _onnxruntime():
 def test_a_model_agrees_with_float64_on_cuda(tmp_path, model, precision):
     a_job = job(tmp_path, model=model, variant=Variant("onnxruntime", precision), batch_size=2)
     options = catalog.entry(model).resolve(SMALL.get(model, {}))
-    a_job = msgspec.structs.replace(a_job, options=options, device="cuda")
+    a_job = changed(a_job, options=options, device="cuda")
     built = workload.build(a_job)
     loaded = backends.load(a_job.case.variant, built.source, torch.device("cuda"), built.images[:2])
     assert loaded.runtime.provider == sessions.PROVIDERS["cuda"]

@@ -1,16 +1,16 @@
 """TensorRT on a real device: engines built, run, kept, rebuilt, and refused with the node's name."""
 
-import msgspec
 import onnx
 import onnx.parser
 import pytest
 import torch
 from torch import nn
-from worker_jobs import job
+from worker_jobs import changed, job
 
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import backends, check, workload
+from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.backends import tensorrt as backend
+from benchd.daemon.worker.check import checking as check
 from benchd.daemon.worker.source import Source
 from benchd.exporters import tensorrt
 from benchd.exporters.tensorrt import BuildError, Engine, Profile
@@ -83,7 +83,7 @@ def test_a_rate_encoded_model_runs_on_the_draws_it_is_given(tmp_path):
 )
 def test_a_model_agrees_with_float64_and_its_layers_have_times(tmp_path, model, options, precision):
     a_job = job(tmp_path, model=model, variant=Variant("tensorrt", precision), batch_size=2)
-    a_job = msgspec.structs.replace(a_job, options=catalog.entry(model).resolve(options), device="cuda")
+    a_job = changed(a_job, options=catalog.entry(model).resolve(options), device="cuda")
     built = workload.build(a_job)
     loaded = backends.load(a_job.case.variant, built.source, CUDA, built.images[:2])
     result = check.check_and_answers(built, loaded, a_job).check

@@ -3,30 +3,27 @@
 import pytest
 import torch
 
-from benchd.kernels import lif
-from benchd.kernels.dispatch import Implementations, Unavailable
-from benchd.kernels.lif import native, reference
+from benchd.kernels.dispatch import Unavailable, chosen, load
 
 CPU = torch.device("cpu")
 
 
-def test_a_name_stands_for_its_module():
-    choose = Implementations("benchd.kernels.lif", reference=reference, native=native)
-    assert choose("reference", CPU) is reference
-    assert choose("auto", CPU) is native
-    assert choose("torch", CPU) is lif.torch_impl
+def test_auto_is_the_kernel_of_the_device():
+    assert chosen("auto", CPU) == "native"
+    assert chosen("auto", torch.device("cuda")) == "triton"
+    assert chosen("torch", torch.device("cuda")) == "torch"
 
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(
         ValueError, match="unknown implementation 'cuda'; choose one of reference, torch, triton, native"
     ):
-        Implementations("benchd.kernels.lif")("cuda", CPU)
+        chosen("cuda", CPU)
 
 
 def test_an_implementation_that_is_not_there_is_named():
-    with pytest.raises(Unavailable, match="made_op has no 'native' implementation here: this version has none"):
-        Implementations("made_op")("auto", CPU)
+    with pytest.raises(Unavailable, match="packed_linear has no 'triton' implementation here: this version has none"):
+        load("benchd.kernels.packed_linear", "triton")
 
 
 def test_triton_is_imported_where_it_can_run_only(printed):

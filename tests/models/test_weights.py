@@ -137,12 +137,10 @@ def test_files_without_a_state_dict_are_named(tmp_path, content, cause):
 
 def test_a_file_of_the_other_format_says_how_to_name_it(tmp_path, tensors):
     torch.save(tensors, tmp_path / "w.safetensors")
-    with pytest.raises(WeightsError, match=r"content is that of a torch file; rename it to end in \.pth$"):
+    with pytest.raises(WeightsError, match=r"this is a torch file; rename it to end in \.pth$"):
         weights.read(tmp_path / "w.safetensors")
     save_file(tensors, tmp_path / "w.pth")
-    with pytest.raises(
-        WeightsError, match=r"content is that of a safetensors file; rename it to end in \.safetensors$"
-    ):
+    with pytest.raises(WeightsError, match=r"this is a safetensors file; rename it to end in \.safetensors$"):
         weights.read(tmp_path / "w.pth")
 
 

@@ -6,7 +6,6 @@ Nothing relies on that order: what only it decides is a race, and found as one.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -26,13 +25,10 @@ Step = Callable[["_Blocks", "np.ndarray | None"], None]
 Argument = torch.Tensor | int | float | bool | None
 
 
-def launch(
-    ptx: str, grid: tuple[int, ...], arguments: Sequence[Argument], shared_bytes: int, one_of: int | None = None
-) -> "Executed":
+def launch(ptx: str, grid: tuple[int, ...], arguments: Sequence[Argument], shared_bytes: int) -> None:
     """Run the kernel in `ptx` on all blocks of the grid, in place; raises Fault for what a GPU would not do.
 
-    `arguments` are the kernel's parameters in their order, those that Triton adds at the end left out. With `one_of`
-    images only the programs of the first run, the first along x, and nobody looks for races: enough to count.
+    `arguments` are the kernel's parameters in their order, those that Triton adds at the end left out.
     """
     program, steps = _loaded(ptx)
     tensors = {f"argument {i}": each for i, each in enumerate(arguments) if isinstance(each, torch.Tensor)}
@@ -40,48 +36,15 @@ def launch(
     parameters = _parameters(program, arguments, memory)
     size = (*grid, 1, 1)[:3]
     chosen = np.arange(size[0] * size[1] * size[2])
-    if one_of is not None:
-        chosen = chosen[chosen % size[0] < -(-size[0] // one_of)]
-    whole = size[0] * size[1] * size[2] / chosen.size
-    executed = Executed(program, np.zeros(len(program.instructions), np.int64), whole)
     most = max(1, _MOST_THREADS // program.threads)
     with np.errstate(all="ignore"):
         for first in range(0, chosen.size, most):
             blocks = chosen[first : first + most]
             running = _Blocks(program, steps, parameters, size, blocks, memory, shared_bytes)
             running.run()
-            executed.warps += running.warps_at
-            if one_of is None:
-                _no_race(program, running.shared.region.history)
-            else:
-                executed.note(memory)
+            _no_race(program, running.shared.region.history)
     for region in memory.regions:
         _no_race(program, region.history)
-    return executed
-
-
-@dataclass
-class Executed:
-    """What a launch executed: how many warps came to each instruction, and the numbers of each tensor that they moved.
-
-    Those are marked by the tensor's name and the bytes of one of its numbers. The whole launch is `times` as much.
-    """
-
-    program: Program
-    warps: np.ndarray
-    times: float
-    loaded: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
-    stored: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
-
-    def note(self, memory: GlobalMemory) -> None:
-        """Mark what was moved since the last time, and forget who moved it."""
-        for history, size in ((region.history, region.size) for region in memory.regions):
-            for access in history.accesses:
-                moved = self.loaded if access.values is None else self.stored
-                nothing = np.zeros(size // history.grain_bytes, bool)
-                marks = moved.setdefault((history.name, history.grain_bytes), nothing)
-                marks[access.first[:, None] + np.arange(access.count)] = True
-            history.accesses.clear()
 
 
 def _no_race(program: Program, history) -> None:
@@ -131,7 +94,6 @@ class _Blocks:
         thread = np.tile(np.arange(program.threads), blocks.size)
         block = np.repeat(blocks, program.threads)
         self.thread = block * program.threads + thread
-        self.warps_at = np.zeros(len(program.instructions), np.int64)
         self.block_phase, self.warp_phase = np.zeros(self.lanes, np.int32), np.zeros(self.lanes, np.int32)
         places = {"tid": (thread, 0, 0), "ntid": (program.threads, 1, 1), "nctaid": grid}
         places["ctaid"] = (block % grid[0], block // grid[0] % grid[1], block // grid[0] // grid[1])
@@ -157,7 +119,6 @@ class _Blocks:
                 executed += 1
                 if executed > _MOST_INSTRUCTIONS:
                     raise Fault(f"{self.program.name}: a loop does not end")
-                self.warps_at[place] += mask.reshape(-1, WARP).any(1).sum()
                 instruction = self.program.instructions[place]
                 if instruction.words[0] in {"bra", "ret", "exit", "bar"} and instruction.words[1:2] != ("warp",):
                     self._turn(instruction, place, mask)

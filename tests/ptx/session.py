@@ -4,17 +4,19 @@ Launches are compiled for the architecture, from CPU tensors, and interpreted in
 """
 
 import os
-from collections.abc import Callable
+import re
+import subprocess
+import tempfile
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.ptx import machine
+from tests.ptx.memory import Fault
 
 EXECUTED: set[str] = set()  # the PTX that was launched
 LAUNCHED: set[str] = set()  # the kernels' functions, with their modules
-COUNTED: list[tuple[int, Callable]] = []  # who is told what a launch for so many images executed
 REPLACED: dict[str, str] = {}  # what is executed in the place of which PTX
 
 
@@ -47,7 +49,6 @@ def execute_as(sm: int) -> None:
     driver.set_active(_Driver(target))
     launch.architecture = lambda device: sm
     triton.runtime.JITFunction.run = _run
-    triton.knobs.runtime.add_stages_inspection_hook = _without_machine_code
 
 
 class _Driver:
@@ -63,14 +64,6 @@ class _Driver:
         return self._target
 
 
-def _without_machine_code(*stages):
-    """Leave out ptxas, under a key of its own in Triton's cache; every launch that ships goes through it elsewhere."""
-    if not stages:
-        return "ptx only", "ptx only"
-    stages[1]["cubin"] = lambda source, metadata: b"none"
-    return None
-
-
 def _run(self, *args, grid, warmup, **kwargs):
     """Compile as Triton does, for these arguments, interpret, and return what launches the same again."""
     kernels, _, target, backend, binder = self.device_caches[0]
@@ -81,9 +74,24 @@ def _run(self, *args, grid, warmup, **kwargs):
         options, signature, constants, attributes = self._pack_args(backend, kwargs, bound, specialization, options)
         source = self.ASTSource(self, signature, constants, attributes)
         kernels[key] = self.compile(source, target=target, options=options.__dict__)
+        _refuse_spills(kernels[key].asm["cubin"], self.fn.__name__)
     compiled = _Compiled(self, kernels[key], dict(zip(bound, specialization, strict=True)))
     compiled[grid](*bound.values())
     return compiled
+
+
+def _refuse_spills(cubin: bytes, name: str) -> None:
+    """Raise Fault if ptxas had too few registers for the kernel and put some of them into memory."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    stack, local = re.search(r"STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage).groups()
+    if (stack, local) != ("0", "0"):
+        raise Fault(f"{name} spills registers: {usage.splitlines()[-1].strip()}")
 
 
 class _Compiled:
@@ -101,9 +109,4 @@ class _Compiled:
         ptx = self._kernel.asm["ptx"]
         EXECUTED.add(ptx)
         LAUNCHED.add(f"{self._function.module}.{self._function.fn.__name__}")
-        executed = machine.launch(
-            REPLACED.get(ptx, ptx), grid, taken, self._kernel.metadata.shared, one_of=COUNTED[0][0] if COUNTED else None
-        )
-        for _, count in COUNTED:
-            named = {name: key if kind == "constexpr" else kind for name, (kind, key) in self._specialization.items()}
-            count(self._function, named, self._kernel.metadata.num_warps, executed)
+        machine.launch(REPLACED.get(ptx, ptx), grid, taken, self._kernel.metadata.shared)

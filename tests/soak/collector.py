@@ -18,7 +18,7 @@ import typer
 from sqlalchemy import func, select
 
 from benchd.daemon.delivery.broker import Broker
-from benchd.daemon.delivery.session import connect
+from benchd.daemon.delivery.connection import connect
 from benchd.daemon.delivery.topics import RESULT_QOS, Topics
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import environment
@@ -106,7 +106,7 @@ def publish(broker: Broker, total: int) -> None:
                 body = encode(record(number, described))
                 session.publish(topics.result(f"r{number}"), body, RESULT_QOS)
                 sent += 1
-            session.step()
+            session.turn(1.0)
             session.take_acknowledged()
     typer.echo(f"{total:,} results of {len(body):,} bytes wait for the collectors")
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,7 @@ from sqlalchemy import Row, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from benchd.daemon import records
-from benchd.daemon.delivery.outbox import Message, Outbox
-from benchd.daemon.delivery.topics import RESULT_QOS, Topics
-from benchd.daemon.errors import UsageError
+from benchd.daemon.delivery.log import Log
 from benchd.daemon.machine import environment, lock
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.protocol import Outcome
@@ -32,12 +30,12 @@ from benchd.daemon.measuring.recording import Run, RunId
 from benchd.daemon.records import Case, ProcessResult
 from benchd.daemon.verdicts.results import JOURNAL
 from benchmarks.commands import command
+from tests.soak.board import serve
 from tests.soak.nodes import HOST, free_port, wait_until
 
-DEVICE, COLLECTOR = "soak", "store"
+DEVICE, WRITER, COLLECTOR = "soak", "soak-writer", "store"
 RECORD_BYTES = 4900  # of a record that was measured
 KEEP_ALIVE_S = 5
-WRITTEN = "written"  # how many results were committed, kept in their commits
 POSTGRES = "postgres" if os.geteuid() == 0 else None  # the server refuses to run as root
 PAUSE_S = 0.005  # between two commits
 PROMPT_S = 60.0
@@ -56,10 +54,6 @@ id = "{device}"
 [mqtt]
 url = "mqtt://{host}:{port}"
 keep_alive_s = {keep_alive_s}
-{collectors}
-
-[service]
-quota_bytes = {quota_bytes}
 
 [limits]
 warm_up_cap_s = 0.2
@@ -72,7 +66,7 @@ from benchd.dashboard.collector import run
 run(parse_url(sys.argv[1]), *sys.argv[2:])
 """
 _CHILDREN = {"worker": "benchd.daemon.worker", "sampler": "benchd.daemon.sampling.sources"}  # of the service
-_WRITE = "import sys; from tests.soak.delivery_site import write; write(sys.argv[1], float(sys.argv[2]))"
+_WRITE = "import sys; from tests.soak.delivery_site import write; write(*sys.argv[1:])"
 
 
 class EndedByItself(Exception):
@@ -82,33 +76,33 @@ class EndedByItself(Exception):
 class Site:
     """The processes by name: `broker service writer collector database`. All that they keep is in `folder`.
 
-    A `fresh` one has no collector in its configuration. With `postgres` the database is a PostgreSQL of its own.
+    With `postgres` the database is a PostgreSQL of its own, and the writer only delivers if it `writes` nothing.
     """
 
-    def __init__(self, folder: Path, quota_bytes: int = 2**40, *, fresh: bool = False, postgres: bool = False) -> None:
-        self.folder, self.outbox = folder, folder / "outbox.db"
+    def __init__(self, folder: Path, *, writes: bool = True, postgres: bool = False) -> None:
+        self.folder, self.of_writer = folder, folder / "writer"
         self.port = free_port()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        self._configure(quota_bytes, "" if fresh else f'collectors = ["{COLLECTOR}"]')
+        self.of_writer.mkdir(parents=True, exist_ok=True)
+        self._configure()
         broker = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") or sys.exit("needs mosquitto")
         url, python = f"mqtt://{HOST}:{self.port}", sys.executable
         database, store = postgres_in(folder / "database") if postgres else ([], f"sqlite:///{folder / 'store.db'}")
         self._commands = {
             "broker": [broker, "-c", str(folder / "mosquitto.conf")],
             "service": command("benchd", "run", "--config", str(folder / "benchd.toml")),
-            "writer": [python, "-c", _WRITE, str(self.outbox), str(PAUSE_S)],
+            "writer": [python, "-c", _WRITE, url, str(self.of_writer), *["written"] * writes],
             "collector": [python, "-c", _COLLECT, url, store, COLLECTOR],
             "database": database,
         }
         self._store = create_engine(store.replace("postgresql:", "postgresql+psycopg:"))
 
-    def _configure(self, quota_bytes: int, collectors: str) -> None:
+    def _configure(self) -> None:
         broker = _BROKER.format(port=self.port, host=HOST, folder=self.folder)
         # its own user may not enter the folder
         (self.folder / "mosquitto.conf").write_text(broker + ("user root\n" if os.geteuid() == 0 else ""))
-        facts = {"device": DEVICE, "host": HOST, "collectors": collectors, "keep_alive_s": KEEP_ALIVE_S}
-        (self.folder / "benchd.toml").write_text(_SERVICE.format(port=self.port, quota_bytes=quota_bytes, **facts))
+        facts = {"device": DEVICE, "host": HOST, "keep_alive_s": KEEP_ALIVE_S}
+        (self.folder / "benchd.toml").write_text(_SERVICE.format(port=self.port, **facts))
 
     def start(self, *names: str) -> None:
         """Start processes; what they print goes to a file of their name."""
@@ -123,6 +117,10 @@ class Site:
                     env=environment,
                     user=POSTGRES if name == "database" else None,
                 )
+
+    def stop_writing(self) -> None:
+        """Let the writer's next life only deliver."""
+        self._commands["writer"] = self._commands["writer"][:-1]
 
     def kill(self, *names: str) -> None:
         """Kill processes; raise EndedByItself for one that is gone already."""
@@ -170,13 +168,6 @@ class Site:
         """Return what a process has printed, in all its lives."""
         return (self.folder / f"{name}.log").read_text()
 
-    def is_drained(self) -> bool:
-        """Say whether the collector has confirmed everything; raise EndedByItself where that cannot come any more."""
-        self._refuse_dead(*self._running)
-        with Outbox(self.outbox) as outbox:
-            counts, unstored = outbox.backlog()
-        return counts.pending == unstored == 0
-
     def start_collecting(self) -> None:
         """Start the collector and wait until the broker knows its session."""
         begun_s = time.time()
@@ -195,9 +186,13 @@ class Site:
             return connection.execute(text(query)).all()
 
     def written(self) -> int:
-        """Return how many results were committed."""
-        with Outbox(self.outbox) as outbox:
-            return int(outbox.kept(WRITTEN) or b"0")
+        """Return how many results are in the writer's log."""
+        with closing(Log(self.of_writer / JOURNAL)) as log:
+            return log.last_seq
+
+    def refuse_dead(self) -> None:
+        """Raise EndedByItself if any process is gone that nobody has killed."""
+        self._refuse_dead(*self._running)
 
     def measured(self) -> list[str]:
         """Return the run ids that the service has put into its journal."""
@@ -210,19 +205,15 @@ class Site:
         return [run_id for (run_id,) in self._rows("SELECT run_id FROM result")]
 
 
-def write(path: str, pause_s: float) -> None:
-    """Commit one result after another for ever, and print the number of each once it is on the disk."""
+def write(url: str, folder: str, *writes: str) -> None:
+    """Deliver a log for ever; if it `writes`, append results to it and print the number of each that is on the disk."""
     result = Result()
-    with Outbox(Path(path)) as outbox:
-        number = int(outbox.kept(WRITTEN) or b"0")
-        while True:
-            try:
-                result.commit(outbox, number)
-            except UsageError:  # locked by a process that a busy machine has stopped; the service tries again, too
-                continue
-            typer.echo(number)
-            number += 1
-            time.sleep(pause_s)
+
+    def append(log: Log) -> bool:
+        typer.echo(result.append(log))
+        return True
+
+    serve(url, folder, WRITER, append if writes else lambda log: False, PAUSE_S)
 
 
 class Result:
@@ -231,7 +222,7 @@ class Result:
     _MARK = "run-id-of-the-soak"
 
     def __init__(self) -> None:
-        run = Run(DEVICE, "soak", "soak", version("benchd"), environment.describe("cpu", None))
+        run = Run(WRITER, "soak", "soak", version("benchd"), environment.describe("cpu", None))
         bare = self._encoded(run, "")
         self.body = self._encoded(run, "x" * (RECORD_BYTES - len(bare)))
 
@@ -240,12 +231,9 @@ class Result:
         outcome = Outcome(process=ProcessResult(status="aborted"), missing={"filling": reason})
         return records.encode(recording.record(Case(model="square"), "quick", run, run_id, [outcome]))
 
-    def commit(self, outbox: Outbox, number: int) -> None:
-        """Commit result `number`, and in the same commit how many there are."""
-        body = self.body.replace(self._MARK.encode(), b"r%d" % number)
-        kept = {WRITTEN: str(number + 1).encode()}
-        message = Message(f"{DEVICE}:r{number}", Topics(DEVICE).result(f"r{number}"), RESULT_QOS, body)
-        outbox.add_all([message], kept)
+    def append(self, log: Log) -> int:
+        """Append the next result, whose run id is its number, and return that."""
+        return log.append(self.body.replace(self._MARK.encode(), b"r%d" % (log.last_seq + 1)))
 
 
 def postgres_in(folder: Path) -> tuple[list[str], str]:

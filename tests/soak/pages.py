@@ -21,7 +21,7 @@ import msgspec
 import typer
 from sqlalchemy import text
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import environment
 from benchd.daemon.records import Case, Environment, Variant, encode

@@ -1,4 +1,4 @@
-"""What the service's delivery survives, with real processes: kills, an outage, a full outbox, a dead link.
+"""What the service's delivery survives, with real processes: kills, an outage, a dead link.
 
 `make soak` takes about an hour; `make test` runs a small one. Exit code 1 where a target is missed.
 """
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -24,11 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchd.daemon.config import Suite
-from benchd.daemon.delivery.outbox import Outbox
+from benchd.daemon.delivery.log import Log
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import OptionValue
-from benchd.daemon.service.publisher import SCHEDULE
-from benchd.daemon.service.schedule import State, begin
+from benchd.daemon.service.facts import STATE, Facts
+from benchd.daemon.service.schedule import Schedule, begin
+from benchd.daemon.verdicts.results import JOURNAL
 from benchd.daemon.verdicts.statistics import percentile
 from tests.soak.delivery_site import DEVICE, KEEP_ALIVE_S, Result, Site
 from tests.soak.nodes import HOST, WAIT_S, answers, wait_until
@@ -39,7 +40,6 @@ GROWTH_BYTES = 20e6
 DRAIN_PER_S = 500.0
 COMMIT_MS = 15.0
 _VICTIMS = ("service", "broker", "collector", "worker", "sampler")
-FULL_BYTES, FULL_RESULTS = 100_000, 100
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -76,7 +76,6 @@ def main(
     output = output.resolve()
     parts: dict[str, tuple[int, Callable[[], list[Figure]]]] = {
         "half-open": (half_open, lambda: break_links(output, half_open)),
-        "full": (records, lambda: fill_up(output)),
         "outage": (records, lambda: sit_out(output, records)),
         "kills": (kills, lambda: kill_all(output, kills, written, seed, postgres=postgres)),
     }
@@ -158,70 +157,50 @@ def _status(here: Site) -> Iterator[dict[str, threading.Event]]:
         client.loop_stop()
 
 
-def fill_up(output: Path) -> list[Figure]:
-    """Let a pass wait at an outbox beyond its quota while the broker is down: nothing begins, nothing is deleted."""
-    typer.echo("an outbox beyond its quota", err=True)
-    with _emptied(output / "full") as folder, closing(Site(folder, FULL_BYTES)) as here:
-        result = Result()
-        suite = Suite(models=["square"], variants=["eager"])
-        with Outbox(here.outbox) as outbox:
-            for number in range(FULL_RESULTS):
-                result.commit(outbox, number)
-            outbox.keep({SCHEDULE: msgspec.json.encode(begin(State(), suite, ["square,eager,b1"], by_command=True))})
-        here.start("service")
-        wait_until(lambda: "waiting: degraded:disk" in here.log("service"), "degraded:disk")
-        here.kill("service")
-        with Outbox(here.outbox) as outbox:
-            left = sum("/result/" in row.topic for row in outbox.pending(2 * FULL_RESULTS))
-    return [at_most("unsent results deleted beyond the quota", FULL_RESULTS - left, 0)]
-
-
 def sit_out(output: Path, count: int) -> list[Figure]:
-    """Commit results while the broker is down, then let the service drain them to a collector."""
-    with _emptied(output / "outage") as folder, closing(Site(folder)) as here:
-        here.start("service")
-        wait_until(lambda: "mqtt down: " in here.log("service"), "the service's start")
-        begun_bytes = _forget_peak(here.pid("service"))
+    """Append results while the broker is down, then let a device drain them to a collector."""
+    with _emptied(output / "outage") as folder, closing(Site(folder, writes=False)) as here:
         typer.echo(f"an outage of {count} results", err=True)
         commit_ms = sorted(_committed_ms(here, count))
+        here.start("writer")
+        wait_until(lambda: "mqtt down: " in here.log("writer"), "the writer's start")
+        begun_bytes = _forget_peak(here.pid("writer"))
         typer.echo("drained", err=True)
         per_s = _drained_per_s(here, count)
-        growth_bytes = _peak_bytes(here.pid("service")) - begun_bytes
+        growth_bytes = _peak_bytes(here.pid("writer")) - begun_bytes
         lost, doubled = _lost_and_doubled(here)
     return [
         Figure("results in the outage", count),
         at_most("lost", lost, 0),
         at_most("stored twice", doubled, 0),
-        at_most("memory growth of the service, MB", growth_bytes / 1e6, GROWTH_BYTES / 1e6),
+        at_most("memory growth of the device, MB", growth_bytes / 1e6, GROWTH_BYTES / 1e6),
         Figure("drained to the collector, results/s", per_s, f"at least {DRAIN_PER_S:g}", per_s >= DRAIN_PER_S),
-        Figure("durable commit, median ms", percentile(commit_ms, 50)),
-        at_most("durable commit, p99 ms", percentile(commit_ms, 99), COMMIT_MS),
+        Figure("durable append, median ms", percentile(commit_ms, 50)),
+        at_most("durable append, p99 ms", percentile(commit_ms, 99), COMMIT_MS),
     ]
 
 
 def _committed_ms(here: Site, count: int) -> Iterator[float]:
     result = Result()
-    with Outbox(here.outbox) as outbox:
-        for number in range(count):
+    with closing(Log(here.of_writer / JOURNAL)) as log:
+        for _ in range(count):
             begun_s = time.perf_counter()
-            result.commit(outbox, number)
+            result.append(log)
             yield (time.perf_counter() - begun_s) * 1e3
 
 
 def _drained_per_s(here: Site, count: int) -> float:
-    """Bring the broker and a collector back, and return the rate from the first message sent to the last confirmed.
+    """Bring the broker and a collector back, and return the rate from the first stored result to the last.
 
     mosquitto forgets shared subscriptions when it ends: what is sent before the collector is there comes again later.
     """
-    here.signal("service", signal.SIGSTOP)
+    here.signal("writer", signal.SIGSTOP)
     here.start("broker")
     here.start_collecting()
-    here.signal("service", signal.SIGCONT)
-    with Outbox(here.outbox) as outbox:
-        first = outbox.pending(1)
-        wait_until(lambda: outbox.pending(1) != first, "the first message", step_s=0.01)
-        begun_s = time.monotonic()
-        wait_until(here.is_drained, "the last confirmation", step_s=0.2)
+    here.signal("writer", signal.SIGCONT)
+    wait_until(lambda: bool(here.stored()), "the first result", step_s=0.01)
+    begun_s = time.monotonic()
+    wait_until(lambda: len(here.stored()) == count, "the last result", step_s=0.2)
     return count / (time.monotonic() - begun_s)
 
 
@@ -237,16 +216,12 @@ def _peak_bytes(pid: int) -> int:
 
 
 def kill_all(output: Path, count: int, least: int, seed: int, *, postgres: bool) -> list[Figure]:
-    """Kill processes again and again while results are committed and measured, and count what is stored in the end.
-
-    The site is fresh: the device has yet to hear of the collector.
-    """
+    """Kill processes again and again while results are written and measured, and count what is stored in the end."""
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
     databases = ("database",) * postgres
-    with _emptied(output / "kills") as folder, closing(Site(folder, fresh=True, postgres=postgres)) as here:
-        with Outbox(here.outbox) as outbox:
-            outbox.keep({SCHEDULE: msgspec.json.encode(_passes())})
+    with _emptied(output / "kills") as folder, closing(Site(folder, postgres=postgres)) as here:
+        (folder / STATE).write_bytes(msgspec.json.encode(Facts(schedule=_passes())))
         here.start(*databases, "broker", "service", "writer", "collector")
         while killed.total() < count or here.written() < least:
             time.sleep(chance.uniform(0, ALIVE_S))
@@ -254,10 +229,9 @@ def kill_all(output: Path, count: int, least: int, seed: int, *, postgres: bool)
             typer.echo(f"kill {killed.total() + 1} of at least {count}: {victim}", err=True)
             _kill(here, victim, chance.uniform(0, DOWN_S))
             killed[victim] += 1
-        here.kill("writer")
-        _settle(here)
+        settled_min = _settle(here)
         written, (lost, doubled) = here.written(), _lost_and_doubled(here)
-        announced = int(here.log("writer").rpartition("\n")[0].rpartition("\n")[2] or "-1") + 1
+        announced = int(here.log("writer").rpartition("\n")[0].rpartition("\n")[2] or "0")
         measured = len(here.measured())
     return [
         Figure(f"kills ({', '.join(f'{name} {killed[name]}' for name in sorted(killed))})", killed.total()),
@@ -266,16 +240,17 @@ def kill_all(output: Path, count: int, least: int, seed: int, *, postgres: bool)
         at_most("said to be on the disk and not there", max(0, announced - written), 0),
         at_most("lost", lost, 0),
         at_most("stored twice", doubled, 0),
+        Figure("minutes from the last kill to the last result", settled_min),
     ]
 
 
-def _passes() -> State:
+def _passes() -> Schedule:
     """Return a schedule of so many short cases that the service has a worker at almost any time."""
-    state, sizes = State(), list[OptionValue](range(1, 51))
+    schedule, sizes = Schedule(), list[OptionValue](range(1, 51))
     for _ in range(40):
         suite = Suite(models=["square"], variants=["eager"], options={"size": sizes}, preset="quick")
-        state = begin(state, suite, [f"square,eager,b1,size={size}" for size in sizes], by_command=True)
-    return state
+        schedule = begin(schedule, suite, [f"square,eager,b1,size={size}" for size in sizes], by_command=True)
+    return schedule
 
 
 def _kill(here: Site, victim: str, down_s: float) -> None:
@@ -288,18 +263,28 @@ def _kill(here: Site, victim: str, down_s: float) -> None:
     here.start(*names)
 
 
-def _settle(here: Site) -> None:
-    """Let everything arrive: who has waited long tries less often, and who begins tries at once."""
-    here.kill("service", "collector")
+def _settle(here: Site) -> float:
+    """Let everything arrive, as long as more does; return the minutes until then.
+
+    Who has waited long tries less often, and who begins at once. Of many gaps a collector asks for ten a minute.
+    """
+    here.kill("service", "writer", "collector")
     here.start_collecting()
-    here.start("service")
-    with suppress(TimeoutError):  # what then lacks is counted as lost
-        wait_until(lambda: here.is_drained() and _lost_and_doubled(here)[0] == 0, "the last confirmation", step_s=1.0)
+    here.stop_writing()
+    here.start("service", "writer")
+    begun_s = arrived_s = time.monotonic()
+    least = sys.maxsize
+    while (lacking := _lost_and_doubled(here)[0]) and time.monotonic() - arrived_s < WAIT_S:
+        here.refuse_dead()
+        if lacking < least:
+            least, arrived_s = lacking, time.monotonic()
+        time.sleep(1.0)
+    return (time.monotonic() - begun_s) / 60
 
 
 def _lost_and_doubled(here: Site) -> tuple[int, int]:
     stored = Counter(here.stored())
-    wanted = {f"r{number}" for number in range(here.written())} | set(here.measured())
+    wanted = {f"r{number}" for number in range(1, here.written() + 1)} | set(here.measured())
     return len(wanted - set(stored)), sum(stored.values()) - len(stored)
 
 

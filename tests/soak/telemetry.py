@@ -20,7 +20,7 @@ import psutil
 import typer
 from sqlalchemy import text
 
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.dashboard.feed import BATCH
 from benchd.dashboard.messages import rows
 from benchd.dashboard.store import MINUTES_S, RAW_S, Store

@@ -1,4 +1,4 @@
-"""The benchmarks of the collectors and of a fleet's telemetry, small, as a user starts them."""
+"""The benchmarks of the collectors, of a fleet's telemetry and of the idle client, small, as a user starts them."""
 
 import subprocess
 import sys
@@ -21,10 +21,11 @@ ROOT = Path(__file__).parents[2]
             "telemetry --devices 20 --seconds 3 --sqlite",
             ["360 samples of 20 devices", "aggregated to 120 minutes", "; 0 minutes left"],
         ),
+        ("link --pairs 2", ["wall time with the client over without", "% of one core"]),
     ],
 )
 def test_a_small_one_loses_nothing(bench, said, child_environment):
-    if bench.startswith("collector"):
+    if not bench.startswith("telemetry"):
         program("mosquitto")
     name, *options = bench.split()
     command = [sys.executable, "-m", f"tests.soak.{name}", *options]

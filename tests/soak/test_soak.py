@@ -1,4 +1,4 @@
-"""A small soak: the real processes are killed a few times, an outbox fills and drains."""
+"""A small soak: the real processes are killed a few times, and a backlog drains."""
 
 import os
 import subprocess
@@ -13,18 +13,18 @@ from tests.soak import delivery_site, soak
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
 
 ROOT = Path(__file__).parents[2]
-NEVER = {"lost", "stored twice", "said to be on the disk and not there", "unsent results deleted beyond the quota"}
+NEVER = {"lost", "stored twice", "said to be on the disk and not there"}
 
 
 def test_kills_and_an_outage_lose_nothing_and_store_nothing_twice(tmp_path, child_environment):
     program("mosquitto")
-    command = [sys.executable, "-m", "tests.soak.soak", "--kills", "5", "--written", "300", "--records", "500"]
+    command = [sys.executable, "-m", "tests.soak.soak", "--kills", "3", "--written", "120", "--records", "200"]
     command += ["--half-open", "0", "--output", str(tmp_path)]
     paths = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # where the code under test lies beside the installed one
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=child_environment | paths)
     assert done.returncode in (0, 1), done.stderr  # 1 is also a rate that a busy machine does not reach
     figures = [figure for part in soak.read(tmp_path / soak.FILE).values() for figure in part]
-    assert [figure.value for figure in figures if figure.name in NEVER] == [0] * 6
+    assert [figure.value for figure in figures if figure.name in NEVER] == [0] * 5
     assert {figure.name: figure.value for figure in figures}["results written"] > 0
     assert [path.name for path in tmp_path.iterdir()] == [soak.FILE]
 

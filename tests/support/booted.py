@@ -5,9 +5,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from broker import program
 from waiting import WAIT_S
@@ -95,13 +96,13 @@ def _remove(group: Path) -> None:
 
 def _leader(process: "subprocess.Popen[bytes]", log: str) -> int:
     """Return the first process of the new namespaces once systemd runs in it; skip where it ends before."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             pytest.skip(f"this machine may not boot another: {Path(log).read_text().strip()}")
-        for child in children.read_text().split():
-            if Path(f"/proc/{child}/comm").read_text().strip() == "systemd":
-                return int(child)
+        for child in psutil.Process(process.pid).children():
+            with suppress(psutil.Error):  # it has just ended
+                if child.name() == "systemd":
+                    return child.pid
         time.sleep(0.02)
     pytest.fail("systemd did not begin")

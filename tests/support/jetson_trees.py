@@ -1,4 +1,4 @@
-"""Fake Jetsons: all that benchd reads under /proc, /sys and /etc of an Orin Nano, Orin NX and AGX Orin, in a folder.
+"""Fake Jetsons: all that benchd reads under /proc, /sys and /etc of Orin Nano, Orin NX, AGX Orin and Thor, in a folder.
 
 `build` makes a board; the functions behind it do to it what befalls real ones. A descriptor that was open before reads
 as much as a real one would: nothing, once its device is gone.
@@ -6,7 +6,7 @@ as much as a real one would: nothing, once its device is gone.
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import machines
@@ -38,6 +38,7 @@ class Board:
     zones: Mapping[str, int | None]
     modes: tuple[str, ...]
     mode: int
+    microwatts: int | None = None  # of a Thor's INA238
 
     def rails(self) -> dict[str, float]:
         """The watts of each rail that is connected."""
@@ -110,7 +111,32 @@ AGX_ORIN = Board(
     mode=0,
     **JETPACK_5,
 )
-BOARDS = {"orin_nano": ORIN_NANO, "orin_nx": ORIN_NX, "agx_orin": AGX_ORIN}
+JETPACK_7 = {
+    "release": "# R39 (release), REVISION: 2.0, GCID: 45113840, BOARD: generic, EABI: aarch64",
+    "system": "Ubuntu 24.04.3 LTS",
+    "kernel": "6.8.12-tegra",
+    "gpu": "17000000.gpu",
+}
+ORIN_NANO_7 = replace(ORIN_NANO, **JETPACK_7)
+AGX_ORIN_7 = replace(AGX_ORIN, **JETPACK_7)
+THOR = Board(
+    model="NVIDIA Jetson AGX Thor Developer Kit",
+    compatible=("nvidia,p3971-0050+p3834-0005", "nvidia,p3834-0005", "nvidia,tegra264"),
+    shunt_uohm=0,
+    chips={},
+    zones={"cpu-thermal": 46125, "gpu-thermal": 44531, "tj-thermal": 46125},
+    modes=("MAXN", "120W", "90W", "70W"),
+    mode=1,
+    microwatts=31_250_000,
+    **(JETPACK_7 | {"gpu": "gpu-gpc-0"}),
+)
+BOARDS = {
+    "orin_nano": ORIN_NANO,
+    "orin_nx": ORIN_NX,
+    "agx_orin": AGX_ORIN,
+    "orin_nano_7": ORIN_NANO_7,
+    "agx_orin_7": AGX_ORIN_7,
+}
 
 
 def build(root: Path, board: Board) -> Path:
@@ -132,7 +158,7 @@ def _identity(root: Path, board: Board) -> None:
     write(
         root,
         {
-            "etc/os-release": f'NAME="Ubuntu"\nPRETTY_NAME="{board.system}"\n',
+            "etc/os-release": f'NAME="Ubuntu"\nPRETTY_NAME="{board.system}"\nVERSION_ID="{board.system[7:12]}"\n',
             "etc/nv_tegra_release": f"{board.release}\n",
             "proc/sys/kernel/osrelease": f"{board.kernel}\n",
             "proc/device-tree/model": f"{board.model}\0",
@@ -164,6 +190,15 @@ def _power(root: Path, board: Board) -> None:
     write(root, {f"{DEVICES}/0-0050/name": "24c02\n", f"{DEVICES}/1-004c/name": "tmp451\n"})
     write(root, {f"{DEVICES}/1-004c/hwmon/hwmon0/{name}": "1\n" for name in ("in1_input", "curr1_input")})
     write(root, {f"{DEVICES}/1-004c/hwmon/hwmon0/in1_label": "VDD_IN\n"})
+    if board.microwatts is not None:
+        chip = {
+            "name": "ina238\n",
+            "hwmon/hwmon1/name": "ina238\n",
+            "hwmon/hwmon1/power1_input": f"{board.microwatts}\n",
+        }
+        write(root / DEVICES / "1-0044", chip)
+        ucsi = {"type": "USB\n", "voltage_now": "20000000\n", "current_now": "3000000\n"}
+        write(root / "sys/class/power_supply/ucsi-source-psy-2-00081", ucsi)
     for number, (address, channels) in enumerate(board.chips.items(), start=3):
         add_chip(root, address, number, channels, board.shunt_uohm)
 
@@ -195,7 +230,7 @@ def _gpu(root: Path, board: Board) -> None:
     node = root / "sys/class/devfreq" / board.gpu
     clocks = {"cur_freq": 510000000, "min_freq": 306000000, "max_freq": 624750000}
     write(node, {name: f"{hz}\n" for name, hz in clocks.items()})
-    write(node, {"governor": "nvhost_podgov\n", "device/load": "437\n"})
+    write(node, {"governor": "nvhost_podgov\n"} | ({"device/load": "437\n"} if board.microwatts is None else {}))
 
 
 IDLE_COOLING = ("cpu-throttle-alert", "gpu-throttle-alert", "thermal-cpufreq-0", "devfreq-gpu")

@@ -15,9 +15,9 @@ from paho.mqtt.properties import Properties
 from waiting import WAIT_S
 
 from benchd.daemon.delivery.broker import Broker, parse_url
-from benchd.daemon.delivery.disk_reserve import Reserve
-from benchd.daemon.delivery.link import Identity, Link
-from benchd.daemon.delivery.outbox import Outbox, body_digest
+from benchd.daemon.delivery.delivery import Delivery
+from benchd.daemon.delivery.link import Link
+from benchd.daemon.delivery.log import Log
 from benchd.daemon.delivery.topics import Topics
 
 
@@ -66,52 +66,41 @@ class Watcher:
 
 
 @contextmanager
-def linked(broker, device_id, path, instance="a", boot="boot-a", collectors=(), reserve=None):
+def linked(broker, device_id, folder, boot="boot-a"):
     """Yield a link to a Broker, a URL or a running broker that has started, and the end on which it wakes its owner."""
     to = broker if isinstance(broker, Broker) else parse_url(broker if isinstance(broker, str) else broker.url)
-    reader, writer = socket.socketpair()
-    reader.settimeout(WAIT_S)
-    writer.setblocking(False)
-    reserve = reserve or Reserve(path.with_name("reserve"))
-    link = Link(to, Topics(device_id), path, Identity(boot, instance * 16), collectors, writer, reserve)
-    link.start()
-    try:
+    with unstarted(folder, Topics(device_id), to, boot) as (link, reader):
+        link.start()
         yield link, reader
-    finally:
         link.stop()
         assert not link.is_alive()
-        reader.close()
-        writer.close()
 
 
 @contextmanager
-def unstarted(path, topics):
-    """Yield a link that never starts: what it is told stays with it."""
+def unstarted(folder, topics, broker=None, boot="boot-a"):
+    """Yield a link that has not started: what it is told stays with it."""
     reader, writer = socket.socketpair()
-    reserve, identity = Reserve(path.with_name("reserve")), Identity("b", "i" * 16)
-    link = Link(parse_url(f"mqtt://{HOST}:{free_port()}"), topics, path, identity, [], writer, reserve)
-    with closing(reader), closing(writer), closing(link.poked), closing(link._poke_end):
-        yield link
+    reader.settimeout(WAIT_S)
+    writer.setblocking(False)
+    records, events = Log(folder / "records.jsonl"), Log(folder / "events.jsonl")
+    delivery = Delivery(folder, records, events, topics.device_id)
+    link = Link(broker or parse_url(f"mqtt://{HOST}:{free_port()}"), topics, delivery, boot, writer)
+    with closing(reader), closing(writer), closing(records), closing(events):
+        yield link, reader
 
 
-def add(path, device_id, *run_ids):
-    with Outbox(path) as outbox:
-        for run_id in run_ids:
-            outbox.add(f"{device_id}:{run_id}", Topics(device_id).result(run_id), 1, b"{}")
+def body(device_id, run_id, more=""):
+    """Return what delivery reads of a record."""
+    return msgspec.json.encode({"schema": "benchd.record/1", "device_id": device_id, "run_id": run_id, "more": more})
 
 
-def counts(path):
-    with Outbox(path) as outbox:
-        return outbox.backlog()
+def add(log, device_id, *run_ids):
+    """Append records to a log, or to that of a link."""
+    log = log.delivery.records.log if isinstance(log, Link) else log
+    for run_id in run_ids:
+        log.append(body(device_id, run_id))
 
 
-def acknowledge(watcher, topics, *run_ids, body=b"{}"):
-    watcher.say(f"{topics.root}ack/store", acknowledgement(topics, *run_ids, body=body))
-
-
-def acknowledgement(topics, *run_ids, body=b"{}"):
-    """Return what a collector says that has stored these results, each of which is `body`."""
-    keys = [f"{topics.device_id}:{run_id}" for run_id in run_ids]
-    return msgspec.json.encode(
-        {"schema": "benchd.ack/1", "keys": keys, "digests": dict.fromkeys(keys, body_digest(body))}
-    )
+def progress(link):
+    """Return how far the records of a link have come, and how many of them are refused."""
+    return link.delivery.records.acknowledged, len(link.delivery.records.refused)

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import msgspec
 import torch
-from worker_jobs import job
+from worker_jobs import changed, job
 
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.records import Check, Variant
-from benchd.daemon.worker import backends, check, workload
+from benchd.daemon.worker import backends, workload
+from benchd.daemon.worker.check import checking as check
 from benchd.exporters.onnx import ExportError
 
 SHARED = ("eager", "fp16", "bf16")
@@ -23,7 +23,7 @@ def checked(folder: Path, corpus: str, name: str, variant: str, *, batch_size: i
     """Return the check of the net `name` of a corpus; raise what the worker raises where there is none."""
     module, parsed = f"{HERE / corpus}.py:{name}", Variant.parse(variant)
     a_job = job(folder, module=module, variant=parsed, batch_size=batch_size, seed=seed)
-    a_job = msgspec.structs.replace(a_job, limits=PRESETS["quick"], calibration="random")
+    a_job = changed(a_job, limits=PRESETS["quick"], calibration="random")
     built = workload.build(a_job)
     loaded = backends.load(parsed, built.source, torch.device("cpu"), built.images[:batch_size])
     return check.check_and_answers(built, loaded, a_job).check

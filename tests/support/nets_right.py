@@ -359,6 +359,53 @@ def in_lists(m, x):
     return {"steps": [first, second], "energy": second.square().mean()}
 
 
+def chosen(m, x):
+    """Return scores (batch, 8) with which of them are kept, and how many."""
+    scores = m.scores(x).sigmoid()
+    keep = scores > m.least
+    return {"scores": scores, "keep": keep, "count": keep.sum(1)}
+
+
+def rare_tags():
+    """Probabilities of which most are near 1e-5."""
+    net = Net(lambda m, x: m.out(x).sigmoid() * m.gain, "16", out=nn.Linear(16, 12), gain=torch.ones(12))
+    net.out.bias.data[3:] -= 11
+    return net
+
+
+def spoken(m, words):
+    """Return five more words (batch, 5), each the most probable one after the last."""
+    state, said = m.table(words).mean(1), []
+    for _ in range(5):
+        state = m.cell(m.table(words[:, -1]), state)
+        words = m.head(m.gain * state).argmax(1, keepdim=True)
+        said.append(words)
+    return torch.cat(said, 1)
+
+
+def speaker():
+    parts = {"table": nn.Embedding(40, 24), "cell": nn.GRUCell(24, 24), "head": nn.Linear(24, 40)}
+    return Net(spoken, "int64:6", **parts, gain=8)
+
+
+def apart(m, x):
+    """Return the distances (batch, 6, 6) of six points to each other, 0 to themselves."""
+    points = m.places(x).unflatten(1, (6, 4))
+    square = points.square().sum(2)
+    between = square[:, :, None] + square[:, None] - 2 * points @ points.transpose(1, 2)
+    return between.clamp(min=0).sqrt()
+
+
+def grey(scores):
+    """Return pixels from 0 to 255."""
+    return (255 * scores.sigmoid()).round().to(torch.uint8)
+
+
+def counted_on(m, x, step):
+    """Return scores (batch, 4), and the next state: how many steps each item has seen, in whole numbers."""
+    return m.head(x) / (1 + step)[:, None], step + 1
+
+
 SIZES = torch.tensor([1e4, 1e4, 1.0, 1.0, 1e-3, 1e-3])
 RIGHT = {
     "logits": classifier,
@@ -421,6 +468,14 @@ RIGHT = {
     "on_a_constant": lambda: Net(lambda m, x: 10 + m.out(x), "16", out=nn.Linear(16, 4)),
     "long_sums": long_sums,
     "spectrum": lambda: Net(in_waves, "64", filter=nn.Linear(64, 64), window=torch.hann_window(64), norm="backward"),
+    "kept": lambda: Net(chosen, "16", scores=nn.Linear(16, 8), least=0.55),
+    "rare_tags": rare_tags,
+    "speaker": speaker,
+    "distances": lambda: Net(apart, "16", places=nn.Linear(16, 24)),
+    "steps_counted": lambda: Net(counted_on, "16", "int64::0-9", head=nn.Linear(16, 4)),
+    "picture": lambda: Net(lambda m, x: m.grey(m.out(x)), "3x8x8", out=nn.Conv2d(3, 3, 3, padding=1), grey=grey),
+    "rare_mask": lambda: pixels(1, lambda scores: scores[:, 0] > 2.2),
+    "cumulated": lambda: Net(lambda m, x: m.out(2 * x).softmax(1).cumsum(1), "16", out=nn.Linear(16, 10)),
     "nested": lambda: Net(in_lists, "16", body=nn.Linear(16, 8)),
 }
 globals().update(RIGHT)

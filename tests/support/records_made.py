@@ -91,8 +91,8 @@ def accuracy(*, right: int = 50, gained: int = 0, lost: int = 0, images: int = 1
 
 
 def made(**fields: Any) -> Record:
-    """Return a Record of `vim_tiny` on eager, `fields` replaced."""
-    case = fields.pop("case", Case(model="vim_tiny"))
+    """Return a Record of `vim_tiny` on eager with one process of its timing, `fields` replaced."""
+    case, of_all = fields.pop("case", Case(model="vim_tiny")), fields.get("timing", timing())
     given: dict[str, Any] = {
         "run_id": "r1",
         "suite_id": "s1",
@@ -105,7 +105,7 @@ def made(**fields: Any) -> Record:
         "boot_id": "b1",
         "tool_version": "0.1.0",
         "environment": ENVIRONMENT,
-        "timing": timing(),
-        "processes": [ProcessResult(status="ok", timing=timing())],
+        "timing": of_all,
+        "processes": [ProcessResult(status="ok", timing=of_all or timing())],
     }
     return Record(**given | fields)

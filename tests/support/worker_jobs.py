@@ -1,24 +1,17 @@
 """Jobs for tests of a worker: a module of the test's own, small limits, and a run in a process of its own or here."""
 
 import io
-import os
 import select
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from benchd.daemon.measuring import process
 from benchd.daemon.measuring.process import Worker
-from benchd.daemon.measuring.protocol import Job, Limits, Outcome
-from benchd.daemon.records import Case
+from benchd.daemon.measuring.protocol import Job, Limits, Measure, Outcome
+from benchd.daemon.records import Case, Inputs, UserFile, UserModule
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import __main__ as worker_main
-from benchd.daemon.worker import child
 from benchd.daemon.worker.child import StageClock
 
 TINY = Limits(
@@ -62,22 +55,37 @@ def job(
     folder: Path, *, limits: Limits = TINY, module: str | None = None, probes: bool = False, **fields: object
 ) -> Job:
     """Return a job on the CPU with one thread and without `probes`; `fields` replace those of the case."""
-    case = Case(**{"model": "own.net.build" if module else "square"} | fields)
+    case = Case(**{"model": "own.net.build" if module else "square", "threads": 1} | fields)
+    if case.model == "square":
+        case = msgspec.structs.replace(case, options={"size": 16} | case.options)
     return Job(
         case=case,
         suite_id="the run of a test",
-        options={} if module else {"size": 16},
         limits=limits,
         device="cpu",
-        threads=1,
         output=str(folder),
         raw_name="run.0",
         cache=str(folder / "cache"),
         artifacts=str(folder / "artifacts"),
         spawned_ns=time.monotonic_ns(),
-        module=module,
-        probes=probes,
+        own=UserModule(module) if module else None,
+        recipe=Measure(probes=probes),
     )
+
+
+def changed(a_job: Job, **fields: object) -> Job:
+    """Return the job with these fields of its own, of its inputs, of its case or of the user's model."""
+    replace, own = msgspec.structs.replace, a_job.own
+    inputs = {name: fields.pop(name) for name in Inputs.__struct_fields__ if name in fields}
+    case = {name: fields.pop(name) for name in Case.__struct_fields__ if name in fields}
+    for name, kind in (("module", UserModule), ("onnx", UserFile)):
+        if name in fields:
+            path = str(fields.pop(name))
+            own = replace(own, path=path) if isinstance(own, kind) else kind(path)
+    of_own = {"inputs": "inputs", "module_folder": "folder", "reference": "reference"}
+    own = replace(own, **{to: fields.pop(name) for name, to in of_own.items() if name in fields}) if own else own
+    job = replace(a_job, own=own, inputs=replace(a_job.inputs, **inputs), case=replace(a_job.case, **case))
+    return replace(job, **fields)
 
 
 def run(a_job: Job, python: str = "") -> Outcome:
@@ -99,38 +107,3 @@ def run(a_job: Job, python: str = "") -> Outcome:
 def run_here(a_job: Job) -> Outcome:
     """Run the job as the worker does, but in this process, which has imported torch already."""
     return worker_main._work(a_job, StageClock(io.BytesIO(), a_job))
-
-
-class WorkerHere:
-    """What Popen gives of a worker, for one that is a thread of this process, which has imported torch already."""
-
-    pid, stdin = os.getpid(), None
-
-    def __init__(self, a_job: Job, write_end: int) -> None:
-        line, own_end = msgspec.json.encode(a_job), os.dup(write_end)
-        self._thread = threading.Thread(target=_answer, args=(line, own_end), name="worker")
-        self._thread.start()
-
-    def poll(self) -> int | None:
-        """Return None while it works."""
-        return None if self._thread.is_alive() else 0
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raise TimeoutExpired if it works on."""
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-        return 0
-
-
-def _answer(line: bytes, fd: int) -> None:
-    a_job = msgspec.json.decode(line, type=Job)
-    with os.fdopen(fd, "wb", buffering=0) as pipe:
-        child.send(pipe, worker_main._work(a_job, StageClock(pipe, a_job)))
-
-
-def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let whoever measures in this process do so in threads: neither can be killed."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(process.Child, "_spawn", lambda self, command, a_job, end: WorkerHere(a_job, end))
-    monkeypatch.setattr(process.Child, "_signal", lambda self, number: None)

@@ -120,10 +120,10 @@ def _job_file(job: ProfileJob, tool: str) -> Path:
     return path
 
 
-def _reason(said: str) -> str | None:
+def _reason(output: str) -> str | None:
     """Return why the child failed, from its answer in the printed output."""
-    found = re.search(r'"error":("(?:[^"\\]|\\.)*")', said)
-    return msgspec.json.decode(found[1], type=str) if found else None
+    match = re.search(r'"error":("(?:[^"\\]|\\.)*")', output)
+    return msgspec.json.decode(match[1], type=str) if match else None
 
 
 def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[str, str]) -> str:
@@ -142,15 +142,15 @@ def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[s
         ) as child,
     ):
         try:
-            said, _ = child.communicate(timeout=deadline_s)
+            output, _ = child.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
             raise Unsupported(f"was stopped after {deadline_s:g} s") from None
         finally:
             with suppress(ProcessLookupError):  # already gone
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()  # Popen itself waits a quarter of a second after an interrupt
-    if any(mark in said for mark in _NO_PERMISSION):
+    if any(mark in output for mark in _NO_PERMISSION):
         raise Unsupported(f"may not read the GPU's counters: {COUNTERS_CURE}")
     if child.returncode:
-        raise Unsupported(f"ended with status {child.returncode}{nsight_csv.last_words(said)}")
-    return said
+        raise Unsupported(f"ended with status {child.returncode}{nsight_csv.last_words(output)}")
+    return output

@@ -188,7 +188,7 @@ def _together(launches: list[KernelRow]) -> KernelRow:
     )
 
 
-def last_words(said: str) -> str:
+def last_words(output: str) -> str:
     """Return a program's last output lines, as the end of a sentence."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return f", saying: {' / '.join(lines[-3:])}" if lines else ""

@@ -23,10 +23,10 @@ def page(profile: Profile, sort: str) -> str:
 
 def markdown(profile: Profile, sort: str) -> str:
     """Return the Markdown."""
-    found = [_finding(number, lines) for number, lines in enumerate(all_finding_lines(profile), 1)]
+    findings = [_finding(number, lines) for number, lines in enumerate(all_finding_lines(profile), 1)]
     tables = [_table(section) for section in sorted(sections(profile, sort), key=_depth)]
     doubt = [f"**{escaped(text)}**"] if (text := warning(profile)) else []
-    head = [f"# Profile of {escaped(profile.case_id)}", *doubt, "## Findings", "\n".join(found) or "None."]
+    head = [f"# Profile of {escaped(profile.case_id)}", *doubt, "## Findings", "\n".join(findings) or "None."]
     return "\n\n".join([*head, *tables]) + "\n"
 
 

@@ -50,8 +50,8 @@ def sections(profile: Profile, sort: str) -> list[Section]:
 
     Raises UsageError for an unknown column.
     """
-    found = [_summary(profile), *_sections(profile, sort), _missing(profile)]
-    return [_filled(section) for section in found if section.rows]
+    parts = [_summary(profile), *_sections(profile, sort), _missing(profile)]
+    return [_filled(section) for section in parts if section.rows]
 
 
 def _sections(profile: Profile, sort: str) -> Iterator[Section]:

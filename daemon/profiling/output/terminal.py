@@ -35,28 +35,28 @@ def print_profile(out: TextIO, findings: Sequence[Sequence[str]], sections: Sequ
         console.print("no findings")
 
 
-def print_compared(out: TextIO, found: Compared) -> None:
+def print_compared(out: TextIO, comparison: Compared) -> None:
     """Print what changed from A to B, the largest change first, and what else differs."""
     console = console_on(out)
     columns = ["what", *figures("A ms", "B ms", "B - A ms", "change %")]
-    print_rows(console, columns, [_changed(found.step)], "time per step, B against A")
-    for kind, changes in found.changed.items():
+    print_rows(console, columns, [_changed(comparison.step)], "time per step, B against A")
+    for kind, changes in comparison.changed.items():
         if changes:
-            print_rows(console, columns, [_changed(one) for one in changes[:ROWS]], f"{kind}s")
-        if found.same[kind] or changes:
+            print_rows(console, columns, [_changed(change) for change in changes[:ROWS]], f"{kind}s")
+        if comparison.same[kind] or changes:
             more = f", {len(changes) - ROWS} smaller changes not shown" if len(changes) > ROWS else ""
-            console.print(f"{kind}s: {len(changes)} changed, {found.same[kind]} did not{more}", markup=False)
+            console.print(f"{kind}s: {len(changes)} changed, {comparison.same[kind]} did not{more}", markup=False)
     console.print(
-        f"Steps vary by {100 * found.noise:.2g} % either way within a profile; smaller changes count as none."
+        f"Steps vary by {100 * comparison.noise:.2g} % either way within a profile; smaller changes count as none."
     )
-    for text in found.differences:
+    for text in comparison.differences:
         console.print(f"differs: {text}", markup=False)
 
 
-def _changed(one: Change) -> list[str]:
-    share = f"{100 * one.added_ns / one.before_ns:+.3g}" if one.before_ns and one.after_ns else "-"
-    times = [figure(None if ns is None else ns / 1e6) for ns in (one.before_ns, one.after_ns)]
-    return [one.name, *times, f"{one.added_ns / 1e6:+.4g}", share]
+def _changed(change: Change) -> list[str]:
+    share = f"{100 * change.added_ns / change.before_ns:+.3g}" if change.before_ns and change.after_ns else "-"
+    times = [figure(None if ns is None else ns / 1e6) for ns in (change.before_ns, change.after_ns)]
+    return [change.name, *times, f"{change.added_ns / 1e6:+.4g}", share]
 
 
 def _section_table(section: Section) -> Table:

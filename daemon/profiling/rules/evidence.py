@@ -57,7 +57,7 @@ def step_ns(profile: Profile) -> float:
 def step_share(profile: Profile, *categories: Category) -> float:
     """Return the share of these categories in the steps' time."""
     each = [step.by_category for step in profile.torch.steps] if profile.torch else []
-    return of_steps(profile, sum(ns.get(one, 0) for ns in each for one in categories))
+    return of_steps(profile, sum(ns.get(category, 0) for ns in each for category in categories))
 
 
 def busy(profile: Profile) -> float:
@@ -93,10 +93,12 @@ def rows(profile: Profile) -> list[Row]:
     if not profile.torch:
         return []
     if gpus(profile):
-        found = [Row(row.name, row.operator or row.name, row.total_ns, row.calls, row) for row in profile.torch.kernels]
+        evidence = [
+            Row(row.name, row.operator or row.name, row.total_ns, row.calls, row) for row in profile.torch.kernels
+        ]
     else:
-        found = [Row(row.name, row.name, row.self_cpu_ns, row.calls) for row in profile.torch.operators]
-    return sorted(found, key=lambda row: -row.ns)
+        evidence = [Row(row.name, row.name, row.self_cpu_ns, row.calls) for row in profile.torch.operators]
+    return sorted(evidence, key=lambda row: -row.ns)
 
 
 def work(profile: Profile, pattern: str, but: str | None = None) -> Part:
@@ -104,9 +106,9 @@ def work(profile: Profile, pattern: str, but: str | None = None) -> Part:
     return part(profile, (row for row in rows(profile) if _is(row, pattern) and not (but and _is(row, but))))
 
 
-def part(profile: Profile, found: Iterable[Row]) -> Part:
+def part(profile: Profile, selected: Iterable[Row]) -> Part:
     """Return these rows, the longest first, as a part of the work."""
-    chosen = list(found)
+    chosen = list(selected)
     ns, whole = sum(row.ns for row in chosen), sum(row.ns for row in rows(profile))
     lines = [
         f"{row.name}: {percent(row.ns / whole)} of the work, {ms(row.ns / steps(profile))} and "
@@ -159,20 +161,20 @@ def kinds(profile: Profile) -> list[LayerRow]:
     alike: dict[str, list[LayerRow]] = {}
     for row in layers(profile):
         alike.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", row.name), []).append(row)
-    return [_together(name, found) for name, found in alike.items() if len(found) > 1]
+    return [_together(name, same_kind) for name, same_kind in alike.items() if len(same_kind) > 1]
 
 
-def _together(name: str, found: list[LayerRow]) -> LayerRow:
-    ns = sum(row.ns for row in found)
-    flops = [row.flops for row in found if row.flops is not None]
-    floors_ns = [row.ns / row.x_of_floor for row in found if row.x_of_floor]
+def _together(name: str, layers: list[LayerRow]) -> LayerRow:
+    ns = sum(row.ns for row in layers)
+    flops = [row.flops for row in layers if row.flops is not None]
+    floors_ns = [row.ns / row.x_of_floor for row in layers if row.x_of_floor]
     return LayerRow(
         name=name,
         ns=ns,
-        share=sum(row.share for row in found),
-        flops=sum(flops) if len(flops) == len(found) else None,
-        x_of_floor=ns / sum(floors_ns) if len(floors_ns) == len(found) else None,
-        binding=max(found, key=lambda row: row.ns).binding,
+        share=sum(row.share for row in layers),
+        flops=sum(flops) if len(flops) == len(layers) else None,
+        x_of_floor=ns / sum(floors_ns) if len(floors_ns) == len(layers) else None,
+        binding=max(layers, key=lambda row: row.ns).binding,
     )
 
 

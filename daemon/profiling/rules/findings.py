@@ -19,5 +19,5 @@ RULES: tuple[Callable[[Profile], Finding | None], ...] = (
 
 def find(profile: Profile) -> list[Finding]:
     """Return the findings, the largest expected gain first and those without one last."""
-    found = [finding for rule in RULES if (finding := rule(profile))]
-    return sorted(found, key=lambda finding: 1.0 if finding.expected is None else finding.expected)
+    findings = [finding for rule in RULES if (finding := rule(profile))]
+    return sorted(findings, key=lambda finding: 1.0 if finding.expected is None else finding.expected)

@@ -139,8 +139,8 @@ def _launched(kernel: KernelRow) -> str:
 
 def no_tensor_cores(profile: Profile) -> Finding | None:
     """Find fp32 matrix products that do not use the tensor cores."""
-    found = evidence.by_counters(profile)
-    counted = {name: row.tensor_cores for name, row in found.items() if row.tensor_cores is not None}
+    measured = evidence.by_counters(profile)
+    counted = {name: row.tensor_cores for name, row in measured.items() if row.tensor_cores is not None}
     plain = [
         row
         for row in evidence.work(profile, _MATRIX, but="causal_conv|depthwise").rows
@@ -149,9 +149,9 @@ def no_tensor_cores(profile: Profile) -> Finding | None:
     part = evidence.part(profile, plain)
     if part.share < 0.1 or profile.case.variant.precision != "fp32":
         return None
-    told = sum(row.name in counted for row in plain)
-    mixed = f"{told} by counters and {len(plain) - told} by name"
-    by = {0: "by the kernels' names", len(plain): "by counters"}.get(told, mixed)
+    with_counters = sum(row.name in counted for row in plain)
+    mixed = f"{with_counters} by counters and {len(plain) - with_counters} by name"
+    by = {0: "by the kernels' names", len(plain): "by counters"}.get(with_counters, mixed)
     return Finding(
         rule="no_tensor_cores",
         title="Matrix products in fp32 run without tensor cores",

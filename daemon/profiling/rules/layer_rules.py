@@ -136,7 +136,8 @@ def memory_peak(profile: Profile) -> Finding | None:
     if not memory or not held or memory.peak_bytes < 10 * held:
         return None
     largest = [
-        f"{one.module or one.operator or 'unknown'}: {mib(one.bytes)} of {one.category}" for one in memory.largest[:3]
+        f"{allocation.module or allocation.operator or 'unknown'}: {mib(allocation.bytes)} of {allocation.category}"
+        for allocation in memory.largest[:3]
     ]
     return Finding(
         rule="memory_peak",

@@ -4,7 +4,8 @@ import msgspec
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.profile import Profile
-from benchd.daemon.records import Backend, Kernels, OptionValue, Precision
+from benchd.daemon.records import Kernels, OptionValue
+from benchd.daemon.runtimes import Backend, Precision
 from benchd.models import catalog
 
 

@@ -87,8 +87,8 @@ def _fitting(launch: Launch, device: Device, threads: int) -> tuple[int, tuple[s
     architecture = ARCHITECTURES.get(10 * (device.compute_major or 0) + (device.compute_minor or 0))
     if architecture is None or launch.registers is None or launch.shared_bytes is None:
         return None
-    found = theoretical(architecture, launch.registers, launch.shared_bytes, threads)
-    return (found.blocks, found.limits) if found.blocks else None
+    occupancy = theoretical(architecture, launch.registers, launch.shared_bytes, threads)
+    return (occupancy.blocks, occupancy.limits) if occupancy.blocks else None
 
 
 def traced_occupancy(launch: Launch) -> float | None:

@@ -69,9 +69,9 @@ class Nesting:
 
     def launchers(self, work: Sequence[Kernel | MemoryOperation]) -> Ints:
         """Return the operator that launched each piece of device work, else what the launch happened in, else -1."""
-        found = self._find(self.OPERATOR, column(work, "external_id"))
+        operators = self._find(self.OPERATOR, column(work, "external_id"))
         calls = self._find(self.RUNTIME, column(work, "correlation"))
-        return np.where((found < 0) & (calls >= 0), self.parent[calls], found)
+        return np.where((operators < 0) & (calls >= 0), self.parent[calls], operators)
 
     def _find(self, kind: int, wanted: Ints) -> Ints:
         """Return the call of a kind with each identity, -1 where there is none."""

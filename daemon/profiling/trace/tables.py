@@ -160,15 +160,15 @@ def _operators(nesting: Nesting, own_device_ns: Ints, device_ns: Ints) -> Iterat
 
 def _modules(nesting: Nesting, device_ns: Ints) -> list[Module]:
     """Return a row for each class of module, the longest first; one inside another of its class counts as a call."""
-    found = []
+    modules = []
     duration = nesting.end - nesting.start
     for number, name in enumerate(nesting.names):
         if name.startswith(MODULE_RANGE):
             calls = np.flatnonzero((nesting.name == number) & (nesting.kind == nesting.ANNOTATION))
             outer = calls[nesting.outermost[calls]]
             host, device = int(duration[outer].sum()), int(device_ns[outer].sum())
-            found.append(Module(name=name[len(MODULE_RANGE) :], calls=len(calls), host_ns=host, device_ns=device))
-    return sorted(found, key=lambda row: row.host_ns, reverse=True)
+            modules.append(Module(name=name[len(MODULE_RANGE) :], calls=len(calls), host_ns=host, device_ns=device))
+    return sorted(modules, key=lambda row: row.host_ns, reverse=True)
 
 
 class _Covered:
@@ -278,7 +278,7 @@ def _launching_operators(names: Sequence[str], group: Ints, work: _Work, nesting
     by_operator = nesting.kind[launchers] == nesting.OPERATOR
     pairs = group[known][by_operator] * len(nesting.names) + nesting.name[launchers[by_operator]]
     counted: dict[str, Counter[str]] = {}
-    for pair, count in zip(*(found.tolist() for found in np.unique(pairs, return_counts=True)), strict=True):
+    for pair, count in zip(*(values.tolist() for values in np.unique(pairs, return_counts=True)), strict=True):
         number, operator = divmod(pair, len(nesting.names))
         counted.setdefault(names[number], Counter())[nesting.names[operator]] += count
     return {name: operators.most_common(1)[0][0] for name, operators in counted.items()}

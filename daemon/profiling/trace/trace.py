@@ -321,8 +321,8 @@ def _split_head(read_some: Callable[[int], bytes]) -> tuple[_File, bytes]:
     buffer = b""
     while len(buffer) < MAX_EVENT_BYTES and (piece := read_some(PIECE_BYTES)):
         buffer += piece
-        if found := _FIRST_EVENT.search(buffer):
-            return _FILE.decode(buffer[: found.start()].rstrip().rstrip(b",") + b"}"), buffer[found.end() :]
+        if match := _FIRST_EVENT.search(buffer):
+            return _FILE.decode(buffer[: match.start()].rstrip().rstrip(b",") + b"}"), buffer[match.end() :]
     raise msgspec.DecodeError("it holds no traceEvents" if buffer.strip() else "it is empty")
 
 
@@ -334,15 +334,15 @@ def _split_complete(buffer: bytes) -> tuple[list[_Event], bytes]:
     end = len(buffer)
     cut: msgspec.DecodeError | None = None
     for _ in range(MOST_CUTS):
-        found = _LAST_EVENT.match(buffer, 0, end)
-        if not found:
+        match = _LAST_EVENT.match(buffer, 0, end)
+        if not match:
             break
         try:
-            return _EVENTS.decode(b"[" + found[1] + b"]"), buffer[found.end() :]
+            return _EVENTS.decode(b"[" + match[1] + b"]"), buffer[match.end() :]
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError as error:
-            end, cut = found.end(1), error
+            end, cut = match.end(1), error
     if cut and len(buffer) > MAX_EVENT_BYTES:
         raise cut
     return [], buffer

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchd.daemon.machine.sysfs import GPU_CLOCKS, KernelFile, gpu_nodes, number
+from benchd.daemon.machine.sysfs import GPU_CLOCKS, THOR_GPU, KernelFile, gpu_nodes, number
 from benchd.daemon.records import Sample
 
 
@@ -51,11 +51,12 @@ class Devfreq:
 
 
 def _gpu(node: Path) -> dict[str, Callable[[], float]]:
-    load, clock = KernelFile(node / "device/load"), KernelFile(node / "cur_freq")
-    return {
-        "gpu_utilization_percent": lambda: int(load.read()) / 10,  # the kernel counts in permille
-        "gpu_clock_hz": lambda: int(clock.read()),
-    }
+    clock = KernelFile(node / "cur_freq")
+    metrics: dict[str, Callable[[], float]] = {"gpu_clock_hz": lambda: int(clock.read())}
+    if node.name != THOR_GPU:  # its kernel has no load
+        load = KernelFile(node / "device/load")
+        metrics["gpu_utilization_percent"] = lambda: int(load.read()) / 10  # the kernel counts in permille
+    return metrics
 
 
 def _emc(kernel: Path) -> dict[str, Callable[[], float]]:

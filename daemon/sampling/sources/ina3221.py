@@ -115,8 +115,8 @@ class Ina3221:
 
     def _find_again(self) -> None:
         """Find the current paths of the same rails; a rail that is gone keeps failing."""
-        found = _rails(self._root)
-        self._rails = {label: found.get(label, rail) for label, rail in self._rails.items()}
+        rails = _rails(self._root)
+        self._rails = {label: rails.get(label, rail) for label, rail in self._rails.items()}
 
 
 class _Rail:

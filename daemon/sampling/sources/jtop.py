@@ -1,9 +1,11 @@
 """Power, temperatures, GPU, memory and fan of a Jetson from its jtop service; optional, since sysfs needs no service.
 
-Nothing here imports jtop: the bridge does (jtop_bridge.py says why), started with the system's Python or the one given
-as `jtop=PYTHON`. A bridge that ends or falls silent is restarted, with growing delays while that does not help.
+Nothing here imports jtop: the bridge does (jtop_bridge.py says why), started with the Python of jtop's service or the
+one given as `jtop=PYTHON`. A bridge that ends or falls silent is restarted, with growing delays while that does not
+help.
 """
 
+import re
 import select
 import subprocess
 import time
@@ -15,10 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.machine.lines import Lines, Rubbish
+from benchd.daemon.machine.sysfs import text
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
 SYSTEM_PYTHON = Path("/usr/bin/python3")
+UNIT = Path("/etc/systemd/system/jtop.service")
 BRIDGE = Path(__file__).with_name("jtop_bridge.py")
 INTERVAL_S = 0.5  # the service uses about 5 % of a core at 0.1 s, and its authors advise against less than 0.5 s
 START_S = 10.0
@@ -65,8 +69,8 @@ class Jtop:
 
     name = "jtop"
 
-    def __init__(self, python: Path = SYSTEM_PYTHON) -> None:
-        self._python = python
+    def __init__(self, python: Path | None = None) -> None:
+        self._python = python or python_of(UNIT)
         self._bridge: _Bridge | None = None
         self._failure: str | None = None
         self._started_s = self._due_s = 0.0
@@ -167,6 +171,17 @@ class Jtop:
         return PowerSource(
             source=self.name, rail=rail, metric="power_w", scope=scope, total=total, period_s=self._interval_s
         )
+
+
+def python_of(unit: Path) -> Path:
+    """Return the Python of the program that jtop's unit starts, the system's if that is not known.
+
+    Where pip may not write into the system's Python, as on JetPack 7, jtop has an environment of its own.
+    """
+    program = re.search(r"^ExecStart=(\S+)", text(unit) or "", re.MULTILINE)
+    script = text(Path(program[1])) if program else None
+    named = re.match(r"#!(/\S*python\S*)", script or "")
+    return Path(named[1]) if named else SYSTEM_PYTHON
 
 
 def _power_rails(reading: _Reading) -> str:

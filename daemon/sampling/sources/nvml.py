@@ -431,8 +431,8 @@ class Gpm:
         self._older, self._newer = self._newer, self._older
         self._query.sample1, self._query.sample2 = self._older, self._newer
         nvml.nvmlGpmMetricsGet(self._query)
-        found = self._query.metrics[: len(_GPM_METRICS)]
-        return [(_GPM_METRICS[metric.metricId], metric.nvmlReturn, metric.value) for metric in found]
+        metrics = self._query.metrics[: len(_GPM_METRICS)]
+        return [(_GPM_METRICS[metric.metricId], metric.nvmlReturn, metric.value) for metric in metrics]
 
     def sample(self) -> Iterator[Sample]:
         """Yield the counters, or nothing if called again too soon; then raise OSError naming those that failed."""

@@ -157,8 +157,8 @@ def _counted_once(zones: Iterable[_Zone]) -> list[_Zone]:
     """Return the zones without packages that repeat another's counter, as some kernels show one per die."""
     kept: list[_Zone] = []
     for zone in zones:
-        packages = (one for one in kept if one.is_package and zone.is_package)
-        first = next((one for one in packages if one.is_mirrored_by(zone)), None)
+        packages = (package for package in kept if package.is_package and zone.is_package)
+        first = next((package for package in packages if package.is_mirrored_by(zone)), None)
         if first:
             first.mirrors.append(zone.rail)
         else:

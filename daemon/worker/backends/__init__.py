@@ -3,7 +3,8 @@
 A backend's module has `load(source, precision, device, example) -> Loaded`, whose `run` takes the tensors of an example
 as positional arguments; it raises Unsupported with the reason if it cannot run, and never falls back to another. A
 backend that runs a file also has `file(source, precision, device, batch)`, which returns that file, made if it does not
-exist, so that exporting and loading are timed separately.
+exist, so that exporting and loading are timed separately, and `packages(loaded)`, the packages that run it where it is
+deployed, with their versions. Its row is in benchd.daemon.runtimes.
 """
 
 import importlib
@@ -15,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchd.daemon.records import FILE_BACKENDS, RuntimeFacts, Variant
+from benchd.daemon.records import RuntimeFacts, Variant
+from benchd.daemon.runtimes import FILE_BACKENDS
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, spread
 from benchd.exporters.artifacts import Artifact
@@ -51,14 +53,20 @@ def prepare(variant: Variant, source: Source, device: torch.device, batch: int) 
 
 def file(variant: Variant, source: Source, device: torch.device, batch: int) -> Artifact:
     """Return the ONNX file that a variant of FILE_BACKENDS runs, exported now if it does not exist."""
-    found: Artifact = _module(variant).file(source, variant.precision, device, batch)
-    return found
+    artifact: Artifact = _module(variant).file(source, variant.precision, device, batch)
+    return artifact
 
 
 def load(variant: Variant, source: Source, device: torch.device, example: Batch) -> Loaded:
     """Return the source loaded in the variant's backend; `example` is one batch on the CPU, its floats float32."""
     loaded: Loaded = _module(variant).load(source, variant.precision, device, example)
     return replace(loaded, run=spread(loaded.run)) if isinstance(example, Tensors) else loaded
+
+
+def packages(variant: Variant, loaded: Loaded) -> dict[str, str]:
+    """Return the packages beside numpy that run the file of a variant of FILE_BACKENDS, with their versions here."""
+    versions: dict[str, str] = _module(variant).packages(loaded)
+    return versions
 
 
 def _module(variant: Variant) -> ModuleType:

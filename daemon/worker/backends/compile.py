@@ -3,7 +3,7 @@
 import torch
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.records import Precision
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.backends import Loaded, eager
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, cast, values

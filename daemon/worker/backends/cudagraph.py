@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.records import Precision
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.backends import Loaded, eager
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, cast, tensors, values
@@ -114,5 +114,5 @@ def _slot(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Slot:
     with torch.inference_mode(mode=False):  # else copies from outside inference mode would fail
         held = [value.clone() for value in inputs]
     graph, output = capture(partial(run, *held))
-    found = output if isinstance(output, Tensor) else Tensors(tensors(output))
-    return Slot(held, graph.replay, found, run)
+    answer = output if isinstance(output, Tensor) else Tensors(tensors(output))
+    return Slot(held, graph.replay, answer, run)

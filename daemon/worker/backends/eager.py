@@ -1,16 +1,16 @@
 """Plain PyTorch, operator by operator."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchd.daemon.records import Precision
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch
+from benchd.exporters import doubled
 
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
@@ -23,7 +23,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
     """Return the module on `device` in `precision`; amp keeps float32 weights and inputs."""
-    module = copy.deepcopy(source.module).to(device, DTYPES[precision])
+    module = doubled.copied(source.module).to(device, DTYPES[precision])
     return Loaded(_autocast(module, device) if precision == "amp" else module, DTYPES[precision], device, module)
 
 

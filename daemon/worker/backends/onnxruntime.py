@@ -14,7 +14,9 @@ from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine import folders
-from benchd.daemon.records import Precision, RuntimeFacts
+from benchd.daemon.records import RuntimeFacts
+from benchd.daemon.runtimes import Precision
+from benchd.daemon.worker import onnx_answers
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS
 from benchd.daemon.worker.source import Source, answer, paths
@@ -31,6 +33,9 @@ _DTYPES = {
     "tensor(int32)": torch.int32,
     "tensor(int16)": torch.int16,
     "tensor(int8)": torch.int8,
+    "tensor(uint64)": torch.uint64,
+    "tensor(uint32)": torch.uint32,
+    "tensor(uint16)": torch.uint16,
     "tensor(uint8)": torch.uint8,
     "tensor(bool)": torch.bool,
 }
@@ -63,7 +68,8 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     try:
         session = sessions.open_session(artifact.path, provider, threads=torch.get_num_threads(), options=options)
         load_s = time.monotonic() - start
-        bound = _Bound(session, source, paths(artifact), device, example)
+        kind = _Bound if onnx_answers.are_numbers(session) else _Fed
+        bound = kind(session, source, paths(artifact), device, example)
         is_int8 = precision == "int8" and provider != "tensorrt"  # which obeys the types of the file
         is_profiled = is_int8 or provider != "cpu"
         nodes = sessions.profiled(artifact.path, provider, bound.feeds(example), options) if is_profiled else []
@@ -78,8 +84,13 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         notes=[_in_integers(nodes, artifact, provider)] if is_int8 else [],
     )
     # a GPU reads copies, whose places recur; what is drawn anew for each run lies anywhere
-    bind = bound.bind if device.type == "cpu" and source.encode is None else None
+    bind = bound.bind if device.type == "cpu" and source.encode is None and isinstance(bound, _Bound) else None
     return Loaded(bound, bound.dtype, device, None, runtime=facts, bind=bind)
+
+
+def packages(_: Loaded) -> dict[str, str]:
+    """Return what runs the file where it is deployed."""
+    return sessions.installed()
 
 
 def _options(provider: Provider, artifact: Artifact, example: Batch) -> dict[str, Any]:
@@ -135,12 +146,39 @@ def _in_integers(nodes: Sequence[Node], artifact: Artifact, provider: Provider) 
     return f"products in int8: {', '.join(f'{count} {name}' for name, count in ran.most_common())}"
 
 
+class _Fed:
+    """A session that answers with strings or maps, run from arrays; these become numbers within each run."""
+
+    def __init__(
+        self, session: Any, source: Source, paths: Mapping[str, str], device: torch.device, example: Batch
+    ) -> None:
+        self._session, self._source, self._device, self._paths = session, source.for_runs(), device, paths
+        self._names = [value.name for value in session.get_inputs()]
+        self.dtype = float_type([_dtype(value) for value in session.get_inputs()])
+
+    def feeds(self, example: Batch) -> dict[str, np.ndarray]:
+        """Return the session's inputs for this batch."""
+        return self._arrays(values(cast(example, self.dtype)))
+
+    def __call__(self, *given: Tensor) -> Batch:
+        """Return the outputs."""
+        answers = self._session.run(None, self._arrays(self._source.inputs(*given)))
+        outputs = {
+            name: torch.as_tensor(onnx_answers.numbers(value), device=self._device)
+            for name, value in zip(self._paths, answers, strict=True)
+        }
+        return answer(outputs, self._paths)
+
+    def _arrays(self, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
+        return {name: value.cpu().numpy() for name, value in zip(self._names, inputs, strict=True)}
+
+
 class _Bound:
     """A session as a function of as many inputs as the example has; the second run after a run overwrites its outputs.
 
     What a run reads and writes is bound once for each place in memory where inputs lie. The outputs are the same for
     all of them: a run that wrote nothing would answer another input, and not right by chance. Outputs whose sizes only
-    a run tells, such as detected boxes, are bound without a place and copied after it.
+    a run tells, such as detected boxes, and empty ones are bound without a place and copied after it.
     """
 
     def __init__(
@@ -151,13 +189,13 @@ class _Bound:
         self.dtype = float_type([_dtype(value) for value in session.get_inputs()])
         dtypes = [(value.name, _dtype(value)) for value in session.get_outputs()]
         known = {size for value in session.get_inputs() for size in value.shape if size}
+        answers = session.run(None, self.feeds(example))
         self._open = {
             value.name
-            for value in session.get_outputs()
-            if not all(isinstance(size, int) or size in known for size in value.shape)
+            for value, answered in zip(session.get_outputs(), answers, strict=True)
+            if not (answered.size and all(isinstance(size, int) or size in known for size in value.shape))
         }
-        found = session.run(None, self.feeds(example))
-        outputs = [(name, dtype, one.shape) for (name, dtype), one in zip(dtypes, found, strict=True)]
+        outputs = [(name, dtype, one.shape) for (name, dtype), one in zip(dtypes, answers, strict=True)]
         self._outputs = [
             {name: torch.empty(shape, dtype=dtype, device=device) for name, dtype, shape in outputs}
             for _ in range(SLOTS)
@@ -188,12 +226,12 @@ class _Bound:
     def _bound(self, inputs: Sequence[Tensor]) -> list[Any]:
         """Return a binding for each slot."""
         key = tuple((value.data_ptr(), value.shape) for value in inputs)
-        found = self._bindings.get(key)
-        if found is None:
+        bindings = self._bindings.get(key)
+        if bindings is None:
             if len(self._bindings) >= _BINDINGS:
                 self._bindings.clear()
-            found = self._bindings[key] = [self._binding(inputs, outputs) for outputs in self._outputs]
-        return found
+            bindings = self._bindings[key] = [self._binding(inputs, outputs) for outputs in self._outputs]
+        return bindings
 
     def _binding(self, inputs: Sequence[Tensor], outputs: Mapping[str, Tensor]) -> Any:
         binding = self._session.io_binding()

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.records import Precision, RuntimeFacts
+from benchd.daemon.records import RuntimeFacts
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type, values
@@ -58,6 +60,11 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     return Loaded(bound, bound.dtype, device, None, runtime=facts)
 
 
+def packages(_: Loaded) -> dict[str, str]:
+    """Return what runs the file where it is deployed."""
+    return {"openvino": version("openvino")}
+
+
 def _openvino() -> Any:
     try:
         return import_module("openvino")
@@ -75,20 +82,20 @@ def _computed(compiled: Any, precision: Precision) -> Counter[str]:
         for info in (layer.get_rt_info() for layer in compiled.get_runtime_model().get_ops())
     ]
     products = Counter(name for kind, name in layers if kind in _PRODUCTS)
-    found = products or Counter(name for kind, name in layers if kind not in _NO_COMPUTATION)
+    formats = products or Counter(name for kind, name in layers if kind not in _NO_COMPUTATION)
     wanted = _INT8 if precision == "int8" else {asked.FORMATS[precision]}
-    is_another = _LOWER & found.keys() if precision == "fp32" else not found.keys() & wanted
+    is_another = _LOWER & formats.keys() if precision == "fp32" else not formats.keys() & wanted
     if is_another:
-        words = ", ".join(f"{count} in {name}" for name, count in found.most_common())
+        words = ", ".join(f"{count} in {name}" for name, count in formats.most_common())
         raise Unsupported(f"OpenVINO computes no layer of it in {precision} on this CPU, but {words}")
-    return found
+    return formats
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return the line that says what is wrong: the others name its source files."""
+    """Return what is wrong: the lines that do not name its source files."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     plain = [line for line in lines if not line.startswith(("Exception from", "Check "))]
-    return (plain or lines or ["no reason given"])[0]
+    return " ".join(plain or lines or ["no reason given"])
 
 
 class _Bound:

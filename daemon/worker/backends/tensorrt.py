@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.records import Precision, RuntimeFacts
-from benchd.daemon.verdicts.manifest import PLAN, REBUILT, TIMINGS
+from benchd.daemon.records import RuntimeFacts
+from benchd.daemon.runtimes import Precision
+from benchd.daemon.shipping.manifest import PLAN, REBUILT, TIMINGS
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS, Slot, capture, rotating
 from benchd.daemon.worker.source import Source, answer, paths
@@ -75,6 +77,12 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     layer_times = partial(_layer_times, engine, source, len(example), device)
     dtype = float_type(held.dtype for held in slots[0].inputs)
     return Loaded(run, dtype, device, None, runtime=facts, layer_times=layer_times)
+
+
+def packages(loaded: Loaded) -> dict[str, str]:
+    """Return what runs the file where it is deployed."""
+    built_by = loaded.runtime.provider.partition(" ")[2] if loaded.runtime else ""
+    return {"torch": version("torch"), "tensorrt": built_by}
 
 
 def _refuse_open(source: Source) -> None:

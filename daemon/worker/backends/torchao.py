@@ -16,7 +16,8 @@ from torch.fx import GraphModule
 from torch.profiler import ProfilerActivity
 
 from benchd.daemon.errors import Unsupported
-from benchd.daemon.records import Precision, RuntimeFacts
+from benchd.daemon.records import RuntimeFacts
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, values

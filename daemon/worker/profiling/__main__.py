@@ -11,7 +11,7 @@ import torch
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.standard_streams import STDERR, lasting
 from benchd.daemon.profiling.profile import Collected, ProfileJob
-from benchd.daemon.worker import builds, child, phases
+from benchd.daemon.worker import building, builds, child
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.torch_profiler import module_ranges
 from benchd.daemon.worker.profiling.work import Work, open_work
@@ -48,31 +48,31 @@ def collected(job: ProfileJob) -> Collected:
     except (Exception, SystemExit) as error:  # of whatever a user's module or a backend raises
         status, reason = child.diagnose(error, job)
         return Collected(error=reason, unsupported=status == "unsupported")
-    found = {} if job.capture else _results(work)
+    results = {} if job.capture else _results(work)
     return Collected(
         model=work.facts,
         kernels_ran=builds.kernels_ran(job.case.variant, work.device),
         device_name=torch.cuda.get_device_name() if work.device.type == "cuda" else None,
-        versions=phases.versions(),
+        versions=building.versions(),
         missing=work.missing,
-        **found,
+        **results,
     )
 
 
 def _results(work: Work) -> dict[str, Any]:
     """Return the result of each method by its field; one that fails costs itself alone."""
     wanted = [name for name in METHODS if name in work.job.methods]
-    found: dict[str, Any] = {"failed": []}
+    results: dict[str, Any] = {"failed": []}
     for number, name in enumerate(wanted, 1):
         sys.stderr.write(f"[{number}/{len(wanted)}] {name}\n")
         module, field = METHODS[name]
         try:
             method = importlib.import_module(f"benchd.daemon.worker.profiling.{module}")
-            found[field] = method.run(work)
+            results[field] = method.run(work)
         except (Exception, SystemExit) as error:  # torch raises whatever it meets
             status, work.missing[name] = child.diagnose(error)
-            found["failed"] += [name] * (status == "failed")
-    return found
+            results["failed"] += [name] * (status == "failed")
+    return results
 
 
 def _capture(work: Work) -> None:

@@ -34,21 +34,21 @@ def count(
     A fused operator runs in place of the parts of a layer, and is then that layer's.
     """
     stands_for = {each.module: each.layer for each in module.synapses()} if isinstance(module, FoldedNetwork) else {}
-    found: list[tuple[Path, Cost]] = []
+    profiles: list[tuple[Path, Cost]] = []
 
     def call(part: nn.Module, run: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-        before, ended = counter.get_total_flops(), len(found)
+        before, ended = counter.get_total_flops(), len(profiles)
         output = run(*inputs, **options)
-        if len(found) == ended:
+        if len(profiles) == ended:
             seen = counter.get_total_flops() - before
             cost = _of(part, stands_for.get(part, part), [inputs, options], output, seen)
-            found.append((segments.modules[part], cost))
+            profiles.append((segments.modules[part], cost))
         return output
 
     with FlopCounterMode(display=False) as counter, calls_through(call, segments.modules):
         counter.flop_registry.update(_fused())
         forward()
-    return [*found, *_vim(module, batch_size).items()] if isinstance(module, Vim) else found
+    return [*profiles, *_vim(module, batch_size).items()] if isinstance(module, Vim) else profiles
 
 
 def _fused() -> dict[object, Callable[..., int]]:

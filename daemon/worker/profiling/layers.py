@@ -107,10 +107,10 @@ def _by_runtime(work: Work, layer_times: Callable[..., list[list[tuple[str, floa
 
 def _summed_ns(run: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the nanoseconds of each layer in one run; one inside a loop is reported at each turn."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for name, ms in run:
-        found[name] = found.get(name, 0.0) + ms * 1e6
-    return found
+        totals[name] = totals.get(name, 0.0) + ms * 1e6
+    return totals
 
 
 def _rows(runs: Sequence[Mapping[str, float]]) -> list[LayerRow]:
@@ -197,8 +197,8 @@ def _passes(work: Work, seconds: float) -> int:
 def _spikes(work: Work, split: Segments) -> Iterator[tuple[Path, Spikes]]:
     if isinstance(work.module, OnePass | SpikingNetwork):
         precision = work.job.case.variant.precision
-        found = spikes.count(work.module, work.forward, len(work.images), precision)
-        yield from ((split.modules[module], each) for module, each in found.items())
+        counted = spikes.count(work.module, work.forward, len(work.images), precision)
+        yield from ((split.modules[module], each) for module, each in counted.items())
 
 
 def _placed(parts: Iterable[tuple[Path, Of]]) -> list[tuple[Path, Of]]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
-from benchd.daemon.records import Precision
+from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.structures import address
 from benchd.models.snn_onepass import OnePass, PooledLif
 from benchd.models.stbif import SpikingNetwork
@@ -115,19 +115,21 @@ class _Seen:
 
     def figures(self, images: int, joules: tuple[float, float] | None) -> dict[nn.Module, Spikes]:
         """Return the figures of each module that was seen."""
-        found: dict[nn.Module, list[Spikes]] = defaultdict(list)
+        by_module: dict[nn.Module, list[Spikes]] = defaultdict(list)
         reached: dict[nn.Module | None, list[Tensor]] = defaultdict(list)
         for synapses, arrived, read, sender in self._arrived:
             reach = fan_out(synapses.layer, arrived.shape)
             reached[sender].append(reach)
             flops = 2.0 * float((read * reach).sum()) / images
-            found[synapses.module].append(_operations(synapses, float((arrived * reach).sum()) / images, joules, flops))
+            by_module[synapses.module].append(
+                _operations(synapses, float((arrived * reach).sum()) / images, joules, flops)
+            )
         for neuron, fired, net, chances in self._left:
             wasted = _wasted(fired, net, reached[neuron])
-            found[neuron].append(
+            by_module[neuron].append(
                 Spikes(chances=chances / images, fired=float(fired.sum()) / images, wasted=wasted / images)
             )
-        return {module: total(each) for module, each in found.items()}
+        return {module: total(each) for module, each in by_module.items()}
 
 
 def _operations(synapses: Synapses, count: float, joules: tuple[float, float] | None, flops: float) -> Spikes:

@@ -57,8 +57,8 @@ def profiled(output: str | Path, *modules: nn.Module, steps: int = 3, warm_up: i
         yield profiler
     if not path.exists():
         raise UsageError(f"the loop ended within its {warm_up} steps of warm-up: call step() after each step")
-    found = tables.torch_profile(trace.read(path), TRACE, torch.cuda.is_initialized())
-    path.with_name(TABLES).write_bytes(msgspec.json.encode(found))
+    traced = tables.torch_profile(trace.read(path), TRACE, torch.cuda.is_initialized())
+    path.with_name(TABLES).write_bytes(msgspec.json.encode(traced))
 
 
 def activities(device: str) -> list[ProfilerActivity]:

@@ -17,7 +17,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.profiling.trace.trace import END_OF_STEP
 from benchd.daemon.records import ModelFacts
-from benchd.daemon.worker import backends, phases, workload
+from benchd.daemon.worker import backends, building, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.steps import now, wait_for
@@ -73,7 +73,7 @@ class Work:
 
 def open_work(job: ProfileJob) -> Work:
     """Build and load the job's model; raise Unsupported, UsageError or what a user's module raises."""
-    device = phases.open_device(job)
+    device = building.open_device(job)
     built = workload.build(job)
     variant, batch = job.case.variant, job.case.batch_size
     backends.prepare(variant, built.source, device, batch)

@@ -14,6 +14,7 @@ from machines import desktop, write
 from benchd.daemon.commands import doctor
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import capabilities
+from benchd.daemon.runtimes import PACKAGES
 from benchd.daemon.sampling.sources import SAMPLERS
 
 TORCH = """
@@ -200,9 +201,29 @@ def test_a_jetson_is_told_what_to_type_for_its_jetpack(tmp_path, torch_of, monke
     assert found["triton"].remedy == f"{index} triton && pip install triton"
     three = "torch torchvision triton"
     assert found["cuda"].remedy.endswith(f"{index} {three} && pip install {three}")
-    assert found["tensorrt"].remedy == capabilities.TENSORRT_OF_JETPACK
+    assert found["tensorrt"].remedy == PACKAGES["tensorrt"].on_board
     torch_of(cuda="12.6")
     assert findings(tmp_path)["cuda"].remedy == "sudo apt install nvidia-jetpack"
+
+
+@pytest.mark.parametrize(
+    ("name", "jetpack", "mode"),
+    [
+        ("orin_nano", "6.1 to 6.2.1", "the fastest is MAXN_SUPER: sudo nvpmodel -m 2"),
+        ("orin_nx", "6.1 to 6.2.1", "the fastest is MAXN: sudo nvpmodel -m 0"),
+        ("agx_orin_7", "7.2", "the fastest is MAXN: sudo nvpmodel -m 0"),
+    ],
+)
+def test_a_board_names_its_release_and_its_fastest_mode(tmp_path, torch_of, name, jetpack, mode):
+    torch_of()
+    found = findings(jetson_trees.build(tmp_path, jetson_trees.BOARDS[name]))
+    assert (found["jetpack"].detail, found["power mode"].remedy) == (jetpack, mode)
+
+
+def test_an_old_jetpack_is_told_to_be_replaced(tmp_path, torch_of):
+    torch_of()
+    jetpack = findings(jetson_trees.build(tmp_path, jetson_trees.AGX_ORIN))["jetpack"]
+    assert (jetpack.usable, "JetPack 6.1 or newer" in jetpack.detail) == (False, True)
 
 
 def test_an_arm_board_is_not_told_to_load_what_it_cannot_have(machine, torch_of, monkeypatch):
@@ -242,7 +263,8 @@ def test_nothing_installed():
     assert found["cc"]["detail"] == "no-such-cc is not on the PATH"
 
 
-def test_this_machine_without_torch_in_this_process():
+def test_this_machine_without_torch_in_this_process(torch_of):
+    torch_of()
     code = (
         "import sys; from pathlib import Path\n"
         "from benchd.daemon.commands import doctor\n"

@@ -10,6 +10,7 @@ import pytest
 from benchd.daemon.commands import export
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.protocol import ExportRequest
+from benchd.daemon.records import Inputs
 from benchd.exporters import code, files
 from benchd.exporters.artifacts import Artifact, Store, key_of
 
@@ -20,7 +21,7 @@ REQUEST = ExportRequest(
     batches=[1],
     form=None,
     options={},
-    weights=None,
+    inputs=Inputs(),
     seed=0,
     out=None,
     workspace_bytes=None,
@@ -62,8 +63,11 @@ def filled(folder, model="vim_tiny", measured=MEASURED, size=1_234_567):
         ({"models": ["vim_tni"]}, "unknown model 'vim_tni'; did you mean 'vim_tiny'?"),
         ({"options": {"time_stps": ["2"]}}, "unknown option of snn_onepass 'time_stps'; did you mean 'time_steps'?"),
         ({"models": ["snn_onepass", "vim_tiny"], "options": {"time_steps": ["2"]}}, "unknown option of vim_tiny"),
-        ({"weights": "nowhere.pth"}, "--weights nowhere.pth: expected demo, or an existing file for one model"),
-        ({"weights": __file__, "models": ["vim_tiny", "vim_small"]}, "an existing file for one model"),
+        (
+            {"inputs": Inputs(weights="nowhere.pth")},
+            "--weights nowhere.pth: expected demo, or an existing file for one model",
+        ),
+        ({"inputs": Inputs(weights=__file__), "models": ["vim_tiny", "vim_small"]}, "an existing file for one model"),
         ({"out": "net.onnx", "batches": [1, None]}, "--output net.onnx: give a folder for engines"),
         ({"out": "net.onnx", "precisions": ["fp32", "fp16"]}, "--output net.onnx: give a folder for engines"),
         ({"out": "net.onnx", "options": {"time_steps": ["2", "4"]}}, "--output net.onnx: give a folder for engines"),

@@ -20,7 +20,7 @@ FORMULA = '=HYPERLINK("http://evil.example")'
 def foreign(tmp_path):
     """Return a file of records with commands of a terminal in every text, and with a formula."""
     device = msgspec.structs.replace(ENVIRONMENT, cpu_model=CLEAR, power_mode=FORMULA)
-    texts = {"device_id": "d", "environment": device, "flags": [CLEAR], "suite_id": CLEAR, "tool_version": CLEAR}
+    texts = {"device_id": "d", "environment": device, "suite_id": CLEAR, "tool_version": CLEAR}
     case = Case(model=f"{CLEAR}m", options={CLEAR: CLEAR})
     good, bad = made(case=case, **texts), made(run_id="r2", case=case, status="failed", reason=CLEAR, **texts)
     path = tmp_path / "foreign.jsonl"

@@ -14,7 +14,7 @@ def test_training_beside_inference_is_named_as_left_out(tmp_path, capsys):
     lines = [encode(record) + b"\n" for record in (made(check=PASSED), trained)]
     (tmp_path / "records.jsonl").write_bytes(b"".join(lines))
     with pytest.raises(typer.Exit) as end:
-        recommend.recommend([tmp_path])
+        recommend.recommend(files=[tmp_path])
     assert end.value.exit_code == 0
     assert capsys.readouterr().err == "not vim_tiny,eager,b1,training: training is not shipped\n"
 
@@ -22,10 +22,10 @@ def test_training_beside_inference_is_named_as_left_out(tmp_path, capsys):
 @pytest.mark.parametrize("streams", [0, -3])
 def test_no_streams_are_refused(streams):
     with pytest.raises(UsageError, match=f"--streams {streams}: at least 1"):
-        recommend.recommend([], rate="30Hz", deadline="33ms", streams=streams)
+        recommend.recommend(files=[], rates_hz="30Hz", deadline_ms="33ms", streams=streams)
 
 
 @pytest.mark.parametrize("share", [0.0, 99.5, 1.0000001])
 def test_an_agreement_is_a_share(share):
     with pytest.raises(UsageError, match=f"--min-agreement {share:.15g}: expected a share above 0 and at most 1"):
-        recommend.recommend([], min_agreement=share)
+        recommend.recommend(files=[], min_agreement=share)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import manifests_made
 import pytest
 from machines import write
-from manifests_made import write_golden
+from manifests_made import write_whole
 from records_made import made
 from sessions_made import session
 from typer.testing import CliRunner
@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 from benchd.daemon.commands import ship, verify
 from benchd.daemon.errors import Full, NotAvailable, UsageError
 from benchd.daemon.machine.lock import Busy, MachineLock
-from benchd.daemon.measuring import plan, race, shipping, verifying
+from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.measuring.race_limits import Asked
 from benchd.daemon.records import Case, encode
-from benchd.daemon.verdicts import manifest
+from benchd.daemon.runtimes import PACKAGES
+from benchd.daemon.shipping import folder as shipping
+from benchd.daemon.shipping import manifest, race, verifying
+from benchd.daemon.shipping.race_limits import Asked
 
 
 def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
@@ -73,7 +75,7 @@ def test_a_limit_of_accuracy_races_what_measures_it(tmp_path, monkeypatch, argum
     (tmp_path / "net.py").write_text("def build(): ...\n")
     done = CliRunner().invoke(ship.app, [*arguments, "--max-accuracy-drop", "1%", "--device", "cpu", "--out", "out"])
     assert done.exit_code == 0, done.exception
-    assert {one.accuracy for one in found} == {images}
+    assert {one.inputs.accuracy for one in found} == {images}
 
 
 def shipped(folder, *, page=False):
@@ -132,7 +134,11 @@ def test_a_folder_in_the_place_of_the_page_is_refused_before_anything_is_measure
 
 
 def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "inspect", lambda device: plan.Machine("cpu", has_cxx=True, has_torchao=True))
+    monkeypatch.setattr(
+        plan,
+        "inspect",
+        lambda device: plan.Machine("cpu", True, packages=frozenset(PACKAGES)),
+    )
     found = CliRunner().invoke(ship.app, ["vim_tiny", "--variants", "int8", "--out", str(tmp_path / "out")])
     assert isinstance(found.exception, NotAvailable)
     assert "not int8: int8 inside torch " in found.stderr
@@ -151,9 +157,7 @@ def test_a_promise_of_the_cpu_is_verified_there_unless_told_otherwise(tmp_path, 
         raise NotAvailable(session.machine.device)
 
     write(tmp_path, {"weights.safetensors": ""})
-    write_golden(tmp_path, "input0:x", "exact0:y")
-    made_here = manifests_made.manifest(resources=manifest.resources(tmp_path))
-    (tmp_path / "manifest.json").write_bytes(manifest.encode(made_here))
+    write_whole(tmp_path, manifests_made.manifest())
     monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
     monkeypatch.setattr(verifying, "verify", verify_on)
     assert str(CliRunner().invoke(verify.app, [str(tmp_path), *given]).exception) == device

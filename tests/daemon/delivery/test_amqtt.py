@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from broker import HOST, free_port
-from links import WAIT_S, add, counts, linked
+from links import WAIT_S, add, linked, progress
 from waiting import wait_for
 
 from benchd.daemon.delivery.broker import parse_url
@@ -57,15 +57,14 @@ def port(amqtt, tmp_path):
 
 
 def test_what_waits_is_sent_with_3_1_1_and_heard(port, device_id, tmp_path):
-    path, url = tmp_path / "outbox.db", f"mqtt://{HOST}:{port}"
-    with linked(url, device_id, path) as (link, _):
-        wait_for(lambda: link.seen.connected)
+    url = f"mqtt://{HOST}:{port}"
+    with linked(url, device_id, tmp_path) as (link, _):
+        wait_for(lambda: link.state.connected)
         with closing(Feed(parse_url(url), "feed", 60)) as feed:
-            add(path, device_id, "r1", "r2")
-            link.poke()
+            add(link, device_id, "r1", "r2")
             heard = set()
             while not {Topics(device_id).result(run_id) for run_id in ("r1", "r2")} <= heard:
                 arrived = feed.batch(WAIT_S)
                 feed.acknowledge(arrived)
                 heard |= {one.topic for one in arrived}
-        wait_for(lambda: counts(path)[0] == (0, 2, 0))
+        wait_for(lambda: progress(link) == (2, 0))

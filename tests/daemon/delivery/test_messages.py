@@ -22,10 +22,14 @@ HEALTH = messages.Health(
     next_suite_in_s=None,
     waiting_for=None,
     problem=None,
-    outbox_pending=3,
-    outbox_unstored=0,
-    outbox_refused=0,
-    outbox_bytes=4096,
+    log="0" * 16,
+    first_seq=1,
+    last_seq=5,
+    event_log="1" * 16,
+    event_first_seq=1,
+    event_last_seq=2,
+    pending=3,
+    refused=0,
     last_acknowledged_s=None,
     telemetry_dropped=0,
     disk_free_bytes=1,
@@ -83,7 +87,7 @@ def test_the_prometheus_file_is_whole_and_readable_for_all(tmp_path):
     prometheus.write(path, HEALTH)
     prometheus.write(path, msgspec.structs.replace(HEALTH, problem="degraded:disk"))
     text = path.read_text()
-    assert "\nbenchd_outbox_pending 3.0\n" in text
+    assert "\nbenchd_pending 3.0\n" in text
     assert "\nbenchd_problem 1.0\n" in text
     assert path.stat().st_mode & 0o777 == 0o644
     assert [entry.name for entry in tmp_path.iterdir()] == ["benchd.prom"]

@@ -65,7 +65,7 @@ def test_the_order_of_different_cards_has_to_be_that_of_the_bus():
         ("cuda", {"CUDA_VISIBLE_DEVICES": ""}, "no cuda:0: CUDA_VISIBLE_DEVICES='' leaves 0 of 2"),
         ("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-1a2b"}, "disable MIG"),
         ("MIG-1a2b", {}, "disable MIG"),
-        ("GPU-9", {}, f"0 GPUs are called GPU-9...; there: {FIRST}, {SECOND}"),
+        ("GPU-9", {}, f"0 GPUs match GPU-9...; found: {FIRST}, {SECOND}"),
         ("GPU-", {}, "2 GPUs"),
     ],
 )

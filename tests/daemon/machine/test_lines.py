@@ -1,6 +1,8 @@
 """Messages from a pipe: whole lines, torn ones, rubbish, a line without an end, the end of the pipe."""
 
 import os
+import select
+import subprocess
 
 import msgspec
 import pytest
@@ -39,3 +41,17 @@ def test_what_is_torn_at_the_end_of_the_pipe_is_dropped(pipe):
     written.close()
     assert (lines.read(), lines.ended) == ([6], True)
     assert lines.read() == []
+
+
+@pytest.mark.parametrize("byte", ["0", "\\n"])
+def test_who_writes_without_a_pause_keeps_its_reader_from_nothing_else(byte):
+    """And takes no more memory than one line may."""
+    read_end, write_end = os.pipe()
+    with subprocess.Popen(["sh", "-c", f"tr '\\0' '{byte}' </dev/zero"], stdout=write_end) as writer:
+        os.close(write_end)
+        lines = Lines(read_end, msgspec.json.Decoder(int))
+        for _ in range(3):
+            select.select([lines], [], [])
+            lines.read()
+        writer.kill()
+    os.close(read_end)

@@ -12,7 +12,7 @@ import pytest
 
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import lock
-from benchd.daemon.machine.lock import Activity, Busy, MachineLock, ServiceLock, default_path
+from benchd.daemon.machine.lock import Activity, MachineLock, default_path
 
 HOLD = """
 import sys
@@ -51,47 +51,6 @@ def test_a_second_process_is_told_who_holds_the_lock_and_what_to_do(holder, path
     assert str(path) in str(told.value)
     assert "wait" in str(told.value)
     assert "\n" not in str(told.value)
-
-
-def test_who_keeps_the_common_lock_holds_the_service_off_for_hours_and_not_for_ever(
-    holder, path, tmp_path, monkeypatch
-):
-    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(path.parent))
-    service = ServiceLock(tmp_path / "measuring.lock")
-    with pytest.raises(Busy, match=f"process {holder.pid} "), service.held("run"):
-        pass
-    monkeypatch.setattr(lock, "PATIENCE_S", 0.0)
-    with service.held("run") as ignored:
-        assert f"process {holder.pid} (" in ignored
-        assert locked_by_other(tmp_path / "measuring.lock")
-    holder.stdin.close()
-    holder.wait()
-    with service.held("run") as ignored:
-        assert ignored is None
-        assert locked_by_other(path)
-
-
-def test_a_wait_that_has_ended_takes_nothing_from_the_patience_of_the_next(path, tmp_path, monkeypatch):
-    monkeypatch.setenv(lock.FOLDER_VARIABLE, str(path.parent))
-    service, began_s = ServiceLock(tmp_path / "measuring.lock"), time.monotonic()
-    with MachineLock(path), pytest.raises(Busy), service.held("run"):
-        pass
-    with service.held("run"):
-        pass
-    monkeypatch.setattr(time, "monotonic", lambda: began_s + lock.PATIENCE_S + 60.0)
-    with MachineLock(path), pytest.raises(Busy), service.held("run"):
-        pass
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_cannot_take_the_lock_of_the_service_and_yields_to_it():
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o1777)
-        own, path = Path(folder, "measuring.lock"), Path(folder, "benchd.lock")
-        with MachineLock(own, mode=0o600):
-            assert as_nobody(own) == 1
-            assert as_nobody(path, yields_to=own) == 7
-        assert as_nobody(path, yields_to=own) == 0
 
 
 def test_the_lock_is_free_when_its_holder_ends(holder, path):
@@ -141,7 +100,7 @@ def test_another_user_locks_the_same_file():
             assert as_nobody(path) == 7
 
 
-def as_nobody(path, yields_to=None):
+def as_nobody(path):
     """Lock as the user nobody; return 0, or 7 where the lock is taken."""
     code = (
         "import os, sys\n"
@@ -150,12 +109,11 @@ def as_nobody(path, yields_to=None):
         "from benchd.daemon.machine.lock import MachineLock\n"
         "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
         "try:\n"
-        "    MachineLock(Path(sys.argv[1]), yields_to=sys.argv[2:] and Path(sys.argv[2]) or None).__enter__()\n"
+        "    MachineLock(Path(sys.argv[1])).__enter__()\n"
         "except NotAvailable as error:\n"
         "    sys.exit(7 if 'already being measured' in str(error) else 1)\n"
     )
-    more = [str(yields_to)] if yields_to else []
-    return subprocess.run([sys.executable, "-c", code, str(path), *more], check=False).returncode
+    return subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/etc/passwd")])

@@ -15,17 +15,16 @@ from worker_jobs import TINY, job, user_module
 
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import neighbours, plan
+from benchd.daemon.measuring import neighbours, plan, user_model
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Message, Stage, unmeasured
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.measuring.user_model import UserModule
 from benchd.daemon.records import Neighbour, Window, decode, encode
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.worker import __main__ as worker_main
-from benchd.daemon.worker import scenarios
+from benchd.daemon.worker import accompanying
 from benchd.daemon.worker.child import StageClock
 
 CPU = Machine("cpu", has_cxx=True)
@@ -95,7 +94,7 @@ def test_the_measured_process_builds_and_checks_before_the_neighbour_starts(tmp_
 
 def test_one_that_fails_alone_starts_no_neighbour(tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "accompanied", lambda *given: pytest.fail("it has nothing to accompany"))
-    own = UserModule.at(user_module(tmp_path, build="raise ValueError('broke')"), [])
+    own = user_model.module(user_module(tmp_path, build="raise ValueError('broke')"), [])
     suite, limits = Suite(variants=["eager"], beside="square,eager:30Hz", preset="quick"), LimitsConfig(check_images=1)
     with session(tmp_path) as opened:
         supervisor = Supervisor(opened, plan.plan([suite], limits, CPU, own))
@@ -110,7 +109,7 @@ def test_a_neighbour_that_fails_fails_the_case(tmp_path):
     with session(tmp_path) as opened, opened.measuring():
         outcome = neighbours.accompanied(opened, broken, lambda pid: pytest.fail("nothing is measured then"))
     assert outcome.process.status == "failed"
-    assert "its neighbour own.net.build,eager,b1: " in outcome.process.reason
+    assert "its neighbour own.net.build,eager,b1,threads=1: " in outcome.process.reason
     assert "broke" in outcome.process.reason
 
 
@@ -153,8 +152,8 @@ def test_frames_go_on_until_the_end_and_the_newest_is_used():
                 os.kill(os.getpid(), signal.SIGTERM)
             return (1,)
 
-    with scenarios.until_sigterm() as is_over:
-        values = scenarios.accompany(Slow(), 100.0, is_over)
+    with accompanying.until_sigterm() as is_over:
+        values = accompanying.accompany(Slow(), 100.0, is_over)
     assert len(values["released"]) == len(values["latency"]) == 5
     gaps = [after - before for before, after in zip(values["released"], values["released"][1:], strict=False)]
     assert all(gap % 10_000_000 == 0 and gap >= 20_000_000 for gap in gaps)
@@ -165,10 +164,10 @@ def test_the_signal_may_come_at_any_moment_of_a_wait():
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("SIGTERM was not noticed"))
     try:
         for _ in range(100):
-            with scenarios.until_sigterm() as is_over:
+            with accompanying.until_sigterm() as is_over:
                 signal.setitimer(signal.ITIMER_REAL, 20.0)
                 threading.Timer(0.002, os.kill, (os.getpid(), signal.SIGTERM)).start()
-                scenarios.accompany(lambda index: (1,), 1e6, is_over)
+                accompanying.accompany(lambda index: (1,), 1e6, is_over)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -14,6 +14,7 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import BlockStatistics, ProcessResult
+from benchd.daemon.verdicts import effects
 from benchd.daemon.verdicts.effects import ALPHA, LOOK_ALPHA
 
 CPU = Machine("cpu", has_cxx=True)
@@ -113,7 +114,7 @@ def test_a_pair_of_interleaved_processes_is_the_median_of_its_rounds(starts_ns, 
     for side, medians_ms, median_ms in zip(both, ([2.0, 4.0, 8.0], [3.0, 60.0, 8.0, 1.0]), (4.0, 12.0), strict=True):
         result = ProcessResult(status="ok", timing=timing(median_ms), blocks=blocks(medians_ms, starts_ns))
         side.outcomes.append(Outcome(process=result))
-    assert paired._ratio(both) == pytest.approx(ratio)
+    assert effects.ratio(*(side.outcomes[-1].process for side in both)) == pytest.approx(ratio)
 
 
 @pytest.mark.parametrize(("pairs", "alpha"), [(None, LOOK_ALPHA), (7, ALPHA)])

@@ -20,11 +20,13 @@ from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import sandbox
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.measuring.user_model import UserFile, UserModule
-from benchd.daemon.records import Case, Variant
+from benchd.daemon.records import Case, UserFile, UserModule, Variant
+from benchd.daemon.runtimes import PACKAGES
 from benchd.models import libraries
 
 CPU = Machine("cpu", has_cxx=True, has_cc=True)
+ALL = frozenset(PACKAGES)
+BARE = Machine("cpu", has_cxx=True, packages=frozenset())
 SPIKING_CUSTOM = Suite(models=["snn_onepass"], variants=["custom"])
 
 
@@ -157,7 +159,7 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         ),
         (
             Suite(models=["snn_onepass"], variants=["custom"]),
-            Machine("cuda", True, has_triton=False),
+            Machine("cuda", True, packages=frozenset({"onnxruntime"})),
             "need the package triton on a GPU",
         ),
         (
@@ -177,12 +179,16 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         ),
         (Suite(variants=["compile"]), Machine("cpu", has_cxx=False), "install g\\+\\+ or set CXX"),
         (Suite(variants=["cudagraph"]), CPU, "CUDA graphs need an NVIDIA GPU"),
-        (Suite(variants=["onnxruntime"]), Machine("cpu", True, no_onnxruntime="pip install it"), "pip install it"),
+        (
+            Suite(variants=["onnxruntime"]),
+            Machine("cpu", True, packages=frozenset()),
+            "package onnxruntime is not installed: pip install",
+        ),
         (Suite(variants=["onnxruntime-bf16"]), CPU, "fp32, fp16 and int8 only"),
         (Suite(variants=["onnxruntime"], provider="cuda"), CPU, "provider cuda needs an NVIDIA GPU"),
         (
             Suite(variants=["tensorrt-fp16"], dla=0),
-            Machine("cuda", True, has_tensorrt=True),
+            Machine("cuda", True, packages=ALL),
             "only a Jetson has a DLA",
         ),
         (Suite(variants=["onnxruntime-int8"]), Machine("cuda", True), "no int8 kernels for CUDA: use tensorrt-int8"),
@@ -193,7 +199,7 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         ),
         (
             Suite(variants=["compile"]),
-            Machine("cuda", True, has_triton=False),
+            Machine("cuda", True, packages=frozenset({"onnxruntime"})),
             "torch.compile needs the package triton on a GPU",
         ),
         (Suite(variants=["tensorrt"]), Machine("cuda", True), "package tensorrt is not installed"),
@@ -210,16 +216,16 @@ def test_what_cannot_run_stays_in_the_plan_with_its_reason(suite, machine, reaso
 @pytest.mark.parametrize(
     ("variant", "machine"),
     [
-        ("tensorrt", Machine("cuda", has_cxx=True, has_tensorrt=True, no_onnxruntime="pip install it")),
-        ("openvino", Machine("cpu", has_cxx=True, has_openvino=True, no_onnxruntime="pip install it")),
+        ("tensorrt", Machine("cuda", has_cxx=True, packages=ALL - {"onnxruntime"})),
+        ("openvino", Machine("cpu", has_cxx=True, packages=ALL - {"onnxruntime"})),
     ],
 )
 def test_a_file_of_the_user_s_needs_onnx_runtime_in_every_runtime(variant, machine, monkeypatch):
     monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
     case = Case(model="net", variant=Variant.parse(variant))
     assert plan.why_not(case, machine) is None
-    told = "the reference of an ONNX file is its own run in ONNX Runtime: pip install it"
-    assert plan.why_not(case, machine, user_onnx=True) == told
+    told = "the reference of an ONNX file is its own run in ONNX Runtime: the package onnxruntime is not installed"
+    assert str(plan.why_not(case, machine, user_onnx=True)).startswith(told)
 
 
 def test_a_model_whose_kernels_have_gradients_trains_on_them():
@@ -261,7 +267,7 @@ def test_a_library_that_is_not_installed_is_not_available(monkeypatch):
 def test_a_module_of_your_own_runs_what_ships_most(preset):
     own = UserModule("package.net:build", folder="/somewhere")
     assert own.model == "own.net.build"
-    gpu = Machine("cuda", has_cxx=True, has_tensorrt=True)
+    gpu = Machine("cuda", has_cxx=True, packages=ALL)
     on_both = ["eager", "compile", "onnxruntime"]
     for machine, more in ((CPU, []), (gpu, ["fp16", "cudagraph", "tensorrt-fp16"])):
         planned = plan.plan([Suite(preset=preset)], LimitsConfig(), machine, own)
@@ -306,7 +312,7 @@ def test_a_dla_is_refused_for_what_does_not_use_it():
 
 def test_a_dla_computes_in_half_precision(monkeypatch):
     monkeypatch.setattr(plan, "is_tegra", lambda *_: True)
-    machine = Machine("cuda", has_cxx=True, has_tensorrt=True)
+    machine = Machine("cuda", has_cxx=True, packages=ALL)
     reasons = [
         plan.why_not(Case(model="square", variant=Variant.parse(name), dla=0), machine)
         for name in ("tensorrt", "tensorrt-fp16")
@@ -498,7 +504,7 @@ def test_a_device_that_names_no_gpu_is_refused():
 
 
 def accuracies(suite, **kwargs):
-    return {planned.accuracy for planned in plan.plan([suite], LimitsConfig(), CPU, **kwargs)}
+    return {planned.inputs.accuracy for planned in plan.plan([suite], LimitsConfig(), CPU, **kwargs)}
 
 
 @pytest.fixture
@@ -540,7 +546,7 @@ def test_weights_are_for_one_model(checkpoint):
 def test_a_model_of_ones_own_has_no_trained_weights_that_ship(checkpoint):
     own = UserModule("net.py:build")
     (planned, *_) = plan.plan([Suite(weights=checkpoint)], LimitsConfig(), CPU, own)
-    assert planned.weights == checkpoint
+    assert planned.inputs.weights == checkpoint
     with pytest.raises(UsageError, match="--weights demo: your own model has none; give a checkpoint of it"):
         ids(Suite(weights="demo"), own=own)
 

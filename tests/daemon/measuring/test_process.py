@@ -9,20 +9,22 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+import sessions_made
 from planted import planted
 from waiting import WAIT_S, wait_for
-from worker_jobs import TINY, job, run, run_here, user_module
+from worker_jobs import TINY, changed, job, run, run_here, user_module
 
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import temporary
 from benchd.daemon.measuring import plan, process
-from benchd.daemon.measuring.protocol import Limits
+from benchd.daemon.measuring.protocol import Limits, Pack
 from benchd.daemon.records import Variant
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.models import catalog
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_worker_that_does_its_work_has_neither_the_broker_s_password_nor_systemd_s_socket(tmp_path, monkeypatch):
     secrets = {PASSWORD_VARIABLE, "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC"}
     for name in (*secrets, "OF_THE_SITE"):
@@ -41,6 +43,7 @@ def test_a_worker_that_does_its_work_has_neither_the_broker_s_password_nor_syste
     assert not secrets & set(line.split())
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_worker_and_the_sampler_import_nothing_from_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     planted(tmp_path / "here", tmp_path / "mark")
@@ -51,7 +54,7 @@ def test_a_worker_and_the_sampler_import_nothing_from_the_current_folder(tmp_pat
 
 
 def test_a_path_that_no_worker_can_be_told_starts_none(tmp_path):
-    unsaid = msgspec.structs.replace(job(tmp_path), deployed=os.fsdecode(b"/caf\xe9"))
+    unsaid = msgspec.structs.replace(job(tmp_path), recipe=Pack(os.fsdecode(b"/caf\xe9")))
     with pytest.raises(UsageError, match="its path is not UTF-8; rename it"):
         run(unsaid, python="/nowhere")  # which would be another error
 
@@ -136,6 +139,20 @@ def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path, monke
     os.close(go)
 
 
+def test_a_worker_that_never_ends_its_line_or_its_log_is_ended_at_its_deadline(tmp_path):
+    """And is listened to meanwhile: the service attends to its watchdog and its signals."""
+    worker = without_torch(tmp_path, "while True: [os.write(1, b'x' * 2**20), os.write(pipe, b'x' * 2**16)]")
+    given, attended = job(tmp_path, limits=msgspec.structs.replace(TINY, build_deadline_s=3.0)), []
+    here = sessions_made.session(tmp_path)
+    here.attend = lambda: attended.append((tmp_path / "logs" / "run.log").stat().st_size)
+    with here, here.measuring(), process.Worker(given, tmp_path / "logs" / "run.log", worker) as running:
+        while not (ended := here.follow(running, running.remaining_s(), "too long")):
+            pass
+        assert running.outcome(*ended).process.status == "timeout"
+    assert len(attended) > 10
+    assert max(attended) < process.LOG_BYTES + 2**25
+
+
 def test_a_worker_that_hangs_is_ended_with_all_it_started(tmp_path, monkeypatch):
     """A child of its own session, and one of another."""
     shell = "echo started; (sleep 1000; true) & sleep 1000; true"  # two shells and two children of theirs
@@ -209,7 +226,7 @@ def test_what_was_found_before_a_failure_is_kept(tmp_path):
 def test_a_compiler_that_fails_makes_custom_kernels_unsupported_and_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", "false")  # as a gcc that finds no Python.h does to Triton
     a_job = job(tmp_path, model="snn_onepass", variant=Variant.parse("custom"))
-    outcome = run(msgspec.structs.replace(a_job, options=catalog.entry("snn_onepass").resolve({})))
+    outcome = run(changed(a_job, options=catalog.entry("snn_onepass").resolve({})))
     assert outcome.process.status == "unsupported"
     assert "sudo apt install gcc python3-dev" in outcome.process.reason
 
@@ -225,6 +242,13 @@ def test_the_heap_is_kept_on_a_cpu_alone_and_the_record_says_so(device, kept, tm
 def test_fp32_is_fp32_in_every_runtime(tmp_path, monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     assert process.environment("cuda", str(tmp_path), None)["NVIDIA_TF32_OVERRIDE"] == "0"
+
+
+def test_a_worker_of_an_empty_environment_has_a_path_on_which_a_compiler_finds_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/opt/bin")
+    assert process.environment("cpu", str(tmp_path), None)["PATH"] == "/opt/bin"
+    monkeypatch.delenv("PATH")
+    assert process.environment("cpu", str(tmp_path), None)["PATH"] == os.defpath
 
 
 @pytest.mark.parametrize(("fails", "deadline_s"), [("time.sleep(1000)", 0.0), ("os._exit(3)", WAIT_S)])

@@ -33,10 +33,10 @@ from benchd.daemon.records import (
     Sample,
     Summary,
     Window,
+    unix_s,
 )
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.sampling.sources.protocol import Batch, PowerSource
-from benchd.daemon.verdicts import when
 from benchd.models.cost import cost, parameters
 
 SHARED = Run("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
@@ -297,9 +297,9 @@ def test_it_is_said_if_no_source_tells_what_holds_the_clocks_of_the_device_down(
 
 
 def test_memory_is_the_largest_peak():
-    peaks = [Memory(rss_peak_bytes=10), Memory(rss_peak_bytes=30, device_peak_bytes=5)]
+    peaks = [Memory(rss_peak_bytes=10, worker_peak_bytes=90), Memory(rss_peak_bytes=30, device_peak_bytes=5)]
     made = record(*(outcome(timing=timing(), memory=peak) for peak in peaks))
-    assert made.memory == Memory(rss_peak_bytes=30, device_peak_bytes=5)
+    assert made.memory == Memory(rss_peak_bytes=30, worker_peak_bytes=90, device_peak_bytes=5)
 
 
 def test_what_was_not_measured_is_null_with_a_reason():
@@ -453,7 +453,7 @@ def test_a_neighbour_s_frames_add_up_and_other_load_is_flagged_beside_it_too():
 def test_a_start_before_the_clock_was_set_is_dated_once_it_is():
     started = RunId("r7", "1970-01-01T00:01:00.000Z", time.monotonic_ns() - 3600 * 10**9)
     this = boot_id()
-    assert when.unix_s(started.dated(this).t_wall) == pytest.approx(time.time() - 3600, abs=60.0)
+    assert unix_s(started.dated(this).t_wall) == pytest.approx(time.time() - 3600, abs=60.0)
     assert started.dated("an earlier boot") == started
     known = RunId.new()
     assert known.dated(this) == known

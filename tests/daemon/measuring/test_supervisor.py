@@ -9,7 +9,7 @@ from sessions_made import session
 
 from benchd.daemon.measuring.plan import PRESETS, Planned
 from benchd.daemon.measuring.process import KILLED
-from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.measuring.protocol import Compare, Outcome, unmeasured
 from benchd.daemon.measuring.session import spare_cpu
 from benchd.daemon.measuring.supervisor import Supervisor, Turn, _end_of_search, _rates_of, interleaved_rule
 from benchd.daemon.records import Case, Probes, ProcessResult
@@ -34,8 +34,8 @@ def test_a_case_of_a_plan_whose_gpu_came_back_is_not_the_last_to_be_probed(tmp_p
     case = Case(model="square")
     unfit = Planned(case, "quick", PRESETS["quick"], True, "no GPU")
     supervisor = Supervisor(session(tmp_path), [unfit])
-    later = Turn(replace(unfit, reason=None), "r1.0", 0)
-    assert supervisor._is_to_probe(later)
+    later = replace(unfit, reason=None)
+    assert supervisor._is_to_probe(later, is_last=False)
     supervisor._rates[_rates_of(case)] = Probes(
         copy_bytes_per_s=1.0,
         matrix_flops_per_s=1.0,
@@ -43,16 +43,24 @@ def test_a_case_of_a_plan_whose_gpu_came_back_is_not_the_last_to_be_probed(tmp_p
         exponentials_per_s=1.0,
         exponentials_by="torch",
     )
-    assert not supervisor._is_to_probe(later)
+    assert not supervisor._is_to_probe(later, is_last=False)
 
 
 @pytest.mark.parametrize("is_searched", [False, True])
 def test_a_probe_that_failed_is_not_tried_again(tmp_path, is_searched):
     planned = Planned(Case(model="square"), "quick", PRESETS["quick"], True, None, is_searched=is_searched)
-    supervisor, turn = Supervisor(session(tmp_path), [planned]), Turn(planned, "r1.0", 0, is_last=True)
-    assert supervisor._is_to_probe(turn)
+    supervisor = Supervisor(session(tmp_path), [planned])
+    assert supervisor._is_to_probe(planned, is_last=True)
     supervisor._rates[_rates_of(planned.case)] = None
-    assert not supervisor._is_to_probe(turn)
+    assert not supervisor._is_to_probe(planned, is_last=True)
+
+
+def test_only_before_the_first_cold_start_another_fills_the_caches(tmp_path, monkeypatch):
+    planned, names = Planned(Case(model="square", scenario="cold_start"), "quick", PRESETS["quick"], True, None), []
+    monkeypatch.setattr(Supervisor, "_process", lambda _, turn: names.append(turn.name) or unmeasured("ok", None))
+    for number in range(2):
+        Supervisor(session(tmp_path), [planned]).process(Turn(planned, f"r1.{number}", number, Compare()))
+    assert names == ["r1.ready", "r1.0", "r1.1"]
 
 
 def test_a_rest_for_a_slow_sensor_fits_its_stage(tmp_path):
@@ -60,8 +68,8 @@ def test_a_rest_for_a_slow_sensor_fits_its_stage(tmp_path):
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
     planned = Planned(Case(model="square"), "quick", PRESETS["quick"], True, None)
     with session(tmp_path, source=f"fake={tmp_path / 'script.json'}") as one:
-        job = Supervisor(one, [planned])._job(Turn(planned, "r1.0", 0))
-    assert 0.0 < 1.5 * job.idle_s < planned.limits.deadline_s("idle")
+        recipe = Supervisor(one, [planned])._recipe(planned, is_last=False)
+    assert 0.0 < 1.5 * recipe.idle_s < planned.limits.deadline_s("idle")
 
 
 @pytest.mark.parametrize("cap_s", [0.8, 130.0])

@@ -10,17 +10,18 @@ from itertools import pairwise
 import msgspec
 import psutil
 import pytest
+from forked import WORKER
 from sessions_made import session
 from waiting import wait_for
 from worker_jobs import user_module
 
 from benchd.daemon.config import LimitsConfig
-from benchd.daemon.measuring import paired, plan, process
+from benchd.daemon.measuring import paired, plan, process, user_model
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.measuring.protocol import Compare
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.measuring.supervisor import Supervisor, Turn
-from benchd.daemon.measuring.user_model import UserModule
 
 CPU = Machine("cpu", has_cxx=True)
 LIMITS = LimitsConfig(warm_up_cap_s=0.1, measure_cap_s=0.1, check_images=1)
@@ -58,12 +59,16 @@ def entry(case="square,eager,b1,size=16", own=None):
     return planned
 
 
-def turns(planned, count=2, **fields):
-    return [Turn(planned, f"turn.{number}", number, **fields) for number in range(count)]
+def turns(planned, count=2):
+    return [Turn(planned, f"turn.{number}", number, Compare()) for number in range(count)]
 
 
-def run(opened, planned, **fields):
-    with closing(Supervisor(opened[0], [planned]).in_turn(turns(planned, **fields))) as running:
+def as_given(turn):
+    return turn
+
+
+def run(opened, planned, count=2):
+    with closing(Supervisor(opened[0], [planned]).in_turn(turns(planned, count), as_given)) as running:
         return [outcome for _, outcome in sorted(running, key=lambda each: each[0].name)]
 
 
@@ -83,21 +88,24 @@ def test_both_import_torch_before_the_first_is_measured_and_measure_one_after_th
 
 def test_what_the_first_left_running_does_not_run_beside_the_second(opened, tmp_path):
     path = user_module(tmp_path, build=ALONE)
-    own = UserModule.at(path, [])
+    own = user_model.module(path, [])
     outcomes = run(opened, entry(f"{own.model},eager,b1", own))
     assert [(one.process.status, one.process.reason) for one in outcomes] == [("ok", None)] * 2
 
 
 def test_a_cold_start_takes_its_turn_whole(opened):
-    sides = [Turn(entry(), "turn.0", 0), Turn(entry("square,eager,b1,cold_start,size=16"), "turn.1", 1)]
-    with closing(Supervisor(opened[0], [entry()]).in_turn(sides)) as running:
+    sides = [
+        Turn(entry(), "turn.0", 0, Compare()),
+        Turn(entry("square,eager,b1,cold_start,size=16"), "turn.1", 1, Compare()),
+    ]
+    with closing(Supervisor(opened[0], [entry()]).in_turn(sides, as_given)) as running:
         assert len([*running]) == 2
     assert in_order(opened[1].seen)
 
 
 def test_one_that_dies_as_it_waits_fails_alone(opened):
     supervisor = Supervisor(opened[0], [entry()])
-    with closing(supervisor.in_turn(turns(entry()))) as running:
+    with closing(supervisor.in_turn(turns(entry()), as_given)) as running:
         assert next(running)[1].process.status == "ok"
         (waiting,) = children()
         os.kill(waiting, signal.SIGKILL)
@@ -115,7 +123,7 @@ def test_one_that_cannot_start_fails_both(opened, tmp_path):
 
 def test_who_stops_early_leaves_no_process_behind(opened):
     supervisor = Supervisor(opened[0], [entry()])
-    with closing(supervisor.in_turn(turns(entry()))) as running:
+    with closing(supervisor.in_turn(turns(entry()), as_given)) as running:
         next(running)
         assert children()
     assert not children()
@@ -145,7 +153,7 @@ NOTING = """pathlib = __import__("pathlib")
 
 def interleaved_entry(own=None, threads=None):
     case = "eager,b1" if own else "square,eager,b1,size=16"
-    request = Request([case], "quick", 0.01, modules=[own] if own else [], threads=threads)
+    request = Request([case], "quick", 0.01, modules=[own] if own else [], threads=[threads] if threads else [])
     entry, _ = paired.planned_sides(request, LimitsConfig(warm_up_cap_s=0.1, check_images=1), CPU)
     return replace(entry, limits=msgspec.structs.replace(entry.limits, rule=paired.INTERLEAVED))
 
@@ -157,7 +165,7 @@ def windows(outcomes):
 
 
 def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew_and_a_sink_hears_of_each_stage_once(opened):
-    outcomes = run(opened, interleaved_entry(), interleaved=True)
+    outcomes = run(opened, interleaved_entry())
     assert [one.process.status for one in outcomes] == ["ok", "ok"]
     found = windows(outcomes)
     assert all(early.end_ns < late.start_ns for (early, _), (late, _) in pairwise(found))
@@ -174,8 +182,8 @@ def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew_and_a_sink_hears_of_e
 
 
 def test_a_process_that_waits_is_suspended_with_its_threads_and_reads_nothing_of_ours(opened, tmp_path):
-    own = UserModule.at(user_module(tmp_path, build=SPINNING), [])
-    outcomes = run(opened, interleaved_entry(own), interleaved=True)
+    own = user_model.module(user_module(tmp_path, build=SPINNING), [])
+    outcomes = run(opened, interleaved_entry(own))
     assert [(one.process.status, one.process.reason) for one in outcomes] == [("ok", None)] * 2
     spun = [path for path in (tmp_path / "spun").iterdir() if path.suffix != ".read"]
     stamps = [[int(line) for line in path.read_text().split()] for path in spun]
@@ -189,11 +197,11 @@ def test_a_process_that_waits_is_suspended_with_its_threads_and_reads_nothing_of
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is all that a pair can have")
 def test_a_pair_shares_the_cpus_it_needs_and_each_pair_draws(opened, tmp_path):
-    own = UserModule.at(user_module(tmp_path, forward=NOTING), [])
+    own = user_model.module(user_module(tmp_path, forward=NOTING), [])
     used = []
     for seed in (0, 1):  # whose first draws are two CPUs, whatever the number of them
         random.seed(seed)
-        outcomes = run(opened, interleaved_entry(own, threads=1), interleaved=True)
+        outcomes = run(opened, interleaved_entry(own, threads=1))
         first, second = (one.process.cpus for one in outcomes)
         assert len(first) == 1
         assert first == second
@@ -201,17 +209,17 @@ def test_a_pair_shares_the_cpus_it_needs_and_each_pair_draws(opened, tmp_path):
         [path.unlink() for path in tmp_path.glob("cpus.*")]
         used.append(tuple(first))
     assert len({*used}) == 2
-    assert all(not one.process.cpus for one in run(opened, interleaved_entry(own), interleaved=True))
+    assert all(not one.process.cpus for one in run(opened, interleaved_entry(own)))
 
 
 def test_a_side_that_fails_ends_the_pair(opened, tmp_path):
-    broken = UserModule.at(user_module(tmp_path, build="raise ValueError('broken')"), [])
+    broken = user_model.module(user_module(tmp_path, build="raise ValueError('broken')"), [])
     supervisor = Supervisor(opened[0], [interleaved_entry()])
     pair = [
-        Turn(interleaved_entry(), "turn.0", 0, interleaved=True),
-        Turn(interleaved_entry(broken), "turn.1", 0, interleaved=True),
+        Turn(interleaved_entry(), "turn.0", 0, Compare()),
+        Turn(interleaved_entry(broken), "turn.1", 0, Compare()),
     ]
-    with closing(supervisor.in_turn(pair)) as running:
+    with closing(supervisor.in_turn(pair, as_given)) as running:
         turn, outcome = next(running)
     assert (turn.name, outcome.process.status) == ("turn.1", "failed")
     assert not children()
@@ -228,10 +236,10 @@ STUBBORN = """
 def test_what_cannot_be_suspended_is_ended_and_named(opened, tmp_path, monkeypatch):
     """A thread behind vfork stops only after its child has run a program, and the child is stopped as well."""
     monkeypatch.setattr(process, "SUSPEND_S", 0.3)
-    own = UserModule.at(user_module(tmp_path, build=STUBBORN), [])
+    own = user_model.module(user_module(tmp_path, build=STUBBORN), [])
     supervisor = Supervisor(opened[0], [interleaved_entry(own)])
-    pair = [Turn(interleaved_entry(own), f"turn.{number}", 0, interleaved=True) for number in range(2)]
-    with closing(supervisor.in_turn(pair)) as running:
+    pair = [Turn(interleaved_entry(own), f"turn.{number}", 0, Compare()) for number in range(2)]
+    with closing(supervisor.in_turn(pair, as_given)) as running:
         _, outcome = next(running)
     assert outcome.process.status == "failed"
     assert "could not be suspended" in outcome.process.reason
@@ -248,7 +256,7 @@ def test_one_that_dies_between_blocks_fails_and_the_other_is_measured(opened, mo
             os.kill(begun[1], number)
 
     monkeypatch.setattr(opened[1], "stage", kill)
-    first, second = run(opened, interleaved_entry(), interleaved=True)
+    first, second = run(opened, interleaved_entry())
     assert (first.process.status, second.process.status) == ("ok", "failed")
     assert f"killed by {number.name}" in second.process.reason
     assert not children()
@@ -256,7 +264,7 @@ def test_one_that_dies_between_blocks_fails_and_the_other_is_measured(opened, mo
 
 def test_an_interrupt_between_blocks_ends_both(opened, monkeypatch):
     interrupts_at(opened, monkeypatch, "measure")
-    assert [one.process.status for one in run(opened, interleaved_entry(), interleaved=True)] == ["aborted"] * 2
+    assert [one.process.status for one in run(opened, interleaved_entry())] == ["aborted"] * 2
     assert not children()
 
 
@@ -267,4 +275,5 @@ def interrupts_at(opened, monkeypatch, stage):
 
 def children():
     """Return the pids of this process's workers."""
-    return [one.pid for one in psutil.Process().children() if "benchd.daemon.worker" in one.cmdline()]
+    alike = [one.pid for one in psutil.Process().children() if WORKER in one.cmdline()]
+    return [pid for pid in alike if os.getsid(pid) == pid]

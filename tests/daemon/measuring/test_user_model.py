@@ -1,5 +1,6 @@
 """The inputs of an own model, as text and as what they mean."""
 
+import numpy as np
 import pytest
 
 from benchd.daemon.errors import UsageError
@@ -54,8 +55,22 @@ def test_inputs_without_a_name_come_first():
         (["x=int8:4:0-300"], "--input x=int8:4:0-300: give two whole numbers from -128 to 127, the lower one first"),
         (["x=int64:4:0.5-1"], "give two whole numbers"),
         (["16:0-1e400"], "give two numbers"),
+        (["x=uint8:()=-3"], r"--input x=uint8:\(\)=-3: give a whole number from 0 to 255$"),
+        (["x=(4)=1e400"], r"give a number from -3\.3e\+38 to 3\.3e\+38$"),
+        (["x=99999999999x999"], "its numbers take .* GiB, and this machine has .* GiB of memory"),
     ],
 )
 def test_what_is_no_input_is_said(texts, words):
     with pytest.raises(UsageError, match=words):
         of_module(inputs_of(texts))
+
+
+@pytest.mark.parametrize(
+    ("items", "size", "words"), [(8, 0, "not a complete .npy file"), (10**12, 4 * 10**12, "its numbers take .* GiB")]
+)
+def test_a_file_of_numbers_that_it_lacks_or_no_memory_holds_is_refused(items, size, words, tmp_path):
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (items,)})
+        file.truncate(file.tell() + size)  # sparse
+    with pytest.raises(UsageError, match=words):
+        of_module(inputs_of([f"x=@{tmp_path}/x.npy"]))

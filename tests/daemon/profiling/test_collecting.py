@@ -40,7 +40,6 @@ def read(tmp_path):
         (tmp_path / "trace.json").write_text(text)
         job = ProfileJob(
             case=Case(model="square"),
-            options={},
             limits=PRESETS["quick"],
             workload="forward",
             methods=["torch"],

@@ -6,7 +6,8 @@ import pytest
 from profile_shown import shown_on_cpu
 from sessions_made import session
 
-from benchd.daemon.delivery.sinks import JournalSink
+from benchd.daemon.delivery.log import Log
+from benchd.daemon.delivery.sinks import LogSink
 from benchd.daemon.profiling.profile import Finding
 from benchd.daemon.profiling.verification import MOST_CASES, tried
 from benchd.daemon.records import Case
@@ -41,7 +42,7 @@ def test_equal_cases_are_tried_once_and_of_many_the_first(tmp_path):
 def test_a_larger_square_refutes_that_it_is_faster(tmp_path, monkeypatch):
     """By 1024 times the work, so that no other load decides it."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    sink = JournalSink(tmp_path / "records.jsonl")
+    sink = LogSink(Log(tmp_path / "records.jsonl"))
     with session(tmp_path, [sink]) as one:
         found = tried(square(finding("eager", options={"size": 2048})), 2, one, StringIO())
     (one,) = found.findings

@@ -8,7 +8,6 @@ import pytest
 from records_made import ENVIRONMENT, accuracy, made, timing
 
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.errors import NotAvailable
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import (
@@ -19,6 +18,7 @@ from benchd.daemon.records import (
     Check,
     Energy,
     Floor,
+    Inputs,
     Interference,
     Memory,
     ProcessResult,
@@ -27,11 +27,10 @@ from benchd.daemon.records import (
     encode,
 )
 from benchd.daemon.reporting import console
-from benchd.daemon.reporting.console import Screen, SlowStages, print_baseline, print_catalog, print_kernels, print_plan
+from benchd.daemon.reporting.console import Screen, SlowStages, print_baseline, print_catalog, print_plan
 from benchd.daemon.verdicts.accuracy import NOT_ASKED
 from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.recommend import Requirements
-from benchd.kernels.shipped import CannotCompile, Compiled
 
 PLAN = plan.plan([Suite(models=["square"], variants=["eager"], preset="quick")], LimitsConfig(), Machine("cpu", True))
 
@@ -102,6 +101,13 @@ def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
     assert not any(word in plain for word in ("blocks disturbed", "audit:", "rates changed"))
 
 
+def test_a_busy_machine_is_the_first_line_and_no_note():
+    out, _ = shown(made(timing=timing(1.0), flags=["busy_machine"]))
+    assert out.startswith("BUSY MACHINE: other processes used the CPU while ")
+    assert out.lower().count("busy machine") == 1
+    assert "BUSY" not in shown(made(timing=timing(1.0)))[0]
+
+
 def test_on_a_gpu_the_provider_is_named_and_the_process_s_memory_is_not_the_device_s():
     cuda = msgspec.structs.replace(ENVIRONMENT, device="cuda", gpu="GPU")
     case = Case(model="square", variant=Variant.parse("onnxruntime"), provider="tensorrt")
@@ -154,6 +160,14 @@ def test_a_case_below_its_floor_is_named():
     fits = msgspec.structs.replace(least("bytes"), reference_because="its 2 MiB fit the caches of 8 MiB")
     table, _ = shown(made(flags=["faster_than_floor"], floor=fits))
     assert "x of floor: vim_tiny below 1: its 2 MiB fit the caches of 8 MiB" in table
+
+
+@pytest.mark.parametrize(("peak_mib", "cell"), [(1866, "1431 (1866)"), (1432, "1431 ")])
+def test_the_worker_s_peak_stands_beside_the_memory_that_it_exceeds(peak_mib, cell):
+    memory = Memory(rss_peak_bytes=1431 * 2**20, worker_peak_bytes=peak_mib * 2**20)
+    table, _ = shown(made(memory=memory))
+    assert cell in table
+    assert ("memory: with build and check up to 1866 MiB" in table) is (peak_mib == 1866)
 
 
 def test_a_full_row_fits_160_columns_and_180_with_its_accuracy():
@@ -271,7 +285,7 @@ def test_the_plan_says_what_runs_what_cannot_and_how_long():
     assert "1 case, at most about 00:00:22" in out.getvalue()
     assert "cannot run here: not today: tensorrt, tensorrt-fp16" in out.getvalue()
     assert "accuracy" not in out.getvalue()
-    print_plan(out, [replace(PLAN[0], accuracy="full")], {})
+    print_plan(out, [replace(PLAN[0], inputs=Inputs(accuracy="full"))], {})
     assert "plus accuracy, whose time depends on the number of images" in out.getvalue()
 
 
@@ -281,62 +295,6 @@ def test_the_catalog_names_every_model_and_option(as_json):
     print_catalog(out, as_json)
     for name in ("vim_tiny", "snn_stbif_resnet18", "square", "time_steps", "p_scale", "compile-amp"):
         assert name in out.getvalue()
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """One kernel, as if Triton 3.8.0 had compiled it."""
-    row = Compiled("lif", "fp16, [256]", "_lif", 87, 4, 46, 0, 512, 5 / 6, ("registers", "shared memory"))
-    monkeypatch.setattr(console, "compile_all", lambda **_: [row])
-    monkeypatch.setattr(console, "triton_version", lambda: "3.8.0")
-
-
-@pytest.mark.usefixtures("compiled")
-def test_the_kernels_are_listed_with_what_they_take():
-    out, err = io.StringIO(), io.StringIO()
-    print_kernels(out, err, as_json=False)
-    assert "compiled by Triton 3.8.0" in out.getvalue()
-    row = next(line for line in out.getvalue().splitlines() if "lif" in line)
-    cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells == ["lif", "fp16, [256]", "87", "4", "46", "0", "512", "83", "registers, shared memory"]
-    assert err.getvalue().startswith("compiling the kernels: ")
-
-
-@pytest.mark.usefixtures("compiled")
-def test_a_program_gets_every_field_of_a_kernel():
-    out = io.StringIO()
-    print_kernels(out, io.StringIO(), as_json=True)
-    listed = msgspec.json.decode(out.getvalue())
-    assert listed["triton"] == "3.8.0"
-    assert set(listed["kernels"][0]) == set(Compiled.__dataclass_fields__)
-    assert listed["kernels"][0]["occupancy"] == 5 / 6
-
-
-@pytest.mark.usefixtures("compiled")
-def test_a_terminal_sees_how_far_it_is(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    def compile_all(progress):
-        progress(3, 12)
-        return []
-
-    monkeypatch.setattr(console, "compile_all", compile_all)
-    err = Terminal()
-    print_kernels(io.StringIO(), err, as_json=True)
-    assert "3/12" in err.getvalue()
-
-
-def test_kernels_that_cannot_be_compiled_are_unavailable(monkeypatch):
-    def compile_all():
-        raise CannotCompile("the package 'triton' is not installed")
-
-    monkeypatch.setattr(console, "compile_all", compile_all)
-    out = io.StringIO()
-    with pytest.raises(NotAvailable, match=r"unavailable: .*'triton' is not installed"):
-        print_kernels(out, io.StringIO(), as_json=True)
-    assert out.getvalue() == ""
 
 
 @pytest.mark.parametrize(("reused", "said"), [(True, "1 of 1 existed already"), (False, "the others took 14.5 s")])

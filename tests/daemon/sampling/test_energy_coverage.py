@@ -1,4 +1,4 @@
-"""How often the energy's bar covers the truth, by load or fault and by sensor: the table of docs/measuring.md.
+"""How often the energy's bar covers the truth, by load or fault and by sensor: the table of docs/evidence.md.
 
 `pytest -s -m slow tests/daemon/sampling/test_energy_coverage.py` prints its cells. A run counts as missed if it has an
 energy whose bar misses the truth; at most 7 % may, and each bound below allows two standard deviations more.

@@ -10,7 +10,8 @@ from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import Case
 from benchd.daemon.service import agenda, schedule
 from benchd.daemon.service.agenda import Agenda
-from benchd.daemon.service.schedule import State, begin
+from benchd.daemon.service.facts import Facts
+from benchd.daemon.service.schedule import Schedule, begin
 
 MACHINE = Machine("cpu", True)
 SUITE = Suite(name="s", every="1h", models=["square"], variants=["eager"], options={"size": [16, 32]})
@@ -19,7 +20,7 @@ CASES = ["square,eager,b1,size=16", "square,eager,b1,size=32"]
 
 
 def made(*suites, state=None):
-    return Agenda(Config(suite=list(suites)), MACHINE, state or State())
+    return Agenda(Config(suite=list(suites)), MACHINE, Facts(schedule=state or Schedule()))
 
 
 def nothing(entry):
@@ -61,27 +62,61 @@ def test_a_suite_that_is_due_is_begun_and_measured_case_by_case():
     assert one.next(nothing)[1][0].case.case_id == CASES[1]
 
 
-def test_a_clock_that_is_set_right_after_a_boot_begins_nothing_that_was_not_due():
-    """A board without a clock of its own, booted six hours after its daily suite."""
-    one = made(msgspec.structs.replace(SUITE, every="1d"), state=State(served_s={"s": NOW_S}))
-    one.look(100.0, 10.0, "d")
-    one.look(NOW_S + 6 * HOUR_S, 15.0, "d")
-    assert (one.state.passes, one.next_due("d")) == ([], ("s", NOW_S + 30 * HOUR_S))
-    one.look(NOW_S + 30 * HOUR_S, 15.0 + 24 * HOUR_S, "d")
-    assert [entry.left for entry in one.state.passes] == [CASES]
+BOOTS = {"never set": 0.0, "of last week": NOW_S - 7 * 24 * HOUR_S, "right": None}
 
 
-def test_a_clock_that_is_set_by_hours_still_makes_up_for_what_was_missed():
-    """A board that begins with the time at which it went off."""
-    one = made(msgspec.structs.replace(SUITE, every="1d"), state=State(served_s={"s": NOW_S - 20 * HOUR_S}))
-    one.look(NOW_S, 10.0, "d")
-    one.look(NOW_S + 6 * HOUR_S, 15.0, "d")
-    assert [entry.left for entry in one.state.passes] == [CASES]
+def booted(state, wall_s, true_s, hours, *, is_set=True):
+    """Return the state after so many hours of a boot whose clock begins at `wall_s` and may be set after a minute."""
+    one = made(msgspec.structs.replace(SUITE, every="7d"), state=state)
+    ahead_s = true_s if wall_s is None else wall_s
+    for up_s in range(10, int(hours * HOUR_S), 60):
+        if is_set and up_s > 60:
+            ahead_s = true_s
+        one.look(ahead_s + up_s, up_s, "d")
+    return one._facts.schedule
+
+
+@pytest.mark.parametrize("clock", BOOTS.values(), ids=BOOTS)
+def test_a_board_that_is_switched_on_for_an_hour_a_day_begins_what_is_due_each_week(clock):
+    """Whatever its clock says until the network sets it."""
+    state, begun = booted(Schedule(), None, NOW_S, 1.0), []
+    for day in range(1, 22):
+        state = booted(state, clock, NOW_S + day * 24 * HOUR_S, 1.0)
+        begun += [day] * len(state.passes)
+        state = msgspec.structs.replace(state, passes=[])
+    assert begun == [7, 14, 21]
+
+
+def test_a_board_whose_clock_is_never_set_counts_the_time_that_it_was_up():
+    state, begun = Schedule(), 0
+    for day in range(22):
+        state = booted(state, 0.0, NOW_S + day * 24 * HOUR_S, 24 + 12 * (day % 2), is_set=False)
+        begun += len(state.passes)
+        state = msgspec.structs.replace(state, passes=[])
+    assert begun == 22 * 30 // (7 * 24)
+
+
+def test_a_daily_time_that_was_missed_while_the_board_was_off_is_made_up_once():
+    state = made(msgspec.structs.replace(SUITE, every=None, at="02:30"))
+    state.look(NOW_S, 10.0, "d")
+    for clock in BOOTS.values():
+        one = made(msgspec.structs.replace(SUITE, every=None, at="02:30"), state=state._facts.schedule)
+        one.look(NOW_S + 48 * HOUR_S if clock is None else clock + 10.0, 10.0, "d")
+        one.look(NOW_S + 48 * HOUR_S + 60.0, 70.0, "d")
+        one.look(NOW_S + 48 * HOUR_S + 120.0, 130.0, "d")
+        assert [entry.left for entry in one.runs] == [CASES]
+
+
+def test_a_clock_that_was_a_year_ahead_is_believed_no_longer_than_a_day_after_the_next_boot():
+    state = booted(Schedule(), None, NOW_S + 365 * 24 * HOUR_S, 1.0)
+    state = booted(state, NOW_S, NOW_S, 24 * 7 + 1, is_set=False)
+    assert [entry.left for entry in state.passes] == [CASES]
+    assert state.clock_s == pytest.approx(NOW_S + 24 * 7 * HOUR_S, abs=2 * HOUR_S)
 
 
 def test_a_pass_that_waits_lets_the_next_one_by_and_is_named_where_all_wait():
     one = made(SUITE)
-    one.state = begin(one.state, SUITE, CASES)
+    one._facts.schedule = begin(one._facts.schedule, SUITE, CASES)
     by_command = one.begin(Suite(models=["square"], variants=["eager"]))
     entry, _ = one.next(lambda entry: None if entry.by_command else "too warm")
     assert entry.suite_id == by_command.suite_id
@@ -89,10 +124,10 @@ def test_a_pass_that_waits_lets_the_next_one_by_and_is_named_where_all_wait():
 
 
 def test_a_case_that_is_gone_is_skipped_with_a_word():
-    state = begin(begin(State(), SUITE, ["gone", CASES[0]]), Suite(models=["no-such-model"]), ["x"])
+    state = begin(begin(Schedule(), SUITE, ["gone", CASES[0]]), Suite(models=["no-such-model"]), ["x"])
     one = made(SUITE, state=state)
     assert one.next(lambda entry: "warm") == "s: gone skipped: no longer a case of this suite"
-    assert [entry.left for entry in one.state.passes] == [[CASES[0]]]
+    assert [entry.left for entry in one.runs] == [[CASES[0]]]
 
 
 @pytest.mark.parametrize(
@@ -120,16 +155,17 @@ def test_too_many_passes_are_refused_and_cancelled_by_id_or_altogether():
     assert one.cancel(ids[3]) == [ids[3]]
     assert one.cancel("unknown") == []
     assert len(one.cancel(None)) == agenda.MAX_PASSES - 1
-    assert one.state.passes == []
+    assert one.runs == []
 
 
 def test_only_a_result_of_a_suite_says_whether_its_case_is_measured_once_more():
     again_s = {CASES[0]: NOW_S, CASES[1]: NOW_S}
 
     def after(suite, at_s):
-        one = made(SUITE, state=begin(State(again_s=again_s), suite, CASES))
+        one = made(SUITE, state=begin(Schedule(again_s=again_s), suite, CASES))
         case = Case(model="square", options={"size": 16})
-        return one.after(records_made.made(case=case, suite_id=one.state.passes[0].suite_id), 1.0, at_s).again_s
+        one.finish(records_made.made(case=case, suite_id=one.runs[0].suite_id), 1.0, at_s)
+        return one._facts.schedule.again_s
 
     listed = msgspec.structs.replace(SUITE, name="", every=None)
     assert after(listed, None) == after(listed, NOW_S + HOUR_S) == again_s
@@ -154,24 +190,24 @@ def test_a_run_by_command_has_a_time_limit_and_comes_after_what_is_due():
     one.look(4600.0, 3620.0, "d")
     entry, _ = one.next(nothing)
     assert not entry.by_command
-    one.state = schedule.drop(one.state, entry.suite_id)
+    one._facts.schedule = schedule.drop(one._facts.schedule, entry.suite_id)
     assert one.next(nothing)[0] == asked
-    one.state = schedule.finish(one.state, asked.suite_id, CASES[0], agenda.COMMANDED_S)
+    one._facts.schedule = schedule.finish(one._facts.schedule, asked.suite_id, CASES[0], agenda.COMMANDED_S)
     assert not one.is_under_way(asked.suite_id)
 
 
 def test_a_batch_that_memory_cannot_hold_is_refused_by_command():
     large = Suite(models=["vim_tiny"], variants=["eager"], batch_sizes=[1, 2**20])
-    with pytest.raises(UsageError, match=r"batch size 1048576: at most [0-9]+ images of vim_tiny fit this memory"):
+    with pytest.raises(UsageError, match=r"batch size 1048576: at most [0-9]+ images of vim_tiny fit in memory"):
         made(SUITE).begin(large)
-    with pytest.raises(UsageError, match="fit this memory"):
+    with pytest.raises(UsageError, match="fit in memory"):
         made(SUITE).begin(msgspec.structs.replace(large, batch_sizes=[100], options={"image_size": [16, 16384]}))
-    with pytest.raises(UsageError, match="fit this memory"):
+    with pytest.raises(UsageError, match="fit in memory"):
         made(SUITE).begin(msgspec.structs.replace(large, models=[]))
     assert made(SUITE).begin(msgspec.structs.replace(large, batch_sizes=[1, 4])).left
 
 
 @pytest.mark.parametrize(("model", "option", "value"), [("vim_tiny", "image_size", 100_000), ("square", "size", 2**40)])
 def test_a_default_batch_that_memory_cannot_hold_is_refused_by_command(model, option, value):
-    with pytest.raises(UsageError, match=rf"batch size 1: at most 0 images of {model} fit this memory"):
+    with pytest.raises(UsageError, match=rf"batch size 1: at most 0 images of {model} fit in memory"):
         made(SUITE).begin(Suite(models=[model], variants=["eager"], options={option: [value]}))

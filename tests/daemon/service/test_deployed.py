@@ -3,30 +3,27 @@
 import os
 import shutil
 import tempfile
-from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 from manifests_made import manifest
 from records_made import ENERGY, ENVIRONMENT, INFO, PASSED, made, timing
+from services import state_in
 
 from benchd.daemon import config
 from benchd.daemon.config import Shipped
 from benchd.daemon.delivery.messages import Deployed
-from benchd.daemon.delivery.sinks import JournalSink
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import Case, ModelFacts, ProcessResult, Variant, encode
 from benchd.daemon.service import deployed, homeassistant
-from benchd.daemon.service.deployed import Kept
-from benchd.daemon.verdicts import manifest as manifests
+from benchd.daemon.service.facts import STATE, FactsFile, Verification
+from benchd.daemon.shipping import manifest as manifests
 from benchd.daemon.verdicts.results import JOURNAL
 
 DAY = 86400.0
-MACHINE = Machine("cpu", has_cxx=True)
+FOLDER = Shipped(path="/srv/net")
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="same", data="random")
 
 
@@ -58,23 +55,25 @@ def shipped(variant="eager", **asked):
     )
 
 
-def deployments(one, events, state, standings=None):
-    """Return the deployments of one folder without a broker, whose events are appended to `events`."""
-    publisher = SimpleNamespace(end=lambda: None, keep=lambda kept: None, link=None)
-    now = SimpleNamespace(settings=config.Config(shipped=[one]), publisher=publisher)
-    between = SimpleNamespace(event=lambda name, detail: events.append(name), attempt=lambda act: act())
-    base = SimpleNamespace(places=SimpleNamespace(state=state))
-    return deployed.Deployments(base, now, between, standings or {})
+@pytest.fixture
+def state(tmp_path):
+    """A service of one folder, without a broker."""
+    with state_in(tmp_path, config.Config(shipped=[FOLDER])) as state:
+        yield state
+
+
+def events(state):
+    return [msgspec.json.decode(entry.body)["event"] for entry in state.events.entries()]
 
 
 def test_a_folder_is_due_at_first_at_its_time_and_after_a_change():
-    one, kept = Shipped(path="/srv/net", every="1d"), Kept(1000.0, "as it is", said())
+    one, kept = Shipped(path="/srv/net", every="1d"), Verification(1000.0, "as it is", said(), False)
     assert deployed.is_due(one, None, 1000.0, "as it is")
     assert not deployed.is_due(one, kept, 1000.0 + DAY / 2, "as it is")
     assert deployed.is_due(one, kept, 1000.0 + DAY, "as it is")
     assert deployed.is_due(one, kept, 1001.0, "changed")
     assert not deployed.is_due(Shipped(path="/srv/net"), kept, 1000.0 + 90 * DAY, "as it is")
-    assert deployed.is_due(one, Kept(1000.0 + 30 * DAY, "as it is", said()), 1000.0, "as it is")
+    assert deployed.is_due(one, Verification(1000.0 + 30 * DAY, "as it is", said(), False), 1000.0, "as it is")
 
 
 def test_a_folder_whose_file_the_service_may_read_by_now_is_due():
@@ -99,14 +98,14 @@ def test_a_folder_whose_file_the_service_may_read_by_now_is_due():
 
 def test_a_folder_that_cannot_be_read_breaks_its_promise_and_its_place_is_not_told():
     one = Shipped(path="/srv/secret/net")
-    found = deployed.said(one, None, "/srv/secret/net: model.onnx is missing", None, "")
+    found = deployed.document(one, None, "/srv/secret/net: model.onnx is missing", None, "")
     assert (found.verdict, found.is_broken, found.reason) == ("broken", True, "net: model.onnx is missing")
 
 
 def test_the_time_since_when_a_verdict_stands_is_kept():
-    one, before = Shipped(path="/srv/net"), Kept(0.0, "", said("broken"))
-    assert deployed.said(one, None, "still", before, "").since == "then"
-    assert deployed.said(one, None, "still", Kept(0.0, "", said("kept")), "").since != "then"
+    one, before = Shipped(path="/srv/net"), Verification(0.0, "", said("broken"), False)
+    assert deployed.document(one, None, "still", before, "").since == "then"
+    assert deployed.document(one, None, "still", Verification(0.0, "", said("kept"), False), "").since != "then"
 
 
 @pytest.mark.parametrize(
@@ -117,29 +116,17 @@ def test_the_time_since_when_a_verdict_stands_is_kept():
         ("failed inconclusive faster inconclusive", ["promise_broken", "promise_kept"]),
     ],
 )
-def test_a_broken_promise_is_kept_again_only_by_a_verdict_that_says_so(tmp_path, verdicts, expected):
-    one, events, standings = Shipped(path="/srv/net"), [], {}
+def test_a_broken_promise_is_kept_again_only_by_a_verdict_that_says_so(state, tmp_path, verdicts, expected):
     for verdict in verdicts.split():
-        service = deployments(one, events, tmp_path, standings)
-        service._publish(one, said(verdict), "as it is")
-        standings = deployed.decode(msgspec.json.encode(service.standings))  # as after a restart
-    assert events == expected
+        deployed.publish(state, FOLDER, said(verdict), "as it is")
+        state.facts.shipped = FactsFile(tmp_path / STATE).now.shipped
+    assert events(state) == expected
 
 
-def test_a_folder_that_was_mended_or_replaced_breaks_a_promise_of_its_own(tmp_path):
-    one, events = Shipped(path="/srv/net"), []
-    service = deployments(one, events, tmp_path, {})
+def test_a_folder_that_was_mended_or_replaced_breaks_a_promise_of_its_own(state):
     for verdict, of in (("broken", "old"), ("another_machine", "trusted"), ("slower", "trusted"), ("kept", "trusted")):
-        service._publish(one, said(verdict), of)
-    assert events == ["promise_broken", "promise_broken", "promise_kept"]
-
-
-def test_a_promise_that_an_earlier_version_saw_broken_is_broken(tmp_path):
-    one, events, standings = Shipped(path="/srv/net"), [], {"net": Kept(0.0, "as it is", said("slower"))}
-    service = deployments(one, events, tmp_path, standings)
-    for verdict in ("slower", "inconclusive", "kept"):
-        service._publish(one, said(verdict), "as it is")
-    assert events == ["promise_kept"]
+        deployed.publish(state, FOLDER, said(verdict), of)
+    assert events(state) == ["promise_broken", "promise_broken", "promise_kept"]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +148,7 @@ def test_a_variant_that_the_plan_shows_ahead_is_named_with_its_interval(records,
     assert found == ahead or (ahead and found.startswith(ahead))
 
 
-def test_a_variant_ahead_is_told_once_whatever_becomes_of_the_journal(tmp_path, monkeypatch):
+def test_a_variant_ahead_is_told_once_whatever_becomes_of_the_journal(state, tmp_path, monkeypatch):
     """It is put away, has only some cases yet, is moved elsewhere, or holds the figures of another night."""
 
     def verify(*given, **named):
@@ -169,26 +156,23 @@ def test_a_variant_ahead_is_told_once_whatever_becomes_of_the_journal(tmp_path, 
 
     monkeypatch.setattr(deployed.manifest, "read", lambda folder, beat: shipped())
     monkeypatch.setattr(deployed.verifying, "verify", verify)
-    one, events = Shipped(path="/srv/net"), []
-    service = deployments(one, events, tmp_path)
 
     def better(*records):
         for each in records:
-            journal.publish(each, encode(each))
-        service.verify(one, SimpleNamespace(interrupted=False, machine=MACHINE, rest=lambda: None))
-        return service.standings[one.called].said.better
+            state.records.append(encode(each))
+        deployed.verify(state, FOLDER)
+        return state.facts.shipped[FOLDER.called].published.better
 
-    with closing(JournalSink(tmp_path / JOURNAL)) as journal:
-        found = better(record("eager", 10.0), record("onnxruntime", 7.0))
-        assert found.startswith("onnxruntime, 1.43x")
-        journal.put_away(tmp_path / "runs", 1000.0, from_bytes=1)
-        assert better() == found
-        assert better(record("eager", 10.0)) == found
-        (tmp_path / JOURNAL).rename(tmp_path / "rotated")
-        shutil.rmtree(tmp_path / "runs")
-        assert better() == found
-        assert better(record("eager", 10.0), record("onnxruntime", 6.0)).startswith("onnxruntime, 1.67x")
-    assert events.count("shipped_behind") == 1
+    found = better(record("eager", 10.0), record("onnxruntime", 7.0))
+    assert found.startswith("onnxruntime, 1.43x")
+    state.records.rotate(1)
+    assert better() == found
+    assert better(record("eager", 10.0)) == found
+    (tmp_path / JOURNAL).rename(tmp_path / "rotated")
+    shutil.rmtree(tmp_path / "runs")
+    assert better() == found
+    assert better(record("eager", 10.0), record("onnxruntime", 6.0)).startswith("onnxruntime, 1.67x")
+    assert events(state).count("shipped_behind") == 1
 
 
 def test_a_lead_in_joules_is_named_in_joules():

@@ -10,13 +10,13 @@ from simulations import counts
 
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.commands import MAX_BYTES, PARAMETERS, VERBS, Command, Gate
-from benchd.daemon.delivery.outbox import Outbox
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.service.agenda import Agenda
-from benchd.daemon.service.schedule import Progress, State
+from benchd.daemon.service.facts import Facts
+from benchd.daemon.service.schedule import Progress
 from benchd.models.catalog import MODELS
 
 TOPICS = Topics("d")
@@ -26,7 +26,7 @@ VALID = (
     *((verb, {"client": "me"}) for verb in ("cancel", "list", "reload", "status", "replay")),
     ("run", {"suite": "nightly", "sent_s": WALL_S}),
     ("cancel", {"suite_id": "0123456789abcdef"}),
-    ("replay", {"since_seq": 7}),
+    ("replay", {"log": "0123456789abcdef", "from": 7, "to": 9}),
     ("run", {"models": ["vim_tiny", "square"], "variants": ["eager", "compile-amp"], "batch_sizes": [1, 4]}),
     ("run", {"models": ["snn_onepass"], "options": {"time_steps": [4, 8], "decay": [0.95]}, "scenarios": ["offline"]}),
     ("run", {"models": ["snn_stbif_resnet18"], "options": {"level": [8]}, "directions": ["training"]}),
@@ -52,13 +52,7 @@ def commands(draw):
     return draw(st.just(f"{TOPICS.root}cmd/{verb}") | TOPIC), body
 
 
-@pytest.fixture(scope="module")
-def outbox(tmp_path_factory):
-    with Outbox(tmp_path_factory.mktemp("hostile") / "outbox.db") as outbox:
-        yield outbox
-
-
-def carried_out(message, outbox):
+def carried_out(message):
     """Return whether the service does what a message says, as far as the measurement; all else is a refusal."""
     found = Gate(TOPICS, "all").take(message, 1000.0, WALL_S)
     assert found.answer_to is None or found.answer_to.startswith(f"{TOPICS.root}resp/")
@@ -68,13 +62,13 @@ def carried_out(message, outbox):
     assert not message.retained
     assert len(message.body) <= MAX_BYTES
     if found.verb == "replay":
-        outbox.send_again(found.parameters.since_seq)
+        assert found.parameters.first >= 1
     return found.verb != "run" or begun(found.parameters)
 
 
 def begun(given):
     """Return whether a pass begins; it is of known models and survives a restart."""
-    agenda = Agenda(Config(suite=[SUITE]), Machine("cpu", has_cxx=True), State())
+    agenda = Agenda(Config(suite=[SUITE]), Machine("cpu", has_cxx=True), Facts())
     try:
         entry = agenda.begin(given.as_suite() if given.suite is None else agenda.named(given.suite))
     except UsageError:
@@ -85,18 +79,18 @@ def begun(given):
 
 
 @counts(200, 400)
-def test_nothing_that_arrives_raises_or_gets_past_the_verbs(count, outbox):
+def test_nothing_that_arrives_raises_or_gets_past_the_verbs(count):
     @settings(max_examples=count, derandomize=True, deadline=None)
     @given(commands(), st.booleans(), RESPONSES)
     @example((f"{TOPICS.root}cmd/run", b"[" * MAX_BYTES), False, None)
     @example((f"{TOPICS.root}cmd/run", b"x" * (MAX_BYTES + 1)), False, None)
     def arrives(command, retained, response_topic):
-        carried_out(Arrived(*command, WALL_S, retained, response_topic, b"\0\xff"), outbox)
+        carried_out(Arrived(*command, WALL_S, retained, response_topic, b"\0\xff"))
 
     arrives()
 
 
 @pytest.mark.parametrize(("verb", "given"), VALID)
-def test_what_is_valid_is_carried_out(outbox, verb, given):
+def test_what_is_valid_is_carried_out(verb, given):
     body = msgspec.json.encode({"id": "1"} | given)
-    assert carried_out(Arrived(f"{TOPICS.root}cmd/{verb}", body, WALL_S), outbox)
+    assert carried_out(Arrived(f"{TOPICS.root}cmd/{verb}", body, WALL_S))

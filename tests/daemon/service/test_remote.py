@@ -2,31 +2,26 @@
 
 import msgspec
 import pytest
-from links import unstarted
+from links import add, unstarted
+from services import state_in
 
-from benchd.daemon.config import Config, Suite
+from benchd.daemon.config import Config, DeviceConfig, Suite
 from benchd.daemon.delivery.commands import BURST, Gate
-from benchd.daemon.delivery.outbox import STREAM, Outbox
-from benchd.daemon.delivery.session import Arrived
+from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.service import agenda as agenda_module
-from benchd.daemon.service import remote as module
-from benchd.daemon.service.agenda import Agenda
-from benchd.daemon.service.remote import COMMANDS, Remote
-from benchd.daemon.service.schedule import State
+from benchd.daemon.service import remote
 
 TOPICS = Topics("d")
 SUITE = Suite(name="s", models=["square"], variants=["eager"])
+SETTINGS = Config(device=DeviceConfig(id="d"), suite=[SUITE])
 
 
 class Asked:
-    """A Remote behind a link that never starts."""
+    """A service behind a link that never starts."""
 
-    def __init__(self, link, outbox, allowed="suites"):
-        self.link, self.outbox = link, outbox
-        self.agenda = Agenda(Config(suite=[SUITE]), Machine("cpu", True), State())
-        self.remote = Remote(link, Gate(TOPICS, allowed), self.agenda, outbox, None, lambda: None, lambda: None)
+    def __init__(self, state):
+        self.state, self.link, self.agenda = state, state.link, state.agenda
         self._asked = 0
 
     def hear(self, verb, **given):
@@ -34,34 +29,35 @@ class Asked:
         self._asked += 1
         beside = {"expire_s": given.pop("expire_s")} if "expire_s" in given else {}
         body = msgspec.json.encode({"id": str(self._asked), "client": "me", **given})
-        self.link.seen.commands.append(Arrived(f"{TOPICS.root}cmd/{verb}", body, 0.0, **beside))
+        self.link.state.commands.append(Arrived(f"{TOPICS.root}cmd/{verb}", body, 0.0, **beside))
 
     def answers(self, *, timed=False):
         """Take in what has come; return the answers that there are then, by id."""
-        self.remote.listen()
-        self.remote.carry_out(timed=timed)
-        answers = iter(self.link.take_answer, None)
+        self.state.is_timed = timed
+        remote.listen(self.state, self.link)
+        remote.carry_out(self.state)
+        answers = [*self.link._answers]
+        self.link._answers.clear()
         return {answer.topic.rpartition("/")[2]: msgspec.json.decode(answer.body) for answer in answers}
 
 
 @pytest.fixture
 def asked(tmp_path):
-    with Outbox(tmp_path / "outbox.db") as outbox, unstarted(tmp_path / "outbox.db", TOPICS) as link:
-        yield Asked(link, outbox)
+    with unstarted(tmp_path, TOPICS) as (link, _), state_in(tmp_path, SETTINGS, link) as state:
+        yield Asked(state)
 
 
-def test_a_run_names_a_suite_or_lists_and_neither_both_nor_nothing(tmp_path):
-    with Outbox(tmp_path / "outbox.db") as outbox, unstarted(tmp_path / "outbox.db", TOPICS) as link:
-        asked = Asked(link, outbox, "all")
-        for given in ({}, {"models": []}, {"preset": "thorough"}):
-            asked.hear("run", **given)
-        asked.hear("run", models=["square"], variants=["eager"])
-        reasons = [answer.get("reason") for answer in asked.answers().values()]
-        asked.hear("run", suite="s", models=["square"])
-        (both,) = asked.answers().values()
+def test_a_run_names_a_suite_or_lists_and_neither_both_nor_nothing(asked):
+    asked.state.gate = Gate(TOPICS, "all")
+    for given in ({}, {"models": []}, {"preset": "thorough"}):
+        asked.hear("run", **given)
+    asked.hear("run", models=["square"], variants=["eager"])
+    reasons = [answer.get("reason") for answer in asked.answers().values()]
+    asked.hear("run", suite="s", models=["square"])
+    (both,) = asked.answers().values()
     assert reasons == ["give a suite or lists; the command `list` names the suites"] * 3 + [None]
     assert both["reason"].endswith("give a suite or these, not both")
-    assert len(asked.agenda.state.passes) == 1
+    assert len(asked.agenda.runs) == 1
 
 
 def test_a_cancel_with_what_is_a_run_s_cancels_nothing(asked):
@@ -69,21 +65,22 @@ def test_a_cancel_with_what_is_a_run_s_cancels_nothing(asked):
         asked.agenda.begin(SUITE)
     asked.hear("cancel", suite="s")
     (answer,) = asked.answers(timed=True).values()
-    assert (answer["accepted"], len(asked.agenda.state.passes)) == (False, 2)
+    assert (answer["accepted"], len(asked.agenda.runs)) == (False, 2)
     assert "unknown field `suite`" in answer["reason"]
 
 
-def test_a_replay_sends_these_numbers_of_this_outbox_again_and_of_no_other(asked):
-    for run_id in ("r1", "r2", "r3"):
-        asked.outbox.add(f"d:{run_id}", TOPICS.result(run_id), 1, b"{}")
-    asked.outbox.mark_sent(*(row.seq for row in asked.outbox.pending(3)))
-    asked.hear("replay", stream="another", since_seq=2, until_seq=2)
-    asked.hear("replay", stream=asked.outbox.kept(STREAM).decode(), since_seq=2, until_seq=2)
-    other, this = asked.answers().values()
-    assert (other["accepted"], other["reason"]) == (False, "these numbers are of another outbox of this device")
-    assert (this["accepted"], this["rows"]) == (True, 1)
-    assert [row.topic for row in asked.outbox.pending(3)] == [TOPICS.result("r2")]
-    assert asked.link.replaying.is_set()
+def test_a_replay_names_one_of_the_logs_and_no_other(asked):
+    add(asked.link, "d", "r1", "r2", "r3")
+    events = asked.link.delivery.outgoing["events"].log
+    events.append(b'{"event":"a"}')
+    for log_id in ("another", asked.link.delivery.records.log.id, events.id):
+        asked.hear("replay", log=log_id, **{"from": 1, "to": 2})
+    asked.hear("replay")
+    other, results, told, unnamed = asked.answers().values()
+    reason = "this device has no such log; its health names those that it has"
+    assert (other["accepted"], other["reason"]) == (False, reason)
+    assert (results["rows"], told["rows"]) == (2, 1)
+    assert unnamed["rows"] == 3
 
 
 def test_every_pass_of_several_cancels_at_once_is_under_way_no_more(asked):
@@ -103,7 +100,7 @@ def test_a_command_that_expires_while_it_waits_is_refused_when_its_turn_comes(as
     answers = asked.answers()
     assert (answers["1"]["accepted"], answers["1"]["reason"]) == (False, "it expired while it waited")
     assert answers["2"]["accepted"]
-    assert len(asked.agenda.state.passes) == 1
+    assert len(asked.agenda.runs) == 1
 
 
 def test_what_is_no_command_is_answered_if_it_says_by_whom_and_with_which_id(asked):
@@ -118,7 +115,7 @@ def test_what_is_no_command_is_answered_if_it_says_by_whom_and_with_which_id(ask
 
 
 def test_more_commands_than_may_wait_are_refused_and_none_is_forgotten(asked, monkeypatch):
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    monkeypatch.setattr(remote, "MAX_WAITING", 3)
     for _ in range(4):
         asked.hear("list")
     refused = asked.answers(timed=True)
@@ -139,7 +136,7 @@ def test_a_run_that_was_refused_may_be_asked_for_again_with_its_id_and_one_that_
     assert asked.answers()["r"]["accepted"]
     asked.hear("run", id="r", suite="s")
     assert asked.answers()["r"]["reason"] == "a command with this id is waiting or was carried out"
-    assert len(asked.agenda.state.passes) == 1
+    assert len(asked.agenda.runs) == 1
 
 
 def test_a_run_that_a_restart_lost_while_it_waited_may_be_asked_for_again(asked):
@@ -147,8 +144,11 @@ def test_a_run_that_a_restart_lost_while_it_waited_may_be_asked_for_again(asked)
     assert asked.answers()["done"]["accepted"]
     asked.hear("run", id="waiting", suite="s")
     assert asked.answers(timed=True) == {}
-    asked.outbox.keep({COMMANDS: asked.remote.remembered()})
-    asked.remote = Remote(asked.link, Gate(TOPICS, "all"), asked.agenda, asked.outbox, None, lambda: None, lambda: None)
+    gate = Gate(TOPICS, "all")
+    asked.state.save()
+    gate.remember(asked.state.facts.commands, 0.0)
+    asked.state.gate = gate
+    asked.state.commands.clear()
     asked.hear("run", id="waiting", suite="s")
     asked.hear("list", id="done")
     assert {key: answer["accepted"] for key, answer in asked.answers().items()} == {"waiting": True, "done": False}
@@ -167,7 +167,7 @@ def test_the_first_of_a_flood_is_answered_and_logged(asked, capsys):
 def test_a_client_that_cannot_be_answered_is_refused_and_the_log_says_so(asked, capsys, client):
     asked.hear("run", client=client, suite="s")
     assert asked.answers() == {}
-    assert not asked.agenda.state.passes
+    assert not asked.agenda.runs
     said = capsys.readouterr().err
     assert said == "command refused: client: use letters, digits, '.', '-' and '_' in at most three levels\n"
 

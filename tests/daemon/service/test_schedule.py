@@ -5,7 +5,7 @@ import pytest
 
 from benchd.daemon.config import Suite
 from benchd.daemon.service import schedule
-from benchd.daemon.service.schedule import State
+from benchd.daemon.service.schedule import Schedule
 
 HOUR_S, YEAR_S = 3600.0, 365 * 86400.0
 NOW_S = 1_790_000_000.0
@@ -15,7 +15,7 @@ CASES = {"hourly": ["a", "b"], "by-hand": ["c"]}
 
 def at(now_s, state=None, suites=(HOURLY,)):
     """Return the state after a look at the clock."""
-    state = schedule.serve(state or State(), suites, now_s)
+    state = schedule.serve(state or Schedule(), suites, now_s)
     return schedule.begin_due(state, suites, CASES, now_s, "device")
 
 
@@ -34,7 +34,7 @@ def test_a_new_suite_waits_for_its_first_time_and_then_begins():
 def test_a_suite_without_a_trigger_never_begins_by_itself():
     by_hand = Suite(name="by-hand")
     assert at(NOW_S, suites=[by_hand]).served_s == {}
-    assert schedule.due_s(by_hand, State(), "device") is None
+    assert schedule.due_s(by_hand, Schedule(), "device") is None
 
 
 def test_missed_times_become_one_pass():
@@ -92,7 +92,7 @@ def test_a_pass_goes_on_after_a_restart_with_its_next_unfinished_case():
     state = at(NOW_S + HOUR_S, at(NOW_S))
     (entry,) = state.passes
     state = schedule.finish(state, entry.suite_id, "a", 60.0)
-    read_back = msgspec.json.decode(msgspec.json.encode(state), type=State)
+    read_back = msgspec.json.decode(msgspec.json.encode(state), type=Schedule)
     assert read_back == state
     assert [entry.left for entry in at(NOW_S + 1.5 * HOUR_S, read_back).passes] == [["b"]]
     assert schedule.finish(read_back, entry.suite_id, "b", 60.0).passes == []
@@ -100,7 +100,7 @@ def test_a_pass_goes_on_after_a_restart_with_its_next_unfinished_case():
 
 def test_no_case_begins_once_the_time_limit_is_spent():
     limited = Suite(name="hourly", every="1h", time_limit_s=100.0)
-    state = schedule.begin(State(), limited, ["a", "b", "c"])
+    state = schedule.begin(Schedule(), limited, ["a", "b", "c"])
     suite_id = state.passes[0].suite_id
     state = schedule.finish(state, suite_id, "a", 60.0)
     assert state.passes[0].left == ["b", "c"]
@@ -125,7 +125,7 @@ def test_a_case_that_a_run_of_a_suite_has_yet_to_measure_or_that_has_left_needs_
 
 
 def test_a_run_that_is_cancelled_or_whose_results_do_not_count_takes_no_second_measurement_along():
-    due = State(again_s={"b": NOW_S})
+    due = Schedule(again_s={"b": NOW_S})
     state = at(NOW_S, schedule.begin(due, Suite(), ["b"], by_command=True))
     assert [(entry.left, entry.again) for entry in state.passes] == [(["b"], False), (["b"], True)]
     state = at(NOW_S, schedule.begin(due, HOURLY, ["a", "b"]))
@@ -134,7 +134,7 @@ def test_a_run_that_is_cancelled_or_whose_results_do_not_count_takes_no_second_m
 
 
 def test_a_second_measurement_more_than_a_day_ahead_was_planned_by_a_wrong_clock():
-    assert at(NOW_S, State(again_s={"a": NOW_S + 12 * HOUR_S, "b": NOW_S + YEAR_S})).again_s == {
+    assert at(NOW_S, Schedule(again_s={"a": NOW_S + 12 * HOUR_S, "b": NOW_S + YEAR_S})).again_s == {
         "a": NOW_S + 12 * HOUR_S
     }
 
@@ -170,6 +170,6 @@ def test_a_suite_that_has_left_the_configuration_is_forgotten_but_its_pass_ends_
 
 
 def test_a_pass_by_command_stands_beside_the_scheduled_one():
-    state = schedule.begin(State(), HOURLY, ["a"], by_command=True)
+    state = schedule.begin(Schedule(), HOURLY, ["a"], by_command=True)
     state = schedule.serve(state, [HOURLY], NOW_S)
     assert names(at(NOW_S + HOUR_S, state)) == ["hourly", "hourly"]

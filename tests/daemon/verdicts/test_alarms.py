@@ -1,7 +1,7 @@
 """How many installs raise a false regression in a month, and how soon a slowdown is found, through the real rules.
 
 Each install pins runs half a day apart and then measures 20 cases hourly; results may resemble those of the hours
-before. `Budget.bound` and `follow` decide. The verdict on files, which a result must pass too, only lowers the rates.
+before. `Budget.bound` and `follow` decide, and for a machine's noise also the verdict on files.
 """
 
 import sys
@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 from records_made import made, timing
 from scipy.signal import lfilter
-from simulations import counts, most
+from simulations import counts, most, slow
 
 from benchd.daemon.delivery.messages import Judgement
 from benchd.daemon.records import ProcessResult
-from benchd.daemon.service.regressions import Standing, follow
+from benchd.daemon.service.facts import Standing
+from benchd.daemon.service.regressions import follow
 from benchd.daemon.verdicts.alarms import Budget, apart, least_change
+from benchd.daemon.verdicts.compare import Pair, judged
+from benchd.daemon.verdicts.effects import runs_effect
 
-CASES, APART_H, WEEK_H, MONTH_H = 20, 12, 168, 730
+CASES, APART_H, DAY_H, WEEK_H, MONTH_H = 20, 12, 24, 168, 730
 HOURLY = Budget(0.05, {f"case {number}": 730.5 for number in range(CASES)})
 HOUR_NS = 3600 * 10**9
 HOURS = [
@@ -50,7 +53,7 @@ def hours_to_alarm(installs, correlation, pinned, *, slowdown=0.0, hours=MONTH_H
 def first_alarm(is_slower):
     """Return the hour in which `follow` makes a regression of these results, infinite if it never does."""
     standing, slower = Standing(), np.flatnonzero(is_slower)
-    for hour in range(slower[0], len(is_slower)) if len(slower) > 1 else ():
+    for hour in range(slower[0], len(is_slower)) if len(slower) > 2 else ():
         standing = follow(standing, HOURS[hour], HOURS[:1], SLOWER if is_slower[hour] else OTHER)
         if standing.slower:
             return hour
@@ -68,37 +71,156 @@ def test_a_bound_of_three_deviations_would_not_do():
     """Three deviations of the pinned runs: what a single result of a single case would need."""
     rng, installs = np.random.default_rng(1), []
     for _ in range(100):
-        series = centres(rng, CASES, 14 * APART_H + MONTH_H, 0.8)
-        before, after = np.split(series, [14 * APART_H], axis=1)
+        series = centres(rng, CASES, 5 * APART_H + MONTH_H, 0.8)
+        before, after = np.split(series, [5 * APART_H], axis=1)
         runs = before[:, ::APART_H]
         bounds = runs.mean(axis=1) + 3 * runs.std(axis=1, ddof=1)
         installs.append(any(np.isfinite(first_alarm(row > bound)) for row, bound in zip(after, bounds, strict=True)))
     assert np.mean(installs) > 0.2
 
 
-def test_what_is_slower_by_twice_the_bound_is_found_at_the_second_look():
-    """With 14 pinned runs the bound is 4.5 deviations on average."""
-    found = hours_to_alarm(20, 0.8, 14, slowdown=9.0, hours=WEEK_H)
-    assert np.mean(found <= APART_H) > 0.95
+def test_what_is_slower_by_twice_the_bound_is_found_at_the_third_look():
+    """With 14 pinned runs the bound is 3.4 deviations on average."""
+    found = hours_to_alarm(20, 0.8, 14, slowdown=7.0, hours=WEEK_H)
+    assert np.mean(found <= 2 * DAY_H) > 0.95
     assert np.isfinite(found).mean() > 0.99
+
+
+PROCESSES, ALIKE = 5, 0.003
+
+
+def alike(rng, shape):
+    """Return the log times (cases, hours, processes) of processes 0.3 % apart."""
+    return ALIKE * rng.standard_normal((*shape, PROCESSES))
+
+
+def over_time(logs):
+    """Return a machine of which all processes of an hour share these log times (cases, hours)."""
+    return lambda rng, shape: alike(rng, shape) + logs(rng, shape)[..., None]
+
+
+def resembling(rng, shape):
+    return 0.03 * centres(rng, *shape, 0.9)
+
+
+def heavy_tails(rng, shape):
+    return 0.01 * rng.standard_t(3, shape)
+
+
+def busy(hours, in_a_month):
+    """Return spells of so many hours on average in which everything is 10 to 30 % slower."""
+
+    def logs(rng, shape):
+        found = 0.01 * rng.standard_normal(shape)
+        for _ in range(rng.poisson(in_a_month * shape[1] / MONTH_H)):
+            start = rng.integers(shape[1])
+            found[:, start : start + int(np.ceil(rng.exponential(hours)))] += rng.uniform(0.1, 0.3)
+        return found
+
+    return logs
+
+
+def booted(apart_by):
+    """Return boots of five days on average, each with an offset of its own for every case."""
+
+    def logs(rng, shape):
+        boot = np.cumsum(rng.random(shape[1]) < 1.0 / (5 * DAY_H))
+        return (apart_by * rng.standard_normal((shape[0], boot[-1] + 1)))[:, boot]
+
+    return logs
+
+
+def week_ends(rng, shape):
+    day = (np.arange(shape[1]) // DAY_H + rng.integers(7)) % 7
+    return np.broadcast_to(0.1 * (day >= 5), shape)
+
+
+def levels_of_processes(rng, shape):
+    return alike(rng, shape) + np.log(1.3) * (rng.random((*shape, PROCESSES)) < 0.2)
+
+
+def levels_of_runs(rng, shape):
+    return np.log(1.3) * (rng.random(shape) < 0.2)
+
+
+MACHINES = {
+    "hours resemble each other by 0.9, 3 % apart": over_time(resembling),
+    "tails of t with 3 degrees, 1 %": over_time(heavy_tails),
+    "busy for 6 hours, ten times a month": over_time(busy(6, 10)),
+    "boots 1 % apart": over_time(booted(0.01)),
+    "week ends 10 % slower": over_time(week_ends),
+    "a fifth of the processes 1.3 times as slow": levels_of_processes,
+}
+NOT_COVERED = {
+    "busy for a day, twice a month": over_time(busy(24, 2)),
+    "boots 2 % apart": over_time(booted(0.02)),
+    "boots 3 % apart": over_time(booted(0.03)),
+    "a fifth of the runs 1.3 times as slow": over_time(levels_of_runs),
+}
+
+
+def regressions(machine, installs, *, slowdown=0.0, pinned=14, cases=CASES, hours=MONTH_H):
+    """Return the hour of the first regression by install and case on this machine, infinite without one."""
+    rng, found = np.random.default_rng(7), np.full((installs, cases), np.inf)
+    budget = Budget(0.05, {f"case {number}": 730.5 for number in range(cases)})
+    for install in range(installs):
+        before, after = np.split(machine(rng, (cases, pinned * APART_H + hours)), [pinned * APART_H], axis=1)
+        for case, (runs, results) in enumerate(zip(before[:, ::APART_H], after + np.log1p(slowdown), strict=True)):
+            bound = budget.bound(f"case {case}", runs.mean(axis=1).tolist())
+            is_slower = results.mean(axis=1) - runs.mean() > bound
+            for hour in np.flatnonzero(is_slower) if is_slower.sum() > 2 else ():
+                is_slower[hour] = answer(np.exp(runs).tolist(), np.exp(results[hour]).tolist()) == "slower"
+            found[install, case] = first_alarm(is_slower)
+    return found
+
+
+def answer(pinned_ms, result_ms):
+    """Return the verdict on one result against the pinned runs, each of a day of its own."""
+    days = {f"day {number}": [run_ms] for number, run_ms in enumerate(pinned_ms)}
+    (found,) = judged([Pair(pinned_ms, [result_ms], runs_effect(days, {"now": [result_ms]}))])
+    return found.answer
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@counts(20, 300)
+def test_on_no_machine_of_the_documentation_more_than_one_install_in_twenty_raises_one(count, machine):
+    found = np.isfinite(regressions(MACHINES[machine], count)).any(axis=1)
+    sys.stdout.write(f"\n| {machine} | {100 * found.mean():.1f} % |")
+    assert found.mean() <= most(0.05, count)
+
+
+@pytest.mark.parametrize("machine", [slow(name) for name in NOT_COVERED])
+def test_what_the_documentation_names_as_not_covered(machine):
+    found = np.isfinite(regressions(NOT_COVERED[machine], 300)).any(axis=1)
+    sys.stdout.write(f"\n| {machine} | {100 * found.mean():.1f} % |")
+    assert found.mean() > most(0.05, 300)
+
+
+@pytest.mark.parametrize("pinned", [5, 14])
+def test_ten_percent_is_found_within_five_nights_on_a_machine_whose_runs_are_one_percent_apart(pinned):
+    def machine(rng, shape):
+        return over_time(lambda rng, shape: 0.01 * centres(rng, *shape, 0.8))(rng, shape)
+
+    found = regressions(machine, 60, slowdown=0.1, pinned=pinned, cases=1, hours=5 * DAY_H)
+    assert np.isfinite(found).mean() >= 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pinned", [5, 10, 14, 30])
 def test_rates_of_the_documentation(pinned):
-    """Print the rows of docs/measuring.md, with -s: the shares found in a day and in a week."""
+    """Print the rows of docs/evidence.md, with -s: the shares found in three days and in a week."""
     for correlation in (0.0, 0.8, 0.9, 0.95):
-        false = np.isfinite(hours_to_alarm(3_000, correlation, pinned, seed=2)).any(axis=1).mean()
+        false = np.isfinite(hours_to_alarm(1_000, correlation, pinned, seed=2)).any(axis=1).mean()
         sys.stdout.write(f"\n{pinned} pinned, correlation {correlation}: {100 * false:.1f} % of installs")
-        assert false <= 0.05 + 2 * 0.004 or correlation > 0.8, "the rule covers 0.8"
+        assert false <= most(0.05, 1_000) or correlation > 0.8, "the rule covers 0.8"
     for slowdown in (2, 3, 4, 5, 6, 9, 12, 18):
         hours = hours_to_alarm(50, 0.8, pinned, slowdown=slowdown, hours=WEEK_H, seed=3)
-        shares = [f"{100 * np.mean(hours < limit):.0f} %" for limit in (24, WEEK_H)]
+        shares = [f"{100 * np.mean(hours < limit):.0f} %" for limit in (3 * DAY_H, WEEK_H)]
         sys.stdout.write(f"\n{pinned} pinned, slower by {slowdown} deviations: {' and '.join(shares)}")
 
 
 def run(hour, *, processes=5, ms=5.0):
-    times = [ProcessResult(status="ok", timing=timing(ms * (1 + hour / 1000 + number))) for number in range(processes)]
+    times = [ProcessResult(status="ok", timing=timing(ms * (1 + hour / 50 + number))) for number in range(processes)]
     return made(run_id=str(hour), suite_id=str(hour), t_wall=HOURS[hour].t_wall, processes=times)
 
 
@@ -118,7 +240,7 @@ def test_a_pinned_run_counts_with_as_many_processes_as_the_result_has():
 
 
 def test_a_larger_budget_fewer_cases_and_rarer_results_narrow_the_bound():
-    runs = [0.0, 0.01, 0.02, 0.01, 0.0]
+    runs = [0.0, 0.1, 0.2, 0.1, 0.0]
     bounds = [
         Budget(0.05, dict.fromkeys(map(str, range(20)), 730.5)).bound("0", runs),
         Budget(1.0, dict.fromkeys(map(str, range(20)), 730.5)).bound("0", runs),
@@ -126,4 +248,4 @@ def test_a_larger_budget_fewer_cases_and_rarer_results_narrow_the_bound():
         Budget(1.0, {"0": 30.0}).bound("0", runs),
     ]
     assert sorted(bounds, reverse=True) == bounds
-    assert bounds[0] / np.std(runs, ddof=1) == pytest.approx(10.97, abs=0.05)
+    assert bounds[0] / np.std(runs, ddof=1) == pytest.approx(8.13, abs=0.05)

@@ -62,7 +62,7 @@ def test_a_step_of_five_percent_in_noise_of_one_is_found(runs, found):
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [20, 60, 200])
 def test_rates_of_the_documentation(runs):
-    """Print a row of docs/measuring.md, with -s."""
+    """Print a row of docs/evidence.md, with -s."""
     count, rng = 4_000, np.random.default_rng(1)
     for correlation in (0.0, 0.3, 0.6, 0.9):
         series = unchanged(rng, count, runs, correlation)

@@ -71,8 +71,11 @@ def test_a_file_of_weights_that_differs_was_replaced():
         ({"table.npy": "replaced"}, "table.npy changed"),
         ({"$NET_FAST": "6b86"}, "$NET_FAST changed"),
         ({"helper.py": "edited", "$NET_FAST": "6b86"}, "$NET_FAST, helper.py changed"),
-        ({}, "neither its code nor its weights changed, so a variable or a file that it reads did"),
-        ({"late.py": "read by one alone"}, "neither its code nor its weights changed, so a variable"),
+        (
+            {},
+            "neither its files nor its weights changed, so a variable, a file that it reads or its builder did",
+        ),
+        ({"late.py": "read by one alone"}, "neither its files nor its weights changed, so a variable"),
     ],
 )
 def test_other_answers_to_the_same_inputs_are_of_another_model_and_what_changed_it_is_named(read, cause):

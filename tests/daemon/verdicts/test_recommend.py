@@ -135,10 +135,11 @@ def test_simulated_records_are_named_whatever_decides():
 
 
 @pytest.mark.parametrize("flag", ["sources_disagree", "gaps", "outlier", "late", "glitch", "counter_reset: it fell"])
-def test_flags_that_put_the_joules_in_doubt_are_named_where_joules_decide(flag):
+def test_flags_that_put_the_joules_in_doubt_are_named_where_joules_decide_or_are_limited(flag):
     doubtful = msgspec.structs.replace(ENERGY, flags=["no_idle_baseline", flag])
     records = [candidate("custom", 4.0, energy=doubtful), candidate("eager", 8.0, energy=ENERGY)]
-    assert f"flagged: custom {flag.partition(':')[0]})" in line(only(records, objective="energy"))
+    for asked in ({"objective": "energy"}, {"max_energy_j": 1.0}):
+        assert f"flagged: custom {flag.partition(':')[0]})" in line(only(records, **asked))
     assert "flagged" not in line(only(records))
 
 

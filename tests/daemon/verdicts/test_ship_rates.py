@@ -1,6 +1,6 @@
 """How often one of several equal variants is named the one to ship, through the complete decision.
 
-The rates are those of docs/measuring.md; a bound of 5 % is held with two deviations more. All processes are of one run,
+The rates are those of docs/evidence.md; a bound of 5 % is held with two deviations more. All processes are of one run,
 in rounds of one process of each variant, the order drawn anew for each.
 """
 

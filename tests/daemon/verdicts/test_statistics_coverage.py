@@ -6,7 +6,7 @@ have a deviation of 0.7 %; `make test-slow` takes 4,000, and cases that last lon
 
 
 The interval of several processes holds the median of another one in 95 %, and that of all in more if they are
-independent. How often it does if each resembles the one before by 0.9 is in docs/measuring.md.
+independent. How often it does if each resembles the one before by 0.9 is in docs/evidence.md.
 """
 
 import sys

@@ -13,11 +13,12 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from worker_jobs import job
+from worker_jobs import changed, job
 
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import backends, check, workload
+from benchd.daemon.worker import backends, workload
+from benchd.daemon.worker.check import checking as check
 from benchd.models import catalog, demo
 
 pytestmark = pytest.mark.slow
@@ -42,12 +43,12 @@ def variants(model):
 def trained(folder, model, variant, **fields):
     a_job = job(folder, model=model, variant=variant, batch_size=8, **fields)
     options = catalog.entry(model).resolve(demo.CHECKPOINTS[model].options)
-    return msgspec.structs.replace(a_job, options=options, weights="demo", data="demo", limits=PRESETS["quick"])
+    return changed(a_job, options=options, weights="demo", data="demo", limits=PRESETS["quick"])
 
 
 def drawn(folder, model, variant, seed):
     a_job = job(folder, model=model, variant=variant, batch_size=8, seed=seed)
-    return msgspec.structs.replace(a_job, options=catalog.entry(model).resolve({}), limits=PRESETS["quick"])
+    return changed(a_job, options=catalog.entry(model).resolve({}), limits=PRESETS["quick"])
 
 
 def judged(a_job, plant=None):

@@ -4,10 +4,9 @@ import re
 from contextlib import redirect_stderr
 from io import FileIO, TextIOWrapper
 
-import msgspec
 import pytest
 import torch
-from worker_jobs import job, run_here
+from worker_jobs import changed, job, run_here
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.worker import child
@@ -110,6 +109,6 @@ def test_weights_that_do_not_fit_name_the_key(tmp_path):
     del state["fc2.bias"]
     torch.save(state, tmp_path / "weights.pth")
     options, weights = catalog.entry("snn_onepass").resolve({}), str(tmp_path / "weights.pth")
-    outcome = run_here(msgspec.structs.replace(job(tmp_path, model="snn_onepass"), options=options, weights=weights))
+    outcome = run_here(changed(job(tmp_path, model="snn_onepass"), options=options, weights=weights))
     assert outcome.process.status == "failed"
     assert "fc2.bias" in outcome.process.reason

@@ -4,6 +4,8 @@ import msgspec
 import pytest
 from worker_jobs import job, run_here, user_module
 
+from benchd.daemon.measuring.protocol import Race
+
 NESTED = 'return {"found": [self.fc(images.flatten(1))]}'
 
 
@@ -13,7 +15,7 @@ NESTED = 'return {"found": [self.fc(images.flatten(1))]}'
 )
 def test_a_variant_that_cannot_be_deployed_is_not_measured(tmp_path, forward, told):
     asked = job(tmp_path, module=user_module(tmp_path, forward=forward))
-    found = run_here(msgspec.structs.replace(asked, ships=True))
+    found = run_here(msgspec.structs.replace(asked, recipe=Race()))
     assert (found.process.status, told in (found.process.reason or "")) == ("unsupported" if told else "ok", True)
     assert (found.check is None, found.process.timing is None) == (bool(told), bool(told))
 

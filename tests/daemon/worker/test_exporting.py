@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from benchd.daemon.measuring.protocol import ExportRequest
-from benchd.daemon.verdicts.manifest import PLAN
+from benchd.daemon.records import Inputs
+from benchd.daemon.shipping.manifest import PLAN
 from benchd.daemon.worker import backends, exporting
 from benchd.daemon.worker.source import Source
 from benchd.exporters.artifacts import key_of
@@ -31,7 +32,7 @@ def test_an_engine_is_built_for_the_batch_asked_for_however_few_images_there_are
         batches=[512],
         form=None,
         options={},
-        weights="demo",
+        inputs=Inputs(weights="demo"),
         seed=0,
         out=str(tmp_path),
         workspace_bytes=None,

@@ -6,6 +6,7 @@ import platform
 
 import msgspec
 import pytest
+from forked import workers_apart
 from records_made import ENVIRONMENT
 from worker_jobs import job, run
 
@@ -64,7 +65,15 @@ def usual(tmp_path_factory):
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("changed")
-    return functools.cache(lambda: measured(folder, **CHANGES))
+
+    @functools.cache
+    def measured_apart():
+        """Take an interpreter of its own: what torch reads as it is loaded a forked worker does not read."""
+        with pytest.MonkeyPatch.context() as patch:
+            workers_apart(patch)
+            return measured(folder, **CHANGES)
+
+    return measured_apart
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -1,16 +1,19 @@
 """An int8 variant: made from a user's file, checked against the fp32 one by its classes, and refused if broken."""
 
-import msgspec
+import dataclasses
+
 import pytest
 import torch
 from safetensors.torch import load_file
-from worker_jobs import job, run_here
+from worker_jobs import changed, job, run_here
 
 from benchd.daemon.errors import Unsupported, UsageError
-from benchd.daemon.measuring.user_model import UserFile
+from benchd.daemon.measuring.user_model import onnx_file
 from benchd.daemon.records import Case, Variant
-from benchd.daemon.worker import backends, check, truth, workload
+from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.accuracy import _refuse_calibrated
+from benchd.daemon.worker.check import checking as check
+from benchd.daemon.worker.check import truth
 from benchd.kernels.exact_conv2d import layer, native
 from benchd.models import catalog, data, demo
 from benchd.models.demo import CHECKPOINTS
@@ -40,7 +43,7 @@ def checked(folder, path, reference=None, calibration=None, batch_size=1):
 
 def opened(folder, path, reference=None, calibration=None, batch_size=1):
     """Return what was built of the file, what was loaded as onnxruntime-int8, and the job."""
-    asked = msgspec.structs.replace(
+    asked = changed(
         job(folder),
         case=Case(model="own.net", variant=Variant("onnxruntime", "int8"), batch_size=batch_size),
         options={},
@@ -62,6 +65,15 @@ def test_a_users_int8_file_is_checked_against_its_reference(pair, tmp_path):
     assert found.argmax_disagreements <= 3
     assert 1e-4 < found.error_share < 0.2
     assert found.note == truth.OF_FILE.format(f"{source.name} (--reference)")
+
+
+def test_int8_is_judged_by_its_mean_error_too_so_that_a_scale_that_leaves_its_classes_is_found(pair, tmp_path):
+    built, loaded, asked = opened(tmp_path, pair[1], pair[0])
+    for times, verdict in ((1.0, "passed"), (1.15, "failed"), (0.85, "failed")):
+        scaled_answers = dataclasses.replace(loaded, run=lambda *inputs, by=times: by * loaded.run(*inputs))
+        found = check.check_and_answers(built, scaled_answers, asked).check
+        assert found.verdict == verdict, found.note
+        assert found.mean_error_share > found.tolerance or verdict == "passed"
 
 
 def test_without_a_reference_its_check_shows_nothing(pair, tmp_path):
@@ -108,7 +120,7 @@ def test_an_int8_file_is_made_from_a_users_float_file(pair, tmp_path):
 @pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
 def test_int8_kernels_are_judged_by_their_classes_and_accuracy(tmp_path):
     layer._ran.clear()  # a worker is a process of its own
-    asked = msgspec.structs.replace(
+    asked = changed(
         job(tmp_path, model="qann_resnet18", variant=Variant.parse("custom-int8"), batch_size=16),
         options=catalog.entry("qann_resnet18").resolve(CHECKPOINTS["qann_resnet18"].options),
         weights=demo.DEMO,
@@ -129,10 +141,10 @@ def test_without_calibration_images_nothing_is_made(pair, tmp_path):
 
 def test_a_file_says_whether_it_is_quantised_and_takes_a_float_reference_only(pair):
     source, path = pair
-    assert (UserFile.at(source, []).precision, UserFile.at(path, []).precision) == ("fp32", "int8")
-    assert UserFile.at(path, [], source).reference == str(source)
+    assert (onnx_file(source, []).precision, onnx_file(path, []).precision) == ("fp32", "int8")
+    assert onnx_file(path, [], source).reference == str(source)
     with pytest.raises(UsageError, match="give the fp32 file"):
-        UserFile.at(source, [], source)
+        onnx_file(source, [], source)
 
 
 def test_no_image_is_both_calibrated_with_and_scored():
@@ -142,5 +154,5 @@ def test_no_image_is_both_calibrated_with_and_scored():
     assert shown.isdisjoint(tuple(image.flatten().tolist()) for image in load_file(demo.CALIBRATION)["images"])
     images, _ = learnt.read(range(8))
     _refuse_calibrated(tested.read(range(8))[0], set(data.digests(images)), tested)
-    with pytest.raises(UsageError, match="8 of 8 images of demo were also calibrated with"):
+    with pytest.raises(UsageError, match="8 of 8 images of demo were also used for calibration"):
         _refuse_calibrated(images, set(data.digests(images)), tested)

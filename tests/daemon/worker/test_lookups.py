@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from benchd.daemon.worker import lookups
 from benchd.daemon.worker.structures import Tensors
@@ -39,6 +40,13 @@ FOLLOWED = {
     "smallest of two": (lambda ids: (TABLE[ids], torch.zeros(9)[ids]), (0, 8)),
     "with a token in front": (lambda ids: TABLE[torch.cat([torch.zeros_like(ids[:, :1]), ids], 1)], (0, 49)),
     "row by row": (lambda ids: [TABLE[row] for row in ids], (0, 49)),
+    "masked": (lambda ids: TABLE[ids * torch.tensor([1, 0, 1, 1])], (0, 49)),
+    "every second": (lambda ids: TABLE[ids * 2 + 1], (0, 24)),
+    "summed up": (lambda ids: TABLE[ids.cumsum(1)], (0, 12)),
+    "added up": (lambda ids: TABLE[ids.sum(1)], (0, 12)),
+    "the largest": (lambda ids: TABLE[ids.max(1).values], (0, 49)),
+    "where the largest is": (lambda ids: TABLE[ids.max(1).indices], None),
+    "packed": (lambda ids: pack_padded_sequence(torch.ones(2, 6, 3), ids[:, 0], True, enforce_sorted=False), (1, 6)),
     "positions of a mask": (lambda mask: TABLE[mask.cumsum(1) * mask], None),
     "compared": (lambda mask: TABLE[(mask > 0).long()], None),
     "multiplied": (lambda mask: mask[..., None] * TABLE[:4], None),
@@ -73,3 +81,27 @@ def test_two_inputs_that_lead_to_one_index_share_its_table(function):
     for a in found["a"]:
         for b in found["b"]:
             function(torch.tensor(a), torch.tensor(b))
+
+
+def test_an_index_that_an_input_masks_is_drawn_over_its_table_and_the_mask_is_not():
+    both = Tensors({"ids": torch.ones(2, 4, dtype=torch.int64), "keep": torch.ones(2, 4, dtype=torch.int64)})
+    found = lookups.rows(Calls(lambda ids, keep: functional.embedding(ids * keep, TABLE)), both, ["ids", "keep"])
+    assert found == {"ids": (0, 49)}
+
+
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(50, 4)
+
+    def forward(self, ids, labels, steps):
+        return self.table(ids).sum() + functional.one_hot(labels, 7).sum() + steps
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_the_whole_numbers_of_torchscript_are_tried():
+    ones = torch.ones(2, 4, dtype=torch.int64)
+    names = ("ids", "labels", "steps")
+    given = Tensors({name: ones if name != "labels" else ones[:, :1] for name in names})
+    found = lookups.rows(torch.jit.script(Scripted()), given, names)
+    assert found == {"ids": (0, 49), "labels": (0, 6)}

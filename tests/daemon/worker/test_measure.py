@@ -18,6 +18,7 @@ from benchd.daemon.verdicts import timings
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import measure, steps
 from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.scenarios import offline
 
 RULE = StopRule(min_blocks=3, min_block_runs=2, min_block_s=0.001, cap_s=0.05, half_width=None)
 
@@ -215,7 +216,7 @@ def test_fewer_images_than_a_batch_are_repeated():
 
 def test_offline_does_a_chunk_and_returns_the_mean_of_one():
     module = Seen()
-    step = steps.Offline(loaded(module), [torch.zeros(2, 4), torch.ones(2, 4)], runs=3)
+    step = offline.Chunk(loaded(module), [torch.zeros(2, 4), torch.ones(2, 4)], runs=3)
     start = time.monotonic_ns()
     (first,) = step(0)
     assert 0 < 3 * first <= time.monotonic_ns() - start
@@ -250,8 +251,8 @@ class Stream:
     ("ended", "waits"), [([True, True], True), ([True, False], False)], ids=["each had ended", "one went on"]
 )
 def test_offline_says_when_no_two_runs_are_in_flight(ended, waits, monkeypatch):
-    monkeypatch.setattr(steps, "WATCHED_RUNS", 4)
-    step = steps.Offline(loaded(Seen()), [torch.zeros(2, 4)], runs=3)
+    monkeypatch.setattr(offline, "WATCHED_RUNS", 4)
+    step = offline.Chunk(loaded(Seen()), [torch.zeros(2, 4)], runs=3)
     assert not step.waits()  # on a CPU that is known
     step._streams = [Stream(*ended), Stream(True, True)]
     assert step.waits() is waits

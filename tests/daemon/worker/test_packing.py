@@ -9,19 +9,20 @@ import pytest
 import torch
 from manifests_made import manifest
 from PIL import Image
-from worker_jobs import NET, job, run, run_here, user_module
+from worker_jobs import NET, changed, job, run, run_here, user_module
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring.protocol import Pack, Race
 from benchd.daemon.records import Variant
-from benchd.daemon.verdicts.manifest import CODE, GOLDEN, ONNX
+from benchd.daemon.shipping.manifest import CODE, GOLDEN, ONNX
 from benchd.daemon.worker import backends, packing, workload
-from benchd.daemon.worker.golden import _answers
+from benchd.daemon.worker.check.golden import _answers
 from benchd.exporters import sessions
 
 
 def refused(folder, module):
     """Return why this module is not shipped; it was not measured."""
-    outcome = run_here(msgspec.structs.replace(job(folder, module=module), ships=True))
+    outcome = run_here(msgspec.structs.replace(job(folder, module=module), recipe=Race()))
     assert (outcome.process.status, outcome.process.timing) == ("unsupported", None)
     return outcome.process.reason
 
@@ -56,7 +57,7 @@ def test_a_file_ships_where_onnx_runtime_is_missing_and_another_runtime_runs_it(
     asked = job(tmp_path, module=user_module(tmp_path), variant=Variant.parse("openvino"))
     with monkeypatch.context() as without:
         without.setattr(sessions, "why_not", lambda: "ONNX Runtime is not installed")
-        outcome = run_here(msgspec.structs.replace(asked, ship_to=str(tmp_path)))
+        outcome = run_here(msgspec.structs.replace(asked, recipe=Pack(str(tmp_path))))
     assert outcome.packed, outcome.process.reason
     session, packed = sessions.open_session(tmp_path / ONNX), outcome.packed
     assert [one.name for one in packed.inputs] == [one.name for one in session.get_inputs()]
@@ -77,7 +78,7 @@ def test_a_file_lies_where_its_name_is_imported(name, file, place):
 
 
 def test_what_is_golden_is_what_is_compared(tmp_path):
-    outcome = run_here(msgspec.structs.replace(job(tmp_path), ship_to=str(tmp_path)))
+    outcome = run_here(msgspec.structs.replace(job(tmp_path), recipe=Pack(str(tmp_path))))
     places = range(outcome.packed.golden.batches)
     assert set(np.load(tmp_path / GOLDEN)) == {
         name for place in places for name in (f"input{place}:0", f"exact{place}:output")
@@ -96,7 +97,7 @@ def test_an_installed_package_ships_what_it_has_imported_and_names_the_others(tm
     (site / "lent/model.py").write_text(
         f"from lent import blocks\nfrom . import blocks as again\n{NET}".format(build="pass", forward="pass")
     )
-    asked = msgspec.structs.replace(job(tmp_path, module="lent.model:build"), module_folder=str(site), ship_to=str(out))
+    asked = changed(job(tmp_path, module="lent.model:build"), module_folder=str(site), recipe=Pack(str(out)))
     outcome = run(asked)
     assert outcome.packed, outcome.process.reason
     assert outcome.packed.entry == "lent.model:build"
@@ -131,7 +132,7 @@ def test_the_preprocessing_is_that_of_the_measured_images(tmp_path, source, own,
     if own:
         prepare = "    def preprocess(self, picture):\n        return torch.zeros(3, 4, 4)\n\n"
         path.write_text(path.read_text().replace("    def forward", f"{prepare}    def forward"))
-    asked = msgspec.structs.replace(job(tmp_path, module=module), data=source and source.format(root=images))
+    asked = changed(job(tmp_path, module=module), data=source and source.format(root=images))
     found = packing._preprocessing(workload.build(asked))
     assert found.removeprefix("own_") == words  # where another test has imported a net
 
@@ -143,11 +144,11 @@ def beyond(answers, exact, golden):
     return int((off > golden.tolerances["output"]).sum())
 
 
-@pytest.mark.parametrize("variant", ["amp", "bf16"])
+@pytest.mark.parametrize("variant", ["amp", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_golden_rows_pass_a_right_variant_of_a_spiking_network_and_no_wrong_one(tmp_path, variant):
     spiking = job(tmp_path, model="snn_stbif_resnet18", variant=Variant.parse(variant))
     weights = {"options": {"width": 16}, "weights": "demo", "data": "demo"}
-    asked = msgspec.structs.replace(spiking, ship_to=str(tmp_path), **weights)
+    asked = changed(spiking, recipe=Pack(str(tmp_path)), **weights)
     packed = run_here(asked).packed
     arrays, golden = dict(np.load(tmp_path / GOLDEN)), packed.golden
     shipped, built = manifest(inputs=packed.inputs, outputs=packed.outputs), workload.build(asked)
@@ -156,6 +157,7 @@ def test_golden_rows_pass_a_right_variant_of_a_spiking_network_and_no_wrong_one(
     exact = np.concatenate([arrays[f"exact{place}:output"] for place in places])
     answers = np.concatenate([_answers(shipped, arrays, place, built, loaded)["output"] for place in places])
     assert beyond(answers, exact, golden) <= golden.rows_off
-    no_channel = [answers * (np.arange(answers.shape[1]) != channel) for channel in range(answers.shape[1])]
+    # a channel that never wins may lie below the tolerance, which depends on the CPU's order of sums
+    no_channel = [answers * (np.arange(answers.shape[1]) != channel) for channel in set(exact.argmax(axis=1))]
     for wrong in (np.roll(answers, 1, axis=0), np.roll(answers, 1, axis=1), 0 * answers, 2 * answers, *no_channel):
         assert beyond(wrong, exact, golden) > golden.rows_off

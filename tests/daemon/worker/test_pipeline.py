@@ -1,13 +1,13 @@
 """The pipeline from JPEG frames to classes: its stages, its frames, and that its answers are judged."""
 
-import msgspec
 import pytest
 import torch
 from torchvision.transforms import functional
-from worker_jobs import LONGER, job, run_here, user_module
+from worker_jobs import LONGER, changed, job, run_here, user_module
 
 from benchd.daemon.records import Variant
-from benchd.daemon.worker import pipeline
+from benchd.daemon.worker.camera import open_camera
+from benchd.daemon.worker.scenarios import pipeline
 
 STAGES = {"decode", "resize", "normalise", "copy", "model", "post"}
 
@@ -46,31 +46,31 @@ def test_the_frames_of_a_folder_are_its_jpeg_files(tmp_path):
     for number in range(3):
         frame = torch.full((3, 20, 30), 60 * number, dtype=torch.uint8)
         functional.to_pil_image(frame).save(tmp_path / "data" / "a" / f"{number}.jpg")
-    found = pipeline.camera(f"imagefolder:{tmp_path / 'data'}", (3, 4, 5), None, 64, torch.device("cpu"), 0)
+    found = open_camera(f"imagefolder:{tmp_path / 'data'}", (3, 4, 5), None, 64, torch.device("cpu"), 0)
     assert found.images().shape == (3, 3, 4, 5)
     assert found.images().mean(dim=(1, 2, 3)).mul(255).tolist() == pytest.approx([0, 60, 120], abs=2)
 
 
 def test_the_frames_have_no_labels_to_measure_accuracy_with(tmp_path):
     a_job = job(tmp_path, module=user_module(tmp_path), scenario="pipeline")
-    outcome = run_here(msgspec.structs.replace(a_job, accuracy="full"))
+    outcome = run_here(changed(a_job, accuracy="full"))
     assert outcome.missing["accuracy"] == "the images of pipeline have no labels: measure it in single_stream"
 
 
 @pytest.mark.parametrize(
     ("data", "shape", "words"),
     [
-        (None, (16, 16), "feeds pictures of 3 channels, but the model reads 16x16"),
+        (None, (16, 16), "feeds 3-channel images, but the model reads 16x16"),
         ("cifar10:x", (3, 4, 4), "reads JPEG files"),
         ("imagefolder:{}", (3, 4, 4), "no JPEG files"),
     ],
 )
 def test_what_is_no_pipeline_says_so(tmp_path, data, shape, words):
     with pytest.raises(Exception, match=words):
-        pipeline.camera(data and data.format(tmp_path), shape, None, 4, torch.device("cpu"), 0)
+        open_camera(data and data.format(tmp_path), shape, None, 4, torch.device("cpu"), 0)
 
 
 def test_normalised_as_the_model_was_trained():
-    found = pipeline.camera(None, (3, 4, 4), ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)), 2, torch.device("cpu"), 0)
-    plain = pipeline.camera(None, (3, 4, 4), None, 2, torch.device("cpu"), 0)
+    found = open_camera(None, (3, 4, 4), ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)), 2, torch.device("cpu"), 0)
+    plain = open_camera(None, (3, 4, 4), None, 2, torch.device("cpu"), 0)
     assert torch.allclose(found.images(), (plain.images() - 0.5) / 0.25)

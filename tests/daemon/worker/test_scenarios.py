@@ -7,7 +7,7 @@ import pytest
 from worker_jobs import LONGER, job, run, run_here
 
 from benchd.daemon.records import Window
-from benchd.daemon.worker import scenarios
+from benchd.daemon.worker.scenarios import periodic, sustained, wake_up
 
 
 class Takes:
@@ -26,7 +26,7 @@ class Takes:
 
 
 def test_frames_are_never_run_before_their_release():
-    values, deadlines = scenarios.periodic(Takes(), 0.6)
+    values, deadlines = periodic.periodic(Takes(), 0.6)
     assert list(values) == ["30_hz", "10_hz", "60_hz"]
     assert [one.releases for one in deadlines] == [6, 2, 12]
     assert all(latency >= 0 for latencies in values.values() for latency in latencies)
@@ -34,7 +34,7 @@ def test_frames_are_never_run_before_their_release():
 
 def test_a_model_that_is_too_slow_misses_and_drops_frames():
     """At 60 Hz a run of 40 ms outlasts two periods: every frame that runs is late, and others are dropped."""
-    values, deadlines = scenarios.periodic(Takes(0.04), 0.6)
+    values, deadlines = periodic.periodic(Takes(0.04), 0.6)
     fastest = deadlines[2]
     assert fastest.misses == fastest.releases == 12
     assert len(values["60_hz"]) < 12
@@ -44,7 +44,7 @@ def test_a_model_that_is_too_slow_misses_and_drops_frames():
 
 def test_wake_up_waits_before_each_run_and_goes_round_the_gaps():
     step = Takes()
-    values = scenarios.wake_up(step, 0.01)
+    values = wake_up.wake_up(step, 0.01)
     assert list(values) == ["gap_1000_ms", "gap_100_ms", "gap_10_ms", "gap_0_ms"]
     assert [len(column) for column in values.values()] == [1] * 4
     assert step.began[1] - step.began[0] >= 0.1
@@ -52,13 +52,13 @@ def test_wake_up_waits_before_each_run_and_goes_round_the_gaps():
 
 def test_slices_are_the_medians_of_equal_parts_of_the_time():
     values = array("q", [1_000_000] * 100 + [2_000_000] * 50)
-    parts = scenarios.slices(values, Window(7, 7 + 200_000_000))
+    parts = sustained.slices(values, Window(7, 7 + 200_000_000))
     assert [part.median_ms for part in parts] == [1.0] * 10 + [2.0] * 10
     assert (parts[0].start_s, parts[-1].end_s) == (0.0, pytest.approx(0.2))
 
 
 def test_a_part_without_a_run_is_left_out():
-    parts = scenarios.slices(array("q", [150_000_000, 50_000_000]), Window(0, 200_000_000))
+    parts = sustained.slices(array("q", [150_000_000, 50_000_000]), Window(0, 200_000_000))
     assert [part.start_s for part in parts] == [0.0, pytest.approx(0.15)]
 
 
@@ -97,12 +97,12 @@ def test_a_cold_start_counts_from_the_spawn_to_the_first_output(scenario):
     assert process.timing.median_ms >= 1e3 * reached
     assert process.timing.median_ms == pytest.approx(1e3 * process.window.seconds)
     assert (process.timing.runs, process.timing.low_ms, process.warm_up, process.raw) == (1, None, None, {})
-    assert stages.second_run_s > 0
+    assert min(stages.second_run_s, stages.check_s) > 0
 
 
 def test_sustained_keeps_the_course_of_the_run(scenario):
     process = scenario("sustained").process
-    assert 2 <= len(process.timeline) <= scenarios.SLICES
+    assert 2 <= len(process.timeline) <= sustained.SLICES
     assert process.timeline[0].start_s == 0.0
     assert process.timeline[-1].end_s <= process.window.seconds + 1e-9  # on a busy machine no run begins in the last
     assert process.blocks.stop_reason == "cap"

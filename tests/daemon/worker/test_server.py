@@ -17,7 +17,7 @@ from benchd.daemon.errors import BenchdError
 from benchd.daemon.records import Load
 from benchd.daemon.verdicts.demand import CONFIRMATIONS, MOST_TRIALS
 from benchd.daemon.verdicts.statistics import deadline_is_met, failing_misses, most_misses
-from benchd.daemon.worker import server
+from benchd.daemon.worker.scenarios import server
 from benchd.daemon.worker.streams import Streams
 
 
@@ -251,7 +251,7 @@ def test_a_found_rate_that_is_not_confirmed_is_lowered_in_growing_steps(monkeypa
         return real(together, load, rate_hz, count, seed, clock, **others)
 
     monkeypatch.setattr(server, "serve", serve)
-    found, trials = server.run(lambda work: [work(clock)], load, 10.0, "0", clock)
+    found, trials = server.serve_load(lambda work: [work(clock)], load, 10.0, "0", clock)
     assert server.is_met(found, load)
     assert found.rate_hz == trials[-1].rate_hz == finals[-1] < 1000 / 1.3
     assert [after / before for before, after in pairwise(finals)] == pytest.approx(
@@ -270,7 +270,7 @@ def test_a_final_run_that_shows_neither_confirms_no_rate(monkeypatch):
         return replace(served, late=range(served.asked // 10)) if seed.endswith("final") else served
 
     monkeypatch.setattr(server, "serve", serve)
-    found, trials = server.run(lambda work: [work(clock)], load, 10.0, "0", clock)
+    found, trials = server.serve_load(lambda work: [work(clock)], load, 10.0, "0", clock)
     finals = trials[-CONFIRMATIONS:]
     assert server.is_met(found, load) is None
     assert found.rate_hz == finals[-1].rate_hz
@@ -287,7 +287,7 @@ def test_no_search_takes_more_trials_than_the_plan_counts(most_hz):
 def test_a_deadline_that_cannot_be_met_is_not_asked_for_half_an_hour(monkeypatch):
     load, clock = Load(deadline_ms=10.0), Simulated(lambda: 50_000_000)
     monkeypatch.setattr(server, "capacity_hz", lambda together: 20.0)
-    found, trials = server.run(lambda work: [work(clock)], load, 5.0, "0", clock)
+    found, trials = server.serve_load(lambda work: [work(clock)], load, 5.0, "0", clock)
     assert server.is_met(found, load) is False
     assert not any(trial.met for trial in trials)
     assert found.rate_hz == trials[-1].rate_hz < 20.0 / 32

@@ -1,23 +1,22 @@
 """The products that a spiking network's measured spikes cause: the least that a run takes."""
 
-import msgspec
 import pytest
 import torch
-from worker_jobs import job, run_here, user_module
+from worker_jobs import changed, job, run_here, user_module
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import workload
+from benchd.daemon.worker.check.truth import Reference
 from benchd.daemon.worker.profiling.spikes import fan_out
-from benchd.daemon.worker.truth import Reference
 from benchd.models import catalog, demo
 from benchd.models.cost import cost
 
 CPU = torch.device("cpu")
 
 
-def trained(folder, model, **fields):
-    options = catalog.entry(model).resolve(demo.CHECKPOINTS[model].options)
-    return msgspec.structs.replace(job(folder, model=model, **fields), options=options, weights="demo", data="demo")
+def trained(folder, model, options=None, **fields):
+    options = catalog.entry(model).resolve(demo.CHECKPOINTS[model].options | (options or {}))
+    return changed(job(folder, model=model, **fields), options=options, weights="demo", data="demo")
 
 
 def counted(network, image):
@@ -60,7 +59,8 @@ def test_a_network_without_spikes_has_none(tmp_path):
 
 def test_a_worker_counts_them_once_per_network(tmp_path):
     variants = [Variant(), Variant(kernels="custom")]
-    found = [run_here(trained(tmp_path, "snn_onepass", variant=variant)).synaptic_flops for variant in variants]
+    jobs = [trained(tmp_path, "snn_onepass", {"time_steps": 2}, variant=variant) for variant in variants]
+    found = [run_here(a_job).synaptic_flops for a_job in jobs]
     assert found[0] == found[1] > 0
 
 

@@ -3,11 +3,10 @@
 Images of class k are grey at 50 k, and the module reads that off them, so that every answer is known.
 """
 
-import msgspec
 import pytest
 import torch
 from PIL import Image
-from worker_jobs import job, run_here, user_module
+from worker_jobs import changed, job, run_here, user_module
 
 from benchd.daemon.records import InputSpec, Variant
 from benchd.daemon.worker import accuracy, backends, workload
@@ -31,9 +30,7 @@ def asked(tmp_path, forward="return scores", *, count="full", data=None, labels=
     """Return a job of a module that ends in these lines, with its accuracy over the images."""
     module = user_module(tmp_path, forward=RIGHT + forward)
     a_job = job(tmp_path, module=module, **fields)
-    return msgspec.structs.replace(
-        a_job, data=f"imagefolder:{data or tmp_path / 'images'}", labels=labels, accuracy=count
-    )
+    return changed(a_job, data=f"imagefolder:{data or tmp_path / 'images'}", labels=labels, accuracy=count)
 
 
 def runs_in_fp32(capfd):
@@ -172,7 +169,7 @@ def test_an_onnx_file_of_the_users_own_is_held_against_labels(tmp_path):
         for number in range(3):
             Image.new("RGB", (8, 8), colour).save(tmp_path / "images" / str(label) / f"{number}.png")
     Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "images" / "2" / "0.png")
-    a_job = msgspec.structs.replace(
+    a_job = changed(
         job(tmp_path, variant=Variant("onnxruntime"), batch_size=2),
         options={},
         onnx=str(tmp_path / "net.onnx"),
@@ -198,7 +195,7 @@ def test_a_rate_encoded_image_gets_the_same_draws_in_any_batch(tmp_path):
     options = {"decay": 0.95, "threshold": 1.0, "reset": "zero", "encoding": "rate", "p_scale": 1.0}
     found = []
     for batch_size in (1, 16):
-        a_job = msgspec.structs.replace(
+        a_job = changed(
             job(tmp_path, model="snn_onepass", batch_size=batch_size),
             options=options | {"batch_norm": False, "time_steps": 2},
             data=f"imagefolder:{tmp_path}/images",

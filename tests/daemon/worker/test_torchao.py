@@ -3,9 +3,8 @@
 import sys
 import types
 
-import msgspec
 import pytest
-from worker_jobs import job, run_here, user_module
+from worker_jobs import changed, job, run_here, user_module
 
 from benchd.daemon.measuring.plan import Machine, why_not
 from benchd.daemon.records import Case, InputSpec, Variant
@@ -18,14 +17,15 @@ CONVS = """
     parts = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)]
     return nn.Sequential(*parts)
 """
-CPU = Machine("cpu", has_cxx=True, has_torchao=True)
+TORCHAO = frozenset({"torchao"})
+CPU = Machine("cpu", has_cxx=True, packages=TORCHAO)
 
 
 def ran(folder, build=CONVS, **fields):
     """Run the module as int8 in this process, calibrated with 32 random inputs."""
     given = job(folder, module=user_module(folder, build=build), variant=INT8, **fields)
     spec = InputSpec("", "float32", [3, 8, 8])
-    return run_here(msgspec.structs.replace(given, calibration="random", calibration_images=32, inputs=[spec]))
+    return run_here(changed(given, calibration="random", calibration_images=32, inputs=[spec]))
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_what_cannot_be_quantised_says_why(installed, tmp_path, build, reason):
 def test_a_net_that_draws_random_numbers_is_refused(tmp_path):
     asked = job(tmp_path, model="snn_onepass", variant=INT8)
     options = catalog.entry("snn_onepass").resolve({"encoding": "rate", "time_steps": 1})
-    found = run_here(msgspec.structs.replace(asked, options=options))
+    found = run_here(changed(asked, options=options))
     assert (found.process.status, "draws random numbers" in found.process.reason) == ("unsupported", True)
 
 
@@ -92,9 +92,12 @@ def test_a_torchao_of_another_torch_says_so_in_one_sentence(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("machine", "reason"),
     [
-        (Machine("cpu", has_cxx=True), "needs the package torchao: pip install 'benchd[int8]'"),
-        (Machine("cuda", has_cxx=True, has_torchao=True), "is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8"),
-        (Machine("cpu", has_cxx=False, has_torchao=True), "install g++ or set CXX"),
+        (Machine("cpu", has_cxx=True), "the package torchao is not installed: pip install 'benchd[int8]'"),
+        (
+            Machine("cuda", has_cxx=True, packages=TORCHAO),
+            "is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8",
+        ),
+        (Machine("cpu", has_cxx=False, packages=TORCHAO), "install g++ or set CXX"),
     ],
 )
 def test_where_it_cannot_run_the_plan_says_so(machine, reason, monkeypatch):

@@ -4,9 +4,8 @@ import json
 import sys
 import zipfile
 
-import msgspec
 import pytest
-from worker_jobs import NET, job, user_module
+from worker_jobs import NET, changed, job, user_module
 
 from benchd.daemon.worker import user_code, workload
 
@@ -106,7 +105,7 @@ def test_of_installed_packages_only_the_module_s_own_counts_and_as_one(tmp_path,
     for edited in ("lent/blocks.py", "installed.py"):
         (site / edited).write_text("STRIDE = 1")
     (site / "lent/model.py").write_text(NET.format(build="pass", forward="pass"))
-    a_job = msgspec.structs.replace(job(tmp_path, module="lent.model:build"), module_folder=str(site))
+    a_job = changed(job(tmp_path, module="lent.model:build"), module_folder=str(site))
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def built():

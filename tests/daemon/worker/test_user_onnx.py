@@ -1,16 +1,19 @@
 """A user's own ONNX file: what it reads, its answers, and each refusal with its words."""
 
-import msgspec
+import os
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
-from worker_jobs import job
+from worker_jobs import changed, job
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_inputs import inputs_of
 from benchd.daemon.records import InputSpec, Variant
-from benchd.daemon.worker import backends, check, workload
+from benchd.daemon.worker import backends, packing, workload
 from benchd.daemon.worker.backends import tensorrt
+from benchd.daemon.worker.check import checking as check
 from benchd.daemon.worker.source import Source
 from benchd.exporters.artifacts import sha256_of
 from benchd.exporters.sessions import SessionError
@@ -48,13 +51,13 @@ BRAIN = "g (float[2,4] x) => (bfloat16[2,1] y) <bfloat16[4,1] w = {1,2,3,4}> { c
 
 def written(folder, graph, opset=20):
     path = folder / "net.onnx"
-    domains = f'"" : {opset}, "here" : 1'
+    domains = f'"" : {opset}, "here" : 1, "com.microsoft" : 1, "ai.onnx.ml" : 3'
     onnx.save(parser.parse_model(f"<ir_version: 9, opset_import: [{domains}]> {graph}"), path)
     return path
 
 
 def own(folder, graph, *given):
-    return user_onnx.UserFile(written(folder, graph), inputs_of(given))
+    return user_onnx.OnnxModule(written(folder, graph), inputs_of(given))
 
 
 def test_a_file_of_fixed_sizes_needs_no_input_option(tmp_path):
@@ -86,7 +89,7 @@ def test_a_stored_value_is_no_input(tmp_path):
 
 def test_whole_numbers_as_first_input_are_drawn_so_that_they_fit_a_table(tmp_path):
     a_job = job(tmp_path, model="own.net", batch_size=2)
-    built = workload.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, TABLE))))
+    built = workload.build(changed(a_job, onnx=str(written(tmp_path, TABLE))))
     assert set(built.images.unique().tolist()) == {0, 1}
     assert built.facts.data == "random 0-1, seed 0"
     assert built.images.dtype == torch.int64
@@ -109,11 +112,14 @@ def damaged(change):
     return write
 
 
-def with_external_data(folder):
+def with_external_data(folder, location="net.data"):
     model = onnx.load(written(folder, STORED))
     (bias,) = model.graph.initializer
     bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias), bias.name))  # as raw bytes
     onnx.save(model, folder / "net.onnx", save_as_external_data=True, location="net.data", size_threshold=0)
+    model = onnx.load(folder / "net.onnx", load_external_data=False)
+    next(entry for entry in model.graph.initializer[0].external_data if entry.key == "location").value = location
+    (folder / "net.onnx").write_bytes(model.SerializeToString())
     return folder / "net.onnx"
 
 
@@ -126,20 +132,20 @@ REFUSED = {
     "truncated": (damaged(lambda content: content[:-30]), [], r"net\.onnx: truncated or not a valid ONNX file: "),
     "empty": (damaged(lambda content: b""), [], r"net\.onnx: truncated or not a valid ONNX file: "),
     "not ONNX": (damaged(lambda content: b"\x89PNG" * 9), [], r"net\.onnx: truncated or not a valid ONNX file: "),
-    "foreign": (
-        text("g (float[2,4] x) => (float[2,4] y) { y = here.Lif(x) }"),
-        [],
-        "operators of here are not part of ONNX; export it without them",
-    ),
-    "weights outside": (
-        with_external_data,
-        [],
-        "weights such as bias are in another file; save the model with its weights",
-    ),
     "weights missing": (
         lambda folder: (with_external_data(folder), (folder / "net.data").unlink())[0],
         [],
-        r"net\.onnx: truncated or not a valid ONNX file: .*net\.data",
+        r"net\.onnx: its weights are in net\.data, which is not beside it: copy both$",
+    ),
+    "weights cut short": (
+        lambda folder: (with_external_data(folder), os.truncate(folder / "net.data", 9))[0],
+        [],
+        r"net\.onnx: its weights in net\.data are cut short: copy that file again$",
+    ),
+    "weights elsewhere": (
+        lambda folder: with_external_data(folder, "../net.data"),
+        [],
+        r"truncated or not a valid ONNX file: its weights are in \.\./net\.data, outside its folder",
     ),
     "no inputs": (
         text("g () => (float y) <float one = {1}> { y = Neg(one) }"),
@@ -149,7 +155,7 @@ REFUSED = {
     "text": (
         text("g (string[2] x) => (string[2] y) { y = Identity(x) }"),
         [],
-        "input x is STRING; it must be a tensor of numbers",
+        "input x is STRING, but benchd gives tensors of numbers; export the part that reads the numbers",
     ),
     "unknown input": (text(FIXED), ["images=4"], r"--input images: the inputs of net\.onnx are x$"),
     "one too many": (text(FIXED), ["4", "5"], r"--input 5: the inputs of net\.onnx are x$"),
@@ -170,11 +176,61 @@ REFUSED = {
 @pytest.mark.parametrize(("make", "given", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_measured_is_refused_with_the_reason(make, given, reason, tmp_path):
     with pytest.raises(UsageError, match=reason):
-        user_onnx.UserFile(make(tmp_path), inputs_of(given))
+        user_onnx.OnnxModule(make(tmp_path), inputs_of(given))
+
+
+def test_weights_in_a_file_beside_it_count_as_its_bytes(tmp_path):
+    module = user_onnx.OnnxModule(with_external_data(tmp_path), [])
+    assert module(torch.zeros(2, 4)).tolist() == [[1, 2, 3, 4]] * 2
+    found = user_onnx.artifact(module.path, "fp32", module.sha256)
+    assert found.metadata.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    (tmp_path / "net.data").write_bytes(np.array([5, 6, 7, 8], np.float32).tobytes())
+    with pytest.raises(UnfitModel, match="was replaced while it was measured"):
+        user_onnx.artifact(module.path, "fp32", module.sha256)
+
+
+CONTRIB = "g (float[N,4] x) => (float[N,4] y) { y = com.microsoft.Gelu(x) }"
+CLASSIFIER = """g (float[N,4] x) => (string[N] label, seq(map(string, float)) chances) {
+  label, p = ai.onnx.ml.LinearClassifier<classlabels_strings = ["cat", "dog"], post_transform = "SOFTMAX",
+    coefficients = [1.0, -1.0, 0.5, 0.25, -1.0, 1.0, -0.5, 0.75], intercepts = [0.0, 0.1]>(x)
+  chances = ai.onnx.ml.ZipMap<classlabels_strings = ["dog", "cat"]>(p)
+}"""
+
+
+@pytest.mark.parametrize("graph", [CONTRIB, CLASSIFIER], ids=["contrib", "zipmap"])
+def test_operators_of_other_domains_are_measured_where_a_runtime_has_them(graph, tmp_path):
+    a_job = job(tmp_path, model="own.net", variant=Variant("onnxruntime"), batch_size=3)
+    a_job = changed(a_job, options={}, onnx=str(written(tmp_path, graph)))
+    built = workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, torch.device("cpu"), built.images[:3])
+    assert check.check_and_answers(built, loaded, a_job).check.passed
+    with pytest.raises(Unsupported, match="strings or maps") if graph is CLASSIFIER else nullcontext():
+        packing.refuse(a_job, built, loaded.run(built.images[:3]))
+
+
+def test_labels_become_numbers_that_tell_them_apart_and_maps_a_row_per_item(tmp_path):
+    module = own(tmp_path, CLASSIFIER)
+    found = module(torch.tensor([[9.0, 0, 0, 0], [0, 9, 0, 0], [8, 0, 0, 0]])).named
+    first, second, third = found["label"].tolist()
+    assert first == third != second
+    assert found["chances"].shape == (3, 2)
+    assert torch.allclose(found["chances"].float().sum(1), torch.ones(3))
+    assert found["chances"][0].argmax() != found["chances"][1].argmax()
+
+
+@pytest.mark.parametrize(
+    ("node", "name"), [("EfficientNMS_TRT(x)", "EfficientNMS_TRT"), ("here.Lif(x)", "here.Lif")], ids=["plugin", "own"]
+)
+def test_an_operator_that_no_runtime_here_has_is_named(node, name, tmp_path):
+    a_job = job(tmp_path, model="own.net", variant=Variant("onnxruntime"), batch_size=2)
+    path = written(tmp_path, f"g (float[2,4] x) => (float[2,4] y) {{ y = {node} }}")
+    wanted = rf"{name} is an operator of neither ONNX nor ONNX Runtime, such as a plugin of TensorRT: export the net"
+    with pytest.raises(Unsupported, match=wanted):
+        workload.build(changed(a_job, options={}, onnx=str(path)))
 
 
 def test_an_opset_that_onnx_runtime_does_not_know_is_told_by_its_name(tmp_path):
-    module = user_onnx.UserFile(written(tmp_path, FIXED, opset=99), [])
+    module = user_onnx.OnnxModule(written(tmp_path, FIXED, opset=99), [])
     with pytest.raises(SessionError, match=r"net\.onnx: ONNX Runtime .* cannot load it: .*[Oo]pset"):
         module(torch.zeros(2, 4))
 
@@ -193,6 +249,43 @@ def test_an_output_that_nothing_writes_differs_when_it_is_answered_again(tmp_pat
     assert module.why_changing.startswith("no operator of net.onnx draws random numbers, so ONNX Runtime")
 
 
+def test_an_input_and_a_constant_that_are_answered_are_the_same_again(tmp_path):
+    graph = "g (float[2,4] x) => (float[2,4] x, float[2,4] y, float[3] c) <float[3] c = {1, 2, 3}> { y = Relu(x) }"
+    module, read = own(tmp_path, graph), torch.randn(2, 4)
+    once, again = module(read).named, module.answer_again(read).named
+    assert all(torch.equal(once[name], again[name]) for name in ("x", "y", "c"))
+
+
+def loaded_as(folder, graph, variant):
+    """Return the workload and the loaded variant of a file, and its job."""
+    a_job = job(folder, model="own.net", variant=Variant(variant), batch_size=2)
+    a_job = changed(a_job, options={}, onnx=str(written(folder, graph)))
+    built = workload.build(a_job)
+    return built, backends.load(a_job.case.variant, built.source, torch.device("cpu"), built.images[:2]), a_job
+
+
+@pytest.mark.parametrize("dtype", ["uint64", "uint32", "uint16"])
+@pytest.mark.parametrize("variant", ["onnxruntime", "openvino"])
+def test_unsigned_numbers_of_any_width_are_read(variant, dtype, tmp_path):
+    graph = f"g ({dtype}[2,4] x) => (float[2,4] y) {{ y = Cast<to = 1>(x) }}"
+    found = check.check_and_answers(*loaded_as(tmp_path, graph, variant)).check
+    assert (found.verdict, found.max_abs_error) == ("passed", 0.0)
+
+
+def test_floats_that_are_whole_because_they_are_large_are_no_whole_numbers(tmp_path):
+    graph = "g (uint8[2,4] x) => (float[2,4] y) <float k = {123456789}> { c = Cast<to = 1>(x)  y = Mul(c, k) }"
+    assert check.check_and_answers(*loaded_as(tmp_path, graph, "onnxruntime")).check.verdict == "passed"
+
+
+@pytest.mark.parametrize("variant", ["onnxruntime", "openvino"])
+def test_an_answer_without_numbers_is_said(variant, tmp_path):
+    graph = """g (float[2,4] x) => (float[2,4] y, float[2,0] z) <int64[1] no = {0}, int64[1] axis = {1}> {
+      y = Relu(x)  z = Slice(x, no, no, axis)
+    }"""
+    with pytest.raises(UnfitModel, match="answer z is empty: leave it out of the answer"):
+        check.check_and_answers(*loaded_as(tmp_path, graph, variant))
+
+
 @pytest.mark.parametrize(
     ("body", "drawing"),
     [
@@ -203,11 +296,8 @@ def test_an_output_that_nothing_writes_differs_when_it_is_answered_again(tmp_pat
     ],
 )  # fmt: skip
 def test_a_file_that_draws_random_numbers_is_refused_with_its_operators(body, drawing, tmp_path):
-    path = written(tmp_path, f"g (float[2,4] x) => (float[2,4] y) <bool on = {{1}}, float half = {{0.5}}> {{ {body} }}")
-    a_job = job(tmp_path, model="own.net", variant=Variant("onnxruntime"), batch_size=2)
-    a_job = msgspec.structs.replace(a_job, options={}, onnx=str(path))
-    built = workload.build(a_job)
-    loaded = backends.load(a_job.case.variant, built.source, torch.device("cpu"), built.images[:2])
+    graph = f"g (float[2,4] x) => (float[2,4] y) <bool on = {{1}}, float half = {{0.5}}> {{ {body} }}"
+    built, loaded, a_job = loaded_as(tmp_path, graph, "onnxruntime")
     with pytest.raises(UnfitModel, match=rf"changes between runs: net\.onnx draws random numbers \({drawing}\)"):
         check.check_and_answers(built, loaded, a_job)
 
@@ -250,7 +340,7 @@ def test_in_its_own_precision_it_is_an_artifact_of_its_bytes(tmp_path):
     found = user_onnx.artifact(path, "fp16", sha256_of(path))
     assert (found.path, found.key, found.reused) == (path, "net.onnx", True)
     assert found.metadata.bytes == path.stat().st_size
-    assert found.metadata.sha256 == user_onnx.UserFile(path, []).sha256
+    assert found.metadata.sha256 == user_onnx.OnnxModule(path, []).sha256
     assert found.metadata.facts == {"format": "onnx", "model": "net", "precision": "fp16"}
 
 
@@ -264,7 +354,7 @@ def test_a_file_that_is_replaced_while_it_is_measured_is_refused(tmp_path):
 def test_another_batch_size_than_the_file_s_is_refused(tmp_path):
     a_job = job(tmp_path, model="own.net", batch_size=1)
     with pytest.raises(UsageError, match=r"net\.onnx has a fixed batch size of 2: give --batch-sizes 2$"):
-        workload.build(msgspec.structs.replace(a_job, onnx=str(written(tmp_path, FIXED))))
+        workload.build(changed(a_job, onnx=str(written(tmp_path, FIXED))))
 
 
 STREAM = """g (float[{x}] x, float[{state}] state, int64 rate) => (float[4] y) {{
@@ -298,7 +388,14 @@ LOOKED_UP = {
     "from 1": ("one = Constant<value = int64 {1}>()  i = Cast<to = 7>(ids)  j = Sub(i, one)", "j", (1, 10)),
     "hashed": ("m = Constant<value = int32 {10}>()  j = Mod(ids, m)", "j", (0, 9)),
     "flattened": ("s = Constant<value = int64[1] {-1}>()  j = Reshape(ids, s)", "j", (0, 9)),
-    "counted": ("a = Constant<value = int64 {1}>()  i = Cast<to = 7>(ids)  j = CumSum(i, a)", "j", (0, 1)),
+    "counted": ("a = Constant<value = int64 {1}>()  i = Cast<to = 7>(ids)  j = CumSum(i, a)", "j", (0, 3)),
+    "doubled": ("b = Constant<value = int32 {2}>()  j = Mul(ids, b)", "j", (0, 4)),
+    "masked": (
+        "z = Constant<value = int32 {0}>()  b = Greater(ids, z)  k = Cast<to = 6>(b)  j = Mul(ids, k)",
+        "j",
+        (0, 9),
+    ),
+    "masked by itself": ("j = Mul(ids, ids)", "j", (0, 1)),
     "compared": ("z = Constant<value = int32 {0}>()  b = Greater(ids, z)  j = Cast<to = 7>(b)", "j", (0, 1)),
 }
 
@@ -309,6 +406,27 @@ def test_whole_numbers_stay_within_the_table_that_the_file_looks_up(nodes, index
     graph = f"g (int32[N,3] ids) => (float y) <int64[2] s0 = {{10,4}}> {{ {nodes} {table} }}"
     (spec,) = own(tmp_path, graph).inputs
     assert spec.span == span
+
+
+def test_the_columns_of_an_index_stay_within_the_axes_that_they_index(tmp_path):
+    graph = "g (float[N,4] x, int64[N,3,2] at) => (float[N,3] y) <float[6,5] t> { y = GatherND(t, at) }"
+    graph = graph.replace("<float[6,5] t>", f"<float[6,5] t = {{{', '.join(['1'] * 30)}}}>")
+    assert own(tmp_path, graph).inputs[1].span == (0, 4)
+
+
+def test_lengths_of_sequences_are_at_most_their_steps_and_not_0(tmp_path):
+    zeros = "ConstantOfShape<value = float[1] {0}>"
+    graph = f"""g (float[6,N,2] x, int32[N] lengths) => (float[6,1,N,3] y)
+    <int64[3] a = {{1,3,2}}, int64[3] b = {{1,3,3}}> {{
+      w = {zeros}(a)  r = {zeros}(b)  y = RNN<hidden_size = 3>(x, w, r, "", lengths)
+    }}"""
+    assert own(tmp_path, graph, "x=6xNx2").inputs[1].span == (1, 6)
+
+
+def test_a_mask_of_an_index_takes_0_and_1(tmp_path):
+    table = "int64[2] s = {10,4}> { t = ConstantOfShape<value = float[1] {1}>(s)"
+    graph = f"g (int64[N,3] mask, int64[N,3] ids) => (float y) <{table} j = Mul(mask, ids)  y = Gather(t, j) }}"
+    assert [spec.span for spec in own(tmp_path, graph).inputs] == [(0, 1), (0, 9)]
 
 
 def test_a_given_range_and_a_file_replace_what_is_drawn(tmp_path):

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from pairs import pairs
 from test_causal_conv1d import PLAIN, equation, inputs
 
 from benchd.kernels.causal_conv1d import causal_conv1d, causal_conv1d_pair
-from benchd.kernels.dispatch import Unavailable
 
 
 def equations(x, weight, bias=None, activation="silu"):
@@ -14,11 +14,11 @@ def equations(x, weight, bias=None, activation="silu"):
     return torch.stack([equation(x, weight[g], biases[g], activation, reverse=g == 1) for g in (0, 1)])
 
 
-@pytest.mark.parametrize("implementation", PLAIN)
-@pytest.mark.parametrize("activation", ["silu", None])
-@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 1, 4), (2, 3, 5, 4), (3, 4, 7, 1), (2, 66, 130, 3), (2, 9, 5, 11), (1, 197, 48, 4)], ids=str
+@pairs(
+    implementation=PLAIN,
+    activation=["silu", None],
+    biased=[True, False],
+    shape=[(1, 1, 1, 4), (2, 3, 5, 4), (3, 4, 7, 1), (2, 66, 130, 3), (2, 9, 5, 11), (1, 197, 48, 4)],
 )
 def test_float32_agrees_with_the_equation(implementation, activation, biased, shape):
     tensors = inputs(*shape, lead=(2,))
@@ -39,19 +39,6 @@ def test_other_dtypes_round_only_what_comes_out(implementation, dtype, limit):
     y = causal_conv1d_pair(**tensors, implementation=implementation)
     assert y.dtype == dtype
     torch.testing.assert_close(y.double(), equations(**tensors), rtol=limit, atol=limit)
-
-
-@pytest.mark.parametrize("implementation", PLAIN)
-def test_strided_inputs_stay_as_they_are(implementation):
-    tensors = inputs(2, 21, 12, 4, lead=(2,))
-    wide = torch.cat((tensors["x"], tensors["x"]), -1)
-    before = wide.clone()
-    transposed = {"weight": tensors["weight"].mT.contiguous().mT, "bias": tensors["bias"].T.contiguous().T}
-    want = equations(**tensors).float()
-    for x in (wide[..., :12], tensors["x"].mT.contiguous().mT):
-        y = causal_conv1d_pair(x, **transposed, implementation=implementation)
-        torch.testing.assert_close(y, want, rtol=1e-5, atol=2e-6)
-    assert torch.equal(wide, before)
 
 
 @pytest.mark.parametrize("implementation", PLAIN)
@@ -80,39 +67,6 @@ def test_gradients_are_those_of_finite_differences(implementation):
     assert torch.autograd.gradcheck(convolved, tensors)
     with torch.no_grad():
         torch.testing.assert_close(convolved(*tensors), equations(*tensors), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("implementation", ["torch", "native"])
-def test_compiled_as_one_graph(implementation):
-    tensors = inputs(2, 20, 6, 4, lead=(2,))
-    compiled = torch.compile(causal_conv1d_pair, fullgraph=True, backend="aot_eager")
-    y = compiled(**tensors, implementation=implementation)
-    torch.testing.assert_close(y, causal_conv1d_pair(**tensors, implementation=implementation), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
-def test_the_native_op_is_registered_as_torch_wants(biased):
-    x, weight, bias = inputs(2, 5, 6, 4, lead=(2,)).values()
-    arguments = (x, weight, bias if biased else None, True, False)
-    torch.library.opcheck(torch.ops.benchd.causal_conv1d.default, arguments)
-
-
-def test_native_gives_the_same_on_one_thread_as_on_two():
-    tensors = inputs(3, 131, 200, 4, lead=(2,))
-    before, results = torch.get_num_threads(), []
-    for count in (1, 2):
-        torch.set_num_threads(count)
-        results.append(causal_conv1d_pair(**tensors))
-    torch.set_num_threads(before)
-    assert torch.equal(*results)
-
-
-def test_native_refuses_what_it_cannot_do():
-    tensors = inputs(1, 2, 3, 4, lead=(2,))
-    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
-        causal_conv1d_pair(**tensors | {"weight": tensors["weight"].clone().requires_grad_()})
-    with pytest.raises(Unavailable, match="computes in float32; use implementation='torch' for float64"):
-        causal_conv1d_pair(**{name: tensor.double() for name, tensor in tensors.items()})
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,17 @@ import itertools
 
 import pytest
 import torch
+from pairs import pairs
 from torch.nn import functional
 
 triton_impl = pytest.importorskip("benchd.kernels.selective_scan.triton_impl", reason="needs triton")
 
-from benchd.kernels import launch  # noqa: E402
-from benchd.kernels.dispatch import Unavailable  # noqa: E402
-from benchd.kernels.selective_scan import bidirectional_scan, ops, reference  # noqa: E402
+from benchd.kernels.selective_scan import (  # noqa: E402
+    bidirectional_scan,
+    delta_projection,
+    selective_scan,
+    selective_scan_pair,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # a GPU takes powers of two to 22.5 bits and the interpreter to the last one, which shows relative to small steps
@@ -44,22 +48,20 @@ def doubled(tensors):
     return {name: None if tensor is None else tensor.double() for name, tensor in tensors.items()}
 
 
-def scanned(tensors, *, softplus=True, reverse=False, form="serial", module=triton_impl):
-    ordered = [tensors.get(name) for name in ("u", "delta", "A", "B", "C", *OPTIONAL)]
-    return module.selective_scan(*ordered, softplus, reverse, form)
+def scanned(tensors, *, softplus=True, reverse=False, form="serial", implementation="triton"):
+    options = {"delta_softplus": softplus, "reverse": reverse, "form": form}
+    return selective_scan(**tensors, **options, implementation=implementation)
 
 
 def equation(tensors, **options):
-    return scanned(doubled(tensors), module=reference, **options)
+    return scanned(doubled(tensors), implementation="reference", **options)
 
 
 def error(y, want):
     return float((y.double() - want).abs().max() / want.abs().max())
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("shape", [(2, 2, 5, 3), (2, 9, 17, 2), (2, 19, 4, 1), (2, 8, 16, 5)], ids=str)
+@pairs(form=FORMS, reverse=[False, True], shape=[(2, 2, 5, 3), (2, 9, 17, 2), (2, 19, 4, 1), (2, 8, 16, 5)])
 def test_float32_is_within_2e_6_of_the_equation(form, reverse, shape):
     batch, length, *sizes = shape
     for tokens in (length, ENOUGH[form]):
@@ -75,9 +77,9 @@ def test_a_single_number_is_scanned(form):
     assert error(scanned(tensors, form=form), equation(tensors)) < 2e-6
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("given_names", [n for r in range(4) for n in itertools.combinations(OPTIONAL, r)], ids=str)
-@pytest.mark.parametrize("softplus", [False, True])
+@pairs(
+    form=FORMS, given_names=[n for r in range(4) for n in itertools.combinations(OPTIONAL, r)], softplus=[False, True]
+)
 def test_every_combination_of_options(form, given_names, softplus):
     every = inputs(2, ENOUGH[form], 3, 2)
     tensors = {name: t for name, t in every.items() if name in given_names or name not in OPTIONAL}
@@ -115,7 +117,7 @@ def test_large_steps_stay_exact(form):
 def test_softplus_is_accurate_relative_to_itself():
     raw = torch.cat((torch.linspace(-80, 30, 1901), torch.linspace(-2, 2, 201))).to(DEVICE)
     low, one = raw.view(1, 1, -1, 1).expand(2, 1, -1, 1), torch.ones(2, 1, 1, device=DEVICE)
-    delta = triton_impl.delta_projection(low, one, torch.zeros(2, 1, device=DEVICE))[0, 0, :, 0]
+    delta = delta_projection(low, one, torch.zeros(2, 1, device=DEVICE), implementation="triton")[0, 0, :, 0]
     relative = (delta.double() / torch.log1p(raw.double().exp()) - 1).abs()
     assert float(relative.max()) < 1e-5  # what rounding the exponent of exp(-80) costs
     assert float(relative[raw.abs() < 2].max()) < TO_SOFTPLUS
@@ -169,8 +171,8 @@ def test_a_pair_is_a_forward_and_a_reverse_scan(form, shape):
 
 
 def paired(tensors, form):
-    ordered = [tensors[name] for name in ("u", "delta", "A", "B", "C", "D", "delta_bias")]
-    return triton_impl.selective_scan_pair(*ordered, True, form)
+    tensors = {name: tensor for name, tensor in tensors.items() if name != "z"}
+    return selective_scan_pair(**tensors, delta_softplus=True, form=form, implementation="triton")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -210,7 +212,7 @@ def projected(low, weight, bias):
 
 def bidirectional(u, low, weight, bias, A, B, C, D, z):
     delta = projected(low, weight, bias)
-    y = reference.selective_scan_pair(u, delta, A, B, C, D, None, False, "serial")
+    y = selective_scan_pair(u, delta, A, B, C, D, implementation="reference")
     return y.sum(0) * functional.silu(z)
 
 
@@ -220,20 +222,21 @@ def test_the_projection_of_delta(dtype, limit, shape):
     batch, length, *sizes = shape
     for tokens in (length, 70):  # some rows of a tile, and all of them
         tensors = [layer(batch, tokens, *sizes, dtype=dtype)[name] for name in ("low", "weight", "bias")]
-        delta = triton_impl.delta_projection(*tensors)
+        delta = delta_projection(*tensors, implementation="triton")
         assert delta.dtype == dtype
         assert error(delta, projected(*(tensor.double() for tensor in tensors))) < limit
 
 
 def test_a_single_delta_is_projected():
     tensors = [layer(1, 1, 1, 1, 1)[name] for name in ("low", "weight", "bias")]
-    assert error(triton_impl.delta_projection(*tensors), projected(*(tensor.double() for tensor in tensors))) < 2e-6
+    delta = delta_projection(*tensors, implementation="triton")
+    assert error(delta, projected(*(tensor.double() for tensor in tensors))) < 2e-6
 
 
 def test_the_projection_of_half_rows_by_float32_weights():
     tensors = layer(2, 5, 7, 3, 3, dtype=torch.float16)
     ordered = [tensors["low"], tensors["weight"].float(), tensors["bias"].float()]
-    delta = triton_impl.delta_projection(*ordered)
+    delta = delta_projection(*ordered, implementation="triton")
     assert delta.dtype == torch.float16
     assert error(delta, projected(*(tensor.double() for tensor in ordered))) < 1e-3
 
@@ -241,8 +244,8 @@ def test_the_projection_of_half_rows_by_float32_weights():
 def test_rows_of_amp_multiply_as_autocast_has_them():
     """Its weights stay float32, and a product in float32 would leave the tensor cores out."""
     low, weight, bias = (layer(2, 5, 7, 3, 12)[name] for name in ("low", "weight", "bias"))
-    delta = triton_impl.delta_projection(low.half(), weight, bias)
-    assert torch.equal(delta, triton_impl.delta_projection(low.half(), weight.half(), bias))
+    delta = delta_projection(low.half(), weight, bias, implementation="triton")
+    assert torch.equal(delta, delta_projection(low.half(), weight.half(), bias, implementation="triton"))
 
 
 # the half ones round delta and both directions on their way
@@ -258,7 +261,7 @@ def test_rows_of_amp_multiply_as_autocast_has_them():
 def test_both_directions_gated(form, dtype, limit):
     for batch, length in ((2, 39), (1, 2)):
         tensors = layer(batch, length, 20, 3, 5, dtype=dtype)
-        y = triton_impl.bidirectional_scan(*tensors.values(), form)
+        y = bidirectional_scan(*tensors.values(), form=form, implementation="triton")
         assert y.dtype == dtype
         assert y.is_contiguous()
         assert error(y, bidirectional(**doubled(tensors))) < limit
@@ -270,7 +273,7 @@ def test_both_directions_from_any_strides():
     for name in ("low", "B", "C"):  # images that do not follow each other
         strided[name] = tensors[name].transpose(1, 2).contiguous().transpose(1, 2)
     strided["z"] = tensors["z"].transpose(0, 1).contiguous().transpose(0, 1)
-    y = triton_impl.bidirectional_scan(*strided.values(), "serial")
+    y = bidirectional_scan(*strided.values(), implementation="triton")
     assert error(y, bidirectional(**doubled(tensors))) < 2e-6
 
 
@@ -280,64 +283,6 @@ def test_empty_inputs(shape):
     for form in FORMS:
         y = scanned(tensors, form=form)
         assert y.shape == shape[:3]
-        torch.testing.assert_close(y, scanned(tensors, module=reference), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(y, scanned(tensors, implementation="reference"), rtol=1e-5, atol=1e-6)
     if shape[3]:
-        assert triton_impl.bidirectional_scan(*layer(*shape, 3).values(), "serial").shape == shape[:3]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("optional", [True, False])
-def test_the_scan_is_registered_as_torch_wants(form, optional):
-    for lead in ((1,), (2,)):
-        tensors = inputs(1, 3, 3, 2, lead=lead)
-        values = [tensors[name] for name in ("u", "delta", "A", "B", "C")]
-        values += [tensors[name] if optional else None for name in OPTIONAL]
-        torch.library.opcheck(ops.scan_op["triton"], (*values, True, False, form))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_the_other_ops_are_registered_as_torch_wants(dtype):
-    tensors = layer(1, 3, 3, 2, 2, dtype=dtype)
-    ordered = [tensors[name] for name in ("low", "weight", "bias")]
-    torch.library.opcheck(ops.delta_op["triton"], ordered)
-    torch.library.opcheck(ops.bidirectional_op["triton"], (*tensors.values(), "serial"))
-
-
-def test_traced_whole():
-    tensors = tuple(layer(1, 3, 3, 2, 2).values())
-    compiled = torch.compile(bidirectional_scan, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*tensors, implementation="triton"), triton_impl.bidirectional_scan(*tensors, "serial"))
-
-
-def test_what_it_cannot_do_is_refused():
-    tensors, both = inputs(1, 2, 3, 4), layer(1, 2, 3, 4, 2)
-    projection = [both[name] for name in ("low", "weight", "bias")]
-    learning = tensors | {"A": tensors["A"].clone().requires_grad_()}
-    with pytest.raises(Unavailable, match="selective_scan: the Triton kernel has no gradient; use implementation='to"):
-        scanned(learning)
-    with torch.no_grad():
-        assert scanned(learning).isfinite().all()
-    with pytest.raises(Unavailable, match="delta_projection: the Triton kernel has no gradient"):
-        triton_impl.delta_projection(projection[0], projection[1].clone().requires_grad_(), projection[2])
-    with pytest.raises(Unavailable, match="selective_scan: the Triton kernel computes in float32"):
-        scanned(doubled(tensors))
-    with pytest.raises(Unavailable, match="bidirectional_scan: the Triton kernel computes in float32"):
-        triton_impl.bidirectional_scan(*doubled(both).values(), "serial")
-    with pytest.raises(Unavailable, match="delta_projection: the Triton kernel cannot run on meta"):
-        triton_impl.delta_projection(*(tensor.to("meta") for tensor in projection))
-
-
-def test_shipped_specialisations_are_what_the_tables_launch():
-    names = [shipped.name for shipped in triton_impl.SHIPPED]
-    assert len(set(names)) == len(names)
-    for shipped in triton_impl.SHIPPED:
-        assert list(shipped.signature) == list(shipped.kernel.arg_names)
-        constants = {name for name, kind in shipped.signature.items() if kind == "constexpr"}
-        assert constants == set(shipped.constants)
-        assert set(shipped.aligned) <= set(shipped.signature) - constants
-    for form, architecture, work in itertools.product(FORMS, launch.ARCHITECTURES, (768, 3072, 49152)):
-        cut = triton_impl._cut(form, architecture, work)
-        constants = triton_impl._scan_constants(form, cut, 384, 16)
-        shipped = [one for one in triton_impl.SHIPPED if constants.items() <= one.constants.items()]
-        assert len(shipped) == 2  # fp16 and fp32
-        assert all(architecture in one.architectures and one.num_warps == cut.warps for one in shipped)
+        assert bidirectional_scan(*layer(*shape, 3).values(), implementation="triton").shape == shape[:3]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fake_gpu import needs_a_driver
+from pairs import pairs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -10,7 +11,7 @@ pytest.importorskip("triton")
 
 from benchd.kernels import dispatch
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.stbif import max_pool_delta, ops, stbif, stbif_block, triton_impl
+from benchd.kernels.stbif import max_pool_delta, stbif, stbif_block, triton_impl
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # the interpreter cuts the last bits of a bfloat16 off where a GPU rounds them
@@ -45,9 +46,7 @@ def channels_last(tensor):
 CURRENTS = (draw, (2, 9, 3, 5), NEURON), (eighths, (2, 9, 3, 5), TIGHT), (draw, (1, 9, 1, 2), CONVERTED)
 
 
-@pytest.mark.parametrize("output", ["codes", "values"])
-@pytest.mark.parametrize("names", [[], ["bias"], ["residual"], ["bias", "residual"]], ids=" ".join)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pairs(output=["codes", "values"], names=[[], ["bias"], ["residual"], ["bias", "residual"]], dtype=DTYPES)
 def test_a_block_is_the_reference_bit_for_bit(dtype, names, output):
     for drawn, shape, neuron in CURRENTS:
         current, residual = (drawn(4, *shape, seed=seed, dtype=dtype) for seed in (0, 1))
@@ -96,13 +95,6 @@ def test_deltas_are_the_reference_s_bit_for_bit(dtype, windows):
             assert torch.equal(got, want)
 
 
-def test_an_empty_batch_pools_to_an_empty_one():
-    values = torch.empty(4, 0, 3, 4, 4, device=DEVICE, requires_grad=True)
-    out = max_pool_delta(values, **WINDOWS, implementation="triton")
-    assert out.shape == (4, 0, 3, 2, 2)
-    assert torch.autograd.grad(out.sum(), values)[0].shape == values.shape
-
-
 def gradients(current, s, terms, weights, implementation, neuron=NEURON):
     leaves = [tensor.detach().requires_grad_() for tensor in (current, s, *terms.values())]
     arguments = {**neuron, "threshold": leaves[1], "implementation": implementation}
@@ -143,19 +135,6 @@ def test_a_pool_hands_its_gradient_to_the_first_of_equals(windows):
             results += torch.autograd.grad((out * draw(*out.shape, seed=1).to(device)).sum(), leaf)
         assert results[0].any()
         torch.testing.assert_close(results[1].cpu(), results[0], rtol=0, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # opcheck reads it of its own copies
-def test_the_ops_are_registered_as_torch_wants():
-    current, bias = draw(2, 1, 3, 2, 3).requires_grad_(), draw(2, 3).requires_grad_()
-    s = torch.tensor(0.5, device=DEVICE)
-    torch.library.opcheck(ops.stbif_op["triton"], (current, bias, current, s, 3, 0, False))
-    torch.library.opcheck(ops.stbif_op["triton"], (current.detach(), None, None, s, 3, 0, True))
-    arguments = (current.detach(), current.detach(), bias.detach(), None, s, 3, 0)
-    torch.library.opcheck(ops.stbif_backward_op["triton"], arguments)
-    torch.library.opcheck(ops.max_pool_delta_op["triton"], (current, 3, 2, 1))
-    arguments = (torch.ones(2, 1, 3, 1, 2, device=DEVICE), current.detach(), 3, 2, 1)
-    torch.library.opcheck(ops.max_pool_delta_backward_op["triton"], arguments)
 
 
 def test_a_compiler_traces_it_with_its_gradient():
@@ -217,13 +196,3 @@ def test_what_cannot_run_is_refused(monkeypatch):
             stbif(current, **NEURON, implementation="triton")
         with pytest.raises(Unavailable, match=f"max_pool_delta: the Triton kernel cannot run on {device}"):
             max_pool_delta(current, **WINDOWS, implementation="triton")
-
-
-def test_what_ships_names_every_argument_once():
-    names = [shipped.name for shipped in triton_impl.SHIPPED]
-    assert len(names) == len(set(names))
-    for shipped in triton_impl.SHIPPED:
-        assert list(shipped.signature) == list(shipped.kernel.arg_names)
-        constants = {name for name, kind in shipped.signature.items() if kind == "constexpr"}
-        assert constants == set(shipped.constants)
-        assert not constants & set(shipped.aligned)

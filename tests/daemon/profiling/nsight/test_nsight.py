@@ -75,7 +75,6 @@ NCU = ncu(
 def job(tmp_path):
     return ProfileJob(
         case=Case(model="vim_tiny"),
-        options={},
         limits=PRESETS["quick"],
         workload="forward",
         methods=["torch", "nsys"],

@@ -1,5 +1,5 @@
 import pytest
-from jetson_trees import AGX_ORIN, BOARDS, ORIN_NANO, build, show_emc
+from jetson_trees import AGX_ORIN, BOARDS, ORIN_NANO, THOR, build, show_emc
 from machines import desktop, write
 
 from benchd.daemon.sampling.sources.devfreq import Devfreq
@@ -29,6 +29,10 @@ def read(sampler):
 def test_load_and_clock_of_the_gpu_whatever_its_node_is_called(board, tmp_path):
     found = read(available(build(tmp_path, board)))
     assert found == {"gpu_utilization_percent": pytest.approx(43.7), "gpu_clock_hz": 510e6}
+
+
+def test_a_thor_has_a_clock_and_no_load(tmp_path):
+    assert read(available(build(tmp_path, THOR))) == {"gpu_clock_hz": 510e6}
 
 
 def test_new_values_are_seen(nano):

@@ -19,7 +19,15 @@ from machines import write
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon.sampling.sources import Metered
-from benchd.daemon.sampling.sources.jtop import BRIDGE, INTERVAL_S, RETRY_S, UPTIME_GRAIN_NS, Jtop
+from benchd.daemon.sampling.sources.jtop import (
+    BRIDGE,
+    INTERVAL_S,
+    RETRY_S,
+    SYSTEM_PYTHON,
+    UPTIME_GRAIN_NS,
+    Jtop,
+    python_of,
+)
 
 VERSIONS = ["4.3.2", "7.2.2"]
 I2C = "bus/i2c/devices/1-0040"
@@ -40,6 +48,15 @@ READING = {
 }
 UNNAMED = READING | {"total": None}
 RENAMED = READING | {"total": ["VDD_SOC", 3.0], "values": []}
+
+
+def test_the_python_of_jtop_s_own_environment_is_found_by_its_unit(tmp_path):
+    unit, program = tmp_path / "jtop.service", tmp_path / "bin/jtop"
+    assert python_of(unit) == SYSTEM_PYTHON
+    write(tmp_path, {"jtop.service": f"[Service]\nExecStart={program} --force\n"})
+    assert python_of(unit) == SYSTEM_PYTHON
+    write(tmp_path, {"bin/jtop": "#!/opt/jtop/bin/python3.12\nimport sys\n"})
+    assert python_of(unit) == Path("/opt/jtop/bin/python3.12")
 
 
 def eventually(sampler, done):

@@ -16,6 +16,15 @@ def test_a_jetson_reads_its_rails_first_and_never_nvml(tmp_path):
     assert present("cuda", root=root) == ["ina3221", "procfs", "devfreq", "throttle", "thermal"]
 
 
+def test_a_thor_reads_its_module_s_input_and_no_usb_supply(tmp_path):
+    root = jetson_trees.build(tmp_path, jetson_trees.THOR)
+    assert present("cuda", root=root) == ["ina238", "procfs", "devfreq", "throttle", "thermal"]
+    sampler = load(f"ina238={root}")
+    assert sampler.unavailable() is None
+    (sample,) = sampler.sample()
+    assert (sample.rail, sample.value) == ("VIN", 31.25)
+
+
 def test_jtop_is_read_where_its_service_runs_and_its_rails_check_those_of_the_board(tmp_path):
     root = jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
     machines.write(root, {"run/jtop.sock": ""})

@@ -25,7 +25,7 @@ SMALL_VIM = {"dim": 16, "depth": 3, "patch_size": 8, "stride": 8, "num_classes":
 
 
 def work_of(module, images, model="own", variant="eager", given=NO_OPTIONS, **job):
-    case = Case(model=model, variant=Variant.parse(variant), batch_size=len(images))
+    case = Case(model=model, variant=Variant.parse(variant), batch_size=len(images), options=dict(given))
     options = MODELS[model].resolve(given) if model in MODELS else {}
     fixed = {"methods": ["layers"], "device": "cpu", "cache": "", "limits": PRESETS["quick"]}
     asked = {"workload": "forward", "warm_up": 1, "steps": 1, "runs": 5, **job}
@@ -41,7 +41,7 @@ def work_of(module, images, model="own", variant="eager", given=NO_OPTIONS, **jo
         images=images,
         device=torch.device("cpu"),
         labels=None,
-        job=ProfileJob(case=case, options=options, **fixed, **asked),
+        job=ProfileJob(case=case, **fixed, **asked),
         facts=facts,
         step=forward,
         forward=forward,

@@ -1,0 +1,316 @@
+"""One connection to an MQTT broker: version 5, or 3.1.1 for older brokers. The only module that uses paho.
+
+The thread that calls `turn` runs paho's loop and every callback. Acknowledgements carry the broker's reason, because
+paho counts a refused message as published. 3.1.1 has no reasons: there a broker that drops forbidden messages cannot be
+told from one that keeps them.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from benchd.daemon.delivery import tls
+from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, explain
+
+WINDOW = 64  # messages in flight; a broker may ask for fewer
+MAX_INCOMING_BYTES = 128 * 1024
+HEADER_BYTES = 16  # of a PUBLISH packet beside topic, properties and body, at most
+
+UNSPECIFIED = 0x80  # paho also uses it for a connection that was lost
+UNSUPPORTED_PROTOCOL_VERSION, BAD_CREDENTIALS, NOT_AUTHORIZED = 0x84, 0x86, 0x87
+
+
+class Arrived(NamedTuple):
+    """A publication received at the Unix time `arrived_s`; `retained` if the broker replayed it, of any age.
+
+    With MQTT 5 one of a filter `as_published` is also `retained` if it has just been published so. `expire_s`
+    is the remainder of MQTT 5's message expiry.
+    """
+
+    topic: str
+    body: bytes
+    arrived_s: float
+    retained: bool = False
+    response_topic: str | None = None
+    correlation: bytes | None = None
+    expire_s: float = math.inf
+    packet_id: int = 0
+    qos: int = 0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A client's requests to its broker.
+
+    `will` is a topic and what the broker retains there if the connection breaks. The broker keeps messages for `keep_s`
+    after the connection has ended (3.1.1: as long as it likes), sends at most `receive_maximum` unacknowledged ones,
+    and none larger than `max_packet_bytes`.
+    """
+
+    will: tuple[str, bytes] | None = None
+    keep_s: int = 0
+    receive_maximum: int = 65535
+    max_packet_bytes: int = MAX_INCOMING_BYTES
+
+
+PLAIN = Terms()
+
+
+class Unsendable(Exception):
+    """A message that the broker can never accept."""
+
+
+def connect(broker: Broker, client_id: str, deadline: float, terms: Terms = PLAIN) -> "Connection":
+    """Return a connection accepted by the broker before the monotonic time `deadline`; raise Ended with the reason.
+
+    MQTT 5 has half of the time: some older brokers never answer it, others hang up.
+    """
+    half = time.monotonic() + (deadline - time.monotonic()) / 2
+    connection = Connection(broker, client_id, MQTTProtocolVersion.MQTTv5, terms)
+    if connection.open(half):
+        return connection
+    connection.close()
+    connection = Connection(broker, client_id, MQTTProtocolVersion.MQTTv311, terms)
+    if connection.open(deadline):
+        return connection
+    reason = connection.lost or f"{broker.address} did not answer in time"
+    connection.close()
+    raise Ended(reason)
+
+
+class Connection:
+    """One connection to a broker. Nothing arrives between two calls of `turn`."""
+
+    def __init__(self, broker: Broker, client_id: str, protocol: MQTTProtocolVersion, terms: Terms) -> None:
+        self.address = broker.address
+        self.window = WINDOW
+        self.is_careful = False  # one message in flight at a time: the broker may hang up at one
+        self.is_version_5 = protocol == MQTTProtocolVersion.MQTTv5
+        self.shares = self.is_version_5  # whether the broker splits messages among the clients of a group
+        self.lost: str | None = None
+        self._broker, self._terms = broker, terms
+        self._max_packet_bytes: int | None = None
+        self._answer: ReasonCode | None = None
+        self._acknowledged: list[tuple[int, ReasonCode]] = []
+        self._received: list[Arrived] = []
+        self._unanswered: set[int] = set()  # packet ids; QoS 0 has no acknowledgement
+        self._owing_s = 0.0  # since when there are some and none was acknowledged
+        self._subscriptions: dict[int, list[str]] = {}
+        self._refused: list[tuple[str, ReasonCode]] = []
+        self._client = Client(
+            CallbackAPIVersion.VERSION2,
+            client_id,
+            clean_session=None if self.is_version_5 else not terms.keep_s,
+            protocol=protocol,
+            reconnect_on_failure=False,
+            manual_ack=True,
+        )
+        self._client.max_inflight_messages = WINDOW
+        self._client.username_pw_set(broker.user, broker.password)
+        if terms.will:
+            self._client.will_set(*terms.will, qos=1, retain=True)
+        if broker.tls:
+            self._client.tls_set_context(tls.context(broker))
+        self._client.on_connect = self._on_connect
+        self._client.on_disconnect = self._on_disconnect
+        self._client.on_message = self._on_message
+        self._client.on_publish = self._on_publish
+        self._client.on_subscribe = self._on_subscribe
+
+    def open(self, deadline: float) -> bool:
+        """Connect; return False if a broker does not know this version of MQTT; raise Ended if there is none."""
+        self._client.connect_timeout = max(deadline - time.monotonic(), 0.1)
+        try:
+            self._client.connect(self._broker.host, self._broker.port, self._broker.keep_alive_s, **self._asked())
+        except OSError as error:
+            raise Ended(explain(self.address, error)) from error
+        while self._answer is None and not self.lost and (left_s := deadline - time.monotonic()) > 0:
+            with suppress(Ended):
+                self.turn(left_s)
+        if self._answer is None or self._answer.value == UNSUPPORTED_PROTOCOL_VERSION:
+            return False
+        if self._answer.is_failure:
+            self.close()
+            check = self._answer.value in (BAD_CREDENTIALS, NOT_AUTHORIZED)
+            remedy = f"; check the user and the password in the URL or {PASSWORD_VARIABLE}" if check else ""
+            raise Ended(f"{self.address} refused the connection: {self._answer}{remedy}")
+        return True
+
+    @property
+    def free(self) -> int:
+        """Return how many more messages may be in flight."""
+        return (1 if self.is_careful else self.window) - len(self._unanswered)
+
+    @property
+    def silent_s(self) -> float:
+        """Return for how long the broker has acknowledged nothing, 0 if it owes no acknowledgement."""
+        return time.monotonic() - self._owing_s if self._unanswered else 0.0
+
+    def turn(self, wait_s: float) -> None:
+        """Run paho's loop once: wait for the network, at most `wait_s`, and take what arrived.
+
+        Raises Ended when the connection has ended; what came before its end is to be taken first.
+        """
+        if self.lost:
+            raise Ended(self.lost)
+        try:
+            code = self._client.loop(wait_s)
+        except Exception as error:  # paho raises anything on a malformed packet
+            raise Ended(f"{self.address} does not speak MQTT: {error}") from error
+        if code != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            self.lost = self.lost or f"the connection to {self.address} ended"
+            if not self._acknowledged and not self._received:
+                raise Ended(self.lost)
+
+    def publish(
+        self,
+        topic: str,
+        body: bytes,
+        qos: int,
+        *,
+        retain: bool = False,
+        correlation: bytes | None = None,
+        expire_s: int | None = None,
+    ) -> int:
+        """Send one message and return its packet id; raise Unsendable or Ended."""
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties.ContentType = "application/json"
+        with suppress(msgspec.DecodeError):
+            properties.UserProperty = ("schema", msgspec.json.decode(body, type=_Header).schema)
+        if correlation is not None:
+            properties.CorrelationData = correlation
+        if expire_s is not None:
+            properties.MessageExpiryInterval = expire_s
+        size = HEADER_BYTES + len(topic.encode()) + len(properties.pack()) + len(body)  # type: ignore[no-untyped-call]
+        if self._max_packet_bytes is not None and size > self._max_packet_bytes:
+            raise Unsendable(f"{size} bytes, but {self.address} accepts packets of at most {self._max_packet_bytes}")
+        try:
+            info = self._client.publish(topic, body, qos, retain, properties)
+        except ValueError as error:
+            raise Unsendable(f"not an MQTT message: {error}") from error
+        if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise Ended(self.lost or f"the connection to {self.address} ended")
+        if qos:
+            if not self._unanswered:
+                self._owing_s = time.monotonic()
+            self._unanswered.add(info.mid)
+        return info.mid
+
+    def subscribe(self, filters: Sequence[tuple[str, int]], *, as_published: str = "") -> None:
+        """Ask for these topics with their QoS; `take_refused` names those that the broker does not give.
+
+        Of the filter `as_published` MQTT 5 keeps the retain flag, which a broker otherwise clears for those connected.
+        """
+        wanted: list[Any] = list(filters)
+        if self.is_version_5:
+            wanted = [(one, SubscribeOptions(qos, retainAsPublished=one == as_published)) for one, qos in filters]
+        _, packet_id = self._client.subscribe(wanted)
+        if packet_id is not None:
+            self._subscriptions[packet_id] = [topic for topic, _ in filters]
+
+    def wait_subscribed(self, deadline: float) -> None:
+        """Wait for the answer to every subscription; raise Ended if the broker refuses one or is too slow."""
+        while self._subscriptions:
+            if time.monotonic() > deadline:
+                raise Ended(f"{self.address} did not answer a subscription in time")
+            self.turn(0.5)
+        for topic, reason in self.take_refused():
+            raise Ended(f"{self.address} refused the subscription {topic}: {reason}; check the broker's access rules")
+
+    def take_refused(self) -> list[tuple[str, ReasonCode]]:
+        """Return the subscriptions refused since the last call."""
+        taken, self._refused = self._refused, []
+        return taken
+
+    def take_received(self) -> list[Arrived]:
+        """Return the messages received since the last call; the caller must acknowledge them."""
+        taken, self._received = self._received, []
+        return taken
+
+    def acknowledge(self, arrived: Sequence[Arrived]) -> None:
+        """Acknowledge these to the broker, which may then drop them."""
+        for one in arrived:
+            self._client.ack(one.packet_id, one.qos)
+
+    def take_acknowledged(self) -> list[tuple[int, ReasonCode]]:
+        """Return the packet ids acknowledged since the last call, with the broker's reason."""
+        taken, self._acknowledged = self._acknowledged, []
+        return taken
+
+    def close(self) -> None:
+        """Disconnect, if the broker still accepts it, and close the socket."""
+        self._client.disconnect()
+        connection: Any = self._client.socket()
+        if connection is not None:  # the disconnect waits behind unsent data
+            connection.close()
+
+    def _asked(self) -> dict[str, Any]:
+        """Return the requests in the CONNECT packet of MQTT 5."""
+        if not self.is_version_5:
+            return {}
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval = self._terms.keep_s
+        properties.ReceiveMaximum = self._terms.receive_maximum
+        properties.MaximumPacketSize = self._terms.max_packet_bytes
+        return {"clean_start": not self._terms.keep_s, "properties": properties}
+
+    def _on_connect(
+        self, client: Client, userdata: None, flags: ConnectFlags, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        self._answer = reason
+        self.window = min(WINDOW, getattr(properties, "ReceiveMaximum", WINDOW))
+        self._max_packet_bytes = getattr(properties, "MaximumPacketSize", None)
+        self.shares = self.is_version_5 and bool(getattr(properties, "SharedSubscriptionAvailable", 1))
+
+    def _on_disconnect(
+        self, client: Client, userdata: None, flags: DisconnectFlags, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        why = "" if reason.value == UNSPECIFIED else f": {reason}"
+        self.lost = f"the connection to {self.address} ended{why}"
+        if self._broker.tls and self._answer is None:
+            self.lost = f"{self.address} ended TLS before it answered; check the certificate and key files"
+
+    def _on_publish(
+        self, client: Client, userdata: None, packet_id: int, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        if packet_id in self._unanswered:
+            self._unanswered.remove(packet_id)
+            self._owing_s = time.monotonic()
+            self._acknowledged.append((packet_id, reason))
+
+    def _on_message(self, client: Client, userdata: None, message: MQTTMessage) -> None:
+        properties = message.properties
+        self._received.append(
+            Arrived(
+                topic=message.topic,
+                body=bytes(message.payload),
+                arrived_s=time.time(),
+                retained=message.retain,
+                response_topic=getattr(properties, "ResponseTopic", None),
+                correlation=getattr(properties, "CorrelationData", None),
+                expire_s=getattr(properties, "MessageExpiryInterval", math.inf),
+                packet_id=message.mid,
+                qos=message.qos,
+            )
+        )
+
+    def _on_subscribe(
+        self, client: Client, userdata: None, packet_id: int, reasons: list[ReasonCode], properties: Properties | None
+    ) -> None:
+        topics = self._subscriptions.pop(packet_id, [])
+        self._refused += [(topic, reason) for topic, reason in zip(topics, reasons, strict=False) if reason.is_failure]
+
+
+class _Header(msgspec.Struct):
+    schema: str

@@ -1,0 +1,314 @@
+"""What goes from the logs of a folder to a broker, and how far it has come: the cursor.
+
+A log is the truth; the cursor says up to which line the broker has acknowledged it. After a crash the cursor may be
+behind: the tail is sent again, and readers deduplicate. Nothing that arrives from the network moves it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.delivery.broker import Broker, Ended
+from benchd.daemon.delivery.connection import Connection, Unsendable, connect
+from benchd.daemon.delivery.log import Entry, Log
+from benchd.daemon.delivery.messages import RESULT_BYTES
+from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.errors import BenchdError
+from benchd.daemon.journal import explaining
+from benchd.daemon.machine import folders
+from benchd.daemon.machine.systemd_notify import log
+
+CURSOR = "cursor.json"
+SAVE_S = 1.0
+MOST_TRIES = 3  # connections that ended while a message was the only one in flight
+HUNG_UP = f"the connection ended {MOST_TRIES} times while it was sent; it may be too large"
+REPLAYED_PER_S = 100.0
+MAX_REPLAYS = 16  # ranges that wait
+TURN_S = 0.5  # at most until a new line is seen: looking is what an idle link takes of the processor
+
+
+class Cursor(Struct):
+    """How far a log has come: every line up to `acknowledged` has reached the broker, but for the `refused`.
+
+    These are the numbers of the lines that the broker does not take, with its reason.
+    """
+
+    log: str
+    acknowledged: int = 0
+    refused: dict[int, str] = {}
+
+
+class Outgoing:
+    """The way of one log to the broker. `topic_of` returns a line's topic; it may raise BenchdError or DecodeError.
+
+    Refused lines are tried again once in the lifetime of this object.
+    """
+
+    def __init__(self, source: Log, cursor: Cursor | None, topic_of: Callable[[bytes], str]) -> None:
+        self.log, self._topic_of = source, topic_of
+        if cursor and cursor.log == source.id and cursor.acknowledged > source.last_seq:
+            source.skip_to(cursor.acknowledged)  # lines are gone: what is left goes out again
+            cursor = None
+        if cursor is None or cursor.log != source.id:
+            cursor = Cursor(source.id)
+        self.acknowledged = cursor.acknowledged
+        self.refused = dict(cursor.refused)
+        self._again = deque(sorted(self.refused))
+        self._replays: deque[tuple[int, int]] = deque(maxlen=MAX_REPLAYS)
+        self._ended: dict[int, int] = {}  # connections that ended while this line was the only one in flight
+        self._careful_to = 0  # one line at a time up to this one: a connection has ended with it in flight
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a connection: what was in flight is sent again."""
+        self.flight: dict[int, int] = {}  # the line of each packet
+        self._order: dict[int, bool] = {}  # the lines beyond `acknowledged` that were sent, and whether each is settled
+        self._sent = self.acknowledged
+        self._reading: Iterator[Entry] = iter(())
+        self._reading_to = 0
+        self._replayed: Iterator[Entry] = iter(())
+        self._replay_due_s = 0.0
+
+    @property
+    def pending(self) -> int:
+        """Return how many lines the broker has not acknowledged, refused ones included."""
+        return self.log.last_seq - self.acknowledged + sum(seq <= self.acknowledged for seq in list(self.refused))
+
+    @property
+    def is_careful(self) -> bool:
+        """Return whether a connection has ended with one of the next lines in flight."""
+        return self.acknowledged < self._careful_to
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether every line was sent, and acknowledged or refused."""
+        return not self.flight and not self._again and self.acknowledged >= self.log.last_seq
+
+    def cursor(self) -> Cursor:
+        """Return how far it has come."""
+        return Cursor(self.log.id, self.acknowledged, dict(self.refused))
+
+    def replay(self, first: int, last: int) -> int:
+        """Send the lines with these numbers again, slowly; return at most how many those are."""
+        self._replays.append((first, last))
+        return max(0, min(last, self.log.last_seq) - max(first, self.log.first_seq()) + 1)
+
+    def fill(self, connection: Connection) -> None:
+        """Send what the window allows, in order."""
+        while connection.free > 0 and (entry := self._next()):
+            self._send(connection, entry)
+        if not self._order:  # what is left out at the end is no reason to wait
+            self.acknowledged = max(self.acknowledged, self._sent)
+
+    def settle(self, packet_id: int, refusal: str | None) -> bool:
+        """Take the broker's answer to a packet; return whether it was of this log."""
+        seq = self.flight.pop(packet_id, None)
+        if seq is None:
+            return False
+        self._settle(seq, refusal)
+        return True
+
+    def end(self, *, alone: bool) -> None:
+        """Take in that the connection has ended; three times with a line `alone` in flight count as its refusal."""
+        self._careful_to = max([self._careful_to, *self.flight.values()])
+        for seq in self.flight.values() if alone else ():
+            self._ended[seq] = self._ended.get(seq, 0) + 1
+            if self._ended[seq] == MOST_TRIES:
+                self._settle(seq, HUNG_UP)
+        self.reset()
+
+    def _next(self) -> Entry | None:
+        while self._again:
+            seq = self._again.popleft()
+            if entry := next(self.log.entries(seq - 1, seq), None):
+                return entry
+            self.refused.pop(seq, None)  # its file is gone
+        return self._next_new() or self._next_replayed()
+
+    def _next_new(self) -> Entry | None:
+        while self._sent < self.log.last_seq:
+            if self._reading_to <= self._sent:
+                self._reading_to = self.log.last_seq
+                self._reading = self.log.entries(self._sent, self._reading_to)
+            entry = next(self._reading, None)
+            self._sent = entry.seq if entry else self._reading_to
+            if entry and entry.seq not in self.refused:
+                self._order[entry.seq] = False
+                return entry
+        return None
+
+    def _next_replayed(self) -> Entry | None:
+        now_s = time.monotonic()
+        if now_s < self._replay_due_s:
+            return None
+        self._replay_due_s = max(self._replay_due_s + 1.0 / REPLAYED_PER_S, now_s - 1.0)
+        entry = next(self._replayed, None)
+        while entry is None and self._replays:
+            first, last = self._replays.popleft()
+            self._replayed = self.log.entries(first - 1, last)
+            entry = next(self._replayed, None)
+        return None if entry is None or entry.seq in self.refused else entry
+
+    def _send(self, connection: Connection, entry: Entry) -> None:
+        try:
+            topic = self._topic_of(entry.body)
+            if len(entry.body) > RESULT_BYTES:
+                raise Unsendable(f"{len(entry.body)} bytes; at most {RESULT_BYTES} are accepted")
+            self.flight[connection.publish(topic, entry.body, 1)] = entry.seq
+        except (Unsendable, BenchdError, msgspec.DecodeError) as error:
+            self._settle(entry.seq, str(error))
+
+    def _settle(self, seq: int, refusal: str | None) -> None:
+        if refusal is None:
+            self.refused.pop(seq, None)
+            self._ended.pop(seq, None)
+        else:
+            self.refused[seq] = refusal
+        if seq in self._order:
+            self._order[seq] = True
+        for first in list(self._order):
+            if not self._order[first]:
+                return
+            del self._order[first]
+            self.acknowledged = max(self.acknowledged, first)
+
+
+class Delivery:
+    """The logs of a folder on their way to one broker; for one thread, but `replay` and what it returns as figures."""
+
+    def __init__(self, folder: Path, records: Log, events: Log | None = None, device_id: str = "") -> None:
+        self._path = folder / CURSOR
+        kept = _read(self._path)
+        self.records = Outgoing(records, kept.get("records"), _result_topic)
+        self.outgoing = {"records": self.records}
+        if events:
+            topic = Topics(device_id).of("event")
+            self.outgoing["events"] = Outgoing(events, kept.get("events"), lambda body: topic)
+        self._saved = kept
+        self._save_s = 0.0
+
+    @property
+    def pending(self) -> int:
+        """Return how many lines the broker has not acknowledged."""
+        return sum(one.pending for one in self.outgoing.values())
+
+    @property
+    def refused(self) -> list[str]:
+        """Return the reason for each line that the broker does not take."""
+        return list(chain.from_iterable(list(one.refused.values()) for one in self.outgoing.values()))
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether every line was sent, and acknowledged or refused."""
+        return all(one.is_done for one in self.outgoing.values())
+
+    def replay(self, log_id: str, first: int, last: int) -> int | None:
+        """Send lines of a log, of the results' by default, again; return at most how many, None for no such log."""
+        found = next((one for one in self.outgoing.values() if log_id in ("", one.log.id)), None)
+        return found.replay(first, last) if found else None
+
+    @property
+    def is_careful(self) -> bool:
+        """Return whether only one line may be in flight, so that it is known at which one the broker hangs up."""
+        return any(one.is_careful for one in self.outgoing.values())
+
+    def fill(self, connection: Connection) -> None:
+        """Send what the window allows, events first: they are few, and one may be an alarm."""
+        for one in reversed(self.outgoing.values()):
+            one.fill(connection)
+
+    def settle(self, packet_id: int, refusal: str | None) -> bool:
+        """Take the broker's answer to a packet; return whether it was of one of the logs."""
+        return any(one.settle(packet_id, refusal) for one in self.outgoing.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many lines were sent and not answered yet."""
+        return sum(len(one.flight) for one in self.outgoing.values())
+
+    def end(self, beside: int = 0) -> None:
+        """Take in that the connection has ended, with so many other messages in flight."""
+        alone = self.in_flight + beside == 1
+        for one in self.outgoing.values():
+            one.end(alone=alone)
+
+    def rewind(self) -> None:
+        """Send everything again."""
+        for one in self.outgoing.values():
+            one.acknowledged = 0
+            one.reset()
+
+    def save(self, *, at_once: bool = True) -> None:
+        """Write the cursor if it has moved; else than `at_once` at most once a second."""
+        now_s = time.monotonic()
+        if not at_once and now_s < self._save_s:
+            return
+        self._save_s = now_s + SAVE_S
+        cursors = self._saved | {name: one.cursor() for name, one in self.outgoing.items()}
+        if cursors == self._saved:
+            return
+        with explaining(self._path):
+            folders.write_through(self._path, msgspec.json.encode(cursors))
+        self._saved = cursors
+
+    def drain(self, broker: Broker, client_id: str, timeout_s: float) -> str | None:
+        """Send everything that is pending; return why not all was acknowledged, None if it was."""
+        deadline, reason = time.monotonic() + timeout_s, None
+        while reason is None and not self.is_done:
+            reason = self._converse(broker, client_id, deadline)
+        self.save()
+        return reason or next(iter(self.refused), None)
+
+    def _converse(self, broker: Broker, client_id: str, deadline: float) -> str | None:
+        """Send over one connection; return why that ended, None if it is worth another: a message may be the cause."""
+        try:
+            with closing(connect(broker, client_id, deadline)) as connection:
+                self._send_all(connection, deadline)
+        except Ended as end:
+            is_suspect = self.in_flight > 0
+            self.end()
+            return None if is_suspect and time.monotonic() < deadline else str(end)
+        return None
+
+    def _send_all(self, connection: Connection, deadline: float) -> None:
+        while not self.is_done:
+            if time.monotonic() > deadline:
+                raise Ended(f"timed out before {connection.address} had acknowledged everything")
+            connection.is_careful = self.is_careful
+            self.fill(connection)
+            if not self.is_done:
+                connection.turn(TURN_S)
+            for packet_id, answer in connection.take_acknowledged():
+                self.settle(packet_id, refusal(connection, answer))
+
+
+def refusal(connection: Connection, answer: object) -> str | None:
+    """Return why the broker did not take a message, None if it did."""
+    return f"{connection.address} refused it: {answer}" if getattr(answer, "is_failure", False) else None
+
+
+class _Address(Struct):
+    device_id: str
+    run_id: str
+
+
+def _result_topic(body: bytes) -> str:
+    """Return the topic of a record: under its own device id, which may have been another one when it was measured."""
+    address = msgspec.json.decode(body, type=_Address)
+    return Topics(address.device_id).result(address.run_id)
+
+
+def _read(path: Path) -> dict[str, Cursor]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Cursor])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        log(f"{path} cannot be read ({error}); everything is sent again")
+        return {}

@@ -1,0 +1,117 @@
+"""Disk space: whether there is enough for one more case, and limits on old files."""
+
+import errno
+import gzip
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchd.daemon.machine.folders import sync
+from benchd.daemon.verdicts.when import EARLIEST_S
+
+CASE_BYTES = 32 * 2**20  # a record, its raw times and log, the cursor and the state, each written twice
+CASE_FILES = 64  # with the compiler's and the exporter's
+PROBE_BYTES = 4096
+KEEP_S = 90 * 86400.0
+KEEP_BYTES = 256 * 2**20
+PART = ".part"
+
+
+def lacks(folder: Path) -> str | None:
+    """Return what keeps the disk of a folder from taking one more case, None if nothing does.
+
+    A block is written through to it: a disk that fails or became read-only looks as before until then.
+    """
+    try:
+        disk = os.statvfs(folder)
+        if disk.f_bavail * disk.f_frsize < CASE_BYTES:
+            return f"{os.strerror(errno.ENOSPC)}: less than {CASE_BYTES >> 20} MiB are free"
+        if disk.f_files and disk.f_favail < CASE_FILES:  # 0 files in all: a file system without a limit
+            return "too few free inodes; delete small files"
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+def _up_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Clock:
+    """The wall clock for the age of files: it never advances more than the machine's uptime since the start.
+
+    Setting the clock ahead makes no file older. Wall time and uptime are given in seconds.
+    """
+
+    def __init__(self, wall_s: Callable[[], float] = time.time, up_s: Callable[[], float] = _up_s) -> None:
+        self._wall_s, self._up_s = wall_s, up_s
+        self._booted_s = wall_s() - up_s()
+
+    def now_s(self) -> float:
+        """Return the seconds since the epoch."""
+        return min(self._wall_s(), self._booted_s + self._up_s())
+
+
+def tidy(
+    folder: Path,
+    now_s: float,
+    keep_s: float = KEEP_S,
+    keep_bytes: int = KEEP_BYTES,
+    *,
+    undelivered: Collection[Path] = (),
+) -> None:
+    """Compress raw times, logs and full journals under `folder` and delete the oldest beyond an age and a size.
+
+    Those `undelivered` stay. A record names its raw file without `.gz` and hashes the uncompressed bytes. Files dated
+    by an unset clock have no age, but are deleted first when the size limit is reached. A file that fails stops no
+    other one: the first OSError is raised at the end.
+    """
+    failures: list[OSError] = []
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix not in (".gz", PART):
+            with _collecting(failures):
+                _compress(path)
+    archives = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.rglob("*.gz"))
+    kept = {path.name.removesuffix(".gz") for path in undelivered}
+    archives = [entry for entry in archives if entry[2].name.removesuffix(".gz") not in kept]
+    size = sum(entry[1] for entry in archives)
+    for written_s, file_bytes, path in archives:
+        if size > keep_bytes or EARLIEST_S < written_s < now_s - keep_s:
+            with _collecting(failures):
+                path.unlink()
+                size -= file_bytes
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def _collecting(failures: list[OSError]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        failures.append(error)
+
+
+def _compress(path: Path) -> None:
+    """Replace a file by its compressed form, complete before it gets its name and with the file's original time."""
+    part = path.with_name(f"{path.name}.gz{PART}")
+    try:
+        with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
+            shutil.copyfileobj(source, target)
+        written_s = path.stat().st_mtime
+        os.utime(part, (written_s, written_s))
+        sync(part)
+    except OSError:
+        part.unlink(missing_ok=True)  # on a full disk it would occupy the little space left
+        raise
+    part.replace(path.with_name(f"{path.name}.gz"))
+    sync(path.parent)
+    path.unlink()

@@ -1,0 +1,215 @@
+"""A log: a journal whose lines are numbered, so that whoever misses one can tell and ask for it.
+
+Each line is a JSON object that begins with the log's random id and the line's `seq`, which counts up from 1 for ever.
+Full files move to an archive folder, where their names keep the numbers.
+"""
+
+import os
+import re
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import msgspec
+
+from benchd.daemon import journal
+from benchd.daemon.errors import SchemaError
+from benchd.daemon.journal import Journal, explaining
+from benchd.daemon.machine.systemd_notify import log
+
+ARCHIVES = "runs"
+ROTATE_BYTES = 64 * 2**20
+LAST_SEQ = 10**18 - 1
+TAIL_BYTES = 4 * 2**20  # holds the last line: a record has at most 2 MB
+HEAD = re.compile(rb'\{"log":"([0-9a-f]{16})","seq":([1-9][0-9]{0,17})[,}]')
+_ARCHIVE = re.compile(r"-([0-9a-f]{16})-(\d+)-(\d+)\.jsonl(\.gz)?$")
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """What each line begins with."""
+
+    log: str
+    seq: int
+
+
+class Entry(NamedTuple):
+    """One line and its number."""
+
+    seq: int
+    body: bytes
+
+
+class _File(NamedTuple):
+    first: int
+    last: int
+    path: Path
+
+
+class Log:
+    """The log in the file `path`, for one writer and one reading thread; archives lie beside it in `runs`.
+
+    `report` is told once of each damaged line, which is left out. Raises UsageError, or Full, if the file cannot be
+    used.
+    """
+
+    def __init__(self, path: Path, report: Callable[[str], None] = log) -> None:
+        self.path, self.report = path, report
+        self._archives = path.parent / ARCHIVES
+        self._journal = Journal(path)
+        self._reported: set[bytes] = set()
+        self._size = 0
+        self._place = (0, (0, 0), 0)  # where the line behind this `seq` begins, in the file with this id
+        self._moving = threading.Lock()
+        self.id, self.last_seq = secrets.token_hex(8), 0
+        self._find_last()
+
+    def append(self, body: bytes) -> int:
+        """Append a JSON object as one line and return its `seq`; when this returns, it is on the disk."""
+        if self._journal.size_bytes() != self._size:  # another process has written, or the file was moved
+            self._find_last()
+        if self._journal.set_torn_aside(aside := self.path.with_name(f"{self.path.name}.damaged")):
+            self.report(f"{self.path}: the last line was torn, as by a power cut, and is now in {aside.name}")
+        seq = self.last_seq + 1
+        self._journal.append(b'{"log":"%s","seq":%d,%s' % (self.id.encode(), seq, body[1:]))
+        self.last_seq, self._size = seq, self._journal.size_bytes()
+        return seq
+
+    def skip_to(self, seq: int) -> None:
+        """Let the next number be beyond `seq`: those up to it were used by lines that are gone."""
+        self.last_seq = max(self.last_seq, seq)
+
+    def rotate(self, from_bytes: int = ROTATE_BYTES) -> None:
+        """Move a file of at least `from_bytes` to the archives and begin a new one."""
+        if self._size < from_bytes:
+            return
+        first = next((found for line in journal.read(self.path) if (found := _seq(line, self.id))), None)
+        if first is not None:
+            name = f"{self.path.stem}-{self.id}-{first}-{self.last_seq}.jsonl"
+            with self._moving:
+                self._journal.move(self._archives / name)
+            self._size = 0
+
+    def entries(self, after: int = 0, to: int = LAST_SEQ) -> Iterator[Entry]:
+        """Yield the lines with numbers beyond `after`, in order, up to `to` or to the last one that is on the disk."""
+        to = min(to, self.last_seq)
+        while after < to:
+            with self._moving:  # what is opened here is read to its end, whatever its name is then
+                file = next(file for file in self._files() if file.last > after)
+                current = self.path.open("rb") if file.path == self.path and self.path.exists() else None
+            for entry in self._lines(current, after) if current else self._archived_lines(file.path, after):
+                if entry.seq > to:
+                    return
+                after = entry.seq
+                yield entry
+            after = max(after, file.last)
+
+    def first_seq(self) -> int:
+        """Return the number of the first line that is still there; one beyond the last if there is none."""
+        archived = [file.first for file in self._files()[:-1]]
+        return archived[0] if archived else next((entry.seq for entry in self.entries()), self.last_seq + 1)
+
+    def archived(self, after: int) -> set[Path]:
+        """Return the archives with lines beyond `after`."""
+        return {file.path for file in self._files()[:-1] if file.last > after}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._journal.close()
+
+    def _files(self) -> list[_File]:
+        """Return the archives of this log in order, then the file."""
+        found = {}
+        for path in self._archives.glob(f"{self.path.stem}-{self.id}-*.jsonl*"):
+            if match := _ARCHIVE.search(path.name):
+                found[int(match[2])] = _File(int(match[2]), int(match[3]), path)
+        return [*(found[first] for first in sorted(found)), _File(0, LAST_SEQ, self.path)]
+
+    def _lines(self, current: BinaryIO, after: int) -> Iterator[Entry]:
+        """Yield the lines of the opened file beyond `after`; what is damaged is reported and left out."""
+        with explaining(self.path), current as lines:
+            found = os.fstat(lines.fileno())
+            id_ = (found.st_dev, found.st_ino)
+            if self._place[:2] == (after, id_):
+                lines.seek(self._place[2])
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    return  # not written yet, or torn
+                if entry := self._entry(line[:-1], after):
+                    if entry.seq > self.last_seq:
+                        return  # not on the disk yet
+                    yield entry
+                    self._place = (entry.seq, id_, lines.tell())
+
+    def _archived_lines(self, path: Path, after: int) -> Iterator[Entry]:
+        if path == self.path:
+            return  # moved away, and not begun again yet
+        try:
+            for line in journal.read(_present(path)):
+                if entry := self._entry(line, after):
+                    yield entry
+        except SchemaError as error:
+            self._report(str(error).encode(), str(error))
+
+    def _entry(self, line: bytes, after: int) -> Entry | None:
+        """Return a line beyond `after`, None for an earlier one and for one that is damaged."""
+        seq = _seq(line, self.id)
+        if seq is not None and seq <= after:
+            return None
+        try:
+            if seq is None:
+                raise ValueError("it does not begin with this log's id and a number")
+            msgspec.json.decode(line, type=Numbers)
+        except (ValueError, RecursionError) as error:
+            self._report(line, f"{self.path}: a damaged line is left out ({error}): {line[:60]!r}")
+            return None
+        return Entry(seq, line)
+
+    def _report(self, what: bytes, text: str) -> None:
+        if what not in self._reported:
+            self._reported.add(what)
+            self.report(text)
+
+    def _find_last(self) -> None:
+        """Find the id and the last number: in the file, else in the newest archive, else those of a new log."""
+        self._size = self._journal.size_bytes()
+        if heads := self._last_heads():
+            id_ = Counter(head[1] for head in heads).most_common(1)[0][0]  # that of one line may be damaged
+            self.id = id_.decode()
+            self.last_seq = next(int(head[2]) for head in reversed(heads) if head[1] == id_)
+        elif not self.last_seq:
+            archives = [_ARCHIVE.search(path.name) for path in self._archives.glob(f"{self.path.stem}-*.jsonl*")]
+            newest = max((match for match in archives if match), key=lambda match: int(match[3]), default=None)
+            if newest:
+                self.id, self.last_seq = newest[1], int(newest[3])
+
+    def _last_heads(self) -> list[re.Match[bytes]]:
+        """Return the beginnings of the last lines; those of all lines if the end of the file is damaged."""
+        with explaining(self.path), self.path.open("rb") as file:
+            for length in (TAIL_BYTES, self._size):
+                file.seek(max(0, self._size - length))
+                whole = file.read(length).split(b"\n")[:-1]
+                if heads := [head for line in whole if (head := HEAD.match(line))]:
+                    return heads
+        return []
+
+
+def files(folder: Path, name: str) -> list[Path]:
+    """Return the files of the log `name` (`records.jsonl`) in an output or state folder, oldest first."""
+    stem = name.partition(".")[0]
+    archives = {path: match for path in (folder / ARCHIVES).glob(f"{stem}-*") if (match := _ARCHIVE.search(path.name))}
+    in_order = sorted(archives, key=lambda path: int(archives[path][2]))
+    return [path for path in (*in_order, folder / name) if path.exists()]
+
+
+def _seq(line: bytes, id_: str) -> int | None:
+    match = HEAD.match(line)
+    return int(match[2]) if match and match[1] == id_.encode() else None
+
+
+def _present(path: Path) -> Path:
+    """Return the archive under the name that it has now: it may have been compressed meanwhile."""
+    compressed = path.with_name(f"{path.name}.gz")
+    return compressed if compressed.exists() and not path.exists() else path

@@ -1,0 +1,101 @@
+"""What each backend of a variant is and needs: one row per backend, which plans, doctor, records and charts read."""
+
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "openvino", "tensorrt"]
+Precision = Literal["fp32", "fp16", "bf16", "amp", "int8"]
+
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+class Package(Struct, frozen=True, kw_only=True):
+    """A package that some variants need, by the name it is imported by, and the extra of benchd that installs it.
+
+    On a Jetson `wheel` comes from the index of its board, or the command `on_board` installs it. `distributions` are
+    those that contain it.
+    """
+
+    name: str
+    extra: str
+    wheel: str = ""
+    on_board: str = ""
+    distributions: tuple[str, ...] = ()
+
+
+PACKAGES = {
+    package.name: package
+    for package in (
+        Package(name="triton", extra="gpu", wheel="triton", distributions=("triton",)),
+        Package(
+            name="onnxruntime",
+            extra="cpu",
+            wheel="onnxruntime-gpu",
+            distributions=("onnxruntime", "onnxruntime-gpu"),
+        ),
+        Package(name="openvino", extra="openvino", distributions=("openvino",)),
+        Package(name="torchao", extra="int8", distributions=("torchao",)),
+        Package(
+            name="tensorrt",
+            extra="gpu",
+            on_board="sudo apt install python3-libnvinfer; the environment needs --system-site-packages",
+        ),
+    )
+}
+
+
+class Runtime(Struct, frozen=True, kw_only=True):
+    """One backend: its name in sentences, its number formats, and the colour of its points in every chart.
+
+    `device` is the only one that it runs on, and `elsewhere` says so. `package` is what it needs beside torch.
+    `runs_files` means that it runs an ONNX file, and `allocates` that torch does not count its GPU memory.
+    """
+
+    title: str
+    colour: str
+    precisions: tuple[Precision, ...] = PRECISIONS
+    device: Literal["cpu", "cuda"] | None = None
+    elsewhere: str = ""
+    package: str = ""
+    runs_files: bool = False
+    allocates: bool = False
+
+
+RUNTIMES: dict[Backend, Runtime] = {
+    "eager": Runtime(title="eager PyTorch", colour="#4c8bf5"),
+    "compile": Runtime(title="torch.compile", colour="#8e6cef"),
+    "cudagraph": Runtime(
+        title="CUDA graphs", colour="#b8860b", device="cuda", elsewhere="CUDA graphs need an NVIDIA GPU"
+    ),
+    "onnxruntime": Runtime(
+        title="ONNX Runtime",
+        colour="#d6409f",
+        precisions=("fp32", "fp16", "int8"),
+        package="onnxruntime",
+        runs_files=True,
+        allocates=True,
+    ),
+    "openvino": Runtime(
+        title="OpenVINO",
+        colour="#5b6b7f",
+        precisions=("fp32", "fp16", "bf16", "int8"),
+        device="cpu",
+        elsewhere="OpenVINO runs on the CPU here: give --device cpu",
+        package="openvino",
+        runs_files=True,
+    ),
+    "tensorrt": Runtime(
+        title="TensorRT",
+        colour="#12a594",
+        precisions=("fp32", "fp16", "int8"),
+        device="cuda",
+        elsewhere="TensorRT needs an NVIDIA GPU",
+        package="tensorrt",
+        runs_files=True,
+        allocates=True,
+    ),
+}
+
+FILE_BACKENDS = tuple(name for name, runtime in RUNTIMES.items() if runtime.runs_files)

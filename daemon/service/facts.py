@@ -1,0 +1,98 @@
+"""`state.json`: what the service has to know after a restart, replaced as a whole.
+
+What the log of records holds beyond `applied_seq` is folded in at the next start.
+"""
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.delivery.messages import Deployed, Judgement
+from benchd.daemon.journal import explaining
+from benchd.daemon.machine import folders
+from benchd.daemon.records import Case
+from benchd.daemon.service.schedule import Schedule
+
+STATE = "state.json"
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """The state of a case: its last SLOWER runs, each a day after the one before, and when the last of them was.
+
+    `slower` is a regression, `stale` the fingerprint that no pinned run has.
+    """
+
+    doubted: list[str] = []
+    doubted_wall: str | None = None
+    doubted_boot: str | None = None
+    doubted_mono_ns: int | None = None
+    slower: Judgement | None = None
+    stale: str | None = None
+
+
+class Running(Struct, frozen=True):
+    """The running case, so that the next service can report that its predecessor died in it."""
+
+    suite_id: str
+    case: Case
+    preset: str
+    boot_id: str
+    t_wall: str
+    t_mono_ns: int
+
+
+class Verification(Struct, frozen=True):
+    """What is known of a shipped folder: when it was verified, what was published, and the `fingerprint` it is of.
+
+    Once broken, its promise `is_broken` until a verdict says that it is kept again, or is of something else.
+    """
+
+    verified_s: float
+    fingerprint: str
+    published: Deployed
+    is_broken: bool
+
+
+class Facts(Struct):
+    """The facts; `standings` leaves out cases in their default state.
+
+    `retained` lists the topics that the broker holds, and `commands` the digests of their ids.
+    """
+
+    schedule: Schedule = Schedule()
+    standings: dict[str, Standing] = {}
+    running: Running | None = None
+    shipped: dict[str, Verification] = {}
+    commands: list[str] = []
+    retained: list[str] = []
+    log: str = ""
+    applied_seq: int = 0
+
+
+class FactsFile:
+    """The file; `now` is what it shall hold, and `lost` says why an earlier content was not taken over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._saved, self.now, self.lost = b"", Facts(), ""
+        try:
+            self._saved = path.read_bytes()
+            self.now = msgspec.json.decode(self._saved, type=Facts)
+        except FileNotFoundError:
+            pass
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            with explaining(path):
+                path.replace(aside := path.with_name(f"{path.name}.damaged"))
+            self.lost = f"{path} cannot be read ({error}) and is now {aside.name}; the service begins without a past"
+        except OSError as error:
+            with explaining(path):
+                raise error
+
+    def save(self) -> None:
+        """Write the facts if they have changed; raise UsageError, or Full, if that fails."""
+        now = msgspec.json.encode(self.now)
+        if now != self._saved:
+            with explaining(self._path):
+                folders.write_through(self._path, now)
+            self._saved = now

@@ -1,0 +1,159 @@
+"""From the winner of a race to the folder that is deployed: its files, its manifest, and proof that LOAD.md runs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.machine import folders
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.protocol import Pack, Packed
+from benchd.daemon.measuring.supervisor import Supervisor, Turn
+from benchd.daemon.records import Dtype, Environment, InputSpec, Record, encode, wall_now
+from benchd.daemon.shipping import load_text, manifest
+from benchd.daemon.shipping.manifest import LOAD, Asked, Manifest
+from benchd.daemon.shipping.race import Candidate, Race, Result
+from benchd.daemon.verdicts.results import JOURNAL
+
+LOAD_TIMEOUT_S = 900.0
+
+
+class NotShipped(BenchdError):
+    """The winner's folder could not be made; the message says why."""
+
+
+def ship(race: Race, result: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
+    """Make the folder of the winner beside `out`, run its LOAD.md, and move it there whole; under the machine's lock.
+
+    Raises NotShipped if a file cannot be made, LOAD.md does not run, or something has come to be at `out`.
+    """
+    try:
+        return _shipped(race, result, supervisor, asked, out)
+    except OSError as error:
+        place = error.filename2 or error.filename or out
+        raise NotShipped(
+            f"{place}: {error.strerror}; what was measured is kept, and the same command continues from there"
+        ) from error
+
+
+def _shipped(race: Race, result: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
+    winner, session = race.named(str(result.winner)), supervisor.session
+    made = session.output / "deploy"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    packed = _packed(race, winner.planned, supervisor, made)
+    first = winner.raced[0]  # which checked all images
+    record = msgspec.structs.replace(race.record(winner, winner.confirmed), check=first.check, accuracy=first.accuracy)
+    shipped = _manifest(winner, packed, record, result, asked)
+    (made / LOAD).write_text(load_text.page(shipped))
+    _run_load(shipped, made)
+    (made / JOURNAL).write_bytes(b"".join(encode(one) + b"\n" for one in [*race.records(), record]))
+    shipped = manifest.write(made, shipped)
+    for path in [*made.rglob("*"), made]:  # so that what the rename shows is on the disk
+        folders.sync(path)
+    manifest.remember(made)
+    made.rename(out)
+    shutil.rmtree(session.output, ignore_errors=True)  # the folder is shipped, whatever is left of its race
+    return shipped
+
+
+def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) -> Packed:
+    """Have a worker write the files; raise NotShipped if it cannot, or if they are of another model than was raced."""
+    outcome = supervisor.process(Turn(planned, "deploy", 1, Pack(str(made))))
+    if mixed := race.begins_anew(outcome):
+        raise NotShipped(mixed)
+    if outcome.packed is None:
+        raise NotShipped(f"the files of {planned.case.variant.label} were not made: {outcome.process.reason}")
+    if outcome.check and not outcome.check.passed:
+        raise NotShipped(f"the files of {planned.case.variant.label} are not what was measured: {outcome.check.note}")
+    return outcome.packed
+
+
+def _manifest(winner: Candidate, packed: Packed, record: Record, result: Result, asked: Asked) -> Manifest:
+    """Return the manifest without its resources; the record is that of the processes that confirmed the winner."""
+    facts, environment = record.model, record.environment
+    if facts is None or record.timing is None:
+        raise NotShipped(f"{winner.name}: the processes that confirmed it were not timed")
+    own = winner.planned.own
+    return Manifest(
+        name=own.model if own else record.case.model,
+        created=wall_now(),
+        tool_version=record.tool_version,
+        case=record.case,
+        options=facts.options,
+        read=_read(facts.inputs, packed),
+        inputs=packed.inputs,
+        outputs=packed.outputs,
+        preprocessing=packed.preprocessing,
+        entry=packed.entry,
+        provider=packed.provider,
+        packages=packed.packages,
+        weights_sha256=facts.weights_sha256,
+        golden=packed.golden,
+        asked=msgspec.structs.asdict(asked),
+        promised=manifest.promised(record),
+        against=_against(result),
+        device=device_class(environment),
+        device_id=record.device_id,
+        environment=environment,
+        resources=[],
+    )
+
+
+def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
+    """Return the inputs of one item as the user gave them, of a file by its own names and types."""
+    if not packed.provider:
+        return list(own)
+    pairs = zip(own or [InputSpec()] * len(packed.inputs), packed.inputs, strict=True)
+    return [
+        msgspec.structs.replace(
+            spec,
+            name=one.name,
+            dtype=msgspec.convert(one.dtype, Dtype),
+            shape=[size for place, size in enumerate(one.shape) if place != spec.batch_axis],
+        )
+        for spec, one in pairs
+    ]
+
+
+def _against(result: Result) -> str:
+    """Return the verdict of the runner-up against the winner in words."""
+    verdict = result.verdict
+    if verdict is None or verdict.effect is None or verdict.interval is None:
+        return f"{result.runner_up}: not compared" if result.runner_up else "no other variant could ship"
+    low, high = 1.0 + verdict.interval.low, 1.0 + verdict.interval.high
+    return f"{result.runner_up} takes {1.0 + verdict.effect:.4g}x [{low:.4g}, {high:.4g}] its time"
+
+
+def device_class(environment: Environment) -> str:
+    """Return what a person calls the machine: its board or processor, its GPU, and its power mode."""
+    processor = environment.board or environment.soc or environment.cpu_model
+    parts = [processor, environment.gpu if environment.device != "cpu" else None, environment.power_mode]
+    return ", ".join(part for part in parts if part)
+
+
+def _run_load(shipped: Manifest, folder: Path) -> None:
+    """Run LOAD.md's code in a fresh interpreter; raise NotShipped with its last line if it does not end well."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [sys.executable, "-I", "-B", "-c", load_text.code(shipped)]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=LOAD_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NotShipped(f"LOAD.md did not end within {LOAD_TIMEOUT_S:.0f} s") from error
+    if done.returncode:
+        words = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise NotShipped(f"LOAD.md does not run here: {words}")
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise UsageError if something is at `out` already."""
+    if out.exists() or out.is_symlink():
+        remedy = f"verify it with `benchd verify {out}`, or remove it first" if out.is_dir() else "choose a new folder"
+        raise UsageError(f"--out {out}: already there; {remedy}")

@@ -1,0 +1,314 @@
+"""LOAD.md of a shipped folder: the lines that load and run exactly this in an environment with only its runtime."""
+
+import re
+from collections.abc import Sequence
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.runtimes import Precision
+from benchd.daemon.shipping.manifest import CODE, Manifest
+from benchd.exporters import openvino, sessions, tegra
+
+_PAGE = """# How to load this
+
+{name}: {variant}, batch size {batch_size}, measured on {device}.
+
+```sh
+{install}
+```
+{needs}
+Run this in this folder; it ends without an error if the answers are the golden ones.
+
+```python
+{code}
+```
+
+| | name | type | shape |
+| --- | --- | --- | --- |
+{tensors}
+
+Preprocessing: {preprocessing}.
+"""
+
+_GOLDEN = """
+
+
+golden, rows_off = numpy.load("golden.npz", allow_pickle=False), {{}}
+for batch in range({batches}):
+    answers = run({{name: golden[f"input{{batch}}:{{name}}"] for name in {inputs}}})
+    for name, tolerance in {tolerances}.items():
+        exact = golden[f"exact{{batch}}:{{name}}"]
+        largest = abs(exact[numpy.isfinite(exact)]).max(initial=0.0) or 1.0
+        right = numpy.isclose(answers[name], exact, rtol=0.0, atol=tolerance * largest)
+        rows_off[name] = rows_off.get(name, 0) + int((~right.all(tuple(range(1, exact.ndim)))).sum())
+assert max(rows_off.values()) <= {rows_off}, f"other answers than the golden ones: {{rows_off}} inputs are off"
+print("the answers are the golden ones")"""
+
+_ONNX = """import os
+
+import numpy
+import onnxruntime
+{libraries}
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = {threads}{exact}
+session = onnxruntime.InferenceSession("model.onnx", options, providers=[{chosen}])
+assert session.get_providers()[0] == "{provider}"
+names = [output.name for output in session.get_outputs()]
+
+
+def run(inputs):
+    return dict(zip(names, session.run(names, inputs)))"""
+
+_CUDA_LIBRARIES = """
+if hasattr(onnxruntime, "preload_dlls"):
+    onnxruntime.preload_dlls()  # CUDA's libraries, if they came in wheels
+"""
+
+_OPENVINO = """import os
+
+import numpy
+import openvino
+
+settings = {{
+    {settings},
+}}
+model = openvino.Core().compile_model("model.onnx", "CPU", settings)
+names = {names}
+
+
+def run(inputs):
+    return dict(zip(names, model(list(inputs.values())).values()))"""
+
+_TORCH = """import os
+import sys
+
+import numpy
+import torch
+from safetensors.torch import load_file
+
+sys.dont_write_bytecode = True
+{build}{exact}
+model = model.eval().to("{device}", torch.{dtype})
+call = {call}
+torch.set_num_threads({threads})
+
+
+def run(inputs):
+    given = [torch.from_numpy(value).to("{device}") for value in inputs.values()]
+    given = [value.to(torch.{dtype}) if value.is_floating_point() else value for value in given]
+    with torch.inference_mode(){autocast}:
+        answer = call({arguments})
+    return {{name: torch.as_tensor(value).float().cpu().numpy() for name, value in {answer}.items()}}"""
+
+_TENSORRT = """import numpy
+import tensorrt
+import torch
+
+runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
+with open("model.plan", "rb") as file:
+    engine = runtime.deserialize_cuda_engine(file.read())
+assert engine, "model.plan is of another TensorRT or GPU: build it again from model.onnx"
+context, dtypes = engine.create_execution_context(), {dtypes}
+inputs, outputs = {inputs}, {outputs}
+
+
+def run(given):
+    memory = {{name: torch.from_numpy(value).to("{device}") for name, value in given.items()}}
+    for name in inputs:
+        memory[name] = memory[name].to(getattr(torch, dtypes[name]))
+        context.set_input_shape(name, tuple(memory[name].shape))
+    for name in outputs:
+        shape = tuple(context.get_tensor_shape(name))
+        memory[name] = torch.empty(shape, dtype=getattr(torch, dtypes[name]), device="{device}")
+    for name, tensor in memory.items():
+        context.set_tensor_address(name, tensor.data_ptr())
+    assert context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    return {{name: memory[name].float().cpu().numpy() for name in outputs}}"""
+
+_GRAPH = """
+
+
+def captured(call):
+    held, graph, answers = [], torch.cuda.CUDAGraph(), []
+
+    def replayed(*given):
+        if not held:
+            held.extend(value.clone() for value in given)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(3):  # libraries choose their kernels
+                    call(*held)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                answers.append(call(*held))
+        for memory, value in zip(held, given, strict=True):
+            memory.copy_(value)
+        graph.replay()
+        return answers[0]
+
+    return replayed
+
+
+"""
+
+_NO_TF32 = """
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False"""
+
+_PYTORCH_INDEX = "https://download.pytorch.org/whl"
+_OF_BOARD = ("torch", "torchvision", "onnxruntime-gpu")
+
+_HALF: dict[Precision, str] = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def page(manifest: Manifest) -> str:
+    """Return the text of LOAD.md; raise Unsupported for answers that a few lines cannot name."""
+    rows = [("input", one) for one in manifest.inputs] + [("output", one) for one in manifest.outputs]
+    return _PAGE.format(
+        name=manifest.name,
+        variant=manifest.case.variant.label,
+        batch_size=manifest.case.batch_size,
+        device=manifest.device,
+        install=_install(manifest),
+        needs=_needs(manifest),
+        code=code(manifest),
+        tensors="\n".join(f"| {kind} | `{one.name}` | {one.dtype} | {one.shape} |" for kind, one in rows),
+        preprocessing=manifest.preprocessing,
+    )
+
+
+def _needs(manifest: Manifest) -> str:
+    """Return for what benchd is installed too, empty if it is not."""
+    if "benchd" not in manifest.packages:
+        return ""
+    kernels = ", and the kernels, which a C compiler builds" if manifest.case.variant.kernels == "custom" else ""
+    wheel = "no index has its wheel, which `make wheel` writes"
+    return f"\nbenchd itself is needed ({wheel}): it has the code of {manifest.case.model}{kernels}.\n"
+
+
+def _install(manifest: Manifest) -> str:
+    """Return the shell lines that install what the code imports."""
+    wanted = {name: f"{name}=={version.partition('+')[0]}" for name, version in manifest.packages.items()}
+    if "benchd" in wanted:
+        wanted["benchd"] = f"benchd-{manifest.packages['benchd']}-py3-none-any.whl"
+    if manifest.environment.l4t:
+        return _install_on_board(wanted, manifest.environment.l4t)
+    builds = {version.partition("+")[2] for version in manifest.packages.values()}
+    indexes = [f"--extra-index-url {_PYTORCH_INDEX}/{build}" for build in builds if re.fullmatch(r"cpu|cu\d+", build)]
+    return " ".join(["python -m pip install", *wanted.values(), *indexes])
+
+
+def _install_on_board(wanted: dict[str, str], l4t: str) -> str:
+    """Return the lines for a Jetson, for whose GPU the usual index has no builds.
+
+    The last line names the board's packages again: they stay, and what they require is installed.
+    """
+    lines = ["python3 -m venv --system-site-packages env && . env/bin/activate"]
+    if "tensorrt" in wanted:
+        lines.append(f"sudo apt install python3-libnvinfer  # JetPack's, here {wanted.pop('tensorrt')}")
+    of_board = [wanted[name] for name in _OF_BOARD if name in wanted]
+    if of_board:
+        lines.append(f"python -m {tegra.install_from(tegra.index_of(l4t), ' '.join(of_board))}")
+    return "\n".join([*lines, " ".join(["python -m pip install", *wanted.values()])])
+
+
+def code(manifest: Manifest) -> str:
+    """Return the Python code of LOAD.md."""
+    golden = _GOLDEN.format(
+        batches=manifest.golden.batches,
+        inputs=[one.name for one in manifest.inputs],
+        tolerances=manifest.golden.tolerances,
+        rows_off=manifest.golden.rows_off,
+    )
+    texts = {"onnxruntime": _onnx, "openvino": _openvino, "tensorrt": _tensorrt}
+    return texts.get(manifest.case.variant.backend, _torch)(manifest) + golden
+
+
+def _threads(manifest: Manifest) -> str:
+    return str(manifest.case.threads or "len(os.sched_getaffinity(0))")
+
+
+def _onnx(manifest: Manifest) -> str:
+    is_int8 = manifest.case.variant.precision == "int8"
+    exact = f'\noptions.add_session_config_entry("{sessions.EXACT_INT8}", "1")' if is_int8 else ""
+    provider = manifest.provider
+    is_cuda = provider == sessions.PROVIDERS["cuda"]
+    return _ONNX.format(
+        threads=_threads(manifest),
+        provider=provider,
+        chosen=f'("{provider}", {sessions.CUDA_OPTIONS})' if is_cuda else f'"{provider}"',
+        libraries=_CUDA_LIBRARIES if is_cuda else "",
+        exact=exact,
+    )
+
+
+def _openvino(manifest: Manifest) -> str:
+    settings = [f'"{name}": "{value}"' for name, value in openvino.settings(manifest.case.variant.precision).items()]
+    settings += [f'"INFERENCE_NUM_THREADS": {_threads(manifest)}']
+    return _OPENVINO.format(settings=",\n    ".join(settings), names=[one.name for one in manifest.outputs])
+
+
+def _tensorrt(manifest: Manifest) -> str:
+    read, answered = manifest.inputs, manifest.outputs
+    return _TENSORRT.format(
+        dtypes={one.name: one.dtype for one in [*read, *answered]},
+        inputs=[one.name for one in read],
+        outputs=[one.name for one in answered],
+        device=manifest.environment.device,
+    )
+
+
+def _torch(manifest: Manifest) -> str:
+    variant, device = manifest.case.variant, manifest.environment.device
+    half = "float16" if device == "cuda" else "bfloat16"
+    is_graph = variant.backend == "cudagraph"
+    calls = {"compile": "torch.compile(model, dynamic=False)", "cudagraph": "captured(model)"}
+    return _TORCH.format(
+        build=_build(manifest) + (_GRAPH if is_graph else ""),
+        exact=_NO_TF32 if device == "cuda" else "",
+        device=device,
+        dtype=_HALF.get(variant.precision, "float32"),
+        call=calls.get(variant.backend, "model"),
+        threads=_threads(manifest),
+        # a graph outlives what autocast would keep of the weights
+        autocast=f', torch.autocast("{device}", torch.{half}, cache_enabled={not is_graph})'
+        if variant.precision == "amp"
+        else "",
+        arguments=_arguments(manifest),
+        answer=answer([one.name for one in manifest.outputs]),
+    )
+
+
+def _build(manifest: Manifest) -> str:
+    """Return the lines that build the module with its weights."""
+    if manifest.entry == manifest.case.model:
+        given = f'"{manifest.case.model}", load_file("weights.safetensors"), {manifest.options}'
+        kernels = f', kernels="{manifest.case.variant.built_on}"'
+        return f"from benchd.models import weights  # noqa: E402\n\nmodel = weights.build({given}{kernels})"
+    module, _, function = manifest.entry.partition(":")
+    lines = [
+        f'sys.path.insert(0, "{CODE}")',
+        f"from {module} import {function}  # noqa: E402",
+        "",
+        f"model = {function} if isinstance({function}, torch.nn.Module) else {function}()",
+        'model.load_state_dict(load_file("weights.safetensors"))',
+    ]
+    return "\n".join(lines)
+
+
+def _arguments(manifest: Manifest) -> str:
+    """Return the arguments of the call: by place, or by the names that were given to inputs."""
+    names = [spec.name for spec in manifest.read] or [""]
+    by_name = [f"{name}=given[{place}]" for place, name in enumerate(names) if name]
+    by_place = len(names) - len(by_name)
+    return ", ".join([f"*given[:{by_place}]" if by_name else "*given", *by_name])
+
+
+def answer(names: Sequence[str]) -> str:
+    """Return the expression of the answers by name; raise Unsupported for answers that a few lines cannot name."""
+    wanted = list(names)
+    if wanted == ["output"]:
+        return '{"output": answer["output"] if isinstance(answer, dict) else answer}'
+    if all(name.isdigit() for name in names):
+        return f"{{name: answer[int(name)] for name in {wanted}}}"
+    if all(name.isidentifier() for name in names):
+        return f"{{name: answer[name] if isinstance(answer, dict) else getattr(answer, name) for name in {wanted}}}"
+    raise Unsupported(f"its answers are nested ({', '.join(names)}): return a flat dict or tuple to ship it from torch")

@@ -1,0 +1,295 @@
+"""The folder that `benchd ship` writes, and its manifest: what is deployed, from which bytes, and what was promised.
+
+    DIR/manifest.json      this: `benchd.shipped/1`, its schema in docs/manifest.schema.json
+    DIR/manifest.sha256    its SHA-256, as `sha256sum -c` reads it
+    DIR/LOAD.md            how to load and run exactly this
+    DIR/golden.npz         a few inputs and their float64 answers
+    DIR/records.jsonl      what was measured, the last record by the processes that made the promise
+    DIR/...                the files that the runtime reads
+
+Every other file is a resource with its size and SHA-256, and a file that is not listed, or that is no plain file, is
+refused.
+Hashes beside their files show damage, not origin: what runs code when it is loaded is loaded only if the same user made
+it on this machine, or says so.
+"""
+
+import hashlib
+import re
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+from zipfile import BadZipFile, ZipFile
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import folders
+from benchd.daemon.measuring.protocol import Golden, Tensor
+from benchd.daemon.records import Case, Environment, InputSpec, OptionValue, Record
+from benchd.daemon.verdicts import figures, recommend, results
+from benchd.daemon.verdicts.results import process_medians_ms
+from benchd.exporters.artifacts import sha256_of
+
+T = TypeVar("T")
+
+SCHEMA = "benchd.shipped/1"
+MANIFEST, DIGEST, GOLDEN, LOAD = "manifest.json", "manifest.sha256", "golden.npz", "LOAD.md"
+WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
+PLAN, TIMINGS = "model.plan", "timing.cache"
+NOT_GOLDEN = "its answers are not the golden ones"
+"""The beginning of the reason of a process whose golden answers differ."""
+
+JUMPING_SHARE = 0.25
+"""Of the images of a network with thresholds so many may be off: one early spike moves thousands after it."""
+
+REBUILT = "rebuilt, because "
+"""The beginning of a runtime's note that says why a plan was built again."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """The limits of `benchd ship`; None is no limit. `min_effect` is the smallest difference that counts."""
+
+    max_latency_ms: float | None = None
+    max_energy_j: float | None = None
+    max_memory_bytes: float | None = None
+    max_power_w: float | None = None
+    rate_hz: float | None = None
+    min_agreement: float | None = None
+    max_accuracy_drop: float | None = None
+    min_effect: float = 0.01
+
+
+class Resource(Struct, frozen=True):
+    """A file of the folder by its path in it, its size and the SHA-256 of its bytes."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Promised(Struct, frozen=True, kw_only=True):
+    """What was measured in fresh processes of the winner; a value that was not measured is null.
+
+    `processes_ms` are the medians that the interval of `latency_ms` is from: of one run of a whole batch.
+    """
+
+    processes_ms: list[float]
+    latency_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    p99_ms: float | None = None
+    energy_per_inference_j: float | None = None
+    energy_error_share: float | None = None
+    memory_bytes: int | None = None
+    agreement: str = ""
+    accuracy: float | None = None
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What is deployed. `asked` are the limits that it met, `environment` is where it was measured.
+
+    `read` are the inputs of one item, as `--input` gives them; `device` names the machine's class for people.
+    """
+
+    schema: str = SCHEMA
+    name: str
+    created: str
+    tool_version: str
+    case: Case
+    options: dict[str, OptionValue]
+    read: list[InputSpec] = []
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    preprocessing: str
+    entry: str = ""
+    provider: str = ""
+    packages: dict[str, str]
+    weights_sha256: str
+    golden: Golden
+    asked: dict[str, float | None]
+    promised: Promised
+    against: str = ""
+    device: str
+    device_id: str
+    environment: Environment
+    resources: list[Resource]
+
+    @property
+    def runs_code(self) -> bool:
+        """Return whether loading the folder runs Python code of it."""
+        return any(one.name.startswith(f"{CODE}/") for one in self.resources)
+
+    @property
+    def has_plan(self) -> bool:
+        """Return whether the folder holds a TensorRT plan, which is a program too."""
+        return any(one.name == PLAN for one in self.resources)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the manifest as the bytes of its file."""
+    return msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+
+
+def write(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the manifest into its folder, with every other file as a resource, and its digest; return it."""
+    manifest = msgspec.structs.replace(manifest, resources=resources(folder))
+    content = encode(manifest)
+    (folder / MANIFEST).write_bytes(content)
+    (folder / DIGEST).write_bytes(_digest(content))
+    return manifest
+
+
+def _digest(content: bytes) -> bytes:
+    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
+
+
+def resources(folder: Path) -> list[Resource]:
+    """Return every file below the folder but the manifest and its digest."""
+    own = folder / MANIFEST, folder / DIGEST
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in own)
+    return [Resource(str(path.relative_to(folder)), path.stat().st_size, sha256_of(path)) for path in files]
+
+
+def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
+    """Return the manifest of a folder whose files are all whole; nothing of them has been loaded or run.
+
+    `beat` is called again and again meanwhile: large files take minutes.
+
+    Raises UsageError, in one sentence, for a newer schema and for everything that is missing, changed or not listed.
+    """
+    path, digest = folder / MANIFEST, folder / DIGEST
+    if not path.is_file() or path.is_symlink():
+        raise UsageError(f"{folder}: no {MANIFEST}; give a folder that benchd ship wrote")
+    content = path.read_bytes()
+    if not digest.is_file() or digest.read_bytes() != _digest(content):
+        raise UsageError(f"{folder}: {MANIFEST} does not match {DIGEST}; ship it again or copy the whole folder")
+    schema = _decoded(folder, content, _Schema).schema
+    if schema != SCHEMA:
+        raise UsageError(f"{folder}: its schema is {schema[:40]!r}, and this benchd reads {SCHEMA}: use a newer benchd")
+    manifest = _decoded(folder, content, Manifest)
+    if wrong := _accepts_any(manifest):
+        raise UsageError(f"{folder}: its {MANIFEST} is damaged ({wrong}); ship it again")
+    _refuse_damage(folder, manifest.resources, beat)
+    _refuse_incomplete(folder, manifest)
+    if differs := _unlike_record(folder, manifest):
+        raise UsageError(f"{folder}: its {MANIFEST} says {differs}; ship it again")
+    return manifest
+
+
+def _accepts_any(manifest: Manifest) -> str:
+    """Return why golden answers that `benchd ship` never writes would tell nothing, else nothing."""
+    golden, answered = manifest.golden, {output.name for output in manifest.outputs}
+    if golden.batches < 1 or golden.rows != golden.batches * manifest.case.batch_size:
+        return "its golden answers are of no batches"
+    if not 0 <= golden.rows_off <= JUMPING_SHARE * golden.rows:
+        return "too many of its golden answers may be off"
+    return (
+        "" if answered and answered == golden.tolerances.keys() else "its golden answers are not those of its outputs"
+    )
+
+
+def promised(record: Record) -> Promised:
+    """Return the promise that the record of the winner's fresh processes makes; it must have a time."""
+    timing, energy = record.timing, record.energy
+    if timing is None:
+        raise UsageError(f"{record.case_id} was not timed, so it promises nothing")
+    return Promised(
+        processes_ms=process_medians_ms([record]),
+        latency_ms=timing.median_ms,
+        low_ms=timing.low_ms,
+        high_ms=timing.high_ms,
+        p99_ms=timing.p99_ms,
+        energy_per_inference_j=energy.gross_per_inference_j if energy else None,
+        energy_error_share=figures.energy_error_share(energy),
+        memory_bytes=figures.memory_bytes(record),
+        agreement=f"check ok{recommend.agreement(record.check)}",
+        accuracy=record.accuracy.top1 if record.accuracy else None,
+    )
+
+
+def _unlike_record(folder: Path, manifest: Manifest) -> str:
+    """Return what the manifest says otherwise than the record that it is hashed with, empty if nothing."""
+    path = folder / results.JOURNAL
+    if not path.is_file():
+        return f"what it promises, and there is no {results.JOURNAL}"
+    *_, record = results.read(path)
+    of_record = {
+        "case": record.case,
+        "device_id": record.device_id,
+        "environment": record.environment,
+        "weights_sha256": record.model.weights_sha256 if record.model else "",
+        **msgspec.structs.asdict(promised(record)),
+    }
+    said = {name: getattr(manifest, name, None) for name in of_record} | msgspec.structs.asdict(manifest.promised)
+    del of_record["agreement"]  # words, which another version of benchd may choose otherwise
+    unlike = next((name for name, value in of_record.items() if said[name] != value), "")
+    return unlike and f"{unlike} {_short(said[unlike])}, and its {results.JOURNAL} {_short(of_record[unlike])}"
+
+
+def _short(value: object) -> str:
+    """Return a value in a few words: an environment or a case is named, and not told."""
+    return "another one" if isinstance(value, Struct) else str(value)[:80]
+
+
+class _Schema(Struct):
+    schema: str
+
+
+def _decoded(folder: Path, content: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{folder}: its {MANIFEST} is damaged ({error}); ship it again") from error
+
+
+def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], None]) -> None:
+    """Raise UsageError for the first file that is missing, unlisted, no plain file or of other bytes."""
+    for one in listed:
+        path = folder / one.name
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", one.name) or {"..", "."} & set(one.name.split("/")):
+            raise UsageError(f"{folder}: its {MANIFEST} lists {one.name[:80]!r}, which is not a path within it")
+        if not path.exists():
+            raise UsageError(f"{folder}: {one.name} is missing; ship it again or copy the whole folder")
+    known = {folder / one.name for one in listed} | {folder / MANIFEST, folder / DIGEST}
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        name, is_file = path.relative_to(folder), stat.S_ISREG(mode)
+        if path not in known and not stat.S_ISDIR(mode):
+            raise UsageError(f"{folder}: {name} is not a file of its {MANIFEST}; remove it")
+        if path in known and not is_file:
+            raise UsageError(f"{folder}: {name} is not a regular file; ship it again or copy the whole folder")
+    for one in listed:
+        size = (folder / one.name).stat().st_size
+        if size != one.bytes or sha256_of(folder / one.name, beat=beat) != one.sha256:
+            raise UsageError(f"{folder}: {one.name} has changed since it was shipped (SHA-256); ship or copy it again")
+
+
+def _refuse_incomplete(folder: Path, manifest: Manifest) -> None:
+    """Raise UsageError if the golden file lacks an array that is read from it."""
+    try:
+        with ZipFile(folder / GOLDEN) as file:
+            held = set(file.namelist())
+    except (OSError, ValueError, BadZipFile) as error:
+        raise UsageError(f"{folder}: its {GOLDEN} is damaged ({error}); ship it again") from error
+    read = [("input", one.name) for one in manifest.inputs] + [("exact", name) for name in manifest.golden.tolerances]
+    arrays = (f"{kind}{place}:{name}" for place in range(manifest.golden.batches) for kind, name in read)
+    if lacking := next((name for name in arrays if f"{name}.npy" not in held), None):
+        raise UsageError(f"{folder}: its {GOLDEN} is damaged (no {lacking[:80]}); ship it again")
+
+
+def remember(folder: Path) -> None:
+    """Note that this user made the folder, by the hash of its manifest, so that what runs code may be loaded."""
+    path = _memory(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def is_ours(folder: Path) -> bool:
+    """Return whether this user made the folder on this machine."""
+    return _memory(folder).is_file()
+
+
+def _memory(folder: Path) -> Path:
+    return folders.state() / "shipped" / hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()

@@ -1,0 +1,142 @@
+"""Whether a shipped folder keeps its promise: what it takes now against what it took when it was shipped; pure.
+
+Both are one run, and runs of the same code differ by some per cent, which one run does not show: the verdict takes
+them to be `effects.RUNS_APART` apart, beside what the processes show (docs/measuring.md).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from benchd.daemon.records import Environment, Record
+from benchd.daemon.shipping.manifest import REBUILT, Manifest
+from benchd.daemon.verdicts import effects, figures, one_environment, recommend
+from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES
+from benchd.daemon.verdicts.results import process_medians_ms
+from benchd.daemon.verdicts.statistics import centre
+
+Answer = Literal["kept", "slower", "faster", "inconclusive", "another_machine", "broken", "failed"]
+EXIT_CODES: dict[Answer, int] = {
+    "kept": 0,
+    "faster": 0,
+    "broken": 5,
+    "slower": 3,
+    "inconclusive": 4,
+    "another_machine": 4,
+    "failed": 1,
+}
+"""As those of `compare`: what was not judged is no success."""
+
+SLOWDOWN = 0.1
+"""A promise is kept if a slowdown of this share is excluded, at the one-sided error `ALPHA`."""
+
+CLASS = ("machine", "board", "soc", "cpu_model", "cpu_count", "device", "gpu", "power_mode")
+"""What two machines share if a promise of one holds for the other."""
+
+
+class Verified(Struct, frozen=True, kw_only=True):
+    """What verifying a shipped folder found; `broken` means other answers than the golden ones.
+
+    `change` is the time now over the promised one minus 1, with its 95 % interval. `changed` names what differs in the
+    machine and its software since it was shipped, and `rebuilt` why a TensorRT plan was built again.
+    """
+
+    name: str
+    case_id: str
+    answer: Answer
+    reason: str = ""
+    promised_ms: float
+    now_ms: float | None = None
+    change: float | None = None
+    change_low: float | None = None
+    change_high: float | None = None
+    promised_energy_j: float | None = None
+    energy_j: float | None = None
+    promised_memory_bytes: int | None = None
+    memory_bytes: int | None = None
+    processes: int = 0
+    rebuilt: str = ""
+    changed: list[str] = []
+    t_wall: str
+    fingerprint: str
+
+
+def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = "") -> Verified:
+    """Return the verdict on what was measured of a folder; `is_golden` is False if its answers were others.
+
+    `rebuilt` says why its plan was built again.
+    """
+    now_ms, promised = process_medians_ms([record]), shipped.promised
+    elsewhere = other_machine(shipped.environment, record.environment)
+    checked = None if record.check is None else recommend.wrong(record)
+    answer, reason, change = _answer(promised.processes_ms, now_ms)
+    doubts = ", ".join(sorted(set(record.flags) - recommend.NOT_OF_TIME))
+    if doubts and answer != "kept":
+        reason = "; ".join(filter(None, [reason, f"flagged {doubts}"]))
+    if not is_golden or checked:
+        answer, reason = "broken", record.reason or checked or ""
+    elif record.status != "ok":
+        answer, reason = "failed", f"{'' if record.status == 'failed' else f'{record.status}: '}{record.reason}"
+    elif elsewhere:
+        answer, reason = "another_machine", f"promised on {elsewhere}"
+    return Verified(
+        name=shipped.name,
+        case_id=shipped.case.case_id,
+        answer=answer,
+        reason=reason,
+        promised_ms=promised.latency_ms,
+        now_ms=centre(now_ms) if now_ms else None,
+        change=change.share if change else None,
+        change_low=change.interval(1.0 - ALPHA).low if change else None,
+        change_high=change.interval(1.0 - ALPHA).high if change else None,
+        promised_energy_j=promised.energy_per_inference_j,
+        energy_j=record.energy.gross_per_inference_j if record.energy else None,
+        promised_memory_bytes=promised.memory_bytes,
+        memory_bytes=figures.memory_bytes(record),
+        processes=len(now_ms),
+        rebuilt=rebuilt or _refused_plan(record),
+        changed=list(one_environment.differences(shipped.environment, record.environment)),
+        t_wall=record.t_wall,
+        fingerprint=record.environment.fingerprint,
+    )
+
+
+def _refused_plan(record: Record) -> str:
+    """Return why TensorRT refused a plan that was to be loaded, empty if it did not."""
+    notes = record.runtime.notes if record.runtime else []
+    return next((note.removeprefix(REBUILT) for note in notes if note.startswith(REBUILT)), "")
+
+
+def _answer(promised_ms: Sequence[float], now_ms: Sequence[float]) -> tuple[Answer, str, effects.Effect | None]:
+    """Return the verdict on the times alone, and the effect that it is from."""
+    if min(len(promised_ms), len(now_ms)) < FEWEST_PROCESSES:
+        return "inconclusive", f"fewer than {FEWEST_PROCESSES} processes", None
+    change = effects.runs_effect({"shipped": [promised_ms]}, {"now": [now_ms]})
+    interval = change.interval(1.0 - ALPHA)
+    if interval.low > 0.0:
+        return "slower", "", change
+    if interval.high < 0.0:
+        return "faster", "", change
+    if change.interval(1.0 - 2.0 * ALPHA).high < SLOWDOWN:
+        return "kept", "", change
+    return "inconclusive", f"a slowdown of {100 * SLOWDOWN:g} % is not excluded: verify again, or ship anew", change
+
+
+def other_machine(promised: Environment, now: Environment) -> str | None:
+    """Return in what the machine of the promise is another class than this one, else None."""
+    values = ((getattr(promised, name), getattr(now, name), name) for name in CLASS)
+    different = [f"{name} {was}, not {here}" for was, here, name in values if was != here]
+    return "; ".join(different) or None
+
+
+def line(verified: Verified) -> str:
+    """Return the verdict in one line."""
+    words = verified.answer.replace("_", " ")
+    if verified.now_ms is None:
+        return f"{verified.case_id}: {words}: {verified.reason}"
+    change = ""
+    if verified.change is not None and verified.change_low is not None and verified.change_high is not None:
+        change = f", {verified.change:+.1%} [{verified.change_low:+.1%}, {verified.change_high:+.1%}]"
+    why = f" ({verified.reason})" if verified.reason else ""
+    return f"{verified.case_id}: {words}: {verified.now_ms:.4g} ms, promised {verified.promised_ms:.4g} ms{change}{why}"

@@ -1,0 +1,470 @@
+"""A race between the candidates of one plan: each process goes where the answer is open, until one may win.
+
+What is measured from when only two are left, or one has won, confirms the winner against the runner-up, in drawn order,
+and only that makes its promise: the best of many alike looks faster in the race than it is.
+"""
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
+from typing import TextIO
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.measuring import protocol, recording
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.protocol import Limits, Outcome
+from benchd.daemon.measuring.recording import RunId
+from benchd.daemon.measuring.supervisor import ABREAST, NOT_RUN, Supervisor, Turn, interleaved_rule
+from benchd.daemon.records import KERNELS, Record
+from benchd.daemon.runtimes import BACKENDS, PRECISIONS
+from benchd.daemon.shipping import race_limits, race_log, racing
+from benchd.daemon.shipping.manifest import Asked
+from benchd.daemon.shipping.race_limits import Miss
+from benchd.daemon.shipping.race_log import Entry, Phase, RaceLog
+from benchd.daemon.shipping.racing import Behind
+from benchd.daemon.verdicts import effects, one_model, recommend
+from benchd.daemon.verdicts.effects import Verdict
+from benchd.daemon.verdicts.recommend import Requirements
+from benchd.daemon.verdicts.statistics import StopRule
+
+LOG = "race.jsonl"
+PRESET = "ship"
+LIMITS = Limits(processes=1, warm_up_cap_s=2.0, rule=StopRule(5, 1, 0.25, 2.0, None), check_images=64)
+"""Many short processes tell more than few long ones: what differs between processes, none of them shows."""
+
+FINALISTS = 2
+"""Once so few are left, what is measured also confirms the winner."""
+
+LATER_IMAGES = 8
+"""Images of the check behind a candidate's first process, which checks all."""
+
+
+@dataclass
+class Candidate:
+    """One variant of the race: its processes, and why it left, if so because it is `behind` another.
+
+    All of them are `raced`, and the last ones are `confirmed` if it came that far. `missed` are the limits that made it
+    leave.
+    """
+
+    planned: Planned
+    name: str
+    raced: list[Outcome] = field(default_factory=list)
+    confirmed: list[Outcome] = field(default_factory=list)
+    left: str | None = None
+    behind: Behind | None = None
+    missed: list[Miss] = field(default_factory=list)
+
+    def times_ms(self, rounds: int) -> list[float]:
+        """Return the milliseconds per inference of each process of the first `rounds`."""
+        return per_inference_ms(self.raced[:rounds], self.planned)
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """What a race found: the winner with its runner-up and verdict against it, or the `reason` why nothing ships.
+
+    `tied` are those that may win, among which the stated order chose. `flags` put in doubt what the winner promises,
+    its joules too if they are limited. `is_open` says that more time may decide.
+    """
+
+    winner: str | None = None
+    runner_up: str | None = None
+    tied: list[str] = []
+    verdict: Verdict | None = None
+    flags: list[str] = []
+    reason: str = ""
+    is_open: bool = False
+
+
+class _Stopped(Exception):
+    """A signal, the time, or a machine that can start no process ended the race; the message says which."""
+
+
+def per_inference_ms(outcomes: Sequence[Outcome], planned: Planned) -> list[float]:
+    """Return the median milliseconds per inference of each process that was timed."""
+    timings = [outcome.process.timing for outcome in outcomes]
+    return [timing.median_ms / planned.case.batch_size for timing in timings if timing]
+
+
+def simplicity(one: Candidate) -> tuple[int, int, int, int]:
+    """Return the place among variants that are equally fast: the simplest, then the smallest, then the most exact.
+
+    Plain kernels come first and runtimes in the order of `benchd list`, then small batches, then fp32.
+    """
+    variant, case = one.planned.case.variant, one.planned.case
+    kinds = KERNELS.index(variant.kernels), BACKENDS.index(variant.backend)
+    return *kinds, case.batch_size, PRECISIONS.index(variant.precision)
+
+
+class Race:
+    """The candidates of a supervisor's plan, raced in its session's folder, behind what the log there holds.
+
+    The machine's lock is held from before it is made, because a log of another race there is replaced at once.
+    `minutes` limits what is measured now, of which 5 pairs are kept for confirming. `told` receives a line for each
+    step. `measured_s` is the time of all processes of the log.
+    """
+
+    def __init__(self, supervisor: Supervisor, asked: Asked, minutes: float, told: TextIO) -> None:
+        self._supervisor, self._asked, self._minutes, self._told = supervisor, asked, minutes, told
+        names = _names(supervisor.plan)
+        self.candidates = [Candidate(entry, name) for entry, name in zip(supervisor.plan, names, strict=True)]
+        self._limits = race_limits.limits(asked)
+        self._started_s, self._rounds = time.monotonic(), 0
+        run = supervisor.session.run(supervisor.suite_id)
+        digest = race_log.digest(supervisor.plan, run.environment, run.device_id)
+        self._log = RaceLog(supervisor.session.output / LOG, digest)
+        if self._mixed():
+            self._log.clear()
+        self._read()
+
+    @property
+    def measured_s(self) -> float:
+        """Return how long all processes took, those of earlier starts too."""
+        return math.fsum(entry.seconds for entry in self._log.entries)
+
+    def _read(self) -> None:
+        """Give each candidate its processes of the log, and say so."""
+        by_case = {one.planned.case.case_id: one for one in self.candidates}
+        for entry in self._log.entries:
+            one = by_case[entry.case_id]
+            if _not_run(entry.outcome):  # as an earlier version logged it
+                continue
+            if one.raced or entry.outcome.process.status == "ok":  # why a first one failed may be mended by now
+                self._keep(one, entry)
+        kept = sum(len(one.raced) for one in self.candidates)
+        if self._log.is_other:
+            self._tell("an earlier race was of another plan, machine or version: starting anew")
+        elif kept:
+            self._tell(f"going on behind {kept} processes that are measured already")
+
+    def _keep(self, one: Candidate, entry: Entry) -> None:
+        one.raced.append(entry.outcome)
+        if entry.phase == "confirm":
+            one.confirmed.append(entry.outcome)
+
+    def run(self) -> Result:
+        """Race until one may win and confirm it; an interrupt leaves it open."""
+        self._started_s = time.monotonic()
+        try:
+            result = self._decided()
+            return msgspec.structs.replace(result, flags=self._flags(result.winner)) if result.winner else result
+        except _Stopped as stopped:
+            return Result(reason=str(stopped), is_open=True)
+
+    def _flags(self, winner: str) -> list[str]:
+        one = self.named(winner)
+        is_of_joules = bool(self._asked.max_energy_j or self._asked.max_power_w)
+        return recommend.doubts(self.record(one, one.confirmed), joules=is_of_joules)
+
+    def records(self) -> list[Record]:
+        """Return the record of each candidate that was measured, with all of its processes."""
+        return [self.record(one, one.raced) for one in self.candidates if one.raced]
+
+    def record(self, one: Candidate, outcomes: Sequence[Outcome]) -> Record:
+        """Return the record of these processes of a candidate."""
+        run = self._supervisor.session.run(self._supervisor.suite_id)
+        limits = msgspec.structs.replace(one.planned.limits, processes=len(outcomes))
+        return recording.record(one.planned.case, PRESET, run, RunId.new(), outcomes, limits=limits)
+
+    def _apart(self, one: Candidate, outcomes: Sequence[Outcome]) -> list[Record]:
+        """Return the record of each process by itself."""
+        return [self.record(one, [outcome]) for outcome in outcomes]
+
+    def named(self, name: str) -> Candidate:
+        """Return the candidate of this name."""
+        return next(one for one in self.candidates if one.name == name)
+
+    def begins_anew(self, outcome: Outcome) -> str | None:
+        """Clear the log if this process, which it does not hold, ran another model; return why, else None."""
+        mixed = self._mixed(outcome)
+        if mixed:
+            self._log.clear()
+        return mixed and f"{mixed}; the same command starts over"
+
+    def _mixed(self, *more: Outcome) -> str | None:
+        """Return why the processes of the log and these did not all run the same model, from the same files; else None.
+
+        Files that changed may be as fast as before or not, and the ones that ship are the last.
+        """
+        ran = [*(entry.outcome for entry in self._log.entries), *more]
+        changed = ", ".join(one_model.changed(ran))
+        return one_model.difference(ran) or (f"{changed} changed" if changed else None)
+
+    def _left(self) -> list[Candidate]:
+        return [one for one in self.candidates if one.left is None]
+
+    def _decided(self) -> Result:
+        result = self._raced()
+        return self._confirmed(result) if result.winner else result
+
+    def _raced(self) -> Result:
+        for rounds in racing.LOOKS:
+            for number in range(rounds):
+                if self._round(number):
+                    return self._raced()
+            if not self._left():
+                return Result(reason=self._nearest())
+            result = self._look(rounds)
+            if result:
+                return result
+        return Result(reason=self._undecided(), is_open=True)
+
+    def _round(self, number: int) -> bool:
+        """Measure what is missing of a round, in drawn order; those that cannot ship leave.
+
+        Return whether others came back for them, which lack rounds.
+        """
+        missing = [one for one in self._left() if len(one.raced) <= number]
+        phase: Phase = "confirm" if number and len(self._left()) <= FINALISTS else "race"
+        self._measure(missing, phase, is_limited=number > 0)
+        unfit = {one.name: why for one in self._left() if (why := self._unfit(one, number))}
+        return self._leave(unfit)
+
+    def _leave(self, reasons: Mapping[str, str]) -> bool:
+        """Let those leave that cannot ship; return whether others come back, which had left as behind one of them."""
+        for name, why in reasons.items():
+            self.named(name).left = why
+            self._tell(f"  not {name}: {why}")
+        back = [one for one in self.candidates if one.behind and one.behind.than in reasons]
+        for one in back:
+            one.left = one.behind = None
+            self._tell(f"  {one.name} is back")
+        return bool(back)
+
+    def _is_late(self, phase: Phase) -> bool:
+        """Return whether the time that is left is only enough to confirm."""
+        kept = FINALISTS * racing.PROMISED if phase == "race" else ABREAST
+        kept_s = kept * self.measured_s / max(len(self._log.entries), 1)
+        return time.monotonic() - self._started_s + kept_s > 60.0 * self._minutes
+
+    def _measure(self, missing: Sequence[Candidate], phase: Phase, *, is_limited: bool = False) -> None:
+        """Run one process of each of these candidates, in drawn order, and log it.
+
+        Raises _Stopped after a signal, if one cannot run, or once the time is up, if that is limited.
+        """
+        started_s = time.monotonic()
+        is_final = phase == "confirm" and len(missing) == FINALISTS
+        in_blocks = is_final and self._supervisor.can_interleave([one.planned for one in missing])
+
+        def turn(one: Candidate) -> Turn:
+            if is_limited and self._is_late(phase):
+                raise _Stopped(self._undecided())
+            return _turn(one, phase, in_blocks=in_blocks)
+
+        with closing(self._supervisor.in_turn(random.sample(missing, len(missing)), turn)) as running:
+            for one, outcome in running:
+                if self._supervisor.session.interrupted:
+                    raise _Stopped("interrupted: the same command continues from here")
+                if reason := _not_run(outcome):
+                    raise _Stopped(f"{reason}; the same command continues from here")
+                entry = Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
+                self._log.add(entry)
+                self._keep(one, entry)
+                started_s = time.monotonic()
+        if mixed := self._mixed():
+            raise _Stopped(f"{mixed}; the same command starts over")
+
+    def _unfit(self, one: Candidate, number: int) -> str | None:
+        """Return why this process shows that the candidate cannot ship, else None; the first one checks most images."""
+        record = self.record(one, [one.raced[number]])
+        if number:
+            return recommend.disqualified(record)
+        asked = Requirements(min_agreement=self._asked.min_agreement, max_accuracy_drop=self._asked.max_accuracy_drop)
+        return recommend.why_not(record, asked)
+
+    def _look(self, rounds: int) -> Result | None:
+        """Let those leave that are above a limit or behind; return the result if that decides the race."""
+        self._rounds = rounds
+        bounds = len(self._limits) * len(self.candidates)
+        for one in self._left():
+            one.missed = self._missed(one, one.raced[:rounds], bounds)
+        if self._leave({one.name: one.missed[0].words for one in self._left() if one.missed}):
+            return self._raced()
+        left = {one.name: one for one in self._left()}
+        if not left:
+            return Result(reason=self._nearest())
+        times_ms = {name: one.times_ms(rounds) for name, one in left.items()}
+        fit = {name for name, one in left.items() if not self._doubts(one, one.raced[:rounds])}
+        seen = racing.look(times_ms, fit, len(self.candidates), self._asked.min_effect)
+        self._tell(f"round {rounds}: {_means(times_ms)}")
+        for name, behind in seen.behind.items():
+            left[name].behind, left[name].left = behind, _words(behind)
+            self._tell(f"  not {name}: {left[name].left}")
+        if not seen.may_win:
+            return None
+        tied = [left[name] for name in seen.may_win]
+        winner = min(tied, key=simplicity)
+        return Result(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
+
+    def _missed(self, one: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
+        """Return the limits that these processes certainly miss; `bounds` share the error."""
+        apart = self._apart(one, outcomes)
+        return [miss for limit in self._limits if (miss := limit.miss(apart, bounds))]
+
+    def _doubts(self, one: Candidate, outcomes: Sequence[Outcome]) -> list[Miss]:
+        """Return the limits that the next process behind these may miss."""
+        apart = self._apart(one, outcomes)
+        return [miss for limit in self._limits if (miss := limit.doubt(apart))]
+
+    def _nearest(self) -> str:
+        """Return which candidate misses its worst limit by least, and by how much."""
+        worst = [
+            (max(one.missed, key=lambda miss: math.inf if miss.share is None else miss.share), one)
+            for one in self.candidates
+            if one.missed
+        ]
+        known = [(miss.share, miss.words, one.name) for miss, one in worst if miss.share is not None]
+        if known:
+            share, words, name = min(known)
+            by = f", by {100 * share:.3g} %" if share > 0.0 else ""
+            return f"nothing meets the limits; the nearest is {name}: {words}{by}"
+        return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
+
+    def _runner_up(self, winner: Candidate) -> str | None:
+        """Return who came closest among the others that could ship, in the rounds until it left or the race ended."""
+
+        def ratio(one: Candidate) -> float:
+            rounds = one.behind.rounds if one.behind else self._rounds
+            return geometric_mean(one.times_ms(rounds)) / geometric_mean(winner.times_ms(rounds))
+
+        others = [one for one in self.candidates if one is not winner and (one.left is None or one.behind)]
+        return min(others, key=ratio).name if others else None
+
+    def _undecided(self) -> str:
+        """Return between which the race could not decide, and how long that would take."""
+        left = self._left()
+        names = " and ".join(one.name for one in left)
+        unclear = [one.name for one in left if self._doubts(one, one.raced)]
+        why = f"; {', '.join(unclear)} may or may not meet the limits" if unclear else ""
+        rounds = min(len(one.raced) for one in left)
+        if unclear and rounds >= racing.LOOKS[-1]:
+            return f"could not decide on {names}{why}: change the limit that they lie at, or calm the machine"
+        if rounds < 3 or len(left) < 2 or unclear:
+            return f"could not decide on {names}{why}: give it more --minutes"
+        times_ms = {one.name: one.times_ms(rounds) for one in left}
+        needed = racing.rounds_to_decide(times_ms, len(self.candidates), self._asked.min_effect)
+        more = max(needed - rounds, 1)
+        minutes = more * len(left) * self.measured_s / len(self._log.entries) / 60.0
+        told = f"could not decide between {names}; that would take about {more} more rounds, {minutes:.2g} minutes"
+        return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or calm the machine"
+
+    def _confirmed(self, raced: Result) -> Result:
+        """Return the result that fresh processes of the winner and the runner-up confirm.
+
+        A runner-up that fails makes way for the next, and a winner that fails, or may, for those behind it.
+        """
+        winner, other = self.named(str(raced.winner)), self.named(raced.runner_up) if raced.runner_up else None
+        self._confirm(winner, other)
+        failed = self._failed(winner) or self._in_doubt(winner)
+        if failed:
+            self._leave({winner.name: f"won the race, but in fresh processes it {failed}"})
+            return self._decided()
+        if vague := self._promises_nothing(winner):
+            self._log.clear()
+            return Result(reason=vague, is_open=True)
+        if other is None:
+            return raced
+        failed = self._failed(other)
+        if failed:
+            other.left, other.behind = failed, None
+            self._tell(f"  not {other.name}: {other.left}")
+            return self._confirmed(msgspec.structs.replace(raced, runner_up=self._runner_up(winner)))
+        pairs = min(len(winner.confirmed), len(other.confirmed))
+        first, second = (per_inference_ms(one.confirmed[:pairs], one.planned) for one in (winner, other))
+        self._tell(f"confirmed by {pairs} processes each: {_means({winner.name: first, other.name: second})}")
+        share = winner.planned.case.batch_size / other.planned.case.batch_size
+        outcomes = zip(winner.confirmed[:pairs], other.confirmed[:pairs], strict=True)
+        ratios = [share * effects.ratio(early.process, late.process) for early, late in outcomes]
+        return _concluded(raced, effects.judge(effects.paired_effect(ratios), min_effect=self._asked.min_effect))
+
+    def _confirm(self, winner: Candidate, other: Candidate | None) -> None:
+        """Measure the winner until its promise has enough fresh processes, and the runner-up beside it.
+
+        While its limits are open, or its interval is wider than its time, the winner gets more: so few may spread by
+        chance.
+        """
+        for number in range(racing.PROMISED_AT_MOST):
+            is_open = number < racing.PROMISED or self._in_doubt(winner) or self._promises_nothing(winner)
+            if not is_open or (number >= racing.PROMISED and self._failed(winner)):
+                return
+            is_against = other and number < racing.needed_against(other.behind)
+            sides = [winner, *([other] if other and is_against else [])]
+            missing = [one for one in sides if len(one.confirmed) <= number]
+            if missing:
+                self._measure(missing, "confirm")
+
+    def _failed(self, one: Candidate) -> str | None:
+        """Return why the processes that confirm a candidate cannot, among them a limit that they certainly miss."""
+        failed = recommend.disqualified(self.record(one, one.confirmed))
+        if failed:
+            return failed
+        one.missed = self._missed(one, one.confirmed, len(self._limits))
+        return f"misses a limit: {one.missed[0].words}" if one.missed else None
+
+    def _in_doubt(self, one: Candidate) -> str | None:
+        """Return which limit the promise of a candidate may break."""
+        one.missed = self._doubts(one, one.confirmed)
+        return f"is in doubt: {one.missed[0].words}" if one.missed else None
+
+    def _promises_nothing(self, one: Candidate) -> str | None:
+        """Return why the processes that confirm a candidate promise nothing, else None."""
+        times_ms = per_inference_ms(one.confirmed, one.planned)
+        if not racing.promises_nothing(times_ms):
+            return None
+        flags = recommend.doubts(self.record(one, one.confirmed), joules=False)
+        flagged = f" (flagged {', '.join(flags)})" if flags else ""
+        return (
+            f"{one.name} took {min(times_ms):.4g} to {max(times_ms):.4g} ms in {len(times_ms)} fresh processes"
+            f"{flagged}, and an interval wider than the time itself promises nothing: calm the machine, or give fewer "
+            "--threads; the same command starts over"
+        )
+
+    def _tell(self, text: str) -> None:
+        self._told.write(f"{text}\n")
+        self._told.flush()
+
+
+def _concluded(raced: Result, verdict: Verdict) -> Result:
+    if verdict.answer != "faster":
+        return msgspec.structs.replace(raced, verdict=verdict)
+    by = f"{-100 * (verdict.effect or 0.0):.2g} %"
+    return Result(reason=f"{raced.winner} won, but in fresh processes {raced.runner_up} is faster by {by}")
+
+
+def _not_run(outcome: Outcome) -> str | None:
+    """Return why the machine could not run this process, which says nothing about its candidate; None if it could."""
+    reason = outcome.process.reason or ""
+    return reason if reason.startswith(NOT_RUN) else None
+
+
+def _turn(one: Candidate, phase: Phase, *, in_blocks: bool) -> Turn:
+    """Return the candidate's next process; its first one checks all images and measures the accuracy."""
+    number, limits = len(one.raced), one.planned.limits
+    if number:
+        limits = msgspec.structs.replace(limits, check_images=min(LATER_IMAGES, limits.check_images))
+    limits = msgspec.structs.replace(limits, rule=interleaved_rule(limits.rule.cap_s)) if in_blocks else limits
+    accuracy = None if number else one.planned.inputs.accuracy
+    name, recipe = f"{one.planned.case.case_id}.{phase}.{number}", protocol.Race(repeats=number == 0)
+    return Turn(replace(one.planned, limits=limits), name, min(number, 1), recipe, accuracy=accuracy)
+
+
+def _names(plan: Sequence[Planned]) -> list[str]:
+    """Return the name of each candidate: its variant, and its batch size if these compete."""
+    sizes = {entry.case.batch_size for entry in plan}
+    return [entry.case.variant.label + (f" b{entry.case.batch_size}" if len(sizes) > 1 else "") for entry in plan]
+
+
+def _means(times_ms: Mapping[str, Sequence[float]]) -> str:
+    return ", ".join(f"{name} {geometric_mean(values):.4g} ms" for name, values in times_ms.items())
+
+
+def _words(behind: Behind) -> str:
+    low, high = 1.0 + behind.interval.low, 1.0 + behind.interval.high
+    interval = f" [{low:.3g}, {high:.3g}]" if behind.rounds > 1 else ""
+    return f"takes {1.0 + behind.share:.3g}x{interval} the time of {behind.than}"

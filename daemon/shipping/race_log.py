@@ -1,0 +1,110 @@
+"""What a race has measured, kept from one start of the command to the next: a synced line for each process."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.journal import Journal
+from benchd.daemon.machine import folders
+from benchd.daemon.machine.environment import variables
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.protocol import Outcome
+from benchd.daemon.records import Environment, UserFile, UserModule
+from benchd.exporters import code
+from benchd.exporters.artifacts import sha256_of
+
+Phase = Literal["race", "confirm"]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One process: of which case, in which phase, how many seconds it took in all, and its outcome."""
+
+    case_id: str
+    phase: Phase
+    seconds: float
+    outcome: Outcome
+
+
+class _Header(msgspec.Struct, frozen=True):
+    digest: str
+
+
+class RaceLog:
+    """The log of one race in `path`; a log of another race, by its `digest`, is replaced, and `is_other` says so."""
+
+    def __init__(self, path: Path, digest: str) -> None:
+        lines = _read(path)
+        self.is_other = lines is not None and lines[0] != digest
+        self.entries: list[Entry] = lines[1] if lines and not self.is_other else []
+        self._path, self._digest = path, digest
+        if lines is None or self.is_other:
+            self._begin()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.is_other, self.entries = True, []
+        self._begin()
+
+    def add(self, entry: Entry) -> None:
+        """Append an entry; when this returns, it is on the disk."""
+        self._append(entry)
+        self.entries.append(entry)
+
+    def _begin(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._append(_Header(self._digest))
+
+    def _append(self, line: _Header | Entry) -> None:
+        with closing(Journal(self._path)) as written:
+            written.append(msgspec.json.encode(line))
+
+
+def _read(path: Path) -> tuple[str, list[Entry]] | None:
+    """Return the digest and the entries of a log, without a line that a crash truncated; None without a log."""
+    if not path.exists():
+        return None
+    if not path.is_file():
+        raise UsageError(f"{path}: not a regular file; move it away")
+    first, *rest = path.read_bytes().split(b"\n")
+    try:
+        header = msgspec.json.decode(first, type=_Header)
+    except msgspec.MsgspecError:
+        return None
+    decoder, entries = msgspec.json.Decoder(Entry), list[Entry]()
+    for line in rest:
+        with suppress(msgspec.MsgspecError):  # a line that a crash truncated: that process is measured again
+            entries.append(decoder.decode(line))
+    return header.digest, entries
+
+
+def digest(planned: Sequence[Planned], environment: Environment, device_id: str) -> str:
+    """Return what two races must share for one to go on with the processes of the other.
+
+    The cases with their limits, the bytes of every file that the command line names, the list of the images, the
+    machine with its versions, and the environment variables, which the fingerprint has only once a worker ran.
+    """
+    cases = [
+        (one.case, one.limits, one.inputs, _files(one), _images(one), one.own and one.own.inputs) for one in planned
+    ]
+    facts = (cases, environment.fingerprint, device_id, code.sha256(), variables(os.environ, {}))
+    return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()
+
+
+def _files(planned: Planned) -> dict[str, str]:
+    """Return the hash of each file that the case reads, by its path."""
+    own, inputs = planned.own, planned.inputs
+    named = [inputs.weights or "", inputs.labels or "", own.path if isinstance(own, UserFile) else ""]
+    named += [own.where] if isinstance(own, UserModule) and not own.folder else []
+    return {name: sha256_of(Path(name)) for name in named if Path(name).is_file()}
+
+
+def _images(planned: Planned) -> list[tuple[str, int, int]]:
+    """Return name, size and time of change of each file of the case's images: reading them all takes minutes."""
+    folder = (planned.inputs.data or "").partition(":")[2]
+    return folders.listed(Path(folder)) if folder else []

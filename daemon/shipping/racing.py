@@ -1,0 +1,165 @@
+"""Which of several variants is fastest, asked again after each round of processes: who leaves and who may win; pure.
+
+A round is one fresh process of each variant that is left, so that the differences of a round leave out what changes
+slowly. From `FEW` rounds on all answers come from one kind of statement, a lower bound of how far one variant is behind
+another. The bounds of all looks and pairs hold together except with the probability `ALPHA` (Bonferroni), so a variant
+that is worse than the best by more than `min_effect` is named in at most that share: either the best was found behind
+another, or the winner was found within `min_effect` of it, and both take a bound that does not hold. Before, only those
+leave that are further behind in every round than processes differ. tests/daemon/shipping/test_racing_error_rates.py
+races what is known and counts.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from statistics import NormalDist
+
+from msgspec import Struct
+
+from benchd.daemon.verdicts.effects import as_share, mean_and_variance
+from benchd.daemon.verdicts.statistics import Interval, combine, student_t_quantile
+
+ALPHA = 0.04
+"""The probability that any bound of a race fails; what is left of 5 % is for the limits."""
+
+LIMITS_ALPHA = 0.01
+LOOKS = (1, 2, 3, 5, 8, 12, 18, 27, 40, 60)
+"""Numbers of rounds after which variants may leave and the race may end."""
+
+FEW = 8
+"""Within fewer rounds all processes may be of one level, and too few show their spread for a bound."""
+
+GAPS = {1: math.log(2.0), 2: math.log(1.6), 3: math.log(1.4), 5: math.log(1.4)}
+"""After so many rounds, before `FEW`, a variant leaves if it is behind by this in each.
+
+Processes are known to jump between levels 1.3 times apart, and on a busy machine to be 20 % apart.
+"""
+
+PROMISED = 5
+"""Fresh processes of a winner that make its promise: as many as verifying takes, which judges by the smaller number."""
+
+PROMISED_AT_MOST = 18
+"""Of a winner whose limits or whose promise are open: five would lose a fifth of those 3 deviations within a limit."""
+
+WIDEST_SHARE = 1.0
+"""A promise whose interval is wider than this share of its time promises nothing."""
+
+AGAINST_FAR = 3
+"""Fresh processes of a runner-up that left within `FEW` rounds; one that came closer gets as many as the winner."""
+
+LEAST_SPREAD = 0.002
+"""Differences that spread less are alike by chance."""
+
+
+class Behind(Struct, frozen=True):
+    """How much longer a variant takes than another, as a share: the mean, and the interval that the race holds to.
+
+    Before `FEW` rounds that is from the least to the most of any round, later its bounds; `rounds` says how many.
+    """
+
+    than: str
+    share: float
+    interval: Interval
+    rounds: int
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """What a look shows: who is `behind` and leaves, and who `may_win`; nobody may before it is decided.
+
+    All who may win are at most `min_effect` worse than any other that is left.
+    """
+
+    behind: dict[str, Behind] = {}
+    may_win: list[str] = []
+
+
+def look(times: Mapping[str, Sequence[float]], fit: Collection[str], field: int, min_effect: float) -> Look:
+    """Return what the rounds so far show about the variants that are left, of a `field` of so many.
+
+    `times` has the time of each round, all positive, and the same rounds for each variant. Only those in `fit`, which
+    certainly meet the limits, can win or put another behind. The number of rounds is one of `LOOKS`.
+    """
+    rounds = len(next(iter(times.values())))
+    logs = {name: [math.log(value) for value in values] for name, values in times.items()}
+    means = {name: math.fsum(values) / rounds for name, values in logs.items()}
+    best = min((name for name in times if name in fit), key=means.__getitem__, default=None)
+    if best is None:
+        return Look()
+    against = {name: _behind(logs[name], logs[best], best, field) for name in times if name != best}
+    behind = {name: one for name, one in against.items() if _is_behind(one)}
+    left = [name for name in times if name not in behind]
+    decided = rounds >= FEW or len(left) == 1
+    may_win = [name for name in left if name in fit and _within(name, left, logs, field, min_effect)] if decided else []
+    return Look(behind=behind, may_win=may_win)
+
+
+def _is_behind(one: Behind) -> bool:
+    return math.log1p(one.interval.low) > GAPS.get(one.rounds, 0.0)
+
+
+def _within(name: str, left: Sequence[str], logs: Mapping[str, Sequence[float]], field: int, min_effect: float) -> bool:
+    """Return whether nobody who is left is faster than this one by `min_effect` or more."""
+    others = (_behind(logs[other], logs[name], name, field) for other in left if other != name)
+    return all(one.interval.low > 1.0 / (1.0 + min_effect) - 1.0 for one in others)
+
+
+def _behind(logs: Sequence[float], best: Sequence[float], than: str, field: int) -> Behind:
+    differences = [mine - theirs for mine, theirs in zip(logs, best, strict=True)]
+    rounds = len(differences)
+    if rounds < FEW:
+        low, high = map(as_share, (min(differences), max(differences)))
+        return Behind(than, as_share(math.fsum(differences) / rounds), Interval(low, high), rounds)
+    centre, variance = mean_and_variance(differences)
+    error = max(math.sqrt(variance), LEAST_SPREAD) / math.sqrt(rounds)
+    reach = student_t_quantile(1.0 - _per_bound(field), rounds - 1.0) * error
+    return Behind(than, as_share(centre), Interval(as_share(centre - reach), as_share(centre + reach)), rounds)
+
+
+def _per_bound(field: int) -> float:
+    """Return the error of one bound: against each of the others of the field, at each look that has bounds."""
+    return ALPHA / (max(field - 1, 1) * sum(rounds >= FEW for rounds in LOOKS))
+
+
+def needed_against(behind: Behind | None) -> int:
+    """Return how many fresh processes a runner-up gets that is so far behind, None if it did not leave."""
+    return AGAINST_FAR if behind and behind.rounds < FEW else PROMISED
+
+
+def promises_nothing(times_ms: Sequence[float]) -> bool:
+    """Return whether the interval that these processes promise is wider than the time itself."""
+    centre_ms, interval = combine(times_ms)
+    return interval is None or interval.high - interval.low > WIDEST_SHARE * centre_ms
+
+
+def rounds_to_decide(times: Mapping[str, Sequence[float]], field: int, min_effect: float) -> int:
+    """Return about how many rounds in all would tell these variants apart, or show them within `min_effect`.
+
+    From the spread seen so far; at least three rounds.
+    """
+    means = {name: math.fsum(map(math.log, values)) / len(values) for name, values in times.items()}
+    best, *others = sorted(times, key=means.__getitem__)
+    quantile = NormalDist().inv_cdf(1.0 - _per_bound(field))
+    return max((_rounds(times[best], times[other], quantile, min_effect) for other in others), default=0)
+
+
+def _rounds(best: Sequence[float], other: Sequence[float], quantile: float, min_effect: float) -> int:
+    centre, variance = mean_and_variance([math.log(b / a) for a, b in zip(best, other, strict=True)])
+    shown = max(abs(centre), abs(centre + math.log1p(min_effect)))  # ahead, or at most so much behind
+    return max(FEW, math.ceil(max(variance, LEAST_SPREAD**2) * (quantile / max(shown, 1e-4)) ** 2))
+
+
+def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
+    """Return whether the processes' figure is certainly above the limit, certainly within, or None if neither.
+
+    Above: the lower bound of the mean is, where `bounds` share `LIMITS_ALPHA` with the looks; with one or two
+    processes, every one is twice the limit. Within: the 95 % bound of the next process is; with one or two, every one
+    is at most half.
+    """
+    if len(values) < 3:
+        return True if min(values) > 2.0 * limit else False if max(values) <= limit / 2.0 else None
+    centre, variance = mean_and_variance(list(map(math.log, values)))
+    spread, count, degrees = max(math.sqrt(variance), LEAST_SPREAD), len(values), len(values) - 1.0
+    reach = student_t_quantile(1.0 - LIMITS_ALPHA / (max(bounds, 1) * len(LOOKS)), degrees) * spread / math.sqrt(count)
+    if centre - reach > math.log(limit):
+        return True
+    next_one = centre + student_t_quantile(0.95, degrees) * spread * math.sqrt(1.0 + 1.0 / count)
+    return False if next_one <= math.log(limit) else None

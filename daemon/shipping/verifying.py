@@ -1,0 +1,132 @@
+"""`benchd verify`: measures the files of a shipped folder, after their golden answers, against what was promised."""
+
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine import folders
+from benchd.daemon.measuring import plan, recording, user_model
+from benchd.daemon.measuring.plan import Machine, Planned
+from benchd.daemon.measuring.protocol import Limits, Outcome, Verify
+from benchd.daemon.measuring.recording import RunId
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.measuring.supervisor import Supervisor, Turn
+from benchd.daemon.records import Environment, Inputs, UserFile, UserModel, UserModule, wall_now
+from benchd.daemon.shipping import manifest, promise, race
+from benchd.daemon.shipping.manifest import CODE, NOT_GOLDEN, ONNX, PLAN, WEIGHTS, Manifest
+from benchd.daemon.shipping.promise import Verified
+from benchd.models import catalog
+
+PROCESSES = 5
+
+
+def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> None:
+    """Raise UsageError for a folder that runs code when it is loaded, unless this user made it or it is trusted."""
+    if shipped.runs_code and not trust_code and not manifest.is_ours(folder):
+        raise UsageError(
+            f"{folder}: loading it runs Python code ({CODE}/), which this user ({folders.user()}) did not ship; if you "
+            "know who did, give --trust-code, or for the service set trust_code = true in [[shipped]]"
+        )
+
+
+def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_plan: bool) -> str:
+    """Return why the folder's TensorRT plan is not loaded here but built again from its ONNX file, empty if it is."""
+    if not shipped.has_plan:
+        return ""
+    if not (trust_plan or manifest.is_ours(folder)):
+        return (
+            f"this user ({folders.user()}) did not make {PLAN}, which is a program: --trust-plan loads it, or for the "
+            "service trust_plan = true in [[shipped]]"
+        )
+    was = shipped.environment
+    parts = [
+        ("GPU", _gpu(was), _gpu(here)),
+        ("driver", was.driver, here.driver),
+        ("TensorRT", was.versions.get("tensorrt"), here.versions.get("tensorrt")),
+    ]
+    return "; ".join(f"{PLAN} is of {what} {before}, not {now}" for what, before, now in parts if before != now)
+
+
+def _gpu(environment: Environment) -> str | None:
+    """Return what identifies the GPU: on a Jetson its board, because a worker and /proc name that GPU differently."""
+    return environment.board or environment.soc if environment.l4t else environment.gpu
+
+
+def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -> Planned:
+    """Return the case of a folder's files; raise NotAvailable if it cannot run here, UsageError for a changed file."""
+    case, own = shipped.case, _own(folder, shipped)
+    if own:
+        case = msgspec.structs.replace(case, model=own.model, options={})
+    elif catalog.find(case.model) is None:
+        raise NotAvailable(f"{folder}: this benchd has no model {case.model[:80]!r}")
+    reason = plan.why_not(case, machine, user_onnx=isinstance(own, UserFile))
+    if reason:
+        raise NotAvailable(f"{folder}: {case.variant.label} cannot run here: {reason}")
+    weights = None if isinstance(own, UserFile) else str((folder / WEIGHTS).resolve())
+    return Planned(case, race.PRESET, limits, True, None, own, Inputs(weights=weights))
+
+
+def _own(folder: Path, shipped: Manifest) -> UserModel | None:
+    """Return the folder's own file or module; None for a module of the catalog."""
+    if shipped.provider:
+        return user_model.onnx_file((folder / ONNX).resolve(), [str(spec) for spec in shipped.read])
+    if shipped.runs_code:
+        return UserModule(shipped.entry, list(shipped.read), str((folder / CODE).resolve()))
+    return None
+
+
+def verify(
+    folder: Path,
+    shipped: Manifest,
+    session: Session,
+    limits: Limits,
+    processes: int = PROCESSES,
+    *,
+    trust_plan: bool = False,
+) -> Verified:
+    """Measure the folder in fresh processes until one fails; return the verdict, which is broken for other answers.
+
+    The session attends after each step that may take seconds, because the service's watchdog waits meanwhile.
+    """
+    here = session.machine.environment()
+    session.reason_to_end()
+    rebuilt = why_rebuilt(folder, shipped, here, trust_plan=trust_plan)
+    try:
+        entry = planned(folder, shipped, limits, session.machine)
+    except UsageError as error:
+        return _unreadable(shipped, str(error))
+    session.reason_to_end()
+    engine = str((folder / PLAN).resolve()) if shipped.has_plan and not rebuilt else ""
+    supervisor = Supervisor(session, [entry])
+    outcomes: list[Outcome] = []
+    with session.measuring():
+        run, run_id = session.run(supervisor.suite_id), RunId.new()
+        session.sampler(supervisor.plan)
+        session.reason_to_end()
+
+        def turn(number: int) -> Turn:
+            recipe = Verify(folder=str(folder.resolve()), engine=engine, repeats=number == 0)
+            return Turn(entry, f"{run_id.run_id}.{number}", number, recipe)
+
+        with closing(supervisor.in_turn(range(processes), turn)) as running:
+            for _, outcome in running:
+                outcomes.append(outcome)
+                if outcome.process.status != "ok":
+                    break
+    record = recording.of_planned(entry, run, run_id, outcomes)
+    is_golden = not (record.reason or "").startswith(NOT_GOLDEN)
+    return promise.judge(shipped, record, is_golden=is_golden, rebuilt=rebuilt)
+
+
+def _unreadable(shipped: Manifest, reason: str) -> Verified:
+    return Verified(
+        name=shipped.name,
+        case_id=shipped.case.case_id,
+        answer="broken",
+        reason=f"{NOT_GOLDEN}: {reason}",
+        promised_ms=shipped.promised.latency_ms,
+        t_wall=wall_now(),
+        fingerprint="",
+    )

@@ -1,0 +1,129 @@
+"""From a job to a model that runs as the case asks: opened device, built module, exported file, loaded backend."""
+
+import os
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.machine.environment import variables
+from benchd.daemon.measuring.process import settings
+from benchd.daemon.measuring.protocol import Job, Outcome
+from benchd.daemon.worker import backends, builds, device_memory, peaks, steps, user_code
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.child import StageClock
+from benchd.daemon.worker.structures import Batch, Tensors, tensors
+from benchd.daemon.worker.workload import Workload, build
+from benchd.models import catalog
+
+SHARED = ("eager", "compile")
+
+
+@dataclass(frozen=True)
+class Built:
+    """The workload, the loaded model of each stream, the pool, and the first answer with the time it was there."""
+
+    workload: Workload
+    models: list[Loaded]
+    pool: list[Batch]
+    first: Batch
+    first_ended_ns: int
+
+
+def built(job: Job, stages: StageClock, outcome: Outcome) -> Built:
+    """Build, export and load the job's model and run it twice; `outcome` has what it is and how long that took."""
+    outcome.versions = versions()
+    outcome.variables = variables(os.environ, settings(job.device, job.cache))
+    device = _opened(job, outcome)
+    at_first = device_memory.own_bytes(outcome.device_uuid) if peaks.counted_by_driver(job) else 0
+    stages.enter("build")
+    workload = _workload(job, outcome)
+    stages.enter("export")
+    backends.prepare(job.case.variant, workload.source, device, job.case.batch_size)
+    stages.enter("load")
+    _set_threads(job)  # again: building and exporting ran a user's module, which may have set others
+    loaded = backends.load(job.case.variant, workload.source, device, workload.example(job.case.batch_size))
+    outcome.runtime = loaded.runtime
+    stages.leave()
+    pool = steps.batches(workload.images, job.case.batch_size, loaded)
+    loaded, first, first_ended_ns = _first_runs(loaded, pool, stages)
+    others = _other_streams(job, workload, loaded, pool)
+    outcome.kernels_ran = builds.kernels_ran(job.case.variant, device)
+    outcome.software = builds.loaded()  # not before the first run, which a cold start times
+    loaded = _counted(job, loaded, at_first, outcome.device_uuid)  # before the check, whose reference also takes memory
+    return Built(workload, [loaded, *others], pool, first, first_ended_ns)
+
+
+def _workload(job: Job, outcome: Outcome) -> Workload:
+    """Return the job's workload, which `outcome` then names, and watch what a user's module opens."""
+    if job.module:
+        user_code.watch()
+    workload = build(job)
+    outcome.model, outcome.artifacts = workload.facts, workload.source.used
+    return workload
+
+
+def _opened(job: Job, outcome: Outcome) -> torch.device:
+    """Return the job's device, which `outcome` then names."""
+    device = open_device(job)
+    outcome.threads = torch.get_num_threads()
+    if device.type == "cuda":
+        outcome.device_name = torch.cuda.get_device_name()
+        outcome.device_uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None
+    return device
+
+
+def open_device(job: Job) -> torch.device:
+    """Return the job's device with its threads set; raise Unsupported if it is absent or cannot train this way."""
+    if job.device == "cuda" and not torch.cuda.is_available():
+        raise Unsupported(f"torch {torch.__version__} cannot use a CUDA device here; --device cpu measures the CPU")
+    if job.case.direction == "training" and not catalog.trains(job.case.model, job.case.variant.name):
+        raise Unsupported(catalog.TRAINING)
+    _set_threads(job)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    return torch.device(job.device)
+
+
+def _set_threads(job: Job) -> None:
+    torch.set_num_threads(job.case.threads or max(1, len(os.sched_getaffinity(0)) // job.case.streams))
+
+
+def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[Loaded, Batch, int]:
+    """Time the first two runs; return the model as steps run it, the first answer, and the time of that answer."""
+    with torch.inference_mode():
+        start_ns = time.monotonic_ns()
+        output = loaded.run(pool[0].to(loaded.device, non_blocking=True))
+        first = Tensors(tensors(output)).cpu()
+        first_ended_ns = time.monotonic_ns()
+        stages.seconds["first_run_s"] = (first_ended_ns - start_ns) / 1e9
+        first = first.clone()  # the next run may write to the same memory
+        loaded = steps.uniform(loaded, output)
+        stages.seconds["second_run_s"] = steps.SingleStream(loaded, pool)(0)[0] / 1e9
+    return loaded, first, first_ended_ns
+
+
+def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batch]) -> list[Loaded]:
+    """Return the model for each further stream: the same if it is Python, else its own session, engine or graph."""
+    variant, others = job.case.variant, job.case.streams - 1
+    if variant.backend in SHARED:
+        return [loaded] * others
+    example = workload.example(job.case.batch_size)
+    # as the first: in inference mode a copied model has parameters without versions, and Vim derives its weights anew
+    made = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
+    with torch.inference_mode():
+        return [steps.uniform(one, one.run(pool[0].to(loaded.device))) for one in made]
+
+
+def _counted(job: Job, loaded: Loaded, at_first: int | str, device_uuid: str | None) -> Loaded:
+    """Return it with the GPU memory that a runtime beside torch took."""
+    if not peaks.counted_by_driver(job):
+        return loaded
+    built_s = loaded.runtime.build_s if loaded.runtime else None
+    return replace(loaded, taken=device_memory.taken(at_first, device_memory.own_bytes(device_uuid), built_s))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that only a process with torch can read."""
+    installed = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return {name: str(version) for name, version in installed.items() if version}

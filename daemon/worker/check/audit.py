@@ -1,0 +1,150 @@
+"""The audit of a timed run: wrong answers that the check did not see, and cached answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from benchd.daemon.records import VERDICTS, Check
+from benchd.daemon.worker import steps
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.check import agreement, truth
+from benchd.daemon.worker.check.agreement import Bounds, Observation, Rule, judge
+from benchd.daemon.worker.check.truth import Reference, Truth
+from benchd.daemon.worker.structures import Answers, Batch, answered, gathered, rolled, values
+
+REPEATED_SHARE = 0.05
+TRIALS, PAIRS = 6, 8  # other load alone passes at most 0.16 of the trials, and never six in a row
+LONGEST_NS = 2**60
+TIMED = "while it was timed"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The expected answers of a variant during timing and right after, and their limits.
+
+    `outputs` holds the reference's answers to batches of the pool by batch number, `own` the variant's answers to them
+    in the check. `fresh` are inputs that the variant has not seen, and `fresh_outputs` the reference's answers to each
+    batch of them: the last images of `reference`, which is built anew: no timed run shares its memory with a second
+    model.
+    """
+
+    outputs: dict[int, Answers]
+    own: dict[int, Answers]
+    fresh: Batch
+    fresh_outputs: list[Answers]
+    batch_size: int
+    limits: Bounds
+    rule: Rule
+    reference: Callable[[], Reference]
+
+
+def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch]], when: str = TIMED) -> Check:
+    """Return the check with the verdict on answers given outside of it, if that is worse.
+
+    `answers` carry their batch number. For a network with thresholds the newest answer to each batch is compared with
+    the reference, and every answer with the variant's own in the check: no run may end in different spikes.
+    """
+    check = msgspec.structs.replace(check, audited=check.audited + expected.batch_size * len(answers))
+    answered_runs = [(place, answered(answer)) for place, answer in answers]
+    jumps = any(bound.jumps for bound in expected.limits.outputs.values())
+    for judged in [dict(answered_runs)] if jumps else _rounds(answered_runs):
+        check = _worse(check, expected, [expected.outputs[place] for place in judged], list(judged.values()), when)
+    for number, (place, answer) in enumerate(answered_runs if jumps and check.verdict == "passed" else []):
+        changed = agreement.changed(expected.own[place], answer, expected.limits)
+        if changed:
+            note = f"{when}: {changed}, in audited run {number + 1} of {len(answered_runs)}"
+            return msgspec.structs.replace(check, passed=False, note=note)
+    return check
+
+
+def _rounds(answers: Sequence[tuple[int, Answers]]) -> list[dict[int, Answers]]:
+    """Return the answers in rounds with each batch once: repeated rows would look like too little variation."""
+    rounds: list[dict[int, Answers]] = []
+    for place, answer in answers:
+        free = next((held for held in rounds if place not in held), None)
+        if free is None:
+            rounds.append(free := {})
+        free[place] = answer
+    return rounds
+
+
+def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
+    """Return the check with the verdict on the variant's answers to unseen inputs, if that is worse."""
+    batches = steps.batches(expected.fresh, expected.batch_size, loaded)
+    answers = [answered(loaded.run(batch.to(loaded.device)).cpu()) for batch in batches]
+    if not _judged(expected, expected.fresh_outputs, answers).passed:
+        expected = _near_thresholds(expected, answers)
+    return _worse(check, expected, expected.fresh_outputs, answers, "on inputs that it saw for the first time")
+
+
+def _near_thresholds(expected: Expected, answers: list[Answers]) -> Expected:
+    """Return the expectation with the limits of a network with thresholds, if the unseen inputs show it to be one."""
+    reference = expected.reference()
+    right = Truth(reference, expected.rule, reference.answers(), expected.limits)
+    sides = _sides(expected, expected.fresh_outputs, answers)
+    off = np.zeros((len(reference.images), 2), np.bool_)
+    off[-len(expected.fresh) :] = agreement.off(*sides, expected.limits, expected.rule)
+    with_jumps = truth.with_thresholds(right, off)
+    return replace(expected, limits=with_jumps.limits, rule=with_jumps.rule)
+
+
+def _worse(check: Check, expected: Expected, exact: list[Answers], answers: list[Answers], when: str) -> Check:
+    """Return the check with the verdict on these answers, if that is worse; the limits are the check's."""
+    if not answers:
+        return check
+    judged = _judged(expected, exact, answers)
+    if VERDICTS.index(judged.verdict) >= VERDICTS.index(check.verdict):
+        return check
+    return msgspec.structs.replace(check, passed=False, void=judged.void, note=f"{when}: {judged.note}")
+
+
+def _judged(expected: Expected, exact: list[Answers], answers: list[Answers]) -> Check:
+    return judge(*_sides(expected, exact, answers), expected.limits, expected.rule)
+
+
+def _sides(expected: Expected, exact: list[Answers], answers: list[Answers]) -> tuple[Observation, Observation]:
+    sizes = [expected.batch_size] * len(answers)
+    return Observation(gathered(exact, sizes), None), Observation(gathered(answers, sizes), None)
+
+
+def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch], beat: Callable[[], None]) -> bool:
+    """Return whether timed inputs are answered over 5 % faster than unseen ones, in every trial; `beat` before each.
+
+    An unseen input is a permutation of a timed one. Each is written to memory right before it is read, so that CPU
+    caches favour neither.
+    """
+    return all(_is_faster(loaded, pool, trial * PAIRS, beat) for trial in range(TRIALS))
+
+
+def _is_faster(loaded: Loaded, pool: Sequence[Batch], first: int, beat: Callable[[], None]) -> bool:
+    unseen: list[int] = []
+    seen: list[int] = []
+    for number in range(first, first + PAIRS):
+        timed = pool[number % len(pool)]
+        # not all new batches at once: beside large ones there may be no memory for eight
+        pair = [timed, *steps.pinned([rolled(timed, 2 + number)], loaded.device)]
+        step = steps.SingleStream(loaded, pair)
+        for place in (0, 1) if number % 2 else (1, 0):
+            beat()
+            for value in values(pair[place]):
+                value.copy_(value.clone())
+            (unseen if place else seen).extend(step(place))
+        if not may_be_cached(unseen, seen):
+            return False
+    return True
+
+
+def may_be_cached(unseen: Sequence[int], seen: Sequence[int]) -> bool:
+    """Return whether `is_cached` is true of the PAIRS that begin with these, whatever the others may take."""
+    missing = PAIRS - len(seen)
+    return is_cached([*unseen, *[LONGEST_NS] * missing], [*seen, *[0] * missing])
+
+
+def is_cached(unseen: Sequence[int], seen: Sequence[int]) -> bool:
+    """Return whether the median on seen inputs is over 5 % below the lower quartile on unseen ones.
+
+    This also finds a cache that does not always hit, and other load rarely looks like it in every trial.
+    """
+    return bool(np.median(seen) < (1 - REPEATED_SHARE) * np.quantile(unseen, 0.25))

@@ -1,0 +1,170 @@
+"""The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.measuring.user_inputs import is_mask
+from benchd.daemon.records import Check
+from benchd.daemon.runtimes import Precision
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.check import agreement, blame, doubts, references, truth
+from benchd.daemon.worker.check.agreement import Format, Observation, Rule
+from benchd.daemon.worker.check.audit import Expected
+from benchd.daemon.worker.check.observe import observe, of_batches
+from benchd.daemon.worker.check.truth import Reference, Truth
+from benchd.daemon.worker.structures import Answers, Batch, joined, of_batch, rolled, values
+from benchd.daemon.worker.workload import Workload, build
+
+# with thresholds, one neuron at the edge flips thousands after it, and int8 is judged by classes: a share needs many
+SPIKING_IMAGES = 64
+FRESH_IMAGES = 4  # answered once, after the clock has stopped
+KNOWN_BYTES = 8 * 2**20
+PROJECTIONS, PROJECTED_IMAGES = 4, 8  # every check has as many, however many it judges
+
+
+class Checked(NamedTuple):
+    """The check, the expected answers of the timed section if they are known, and `Reference.synaptic_flops`."""
+
+    check: Check
+    expected: Expected | None
+    synaptic_flops: float | None
+
+
+def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
+    """Compare the loaded variant with the float64 reference; return what that shows."""
+    size = job.case.batch_size
+    images, checked, observed = _observed(workload, loaded, job)
+    right = truth.find(workload, job, images, rule_of(workload, loaded, job), loaded.device)
+    seen_first = range(-(-min(PROJECTED_IMAGES, checked * size) // size))
+    first = of_batches(right.exact, seen_first, size, len(images)).outputs
+    answers = {} if _draws(workload, job) else dict(sorted(first.items()))
+    seen = of_batches(right.exact, range(checked), size, len(images))
+    judged = agreement.judge(seen, observed, right.limits, right.rule)
+    if not judged.passed and not judged.void:
+        right = truth.with_thresholds(right, agreement.off(seen, observed, right.limits, right.rule))
+        judged = agreement.judge(seen, observed, right.limits, right.rule)
+    doubt = doubts.found(loaded, right, seen, observed) if judged.passed else ""
+    blamed = "" if judged.passed else blame.of_model(right, seen, images[: checked * size])
+    if unreferred := _without_reference(workload, job):
+        judged = msgspec.structs.replace(judged, passed=False, void=True, note=unreferred)
+    judged = msgspec.structs.replace(
+        judged,
+        passed=judged.passed and not doubt,
+        reference="float32" if right.why_fp32 else "float64",
+        outputs=[" ".join([path, *map(str, exact.shape[1:])]) for path, exact in answers.items()],
+        projections=_projections(answers),
+        inputs_sha256=references.digest(values(images[: len(seen_first) * size]), size),
+        note="; ".join(filter(None, [judged.note, doubt, blamed, right.why_fp32, _undefined(workload, job)]))
+        or _note(job),
+    )
+    return Checked(judged, _expected(right, observed, checked), right.reference.synaptic_flops())
+
+
+def _draws(workload: Workload, job: Job) -> bool:
+    """Return whether each run draws random numbers of its own."""
+    return getattr(workload.plain, "encoding", None) == "rate" or job.case.direction == "training"
+
+
+def _projections(answers: Answers) -> list[float]:
+    """Return each output in a few random directions, the same for equal sizes; [] if one is not finite."""
+    projections = [along for exact in answers.values() for along in _projected(exact.ravel())]
+    return projections if np.isfinite(projections).all() else []
+
+
+def _projected(values: NDArray[np.float64]) -> list[float]:
+    drawn = np.random.default_rng(0)
+    return [float(drawn.standard_normal(values.size) @ values) for _ in range(PROJECTIONS)]
+
+
+def _observed(workload: Workload, loaded: Loaded, job: Job) -> tuple[Batch, int, Observation]:
+    """Return the images, how many batches of them are checked, and the variant's answers to these."""
+    size, by_share = job.case.batch_size, workload.judged_by == "codes" or job.case.variant.precision == "int8"
+    checked = -(-max(job.limits.check_images, SPIKING_IMAGES if by_share else 0) // size)
+    images = _images(workload, size, checked)
+    observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
+    if checked * size < SPIKING_IMAGES and any(map(agreement.is_whole, observed.outputs.values())):
+        checked = -(-SPIKING_IMAGES // size)
+        images = _images(workload, size, checked)
+        observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
+    return images, checked, observed
+
+
+def _images(workload: Workload, size: int, checked: int) -> Batch:
+    """Return the checked images, followed by images that the variant does not see before the clock stops."""
+    count = checked * size
+    images = workload.images[torch.arange(count) % len(workload.images)]
+    others = torch.arange(count, count + -(-FRESH_IMAGES // size) * size) % len(workload.images)
+    return joined(images, rolled(workload.images[others], 1))
+
+
+def rule_of(workload: Workload, loaded: Loaded, job: Job) -> Rule:
+    """Return the rule of a case; the weights of a user's file that int8 is made of count as trained."""
+    precision = job.case.variant.precision
+    is_trained = bool(job.inputs.weights) or (job.onnx is not None and precision == "int8")
+    return Rule(number_format(precision, loaded.device), spiking=workload.judged_by == "codes", trained=is_trained)
+
+
+def _expected(right: Truth, observed: Observation, checked: int) -> Expected | None:
+    """Return the expected answers of a timed run; None if it draws its own random numbers, or trains.
+
+    Limited to the `checked` batches that fit KNOWN_BYTES, at least one: their answers stay in memory during timing.
+    """
+    job, images, dtype, device = (getattr(right.reference, name) for name in ("job", "images", "dtype", "device"))
+    if _draws(right.reference.workload, job):
+        return None
+    size = job.case.batch_size
+    total = len(images) // size
+
+    def part(observation: Observation, place: int, batches: int) -> Answers:
+        answers = of_batch(observation.outputs, place, size, batches * size)
+        return {path: values.copy() for path, values in answers.items()}
+
+    batch_bytes = sum(values.nbytes for values in right.exact.outputs.values()) // total
+    kept = range(max(1, min(KNOWN_BYTES // max(1, 2 * batch_bytes), checked)))
+    return Expected(
+        outputs={place: part(right.exact, place, total) for place in kept},
+        own={place: part(observed, place, checked) for place in kept},
+        fresh=images[checked * size :],
+        fresh_outputs=[part(right.exact, place, total) for place in range(checked, total)],
+        batch_size=size,
+        limits=right.limits,
+        rule=right.rule,
+        reference=lambda: Reference(build(job), job, images, dtype, device),
+    )
+
+
+def number_format(precision: Precision, device: torch.device) -> Format:
+    """Return the number format that decides the tolerance; amp computes in fp16 on CUDA and in bf16 on a CPU."""
+    if precision != "amp":
+        return precision
+    return "fp16" if device.type == "cuda" else "bf16"
+
+
+def _without_reference(workload: Workload, job: Job) -> str:
+    """Return why the check of a user's quantised file shows nothing, empty if it shows something."""
+    if job.onnx is None or not getattr(workload.plain, "is_quantised", False):
+        return ""
+    return f"no fp32 reference: {job.onnx.name} was compared with itself; give its original as --reference"
+
+
+def _undefined(workload: Workload, job: Job) -> str:
+    """Return which whole numbers were 0 and 1 because nothing says what they mean, empty if there are none."""
+    said = {spec.name for spec in job.own.inputs if spec.span} if job.own and job.module else set()
+    drawn = [
+        spec.name or f"input {place}"
+        for place, spec in enumerate(workload.facts.inputs, 1)
+        if spec.span == (0, 1) and "int" in (spec.dtype or "") and not is_mask(spec.name) and spec.name not in said
+    ]
+    return f"{', '.join(drawn)}: only 0 and 1; for other numbers say --input NAME=TYPE:SIZES:LOW-HIGH" if drawn else ""
+
+
+def _note(job: Job) -> str:
+    """Return what the check does not say about the weights."""
+    if job.inputs.weights or job.onnx or job.inputs.accuracy:
+        return ""
+    return "accuracy unknown" if job.module else "agreement on random weights, accuracy unknown"

@@ -1,0 +1,61 @@
+"""Reference answers of a check, stored between processes under everything they were computed from."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.worker.structures import Batch, content, values
+from benchd.daemon.worker.workload import Workload
+from benchd.exporters import code
+from benchd.exporters.artifacts import Store, key_of
+
+LIMIT_BYTES = 2 * 2**30
+_RUNTIMES = ("torch", "torchvision", "timm", "onnxruntime")
+
+Arrays = Mapping[str, np.ndarray]
+Compute = Callable[[], Arrays]
+
+
+def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
+    """Return the arrays of these facts in `folder`, computed if absent; the oldest ones are deleted over a limit."""
+    with Store(folder, LIMIT_BYTES) as store:
+        # uncompressed, because the numbers look random; without options, because NumPy 1 stores those as arrays
+        artifact = store.produce(key_of(facts), facts, lambda path: np.savez(path, **compute()))  # type: ignore[arg-type]
+        with np.load(artifact.path, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+
+def facts(
+    name: str, workload: Workload, job: Job, images: Batch, batch_size: int, device: torch.device
+) -> dict[str, Any]:
+    """Return the facts that determine the model's answer to these images; `name` says which answer."""
+    return {
+        "model": job.case.model,
+        "precision": name,
+        "format": "npz",
+        "options": workload.facts.options,
+        "weights_sha256": workload.facts.weights_sha256,
+        "inputs_sha256": digest(values(images)),
+        "batch": batch_size,
+        "seed": job.case.seed,
+        "device": device.type,
+        "reference": getattr(workload.plain, "sha256", None),
+        "code_sha256": code.sha256(*code.SHIPPED, "daemon/worker"),
+        "versions": code.versions(*_RUNTIMES),
+        **workload.source.scope,
+    }
+
+
+def digest(tensors: Sequence[Tensor], *more: object) -> str:
+    """Return a hash over types, shapes and values, and over what else is given."""
+    hashed = hashlib.sha256(repr(more).encode())
+    for tensor in tensors:
+        hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hashed.update(content(tensor).data)
+    return hashed.hexdigest()

@@ -1,0 +1,303 @@
+"""The reference of a variant: the same model's answers in float64, and the effect of rounding on them.
+
+If a user's model cannot run in float64, float32 on the CPU replaces it.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from benchd.daemon.errors import BenchdError, UnfitModel
+from benchd.daemon.measuring.protocol import Job
+from benchd.daemon.measuring.user_inputs import GIVING
+from benchd.daemon.records import UserFile
+from benchd.daemon.shipping.manifest import JUMPING_SHARE
+from benchd.daemon.worker import operations
+from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.check import agreement, references
+from benchd.daemon.worker.check.agreement import Bound, Bounds, Format, Observation, Rule
+from benchd.daemon.worker.check.observe import observe, of_batches, of_images
+from benchd.daemon.worker.check.rounding import Rounding
+from benchd.daemon.worker.structures import ONLY, Batch, Tensors, answered, cast, each, of_batch, spread, values
+from benchd.daemon.worker.user_onnx import OnnxModule
+from benchd.daemon.worker.workload import Workload
+from benchd.exporters import doubled
+from benchd.exporters.artifacts import ArtifactError
+from benchd.models import catalog
+
+# draws of noise and the images of each: each of many channels needs draws of its own, and a share needs many images;
+# an image of Vision Mamba takes half a second
+NOISE, NOISE_OF_OURS, NOISE_OF_SHARES = (8, 4), (8, 2), (2, 72)
+# an image that the variant's own rounding changes stays unchanged in all of these once in 10,000 cases
+EXCUSES, EXCUSE_TIMES = 16, 4.0
+TRIALS = 16  # of two runs: dropout of a few numbers often keeps the same ones
+WHOLE_BELOW = 2**24  # larger floats of 32 bits are all whole
+OF_FILE = "compared with {} on the CPU without graph optimisation, in its own number format"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The exact answers of a reference, a variant's limits under a rule, and why they are in float32 if so."""
+
+    reference: "Reference"
+    rule: Rule
+    exact: Observation
+    limits: Bounds
+    why_fp32: str = ""
+
+
+def find(workload: Workload, job: Job, images: Batch, rule: Rule, device: torch.device) -> Truth:
+    """Return the truth about these images; raise UnfitModel for a model without one, and the model's own errors."""
+    double = Reference(workload, job, images, torch.float64, device)
+    try:
+        return Truth(double, rule, double.answers(), double.bounds(rule), _of_file(job.onnx) if job.onnx else "")
+    except Exception as error:
+        if job.case.model in catalog.MODELS or isinstance(error, BenchdError | ArtifactError):
+            raise
+        told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    single = Reference(workload, job, images, torch.float32, torch.device("cpu"))
+    why = f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
+    return Truth(single, rule, single.answers(), single.bounds(rule), why)
+
+
+def _of_file(own: UserFile) -> str:
+    return OF_FILE.format(f"{Path(own.reference).name} (--reference)" if own.reference else "the file itself")
+
+
+def with_thresholds(right: Truth, off: NDArray[np.bool_]) -> Truth:
+    """Return the truth as of a network with thresholds, if rounding itself moves each of the few images `off`.
+
+    A user's network does not tell whether it has any, and the few images of its noise may all be far from them.
+    """
+    share = off.any(axis=1).mean()
+    if right.rule.format != "fp32" or right.rule.spiking or not 0 < share <= JUMPING_SHARE:
+        return right
+    if unmoved(right, off, times=1.0):
+        return right
+    rule = replace(right.rule, spiking=True)
+    return replace(right, rule=rule, limits=right.reference.bounds(rule))
+
+
+def unmoved(right: Truth, off: NDArray[np.bool_], times: float = EXCUSE_TIMES) -> list[int]:
+    """Return the images `off` (images, 2, from `agreement.off`) whose error rounding does not explain.
+
+    Each draw of noise is `times` the format's rounding: four times, so that it also covers sums in another order.
+    """
+    rows = np.flatnonzero(off.any(axis=1)).tolist()
+    exact, rule = of_images(right.exact, rows), right.rule
+
+    def compute() -> dict[str, np.ndarray]:
+        left = off[rows]
+        for seed in range(NOISE[0], NOISE[0] + EXCUSES):
+            if not left.any():
+                break
+            noisy = right.reference.noisy(rule.format, seed, rows, times)
+            left = left & ~agreement.off(exact, noisy, right.limits, rule)
+        return {"unmoved": left.any(axis=1)}
+
+    facts = {"rows": rows, "off": off[rows].tolist(), "times": times, "limits": repr(right.limits.outputs)}
+    excuses = right.reference.kept(f"excuses-{rule.format}", compute, **facts)
+    return [row for row, is_unmoved in zip(rows, excuses["unmoved"], strict=True) if is_unmoved]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The plain model in one precision on one device, and the images that it answers."""
+
+    workload: Workload
+    job: Job
+    images: Batch
+    dtype: torch.dtype
+    device: torch.device
+
+    def answers(self) -> Observation:
+        """Return its answers, stored by an earlier process or computed now."""
+        kept = self._exact()
+        outputs = {name.removeprefix("output "): kept[name] for name in kept if name.startswith("output ")}
+        return Observation(outputs, kept.get("codes"))
+
+    def synaptic_flops(self) -> float | None:
+        """Return the least FLOPs per image of the products, at the rates at which these images make neurons spike.
+
+        A layer that reads plain values counts whole; None for a network without spikes.
+        """
+        flops = self._exact().get("synaptic flops")
+        return None if flops is None else float(flops)
+
+    def _exact(self) -> references.Arrays:
+        """Return its answers, its neurons' codes and its synaptic FLOPs, those that it has, by name."""
+
+        def compute() -> dict[str, np.ndarray]:
+            module, catalogued = self._module(), self.job.case.model in catalog.MODELS
+            if catalogued and hasattr(module, "synapses"):
+                exact, flops = self._counted(module)
+            else:
+                exact, flops = self._run(module, self.images), None
+            exact = replace(exact, outputs={path: _whole(values) for path, values in exact.outputs.items()})
+            if not catalogued:
+                first = self.images[: self.workload.reference_batch]
+                _refuse_odd(exact, self.loaded(module), first, len(self.images), self.workload.facts.data)
+            held: dict[str, np.ndarray] = {f"output {path}": values for path, values in exact.outputs.items()}
+            held |= {} if exact.codes is None else {"codes": exact.codes}
+            return held | ({} if flops is None else {"synaptic flops": np.array(flops)})
+
+        return self.kept("exact", compute)
+
+    def _counted(self, module: Any) -> tuple[Observation, float | None]:
+        """Return the answers of a network with synapses, and the FLOPs that its spikes cause on the way."""
+        from benchd.daemon.worker.profiling import spikes  # noqa: PLC0415 - imports every network with spikes
+
+        observed: list[Observation] = []
+        counted = spikes.count(
+            module, lambda: observed.append(self._run(module, self.images)), len(self.images), "fp32"
+        )
+        return observed[0], spikes.total(counted.values()).flops
+
+    def bounds(self, rule: Rule) -> Bounds:
+        """Return a variant's limits in the rule's number format, from draws of its rounding noise."""
+        exact, total = self.answers(), len(self.images)
+        size = min(self.workload.reference_batch, total)
+        are_counted = rule.spiking or any(map(agreement.is_whole, exact.outputs.values()))
+        is_ours = not self.job.own
+        draws, images = NOISE_OF_SHARES if are_counted else NOISE_OF_OURS if is_ours else NOISE
+        size = min(size, images) if is_ours else size  # its answers to a batch are those to each image
+        batches = min(-(-images // size), total // size)
+
+        def draw(seed: int) -> agreement.Draw:
+            """Return the noise of the next images, from the first again behind the last."""
+            places = sorted((seed * batches + place) % (total // size) for place in range(batches))
+            rows = [row for place in places for row in range(place * size, (place + 1) * size)]
+            return of_batches(exact, places, size, total), self.noisy(rule.format, seed, rows)
+
+        def compute() -> dict[str, np.ndarray]:
+            bounds = agreement.bounds(exact, [draw(seed) for seed in range(draws)], rule)
+            held = {f"output {path}": np.array(astuple(bound)) for path, bound in bounds.outputs.items()}
+            for path, by_axis in bounds.channels.items():
+                held |= {f"axis {axis} {path}": most for axis, most in by_axis.items()}
+            return held | {"stable": np.array(bounds.stable)}
+
+        kept = self.kept(f"noise-{rule.format}", compute, spiking=rule.spiking)
+        outputs = {name.removeprefix("output "): _bound(kept[name]) for name in kept if name.startswith("output ")}
+        channels = {path: dict[int, np.ndarray]() for path in outputs}
+        for name in kept:
+            if name.startswith("axis "):
+                _, axis, path = name.split(" ", 2)
+                channels[path][int(axis)] = kept[name]
+        return Bounds(outputs, bool(kept["stable"]), channels)
+
+    def kept(self, name: str, compute: references.Compute, **more: object) -> references.Arrays:
+        """Return arrays that an earlier process computed from the same facts, or compute them; `more` adds facts."""
+        workload, kind = self.workload, str(self.dtype).removeprefix("torch.")
+        facts = references.facts(
+            f"{kind}-{name}", workload, self.job, self.images, workload.reference_batch, self.device
+        )
+        return references.kept(Path(self.job.cache) / "references", facts | self._first | more, compute)
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        """Return a hash of what a user's module answers now to the first batch.
+
+        Another one than in an earlier process means that something that no hash covers has changed it.
+        """
+        if not self.job.module:
+            return {}
+        first = self._run(self._module(), self.images[: self.workload.reference_batch]).outputs
+        return {"first": references.digest([torch.from_numpy(values) for values in first.values()], *first)}
+
+    def _module(self) -> nn.Module:
+        with torch.inference_mode(mode=False):  # the audit looks on in that mode, whose weights know no gradient
+            module = self.workload.reference() if self.dtype == torch.float64 else copy.deepcopy(self.workload.plain)
+            return module.to(self.device)
+
+    def loaded(self, module: nn.Module) -> Loaded:
+        """Return its module, or a copy of that, in the form that answers its images."""
+        run = doubled.reading(module) if self.dtype == torch.float64 else module
+        return Loaded(spread(run) if isinstance(self.images, Tensors) else run, self.dtype, self.device, module)
+
+    def _run(self, module: nn.Module, images: Batch, rows: Sequence[int] | None = None) -> Observation:
+        size = self.workload.reference_batch
+        return observe(self.loaded(module), module, images, size, self.job.case.seed, rows)
+
+    def noisy(self, number_format: Format, seed: int, rows: Sequence[int], times: float = 1.0) -> Observation:
+        """Return its answers to the images of these numbers with weights and inputs perturbed by rounding.
+
+        The perturbation is up to `times` the format's rounding.
+        """
+        bits, smallest = agreement.HOLDS[number_format]
+        is_float = number_format != "int8"
+        rounding = Rounding(bits - np.log2(times), times * smallest, seed, self.device, floating=is_float)
+        module = self._module()
+        if isinstance(module, OnnxModule):
+            module = module.rounded(times * 2.0**-bits, seed << 16, floating=is_float)
+        state = module.state_dict()
+        as_read = doubled.places(module) if self.dtype == torch.float64 else set()
+        with torch.no_grad():
+            for tensor in state.values():
+                # a quantised module's state also holds other types
+                if isinstance(tensor, Tensor) and tensor.data_ptr() not in as_read:
+                    tensor.copy_(rounding.rounded(tensor))
+        module.load_state_dict(state)  # also updates values derived from weights
+        with torch.inference_mode():  # as every input is made that is not the pool's own
+            images = each(self.images[torch.tensor(rows)], rounding.rounded)
+        with rounding:
+            return self._run(module, images, rows)
+
+
+def _whole(answers: NDArray[Any]) -> NDArray[Any]:
+    """Return answers of floats that are whole numbers as such."""
+    is_whole = answers.size and (np.abs(answers) < WHOLE_BELOW).all() and (answers == np.rint(answers)).all()
+    return answers.astype(np.int64) if is_whole else answers
+
+
+def _refuse_odd(exact: Observation, loaded: Loaded, first: Batch, count: int, data: str) -> None:
+    """Run the `first` batch of `count` inputs again; raise UnfitModel for a model that cannot be a reference.
+
+    Its answer is not finite or changes between runs, or it writes to its input.
+    """
+    batch = cast(first, loaded.dtype).to(loaded.device).clone()
+    before = batch.clone()
+    of_file: Any = getattr(loaded.module, "answer_again", None)  # into memory with other values
+    with torch.inference_mode():
+        again = answered(of_file(*values(batch)) if of_file else loaded.run(batch))
+    if not all(map(torch.equal, values(batch), values(before))):
+        raise UnfitModel("forward writes to its input, which the next run reads again: work on a copy")
+    parts = [of_batch(exact.outputs, place, len(first), count) for place in range(count // len(first))]
+    for path, answer in parts[0].items():
+        called = "the model's answer" + ("" if path == ONLY else f" {path}")
+        numbers = np.concatenate([part[path].ravel() for part in parts if path in part])
+        if not numbers.size:
+            raise UnfitModel(f"{called} is empty: leave it out of the answer")
+        if np.isnan(numbers).any() or not np.isfinite(numbers).any():
+            kind = str(loaded.dtype).removeprefix("torch.")
+            raise UnfitModel(
+                f"{called} is NaN or infinite in {kind} (inputs: {data}), so nothing can be compared with it: give "
+                f"inputs ({GIVING}), --data or --weights for which it is finite, or leave it out of the answer"
+            )
+        if path not in again or not np.allclose(again[path].reshape(answer.shape), answer, rtol=1e-6, atol=1e-9):
+            raise UnfitModel(f"{called} to the same input changes between runs: {_why_changing(loaded, batch)}")
+
+
+def _why_changing(loaded: Loaded, batch: Batch) -> str:
+    """Return what changes an answer between runs: in a user's file, or in a module's operations."""
+    if of_file := getattr(loaded.module, "why_changing", ""):
+        return str(of_file)
+    run = partial(loaded.run, batch)
+    with torch.inference_mode():
+        trials = (operations.parting(run, run, share=0.0) for _ in range(TRIALS))
+        parted = next(filter(None, trials), None)
+    return "remove randomness and state from forward, such as dropout that ignores eval mode" + (
+        f"; the first operation that differs is {parted}" if parted else ""
+    )
+
+
+def _bound(held: np.ndarray) -> Bound:
+    figures = dict(zip(Bound.__annotations__, held.tolist(), strict=True))
+    return Bound(**figures | {name: bool(figures[name]) for name in ("jumps", "whole")})

@@ -1,0 +1,28 @@
+"""Answers of ONNX Runtime that are no tensors of numbers, as classifiers of ai.onnx.ml give: strings and maps."""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+STRINGS, MAPS = "tensor(string)", "seq(map("
+
+
+def are_numbers(session: Any) -> bool:
+    """Return whether the session answers with neither strings nor maps."""
+    return not any(value.type == STRINGS or value.type.startswith(MAPS) for value in session.get_outputs())
+
+
+def numbers(value: Any) -> NDArray[Any]:
+    """Return an answer as numbers: a string as a hash of it, and maps, one per item, as (items, keys)."""
+    array: NDArray[Any] = np.array([list(_sorted(each)) for each in value]) if isinstance(value, list) else value
+    if array.dtype.kind not in "OU":
+        return array
+    return np.array([zlib.crc32(str(each).encode()) for each in array.flat], np.int64).reshape(array.shape)
+
+
+def _sorted(held: Mapping[Any, Any]) -> Iterator[Any]:
+    """Yield the values in the order of their keys, which all items have."""
+    return (held[key] for key in sorted(held))

@@ -1,0 +1,60 @@
+"""The peak memory of the timed section: of this process, and of what it allocated on the GPU."""
+
+import ctypes
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from benchd.daemon.measuring.protocol import Job, Outcome
+from benchd.daemon.records import Memory
+from benchd.daemon.runtimes import RUNTIMES
+from benchd.daemon.worker.backends import Loaded
+
+
+def forget(device: torch.device) -> bool:
+    """Free the memory of building and checking and reset the peaks; return whether the kernel resets its own."""
+    ctypes.CDLL(None).malloc_trim(0)
+    if device.type == "cuda":
+        with suppress(RuntimeError):  # torch up to 2.12 believes that a failed capture is still in progress
+            torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def resident() -> int:
+    """Return the most bytes that were resident since `forget`, or else since the start."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def take(job: Job, loaded: Loaded, outcome: Outcome) -> None:
+    """Write the peaks into the outcome, and why the GPU's is missing."""
+    peak, most = _device_peak(job, loaded), resident()
+    if isinstance(peak, str):
+        outcome.missing["memory.device_peak_bytes"] = peak
+    outcome.process.memory = Memory(
+        rss_peak_bytes=most,
+        worker_peak_bytes=most,
+        device_peak_bytes=None if isinstance(peak, str) else peak,
+    )
+
+
+def _device_peak(job: Job, loaded: Loaded) -> int | str | None:
+    """Return this process's GPU memory: torch counts its own, the driver a runtime's, or why it does not."""
+    if job.device != "cuda":
+        return None
+    if counted_by_driver(job):
+        return loaded.taken
+    if job.case.variant.backend == "cudagraph":  # a graph's memory was allocated during capture
+        return torch.cuda.max_memory_reserved()
+    return torch.cuda.max_memory_allocated()
+
+
+def counted_by_driver(job: Job) -> bool:
+    """Return whether the case's GPU memory is allocated by a runtime beside torch."""
+    return job.device == "cuda" and RUNTIMES[job.case.variant.backend].allocates

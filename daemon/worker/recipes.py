@@ -1,0 +1,208 @@
+"""What one process does with its case: the recipe of its job, each composed of the same stages in their order."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchd.daemon.measuring.protocol import Accompany, Compare, Job, Measure, Outcome, Pack, Race, Verify
+from benchd.daemon.verdicts import timings
+from benchd.daemon.worker import accompanying, accuracy, packing, probes, scenarios, steps
+from benchd.daemon.worker.building import Built, built
+from benchd.daemon.worker.check import audit, golden
+from benchd.daemon.worker.check.checking import check_and_answers
+from benchd.daemon.worker.child import StageClock, diagnose
+from benchd.daemon.worker.scenarios.base import Run, warmed_up
+from benchd.daemon.worker.scenarios.server import Monotonic
+from benchd.daemon.worker.workload import completed
+
+DEVICE_PARTS_S = 1.0
+
+
+def run(job: Job, stages: StageClock, outcome: Outcome) -> None:
+    """Follow the job's recipe, writing each result into `outcome`, so that a later error loses nothing."""
+    _RECIPES[type(job.recipe)](job.recipe, job, stages, outcome)
+
+
+def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> None:
+    """Measure the case in full."""
+    ready = checked(built(job, stages, outcome), job, stages, outcome)
+    ready.idle_s = recipe.idle_s
+    scenario = scenarios.of(job.case.scenario)
+    met = scenario.time(ready)
+    if scenario.is_cold:
+        return
+    stages.keep(outcome)  # what fails from here on costs no times
+    stages.enter("probe")
+    if scenario.is_inference:
+        _device_parts(ready)
+        stages.keep(outcome)
+    del ready.models[1:]
+    if recipe.probes:
+        _probed(ready)
+    _repeated(ready, met)
+    if not scenario.is_paused:
+        _occupied(ready)  # last: its profiler stays attached and slows every later launch
+
+
+def compare(recipe: Compare, job: Job, stages: StageClock, outcome: Outcome) -> None:
+    """Time the case for a comparison."""
+    ready = checked(built(job, stages, outcome), job, stages, outcome)
+    _timed(ready, recipe)
+
+
+def race(recipe: Race, job: Job, stages: StageClock, outcome: Outcome) -> None:
+    """Time a candidate that can be deployed as files."""
+    model = built(job, stages, outcome)
+    packing.refuse(job, model.workload, model.first)
+    ready = checked(model, job, stages, outcome)
+    del model  # nothing is timed beside its reference
+    _timed(ready, recipe)
+
+
+def verify(recipe: Verify, job: Job, stages: StageClock, outcome: Outcome) -> None:
+    """Time the files of a shipped folder, if they give its golden answers."""
+    model = built(job, stages, outcome)
+    stages.enter("check")
+    golden.refuse_others(Path(recipe.folder), model.workload, model.models[0])
+    ready = checked(model, job, stages, outcome)
+    del model
+    _timed(ready, recipe)
+
+
+def accompany(recipe: Accompany, job: Job, stages: StageClock, outcome: Outcome) -> None:
+    """Run as a neighbour until SIGTERM and leave the times of all frames."""
+    ready = checked(built(job, stages, outcome), job, stages, outcome)
+    ready.forget_peaks()
+    step = scenarios.of(job.case.scenario).step(ready, ready.models[0])
+    with warmed_up(ready, [step]), accompanying.until_sigterm() as is_over:
+        stages.enter("measure")  # which tells the supervisor that it runs
+        values_ns = accompanying.accompany(step, recipe.rate_hz, is_over)
+    stages.leave()
+    ready.write_raw(values_ns)
+
+
+def pack(recipe: Pack, job: Job, stages: StageClock, outcome: Outcome) -> None:
+    """Write the files that the variant is deployed as."""
+    model = built(job, stages, outcome)
+    packing.refuse(job, model.workload, model.first)
+    checked(model, job, stages, outcome)
+    outcome.packed = packing.write(Path(recipe.folder), job, model.workload, model.models[0], model.first)
+
+
+_RECIPES: dict[type, Callable[[Any, Job, StageClock, Outcome], None]] = {
+    Measure: measure,
+    Compare: compare,
+    Race: race,
+    Verify: verify,
+    Accompany: accompany,
+    Pack: pack,
+}
+
+
+def checked(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> Run:
+    """Check the model against float64 and count its accuracy if the job asks; return it ready to be timed."""
+    workload, loaded = model.workload, model.models[0]
+    stages.enter("check")
+    outcome.check, expected, outcome.synaptic_flops = check_and_answers(workload, loaded, job)
+    outcome.model = completed(job, workload.facts)
+    if expected:
+        outcome.check = audit.audited(outcome.check, expected, [(0, model.first)], "in its first run")
+    outcome.flags += ["reference_fp32"] if outcome.check.reference == "float32" else []
+    if job.inputs.accuracy is not None:
+        _accuracy(model, job, stages, outcome)
+    outcome.threads = (
+        outcome.runtime and outcome.runtime.threads
+    ) or torch.get_num_threads()  # a forward may set its own
+    return Run(job, stages, outcome, model.models, model.pool, expected, workload.camera, model.first_ended_ns)
+
+
+def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> None:
+    """Count the accuracy; unsuitable labels cost only that figure."""
+    dataset = model.workload.dataset
+    if dataset is None:
+        outcome.missing["accuracy"] = f"the images of {job.case.scenario} have no labels: measure it in single_stream"
+        return
+    stages.enter("accuracy")
+    counted = accuracy.measure(model.workload, dataset, model.models[0], job, stages.go_on)
+    if isinstance(counted, str):
+        outcome.missing["accuracy"] = counted
+    else:
+        outcome.accuracy = counted
+
+
+def _timed(ready: Run, recipe: Compare) -> None:
+    """Time the runs as the scenario does, and nothing that a comparison does not use."""
+    scenario = scenarios.of(ready.job.case.scenario)
+    met = scenario.time(ready)
+    ready.outcome.missing.setdefault("probes", "a comparison is not compared with a floor")
+    if scenario.is_cold:
+        return
+    ready.stages.keep(ready.outcome)
+    ready.stages.enter("probe")
+    del ready.models[1:]
+    if recipe.repeats:
+        _repeated(ready, met)
+
+
+def _device_parts(ready: Run) -> None:
+    """On a GPU, time the parts of an inference by events in a short separate loop after the timed one."""
+    case, loaded = ready.job.case, ready.models[0]
+    if loaded.device.type != "cuda" or case.direction == "training" or case.streams > 1:
+        return
+    step = steps.DeviceParts(loaded, ready.pool)
+    values: list[tuple[int, ...]] = []
+    end = time.monotonic() + DEVICE_PARTS_S
+    with torch.inference_mode():
+        while len(values) < 2 or time.monotonic() < end:  # of a large batch each takes seconds of the stage
+            values.append(step(len(values)))
+    columns = zip(step.parts, zip(*values, strict=True), strict=True)
+    ready.outcome.process.parts |= {part: timings.part_timing(column) for part, column in columns}
+
+
+def _probed(ready: Run) -> None:
+    """Probe the device's rates and keep them; a failed probe costs the floor, not the measurement."""
+    outcome = ready.outcome
+    try:
+        outcome.process.probes = probes.probe(ready.models[0].device, ready.job.case.variant.precision)
+        ready.stages.keep(outcome)
+    except Exception as error:  # of torch, Triton and compilers
+        outcome.missing["probes"] = f"the probes did not run: {error}"
+
+
+def _repeated(ready: Run, met: list[int]) -> None:
+    """Flag a variant of inference that answers a repeated input faster, in runs of their own.
+
+    A test that fails costs only its answer, which a flag says, not the measurement.
+    """
+    outcome = ready.outcome
+    if ready.job.case.direction == "training" or outcome.process.timing is None:
+        return
+    batches, beat = [ready.pool[place] for place in met], Monotonic(partial(ready.stages.go_on, None)).beat
+    try:
+        with torch.inference_mode():
+            if audit.repeated_is_faster(ready.models[0], batches, beat):
+                outcome.flags.append("repeated_input_faster")
+    except Exception as error:  # of torch and the other runtimes, as without memory for a further batch
+        outcome.flags.append("repeated_input_untested")
+        outcome.missing["repeated_input"] = f"the test for cached answers did not run: {diagnose(error)[1]}"
+
+
+def _occupied(ready: Run) -> None:
+    """On a GPU, measure the occupancy in separate runs; a refused profiler costs only that figure."""
+    outcome, loaded = ready.outcome, ready.models[0]
+    if loaded.device.type != "cuda" or ready.job.case.direction == "training" or outcome.process.timing is None:
+        return
+    from benchd.daemon.worker import occupancy  # noqa: PLC0415 - reads traces and NVML, which a CPU's case never needs
+
+    try:
+        occupied = occupancy.measure(steps.SingleStream(loaded, ready.pool), outcome.device_uuid)
+    except (RuntimeError, OSError) as error:
+        occupied = f"the profiler did not run: {error}"
+    if isinstance(occupied, str):
+        outcome.missing["occupancy"] = occupied
+    else:
+        outcome.occupancy = occupied

@@ -1,0 +1,26 @@
+"""Cold start: the one run that counts is the first, from the spawn of its process to its answer."""
+
+from benchd.daemon.records import Window
+from benchd.daemon.verdicts import timings
+from benchd.daemon.worker.scenarios.base import Run, Scenario
+
+
+class ColdStart(Scenario):
+    """Nothing but the first run, which is over when the process is asked for it."""
+
+    is_cold = True
+    is_inference = False
+
+    def time(self, run: Run) -> list[int]:
+        """Record the first run."""
+        spawned_ns, process = run.job.spawned_ns, run.outcome.process
+        process.window = Window(spawned_ns, run.first_ended_ns)
+        taken_ns = run.first_ended_ns - spawned_ns
+        process.timing = timings.timing([taken_ns], None, taken_ns)
+        run.take_peaks()
+        run.outcome.flags.append("rss_peak_since_start")
+        run.outcome.missing["probes"] = "a cold start is not compared with a floor"
+        return []
+
+
+SCENARIO = ColdStart()

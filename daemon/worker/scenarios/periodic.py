@@ -1,0 +1,66 @@
+"""Periodic: frames at fixed rates, as of a camera with one buffer, and the deadlines they meet."""
+
+import time
+from array import array
+from collections.abc import Callable, Iterator
+
+from benchd.daemon.records import Deadlines
+from benchd.daemon.worker.scenarios import base
+from benchd.daemon.worker.scenarios.base import Run, Scenario
+from benchd.daemon.worker.steps import Step
+from benchd.daemon.worker.streams import Streams
+
+RATES_HZ = (30, 10, 60)
+"""The first rate decides the statistics."""
+
+
+class Periodic(Scenario):
+    """One rate after the other; each is a part."""
+
+    is_paused = True
+    is_inference = False
+
+    def measure(self, run: Run, streams: Streams) -> None:
+        """Time the frames and record them with their deadlines."""
+        start_ns = time.monotonic_ns()
+        values_ns, run.outcome.process.deadlines = periodic(streams.steps[0], run.job.limits.rule.cap_s)
+        base.end_paused(run, start_ns, values_ns)
+
+
+SCENARIO = Periodic()
+
+
+def periodic(step: Step, cap_s: float) -> tuple["dict[str, array[int]]", list[Deadlines]]:
+    """Run at each rate for an equal part of `cap_s`; return latencies in ns by rate, and the deadlines met and missed.
+
+    A latency counts from the release of a frame, and its deadline is the next release. Of the frames released during a
+    run the newest is used and the others are dropped, as by a camera with one buffer; dropped frames miss theirs.
+    """
+    values, deadlines = {}, []
+    for rate_hz in RATES_HZ:
+        releases = max(1, int(rate_hz * cap_s / len(RATES_HZ)))
+        time.sleep(1.0 / rate_hz)  # before the first frame too
+        latencies_ns = array("q", (latency for _, latency in frames(step, 1e9 / rate_hz, releases, time.sleep)))
+        values[f"{rate_hz}_hz"] = latencies_ns
+        late_ns = [latency - 1_000_000_000 // rate_hz for latency in latencies_ns]
+        kept = sum(lateness <= 0 for lateness in late_ns)
+        deadlines.append(Deadlines(rate_hz, releases, releases - kept, max(0, *late_ns) / 1e6))
+    return values, deadlines
+
+
+def frames(
+    step: Step, period_ns: float, releases: float, is_over: Callable[[float], object]
+) -> Iterator[tuple[int, int]]:
+    """Run one frame after another, the newest that is released; yield when that was, and its latency from then, in ns.
+
+    `is_over` waits so many seconds, and ends them if it returns true.
+    """
+    start_ns, frame = time.monotonic_ns(), 0
+    while frame < releases:
+        release_ns = start_ns + round(frame * period_ns)
+        if is_over(max(0, release_ns - time.monotonic_ns()) / 1e9):
+            return
+        step(frame)
+        end_ns = time.monotonic_ns()
+        yield release_ns, end_ns - release_ns
+        frame = max(frame + 1, int((end_ns - start_ns) / period_ns))

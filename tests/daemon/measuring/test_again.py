@@ -1,0 +1,72 @@
+"""A record's case planned again: the same case, of the same inputs, by the name of each file."""
+
+import msgspec
+import pytest
+from records_made import made
+
+from benchd.daemon.config import LimitsConfig, Suite
+from benchd.daemon.measuring import plan
+from benchd.daemon.measuring.plan import Machine
+from benchd.daemon.records import Case, Inputs, Load, Neighbour, UserFile, UserModule, Variant
+
+CPU = Machine("cpu", has_cxx=True)
+
+
+def planned(record):
+    """Return the only case that measures the record's again."""
+    (entry,) = plan.plan([msgspec.convert(plan.again(record), Suite)], LimitsConfig(), CPU)
+    return entry
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(model="square", variant=Variant("onnxruntime"), batch_size=3, provider="cpu", threads=2, seed=7),
+        Case(model="square", variant=Variant("tensorrt", "fp16"), dla=0),
+        Case(model="vim_tiny", variant=Variant(kernels="custom"), options={"patch_size": 32, "scan": "two_level"}),
+        Case(model="torchvision:resnet18", options={"image_size": 64}),
+        Case(model="snn_stbif_resnet18", direction="training", batch_size=2),
+        Case(model="square", scenario="offline", batch_size=4),
+        Case(model="square", scenario="server", streams=2, load=Load(rate_hz=30.0)),
+        Case(model="square", scenario="server", load=Load(deadline_ms=33.0)),
+        Case(model="square", scenario="server", load=Load(rate_hz=12.5, deadline_ms=0.5, percentile=99.9, queue=4)),
+        Case(model="square", beside=Neighbour("vim_tiny,custom,b1", 30.0)),
+    ],
+    ids=lambda case: case.case_id,
+)
+def test_a_case_is_planned_again_as_it_was(case):
+    assert planned(made(case=case)).case == case
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        ("snn_onepass", Inputs()),
+        ("snn_onepass", Inputs(weights="demo", data="demo", accuracy=100)),
+        ("vim_tiny", Inputs(data="imagefolder:val", calibration="random")),
+    ],
+)
+def test_weights_and_images_are_those_of_the_record(model, inputs):
+    assert planned(made(case=Case(model=model), inputs=inputs)).inputs == inputs
+
+
+def test_a_record_names_files_without_their_folders():
+    inputs = Inputs(weights="/srv/x/w.pt", data="imagefolder:/srv/x/val", labels="/l.txt", calibration="demo")
+    assert inputs.named == Inputs(weights="w.pt", data="imagefolder:val", labels="l.txt", calibration="demo")
+    assert UserModule("/srv/x/net.py:build").named == UserModule("net.py:build")
+    assert UserModule("zoo.net:build", folder="/srv/x").named == UserModule("zoo.net:build")
+    assert UserFile("/srv/x/net.onnx", reference="/srv/x/net32.onnx").named == UserFile(
+        "net.onnx", reference="net32.onnx"
+    )
+
+
+def test_a_user_s_module_is_asked_for_by_its_name_and_inputs():
+    record = made(case=Case(model="own.net.build"), own=UserModule("net.py:build", []), inputs=Inputs(weights="w.pt"))
+    assert {"module": "net.py:build", "weights": "w.pt"}.items() <= plan.again(record).items()
+    assert "models" not in plan.again(record)
+
+
+@pytest.mark.parametrize(("limits", "preset", "processes"), [({"processes": 3.0}, "standard", 3), ({}, "ship", 1)])
+def test_preset_and_processes_are_those_of_the_record(limits, preset, processes):
+    entry = planned(made(limits=limits, preset=preset))
+    assert (entry.limits.processes, entry.preset) == (processes, preset if preset == "standard" else "quick")

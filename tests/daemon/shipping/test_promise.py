@@ -1,0 +1,130 @@
+"""Whether a promise is kept: each verdict, its exit code, and how often it is wrong."""
+
+import sys
+from itertools import product
+
+import msgspec
+import numpy as np
+import pytest
+from manifests_made import manifest
+from records_made import PASSED, made, timing
+from simulations import counts, most
+
+from benchd.daemon.records import Check, ProcessResult
+from benchd.daemon.shipping import promise
+from benchd.daemon.shipping.manifest import Promised
+
+HERE = made().environment
+PROMISED = [9.98, 10.0, 10.02, 9.99, 10.01]
+
+
+def shipped(times_ms=PROMISED, environment=HERE):
+    promised = Promised(processes_ms=list(times_ms), latency_ms=10.0, low_ms=None, high_ms=None)
+    return manifest(promised=promised, environment=environment)
+
+
+def measured(times_ms, check=PASSED, status="ok", **fields):
+    processes = [ProcessResult(status="ok", timing=timing(time_ms)) for time_ms in times_ms]
+    return made(processes=processes, check=check, status=status, timing=timing(10.0), **fields)
+
+
+@pytest.mark.parametrize(
+    ("times", "answer", "code"),
+    [
+        ([1.0, 1.01, 0.99, 1.0, 1.02], "kept", 0),
+        ([1.3, 1.31, 1.29, 1.3, 1.32], "slower", 3),
+        ([0.7, 0.71, 0.69, 0.7, 0.72], "faster", 0),
+        ([1.0, 1.3, 0.9, 1.2, 1.0], "inconclusive", 4),
+        ([1.0, 1.0], "inconclusive", 4),
+    ],
+)
+def test_times_are_judged_against_the_promise(times, answer, code):
+    found = promise.judge(shipped(), measured([10.0 * time for time in times]), is_golden=True)
+    assert (found.answer, promise.EXIT_CODES[found.answer]) == (answer, code)
+    assert answer in promise.line(found)
+
+
+@pytest.mark.parametrize(("factor", "reason"), [(1.0, ""), (1.3, "flagged busy_machine, steal")])
+def test_what_puts_a_slower_time_in_doubt_is_named(factor, reason):
+    record = measured([factor * time for time in PROMISED], flags=["steal", "mqtt", "busy_machine"])
+    assert promise.judge(shipped(), record, is_golden=True).reason == reason
+
+
+def test_other_answers_break_a_promise_whatever_the_times():
+    record = measured([], status="failed", reason="its answers are not the golden ones: y is off", check=None)
+    found = promise.judge(shipped(), record, is_golden=False)
+    assert (found.answer, promise.EXIT_CODES[found.answer]) == ("broken", 5)
+    failed = Check(**msgspec.structs.asdict(PASSED) | {"passed": False})
+    assert promise.judge(shipped(), measured([10.0] * 5, failed), is_golden=True).answer == "broken"
+
+
+def test_a_crash_is_no_verdict_on_the_answers():
+    record = measured([], status="failed", reason="the worker was killed by SIGKILL", check=None)
+    assert promise.judge(shipped(), record, is_golden=True).answer == "failed"
+
+
+@pytest.mark.parametrize(
+    ("name", "was"),
+    [
+        ("machine", "aarch64"),
+        ("board", "Orin"),
+        ("soc", "tegra234"),
+        ("cpu_model", "another"),
+        ("cpu_count", 12),
+        ("device", "cuda"),
+        ("gpu", "H100"),
+        ("power_mode", "15W"),
+    ],
+)
+def test_another_machine_is_shown_and_not_judged(name, was):
+    elsewhere = msgspec.structs.replace(HERE, **{name: was})
+    found = promise.judge(shipped(environment=elsewhere), measured([20.0] * 5), is_golden=True)
+    assert (found.answer, round(found.change, 3)) == ("another_machine", 1.0)
+    assert found.reason == f"promised on {name} {was}, not {getattr(HERE, name)}"
+
+
+def test_an_update_of_the_same_machine_is_judged_and_told():
+    before = msgspec.structs.replace(HERE, versions={"torch": "2.1"}, fingerprint="old-old")
+    found = promise.judge(shipped(environment=before), measured([10.0] * 5), is_golden=True)
+    assert found.answer == "kept"
+    assert any("torch" in line for line in found.changed)
+
+
+def answers(change, between, spread, count, processes=5):
+    """Return the answers on promises of five processes, `spread` apart, in runs that are `between` apart."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        run = between * rng.standard_normal((2, 1)) + spread * rng.standard_normal((2, processes))
+        promised, now = (10.0 * np.exp(run)).tolist()
+        record = measured([(1.0 + change) * time_ms for time_ms in now])
+        yield promise.judge(shipped(promised), record, is_golden=True).answer
+
+
+def shares(*of):
+    found = list(answers(*of))
+    return [found.count(answer) / len(found) for answer in ("kept", "inconclusive", "slower", "faster")]
+
+
+@pytest.mark.parametrize("between", [0.0, 0.01, 0.03])
+@pytest.mark.parametrize("spread", [0.005, 0.05])
+@counts(400, 4_000)
+def test_a_slowdown_of_ten_percent_is_rarely_called_kept_and_an_untouched_folder_rarely_broken(count, spread, between):
+    kept, *_ = shares(0.1, between, spread, count)
+    assert kept <= most(0.05, count)
+    _, _, slower, faster = shares(0.0, between, spread, count)
+    assert slower + faster <= most(0.05, count)
+
+
+@pytest.mark.parametrize(("between", "kept"), [(0.01, 0.9), (0.03, 0.62)])
+def test_an_untouched_folder_is_mostly_kept(between, kept):
+    assert shares(0.0, between, 0.005, 500)[0] >= kept
+    assert shares(0.3, between, 0.03, 500)[2] >= 0.99
+
+
+@pytest.mark.slow
+def test_rates_of_the_documentation():
+    """Print the rows of docs/measuring.md, with -s."""
+    for between, spread in product((0.01, 0.03, 0.05), (0.005, 0.03, 0.1)):
+        rows = [f"{100 * share:.1f}" for change in (0.0, 0.1, 0.3) for share in shares(change, between, spread, 4_000)]
+        sys.stdout.write(f"\nruns {between:.0%}, processes {spread:.1%}: {' '.join(rows)}")
+        assert len(rows) == 12

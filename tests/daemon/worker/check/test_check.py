@@ -1,0 +1,383 @@
+"""The numerical check: each rule at its border, the reference's cache, and models that are wrong on purpose."""
+
+import dataclasses
+import functools
+import gc
+import weakref
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from worker_jobs import TINY, changed, job, user_module
+
+from benchd.daemon.errors import UnfitModel
+from benchd.daemon.records import Variant
+from benchd.daemon.worker import backends, workload
+from benchd.daemon.worker.check import audit, truth
+from benchd.daemon.worker.check import checking as check
+from benchd.exporters.artifacts import ArtifactError
+from benchd.models import catalog
+
+CPU = torch.device("cpu")
+
+
+def checked(a_job):
+    """Build, load and check the job here, without a worker."""
+    built = workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
+    return check.check_and_answers(built, loaded, a_job).check
+
+
+@pytest.mark.parametrize("variant", ["eager", "onnxruntime", "openvino"])
+def test_while_it_is_timed_a_variant_does_not_share_its_memory_with_the_reference(tmp_path, variant):
+    a_job = job(tmp_path, module=user_module(tmp_path), variant=Variant.parse(variant))
+    built = workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
+    _, right, _ = check.check_and_answers(built, loaded, a_job)
+    plain = weakref.ref(built.plain)
+    del built
+    gc.collect()
+    assert plain() is None or plain() is loaded.module
+    assert right.reference().answers().outputs
+
+
+def onepass(folder, **fields):
+    options = fields.pop("options", {"time_steps": 2})
+    a_job = job(folder, model="snn_onepass", **fields)
+    defaults = {"decay": 0.95, "threshold": 1.0, "reset": "zero", "encoding": "repeat", "p_scale": 1.0}
+    return changed(a_job, options=defaults | {"batch_norm": False} | options)
+
+
+def trained(folder, **fields):
+    """Return a job of the trained net that ships, on the images that ship."""
+    a_job = onepass(folder, **{"options": {"time_steps": 2}} | fields)
+    return changed(a_job, weights="demo", data="demo")
+
+
+def test_a_store_that_is_lost_is_not_taken_for_a_model_that_float64_cannot_run(tmp_path):
+    folder = tmp_path / "cache/references"
+    is_lost = f"images.dtype == torch.float64 and os.path.isdir({str(folder)!r})"
+    forward = f"os.rename({str(folder)!r}, {str(folder)!r} + str(time.time_ns())) if {is_lost} else None"
+    with pytest.raises(ArtifactError, match=r"artifact store .*references: "):
+        checked(job(tmp_path, module=user_module(tmp_path, forward=forward)))
+
+
+def test_a_module_that_is_right_passes(tmp_path):
+    result = checked(job(tmp_path, module=user_module(tmp_path)))
+    assert result.passed
+    assert (result.rule, result.images, result.tolerance) == ("outputs", 4, 2e-5)
+    assert 0 < result.error_share < 1e-6
+    assert result.note == "accuracy unknown"
+
+
+def test_other_answers_show_in_the_projections_and_another_way_to_the_same_ones_does_not(tmp_path):
+    forwards = {
+        "base": "pass",
+        "same": "images = (images.double() * 3 / 3).to(images)",
+        "other": "images = images * 1.5",
+    }
+    found = {}
+    for name, forward in forwards.items():
+        (folder := tmp_path / name).mkdir()
+        result = checked(job(folder, module=user_module(folder, build="torch.manual_seed(0)", forward=forward)))
+        assert result.passed, name
+        found[name] = np.array(result.projections)
+    assert found["base"].shape == (4,)
+    np.testing.assert_allclose(found["same"], found["base"], rtol=1e-9)
+    assert np.linalg.norm(found["other"] - found["base"]) > 0.1 * np.linalg.norm(found["base"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_an_answer_of_another_size_for_each_batch_is_checked(tmp_path, batch_size):
+    found = "scores = self.fc(images.flatten(1)); return scores[scores > 0]"
+    result = checked(job(tmp_path, batch_size=batch_size, module=user_module(tmp_path, forward=found)))
+    assert result.passed, result.note
+
+
+def test_each_output_has_projections_of_its_own(tmp_path):
+    both = "return {'scores': self.fc(images.flatten(1)), 'boxes': 1000 * self.fc(images.flatten(1)).unsqueeze(1)}"
+    result = checked(job(tmp_path, module=user_module(tmp_path, forward=both)))
+    assert result.outputs == ["boxes 1 5", "scores 5"]
+    boxes, scores = result.projections[:4], result.projections[4:]
+    assert boxes == pytest.approx([1000 * along for along in scores], rel=1e-9)
+
+
+def test_checks_of_more_images_project_the_same_ones_and_those_of_another_batch_say_so(tmp_path):
+    """The first process of a race checks 64 images and the later ones 8; so does int8 beside the others."""
+    module = user_module(tmp_path, build="torch.manual_seed(0)")
+    few, many = (
+        checked(job(tmp_path, module=module, limits=msgspec.structs.replace(TINY, check_images=count)))
+        for count in (8, 64)
+    )
+    assert (few.images, many.images) == (8, 64)
+    assert few.projections == pytest.approx(many.projections, rel=1e-9)
+    assert few.inputs_sha256 == many.inputs_sha256
+    of_four = checked(job(tmp_path, module=module, batch_size=4))
+    of_seed = checked(job(tmp_path, module=module, batch_size=4, seed=1))
+    assert len({few.inputs_sha256, of_four.inputs_sha256, of_seed.inputs_sha256}) == 3
+
+
+def test_a_second_process_of_a_run_has_exact_answers_of_its_own_where_something_changed(tmp_path, monkeypatch):
+    """A variable is in no hash, and the exact answers of the first process are kept for the run."""
+    read = "images = images * float(getattr(os, 'environ')['SCALE'])"
+    a_job = job(tmp_path, module=user_module(tmp_path, build="torch.manual_seed(0)", forward=read))
+    found = []
+    for scale in ("1", "1", "2"):
+        monkeypatch.setenv("SCALE", scale)
+        found.append(checked(a_job).projections)
+    assert found[0] == found[1]
+    assert found[2] != pytest.approx(found[0], rel=0.01)
+
+
+def test_as_many_images_of_a_folder_are_checked_as_asked_for(tmp_path):
+    images = tmp_path / "images" / "one"
+    images.mkdir(parents=True)
+    for number in range(300):
+        Image.new("RGB", (4, 4), (number % 256, number // 256, 0)).save(images / f"{number}.png")
+    a_job = job(tmp_path, module=user_module(tmp_path))
+    limits = msgspec.structs.replace(a_job.limits, check_images=300)
+    a_job = changed(a_job, limits=limits, data=f"imagefolder:{images.parent}")
+    assert len(workload.build(a_job).images) == 300
+
+
+@pytest.mark.parametrize(("error", "passed"), [(1e-5, True), (4e-5, False)])
+def test_a_module_that_is_wrong_in_float32_fails_beyond_the_tolerance(tmp_path, error, passed):
+    wrong = f"if images.dtype != torch.float64: return self.fc(images.flatten(1)) * (1 + {error})"
+    result = checked(job(tmp_path, module=user_module(tmp_path, forward=wrong)))
+    assert result.passed is passed
+    assert result.error_share == pytest.approx(error, rel=0.05)
+
+
+def test_an_overflow_fails_and_stays_a_finite_number(tmp_path):
+    wrong = "if images.dtype != torch.float64: return self.fc(images.flatten(1)) / 0"
+    result = checked(job(tmp_path, module=user_module(tmp_path, forward=wrong)))
+    assert not result.passed
+    assert np.isfinite(result.max_abs_error)
+    assert np.isfinite(result.error_share)
+
+
+@pytest.mark.parametrize("where", ["if images.dtype == torch.float64:", "if True:"])
+def test_nothing_is_held_against_a_reference_that_is_not_finite(tmp_path, where):
+    wrong = f"{where} return self.fc(images.flatten(1)) / 0"
+    with pytest.raises(UnfitModel, match="the model's answer is NaN or infinite in float64"):
+        checked(job(tmp_path, module=user_module(tmp_path, forward=wrong)))
+
+
+def test_a_right_spiking_net_is_judged_by_its_codes_on_whole_batches(tmp_path):
+    result = checked(trained(tmp_path, variant=Variant(precision="amp"), batch_size=3))
+    assert result.passed
+    assert result.rule == "codes"
+    assert result.images == 66  # whole batches of 3 that hold 64
+    assert result.flipped_share <= result.flipped_tolerance
+
+
+@pytest.mark.parametrize("encoding", ["repeat", "rate"])
+def test_the_neurons_codes_are_compared_image_by_image(tmp_path, encoding):
+    a_job = onepass(tmp_path, options={"time_steps": 2, "encoding": encoding, "p_scale": 3.0})
+    built = workload.build(a_job)
+    loaded = backends.load(Variant(), built.source, CPU, built.images[:1])
+    one_by_one = check.observe(loaded, built.plain, built.images[:4], 1, seed=0)
+    all_at_once = check.observe(loaded, built.plain, built.images[:4], 4, seed=0)
+    features = 2 * (64 * 16 * 16 + 128 * 8 * 8)  # counts of spikes, pooled
+    assert one_by_one.codes.shape == all_at_once.codes.shape == (4, features)
+    assert (one_by_one.codes == all_at_once.codes).mean() > 0.999
+    assert 0 < one_by_one.codes.mean() < 4
+
+
+def planted(a_job, edit=lambda module: None, run=None):
+    """Check the job's variant after `edit` changed the module that was loaded, or with `run` in its place."""
+    built = workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[: a_job.case.batch_size])
+    with torch.no_grad():
+        edit(loaded.module)
+    if run:
+        loaded = dataclasses.replace(loaded, run=functools.partial(run, loaded.run))
+    return check.check_and_answers(built, loaded, a_job).check
+
+
+def half_zeroed(name):
+    def edit(module):
+        weight = module.get_parameter(name)
+        weight[: len(weight) // 2] = 0
+        module.load_state_dict(module.state_dict())  # what is derived of it follows
+
+    return edit
+
+
+def scaled(run, *inputs):
+    return 10 * run(*inputs)
+
+
+def shifted(run, *inputs):
+    return run(*inputs).roll(1, 0)
+
+
+def one_not_a_number(run, *inputs):
+    found = run(*inputs).clone()
+    found[1] = torch.nan
+    return found
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Return a folder in which references are kept from test to test."""
+    return tmp_path_factory.mktemp("shared")
+
+
+FAULTS = [
+    (half_zeroed("conv1.weight"), None),
+    (half_zeroed("fc1.weight"), None),
+    (lambda module: module.fc2.weight.neg_(), None),
+    (lambda module: module.fc2.weight[0].fill_(torch.inf), None),
+    (lambda module: module.conv2.weight.copy_(module.conv2.weight.roll(1, 1)), None),
+    (lambda module: setattr(module, "time_steps", 1), None),
+    (None, scaled),
+    (None, shifted),
+    (None, one_not_a_number),
+]
+# each fault in one precision, and all of them in the slow tests
+FAULTY = [
+    pytest.param(name, *fault, marks=() if (place + row) % 3 == 0 else pytest.mark.slow)
+    for row, name in enumerate(("eager", "bf16", "custom"))
+    for place, fault in enumerate(FAULTS)
+]
+
+
+@pytest.mark.parametrize(("variant", "edit", "run"), FAULTY)
+def test_wrong_variants_of_a_spiking_net_fail_whatever_their_precision(shared, variant, edit, run):
+    a_job = trained(shared, variant=Variant.parse(variant), batch_size=8)
+    found = planted(a_job, edit or (lambda module: None), run)
+    assert found.verdict == "failed"
+
+
+def last_is_garbage(run, *inputs):
+    """Answer the last image of a batch as if it were another, as a kernel does whose last block is never written."""
+    found = run(*inputs).clone()
+    found[-1] = found[-1].roll(1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("variant", "batch_size"),
+    [
+        ("bf16", 16),
+        ("custom", 32),
+        pytest.param("onnxruntime", 32, marks=pytest.mark.slow),
+        pytest.param("custom", 64, marks=pytest.mark.slow),
+    ],
+)
+def test_one_place_of_the_batch_that_is_always_off_fails(shared, variant, batch_size):
+    found = planted(trained(shared, variant=Variant.parse(variant), batch_size=batch_size), run=last_is_garbage)
+    assert found.verdict == "failed"
+    assert (
+        variant == "bf16"
+        or f"the answer at position {batch_size - 1} of the batch is off for most of 12 images" in found.note
+    )
+
+
+def some_are_garbage(run, *inputs):
+    """Answer about two images in sixty as others, wherever they stand in the batch."""
+    found = run(*inputs).clone()
+    for place, image in enumerate(inputs[0]):
+        if int(16 * image.sum().item()) % 47 == 0:
+            found[place] = found[place].roll(1)
+    return found
+
+
+def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
+    found = planted(trained(shared, variant=Variant.parse("custom"), batch_size=8), run=some_are_garbage)
+    assert 0 < found.images_off <= found.images_off_allowed
+    assert found.verdict == "failed"
+    assert "but float64 answers it alike in 16 draws of 4 times its rounding" in found.note
+
+
+def as_own_file(folder):
+    """Return a job of the trained net's exported file as a user's own, which does not tell that it has thresholds."""
+    made = trained(folder, variant=Variant.parse("onnxruntime"), options={"time_steps": 8})
+    built = workload.build(made)
+    backends.load(made.case.variant, built.source, CPU, built.images[:1])
+    (file,) = Path(made.artifacts).rglob("*.onnx")
+    limits = msgspec.structs.replace(made.limits, check_images=64)
+    own = job(folder, model="own.net", variant=made.case.variant, limits=limits)
+    return changed(own, onnx=str(file), options={})
+
+
+def rounded_otherwise(run, images):
+    """Answer as a right variant whose rounding differs: each image is off by at most two units in its last place."""
+    draw = torch.Generator().manual_seed(int(1000 * images.sum().item()))
+    return run(images * (1 + 2.0**-22 * torch.randint(-1, 2, images.shape, generator=draw)))
+
+
+def test_a_file_of_a_spiking_net_is_judged_as_a_network_with_thresholds(tmp_path):
+    a_job = as_own_file(tmp_path)
+    found = planted(a_job, run=rounded_otherwise)
+    assert (found.verdict, found.reference) == ("passed", "float32")
+    assert found.note == truth.OF_FILE.format("the file itself")
+    assert 0 < found.images_off <= found.images_off_allowed
+    assert planted(a_job, run=some_are_garbage).verdict == "failed"
+
+
+NEAR = """
+        hidden = self.fc(images.flatten(1))
+        return hidden + (hidden[:, :1] > {threshold!r})"""
+
+
+@pytest.mark.parametrize(("wrong", "passed"), [(0.0, True), (1e-3, False)])
+def test_an_unseen_input_at_a_threshold_is_excused_and_a_wrong_answer_to_it_is_not(tmp_path, wrong, passed):
+    unseen = check._images(built := workload.build(job(tmp_path, module=user_module(tmp_path))), 1, 4)[5:6]
+    edge = built.reference()(unseen.double())[0, 0].item()
+    a_job = job(tmp_path, module=user_module(tmp_path, forward=NEAR.format(threshold=edge)))
+    built = workload.build(a_job)
+    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[:1])
+    seen = check.check_and_answers(built, loaded, a_job)
+    assert seen.check.verdict == "passed"
+
+    def across(images):
+        """Answer the input at the threshold as from its other side."""
+        found = loaded.run(images)
+        is_near = (found[:, :1] % 1 - edge % 1).abs() < 1e-5
+        return torch.where(is_near, found - 1 if found[0, 0] > edge + 0.5 else found + 1, found) + wrong
+
+    answering = dataclasses.replace(loaded, run=across)
+    found = audit.audited_fresh(seen.check, seen.expected, answering)
+    assert found.passed is passed, found.note
+
+
+@pytest.mark.parametrize(
+    "variant", ["eager", pytest.param("fp16", marks=pytest.mark.slow), "bf16", "custom", "custom-amp"]
+)
+def test_right_variants_of_a_spiking_net_pass(shared, variant):
+    a_job = trained(shared, variant=Variant.parse(variant), batch_size=8)
+    assert planted(a_job).verdict == "passed"
+
+
+def test_a_deep_spiking_net_of_random_weights_is_void_in_half_precision(shared):
+    a_job = job(shared, model="qann_resnet18", variant=Variant(precision="bf16"), batch_size=8)
+    a_job = changed(a_job, options=catalog.entry("qann_resnet18").resolve({"width": 16}))
+    assert planted(a_job).verdict == "void"
+    assert planted(a_job, run=one_not_a_number).verdict == "failed"
+
+
+def test_the_reference_is_kept_and_a_damaged_one_is_made_again(tmp_path):
+    a_job = job(tmp_path, module=user_module(tmp_path))
+    first = checked(a_job)
+    before = {kept: kept.read_bytes() for kept in references(a_job)}
+    assert len(before) == 2  # the exact answers, and what rounding does to them
+    for kept, content in before.items():
+        kept.write_bytes(content[: len(content) // 2])
+    assert checked(a_job) == first
+    assert [len(kept.read_bytes()) for kept in before] == [len(content) for content in before.values()]
+
+
+def references(a_job):
+    return list(Path(a_job.cache, "references").glob("*/model.npz"))
+
+
+def test_other_weights_have_another_reference(tmp_path):
+    a_job = job(tmp_path, module=user_module(tmp_path))
+    checked(a_job)
+    checked(msgspec.structs.replace(a_job, case=msgspec.structs.replace(a_job.case, seed=1)))
+    assert len(references(a_job)) == 4
