@@ -40,8 +40,7 @@ IDLE_S = 1.0
 TIDY_S = 60.0
 PRESENCE_S = 5.0
 ASK_FIRST_S, ASK_LAST_S = 60.0, 86400.0
-ASKS = 10  # devices at once
-ASK_GAPS, ASK_LINES = 10, 5000  # of one device at once
+ASKS, ASK_LINES = 10, 5000  # logs at once, and lines of each
 ASK_EXPIRY_S = 60
 CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a clock that was set by more is believed after a day
 DATABASE_S = 5.0
@@ -179,25 +178,24 @@ class Collector:
     def _ask_for_missing(self, feed: Feed, now_s: float) -> None:
         """Ask devices for what has not arrived: not at once, as another collector may be storing it.
 
-        What has waited longest comes first, a few gaps per device, so that one with many keeps no other waiting.
+        A device is asked for one range at a time, which spans its missing numbers: what is between them comes twice.
+        Devices that have waited longest come first.
         """
         missing = {gap[:3]: gap for gap in queries.gaps(self._store, online=True)}  # its end may grow
         asks = {key: self._asks.get(key, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for key in missing}
-        due: dict[str, list[Gap]] = defaultdict(list)
+        due: dict[tuple[str, str], list[Gap]] = defaultdict(list)
         for key in sorted(asks, key=lambda key: asks[key][0]):
             if now_s >= asks[key][0]:
-                due[key[0]].append(missing[key])
-        for gaps in list(due.values())[:ASKS]:
-            left = ASK_LINES
-            for gap in gaps[:ASK_GAPS]:
-                last = min(gap.last, gap.first + left - 1)
-                if last < gap.first:
-                    break
-                left -= last - gap.first + 1
+                due[key[:2]].append(missing[key])
+        for (device_id, log), gaps in list(due.items())[:ASKS]:
+            first = min(gap.first for gap in gaps)
+            spanned = [gap for gap in gaps if gap.first < first + ASK_LINES]
+            last = min(max(gap.last for gap in spanned), first + ASK_LINES - 1)
+            for gap in spanned:
                 delay_s = min(2 * asks[gap[:3]][1], ASK_LAST_S)
                 asks[gap[:3]] = (now_s + delay_s, delay_s)
-                body = {"id": uuid.uuid4().hex, "log": gap.log, "from": gap.first, "to": last}
-                feed.publish(Topics(gap.device_id).command("replay"), msgspec.json.encode(body), expire_s=ASK_EXPIRY_S)
+            body = {"id": uuid.uuid4().hex, "log": log, "from": first, "to": last}
+            feed.publish(Topics(device_id).command("replay"), msgspec.json.encode(body), expire_s=ASK_EXPIRY_S)
         self._asks = asks
 
     def _is_steady(self, now_s: float) -> bool:

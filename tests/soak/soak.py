@@ -266,7 +266,7 @@ def _kill(here: Site, victim: str, down_s: float) -> None:
 def _settle(here: Site) -> float:
     """Let everything arrive, as long as more does; return the minutes until then.
 
-    Who has waited long tries less often, and who begins at once. Of many gaps a collector asks for ten a minute.
+    Who has waited long tries less often, and who begins at once.
     """
     here.kill("service", "writer", "collector")
     here.start_collecting()
