@@ -1,17 +1,14 @@
 """The documents against the code: every field, option, topic and command that is there, and no other."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
+import commands_page
 import msgspec
 import pytest
 
-from benchd.daemon import cli, config
+from benchd.daemon import config
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import PRESETS, Machine
@@ -22,7 +19,6 @@ from benchd.models.catalog import MODELS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-COMMANDS = {"bench-once": [""], "benchd": ["", *cli.VERBS, "baseline set", "baseline show", "baseline clear"]}
 
 
 def document(name):
@@ -39,53 +35,18 @@ def structs(kind):
         yield from structs(inner)
 
 
-HELP = """
-import json, sys
-from contextlib import redirect_stdout, suppress
-from io import StringIO
-from benchd.daemon import cli
-for line in json.loads(sys.argv[1]):
-    program, *words = line.split()
-    sys.argv = [program, *words, "--help"]
-    with redirect_stdout(StringIO()) as said, suppress(SystemExit):
-        getattr(cli, program.replace("-", "_"))()
-    print(json.dumps(said.getvalue()))
-"""
-
-
-@pytest.fixture(scope="module")
-def help_texts():
-    """The help of every command by its line, from one process 100 columns wide."""
-    lines = [f"{command} {subcommand}".strip() for command, inner in COMMANDS.items() for subcommand in inner]
-    environment = os.environ | {"COLUMNS": "100", "TERMINAL_WIDTH": "100"}
-    python = [sys.executable, "-c", HELP, json.dumps(lines)]
-    done = subprocess.run(python, capture_output=True, text=True, check=True, env=environment)
-    texts = [json.loads(text).strip().splitlines() for text in done.stdout.splitlines()]
-    return {line: "\n".join(map(str.rstrip, text)) for line, text in zip(lines, texts, strict=True)}
-
-
 def test_every_field_of_a_record_is_described():
     text = document("records.md")
     names = {field.encode_name for kind in structs(Record) for field in msgspec.structs.fields(kind)}
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
 
 
-def test_the_help_of_every_command_stands_in_the_documentation(help_texts):
-    wanted = ["# Commands", *(f"## {line}\n\n```\n{text}\n```" for line, text in help_texts.items())]
-    assert document("commands.md") == "\n\n".join(wanted) + "\n"
+def test_the_page_of_commands_is_that_of_the_code():
+    assert document("commands.md") == commands_page.page(), "run: python tests/support/commands_page.py"
 
 
-def test_every_help_ends_with_an_example(help_texts):
-    assert [line for line, text in help_texts.items() if line not in text.partition("\n\n  Example: ")[2]] == []
-
-
-@pytest.mark.parametrize("group", ["", "baseline"])
-def test_every_subcommand_is_listed(group, help_texts):
-    below = re.split("Commands:|Decide:", help_texts[f"benchd {group}".strip()])[1]
-    listed = re.findall(r"^  ([\w-]+) {2,}\S", below, re.MULTILINE)
-    prefix = f"{group} " if group else ""
-    inner = [name.removeprefix(prefix) for name in COMMANDS["benchd"] if name.startswith(prefix)]
-    assert sorted(listed) == sorted(name for name in inner if name and " " not in name)
+def test_every_command_has_an_example_of_itself():
+    assert [line for line, command in commands_page.commands() if line not in (command.epilog or "")] == []
 
 
 def test_the_sample_configuration_is_read_and_shows_every_key():
