@@ -461,7 +461,8 @@ class Memory(Struct, frozen=True, kw_only=True):
 
     `rss_peak_bytes` is of the timed section, `worker_peak_bytes` since the process began, with its build and check.
     For a CUDA graph `device_peak_bytes` is what torch reserved there, including the graph's pool; for ONNX Runtime and
-    TensorRT, what the process took by the driver's count until the first runs were done.
+    TensorRT, what the process took by the driver's count until the first runs were done; with the record's flag
+    `device_memory_of_all`, what all processes took meanwhile.
     """
 
     rss_peak_bytes: int
@@ -1017,6 +1018,11 @@ class Environment(Struct, frozen=True, kw_only=True):
     affinity: str | None = None
 
     @property
+    def is_tegra(self) -> bool:
+        """Return whether this is a Jetson, also in a container there, which does not name its L4T."""
+        return (self.soc or "").startswith("tegra")
+
+    @property
     def comparable_part(self) -> str:
         """Return the part of the fingerprint without benchd itself."""
         return self.fingerprint.partition("-")[0]
@@ -1179,7 +1185,15 @@ FLAGS = frozenset(
     (
         *("busy_machine", "cpu_quota_throttled", "foreign_gpu_process", "low_clock", "major_faults", "steal"),
         *("clock_below_range", "clock_not_set", "correlated_blocks", "probes_moved", "throttled", "two_levels"),
-        *("faster_than_floor", "files_changed", "one_in_flight", "other_threads", "output_changed", "shared_cpus"),
+        *(
+            "device_memory_of_all",
+            "faster_than_floor",
+            "files_changed",
+            "one_in_flight",
+            "other_threads",
+            "output_changed",
+            "shared_cpus",
+        ),
         *("reference_fp32", "repeated_input_faster", "repeated_input_untested", "rss_peak_since_start"),
         *("provider_fallback", "warm_up_not_steady", "usage_error", "weak_typing"),
         *("mqtt", "profiled", "service", "simulated"),

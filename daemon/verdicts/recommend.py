@@ -41,6 +41,7 @@ CHEATS = {
 }
 NOT_OF_TIME = {
     "clock_not_set",
+    "device_memory_of_all",
     "faster_than_floor",
     "mqtt",
     "profiled",

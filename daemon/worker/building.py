@@ -36,7 +36,7 @@ def built(job: Job, stages: StageClock, outcome: Outcome) -> Built:
     outcome.versions = versions()
     outcome.variables = variables(os.environ, settings(job.device, job.cache))
     device = _opened(job, outcome)
-    at_first = device_memory.own_bytes(outcome.device_uuid) if peaks.counted_by_driver(job) else 0
+    at_first = device_memory.held(outcome.device_uuid) if peaks.counted_by_driver(job) else ""
     stages.enter("build")
     workload = _workload(job, outcome)
     stages.enter("export")
@@ -51,7 +51,7 @@ def built(job: Job, stages: StageClock, outcome: Outcome) -> Built:
     others = _other_streams(job, workload, loaded, pool)
     outcome.kernels_ran = builds.kernels_ran(job.case.variant, device)
     outcome.software = builds.loaded()  # not before the first run, which a cold start times
-    loaded = _counted(job, loaded, at_first, outcome.device_uuid)  # before the check, whose reference also takes memory
+    loaded = _counted(job, loaded, at_first, outcome)  # before the check, whose reference also takes memory
     return Built(workload, [loaded, *others], pool, first, first_ended_ns)
 
 
@@ -115,12 +115,17 @@ def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batc
         return [steps.uniform(one, one.run(pool[0].to(loaded.device))) for one in made]
 
 
-def _counted(job: Job, loaded: Loaded, at_first: int | str, device_uuid: str | None) -> Loaded:
-    """Return it with the GPU memory that a runtime beside torch took."""
+def _counted(job: Job, loaded: Loaded, at_first: device_memory.Held | str, outcome: Outcome) -> Loaded:
+    """Return it with the GPU memory that a runtime beside torch took; a flag of `outcome` says if others may have."""
     if not peaks.counted_by_driver(job):
         return loaded
     built_s = loaded.runtime.build_s if loaded.runtime else None
-    return replace(loaded, taken=device_memory.taken(at_first, device_memory.own_bytes(device_uuid), built_s))
+    taken = device_memory.taken(at_first, device_memory.held(outcome.device_uuid), built_s)
+    if isinstance(taken, str):
+        return replace(loaded, taken=taken)
+    taken_bytes, by_all = taken
+    outcome.flags += ["device_memory_of_all"] if by_all else []
+    return replace(loaded, taken=taken_bytes)
 
 
 def versions() -> dict[str, str]:

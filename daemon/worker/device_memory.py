@@ -3,40 +3,59 @@
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine.gpu import open_nvml
+from benchd.daemon.machine.sysfs import text
 from benchd.exporters.tegra import is_tegra
 
 CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"  # CLIENT PROCESS PID SIZE, for root alone
 
 
-def own_bytes(uuid: str | None, root: Path = Path("/")) -> int | str:
-    """Return the bytes of this process on the GPU of this UUID, its CUDA context included; else why they are unknown.
+class Held(NamedTuple):
+    """Bytes on the GPU: this process's, CUDA context included, None if the driver does not list it, and everybody's."""
+
+    own: int | None
+    of_all: int | None = None
+
+
+def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
+    """Return what is held on the GPU of this UUID, else why that is unknown.
 
     Free memory is no substitute: neighbours change it, and on a Tegra the page cache does.
     """
-    return _of_nvmap(root / CLIENTS) if is_tegra(root) else _of_nvml(uuid)
+    # of the driver of an Orin; a Thor's is the one of other GPUs, which NVML reads
+    nvmap = re.search(r"^NvMapMemUsed:\s*(\d+) kB", text(root / "proc/meminfo") or "", re.MULTILINE)
+    if nvmap and is_tegra(root):
+        return Held(_of_nvmap(root / CLIENTS), int(nvmap[1]) * 1024)
+    return _of_nvml(uuid)
 
 
-def taken(before: int | str, after: int | str, build_s: float | None) -> int | str:
-    """Return what was taken between two answers of `own_bytes`, or why it is unknown."""
+def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple[int, bool] | str:
+    """Return what was taken between two answers of `held`, and whether by all processes; else why it is unknown."""
     if build_s is not None:
         return "this process also built the engine, and holds memory of that; a later one tells"
     if isinstance(after, str):
         return after
-    return before if isinstance(before, str) else after - before
+    if isinstance(before, str):
+        return before
+    if after.own is not None:
+        return after.own - (before.own or 0), False  # it is not listed before it holds something
+    if after.of_all is None or before.of_all is None:
+        return "NVML does not tell this process's memory, as in a container of its own"
+    grown = after.of_all - before.of_all
+    return (
+        (grown, True) if grown >= 0 else "other processes freed more GPU memory meanwhile; only root reads whose it is"
+    )
 
 
-def _of_nvmap(clients: Path) -> int | str:
-    try:
-        match = re.search(rf"^\s*\S+\s+.*\s{os.getpid()}\s+(\d+)K", clients.read_text(), re.MULTILINE)
-    except OSError as error:
-        return f"/{CLIENTS} cannot be read ({error.strerror}); only root may"
-    return int(match[1]) * 1024 if match else f"/{CLIENTS} does not list this process"
+def _of_nvmap(clients: Path) -> int | None:
+    match = re.search(rf"^\s*\S+\s+.*\s{os.getpid()}\s+(\d+)K", text(clients) or "", re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
 
 
-def _of_nvml(uuid: str | None) -> int | str:
+def _of_nvml(uuid: str | None) -> Held | str:
     try:
         nvml = open_nvml()
     except NotAvailable as error:
@@ -48,5 +67,4 @@ def _of_nvml(uuid: str | None) -> int | str:
         return f"NVML does not list the processes of GPU {uuid}: {error}"
     finally:
         nvml.nvmlShutdown()
-    own = next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
-    return int(own) if own is not None else "NVML does not tell this process's memory, as in a container of its own"
+    return Held(next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None))

@@ -144,7 +144,7 @@ def build(root: Path, board: Board) -> Path:
     shutil.rmtree(root / "sys/class/devfreq")
     _identity(root, board)
     _nvpmodel(root, board)
-    _memory(root)
+    _memory(root, board)
     _power(root, board)
     _gpu(root, board)
     _throttling(root)
@@ -180,10 +180,11 @@ def _nvpmodel(root: Path, board: Board) -> None:
     )
 
 
-def _memory(root: Path) -> None:
+def _memory(root: Path, board: Board) -> None:
     with (root / "proc/meminfo").open("a") as meminfo:
         meminfo.write("SwapTotal:       3900000 kB\nSwapFree:        3400000 kB\n")
-        meminfo.write("NvMapMemFree:          0 kB\nNvMapMemUsed:     102400 kB\n")
+        if board.microwatts is None:  # the driver of a Thor's GPU does without nvmap (jetson_stats 849)
+            meminfo.write("NvMapMemFree:          0 kB\nNvMapMemUsed:     102400 kB\n")
 
 
 def _power(root: Path, board: Board) -> None:

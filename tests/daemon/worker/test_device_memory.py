@@ -9,9 +9,9 @@ import pytest
 from fake_nvml import FIRST, FakeNvml
 from machines import write
 
-from benchd.daemon.worker.device_memory import CLIENTS, own_bytes, taken
+from benchd.daemon.worker.device_memory import CLIENTS, Held, held, taken
 
-CODE = "import sys; input(); from benchd.daemon.worker.device_memory import own_bytes; print(own_bytes(sys.argv[1]))"
+CODE = "import sys; input(); from benchd.daemon.worker.device_memory import held; print(held(sys.argv[1]))"
 
 
 def told(fake, uuid, own=True):
@@ -26,25 +26,36 @@ def told(fake, uuid, own=True):
 def test_nvml_counts_this_process_alone(tmp_path):
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     fake = FakeNvml(tmp_path)
-    assert told(fake, FIRST) == told(fake, FIRST.removeprefix("GPU-")) == str(2**20)
-    assert told(fake, FIRST, own=False).startswith("NVML does not tell this process's memory")
+    mine = str(Held(2**20))
+    assert told(fake, FIRST) == told(fake, FIRST.removeprefix("GPU-")) == mine
+    assert told(fake, FIRST, own=False) == str(Held(None))
     assert told(fake, "GPU-none").startswith("NVML does not list the processes of GPU GPU-none")
 
 
-def test_a_tegra_s_are_nvmap_s_clients_of_this_process(tmp_path):
+def test_an_orin_s_are_nvmap_s_clients_of_this_process_and_of_all(tmp_path):
     root = jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
-    assert "No such file" in own_bytes(None, root)
+    assert held(None, root) == Held(None, 100 * 2**20)  # as everybody but root is told
     lines = [
         "CLIENT                        PROCESS      PID        SIZE",
         "user           gnome shell     77     9000K",
     ]
     write(root, {CLIENTS: "\n".join([*lines, "total                                   9000K\n"])})
-    assert "does not list this process" in own_bytes(None, root)
+    assert held(None, root) == Held(None, 100 * 2**20)
     write(root, {CLIENTS: "\n".join([*lines, f"user           python     {os.getpid()}     512K\n"])})
-    assert own_bytes(None, root) == 512 * 1024
+    assert held(None, root) == Held(512 * 1024, 100 * 2**20)
 
 
-def test_what_was_taken_is_known_only_where_both_are():
-    assert taken(100, 350, None) == 250
-    assert taken(100, "refused", None) == "refused"
-    assert "built the engine" in taken(100, 350, 12.0)
+def test_a_thor_has_no_nvmap_and_is_asked_by_nvml(tmp_path):
+    root = jetson_trees.build(tmp_path, jetson_trees.THOR)
+    write(root, {CLIENTS: f"user           python     {os.getpid()}     0K\n"})
+    assert "NVML" in held(None, root)
+
+
+def test_what_was_taken_is_this_process_s_where_the_driver_tells_else_everybody_s():
+    assert taken(Held(100, 900), Held(350, 2000), None) == (250, False)
+    assert taken(Held(None), Held(350), None) == (350, False)  # it held nothing before
+    assert taken(Held(None, 900), Held(None, 2000), None) == (1100, True)
+    assert "other processes freed" in taken(Held(None, 900), Held(None, 800), None)
+    assert "does not tell" in taken(Held(None), Held(None), None)
+    assert taken(Held(100), "refused", None) == taken("refused", Held(100), None) == "refused"
+    assert "built the engine" in taken(Held(100), Held(350), 12.0)
