@@ -67,14 +67,18 @@ class Samples:
     def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
         """Return the summaries of the samples in the window, by `metric` or `metric@rail`, and how sampling went.
 
-        If two samplers give the same metric of the same rail, the one with the first sample counts.
+        If two samplers give the same metric of the same rail, the one that was named first counts.
         """
         summaries: dict[str, Summary] = {}
-        for (metric, rail, source), series in self._series.items():
+        for (metric, rail, source), series in sorted(self._series.items(), key=self._place):
             summary = series.summary(window, source)
             if summary:
                 summaries.setdefault(f"{metric}@{rail}" if rail else metric, summary)
         return summaries, self._report(window)
+
+    def _place(self, entry: "tuple[tuple[str, str, str], _Series]") -> int:
+        (_, _, source), _ = entry
+        return self._names.index(source)
 
     def raw(self, window: Window) -> list[Sample]:
         """Return the samples of the window, series by series."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from benchd.daemon.errors import UsageError, unknown
-from benchd.daemon.machine.sysfs import i2c_chips
+from benchd.daemon.machine.sysfs import THOR_GPU, gpu_nodes, i2c_chips
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 from benchd.exporters.tegra import is_tegra
@@ -94,18 +94,23 @@ def load(source: str) -> Sampler:
 def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) -> list[str]:
     """Return the samplers with hardware on this machine, the best power source of `device` first.
 
-    `device` is cpu or cuda, and `gpu_uuid` the GPU for NVML to open.
+    `device` is cpu or cuda, and `gpu_uuid` the GPU for NVML to open. A board's own files come before NVML and jtop,
+    which give some of the same values: jtop's load of the GPU may stay 0.
     """
-    tegra = is_tegra(root)
-    shown = {
-        f"nvml={gpu_uuid}" if gpu_uuid else "nvml": device == "cuda" and not tegra,
-        "ina238": bool(i2c_chips(root, "ina238")),
-        "ina3221": bool(i2c_chips(root, "ina3221")),
-        "jtop": (root / "run/jtop.sock").exists(),
-        "rapl": any((root / "sys/class/powercap").glob("*rapl:*")),
-        "procfs": True,
-        "devfreq": tegra,
-        "throttle": tegra,
-        "thermal": any((root / "sys/devices/virtual/thermal").glob("thermal_zone*")),
-    }
+    nvml = f"nvml={gpu_uuid}" if gpu_uuid else "nvml"
+    zones = any((root / "sys/devices/virtual/thermal").glob("thermal_zone*"))
+    if is_tegra(root):
+        shown = {
+            "ina238": bool(i2c_chips(root, "ina238")),
+            "ina3221": bool(i2c_chips(root, "ina3221")),
+            "procfs": True,
+            "devfreq": True,
+            "throttle": True,
+            "thermal": zones,
+            nvml: device == "cuda" and any(node.name == THOR_GPU for node in gpu_nodes(root)),
+            "jtop": (root / "run/jtop.sock").exists(),
+        }
+    else:
+        rapl = any((root / "sys/class/powercap").glob("*rapl:*"))
+        shown = {nvml: device == "cuda", "rapl": rapl, "procfs": True, "thermal": zones}
     return [name for name, is_there in shown.items() if is_there]

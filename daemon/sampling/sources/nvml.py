@@ -1,4 +1,4 @@
-"""Power, energy, clocks and load of one NVIDIA GPU by NVML, through nvidia-ml-py; on a Jetson NVML reads nothing.
+"""Power, energy, clocks and load of one NVIDIA GPU by NVML, through nvidia-ml-py; on an Orin NVML reads nothing.
 
 `nvml` is read while a case is timed. `gpm`, the performance counters of Hopper and newer, is for a separate run,
 because counting may disturb the timing.
@@ -49,6 +49,7 @@ _Readings = dict[_Key, Callable[[], float]]
 
 _ENERGY: _Key = ("energy_counter_j", "gpu")
 _HISTORY: _Key = ("power_w", "gpu_history")
+_LOAD: _Key = ("gpu_utilization_percent", "")
 _UNSUPPORTED = (2, 3, 6, 13)  # NVML's codes: a field it does not know, not supported, no such data, no such function
 _LOST = (1, 15, 999)  # not initialised, GPU lost, unknown error: it may answer again
 # NVML's field value and scope
@@ -109,8 +110,10 @@ class Nvml:
         self._others = gpu.answering(self._other_readings(gpu))
         energy = gpu.answering({_ENERGY: gpu.energy_j})
         self._history = _History(gpu) if gpu.answering({_HISTORY: lambda: len(gpu.history(0))}) else None
-        if not (self._present or self._others or energy or self._history):
-            why = gpu.refused or [f"NVML supports no reading of {gpu.uuid}, as on every Jetson; use ina3221 there"]
+        # a Tegra's counts processes, and on a Thor tells the load, which its devfreq does not
+        if not (self._present or energy or self._history or self._others.keys() & {_LOAD, *_AVERAGE_POWERS}):
+            nothing = f"NVML gives neither power nor load of {gpu.uuid}, as on a Jetson Orin; use ina3221 there"
+            why = gpu.refused or [nothing]
             raise NotAvailable("; ".join(why))
         self._periods_s = _measured_periods_s(self._present | energy)
         self._counter = _EnergyCounter(gpu.energy_j, self._period_s(_ENERGY)) if energy else None
@@ -125,7 +128,7 @@ class Nvml:
             ("gpu_memory_clock_hz", ""): lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6,
             ("gpu_throttle_reasons", ""): lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
             ("gpu_temp_c", ""): lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            ("gpu_utilization_percent", ""): lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+            _LOAD: lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
             ("gpu_memory_used_bytes", ""): lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
             ("gpu_foreign_processes", ""): lambda: sum(map(_is_here, gpu.computing_pids() - self._watched)),
         }

@@ -22,6 +22,15 @@ INSTANT, AVERAGE, MODULE = 186, 185, 1
 INIT, ELSEWHERE = 1, 2**22 + 1  # a process that is in every namespace, and a number that no kernel gives
 
 
+# what a Jetson Orin's might answer beside NotSupported, and what a Thor's lacks
+ORIN = {"fail": 3, "fail__nvmlDeviceGetComputeRunningProcesses_v3": 0, "fail__nvmlDeviceGetTemperature": 0}
+THOR = {
+    "fail__nvmlDeviceGetFieldValues": 3,
+    "fail__nvmlDeviceGetTotalEnergyConsumption": 3,
+    "fail__nvmlDeviceGetSamples": 3,
+}
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     return FakeNvml(tmp_path_factory.mktemp("nvml"))
@@ -228,7 +237,8 @@ def test_history_is_given_once_and_in_order(fake):
 @pytest.mark.parametrize(
     ("settings", "device", "reason"),
     [
-        ({"fail": 3}, FIRST, "as on every Jetson; use ina3221"),
+        ({"fail": 3}, FIRST, "as on a Jetson Orin; use ina3221"),
+        (ORIN, FIRST, "NVML gives neither power nor load of GPU-0000.*; use ina3221"),
         ({"fail": 15}, FIRST, "GPU is lost"),
         ({"fail__nvmlDeviceGetTemperature": 999}, FIRST, "gpu_temp_c of GPU-0000.*: Unknown Error"),
         ({"mig": 1}, FIRST, "partitioned by MIG; .* disable MIG"),
@@ -243,6 +253,13 @@ def test_an_unusable_gpu_says_why(settings, device, reason, fake):
     fake.set(**settings)
     with SamplerChild(fake, "nvml", device) as child:
         assert re.search(reason, child.ask("unavailable"))
+
+
+def test_a_thor_s_load_is_read_though_it_has_no_power(fake):
+    fake.set(**THOR)
+    with started(fake) as child:
+        assert values(child)["gpu_utilization_percent", ""] == 87.0
+        assert child.ask("power_sources") == []
 
 
 def test_an_old_driver_has_fewer_fields(fake):

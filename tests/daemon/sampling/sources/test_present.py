@@ -18,7 +18,8 @@ def test_a_jetson_reads_its_rails_first_and_never_nvml(tmp_path):
 
 def test_a_thor_reads_its_module_s_input_and_no_usb_supply(tmp_path):
     root = jetson_trees.build(tmp_path, jetson_trees.THOR)
-    assert present("cuda", root=root) == ["ina238", "procfs", "devfreq", "throttle", "thermal"]
+    assert present("cuda", root=root) == ["ina238", "procfs", "devfreq", "throttle", "thermal", "nvml"]
+    assert present("cpu", root=root) == ["ina238", "procfs", "devfreq", "throttle", "thermal"]
     sampler = load(f"ina238={root}")
     assert sampler.unavailable() is None
     (sample,) = sampler.sample()
@@ -28,7 +29,8 @@ def test_a_thor_reads_its_module_s_input_and_no_usb_supply(tmp_path):
 def test_jtop_is_read_where_its_service_runs_and_its_rails_check_those_of_the_board(tmp_path):
     root = jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
     machines.write(root, {"run/jtop.sock": ""})
-    assert present("cuda", root=root)[:2] == ["ina3221", "jtop"]
+    shown = present("cuda", root=root)
+    assert shown.index("ina3221") < shown.index("devfreq") < shown.index("jtop")
     board, jtop = Ina3221(root), Jtop()
     assert board.unavailable() is None
     jtop._first = _Reading(1.0, 0.5, ("VDD_IN", 5.9), [])
