@@ -64,14 +64,14 @@ def l4t(root: Path = Path("/")) -> str:
     return f"{match[1]}.{match[2]}" if match else ""
 
 
-def release_of(version: str, ubuntu: str = "") -> tuple[Release, bool]:
+def release_of(version: str, system: str = "") -> tuple[Release, bool]:
     """Return the release of a version of L4T, with or without its R, and whether it is one of RELEASES itself.
 
-    For one that is not, it is the last known before it. Without a version the Ubuntu decides, else it is the newest.
-    Raises TooOld for JetPack 6.0 and older.
+    For one that is not, it is the last known before it. Without a version it is the last with the Ubuntu that `system`
+    names, such as "Ubuntu 22.04.5 LTS", else the newest. Raises TooOld for JetPack 6.0 and older.
     """
     if not version:
-        return next((known for known in RELEASES if known.ubuntu == ubuntu), RELEASES[-1]), False
+        return next((known for known in reversed(RELEASES) if f"Ubuntu {known.ubuntu}" in system), RELEASES[-1]), False
     major, minor = (int(part) for part in (version.lstrip("R") + ".0").split(".")[:2])
     before = [known for known in RELEASES if _numbers(known.l4t[0]) <= (major, minor)]
     if not before:
@@ -86,20 +86,23 @@ def release_of(version: str, ubuntu: str = "") -> tuple[Release, bool]:
 def release(root: Path = Path("/")) -> tuple[Release, bool]:
     """Return the release of this board as `release_of` does."""
     file = root / "etc/os-release"
-    ubuntu = re.search(r'^VERSION_ID="?([\d.]+)', file.read_text() if file.exists() else "", re.MULTILINE)
-    return release_of(l4t(root), ubuntu[1] if ubuntu else "")
+    system = re.search(r"^PRETTY_NAME=(.+)", file.read_text() if file.exists() else "", re.MULTILINE)
+    return release_of(l4t(root), system[1] if system else "")
 
 
 def described(root: Path = Path("/")) -> str:
     """Return the JetPack of this board in words; raise TooOld as `release_of` does."""
-    known, is_known = release(root)
-    return known.jetpack + ("" if is_known else f", the last known before L4T {l4t(root) or 'of this board'}")
+    (known, is_known), version = release(root), l4t(root)
+    why = (
+        f"the last known before L4T {version}" if version else "assumed: nothing here names its L4T, as in a container"
+    )
+    return known.jetpack + ("" if is_known else f", {why}")
 
 
-def index_of(version: str) -> str:
+def index_of(version: str, system: str) -> str:
     """Return the index of wheels for a version of L4T such as R36.4.3; "URL" if its JetPack is too old."""
     try:
-        return release_of(version)[0].index
+        return release_of(version, system)[0].index
     except TooOld:
         return "URL"
 

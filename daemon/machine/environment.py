@@ -275,10 +275,13 @@ def _l4t(root: Path) -> str | None:
 
 
 def _gpu(root: Path, uuid: str | None) -> tuple[str | None, str | None, float | None]:
-    """Return an NVIDIA GPU, its driver and its power limit in watts; on a Tegra its SoC and the L4T release."""
-    release = _l4t(root)
-    if release:
-        return f"{_soc(root) or 'tegra'} integrated GPU", f"L4T {release}", None
+    """Return an NVIDIA GPU, its driver and its power limit in watts; on a Tegra its SoC and the L4T release, if known.
+
+    There nvidia-smi, where it answers at all, names the GPU differently in each release.
+    """
+    soc, release = _soc(root) or "", _l4t(root)
+    if soc.startswith("tegra"):
+        return f"{soc} integrated GPU", release and f"L4T {release}", None
     chosen = [f"--id={uuid}"] if uuid else []  # unlike CUDA it ignores CUDA_VISIBLE_DEVICES
     query = tool_output("nvidia-smi", *chosen, "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader")
     fields = [field.strip() for field in (query or "").partition("\n")[0].split(",")]

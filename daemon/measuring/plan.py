@@ -705,7 +705,7 @@ def search_is_over(case: Case, measured: Sequence[Record]) -> bool:
     if last.throughput_per_s is None or last.memory is None:
         return True
     peak_bytes: float = last.memory.rss_peak_bytes
-    if last.environment.l4t and last.environment.device == "cuda":  # a Jetson's GPU has the CPU's memory
+    if last.environment.is_tegra and last.environment.device == "cuda":  # a Jetson's GPU has the CPU's memory
         of_all = last.telemetry.get("nvmap_used_bytes")  # of ONNX Runtime and TensorRT only root reads their own
         peak_bytes += last.memory.device_peak_bytes or (of_all.maximum if of_all else 0)
     limits = re.findall(r"\d+", last.environment.system.get("memory_limit", ""))  # a container's

@@ -189,14 +189,15 @@ def _install(manifest: Manifest) -> str:
     wanted = {name: f"{name}=={version.partition('+')[0]}" for name, version in manifest.packages.items()}
     if "benchd" in wanted:
         wanted["benchd"] = f"benchd-{manifest.packages['benchd']}-py3-none-any.whl"
-    if manifest.environment.l4t:
-        return _install_on_board(wanted, manifest.environment.l4t)
+    here = manifest.environment
+    if here.is_tegra:
+        return _install_on_board(wanted, tegra.index_of(here.l4t or "", here.os))
     builds = {version.partition("+")[2] for version in manifest.packages.values()}
     indexes = [f"--extra-index-url {_PYTORCH_INDEX}/{build}" for build in builds if re.fullmatch(r"cpu|cu\d+", build)]
     return " ".join(["python -m pip install", *wanted.values(), *indexes])
 
 
-def _install_on_board(wanted: dict[str, str], l4t: str) -> str:
+def _install_on_board(wanted: dict[str, str], index: str) -> str:
     """Return the lines for a Jetson, for whose GPU the usual index has no builds.
 
     The last line names the board's packages again: they stay, and what they require is installed.
@@ -206,7 +207,7 @@ def _install_on_board(wanted: dict[str, str], l4t: str) -> str:
         lines.append(f"sudo apt install python3-libnvinfer  # JetPack's, here {wanted.pop('tensorrt')}")
     of_board = [wanted[name] for name in _OF_BOARD if name in wanted]
     if of_board:
-        lines.append(f"python -m {tegra.install_from(tegra.index_of(l4t), ' '.join(of_board))}")
+        lines.append(f"python -m {tegra.install_from(index, ' '.join(of_board))}")
     return "\n".join([*lines, " ".join(["python -m pip install", *wanted.values()])])
 
 

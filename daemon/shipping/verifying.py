@@ -51,7 +51,7 @@ def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_pla
 
 def _gpu(environment: Environment) -> str | None:
     """Return what identifies the GPU: on a Jetson its board, because a worker and /proc name that GPU differently."""
-    return environment.board or environment.soc if environment.l4t else environment.gpu
+    return environment.board or environment.soc if environment.is_tegra else environment.gpu
 
 
 def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -> Planned:

@@ -14,8 +14,8 @@ JP6, SBSA = "https://pypi.jetson-ai-lab.io/jp6/cu126", "https://pypi.jetson-ai-l
 ROOT = Path(__file__).parents[2]
 
 
-def board(root, release, ubuntu="22.04"):
-    files = {"etc/os-release": f'VERSION_ID="{ubuntu}"\n'}
+def board(root, release, system="Ubuntu 22.04.5 LTS"):
+    files = {"etc/os-release": f'PRETTY_NAME="{system}"\n'}
     if release:
         major, _, revision = release.partition(".")
         files["etc/nv_tegra_release"] = f"# R{major} (release), REVISION: {revision}, GCID: 42132812, BOARD: generic\n"
@@ -41,11 +41,19 @@ def test_a_board_has_the_index_of_its_release_or_of_the_last_known_before(tmp_pa
     assert (known.jetpack, known.index, exactly) == (jetpack, index, is_known)
 
 
-@pytest.mark.parametrize(("ubuntu", "index"), [("22.04", JP6), ("24.04", SBSA), ("", SBSA)])
-def test_a_container_on_a_board_has_the_index_of_its_ubuntu(tmp_path, ubuntu, index):
-    known, exactly = tegra.release(board(tmp_path, "", ubuntu))
+@pytest.mark.parametrize(
+    ("system", "jetpack", "index"),
+    [
+        ("Ubuntu 22.04.5 LTS", "6.2.2", JP6),
+        ("Ubuntu 24.04.3 LTS", "7.2", SBSA),
+        ("Debian GNU/Linux 12 (bookworm)", "7.2", SBSA),
+    ],
+)
+def test_a_container_on_a_board_has_the_newest_release_of_its_ubuntu(tmp_path, system, jetpack, index):
+    known, exactly = tegra.release(board(tmp_path, "", system))
     assert tegra.is_tegra(tmp_path)
     assert (known.index, exactly) == (index, False)
+    assert tegra.described(tmp_path).startswith(f"{jetpack}, assumed: nothing here names its L4T")
 
 
 @pytest.mark.parametrize(("release", "why"), [("36.3.0", "JetPack 6.0 "), ("35.4.1", "JetPack 5 or older ")])
@@ -53,7 +61,7 @@ def test_a_jetpack_that_is_too_old_is_told_what_to_do(tmp_path, release, why):
     with pytest.raises(tegra.TooOld, match=f"{why}.*needs JetPack 6.1 or newer: (upgrade|flash)"):
         tegra.release(board(tmp_path, release))
     assert "JetPack 6.1 or newer" in tegra.install("torch", tmp_path)
-    assert tegra.index_of(release) == "URL"
+    assert tegra.index_of(release, "") == "URL"
 
 
 def printed(*arguments):

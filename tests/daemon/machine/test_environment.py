@@ -37,6 +37,14 @@ def test_an_orin_nano(tmp_path, tools):
     assert found.allocator["MALLOC_MMAP_MAX_"] == "0"
 
 
+def test_a_container_on_a_board_has_the_board_s_gpu_though_nvidia_smi_answers(tmp_path, tools):
+    tools("nvidia-smi", "echo 'Orin (nvgpu), 595.78, [N/A]'")
+    root = orin_nano(tmp_path)
+    (root / "etc/nv_tegra_release").unlink()
+    found = describe("cuda", None, root)
+    assert (found.gpu, found.driver, found.l4t, found.is_tegra) == ("tegra234 integrated GPU", None, None, True)
+
+
 def test_a_mode_that_is_told_to_an_ordinary_user(tmp_path, tools):
     tools("nvpmodel", "echo 'NV Power Mode: MAXN'; echo 0; echo 'NVPM ERROR: Permission denied' >&2; exit 255")
     assert describe("cuda", None, orin_nano(tmp_path)).power_mode == "MAXN"

@@ -10,7 +10,7 @@ from benchd.daemon.records import Case, Memory, Summary, Variant
 OFFLINE = Case(model="square", scenario="offline")
 
 
-def batch(size, throughput, share_of_memory=0.1, share_on_gpu=None, of_nvmap=0.0, l4t=None, device="cuda", **fields):
+def batch(size, throughput, share_of_memory=0.1, share_on_gpu=None, of_nvmap=0.0, soc=None, device="cuda", **fields):
     shares = (share_of_memory, share_on_gpu, of_nvmap)
     cpu, gpu, nvmap = (share and int(share * ENVIRONMENT.memory_bytes) for share in shares)
     case = msgspec.structs.replace(OFFLINE, batch_size=size, **fields)
@@ -19,7 +19,7 @@ def batch(size, throughput, share_of_memory=0.1, share_on_gpu=None, of_nvmap=0.0
         case=case,
         throughput_per_s=throughput,
         memory=Memory(rss_peak_bytes=cpu, device_peak_bytes=gpu),
-        environment=msgspec.structs.replace(ENVIRONMENT, l4t=l4t, device=device),
+        environment=msgspec.structs.replace(ENVIRONMENT, soc=soc, device=device),
         telemetry={"nvmap_used_bytes": Summary(0.0, 0.0, nvmap, 9, "procfs")} if nvmap else {},
     )
 
@@ -35,12 +35,12 @@ def batch(size, throughput, share_of_memory=0.1, share_on_gpu=None, of_nvmap=0.0
         ([batch(1, 100.0, share_of_memory=0.39)], False),
         ([batch(1, 100.0, share_of_memory=0.41)], True),
         ([batch(1, 100.0, share_on_gpu=0.31)], False),
-        ([batch(1, 100.0, share_on_gpu=0.31, l4t="R36.4")], True),
-        ([batch(1, 100.0, l4t="R36.4")], False),
-        ([batch(1, 100.0, of_nvmap=0.31, l4t="R36.4")], True),
-        ([batch(1, 100.0, of_nvmap=0.29, l4t="R36.4")], False),
-        ([batch(1, 100.0, of_nvmap=0.31, share_on_gpu=0.1, l4t="R36.4")], False),
-        ([batch(1, 100.0, of_nvmap=0.31, l4t="R36.4", device="cpu")], False),
+        ([batch(1, 100.0, share_on_gpu=0.31, soc="tegra234")], True),
+        ([batch(1, 100.0, soc="tegra234")], False),
+        ([batch(1, 100.0, of_nvmap=0.31, soc="tegra234")], True),
+        ([batch(1, 100.0, of_nvmap=0.29, soc="tegra234")], False),
+        ([batch(1, 100.0, of_nvmap=0.31, share_on_gpu=0.1, soc="tegra234")], False),
+        ([batch(1, 100.0, of_nvmap=0.31, soc="tegra234", device="cpu")], False),
         ([batch(1, None)], True),
         ([batch(1, 100.0, seed=3), batch(2, 50.0, seed=3)], False),
         ([batch(1, 9.0, variant=Variant(precision="amp")), batch(2, 9.0, variant=Variant(precision="amp"))], False),

@@ -185,7 +185,7 @@ def test_the_lines_count_the_inputs_whose_answers_are_off(tmp_path, monkeypatch,
 
 
 HERE = msgspec.structs.replace(ORIN, l4t=None)
-BOARD = msgspec.structs.replace(ORIN, l4t="R36.4.3")
+BOARD = msgspec.structs.replace(ORIN, soc="tegra234", l4t="R36.4.3")
 OF_BOARD = "python -m pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/jp6/cu126"
 VENV = "python3 -m venv --system-site-packages env && . env/bin/activate"
 
@@ -221,6 +221,11 @@ VENV = "python3 -m venv --system-site-packages env && . env/bin/activate"
                 f"{OF_BOARD} onnxruntime-gpu==1.23.0",
                 "python -m pip install numpy==1.26.4 onnxruntime-gpu==1.23.0",
             ],
+        ),
+        (
+            msgspec.structs.replace(BOARD, l4t=None, os="Ubuntu 22.04.5 LTS"),  # in a container
+            {"torch": "2.8.0"},
+            [VENV, f"{OF_BOARD} torch==2.8.0", "python -m pip install torch==2.8.0"],
         ),
         (
             msgspec.structs.replace(BOARD, l4t="R35.4"),
