@@ -84,10 +84,21 @@ def test_the_preset_table_is_the_code_s(name):
     assert row in document("measuring.md")
 
 
+def anchors(page):
+    """Return the anchors of a page: its headings as GitHub links them, and those set by hand."""
+    text = re.sub("```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings} | {
+        *re.findall(r'<a id="(.+?)">', text)
+    }
+
+
 def test_links_inside_the_repository_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+            there = (page.parent / target).resolve() if target else page
+            assert there.exists(), f"{page.name}: {target}"
+            assert not anchor or there.suffix != ".md" or anchor in anchors(there), f"{page.name}: {target}#{anchor}"
 
 
 def test_every_promise_of_the_reliability_page_has_its_tests():

@@ -123,7 +123,7 @@ def test_an_untouched_folder_is_mostly_kept(between, kept):
 
 @pytest.mark.slow
 def test_rates_of_the_documentation():
-    """Print the rows of docs/measuring.md, with -s."""
+    """Print the rows of docs/evidence.md, with -s."""
     for between, spread in product((0.01, 0.03, 0.05), (0.005, 0.03, 0.1)):
         rows = [f"{100 * share:.1f}" for change in (0.0, 0.1, 0.3) for share in shares(change, between, spread, 4_000)]
         sys.stdout.write(f"\nruns {between:.0%}, processes {spread:.1%}: {' '.join(rows)}")
