@@ -31,7 +31,7 @@ build" is the fastest of spikingjelly, mambapy and a loop over the time steps, a
 and `make bench-gpu` run the races, and `python -m benchmarks.performance` writes this page. `results/` has every
 contender of every model and kernel with its interval; `benchd report results/<machine>/records.jsonl` adds the energy.
 """
-OF_MODELS = ("model", "batch", "", "best", "ms", "x over eager", "other build", "x over it", "answers")
+OF_MODELS = ("model", "batch", "best", "ms", "x over eager", "other build", "x over it", "answers")
 OURS = "benchd"  # the contender of ours in a kernel's race
 AnyRow = TypeVar("AnyRow", bound=rows.Timed)
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -104,9 +104,9 @@ def wins(folder: Path) -> Iterator[Win]:
 
 def _win(win: Win) -> tuple[str, ...]:
     others = (_times(win.eager, win.best), win.peer.contender if win.peer else "-", _times(win.peer, win.best))
-    training = "" if win.direction == "inference" else win.direction
+    model = win.model if win.direction == "inference" else f"{win.model}, {win.direction}"
     best = win.best
-    return win.model, str(win.batch_size), training, best.contender, f"{best.median_ms:.3g}", *others, best.verdict
+    return model, str(win.batch_size), best.contender, f"{best.median_ms:.3g}", *others, best.verdict
 
 
 def _kernels(folder: Path) -> Iterator[tuple[float, str]]:

@@ -44,10 +44,10 @@ def selfcheck(
     output: Annotated[Path, typer.Option(help="Folder for selfcheck.json and the records.")] = Path("selfcheck"),
     wait: Wait = None,
 ) -> None:
-    """Measure a short case of each variant, and judge it.
+    """Measure a short case of each variant, and check the figures.
 
-    Answers, clocks, and energy against power times time. Attach the file selfcheck.json to a report of a defect. Exits
-    with 1 if anything is wrong, 6 if nothing was measured.
+    Checks answers, clocks, and energy against power times time. Attach selfcheck.json to a bug report. Exits with 1 if
+    anything is wrong, 6 if nothing was measured.
     """
     machine, folder = plan.inspect(device), made_output(output)
     settings = Config(limits=LIMITS)

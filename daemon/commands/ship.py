@@ -63,8 +63,8 @@ def ship(
 ) -> None:
     """Pick the variant to deploy, and write its folder.
 
-    Exits with 4 if nothing meets the limits or the time did not suffice. Repeat an interrupted command to go on.
-    Switching power modes takes sudo.
+    Exits with 4 if nothing meets the limits or the time was too short. Repeat an interrupted command to resume it.
+    Switching power modes needs sudo.
     """
     if power_modes is not None:
         command = of_each_mode([str(BENCHD), *sys.argv[1:]], out)

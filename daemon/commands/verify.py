@@ -39,7 +39,8 @@ def verify(
 ) -> None:
     """Check whether a shipped folder keeps its promise.
 
-    Exits with 3 if it is slower than promised, 4 if that cannot be told (another machine too), 5 for other answers.
+    Exits with 3 if it is slower than promised, 4 if that is inconclusive (as on another machine), 5 if
+    its answers differ.
     """
     if processes < 1:
         raise UsageError(f"--processes {processes}: at least 1")

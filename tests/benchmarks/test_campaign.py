@@ -213,7 +213,7 @@ def test_the_best_and_the_other_build_are_the_fastest_whose_answers_are_right(tm
     rows = [race("eager", 1.0), race("custom-fp16", 0.1, right=False), race("custom", 0.25)]
     rows += [race("qann_resnet18/eager", 0.2), race(peer, 1.5, is_peer=True), race(amp, 1.0, is_peer=True)]
     shown = page(tmp_path, *rows, race(fp16, 0.1, is_peer=True, right=False))
-    assert "| vim_tiny | 4 |  | custom | 0.25 | 4 | mamba-ssm, amp | 4 |" in shown
+    assert "| vim_tiny | 4 | custom | 0.25 | 4 | mamba-ssm, amp | 4 |" in shown
 
 
 def test_without_eager_a_race_has_a_time_and_no_ratio(tmp_path):

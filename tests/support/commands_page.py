@@ -34,12 +34,13 @@ def page() -> str:
 def _section(line: str, command: Any, described: dict[tuple[str, str], str]) -> str:
     """Return the part of a command; note in `described` where each of its options is."""
     context = click.Context(command, info_name=line)
-    usage = " ".join(command.collect_usage_pieces(context))
+    usage = " ".join(command.collect_usage_pieces(context)).removeprefix("[OPTIONS]").strip()
     example = (command.epilog or "").removeprefix("Example: ")
-    lines = [f"## {line}", "", f"`{line} {usage}`", "", *(command.help or "").splitlines(), ""]
+    lines = [f"## {line}", "", *([f"`{line} {usage}`", ""] if usage else []), *(command.help or "").splitlines(), ""]
     rows: list[str] = []
     elsewhere: dict[str, list[str]] = {}
-    for record in filter(None, (parameter.get_help_record(context) for parameter in command.get_params(context))):
+    arguments_first = sorted(command.get_params(context), key=lambda parameter: parameter.param_type_name)
+    for record in filter(None, (parameter.get_help_record(context) for parameter in arguments_first)):
         if "--help" in record[0]:
             continue
         first = described.setdefault(record, line)
