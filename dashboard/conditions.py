@@ -28,7 +28,7 @@ SHAPES: dict[Condition, str] = {
 }
 
 
-class Board(NamedTuple):
+class BoardCondition(NamedTuple):
     """A device, the worst that is wrong with it, and what exactly."""
 
     device: Device
@@ -41,23 +41,23 @@ class Board(NamedTuple):
         return self.device.info.name or self.device.device_id
 
 
-def boards(store: Store, choices: Mapping[str, Sequence[Choice]], now_s: float) -> list[Board]:
+def boards(store: Store, choices: Mapping[str, Sequence[Choice]], now_s: float) -> list[BoardCondition]:
     """Return every known board, those in trouble first."""
     slower = _slower(store)
     fleet = [
-        Board(device, *_worst(device, slower[device.device_id], choices.get(device.device_id, ())))
+        BoardCondition(device, *_worst(device, slower[device.device_id], choices.get(device.device_id, ())))
         for device in queries.fleet(store, now_s)
     ]
     return sorted(fleet, key=lambda board: (CONDITIONS.index(board.condition), board.name))
 
 
-def counts(fleet: Sequence[Board]) -> dict[Condition, int]:
+def counts(fleet: Sequence[BoardCondition]) -> dict[Condition, int]:
     """Return how many boards are in each condition, those in none left out, fine ones first."""
     number = Counter(board.condition for board in fleet)
     return {condition: number[condition] for condition in ("fine", *CONDITIONS[:-1]) if number[condition]}
 
 
-def matches(board: Board, text: str) -> bool:
+def matches(board: BoardCondition, text: str) -> bool:
     """Return whether the name, id, site or a tag contains the text."""
     info = board.device.info
     return any(text.lower() in word.lower() for word in (info.name, board.device.device_id, info.site, *info.tags))

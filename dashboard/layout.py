@@ -136,7 +136,7 @@ def facts(pairs: dict[str, object]) -> None:
     ui.label(more(len(known) - SHOWN)).classes("soft")
 
 
-class Part:
+class PagePart:
     """A part of a page that is built again only if what it shows has changed."""
 
     def __init__(self, look: str) -> None:

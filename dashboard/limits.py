@@ -6,7 +6,7 @@ from typing import NamedTuple
 from benchd.daemon.delivery.messages import RESULT_BYTES
 
 
-class Limit(NamedTuple):
+class JsonLimit(NamedTuple):
     """`values` counts the keys of objects and the entries of lists, `depth` the brackets that are open at once."""
 
     bytes: int
@@ -16,16 +16,16 @@ class Limit(NamedTuple):
 
 # a real record has 21 kB, 1,400 values and a depth of 6
 LIMITS = {
-    "result": Limit(RESULT_BYTES, 50_000, 32),
-    "status": Limit(4 * 1024, 64, 4),
-    "info": Limit(256 * 1024, 10_000, 8),
-    "health": Limit(16 * 1024, 256, 8),
-    "latest": Limit(8 * 1024, 128, 4),
-    "shipped": Limit(8 * 1024, 128, 4),
-    "telemetry": Limit(64 * 1024, 5_000, 4),
-    "event": Limit(64 * 1024, 2_000, 8),
+    "result": JsonLimit(RESULT_BYTES, 50_000, 32),
+    "status": JsonLimit(4 * 1024, 64, 4),
+    "info": JsonLimit(256 * 1024, 10_000, 8),
+    "health": JsonLimit(16 * 1024, 256, 8),
+    "latest": JsonLimit(8 * 1024, 128, 4),
+    "shipped": JsonLimit(8 * 1024, 128, 4),
+    "telemetry": JsonLimit(64 * 1024, 5_000, 4),
+    "event": JsonLimit(64 * 1024, 2_000, 8),
 }
-OTHER = Limit(64 * 1024, 10_000, 32)
+OTHER = JsonLimit(64 * 1024, 10_000, 32)
 SHOWN = 50  # a page shows the first so many of anything, and how many more there are
 READ = 1_000  # and counts no further
 LAST_PAGE = 1_000_000  # its offset fits in the integers of databases and browsers

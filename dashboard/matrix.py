@@ -9,7 +9,7 @@ from benchd.dashboard.answers import Choice, Kind, Outcome
 MOST_BOARDS = 24  # shown one by one; more are shown by kind
 
 
-class Row(NamedTuple):
+class MatrixRow(NamedTuple):
     """One board, with its id, or one kind of board, with none; `boards` have a choice in it."""
 
     device_id: str
@@ -42,8 +42,8 @@ class Matrix(NamedTuple):
     """The models, those on most boards first, the rows, and the cells that are known."""
 
     subjects: list[str]
-    rows: list[Row]
-    cells: dict[tuple[str, Row], Cell]
+    rows: list[MatrixRow]
+    cells: dict[tuple[str, MatrixRow], Cell]
 
 
 def matrix(choices: Iterable[Choice], order: Sequence[str], *, by_kind: bool) -> Matrix:
@@ -52,8 +52,8 @@ def matrix(choices: Iterable[Choice], order: Sequence[str], *, by_kind: bool) ->
     boards: dict[tuple[str, Kind], set[str]] = defaultdict(set)
     for choice in known:
         boards[_key(choice, by_kind)].add(choice.device_id)
-    rows = {key: Row(*key, len(ids)) for key, ids in boards.items()}
-    groups: dict[tuple[str, Row], list[Choice]] = defaultdict(list)
+    rows = {key: MatrixRow(*key, len(ids)) for key, ids in boards.items()}
+    groups: dict[tuple[str, MatrixRow], list[Choice]] = defaultdict(list)
     for choice in known:
         groups[choice.subject, rows[_key(choice, by_kind)]].append(choice)
     place = {device_id: number for number, device_id in enumerate(order)}

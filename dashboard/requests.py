@@ -9,7 +9,7 @@ from benchd.dashboard.queries import Device, Mark
 from benchd.dashboard.text import short
 
 
-class Request(NamedTuple):
+class SuiteRequest(NamedTuple):
     """A request at a Unix time, and its answer, None before there is one."""
 
     asked_s: float
@@ -24,7 +24,7 @@ class Progress(NamedTuple):
 
 
 def progress(
-    request: Request | None, suite: SuiteInfo, device: Device, ended: Sequence[Mark], now_s: float
+    request: SuiteRequest | None, suite: SuiteInfo, device: Device, ended: Sequence[Mark], now_s: float
 ) -> Progress:
     """Return the state of the last request for a suite; `ended` are the ends of cases since it was made."""
     words, is_done = ("", True) if request is None else _state(request, suite, device, ended, now_s)
@@ -33,7 +33,9 @@ def progress(
     return Progress(words, is_open=is_done)
 
 
-def _state(request: Request, suite: SuiteInfo, device: Device, ended: Sequence[Mark], now_s: float) -> tuple[str, bool]:
+def _state(
+    request: SuiteRequest, suite: SuiteInfo, device: Device, ended: Sequence[Mark], now_s: float
+) -> tuple[str, bool]:
     age_s, answer = now_s - request.asked_s, request.answer
     if answer is None or answer.by == "nobody":  # the device may still take it
         return ("asked", False) if age_s < EXPIRY_S else (f"expired: no answer within {EXPIRY_S} s", True)

@@ -84,7 +84,7 @@ def key_of(facts: Mapping[str, Any]) -> str:
     return "-".join([*(labels or ["artifact"]), digest])
 
 
-class Store:
+class ArtifactStore:
     """The artifacts in `folder`, created at the first write; together they take at most `limit_bytes`, if given.
 
     An artifact returned by a store is in use until the store is closed or its process ends: no store removes it. For
@@ -171,7 +171,7 @@ class Store:
         while self._in_use:
             os.close(self._in_use.pop())
 
-    def __enter__(self) -> "Store":
+    def __enter__(self) -> "ArtifactStore":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -66,7 +66,7 @@ def onnx_facts(
     batch: int | None,
     form: Form | None,
 ) -> dict[str, Any]:
-    """Return the facts of an ONNX file's key in `benchd.exporters.artifacts.Store`.
+    """Return the facts of an ONNX file's key in `benchd.exporters.artifacts.ArtifactStore`.
 
     `batch` None means a dynamic batch. The facts include what makes the file: `code_sha256` of benchd, and `versions`,
     which may differ for a file from another machine; those of an int8 file include ONNX Runtime's, which writes it.

@@ -37,7 +37,7 @@ class SessionError(Exception):
     """ONNX Runtime cannot run a file, or not on the requested provider; the message says why."""
 
 
-class Unavailable(SessionError):
+class OnnxRuntimeUnavailable(SessionError):
     """ONNX Runtime is not installed correctly; the message says what to type."""
 
 
@@ -79,7 +79,7 @@ def open_session(
     `threads` limits the CPU threads inside an operator; None uses all CPUs of this process. `options` are the
     provider's, `level` is that of graph optimisation, and without `spin` threads sleep while they wait, which halves
     the CPU time of a network of many small operators. `edited` is loaded in the file's place. Raises SessionError if
-    the file cannot be loaded, which names the lower level at which it can, and Unavailable.
+    the file cannot be loaded, which names the lower level at which it can, and OnnxRuntimeUnavailable.
     """
     settings = _settings(threads)
     if not spin:
@@ -110,7 +110,7 @@ def _session(
     ort = _onnxruntime()
     name = PROVIDERS[provider]
     if name not in ort.get_available_providers():
-        raise Unavailable(f"this onnxruntime {ort.__version__} has no {name}: {cuda_build()}")
+        raise OnnxRuntimeUnavailable(f"this onnxruntime {ort.__version__} has no {name}: {cuda_build()}")
     if provider != "cpu" and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()  # the CUDA libraries from torch's wheels
     if provider == "tensorrt" and find_spec("tensorrt"):
@@ -166,8 +166,8 @@ def profiled(path: Path, provider: Provider, feeds: dict[str, Any], options: dic
 def _onnxruntime() -> Any:
     reason = why_not()
     if reason:
-        raise Unavailable(reason)
+        raise OnnxRuntimeUnavailable(reason)
     try:
         return import_module("onnxruntime")
     except ImportError as error:
-        raise Unavailable(f"onnxruntime cannot be imported: {error}") from error
+        raise OnnxRuntimeUnavailable(f"onnxruntime cannot be imported: {error}") from error

@@ -55,7 +55,7 @@ _NOT_IN_TIME = (
 _ERRORS_SHOWN = 3
 
 
-class Unavailable(RuntimeError):
+class TensorRtUnavailable(RuntimeError):
     """TensorRT cannot run here; the message says why and what to install."""
 
 
@@ -83,7 +83,7 @@ class ForeignPlan(EngineError):
     """A plan that this TensorRT on this GPU cannot load; rebuilding it helps."""
 
 
-class Profile(msgspec.Struct, frozen=True):
+class BatchRange(msgspec.Struct, frozen=True):
     """The range of batch sizes of an engine and the one it is tuned for; for files with a dynamic batch.
 
     Raises ValueError unless 1 <= minimum <= optimum <= maximum.
@@ -102,7 +102,7 @@ class Profile(msgspec.Struct, frozen=True):
         return self.minimum, self.optimum, self.maximum
 
 
-class Recipe(msgspec.Struct, frozen=True):
+class BuildRecipe(msgspec.Struct, frozen=True):
     """How a plan was built, as encoded in its name; under weak typing TensorRT chooses types itself.
 
     `dla_share` is the share of layers that run on the DLA, None without one; the others fell back to the GPU.
@@ -113,10 +113,10 @@ class Recipe(msgspec.Struct, frozen=True):
     dla_share: float | None = None
 
 
-class Built(NamedTuple):
+class EngineBuild(NamedTuple):
     """A finished build. `note` says why typing is weak, if it is."""
 
-    recipe: Recipe
+    recipe: BuildRecipe
     seconds: float
     note: str
 
@@ -127,9 +127,9 @@ def engine_facts(
     gpu_name: str,
     compute_capability: tuple[int, int],
     flags: Sequence[str],
-    profile: Profile,
+    profile: BatchRange,
 ) -> dict[str, Any]:
-    """Return the facts of an engine's key in `benchd.exporters.artifacts.Store`: its inputs and its target."""
+    """Return the facts of an engine's key in `benchd.exporters.artifacts.ArtifactStore`: its inputs and its target."""
     return {
         "format": "plan",
         "onnx_sha256": onnx_sha256,
@@ -166,16 +166,16 @@ def timing_cache_path(version: str, gpu_name: str) -> Path:
 
 
 def load() -> TensorRT:
-    """Return the tensorrt module; raise Unavailable with what to do.
+    """Return the tensorrt module; raise TensorRtUnavailable with what to do.
 
     Never call TensorRT without a working CUDA device: its runtime then crashes the process.
     """
     if not torch.cuda.is_available():
-        raise Unavailable("TensorRT needs a CUDA device")
+        raise TensorRtUnavailable("TensorRT needs a CUDA device")
     try:
         trt: TensorRT = importlib.import_module("tensorrt")
     except ImportError as error:
-        raise Unavailable(
+        raise TensorRtUnavailable(
             f"TensorRT's Python package cannot be imported ({error}): pip install 'benchd[gpu]', or on a Jetson sudo "
             "apt install python3-libnvinfer and an environment that sees the system's packages"
         ) from error
@@ -184,34 +184,34 @@ def load() -> TensorRT:
 
 
 def require_version(version: str) -> None:
-    """Raise Unavailable for a TensorRT older than 10.3, which has a different API."""
+    """Raise TensorRtUnavailable for a TensorRT older than 10.3, which has a different API."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        raise Unavailable(f"TensorRT {version} is too old; benchd needs {OLDEST[0]}.{OLDEST[1]} or newer")
+        raise TensorRtUnavailable(f"TensorRT {version} is too old; benchd needs {OLDEST[0]}.{OLDEST[1]} or newer")
 
 
 def build(
     trt: TensorRT,
     onnx: Path,
     plan: Path,
-    profile: Profile,
+    profile: BatchRange,
     *,
     workspace_bytes: int | None,
     timing_cache: Path,
     precision: str,
     dla: int | None = None,
     limit_s: float = math.inf,
-) -> Built:
+) -> EngineBuild:
     """Build the engine of `onnx` for the current GPU, write it to `plan` and kernel timings to `timing_cache`.
 
     If a strongly typed build fails on TensorRT 10, a weakly typed one in `precision` replaces it, and the result says
     so. With `dla` its layers are for that core of the DLA, except those that only the GPU can run. The build ends
-    itself after `limit_s`. Raises BuildError, including OutOfMemory, OutOfTime and NoLayerOnDla, and Unavailable if
-    TensorRT does not start or finds no such core.
+    itself after `limit_s`. Raises BuildError, including OutOfMemory, OutOfTime and NoLayerOnDla, and
+    TensorRtUnavailable if TensorRT does not start or finds no such core.
     """
     start = time.monotonic()
     note = ""
 
-    def attempt(typing: Typing) -> Recipe:
+    def attempt(typing: Typing) -> BuildRecipe:
         builder = _Build(trt, onnx, profile, workspace_bytes, timing_cache, dla, start + limit_s)
         return builder.write(plan, typing, precision)
 
@@ -222,7 +222,7 @@ def build(
             raise
         note = f"weakly typed, because a strongly typed build fails: {error}"
         recipe = attempt("weak")
-    return Built(recipe, time.monotonic() - start, note)
+    return EngineBuild(recipe, time.monotonic() - start, note)
 
 
 class _Build:
@@ -232,7 +232,7 @@ class _Build:
         self,
         trt: TensorRT,
         onnx: Path,
-        profile: Profile,
+        profile: BatchRange,
         workspace_bytes: int | None,
         timing_cache: Path,
         dla: int | None,
@@ -246,9 +246,11 @@ class _Build:
         self._late: list[str] = []
         self._monitor = _monitor(trt, until_s, self._late)
         if dla is not None and dla >= (cores := self._builder.num_DLA_cores):
-            raise Unavailable(f"DLA core {dla} is not here: TensorRT {trt.__version__} finds {cores} on this machine")
+            raise TensorRtUnavailable(
+                f"DLA core {dla} is not here: TensorRT {trt.__version__} finds {cores} on this machine"
+            )
 
-    def write(self, plan: Path, typing: Typing, precision: str) -> Recipe:
+    def write(self, plan: Path, typing: Typing, precision: str) -> BuildRecipe:
         strong = 1 << int(self._trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         network = self._builder.create_network(strong if typing == "strong" else 0)
         parser = self._trt.OnnxParser(network, self._logger)  # holds the weights until the plan is built
@@ -257,7 +259,7 @@ class _Build:
         if typing == "weak" and precision != "fp32":
             config.set_flag(getattr(self._trt.BuilderFlag, precision.upper()))
         workspace_bytes = config.get_memory_pool_limit(self._trt.MemoryPoolType.WORKSPACE)
-        recipe = Recipe(typing, workspace_bytes, self._dla_share(network, config))
+        recipe = BuildRecipe(typing, workspace_bytes, self._dla_share(network, config))
         network.name = msgspec.json.encode(recipe).decode()
         plan.write_bytes(self._serialized(network, config))
         return recipe
@@ -409,11 +411,11 @@ def _started(create: Callable[[], T], errors: Sequence[str]) -> T:
     try:
         return create()
     except TypeError as error:
-        raise Unavailable(f"TensorRT does not start: {_last(errors)}") from error
+        raise TensorRtUnavailable(f"TensorRT does not start: {_last(errors)}") from error
 
 
 class Engine:
-    """A plan made ready to run on the current CUDA device; raises ForeignPlan where it cannot be, and Unavailable.
+    """A plan made ready to run on the current CUDA device; raises ForeignPlan or TensorRtUnavailable.
 
     `inputs` and `outputs` are the names of its tensors in the file's order, `errors` what its log has said. `dla` is
     the core of a plan that was built for one.
@@ -514,8 +516,8 @@ class Context:
             raise EngineError(f"TensorRT refuses {action}: {_last(self._engine.errors)}")
 
 
-def _recipe(plan: Path, engine: ICudaEngine) -> Recipe:
+def _recipe(plan: Path, engine: ICudaEngine) -> BuildRecipe:
     try:
-        return msgspec.json.decode(engine.name, type=Recipe)
+        return msgspec.json.decode(engine.name, type=BuildRecipe)
     except msgspec.MsgspecError as error:
         raise ForeignPlan(f"{plan.name} does not say how it was built: {error}") from error

@@ -43,7 +43,7 @@ ARCHITECTURES = {
 
 
 @dataclass(frozen=True)
-class Occupancy:
+class SmOccupancy:
     """The blocks and warps that fit on an SM together, the share of its warps, and the resources that allow no more.
 
     `limits` holds one or several of "warps", "blocks", "registers" and "shared memory". A kernel that cannot be
@@ -56,7 +56,7 @@ class Occupancy:
     limits: tuple[str, ...]
 
 
-def theoretical(architecture: Architecture, registers: int, shared_bytes: int, threads: int) -> Occupancy:
+def theoretical(architecture: Architecture, registers: int, shared_bytes: int, threads: int) -> SmOccupancy:
     """Return the occupancy of a kernel by its registers per thread, and its shared memory and threads per block."""
     if threads < 1:
         raise ValueError(f"a block has at least one thread, not {threads}")
@@ -69,7 +69,7 @@ def theoretical(architecture: Architecture, registers: int, shared_bytes: int, t
     }
     blocks = min(allowed.values())
     limits = tuple(resource for resource, most in allowed.items() if most == blocks)
-    return Occupancy(blocks, blocks * warps, blocks * warps / architecture.warps, limits)
+    return SmOccupancy(blocks, blocks * warps, blocks * warps / architecture.warps, limits)
 
 
 def _blocks_by_registers(architecture: Architecture, registers: int, warps: int) -> int:

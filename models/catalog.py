@@ -23,7 +23,7 @@ TRAINING = "training is measured on eager and, for the ST-BIF net, on custom"
 
 
 @dataclass(frozen=True)
-class Option:
+class ModelOption:
     """One typed option of a model; `minimum` is inclusive and `choices`, where given, are all there is."""
 
     default: OptionValue
@@ -82,7 +82,7 @@ class Model:
     inputs: Literal["unit", "normal"]
     judged_by: Literal["outputs", "codes"]
     dataset: Literal["imagenet", "cifar10", "none"] = "none"
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, ModelOption] = field(default_factory=dict)
     refuse: Callable[[Mapping[str, Any]], str | None] = lambda options: None
     custom_kernels: tuple[Literal["cpu", "cuda"], ...] = ()
     custom_int8: bool = False
@@ -114,25 +114,25 @@ class Model:
 
 
 _VIM_OPTIONS = {
-    "patch_size": Option(16, "side of a patch in pixels", minimum=1),
-    "stride": Option(16, "distance between patches in pixels; more than 16 gives a shorter sequence", minimum=1),
-    "scan": Option("serial", "form of the scan; both are exact", choices=("serial", "two_level")),
-    "depth": Option(24, "number of layers", minimum=1),
-    "image_size": Option(224, "side of the image in pixels", minimum=1),
-    "num_classes": Option(1000, "number of classes; a checkpoint says its own", minimum=1),
+    "patch_size": ModelOption(16, "side of a patch in pixels", minimum=1),
+    "stride": ModelOption(16, "distance between patches in pixels; more than 16 gives a shorter sequence", minimum=1),
+    "scan": ModelOption("serial", "form of the scan; both are exact", choices=("serial", "two_level")),
+    "depth": ModelOption(24, "number of layers", minimum=1),
+    "image_size": ModelOption(224, "side of the image in pixels", minimum=1),
+    "num_classes": ModelOption(1000, "number of classes; a checkpoint says its own", minimum=1),
 }
 _ONEPASS_OPTIONS = {
-    "time_steps": Option(8, "T, the number of time steps", minimum=1),
-    "decay": Option(0.95, "membrane decay per step", minimum=0.0),
-    "threshold": Option(1.0, "a neuron fires if v >= threshold"),
-    "reset": Option("zero", "effect of firing on v", choices=("zero", "subtract")),
-    "encoding": Option("repeat", "the image at every step, or Bernoulli spikes", choices=("repeat", "rate")),
-    "p_scale": Option(1.0, "rate encoding fires if u < clamp(p_scale * x, 0, 1)", minimum=0.0),
-    "batch_norm": Option(False, "batch norm after each convolution"),
+    "time_steps": ModelOption(8, "T, the number of time steps", minimum=1),
+    "decay": ModelOption(0.95, "membrane decay per step", minimum=0.0),
+    "threshold": ModelOption(1.0, "a neuron fires if v >= threshold"),
+    "reset": ModelOption("zero", "effect of firing on v", choices=("zero", "subtract")),
+    "encoding": ModelOption("repeat", "the image at every step, or Bernoulli spikes", choices=("repeat", "rate")),
+    "p_scale": ModelOption(1.0, "rate encoding fires if u < clamp(p_scale * x, 0, 1)", minimum=0.0),
+    "batch_norm": ModelOption(False, "batch norm after each convolution"),
 }
 _RESNET_OPTIONS = {
-    "level": Option(8, "quantisation level L: codes 0..L//2-1", minimum=4),
-    "width": Option(64, "channels of the first stage; each further one doubles them", minimum=1),
+    "level": ModelOption(8, "quantisation level L: codes 0..L//2-1", minimum=4),
+    "width": ModelOption(64, "channels of the first stage; each further one doubles them", minimum=1),
 }
 
 
@@ -161,7 +161,7 @@ def _vim(size: str, dim: int, parameters: str, **more: Any) -> Model:
         "normal",
         "outputs",
         "imagenet",
-        {"dim": Option(dim, "channels per token", minimum=1), **_VIM_OPTIONS},
+        {"dim": ModelOption(dim, "channels per token", minimum=1), **_VIM_OPTIONS},
         _patch_too_large,
         custom_kernels=_BOTH,
         cost="vim",
@@ -207,7 +207,8 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             "normal",
             "codes",
             "cifar10",
-            _RESNET_OPTIONS | {"time_steps": Option(8, "T, the number of time steps; at least level//2-1", minimum=1)},
+            _RESNET_OPTIONS
+            | {"time_steps": ModelOption(8, "T, the number of time steps; at least level//2-1", minimum=1)},
             _too_few_steps,
             custom_kernels=_BOTH,
             custom_int8=True,
@@ -222,13 +223,13 @@ MODELS: Mapping[str, Model] = MappingProxyType(
             ("size", "size"),
             "normal",
             "outputs",
-            options={"size": Option(1024, "side of the square tensor", minimum=1)},
+            options={"size": ModelOption(1024, "side of the square tensor", minimum=1)},
             cost="square",
         ),
     }
 )
 
-_OWN_SIZE = {"image_size": Option(0, "side of the images in pixels; 0 for the model's own", minimum=0)}
+_OWN_SIZE = {"image_size": ModelOption(0, "side of the images in pixels; 0 for the model's own", minimum=0)}
 LIBRARIES: Mapping[str, Model] = MappingProxyType(
     {
         "torchvision": Model(

@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 from benchd.daemon.errors import UsageError
 
 
-class Command(TyperCommand):
+class StrictCommand(TyperCommand):
     """Refuses an empty value: an unset variable of a script would silently drop the option, or mean this folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -26,6 +26,8 @@ class Command(TyperCommand):
 class Application(typer.Typer):
     """A Typer application of such commands."""
 
-    def command(self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **settings: Any) -> Any:
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = StrictCommand, **settings: Any
+    ) -> Any:
         """Register a function as usual."""
         return super().command(name, cls=cls, **settings)

@@ -14,7 +14,7 @@ from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson, names
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.machine import sandbox
-from benchd.daemon.measuring.capabilities import Finding, examine, service
+from benchd.daemon.measuring.capabilities import Capability, examine, service
 
 app = application()
 
@@ -59,14 +59,14 @@ def run_unit(out: TextIO, root: Path, as_json: bool) -> int:
     return 0 if all(finding.usable for finding in findings) else 7
 
 
-def _devices(root: Path) -> Iterator[Finding]:
+def _devices(root: Path) -> Iterator[Capability]:
     for access in sandbox.examine(root):
         detail = access.reason or "the service can use it"
         remedy = f"{access.remedy}   # sudo systemctl edit benchd" if "=" in access.remedy else access.remedy
-        yield Finding(str(access.path), "device", usable=access.reason is None, detail=detail, remedy=remedy)
+        yield Capability(str(access.path), "device", usable=access.reason is None, detail=detail, remedy=remedy)
 
 
-def _print(findings: Sequence[Finding], out: TextIO, as_json: bool) -> None:
+def _print(findings: Sequence[Capability], out: TextIO, as_json: bool) -> None:
     if as_json:
         out.write(msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n")
         return

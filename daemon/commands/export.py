@@ -22,7 +22,7 @@ from benchd.daemon.records import Inputs, UserFile
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.tables import figures, print_rows
 from benchd.exporters import files
-from benchd.exporters.artifacts import Artifact, ArtifactError, Store
+from benchd.exporters.artifacts import Artifact, ArtifactError, ArtifactStore
 from benchd.models import catalog, demo
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def _refuse_own(request: ExportRequest) -> None:
 
 def list_store(out: TextIO, as_json: bool) -> None:
     """Print the content of this machine's store."""
-    with Store(folders.artifacts()) as store:
+    with ArtifactStore(folders.artifacts()) as store:
         held = list(store.list())
     show(held, out, as_json)
     if not as_json:
@@ -154,7 +154,7 @@ def list_store(out: TextIO, as_json: bool) -> None:
 def prune_store(limit_bytes: int, out: TextIO) -> None:
     """Remove the least recently used files until the rest fits the limit in bytes."""
     try:
-        with Store(folders.artifacts()) as store:
+        with ArtifactStore(folders.artifacts()) as store:
             removed = store.prune(limit_bytes)
     except ArtifactError as error:
         raise UsageError(str(error)) from error

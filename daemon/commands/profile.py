@@ -22,7 +22,7 @@ from benchd.daemon.machine.environment import without_credentials
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.measuring import plan, user_model
 from benchd.daemon.measuring.plan import Machine, Planned
-from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session, writable
 from benchd.daemon.profiling import comparison
 from benchd.daemon.profiling.collecting import Found, gather
@@ -224,7 +224,7 @@ def _not_left_empty(folder: Path, is_ours: bool) -> Iterator[None]:
                     folder.parent.rmdir()
 
 
-def _profile(job: ProfileJob, gathered: Found, shared: Run, run_id: RunId) -> Profile:
+def _profile(job: ProfileJob, gathered: Found, shared: RunHeader, run_id: RunId) -> Profile:
     collected, described = gathered.collected, shared.environment
     made = Profile(
         run_id=run_id.run_id,

@@ -20,7 +20,7 @@ from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Record
 from benchd.daemon.reporting.console import Screen, console_on
 from benchd.daemon.reporting.tables import ALARM, GOOD, Cell, print_rows
-from benchd.daemon.verdicts.sanity import Finding, examine
+from benchd.daemon.verdicts.sanity import SanityResult, examine
 
 MODEL = "snn_onepass"  # every variant has a form of it, and it is built in a second
 LIMITS = LimitsConfig(warm_up_cap_s=0.5, measure_cap_s=3.0, check_images=4)
@@ -33,8 +33,8 @@ class SelfCheck(Struct, frozen=True):
     """The file to attach to a report of a defect."""
 
     tool_version: str
-    findings: list[Finding]
-    machine: list[capabilities.Finding]
+    findings: list[SanityResult]
+    machine: list[capabilities.Capability]
     records: list[Record]
 
 
@@ -59,7 +59,7 @@ def selfcheck(
         supervisor.run()
     findings = examine(supervisor.records)
     for reason, variants in plan.cannot_run(machine).items():
-        findings.append(Finding(", ".join(variants), "run", "not tested", reason))
+        findings.append(SanityResult(", ".join(variants), "run", "not tested", reason))
     told = SelfCheck(version("benchd"), findings, list(capabilities.examine()), supervisor.records)
     _print(findings, sys.stdout)
     path = folder / "selfcheck.json"
@@ -69,14 +69,14 @@ def selfcheck(
     raise typer.Exit(130 if session.interrupted else _code(findings) or unstored)
 
 
-def _print(findings: list[Finding], out: TextIO) -> None:
+def _print(findings: list[SanityResult], out: TextIO) -> None:
     rows: list[list[Cell]] = [
         [one.case_id, one.subject, Text(one.judgement, STYLES[one.judgement]), one.detail] for one in findings
     ]
     print_rows(console_on(out), ["case", "tested", "found", "why"], rows)
 
 
-def _code(findings: list[Finding]) -> int:
+def _code(findings: list[SanityResult]) -> int:
     if any(finding.judgement == "wrong" for finding in findings):
         return 1
     return 0 if any(finding.judgement == "right" for finding in findings) else 6

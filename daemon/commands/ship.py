@@ -25,7 +25,7 @@ from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import folder as shipping
 from benchd.daemon.shipping import race
 from benchd.daemon.shipping.manifest import MANIFEST, Asked, Manifest
-from benchd.daemon.shipping.race import Race, Result
+from benchd.daemon.shipping.race import Race, RaceResult
 
 BENCHD = Path(sys.executable).with_name("benchd")
 ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}
@@ -163,7 +163,7 @@ def _page_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.html")
 
 
-def _told(shipped: Manifest, result: Result, out: Path, measured_s: float) -> str:
+def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -> str:
     promised, case = shipped.promised, shipped.case
     interval = f" [{promised.low_ms:.4g}, {promised.high_ms:.4g}]" if promised.low_ms and promised.high_ms else ""
     others = [name for name in result.tied if name != result.winner]

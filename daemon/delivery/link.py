@@ -34,7 +34,7 @@ SILENT_S = 600.0  # a record of 2 MB takes its time on a slow network
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """A reply to one command."""
 
     topic: str
@@ -69,7 +69,7 @@ class Link:
         self._lock = threading.Lock()
         self._documents: dict[str, bytes] = {}
         self._unsent: dict[str, None] = {}  # topics with an unsent document, in order
-        self._answers: deque[Answer] = deque(maxlen=MAX_WAITING)
+        self._answers: deque[Reply] = deque(maxlen=MAX_WAITING)
         self._telemetry: bytes | None = None
         self._sessions: list[str] = []
         self._others: deque[str] = deque(maxlen=MAX_WAITING)  # sessions of other machines that were answered
@@ -112,7 +112,7 @@ class Link:
 
     def answer(self, topic: str, body: bytes, correlation: bytes | None) -> None:
         """Reply to a command."""
-        self._answers.append(Answer(topic, body, correlation))
+        self._answers.append(Reply(topic, body, correlation))
 
     def telemetry(self, body: bytes) -> None:
         """Send the last samples; earlier unsent ones are dropped and counted."""

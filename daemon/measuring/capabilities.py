@@ -59,7 +59,7 @@ CPU_PAIR = "pip install --force-reinstall torch torchvision --index-url https://
 """On x86-64 the torchvision of pip's usual index links CUDA's part of torch, which a CPU-only torch lacks."""
 
 
-class Finding(Struct, frozen=True, rename={"remedy": "cure"}):
+class Capability(Struct, frozen=True, rename={"remedy": "cure"}):
     """The result of one check: `detail` describes it or gives the reason it is unusable, `remedy` what to do."""
 
     name: str
@@ -69,7 +69,7 @@ class Finding(Struct, frozen=True, rename={"remedy": "cure"}):
     remedy: str = ""
 
 
-def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) -> Iterator[Finding]:
+def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) -> Iterator[Capability]:
     """Yield a finding for the board, each sampler, runtime and program, and for the service if it is installed."""
     if is_tegra(root):
         yield from _board(root)
@@ -84,44 +84,44 @@ def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) ->
     yield from service(root)
 
 
-def _board(root: Path) -> Iterator[Finding]:
+def _board(root: Path) -> Iterator[Capability]:
     try:
-        yield Finding("jetpack", "board", usable=True, detail=tegra.described(root))
+        yield Capability("jetpack", "board", usable=True, detail=tegra.described(root))
     except tegra.TooOld as error:
-        yield Finding("jetpack", "board", usable=False, detail=str(error))
+        yield Capability("jetpack", "board", usable=False, detail=str(error))
     with suppress(NotAvailable):
         fastest, mode = power_modes.fastest(power_modes.read_modes(root)), power_mode_of(root)
         if fastest:
             remedy = f"the fastest is {fastest.name}: sudo nvpmodel -m {fastest.number}" if fastest.name != mode else ""
-            yield Finding("power mode", "board", usable=True, detail=mode or "unknown", remedy=remedy)
+            yield Capability("power mode", "board", usable=True, detail=mode or "unknown", remedy=remedy)
 
 
-def _source(name: str, root: Path) -> Finding:
+def _source(name: str, root: Path) -> Capability:
     try:
         reason = load(name if root == Path("/") else f"{name}={root}").unavailable()
     except BenchdError as error:
         reason = str(error)
     if reason is None:
-        return Finding(name, "source", usable=True, detail="all its values can be read")
+        return Capability(name, "source", usable=True, detail="all its values can be read")
     remedies = REMEDIES if os.uname().machine == "x86_64" else REMEDIES | ELSEWHERE
-    return Finding(name, "source", usable=False, detail=reason, remedy=remedies.get(name, ""))
+    return Capability(name, "source", usable=False, detail=reason, remedy=remedies.get(name, ""))
 
 
-def _torch_and_cuda(root: Path, timeout_s: float) -> Iterator[Finding]:
+def _torch_and_cuda(root: Path, timeout_s: float) -> Iterator[Capability]:
     facts, reason = _probe(timeout_s)
     if facts is None:
         remedy = install("torch torchvision", root)
-        yield Finding("torch", "runtime", usable=False, detail=reason, remedy=remedy)
-        yield Finding("cuda", "runtime", usable=False, detail="torch is not usable", remedy="see torch")
+        yield Capability("torch", "runtime", usable=False, detail=reason, remedy=remedy)
+        yield Capability("cuda", "runtime", usable=False, detail="torch is not usable", remedy="see torch")
         return
-    yield Finding("torch", "runtime", usable=True, detail=str(facts["torch"]))
+    yield Capability("torch", "runtime", usable=True, detail=str(facts["torch"]))
     yield _torchvision(facts, root)
     if facts["gpu"]:
-        yield Finding("cuda", "runtime", usable=True, detail=f"{facts['cuda']} on {facts['gpu']}")
+        yield Capability("cuda", "runtime", usable=True, detail=f"{facts['cuda']} on {facts['gpu']}")
         yield _python_headers()
     else:
         detail, remedy = _why_no_cuda(facts, root)
-        yield Finding("cuda", "runtime", usable=False, detail=detail, remedy=remedy)
+        yield Capability("cuda", "runtime", usable=False, detail=detail, remedy=remedy)
 
 
 def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
@@ -140,20 +140,22 @@ def _probe(timeout_s: float) -> tuple[dict[str, str | None] | None, str]:
     return json.loads(done.stdout.splitlines()[-1]), ""
 
 
-def _torchvision(facts: dict[str, str | None], root: Path) -> Finding:
+def _torchvision(facts: dict[str, str | None], root: Path) -> Capability:
     if "torchvision" in facts:
-        return Finding("torchvision", "runtime", usable=True, detail=str(facts["torchvision"]))
+        return Capability("torchvision", "runtime", usable=True, detail=str(facts["torchvision"]))
     remedy = install("torchvision", root) if is_tegra(root) or facts["cuda"] else CPU_PAIR
-    return Finding("torchvision", "runtime", usable=False, detail=str(facts["no_torchvision"]), remedy=remedy)
+    return Capability("torchvision", "runtime", usable=False, detail=str(facts["no_torchvision"]), remedy=remedy)
 
 
-def _python_headers() -> Finding:
+def _python_headers() -> Capability:
     """Triton compiles its launchers with them on a GPU."""
     path = Path(sysconfig.get_path("include"), "Python.h")
     if path.exists():
-        return Finding("Python.h", "program", usable=True, detail=str(path))
+        return Capability("Python.h", "program", usable=True, detail=str(path))
     remedy = "sudo apt install python3-dev"
-    return Finding("Python.h", "program", usable=False, detail=f"no {path}, which Triton compiles with", remedy=remedy)
+    return Capability(
+        "Python.h", "program", usable=False, detail=f"no {path}, which Triton compiles with", remedy=remedy
+    )
 
 
 def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:
@@ -177,32 +179,32 @@ def _driver_remedy(root: Path) -> str:
     return "sudo modprobe nvidia, or install NVIDIA's driver" if NVIDIA_VENDOR in on_bus else "another machine has one"
 
 
-def _package(package: Package, root: Path) -> Finding:
+def _package(package: Package, root: Path) -> Capability:
     """Return whether a package is usable; of two distributions of it the one installed last overwrote the other."""
     name, installed = package.name, code.versions(*package.distributions)
     if len(installed) > 1:
         remedy = f"pip uninstall -y {' '.join(installed)}, then install the one you want"
         detail = f"installed twice: {', '.join(installed)}"
-        return Finding(name, "runtime", usable=False, detail=detail, remedy=remedy)
+        return Capability(name, "runtime", usable=False, detail=detail, remedy=remedy)
     if find_spec(name) is None:
-        return Finding(name, "runtime", usable=False, detail="not installed", remedy=tegra.remedy(package, root))
+        return Capability(name, "runtime", usable=False, detail="not installed", remedy=tegra.remedy(package, root))
     known = [f"{other} {its_version}" if other != name else its_version for other, its_version in installed.items()]
     detail = next(iter(known), None) or installed_version(name) or "installed, version unknown"
-    return Finding(name, "runtime", usable=True, detail=detail)
+    return Capability(name, "runtime", usable=True, detail=detail)
 
 
-def _program(name: str, command: str, remedy: str) -> Finding:
+def _program(name: str, command: str, remedy: str) -> Capability:
     program = shutil.which(command, path=os.environ.get("PATH", os.defpath) + SYSTEM_PATH)
     if program:
-        return Finding(name, "program", usable=True, detail=program)
-    return Finding(name, "program", usable=False, detail=f"{command} is not on the PATH", remedy=remedy)
+        return Capability(name, "program", usable=True, detail=program)
+    return Capability(name, "program", usable=False, detail=f"{command} is not on the PATH", remedy=remedy)
 
 
-def service(root: Path) -> Iterator[Finding]:
+def service(root: Path) -> Iterator[Capability]:
     """Yield the service's status, including whether another machine has its id and how to rename one of them."""
     of_sandbox = sandbox.status(root)
     if of_sandbox:
         state, status = of_sandbox
         usable = state == "active" and "mqtt down" not in status
         detail = f"{state}: {status}" if status else state
-        yield Finding("service", "service", usable, detail, "" if usable else "see journalctl -u benchd")
+        yield Capability("service", "service", usable, detail, "" if usable else "see journalctl -u benchd")

@@ -25,7 +25,7 @@ from benchd.daemon.machine.signals import ending
 from benchd.daemon.measuring import plan, recording
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Compare, Outcome
-from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor, Turn, interleaved_rule
 from benchd.daemon.records import PLAIN, Record, UserModule, wall_now
@@ -76,7 +76,7 @@ class Side:
     planned: Planned
     python: str
     name: str
-    run: Run
+    run: RunHeader
     run_id: RunId = field(default_factory=RunId.new)
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -189,7 +189,7 @@ def _short(entry: Planned) -> Planned:
     return entry if is_chosen else replace(entry, limits=msgspec.structs.replace(entry.limits, rule=SHORT))
 
 
-def _under(python: str, run: Run) -> Run:
+def _under(python: str, run: RunHeader) -> RunHeader:
     """Return the run with the versions installed for this interpreter."""
     if python == sys.executable:
         return run

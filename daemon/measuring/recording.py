@@ -54,7 +54,7 @@ PROBES_SHARE = 0.03
 
 
 @dataclass(frozen=True)
-class Run:
+class RunHeader:
     """What all records of one run share; `flags` name what else we ran on the machine."""
 
     device_id: str
@@ -142,7 +142,7 @@ def _interference(process: ProcessResult, samples: Sequence[Sample], device: str
 def record(
     case: Case,
     preset: str,
-    run: Run,
+    run: RunHeader,
     run_id: RunId,
     outcomes: Sequence[Outcome],
     probes: Probes | None = None,
@@ -219,7 +219,7 @@ def record(
 
 
 def of_planned(
-    planned: Planned, run: Run, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
+    planned: Planned, run: RunHeader, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
 ) -> Record:
     """Return the Record of a case of a plan, with what measures it again."""
     made = record(planned.case, planned.preset, run, run_id, outcomes, probes, planned.limits)

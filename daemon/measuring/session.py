@@ -29,7 +29,7 @@ from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.process import Child, Worker
 from benchd.daemon.measuring.protocol import Job, StageName, unmeasured
-from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.records import Environment, Record, Sample, Status, encode
 from benchd.daemon.sampling import sources
 from benchd.daemon.sampling.child import SamplerProcess
@@ -111,10 +111,10 @@ class Session:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
 
-    def run(self, suite_id: str) -> Run:
+    def run(self, suite_id: str) -> RunHeader:
         """Return what the records of a run share; the environment is described once until `rest`."""
         self._environment = self._environment or self.machine.environment()
-        return Run(
+        return RunHeader(
             device_id=identity.device_id(self.config.device.id),
             boot_id=identity.boot_id(),
             suite_id=suite_id,

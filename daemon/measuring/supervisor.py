@@ -58,7 +58,7 @@ class Turn:
 
 
 @dataclass
-class Measured:
+class MeasuredCase:
     """A case that is being measured: its identity and the outcome of each process so far."""
 
     planned: Planned
@@ -101,26 +101,26 @@ class Supervisor:
                     self.records += self.measure(group)
             self.session.end()
 
-    def measure(self, group: Sequence[Planned], begins: Callable[[Measured], None] | None = None) -> list[Record]:
+    def measure(self, group: Sequence[Planned], begins: Callable[[MeasuredCase], None] | None = None) -> list[Record]:
         """Measure these cases of the plan in rounds; return their Records, already passed to the sinks.
 
         `begins` is called with the case before each of its processes. A case that an interrupt left without any
         process has no Record.
         """
-        cases = [Measured(planned) for planned in group]
+        cases = [MeasuredCase(planned) for planned in group]
         self._measure(cases, begins or (lambda _: None))
         made = [self._record(one) for one in cases if one.outcomes]
         for record in made:
             self.session.publish(record)
         return made
 
-    def _measure(self, cases: Sequence[Measured], begins: Callable[[Measured], None]) -> None:
+    def _measure(self, cases: Sequence[MeasuredCase], begins: Callable[[MeasuredCase], None]) -> None:
         """Run the processes of these cases, one of each in a round, until each is complete, has failed or is ended."""
         for one in cases:
             if one.planned.reason:
                 one.outcomes.append(unmeasured("unsupported", one.planned.reason))
 
-        def turn(one: Measured) -> Turn:
+        def turn(one: MeasuredCase) -> Turn:
             begins(one)
             number, planned = len(one.outcomes), one.planned
             recipe = self._recipe(planned, is_last=self._is_last(one, cases))
@@ -134,13 +134,13 @@ class Supervisor:
                     self._abort(cases, outcome)
                     return
 
-    def _abort(self, cases: Sequence[Measured], aborted: Outcome) -> None:
+    def _abort(self, cases: Sequence[MeasuredCase], aborted: Outcome) -> None:
         """End those that lack processes as the aborted one ended, if they need all."""
         for one in cases:
             if self.needs_all and one.outcomes and one.is_incomplete:
                 one.outcomes.append(unmeasured("aborted", aborted.process.reason))
 
-    def _keep(self, one: Measured, outcome: Outcome) -> None:
+    def _keep(self, one: MeasuredCase, outcome: Outcome) -> None:
         """Keep the outcome of a case's next process, and the rates that it probed."""
         planned = one.planned
         failed = "probes" in outcome.missing and planned.case.scenario != "cold_start"
@@ -148,7 +148,7 @@ class Supervisor:
             self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
         one.outcomes.append(_end_of_search(outcome, planned.case.batch_size) if planned.is_searched else outcome)
 
-    def _is_last(self, one: Measured, cases: Sequence[Measured]) -> bool:
+    def _is_last(self, one: MeasuredCase, cases: Sequence[MeasuredCase]) -> bool:
         """Return whether no process of the run follows with these rates; `cases` take turns with this one."""
         groups = plan.in_rounds(self.plan)
         place = next((place for place, group in enumerate(groups) if one.planned in group), len(groups))
@@ -159,7 +159,7 @@ class Supervisor:
         is_complete = len(one.outcomes) == one.planned.limits.processes - 1
         return is_complete and rates not in {_rates_of(entry.case) for entry in probing}
 
-    def _record(self, one: Measured) -> Record:
+    def _record(self, one: MeasuredCase) -> Record:
         planned, run = one.planned, self.session.run(self.suite_id)
         rates = self._rates.get(_rates_of(planned.case))
         return recording.of_planned(planned, run, one.run_id, one.outcomes, rates)

@@ -13,7 +13,7 @@ LEAST_SHARE = 0.002
 """The smallest change that is shown, as a share of the step of A."""
 
 
-class Change(NamedTuple):
+class ProfileChange(NamedTuple):
     """The time of one operator, kernel or layer per step in both profiles; None where it did not run."""
 
     name: str
@@ -32,9 +32,9 @@ class Compared(NamedTuple):
     `noise` is by how much steps vary within a profile, as a share of their time: smaller changes are not told apart.
     """
 
-    step: Change
+    step: ProfileChange
     noise: float
-    changed: dict[str, list[Change]]
+    changed: dict[str, list[ProfileChange]]
     same: dict[str, int]
     differences: list[str]
 
@@ -50,20 +50,20 @@ def read(path: Path) -> Profile:
 
 def compare(a: Profile, b: Profile) -> Compared:
     """Return what changed from A to B; raise UsageError if either has no steps to compare."""
-    step = Change("step", _step_ns(a), _step_ns(b))
+    step = ProfileChange("step", _step_ns(a), _step_ns(b))
     noise = max(_noise(a), _noise(b))
     times, times_of_b = _times(a), _times(b)
     changed, same = {}, {}
     for kind, before in times.items():
         after = times_of_b[kind]
-        both = [Change(name, before.get(name), after.get(name)) for name in before | after]
+        both = [ProfileChange(name, before.get(name), after.get(name)) for name in before | after]
         changes = [change for change in both if _is_change(change, noise, LEAST_SHARE * (step.before_ns or 0.0))]
         changed[kind] = sorted(changes, key=lambda change: -abs(change.added_ns))
         same[kind] = len(both) - len(changes)
     return Compared(step, noise, changed, same, _differences(a, b))
 
 
-def _is_change(change: Change, noise: float, least_ns: float) -> bool:
+def _is_change(change: ProfileChange, noise: float, least_ns: float) -> bool:
     return abs(change.added_ns) > max(least_ns, noise * max(change.before_ns or 0.0, change.after_ns or 0.0))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchd.daemon.profiling.trace import gpu_metrics
 from benchd.daemon.profiling.trace.gpu_metrics import LaunchOccupancy
-from benchd.daemon.profiling.trace.trace import Device, Trace, column, places
+from benchd.daemon.profiling.trace.trace import Trace, TracedGpu, column, places
 from benchd.daemon.records import Occupancy
 
 
@@ -40,7 +40,7 @@ def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | s
     )
 
 
-def _launched(traced: Trace, device: Device) -> Iterator[tuple[int, LaunchOccupancy]]:
+def _launched(traced: Trace, device: TracedGpu) -> Iterator[tuple[int, LaunchOccupancy]]:
     """Yield the time and the occupancies of each launch configuration on the device."""
     place, launches = places(traced.kernels, "launch")
     on_device = column(traced.kernels, "device") == device.id

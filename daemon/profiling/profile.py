@@ -97,7 +97,7 @@ class KernelRow(Struct, frozen=True, kw_only=True):
     operator: str | None = None
 
 
-class Gpu(Struct, frozen=True, kw_only=True):
+class GpuUse(Struct, frozen=True, kw_only=True):
     """A GPU over all active steps, as `gpu_metrics` defines each figure."""
 
     name: str
@@ -132,7 +132,7 @@ class TorchProfile(Struct, frozen=True, kw_only=True):
     operators: list[Operator]
     modules: list[Module]
     kernels: list[KernelRow]
-    gpus: list[Gpu]
+    gpus: list[GpuUse]
     synchronizations: list[Synchronization]
     launches: int
     cpu_ns: int

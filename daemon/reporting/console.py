@@ -24,7 +24,7 @@ from benchd.daemon.verdicts.compare import centre_ms, runs_ms
 from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, SAME_MARGIN
 from benchd.daemon.verdicts.figures import worker_peak_bytes
-from benchd.daemon.verdicts.noise_floor import FEWEST, NEWEST_DAYS, Floor
+from benchd.daemon.verdicts.noise_floor import FEWEST, NEWEST_DAYS, NoiseFloor
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line, untried
 from benchd.daemon.verdicts.spiking import comparisons
 from benchd.daemon.verdicts.statistics import minimum_samples
@@ -339,7 +339,7 @@ def print_baseline(out: TextIO, kept: Sequence[Record], place: str, budget: Budg
     console.print(place, markup=False)
 
 
-def print_noise_floors(out: TextIO, floors: Sequence[Floor]) -> None:
+def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
     """Print the noise floor of each case and how many A/A comparisons are behind it."""
     console = console_on(out)
     rows = []

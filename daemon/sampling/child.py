@@ -18,7 +18,7 @@ from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.records import SamplerReport, Summary, Window
 from benchd.daemon.sampling import sources as known
 from benchd.daemon.sampling.series import Samples
-from benchd.daemon.sampling.sources.protocol import Batch, Command, Message, Refusal
+from benchd.daemon.sampling.sources.protocol import Batch, FollowRequest, Message, Refusal
 
 START_S = 15.0  # together with the steps around it, less than the unit's watchdog timeout
 FLUSH_S = 2.0
@@ -94,7 +94,7 @@ class SamplerProcess:
         if self._child is None:
             self._start_again()
         else:
-            self._tell(Command(watch_pids=self._watched))
+            self._tell(FollowRequest(watch_pids=self._watched))
 
     def receive(self) -> None:
         """Read the batches that have arrived, without waiting."""
@@ -112,7 +112,7 @@ class SamplerProcess:
     def flush(self, wait_s: float = FLUSH_S) -> bool:
         """Request pending samples and wait for them; return whether all samples so far have arrived."""
         child = self._child
-        if child is None or not self._tell(Command(flush=True)):
+        if child is None or not self._tell(FollowRequest(flush=True)):
             return False
         child.asked += 1
         self._wait(lambda: child.answered >= child.asked or self._child is not child, wait_s)
@@ -137,7 +137,7 @@ class SamplerProcess:
             if select.select([self], [], [], remaining_s)[0]:
                 self.receive()
 
-    def _tell(self, command: Command) -> bool:
+    def _tell(self, command: FollowRequest) -> bool:
         """Send a command; return False if the process has died, after handling its death."""
         child = self._child
         if child and child.tell(command):
@@ -180,7 +180,7 @@ class SamplerProcess:
             self._lose(f"did not start: {error.strerror}")
             return
         if self._watched:
-            self._tell(Command(watch_pids=self._watched))
+            self._tell(FollowRequest(watch_pids=self._watched))
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class _Child:
     def fileno(self) -> int:
         return self._stdout.fileno()
 
-    def tell(self, command: Command) -> bool:
+    def tell(self, command: FollowRequest) -> bool:
         try:
             self._stdin.write(msgspec.json.encode(command) + b"\n")
         except BrokenPipeError:

@@ -11,7 +11,7 @@ from statistics import median
 import msgspec
 
 from benchd.daemon.records import CrossCheck, Energy, Sample, Window
-from benchd.daemon.sampling.reading import COVERAGE, Reading, Refused, Series, counted, held_s, polled
+from benchd.daemon.sampling.reading import COVERAGE, NoEnergy, Reading, Series, counted, held_s, polled
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
 GAPS_WIDEN, GAPS_REFUSE = 0.02, 0.10  # shares of the window
@@ -159,21 +159,21 @@ def _estimate(samples: Sequence[Sample], source: PowerSource, window: Window, re
     try:
         reading = read(_series(samples, source, window), source, window.seconds, read_period_s)
         return _judge(reading, source, window.seconds, read_period_s)
-    except Refused as refused:
+    except NoEnergy as refused:
         return f"{refused} ({source.source} {source.rail or source.scope}, {source.metric})"
 
 
 def _judge(reading: Reading, source: PowerSource, window_s: float, read_period_s: float) -> _Estimate:
-    """Return the energy with its bar after the rules on missing values and short windows; raise Refused."""
+    """Return the energy with its bar after the rules on missing values and short windows; raise NoEnergy."""
     share, fewest = reading.gap_s / window_s, FEWEST_UPDATES[source.metric]
     if reading.updates < fewest:
-        raise Refused(f"too_few_updates: {reading.updates} in {window_s:.3g} s, at least {fewest} needed")
+        raise NoEnergy(f"too_few_updates: {reading.updates} in {window_s:.3g} s, at least {fewest} needed")
     if share > GAPS_REFUSE:
-        raise Refused(f"gaps: {100 * share:.0f} % of the window without a new value")
+        raise NoEnergy(f"gaps: {100 * share:.0f} % of the window without a new value")
     if reading.late_j > LATE_REFUSE * reading.energy_j:
-        raise Refused(f"late: {reading.late_j:.3g} J are uncertain: its first values may predate the load")
+        raise NoEnergy(f"late: {reading.late_j:.3g} J are uncertain: its first values may predate the load")
     if reading.doubt_j > DOUBT_REFUSE * reading.energy_j:
-        raise Refused(f"outliers: {reading.doubt_j:.3g} J depend on a few values that stand out")
+        raise NoEnergy(f"outliers: {reading.doubt_j:.3g} J depend on a few values that stand out")
     shortest_s = _shortest_window_s(source, read_period_s)
     err_j = COVERAGE * reading.sd_j * max(1.0, shortest_s / window_s) + reading.doubt_j + reading.late_j
     if share > GAPS_WIDEN:

@@ -36,7 +36,7 @@ _LOWER_THIRD = 0.609  # quantile of |differences| of Gaussian values over their 
 Series = list[tuple[float, float]]  # seconds after the start of the window, value
 
 
-class Refused(Exception):
+class NoEnergy(Exception):
     """Why a source gives no energy: a name, a colon, the observed facts."""
 
 
@@ -71,7 +71,7 @@ class _Run:
 
 
 def counted(series: Series, source: PowerSource, window_s: float, read_period_s: float) -> Reading:
-    """Return the reading of an energy counter; raise Refused if its values do not cover the window or fell."""
+    """Return the reading of an energy counter; raise NoEnergy if its values do not cover the window or fell."""
     # Neither the first reading nor a repeated one is a change.
     changes = [after for before, after in pairwise(series) if after[1] != before[1]]
     times, span_sd_s = _change_times([t for t, _ in changes], source.period_s, read_period_s, window_s)
@@ -135,11 +135,11 @@ def held_s(source: PowerSource, read_period_s: float) -> float:
 def _require_rising(times: list[float], joules: list[float]) -> None:
     for t, (before, after) in zip(times[1:], pairwise(joules), strict=True):
         if after < before:
-            raise Refused(f"counter_reset: it fell by {before - after:.4g} J {t:.2f} s into the window")
+            raise NoEnergy(f"counter_reset: it fell by {before - after:.4g} J {t:.2f} s into the window")
 
 
 def polled(series: Series, source: PowerSource, window_s: float, read_period_s: float) -> Reading:
-    """Return the reading of a power; raise Refused if its values do not cover the window or never changed at all."""
+    """Return the reading of a power; raise NoEnergy if its values do not cover the window or never changed at all."""
     # A value is on average half a period old when read, and the centre of its averaging time lies half of that earlier.
     age_s = (source.period_s + source.averaging_s) / 2
     every = [(t - age_s, watts) for t, watts in series]
@@ -152,7 +152,7 @@ def polled(series: Series, source: PowerSource, window_s: float, read_period_s: 
         for points in (kept, kept[used], [point for point in kept if 0.0 <= point[0] <= window_s])
     )
     if len(whole) == 1:
-        raise Refused(f"never_changed: {watts[0]:g} W in each of {len(kept)} readings, in the window and outside it")
+        raise NoEnergy(f"never_changed: {watts[0]:g} W in each of {len(kept)} readings, in the window and outside it")
     step_w = _resolution_w([run.watts for run in whole])
     stale_s = _stale_s(runs, whole, step_w)
     noise_w = _noise_sd_w(times, watts, source)
@@ -341,14 +341,14 @@ def _stale_s(runs: Sequence[_Run], whole: Sequence[_Run], step_w: float) -> floa
 
 
 def _around(times: list[float], window_s: float) -> slice:
-    """Return the slice of times around the window, with two (or one) on each side; raise Refused for none."""
+    """Return the slice of times around the window, with two (or one) on each side; raise NoEnergy for none."""
     first, last = bisect_right(times, 0.0) - 1, bisect_left(times, window_s)
     if not times:
-        raise Refused("no_samples: nothing was read")
+        raise NoEnergy("no_samples: nothing was read")
     if first < 0:
-        raise Refused(f"not_covered: the first value is from {times[0]:.3g} s into the window")
+        raise NoEnergy(f"not_covered: the first value is from {times[0]:.3g} s into the window")
     if last == len(times):
-        raise Refused(f"not_covered: the last value is from {window_s - times[-1]:.3g} s before the window's end")
+        raise NoEnergy(f"not_covered: the last value is from {window_s - times[-1]:.3g} s before the window's end")
     return slice(max(0, first - 1), last + 2)
 
 

@@ -14,7 +14,7 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.records import OptionValue, Record
 from benchd.daemon.service import schedule
 from benchd.daemon.service.facts import Facts
-from benchd.daemon.service.schedule import STEP_S, Progress
+from benchd.daemon.service.schedule import STEP_S, StartedSuite
 from benchd.daemon.trigger import DAY_S
 from benchd.models import catalog
 
@@ -74,7 +74,7 @@ class Agenda:
         """Return the schedule's time when a wall clock says `wall_s`."""
         return wall_s + self._behind_s
 
-    def begin(self, suite: Suite) -> Progress:
+    def begin(self, suite: Suite) -> StartedSuite:
         """Begin a run requested by a command; raise UsageError if it cannot be planned or too many wait.
 
         It has a time limit, and its batches must fit into memory.
@@ -117,7 +117,7 @@ class Agenda:
             self._facts.schedule = msgspec.structs.replace(self._facts.schedule, again_s=others | now)
 
     @property
-    def runs(self) -> list[Progress]:
+    def runs(self) -> list[StartedSuite]:
         """Return the runs that are neither complete nor cancelled."""
         return self._facts.schedule.passes
 
@@ -133,7 +133,7 @@ class Agenda:
         """Remove a case from its run, which it took `seconds` of."""
         self._facts.schedule = schedule.finish(self._facts.schedule, suite_id, case_id, seconds)
 
-    def next(self, unmet: Callable[[Progress], str | None]) -> tuple[Progress, list[Planned]] | str | None:
+    def next(self, unmet: Callable[[StartedSuite], str | None]) -> tuple[StartedSuite, list[Planned]] | str | None:
         """Return the remaining cases of the first run that need not wait, else why the first one waits.
 
         Runs requested by a command come after the others.
@@ -157,7 +157,7 @@ class Agenda:
         known = [(name, at_s) for name, at_s in due if at_s is not None]
         return min(known, key=lambda entry: entry[1], default=None)
 
-    def _planned(self, entry: Progress) -> list[Planned] | str:
+    def _planned(self, entry: StartedSuite) -> list[Planned] | str:
         """Return the remaining cases, or why the next one cannot be planned any more."""
         try:
             planned = {case.case.case_id: case for case in plan.plan([entry.suite], self._limits, self._machine)}

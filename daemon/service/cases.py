@@ -17,11 +17,11 @@ from benchd.daemon.measuring.plan import Planned, in_rounds
 from benchd.daemon.measuring.protocol import unmeasured
 from benchd.daemon.measuring.recording import RunId
 from benchd.daemon.measuring.session import Session
-from benchd.daemon.measuring.supervisor import Measured, Supervisor
+from benchd.daemon.measuring.supervisor import MeasuredCase, Supervisor
 from benchd.daemon.service import announcements, background, conditions, results
 from benchd.daemon.service.conditions import Readings
 from benchd.daemon.service.facts import Running
-from benchd.daemon.service.schedule import Progress
+from benchd.daemon.service.schedule import StartedSuite
 from benchd.daemon.service.state import State
 
 LOOK_S = 5.0  # between two checks of the schedule, the conditions, shipped folders and a lock held by another process
@@ -42,7 +42,7 @@ def open_session(state: State) -> None:
     )
 
 
-def next_step(state: State) -> tuple[Progress, list[Planned]] | None:
+def next_step(state: State) -> tuple[StartedSuite, list[Planned]] | None:
     """Return the remaining cases to measure now; if there are none, note what the service waits for."""
     if not (state.agenda.runs or state.owed):
         state.waiting_for = None
@@ -72,7 +72,7 @@ def _wait_for(state: State, reason: str | None) -> None:
     state.waiting_for = reason
 
 
-def _unmet(state: State, readings: Callable[[], Readings], entry: Progress) -> str | None:
+def _unmet(state: State, readings: Callable[[], Readings], entry: StartedSuite) -> str | None:
     if entry.by_command or entry.suite.conditions == Conditions():
         return None
     return state.judge.unmet(entry.suite.conditions, readings(), time.monotonic())
@@ -89,7 +89,7 @@ def disk_problem(state: State) -> str | None:
     return state.problem
 
 
-def measure(state: State, entry: Progress, left: Sequence[Planned]) -> None:
+def measure(state: State, entry: StartedSuite, left: Sequence[Planned]) -> None:
     """Measure the first remaining case, and in rounds with it those that compete, under the machine's lock."""
     session, (planned, *_) = state.session, left
     group = in_rounds(left)[0]
@@ -122,7 +122,7 @@ def measure(state: State, entry: Progress, left: Sequence[Planned]) -> None:
         log(f"not kept: {state.problem}")
 
 
-def _begin(state: State, entry: Progress, most_s: float, case: Measured) -> None:
+def _begin(state: State, entry: StartedSuite, most_s: float, case: MeasuredCase) -> None:
     """Store the case whose process is next, so that a crash can be attributed to it.
 
     `most_s` is how long it and those measured in rounds with it may take. While it runs, a file names it, readable for
@@ -149,13 +149,13 @@ def _end(state: State) -> None:
     announcements.publish_health(state)
 
 
-def _end_unstarted(state: State, entry: Progress, planned: Planned, reason: str) -> None:
+def _end_unstarted(state: State, entry: StartedSuite, planned: Planned, reason: str) -> None:
     run, run_id = state.session.run(entry.suite_id), RunId.new()
     outcomes = [unmeasured("failed", f"the case did not start: {reason}")]
     state.session.publish(recording.of_planned(planned, run, run_id, outcomes))
 
 
-def _supervisor(state: State, entry: Progress, left: Sequence[Planned]) -> Supervisor:
+def _supervisor(state: State, entry: StartedSuite, left: Sequence[Planned]) -> Supervisor:
     """Return the supervisor of the run, which keeps its probed rates; drop those of other runs."""
     supervisor = state.supervisors.get(entry.suite_id)
     supervisor = supervisor or Supervisor(state.session, left, entry.suite_id, needs_all=True)

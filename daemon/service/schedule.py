@@ -22,7 +22,7 @@ STEP_S = 3600.0
 MOST_STARTS = 200  # whose times are worth computing
 
 
-class Progress(Struct, frozen=True, kw_only=True):
+class StartedSuite(Struct, frozen=True, kw_only=True):
     """A run that has begun: its suite as of then, the ids of its remaining cases, and its origin.
 
     A run `again` measures doubted cases once more.
@@ -43,7 +43,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     """
 
     served_s: dict[str, float] = {}
-    passes: list[Progress] = []
+    passes: list[StartedSuite] = []
     again_s: dict[str, float] = {}
     clock_s: float = 0.0
 
@@ -116,7 +116,7 @@ def begin(
     schedule: Schedule, suite: Suite, case_ids: list[str], *, by_command: bool = False, again: bool = False
 ) -> Schedule:
     """Append a run."""
-    entry = Progress(suite=suite, suite_id=uuid.uuid4().hex, left=case_ids, by_command=by_command, again=again)
+    entry = StartedSuite(suite=suite, suite_id=uuid.uuid4().hex, left=case_ids, by_command=by_command, again=again)
     return msgspec.structs.replace(schedule, passes=[*schedule.passes, entry])
 
 
@@ -126,12 +126,12 @@ def finish(schedule: Schedule, suite_id: str, case_id: str, seconds: float) -> S
     return msgspec.structs.replace(schedule, passes=[entry for entry in passes if entry.left and not _over(entry)])
 
 
-def _after(entry: Progress, case_id: str, seconds: float) -> Progress:
+def _after(entry: StartedSuite, case_id: str, seconds: float) -> StartedSuite:
     left = [name for name in entry.left if name != case_id]
     return msgspec.structs.replace(entry, left=left, spent_s=entry.spent_s + seconds)
 
 
-def _over(entry: Progress) -> bool:
+def _over(entry: StartedSuite) -> bool:
     return entry.suite.time_limit_s is not None and entry.spent_s >= entry.suite.time_limit_s
 
 

@@ -27,14 +27,14 @@ from benchd.daemon.records import Record, wall_now
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.conditions import Judge
 from benchd.daemon.service.facts import STATE, FactsFile
-from benchd.daemon.service.schedule import Progress
+from benchd.daemon.service.schedule import StartedSuite
 from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.results import JOURNAL
 
 EVENTS = "events.jsonl"
 
 
-class Every:
+class RateLimits:
     """Rate limits for periodic tasks: the last time of each."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class State:
         self.path, self.folder, self.artifacts = path, folder, artifacts
         self.activity_file = Path(os.environ.get("RUNTIME_DIRECTORY") or folder, lock.ACTIVITY.name)
         self.boot_id, self.started_s = identity.boot_id(), time.monotonic()
-        self.notifier, self.every, self.judge, self.clock = Notifier(), Every(), Judge(), Clock()
+        self.notifier, self.every, self.judge, self.clock = Notifier(), RateLimits(), Judge(), Clock()
         self.damaged = deque[str]()  # what the logs have reported of damaged lines, to be published
         self.records, self.events = (Log(folder / name, self.damaged.append) for name in (JOURNAL, EVENTS))
         self.file = FactsFile(folder / STATE)
@@ -86,7 +86,7 @@ class State:
         self.owed: list[tuple[Record, bytes]] = []  # a record that a full disk does not take
         self.commands = deque[Command]()
         self.stop_asked = self.reload_asked = self.is_timed = False
-        self.running: tuple[Progress, Planned] | None = None
+        self.running: tuple[StartedSuite, Planned] | None = None
         self.waiting_for: str | None = None
         self.problem: str | None = None
         self.since_s: float | None = None  # the first process, or the last record of those measured in rounds

@@ -17,7 +17,7 @@ from benchd.daemon.measuring.supervisor import Supervisor, Turn
 from benchd.daemon.records import Dtype, Environment, InputSpec, Record, encode, wall_now
 from benchd.daemon.shipping import load_text, manifest
 from benchd.daemon.shipping.manifest import LOAD, Asked, Manifest
-from benchd.daemon.shipping.race import Candidate, Race, Result
+from benchd.daemon.shipping.race import Candidate, Race, RaceResult
 from benchd.daemon.verdicts.results import JOURNAL
 
 LOAD_TIMEOUT_S = 900.0
@@ -27,7 +27,7 @@ class NotShipped(BenchdError):
     """The winner's folder could not be made; the message says why."""
 
 
-def ship(race: Race, result: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
+def ship(race: Race, result: RaceResult, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
     """Make the folder of the winner beside `out`, run its LOAD.md, and move it there whole; under the machine's lock.
 
     Raises NotShipped if a file cannot be made, LOAD.md does not run, or something has come to be at `out`.
@@ -41,7 +41,7 @@ def ship(race: Race, result: Result, supervisor: Supervisor, asked: Asked, out: 
         ) from error
 
 
-def _shipped(race: Race, result: Result, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
+def _shipped(race: Race, result: RaceResult, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
     winner, session = race.named(str(result.winner)), supervisor.session
     made = session.output / "deploy"
     shutil.rmtree(made, ignore_errors=True)
@@ -74,7 +74,7 @@ def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) ->
     return outcome.packed
 
 
-def _manifest(winner: Candidate, packed: Packed, record: Record, result: Result, asked: Asked) -> Manifest:
+def _manifest(winner: Candidate, packed: Packed, record: Record, result: RaceResult, asked: Asked) -> Manifest:
     """Return the manifest without its resources; the record is that of the processes that confirmed the winner."""
     facts, environment = record.model, record.environment
     if facts is None or record.timing is None:
@@ -121,7 +121,7 @@ def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
     ]
 
 
-def _against(result: Result) -> str:
+def _against(result: RaceResult) -> str:
     """Return the verdict of the runner-up against the winner in words."""
     verdict = result.verdict
     if verdict is None or verdict.effect is None or verdict.interval is None:

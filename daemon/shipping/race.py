@@ -26,7 +26,7 @@ from benchd.daemon.runtimes import BACKENDS, PRECISIONS
 from benchd.daemon.shipping import race_limits, race_log, racing
 from benchd.daemon.shipping.manifest import Asked
 from benchd.daemon.shipping.race_limits import Miss
-from benchd.daemon.shipping.race_log import Entry, Phase, RaceLog
+from benchd.daemon.shipping.race_log import LoggedProcess, Phase, RaceLog
 from benchd.daemon.shipping.racing import Behind
 from benchd.daemon.verdicts import effects, one_model, recommend
 from benchd.daemon.verdicts.effects import Verdict
@@ -66,7 +66,7 @@ class Candidate:
         return per_inference_ms(self.raced[:rounds], self.planned)
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class RaceResult(Struct, frozen=True, kw_only=True):
     """What a race found: the winner with its runner-up and verdict against it, or the `reason` why nothing ships.
 
     `tied` are those that may win, among which the stated order chose. `flags` put in doubt what the winner promises,
@@ -143,19 +143,19 @@ class Race:
         elif kept:
             self._tell(f"going on behind {kept} processes that are measured already")
 
-    def _keep(self, one: Candidate, entry: Entry) -> None:
+    def _keep(self, one: Candidate, entry: LoggedProcess) -> None:
         one.raced.append(entry.outcome)
         if entry.phase == "confirm":
             one.confirmed.append(entry.outcome)
 
-    def run(self) -> Result:
+    def run(self) -> RaceResult:
         """Race until one may win and confirm it; an interrupt leaves it open."""
         self._started_s = time.monotonic()
         try:
             result = self._decided()
             return msgspec.structs.replace(result, flags=self._flags(result.winner)) if result.winner else result
         except _Stopped as stopped:
-            return Result(reason=str(stopped), is_open=True)
+            return RaceResult(reason=str(stopped), is_open=True)
 
     def _flags(self, winner: str) -> list[str]:
         one = self.named(winner)
@@ -199,21 +199,21 @@ class Race:
     def _left(self) -> list[Candidate]:
         return [one for one in self.candidates if one.left is None]
 
-    def _decided(self) -> Result:
+    def _decided(self) -> RaceResult:
         result = self._raced()
         return self._confirmed(result) if result.winner else result
 
-    def _raced(self) -> Result:
+    def _raced(self) -> RaceResult:
         for rounds in racing.LOOKS:
             for number in range(rounds):
                 if self._round(number):
                     return self._raced()
             if not self._left():
-                return Result(reason=self._nearest())
+                return RaceResult(reason=self._nearest())
             result = self._look(rounds)
             if result:
                 return result
-        return Result(reason=self._undecided(), is_open=True)
+        return RaceResult(reason=self._undecided(), is_open=True)
 
     def _round(self, number: int) -> bool:
         """Measure what is missing of a round, in drawn order; those that cannot ship leave.
@@ -263,7 +263,7 @@ class Race:
                     raise _Stopped("interrupted: the same command continues from here")
                 if reason := _not_run(outcome):
                     raise _Stopped(f"{reason}; the same command continues from here")
-                entry = Entry(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
+                entry = LoggedProcess(one.planned.case.case_id, phase, time.monotonic() - started_s, outcome)
                 self._log.add(entry)
                 self._keep(one, entry)
                 started_s = time.monotonic()
@@ -278,7 +278,7 @@ class Race:
         asked = Requirements(min_agreement=self._asked.min_agreement, max_accuracy_drop=self._asked.max_accuracy_drop)
         return recommend.why_not(record, asked)
 
-    def _look(self, rounds: int) -> Result | None:
+    def _look(self, rounds: int) -> RaceResult | None:
         """Let those leave that are above a limit or behind; return the result if that decides the race."""
         self._rounds = rounds
         bounds = len(self._limits) * len(self.candidates)
@@ -288,7 +288,7 @@ class Race:
             return self._raced()
         left = {one.name: one for one in self._left()}
         if not left:
-            return Result(reason=self._nearest())
+            return RaceResult(reason=self._nearest())
         times_ms = {name: one.times_ms(rounds) for name, one in left.items()}
         fit = {name for name, one in left.items() if not self._doubts(one, one.raced[:rounds])}
         seen = racing.look(times_ms, fit, len(self.candidates), self._asked.min_effect)
@@ -300,7 +300,7 @@ class Race:
             return None
         tied = [left[name] for name in seen.may_win]
         winner = min(tied, key=simplicity)
-        return Result(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
+        return RaceResult(winner=winner.name, runner_up=self._runner_up(winner), tied=[one.name for one in tied])
 
     def _missed(self, one: Candidate, outcomes: Sequence[Outcome], bounds: int) -> list[Miss]:
         """Return the limits that these processes certainly miss; `bounds` share the error."""
@@ -354,7 +354,7 @@ class Race:
         told = f"could not decide between {names}; that would take about {more} more rounds, {minutes:.2g} minutes"
         return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or calm the machine"
 
-    def _confirmed(self, raced: Result) -> Result:
+    def _confirmed(self, raced: RaceResult) -> RaceResult:
         """Return the result that fresh processes of the winner and the runner-up confirm.
 
         A runner-up that fails makes way for the next, and a winner that fails, or may, for those behind it.
@@ -367,7 +367,7 @@ class Race:
             return self._decided()
         if vague := self._promises_nothing(winner):
             self._log.clear()
-            return Result(reason=vague, is_open=True)
+            return RaceResult(reason=vague, is_open=True)
         if other is None:
             return raced
         failed = self._failed(other)
@@ -430,11 +430,11 @@ class Race:
         self._told.flush()
 
 
-def _concluded(raced: Result, verdict: Verdict) -> Result:
+def _concluded(raced: RaceResult, verdict: Verdict) -> RaceResult:
     if verdict.answer != "faster":
         return msgspec.structs.replace(raced, verdict=verdict)
     by = f"{-100 * (verdict.effect or 0.0):.2g} %"
-    return Result(reason=f"{raced.winner} won, but in fresh processes {raced.runner_up} is faster by {by}")
+    return RaceResult(reason=f"{raced.winner} won, but in fresh processes {raced.runner_up} is faster by {by}")
 
 
 def _not_run(outcome: Outcome) -> str | None:

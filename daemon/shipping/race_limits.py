@@ -20,7 +20,7 @@ class Miss(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Limit:
+class RaceLimit:
     """One limit: what it is of, its value and unit, and the figure of the record of one process."""
 
     what: str
@@ -56,7 +56,7 @@ class Limit:
         return Miss(words, mean / self.most - 1.0)
 
 
-def limits(asked: Asked) -> list[Limit]:
+def limits(asked: Asked) -> list[RaceLimit]:
     """Return the limits that were set."""
     given: list[tuple[str, str, float | None, Callable[[Record], float | None]]] = [
         ("latency", "ms", asked.max_latency_ms, _latency_ms),
@@ -65,7 +65,7 @@ def limits(asked: Asked) -> list[Limit]:
         ("power", "W", asked.max_power_w, figures.largest_power_w),
         ("time", "ms per inference", asked.rate_hz and 1e3 / asked.rate_hz, _period_ms),
     ]
-    return [Limit(what, unit, most, figure) for what, unit, most, figure in given if most]
+    return [RaceLimit(what, unit, most, figure) for what, unit, most, figure in given if most]
 
 
 def _latency_ms(record: Record) -> float | None:

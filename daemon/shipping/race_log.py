@@ -22,7 +22,7 @@ from benchd.exporters.artifacts import sha256_of
 Phase = Literal["race", "confirm"]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LoggedProcess(msgspec.Struct, frozen=True):
     """One process: of which case, in which phase, how many seconds it took in all, and its outcome."""
 
     case_id: str
@@ -41,7 +41,7 @@ class RaceLog:
     def __init__(self, path: Path, digest: str) -> None:
         lines = _read(path)
         self.is_other = lines is not None and lines[0] != digest
-        self.entries: list[Entry] = lines[1] if lines and not self.is_other else []
+        self.entries: list[LoggedProcess] = lines[1] if lines and not self.is_other else []
         self._path, self._digest = path, digest
         if lines is None or self.is_other:
             self._begin()
@@ -51,7 +51,7 @@ class RaceLog:
         self.is_other, self.entries = True, []
         self._begin()
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: LoggedProcess) -> None:
         """Append an entry; when this returns, it is on the disk."""
         self._append(entry)
         self.entries.append(entry)
@@ -60,12 +60,12 @@ class RaceLog:
         self._path.unlink(missing_ok=True)
         self._append(_Header(self._digest))
 
-    def _append(self, line: _Header | Entry) -> None:
+    def _append(self, line: _Header | LoggedProcess) -> None:
         with closing(Journal(self._path)) as written:
             written.append(msgspec.json.encode(line))
 
 
-def _read(path: Path) -> tuple[str, list[Entry]] | None:
+def _read(path: Path) -> tuple[str, list[LoggedProcess]] | None:
     """Return the digest and the entries of a log, without a line that a crash truncated; None without a log."""
     if not path.exists():
         return None
@@ -76,7 +76,7 @@ def _read(path: Path) -> tuple[str, list[Entry]] | None:
         header = msgspec.json.decode(first, type=_Header)
     except msgspec.MsgspecError:
         return None
-    decoder, entries = msgspec.json.Decoder(Entry), list[Entry]()
+    decoder, entries = msgspec.json.Decoder(LoggedProcess), list[LoggedProcess]()
     for line in rest:
         with suppress(msgspec.MsgspecError):  # a line that a crash truncated: that process is measured again
             entries.append(decoder.decode(line))

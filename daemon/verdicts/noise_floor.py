@@ -69,7 +69,7 @@ class AaEffect(Struct, frozen=True, kw_only=True):
         return when_s is not None and 0.0 <= now_s - when_s <= days * DAY_S
 
 
-class Floor(Struct, frozen=True, kw_only=True):
+class NoiseFloor(Struct, frozen=True, kw_only=True):
     """The noise floor of a case from so many comparisons, of those `stored`; None while they are too few."""
 
     device_id: str
@@ -100,7 +100,7 @@ def stored() -> list[AaEffect]:
         ) from error
 
 
-def every() -> list[Floor]:
+def every() -> list[NoiseFloor]:
     """Return the noise floor of each case with stored effects."""
     by_case: dict[Case, list[AaEffect]] = {}
     for effect in stored():
@@ -108,11 +108,11 @@ def every() -> list[Floor]:
     return [_floor(effects) for effects in by_case.values()]
 
 
-def _floor(effects: Sequence[AaEffect]) -> Floor:
+def _floor(effects: Sequence[AaEffect]) -> NoiseFloor:
     newest = [effect for effect in effects if effect.is_within(NEWEST_DAYS, time.time())]
     sizes = sorted(size for effect in newest if (size := effect.beyond_interval) is not None)
     device_id, device, case_id, interleaved = effects[0].case
-    return Floor(
+    return NoiseFloor(
         device_id=device_id,
         device=device,
         case_id=case_id,

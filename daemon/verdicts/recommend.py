@@ -102,7 +102,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     mixed: str | None = None
 
 
-class Figure(Struct, frozen=True):
+class RankedFigure(Struct, frozen=True):
     """The figure that ranks a variant, where less is better, or the ratio of two, with its interval."""
 
     point: float
@@ -280,7 +280,7 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
     )
 
 
-def lead(best: Record, other: Record, objective: Objective) -> Figure | None:
+def lead(best: Record, other: Record, objective: Objective) -> RankedFigure | None:
     """Return the other's figure over the best one's with its 95 % interval; None with fewer than 3 processes.
 
     Each other variant is judged at 5 %: naming one of several equal variants takes a false difference from all others.
@@ -290,7 +290,7 @@ def lead(best: Record, other: Record, objective: Objective) -> Figure | None:
         return None
     effect = rounds_effect(*times) if _ran_in_rounds(best, other, times) else welch_effect(*times)
     interval = effect.interval(1.0 - ALPHA)
-    ratio = Figure(1.0 + effect.share, 1.0 + interval.low, 1.0 + interval.high)
+    ratio = RankedFigure(1.0 + effect.share, 1.0 + interval.low, 1.0 + interval.high)
     return _with_bars(ratio, best, other) if objective == "energy" else ratio
 
 
@@ -304,11 +304,11 @@ def _ran_in_rounds(best: Record, other: Record, times: Sequence[Sequence[float]]
     return all(early.end_ns <= late.start_ns for one, after in pairwise(rounds) for early in one for late in after)
 
 
-def _with_bars(lead: Figure, best: Record, other: Record) -> Figure:
+def _with_bars(lead: RankedFigure, best: Record, other: Record) -> RankedFigure:
     """Return a lead in energy, its interval widened by the error bars of both, which every process shares."""
     bars = [energy_error_share(record.energy) or 0.0 for record in (best, other)]
     reach = math.hypot(math.log(lead.high / lead.point), *(math.log1p(bar) for bar in bars))
-    return Figure(lead.point, lead.point * math.exp(-reach), lead.point * math.exp(reach))
+    return RankedFigure(lead.point, lead.point * math.exp(-reach), lead.point * math.exp(reach))
 
 
 def _process_figures(record: Record, objective: Objective) -> list[float]:
@@ -321,7 +321,7 @@ def _process_figures(record: Record, objective: Objective) -> list[float]:
     return [time_ms * share for time_ms in process_medians_ms([record])]
 
 
-def _is_behind(other: Figure, best: Figure, lead: Figure | None, objective: Objective) -> bool:
+def _is_behind(other: RankedFigure, best: RankedFigure, lead: RankedFigure | None, objective: Objective) -> bool:
     """Return whether the other is told apart from the best one; joules also by their error bars."""
     is_apart = other.low > best.high
     return is_apart if lead is None else lead.low > 1.0 and (is_apart or objective != "energy")
@@ -532,12 +532,12 @@ def _mib(size: float | None) -> float | None:
     return None if size is None else size / 2**20
 
 
-def figure(record: Record, objective: Objective) -> Figure:
+def figure(record: Record, objective: Objective) -> RankedFigure:
     """Return what ranks the variant: milliseconds, or joules, of one inference."""
     if objective == "energy" and record.energy:
         joules = record.energy.gross_per_inference_j
         error = joules * (energy_error_share(record.energy) or 0.0)
-        return Figure(joules, joules - error, joules + error)
+        return RankedFigure(joules, joules - error, joules + error)
     if record.timing is None:
         raise ValueError(f"{record.case_id} was not timed")
     share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
@@ -546,11 +546,11 @@ def figure(record: Record, objective: Objective) -> Figure:
         # the rates of the processes are known to a step of the search
         low = 1e3 * share / (max(rates_hz) * (1 + RATE_SHARE)) if rates_hz else 0.0
         high = 1e3 * share / (min(rates_hz) * (1 - RATE_SHARE)) if rates_hz else math.inf
-        return Figure(1e3 * share / record.requests.rate_hz, low, high)
+        return RankedFigure(1e3 * share / record.requests.rate_hz, low, high)
     timing = record.timing  # without an interval it ties with everything
     low = 0.0 if timing.low_ms is None else timing.low_ms
     high = math.inf if timing.high_ms is None else timing.high_ms
-    return Figure(timing.median_ms * share, low * share, high * share)
+    return RankedFigure(timing.median_ms * share, low * share, high * share)
 
 
 def line(decision: Decision) -> str:

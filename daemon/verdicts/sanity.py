@@ -13,7 +13,7 @@ ENERGY_SHARE = 0.25  # by which energy may differ from mean power times time bes
 Judgement = Literal["right", "wrong", "not tested"]
 
 
-class Finding(Struct, frozen=True):
+class SanityResult(Struct, frozen=True):
     """What was tested of which case, how it came out, and the figures or the reason."""
 
     case_id: str
@@ -22,9 +22,9 @@ class Finding(Struct, frozen=True):
     detail: str
 
 
-def examine(records: Sequence[Record]) -> list[Finding]:
+def examine(records: Sequence[Record]) -> list[SanityResult]:
     """Return the findings of all records, case by case."""
-    return [Finding(record.case_id, *problem) for record in records for problem in _of(record)]
+    return [SanityResult(record.case_id, *problem) for record in records for problem in _of(record)]
 
 
 def _of(record: Record) -> Iterator[tuple[str, Judgement, str]]:

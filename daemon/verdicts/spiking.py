@@ -35,7 +35,7 @@ class Ratio(Struct, frozen=True):
     interval: Interval | None
 
 
-class Comparison(Struct, frozen=True):
+class SpikingComparison(Struct, frozen=True):
     """The ratios of one spiking net on one machine by quantity, or the reason why there is none."""
 
     subject: str
@@ -47,7 +47,7 @@ class Comparison(Struct, frozen=True):
         return f"{self.subject}: {'; '.join(f'{name} {_words(name, ratio)}' for name, ratio in self.ratios.items())}"
 
 
-def comparisons(records: Sequence[Record]) -> list[Comparison]:
+def comparisons(records: Sequence[Record]) -> list[SpikingComparison]:
     """Return a comparison for each spiking net whose ANN was measured too: at batch 1, for each T and machine.
 
     Records without a model, whose weights and T are unknown, are left out, as are nets that no decision ranks.
@@ -100,9 +100,9 @@ def _setup(record: Record) -> tuple[object, ...]:
     return *place(record), record.case.threads, model and (model.weights_sha256, model.options.get("level"))
 
 
-def _comparison(spiking: Sequence[Record], anns: Sequence[Record], ranked: Ranked) -> Comparison:
+def _comparison(spiking: Sequence[Record], anns: Sequence[Record], ranked: Ranked) -> SpikingComparison:
     subject = f"SNN/ANN b1 T {_time_steps(spiking[0])}: {spiking[0].case.model} over {_ann(spiking[0])}"
-    return Comparison(subject, {quantity: _ratio(spiking, anns, quantity, ranked) for quantity in _UNITS})
+    return SpikingComparison(subject, {quantity: _ratio(spiking, anns, quantity, ranked) for quantity in _UNITS})
 
 
 def _ratio(spiking: Sequence[Record], anns: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Ratio | str:

@@ -99,7 +99,7 @@ def _first_runs(loaded: Loaded, pool: list[Batch], stages: StageClock) -> tuple[
         stages.seconds["first_run_s"] = (first_ended_ns - start_ns) / 1e9
         first = first.clone()  # the next run may write to the same memory
         loaded = steps.uniform(loaded, output)
-        stages.seconds["second_run_s"] = steps.SingleStream(loaded, pool)(0)[0] / 1e9
+        stages.seconds["second_run_s"] = steps.SingleInference(loaded, pool)(0)[0] / 1e9
     return loaded, first, first_ended_ns
 
 

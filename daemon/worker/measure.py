@@ -22,7 +22,7 @@ LEAD_IN_S = 0.002  # to fill the caches and raise the clock again
 
 
 @dataclass(frozen=True)
-class Measured:
+class TimedLoop:
     """A timed loop's result: nanoseconds of each part in run order, when each ended, the blocks and the window.
 
     `starts_ns` has the start of each block if the process waited between them.
@@ -56,7 +56,7 @@ def warm_up(step: Step, cap_s: float) -> WarmUp:
 
 def measure(
     step: Step, rule: StopRule, hold_s: float = 0.0, wait_for_turn: Callable[[], None] | None = None
-) -> Measured:
+) -> TimedLoop:
     """Time runs until the rule says stop. Nothing else happens in the loop: no collection, no output, no file.
 
     The same load continues for `hold_s` before the first block and after the last, so that a slow energy counter has
@@ -96,7 +96,7 @@ def measure(
     summary = blocks.summary()
     bounds = [starts_ns[0], *(ended_ns[last - 1] for last in summary.ends)]
     window = Window(bounds[0], bounds[-1])
-    return Measured(values_ns, summary, window, bounds, ended_ns, starts_ns if wait_for_turn else [])
+    return TimedLoop(values_ns, summary, window, bounds, ended_ns, starts_ns if wait_for_turn else [])
 
 
 def _hold(step: Step, seconds: float) -> None:
@@ -117,7 +117,7 @@ def no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def block_statistics(measured: Measured) -> BlockStatistics:
+def block_statistics(measured: TimedLoop) -> BlockStatistics:
     """Return the blocks in the form of a record."""
     summary = measured.summary
     return BlockStatistics(

@@ -199,7 +199,7 @@ def _occupied(ready: Run) -> None:
     from benchd.daemon.worker import occupancy  # noqa: PLC0415 - reads traces and NVML, which a CPU's case never needs
 
     try:
-        occupied = occupancy.measure(steps.SingleStream(loaded, ready.pool), outcome.device_uuid)
+        occupied = occupancy.measure(steps.SingleInference(loaded, ready.pool), outcome.device_uuid)
     except (RuntimeError, OSError) as error:
         occupied = f"the profiler did not run: {error}"
     if isinstance(occupied, str):

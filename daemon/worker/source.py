@@ -19,7 +19,7 @@ from benchd.daemon.records import ArtifactFacts, OptionValue, Provider, Quantisa
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, leading, tensors, values
 from benchd.exporters import code, files, sessions
-from benchd.exporters.artifacts import Artifact, Store, key_of
+from benchd.exporters.artifacts import Artifact, ArtifactStore, key_of
 from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_few
 from benchd.exporters.files import ONLY_OUTPUT, QuantisedFor, Target
 
@@ -79,9 +79,9 @@ class Source:
     _opened: dict[tuple[object, ...], Artifact] = field(default_factory=dict)
 
     @cached_property
-    def store(self) -> Store:
+    def store(self) -> ArtifactStore:
         """Return the store of this machine, with its size limit."""
-        return Store(self.folder, STORE_BYTES)
+        return ArtifactStore(self.folder, STORE_BYTES)
 
     @property
     def encode(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
@@ -128,7 +128,7 @@ class Source:
         made_for = files.quantised_for(target)
         if self.given is None:
             return self.export(precision, batch, form, made_for)
-        given = Store(self.given, read_only=True)
+        given = ArtifactStore(self.given, read_only=True)
         try:
             artifact = self._given(given, precision, batch, form, made_for)
             artifact = artifact or self.export(precision, batch, form, made_for)
@@ -137,7 +137,12 @@ class Source:
         return msgspec.structs.replace(artifact, note="; ".join(filter(None, [*given.notes, artifact.note])))
 
     def _given(
-        self, store: Store, precision: files.Precision, batch: int, form: files.Form | None, made_for: QuantisedFor
+        self,
+        store: ArtifactStore,
+        precision: files.Precision,
+        batch: int,
+        form: files.Form | None,
+        made_for: QuantisedFor,
     ) -> Artifact | None:
         """Return the newest file in the given store: one for this batch, else for any batch.
 

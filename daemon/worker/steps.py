@@ -20,7 +20,7 @@ KNOWN_SHARE = 0.5
 SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
 
 
-class Sample:
+class AuditSample:
     """Randomly drawn runs for an audit, and their answers: any run of the section may be drawn.
 
     Random, because faults are periodic: a buffer that is reused too early may show in every second or tenth run.
@@ -67,7 +67,7 @@ class Step(Protocol):
 
     parts: tuple[str, ...]
     runs: int
-    sample: Sample
+    sample: AuditSample
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Execute run number `index` and return the nanoseconds of each part."""
@@ -100,7 +100,7 @@ def uniform(loaded: Loaded, answer: object) -> Loaded:
     return loaded if isinstance(answer, Batch) else replace(loaded, run=by_path(loaded.run))
 
 
-class SingleStream:
+class SingleInference:
     """One inference, from input on the host to output on the host, synchronised; inputs rotate through the pool.
 
     Every second, by lot, takes one of the `known` batches, whose right answers are known.
@@ -111,7 +111,7 @@ class SingleStream:
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
         self._run, self._pool, self._device = loaded.run, bound(pool, loaded), loaded.device
-        self.sample = Sample(known)
+        self.sample = AuditSample(known)
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of one inference."""
@@ -134,7 +134,7 @@ class Training:
         self._module, self._device, self._pool = module.train(), device, pool
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._targets = torch.Generator().manual_seed(seed)
-        self.sample = Sample()  # a loss has no reference
+        self.sample = AuditSample()  # a loss has no reference
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of the whole step, of the forward and of the backward pass."""

@@ -19,7 +19,7 @@ import torch
 from benchd.daemon.records import Window
 from benchd.daemon.verdicts.statistics import StopRule, block_estimate
 from benchd.daemon.worker import measure
-from benchd.daemon.worker.measure import Measured
+from benchd.daemon.worker.measure import TimedLoop
 from benchd.daemon.worker.steps import Step
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Streams:
 
 def back_to_back(
     streams: Streams, rule: StopRule, hold_s: float
-) -> tuple[Measured, "list[array[int]]", "array[int]", float]:
+) -> tuple[TimedLoop, "list[array[int]]", "array[int]", float]:
     """Time the first stream until the rule says stop, while the others run without pauses too.
 
     Return its result with the estimate and the blocks' medians of all, the runs of each stream that lie within its
@@ -70,7 +70,7 @@ def back_to_back(
     share in it.
     """
     is_over = Event()
-    measured: list[Measured] = []
+    measured: list[TimedLoop] = []
 
     def work(step: Step) -> tuple["array[int]", "array[int]"]:
         if step is not streams.steps[0]:

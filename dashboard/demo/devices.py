@@ -24,7 +24,7 @@ from benchd.dashboard.demo.fleet import (
     NOISE,
     SIMULATED,
     VARIANTS,
-    Device,
+    BoardPlan,
     Moment,
     environment,
     past,
@@ -50,24 +50,24 @@ def ended_at(tick: int) -> tuple[Case, ...]:
     return CASES[first : first + len(VARIANTS)] if passed and not rest else ()
 
 
-def is_updated(device: Device, tick: int) -> bool:
+def is_updated(device: BoardPlan, tick: int) -> bool:
     """Return whether the device runs its new setup at a tick."""
     return device.updated_days > 0 or (device.trouble == "slower" and tick >= UPDATE_TICK)
 
 
-def is_hot(device: Device, tick: int) -> bool:
+def is_hot(device: BoardPlan, tick: int) -> bool:
     """Return whether the device is throttled at a tick."""
     return device.trouble == "throttled" and tick >= HOT_TICK and (tick - HOT_TICK) % 60 < 60 - COOL_TICKS
 
 
-def measured(device: Device, tick: int, chance: random.Random) -> list[Record]:
+def measured(device: BoardPlan, tick: int, chance: random.Random) -> list[Record]:
     """Return the results of a device that end at a tick; an update is followed by its whole suite."""
     updates = device.trouble == "slower" and tick == UPDATE_TICK
     moment = Moment(time.time(), is_updated(device, tick), is_hot(device, tick))
     return [record(device, case, moment, chance) for case in (CASES if updates else ended_at(tick))]
 
 
-def samples(device: Device, tick: int, chance: random.Random) -> Iterator[Sample]:
+def samples(device: BoardPlan, tick: int, chance: random.Random) -> Iterator[Sample]:
     """Yield what the sensors of a device would read at a tick."""
     hot, load = is_hot(device, tick), 0.9 + 0.1 * math.sin(tick / 7)
     values = {
@@ -136,10 +136,10 @@ class Messages:
         return Arrived(topic, msgspec.json.encode(said), time.time())
 
 
-class Board:
+class SimulatedBoard:
     """One simulated device, from its past on."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: BoardPlan) -> None:
         self._device, self._messages = device, Messages(device.device_id)
         self._chance = random.Random(device.device_id)  # noqa: S311 - no secret
 

@@ -26,7 +26,7 @@ WINDOW_S, RUNS = 10.0, 700
 Trouble = Literal["", "slower", "silent", "throttled", "failed check"]
 
 
-class Setup(NamedTuple):
+class SystemSoftware(NamedTuple):
     """The system software of a board; `l4t` and `jetpack` are None where there is a desktop's driver."""
 
     driver: str
@@ -44,11 +44,11 @@ class Chip(NamedTuple):
     clock_hz: float
     memory_gib: int
     times_ms: dict[str, tuple[float, float, float, float]]
-    old: Setup
-    new: Setup
+    old: SystemSoftware
+    new: SystemSoftware
 
 
-class Device(NamedTuple):
+class BoardPlan(NamedTuple):
     """One board. `updated_days` is how long before the demo it was updated, if it was; `trouble` comes during it."""
 
     name: str
@@ -70,8 +70,8 @@ class Moment(NamedTuple):
     is_hot: bool = False
 
 
-JETPACKS = Setup("L4T 36.4.3", "36.4.3", "6.2"), Setup("L4T 36.4.7", "36.4.7", "6.2.1")
-DRIVERS = Setup("570.86.15"), Setup("575.57.08")
+JETPACKS = SystemSoftware("L4T 36.4.3", "36.4.3", "6.2"), SystemSoftware("L4T 36.4.7", "36.4.7", "6.2.1")
+DRIVERS = SystemSoftware("570.86.15"), SystemSoftware("575.57.08")
 ORIN_NANO = Chip(
     "Orin Nano",
     "aarch64",
@@ -115,19 +115,19 @@ DESKTOP = Chip(
     *DRIVERS,
 )
 DEVICES = (
-    Device("Orin Nano 1", ORIN_NANO, updated_days=3),
-    Device("Orin Nano 2", ORIN_NANO, "failed check"),
-    Device("Orin Nano 3", ORIN_NANO, "silent"),
-    Device("Orin AGX 1", ORIN_AGX, updated_days=3),
-    Device("Orin AGX 2", ORIN_AGX, "slower"),
-    Device("Desktop GPU 1", DESKTOP),
-    Device("Desktop GPU 2", DESKTOP, "throttled"),
+    BoardPlan("Orin Nano 1", ORIN_NANO, updated_days=3),
+    BoardPlan("Orin Nano 2", ORIN_NANO, "failed check"),
+    BoardPlan("Orin Nano 3", ORIN_NANO, "silent"),
+    BoardPlan("Orin AGX 1", ORIN_AGX, updated_days=3),
+    BoardPlan("Orin AGX 2", ORIN_AGX, "slower"),
+    BoardPlan("Desktop GPU 1", DESKTOP),
+    BoardPlan("Desktop GPU 2", DESKTOP, "throttled"),
 )
 CASES = tuple(Case(model=model, variant=Variant.parse(name)) for model in ORIN_NANO.times_ms for name in VARIANTS)
 SLOWER, HOT_TIME, HOT_POWER, HOT_CLOCK = 1.09, 1.3, 0.7, 0.6  # factors of an unlucky update, and of a hot board
 
 
-def past(device: Device, now_s: float, chance: random.Random) -> Iterator[Record]:
+def past(device: BoardPlan, now_s: float, chance: random.Random) -> Iterator[Record]:
     """Yield what a device has measured on the days before, the oldest first."""
     for days in range(DAYS, 0, -1):
         moment = Moment(now_s - days * DAY_S, is_updated=days <= device.updated_days)
@@ -135,7 +135,7 @@ def past(device: Device, now_s: float, chance: random.Random) -> Iterator[Record
             yield record(device, case, moment._replace(at_s=moment.at_s + 60.0 * number), chance)
 
 
-def record(device: Device, case: Case, moment: Moment, chance: random.Random) -> Record:
+def record(device: BoardPlan, case: Case, moment: Moment, chance: random.Random) -> Record:
     """Return the record of one run of a case."""
     centre_ms = _time_ms(device, case, moment) * chance.gauss(1.0, RUN_NOISE)
     timing, processes = _timings(centre_ms, chance)
@@ -165,12 +165,12 @@ def record(device: Device, case: Case, moment: Moment, chance: random.Random) ->
     )
 
 
-def power_w(device: Device, case: Case, *, is_hot: bool) -> float:
+def power_w(device: BoardPlan, case: Case, *, is_hot: bool) -> float:
     """Return what a device draws while it measures a case."""
     return device.chip.power_w * LOADS[case.variant.name] * (HOT_POWER if is_hot else 1.0)
 
 
-def environment(device: Device, *, is_updated: bool) -> Environment:
+def environment(device: BoardPlan, *, is_updated: bool) -> Environment:
     """Return a device's identity before or after its update."""
     chip, name = device.chip, f"{SIMULATED} {device.chip.name}"
     setup = chip.new if is_updated else chip.old
@@ -197,7 +197,7 @@ def environment(device: Device, *, is_updated: bool) -> Environment:
     )
 
 
-def _time_ms(device: Device, case: Case, moment: Moment) -> float:
+def _time_ms(device: BoardPlan, case: Case, moment: Moment) -> float:
     time_ms = device.chip.times_ms[case.model][VARIANTS.index(case.variant.name)]
     slower = SLOWER if moment.is_updated and device.trouble == "slower" else 1.0
     return time_ms * slower * (HOT_TIME if moment.is_hot else 1.0)
@@ -238,7 +238,7 @@ def _energy(power: float, case: Case, timing: Timing) -> Energy:
     )
 
 
-def _fails(device: Device, case: Case) -> bool:
+def _fails(device: BoardPlan, case: Case) -> bool:
     return device.trouble == "failed check" and case.case_id.startswith("vim_tiny,tensorrt")
 
 

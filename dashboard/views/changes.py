@@ -12,7 +12,7 @@ from nicegui import ui
 
 from benchd.dashboard import limits, queries, text
 from benchd.dashboard.changes import UPDATES, Change, Changes, day_s
-from benchd.dashboard.layout import PATIENCE_S, Part, changes_path, chip, follow, frame, history_path, notice
+from benchd.dashboard.layout import PATIENCE_S, PagePart, changes_path, chip, follow, frame, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import clock, count, figure, more, short
@@ -77,9 +77,9 @@ def add(store: Store, changes: Changes) -> None:
         asked = [_Selection(since, verdict if verdict in SORTS else "", q, limits.page(page))]
         async with frame("Changes"):
             search = _choices(asked)
-            reading, strip = notice(""), Part("strip")
+            reading, strip = notice(""), PagePart("strip")
             ui.label(CAPTION).classes("soft")
-            updates, empty, table = Part("updates"), notice(NONE), Part("scroll")
+            updates, empty, table = PagePart("updates"), notice(NONE), PagePart("scroll")
             rest = ui.link("", "/changes").classes("link")
 
             async def refresh() -> None:

@@ -17,7 +17,7 @@ from benchd.dashboard.commands import run_suite
 from benchd.dashboard.layout import PATIENCE_S, facts, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.queries import Device, Mark
-from benchd.dashboard.requests import Progress, Request, progress
+from benchd.dashboard.requests import Progress, SuiteRequest, progress
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, clock, count, doing, fact, figure, more, short, throttling, top1
 from benchd.dashboard.views.charts import Series
@@ -42,7 +42,7 @@ class _State(NamedTuple):
 
 def add(store: Store, broker: Broker) -> None:
     """Serve the view at /device/<id>."""
-    requests: dict[_SuiteOfDevice, Request] = {}  # for all viewers
+    requests: dict[_SuiteOfDevice, SuiteRequest] = {}  # for all viewers
 
     @ui.page("/device/{device_id}", response_timeout=PATIENCE_S)
     async def device(device_id: str) -> None:
@@ -119,7 +119,7 @@ def _listed(marks: list[Mark]) -> list[Mark]:
 class _Suites:
     """The suites of a device, each with a button that is disabled while its last request is open."""
 
-    def __init__(self, broker: Broker, device: Device, requests: dict[_SuiteOfDevice, Request]) -> None:
+    def __init__(self, broker: Broker, device: Device, requests: dict[_SuiteOfDevice, SuiteRequest]) -> None:
         self._broker, self._device_id, self._requests = broker, device.device_id, requests
         self._device, self._ended = device, list[Mark]()
         suites, self._rows = device.info.suites, list[tuple[SuiteInfo, ui.button, ui.label]]()
@@ -157,7 +157,7 @@ class _Suites:
         if not self._progress(suite).is_open:  # a second click, or another viewer, was faster
             return
         place = self._device_id, suite.name
-        self._requests[place] = request = Request(time.time())
+        self._requests[place] = request = SuiteRequest(time.time())
         self.show(self._device, self._ended)
         answer = await to_thread(run_suite, self._broker, self._device_id, suite.name)
         self._requests[place] = request._replace(answer=answer)

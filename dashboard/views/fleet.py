@@ -8,7 +8,7 @@ from nicegui import ui
 
 from benchd.dashboard import limits, queries
 from benchd.dashboard.answers import Answers
-from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, boards, looks, matches
+from benchd.dashboard.conditions import CONDITIONS, SHAPES, BoardCondition, boards, looks, matches
 from benchd.dashboard.layout import PATIENCE_S, follow, frame, notice, query
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
@@ -90,7 +90,7 @@ def _path(text: str | None, condition: str | None, page: int) -> str:
     return f"/fleet{query({'q': text, 'state': condition, 'page': page if page > 1 else None})}"
 
 
-def _read(store: Store, answers: Answers) -> tuple[list[Board], list[str]]:
+def _read(store: Store, answers: Answers) -> tuple[list[BoardCondition], list[str]]:
     now_s = time.time()
     return boards(store, answers.update()[0], now_s), queries.problems(store, now_s)
 
@@ -115,7 +115,7 @@ class _Entry:
             self._state = ui.label()
             self._service = ui.label().classes("soft")
 
-    def show(self, board: Board) -> None:
+    def show(self, board: BoardCondition) -> None:
         """Update the entry."""
         device = board.device
         info, health = device.info, device.health

@@ -15,10 +15,20 @@ from benchd.daemon.delivery.messages import Deployed
 from benchd.dashboard import queries, text
 from benchd.dashboard.answers import Answers, Outcome
 from benchd.dashboard.changes import Change
-from benchd.dashboard.conditions import CONDITIONS, SHAPES, Board, Condition, boards, counts, looks
-from benchd.dashboard.layout import PATIENCE_S, Part, changes_path, chip, follow, frame, heading, history_path, notice
+from benchd.dashboard.conditions import CONDITIONS, SHAPES, BoardCondition, Condition, boards, counts, looks
+from benchd.dashboard.layout import (
+    PATIENCE_S,
+    PagePart,
+    changes_path,
+    chip,
+    follow,
+    frame,
+    heading,
+    history_path,
+    notice,
+)
 from benchd.dashboard.limits import SHOWN
-from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, Row, matrix
+from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, MatrixRow, matrix
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, more, short
 from benchd.dashboard.views.shipped import is_stale, word
@@ -31,12 +41,12 @@ SHAPE: dict[Outcome, str] = {"ships": "✓", "inconclusive": "≈", "nothing": "
 LEGEND = "✓ ships, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower and ▼ faster than in the setup before"
 
 _Line = tuple[str, str, str]  # a text, its class and its link
-_Head = Row | str  # a board, a kind of board or a model
+_Head = MatrixRow | str  # a board, a kind of board or a model
 _Promise = tuple[str, Deployed, bool]  # a board, what is deployed there, and whether that is stale
 
 
 class _State(NamedTuple):
-    found: list[Board]
+    found: list[BoardCondition]
     shown: Matrix
     left: int
     wrong: list[str]
@@ -52,8 +62,8 @@ def add(store: Store, answers: Answers) -> None:
         chosen = next((condition for condition in CONDITIONS if condition == state), None)
         async with frame("What ships, and who needs help"):
             problems, empty = notice(""), notice(EMPTY)
-            strip, troubles = Part("strip"), Part("troubles")
-            title, none, table = heading("What ships"), notice(NONE), Part("scroll")
+            strip, troubles = PagePart("strip"), PagePart("troubles")
+            title, none, table = heading("What ships"), notice(NONE), PagePart("scroll")
             legend = ui.label(LEGEND).classes("soft")
             names: dict[str, str] = {}
 
@@ -104,7 +114,7 @@ def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
     return _State(fleet, shown, left, queries.problems(store, now_s), deployed)
 
 
-def _strip(fleet: list[Board], chosen: Condition | None) -> None:
+def _strip(fleet: list[BoardCondition], chosen: Condition | None) -> None:
     """Show how many boards are in each condition; each is a link to those alone."""
     chip(f"{count(len(fleet), 'board')}", "/", "all", is_chosen=chosen is None)
     for condition, number in counts(fleet).items():
@@ -112,7 +122,7 @@ def _strip(fleet: list[Board], chosen: Condition | None) -> None:
         chip(f"{SHAPES[condition]} {number} {condition}", target, looks(condition), is_chosen=condition == chosen)
 
 
-def _troubles(helpless: list[Board]) -> None:
+def _troubles(helpless: list[BoardCondition]) -> None:
     """Name the boards in each condition, with what is wrong."""
     for condition in CONDITIONS:
         alike = [board for board in helpless if board.condition == condition]

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from benchd.daemon.delivery.messages import Deployed
 from benchd.dashboard import queries
-from benchd.dashboard.layout import PATIENCE_S, Part, follow, frame, heading, notice
+from benchd.dashboard.layout import PATIENCE_S, PagePart, follow, frame, heading, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.store import Store
@@ -28,7 +28,7 @@ def add(store: Store) -> None:
     @ui.page("/shipped", response_timeout=PATIENCE_S)
     async def shipped(name: str = "") -> None:
         async with frame("What is deployed"):
-            empty, place = notice(NONE), Part("")
+            empty, place = notice(NONE), PagePart("")
 
             async def refresh() -> None:
                 on_boards = [one for one in await to_thread(queries.deployed, store) if name in ("", one.found.name)]

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from benchd.kernels.dispatch import Unavailable, chosen, require_convolution
 from benchd.kernels.exact_conv2d import native, reference, torch_impl
-from benchd.kernels.exact_conv2d.whole import Convolution, Digits, pack
+from benchd.kernels.exact_conv2d.whole import Convolution, PackedDigits, pack
 
-__all__ = ["LARGEST_CODE", "MOST_PRODUCTS", "Digits", "exact_conv2d", "pack"]
+__all__ = ["LARGEST_CODE", "MOST_PRODUCTS", "PackedDigits", "exact_conv2d", "pack"]
 
 LARGEST_CODE = 127
 """The native kernel keeps a code, which may be negative, in a byte."""
@@ -41,7 +41,7 @@ def exact_conv2d(
     largest: int,
     stride: int = 1,
     padding: int = 0,
-    packed: Digits | None = None,
+    packed: PackedDigits | None = None,
     implementation: str = "auto",
 ) -> Tensor | None:
     """Return y (N, O, H', W') in float32, channels last from "native", or None.

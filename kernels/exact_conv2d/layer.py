@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchd.kernels.compiler import in_dtype
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.exact_conv2d import LARGEST_CODE, MOST_PRODUCTS, Digits, native, pack
+from benchd.kernels.exact_conv2d import LARGEST_CODE, MOST_PRODUCTS, PackedDigits, native, pack
 from benchd.kernels.exact_conv2d.whole import whole
 from benchd.kernels.lif.layout import pooled_memory
 from benchd.kernels.lif.native import lif_pool_periods
@@ -18,7 +18,7 @@ from benchd.kernels.spike_conv2d import pack as pack_floats
 from benchd.kernels.spike_conv2d import periods, skips_zeros_in
 from benchd.kernels.spike_conv2d.native import convolved as convolved_floats
 from benchd.kernels.spike_conv2d.native import laid_out
-from benchd.kernels.spike_conv2d.packed_weights import Packed
+from benchd.kernels.spike_conv2d.packed_weights import PackedWeight
 
 LEAST_DENSITY = {
     3: {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.4, 0.15), "avx_vnni": (0.65, 0.2), "dotprod": (0.65, 0.2)},
@@ -51,8 +51,8 @@ class SpikeConvolution:
         self._shape, self._per_weight = shape, per_weight
         self._has_bf16 = _has_bf16()  # asked here, because compiled code cannot
         SpikeConvolution.made = True
-        self._floats: Packed[Tensor] = Packed(_of_int8 if per_weight == 1 else pack_floats, shape)
-        self._digits: Packed[Digits | None] = Packed(partial(_digits, per_weight=per_weight), shape)
+        self._floats: PackedWeight[Tensor] = PackedWeight(_of_int8 if per_weight == 1 else pack_floats, shape)
+        self._digits: PackedWeight[PackedDigits | None] = PackedWeight(partial(_digits, per_weight=per_weight), shape)
 
     def suits(self, x: Tensor, weight: Tensor) -> bool:
         """Return whether it should convolve `x`; raise Unavailable if it cannot and int8 weights need it to.
@@ -226,7 +226,7 @@ def require_integers(name: str, kernels: str) -> None:
         raise Unavailable(f"{name}: the {kernels} kernels need a CPU with AMX, VNNI or Arm's dot product of bytes")
 
 
-def _digits(weight: Tensor, per_weight: int) -> Digits | None:
+def _digits(weight: Tensor, per_weight: int) -> PackedDigits | None:
     """Return `pack` of `weight`, None if it has no exact form."""
     return pack(weight, per_weight) if weight.isfinite().all() else None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable, require_device, require_inference
-from benchd.kernels.exact_conv2d.whole import Convolution, Digits
+from benchd.kernels.exact_conv2d.whole import Convolution, PackedDigits
 from benchd.kernels.op import is_watched, op
 from benchd.kernels.spike_conv2d.native import laid_out
 
@@ -32,7 +32,7 @@ def exact_conv2d(given: Convolution) -> Tensor | None:
 
 
 def convolved(
-    x: Tensor, bias: Tensor | None, packed: Digits, scale: Tensor, largest: int, stride: int, padding: int
+    x: Tensor, bias: Tensor | None, packed: PackedDigits, scale: Tensor, largest: int, stride: int, padding: int
 ) -> Tensor | None:
     """Return what `exact_conv2d` does for callers that know that it can run: checks cost as much as a small layer."""
     if x.shape[1] * packed.window[1] * packed.window[2] != packed.depth:

@@ -16,7 +16,7 @@ _SHIFTS = {1: (0,), 3: (16, 8, 0)}  # of the digits, from the highest
 _SMALLEST = 2.0**-126  # normal float32
 
 
-class Digits(NamedTuple):
+class PackedDigits(NamedTuple):
     """A weight as the kernel reads it.
 
     `digits` are int8, (panels, K / 64, 3, 16, 16, 4): panels of output channels, blocks of the window's K codes in the
@@ -38,7 +38,7 @@ class Convolution(NamedTuple):
     x: Tensor
     weight: Tensor
     bias: Tensor | None
-    packed: Digits
+    packed: PackedDigits
     scale: Tensor
     largest: int
     stride: int
@@ -62,7 +62,7 @@ def whole(weight: Tensor, per_weight: int = 3) -> tuple[Tensor, Tensor]:
     return numbers.view_as(wide), unit
 
 
-def pack(weight: Tensor, per_weight: int = 3) -> Digits:
+def pack(weight: Tensor, per_weight: int = 3) -> PackedDigits:
     """Return `weight` (O, C, kh, kw) as the native kernel reads it; raise ValueError if it is not finite."""
     numbers, unit = whole(weight, per_weight)
     groups = _TILES // per_weight  # of a panel, 16 channels each
@@ -75,7 +75,7 @@ def pack(weight: Tensor, per_weight: int = 3) -> Digits:
     blocks = bytes_.view(per_weight, len(by_code) // _DEPTH, _DEPTH // 4, 4, -1, groups, _LANES)
     digits = blocks.permute(4, 1, 0, 5, 2, 6, 3).flatten(2, 3).contiguous()
     unit = functional.pad(unit, (0, by_code.shape[1] - out_channels))
-    return Digits(digits, unit, (out_channels, *weight.shape[2:]), depth, per_weight)
+    return PackedDigits(digits, unit, (out_channels, *weight.shape[2:]), depth, per_weight)
 
 
 def number(sums: Tensor, lower: Tensor, factor: Tensor) -> Tensor:

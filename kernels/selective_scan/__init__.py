@@ -20,9 +20,9 @@ from torch import Tensor
 from benchd.kernels.dispatch import load_all, require_floats
 from benchd.kernels.selective_scan.ops import (
     Bidirectional,
-    Pair,
     Projection,
     Scan,
+    ScanPair,
     bidirectional_op,
     delta_op,
     pair_op,
@@ -84,7 +84,7 @@ def selective_scan_pair(
     """
     _check_form("selective_scan_pair", form)
     _check("selective_scan_pair", (2,), u=u, delta=delta, A=A, B=B, C=C, D=D, delta_bias=delta_bias)
-    given = Pair(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
+    given = ScanPair(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
     return pair_op("selective_scan_pair", implementation, given)
 
 

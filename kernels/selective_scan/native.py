@@ -13,9 +13,9 @@ from torch import Tensor
 from benchd.kernels import compiler
 from benchd.kernels.selective_scan.ops import (
     Bidirectional,
-    Pair,
     Projection,
     Scan,
+    ScanPair,
     bidirectional_op,
     delta_op,
     directions_of,
@@ -45,11 +45,11 @@ def _scan(given: Scan) -> Tensor:
 
 
 @pair_op.computes("native")
-def _pair(given: Pair) -> Tensor:
+def _pair(given: ScanPair) -> Tensor:
     return _scanned(given, reverse=False)
 
 
-def _scanned(given: Scan | Pair, reverse: bool) -> Tensor:
+def _scanned(given: Scan | ScanPair, reverse: bool) -> Tensor:
     """Return y (directions, batch, length, channels); `reverse` is the direction of the first."""
     u, delta, A, B, C, D, z, bias = directions_of(given)
     dtype = compiler.common(*(tensor for tensor in (u, delta, B, C, z) if tensor is not None))

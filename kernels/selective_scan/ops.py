@@ -26,7 +26,7 @@ class Scan(NamedTuple):
     form: str
 
 
-class Pair(NamedTuple):
+class ScanPair(NamedTuple):
     """Two scans, which lead every tensor; the second runs in reverse."""
 
     u: Tensor
@@ -49,7 +49,7 @@ class Projection(NamedTuple):
 
 
 class Bidirectional(NamedTuple):
-    """The tensors of `Pair` and `Projection`, and the gate z (batch, length, channels)."""
+    """The tensors of `ScanPair` and `Projection`, and the gate z (batch, length, channels)."""
 
     u: Tensor
     low: Tensor
@@ -70,7 +70,7 @@ def scan_op(given: Scan) -> Tensor:
 
 
 @op("selective_scan_pair", float32=("native", "triton"))
-def pair_op(given: Pair) -> Tensor:
+def pair_op(given: ScanPair) -> Tensor:
     """Make y (2, batch, length, channels)."""
     return given.u.new_empty(given.u.shape)
 
@@ -87,8 +87,8 @@ def bidirectional_op(given: Bidirectional) -> Tensor:
     return given.u.new_empty(given.u.shape[1:])
 
 
-def directions_of(given: Scan | Pair) -> tuple[Any, ...]:
+def directions_of(given: Scan | ScanPair) -> tuple[Any, ...]:
     """Return u, delta, A, B, C, D, z and bias, the directions of a scan leading every one."""
-    if isinstance(given, Pair):
+    if isinstance(given, ScanPair):
         return *given[:6], None, given.bias
     return tuple(None if tensor is None else tensor.unsqueeze(0) for tensor in given[:8])

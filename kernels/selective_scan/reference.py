@@ -7,9 +7,9 @@ from torch.nn import functional
 from benchd.kernels.dispatch import state_dtype
 from benchd.kernels.selective_scan.ops import (
     Bidirectional,
-    Pair,
     Projection,
     Scan,
+    ScanPair,
     bidirectional_op,
     delta_op,
     pair_op,
@@ -37,7 +37,7 @@ def _scan(given: Scan) -> Tensor:
 
 
 @pair_op.computes("reference")
-def _pair(given: Pair) -> Tensor:
+def _pair(given: ScanPair) -> Tensor:
     *tensors, softplus, form = given
     scans = []
     for g in (0, 1):
@@ -55,7 +55,7 @@ def _delta_projection(given: Projection) -> Tensor:
 @bidirectional_op.computes("reference")
 def _bidirectional_scan(given: Bidirectional) -> Tensor:
     u, low, weight, bias, A, B, C, D, z, form = given
-    forward, backward = _pair(Pair(_widened(u), _projected(low, weight), A, B, C, D, bias, True, form))
+    forward, backward = _pair(ScanPair(_widened(u), _projected(low, weight), A, B, C, D, bias, True, form))
     return ((forward + backward) * functional.silu(_widened(z))).to(u.dtype)
 
 

@@ -23,9 +23,9 @@ from torch.utils.checkpoint import checkpoint
 
 from benchd.kernels.selective_scan.ops import (
     Bidirectional,
-    Pair,
     Projection,
     Scan,
+    ScanPair,
     bidirectional_op,
     delta_op,
     pair_op,
@@ -61,7 +61,7 @@ def _one_way(given: Scan) -> Tensor:
 
 
 @pair_op.computes("torch")
-def _pair(given: Pair) -> Tensor:
+def _pair(given: ScanPair) -> Tensor:
     """Flip only the narrow inputs of the second direction, a sixteenth of what the recurrence reads."""
     u, delta, A, B, C, D, delta_bias, delta_softplus, _ = given
     state_dtype = torch.promote_types(u.dtype, torch.float32)
@@ -91,7 +91,7 @@ def _delta_projection(given: Projection) -> Tensor:
 @bidirectional_op.computes("torch")
 def _bidirectional_scan(given: Bidirectional) -> Tensor:
     u, low, weight, bias, A, B, C, D, z, form = given
-    y = _pair(Pair(u, _projected(low, weight), A, B, C, D, bias, True, form))
+    y = _pair(ScanPair(u, _projected(low, weight), A, B, C, D, bias, True, form))
     return (y[0] + y[1]) * functional.silu(z).to(u.dtype)
 
 

@@ -26,9 +26,9 @@ from torch import Tensor
 from benchd.kernels import launch
 from benchd.kernels.selective_scan.ops import (
     Bidirectional,
-    Pair,
     Projection,
     Scan,
+    ScanPair,
     bidirectional_op,
     delta_op,
     directions_of,
@@ -47,7 +47,7 @@ def _delta(given: Projection) -> Tensor:
 def _bidirectional(given: Bidirectional) -> Tensor:
     u, low, weight, bias, A, B, C, D, z, form = given
     delta, (B, C) = _project(low, weight, bias, B, C)
-    return _gated(_pair(Pair(u, delta, A, B, C, D, None, False, form)), z)
+    return _gated(_pair(ScanPair(u, delta, A, B, C, D, None, False, form)), z)
 
 
 class _Cut(NamedTuple):
@@ -88,11 +88,11 @@ def _scan(given: Scan) -> Tensor:
 
 
 @pair_op.computes("triton")
-def _pair(given: Pair) -> Tensor:
+def _pair(given: ScanPair) -> Tensor:
     return _scanned(given, reverse=False)
 
 
-def _scanned(given: Scan | Pair, reverse: bool) -> Tensor:
+def _scanned(given: Scan | ScanPair, reverse: bool) -> Tensor:
     """Return y (directions, batch, length, channels); `reverse` is the direction of the first."""
     u, delta, A, B, C, D, z, bias = directions_of(given)
     y = u.new_empty(u.shape)

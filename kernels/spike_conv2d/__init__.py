@@ -26,9 +26,9 @@ from torch import Tensor
 from benchd.kernels.dispatch import Unavailable, chosen, require_convolution, require_floats
 from benchd.kernels.spike_conv2d import native, reference, torch_impl
 from benchd.kernels.spike_conv2d.native import pack
-from benchd.kernels.spike_conv2d.packed_weights import Packed, skips_zeros_in
+from benchd.kernels.spike_conv2d.packed_weights import PackedWeight, skips_zeros_in
 
-__all__ = ["Packed", "pack", "skips_zeros_in", "spike_conv2d"]
+__all__ = ["PackedWeight", "pack", "skips_zeros_in", "spike_conv2d"]
 
 _FUNCTIONS = {"reference": reference.spike_conv2d, "torch": torch_impl.spike_conv2d, "native": native.spike_conv2d}
 

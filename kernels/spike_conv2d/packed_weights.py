@@ -19,7 +19,7 @@ def skips_zeros_in(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in _DTYPES
 
 
-class Packed(Generic[Form]):
+class PackedWeight(Generic[Form]):
     """`pack` of a layer's weight, computed at first use and again after the weight was replaced or written to.
 
     A weight used in another shape is packed in `shape`. Writes to an inference tensor, or through `.data`, go
@@ -30,8 +30,8 @@ class Packed(Generic[Form]):
         self._pack, self._shape = pack, shape
         self._kept: tuple[Tensor, int, Tensor, Form] | None = None
 
-    def __deepcopy__(self, _: object) -> "Packed[Form]":
-        return Packed(self._pack, self._shape)
+    def __deepcopy__(self, _: object) -> "PackedWeight[Form]":
+        return PackedWeight(self._pack, self._shape)
 
     def __call__(self, weight: Tensor) -> Form:
         """Return `pack` of `weight`."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchd.kernels.dispatch import load_all
 from benchd.kernels.stbif.layout import threshold_of
-from benchd.kernels.stbif.ops import Pool, StBif, max_pool_delta_op, stbif_op
+from benchd.kernels.stbif.ops import Pool, StBifInputs, max_pool_delta_op, stbif_op
 
 __all__ = ["max_pool_delta", "stbif", "stbif_block"]
 
@@ -45,7 +45,7 @@ def stbif(
     """
     _check_steps("stbif", current)
     _check_neuron(threshold, pos_max, neg_min, output)
-    given = StBif(current, None, None, threshold_of(threshold, current), pos_max, neg_min, output == "codes")
+    given = StBifInputs(current, None, None, threshold_of(threshold, current), pos_max, neg_min, output == "codes")
     return stbif_op("stbif", implementation, _constant(given) if given.codes else given)
 
 
@@ -71,7 +71,7 @@ def stbif_block(
     _check_steps("stbif_block", current)
     _check_neuron(threshold, pos_max, neg_min, output)
     _check_terms(current, bias, residual)
-    given = StBif(current, bias, residual, threshold_of(threshold, current), pos_max, neg_min, output == "codes")
+    given = StBifInputs(current, bias, residual, threshold_of(threshold, current), pos_max, neg_min, output == "codes")
     return stbif_op("stbif", implementation, _constant(given) if given.codes else given)
 
 
@@ -93,10 +93,10 @@ def max_pool_delta(
     return max_pool_delta_op("max_pool_delta", implementation, Pool(values, kernel_size, stride, padding))
 
 
-def _constant(given: StBif) -> StBif:
+def _constant(given: StBifInputs) -> StBifInputs:
     """Return it without gradients, which codes have in no implementation."""
     constants: list[Any] = [each.detach() if isinstance(each, Tensor) else each for each in given]
-    return StBif(*constants)
+    return StBifInputs(*constants)
 
 
 def _check_steps(op: str, tensor: Tensor) -> None:

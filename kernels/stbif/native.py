@@ -16,8 +16,8 @@ from benchd.kernels.stbif.layout import channels, frames, laid_out, like, pictur
 from benchd.kernels.stbif.ops import (
     Pool,
     PoolBackward,
-    StBif,
     StBifBackward,
+    StBifInputs,
     max_pool_delta_backward_op,
     max_pool_delta_op,
     stbif_backward_op,
@@ -46,7 +46,7 @@ def _pointer(tensor: Tensor | None) -> int | None:
 
 
 @stbif_op.computes("native")
-def _stbif(given: StBif) -> Tensor:
+def _stbif(given: StBifInputs) -> Tensor:
     current, bias, residual, threshold, pos_max, neg_min, codes = given
     charge = _Charge(current, bias, residual)
     dtype = charge.current.dtype

@@ -9,7 +9,7 @@ from benchd.kernels.op import op
 from benchd.kernels.stbif.layout import laid_out, pictures, pooled
 
 
-class StBif(NamedTuple):
+class StBifInputs(NamedTuple):
     """current and residual are (T, B, C, ...), bias (T, C); the threshold has one element of the membranes' dtype."""
 
     current: Tensor
@@ -53,7 +53,7 @@ class PoolBackward(NamedTuple):
 
 
 @op("stbif", learns=True)
-def stbif_op(given: StBif) -> Tensor:
+def stbif_op(given: StBifInputs) -> Tensor:
     """Make codes (int8) or values in the dtype of `current` (T, B, C, ...)."""
     dense = laid_out(given.current, by_channel=given.bias is not None)
     return torch.empty_like(dense, dtype=torch.int8 if given.codes else given.current.dtype)

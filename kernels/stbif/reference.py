@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchd.kernels.stbif.ops import Pool, StBif, max_pool_delta_op, stbif_op
+from benchd.kernels.stbif.ops import Pool, StBifInputs, max_pool_delta_op, stbif_op
 
 
 @stbif_op.computes("reference")
 @torch.no_grad()
-def _stbif(given: StBif) -> Tensor:
+def _stbif(given: StBifInputs) -> Tensor:
     current, bias, residual, threshold, pos_max, neg_min, codes = given
     s = threshold.reshape(())
     x = current.to(s.dtype)

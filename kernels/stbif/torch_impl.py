@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchd.kernels.stbif.ops import Pool, StBif, max_pool_delta_op, stbif_op
+from benchd.kernels.stbif.ops import Pool, StBifInputs, max_pool_delta_op, stbif_op
 
 
 @stbif_op.computes("torch")
-def _stbif(given: StBif) -> Tensor:
+def _stbif(given: StBifInputs) -> Tensor:
     current, bias, residual, threshold, pos_max, neg_min, codes = given
     if bias is None and residual is None:
         return _spikes(current, threshold.reshape(()), pos_max, neg_min, codes)

@@ -25,8 +25,8 @@ from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled
 from benchd.kernels.stbif.ops import (
     Pool,
     PoolBackward,
-    StBif,
     StBifBackward,
+    StBifInputs,
     max_pool_delta_backward_op,
     max_pool_delta_op,
     stbif_backward_op,
@@ -58,7 +58,7 @@ def _cut(device: torch.device, work: int) -> _Cut:
 
 
 @stbif_op.computes("triton")
-def _stbif(given: StBif) -> Tensor:
+def _stbif(given: StBifInputs) -> Tensor:
     current, bias, residual, threshold, pos_max, neg_min, codes = given
     current, bias, residual, width, run = _terms(current, bias, residual)
     spikes = torch.empty_like(current, dtype=torch.int8 if codes else current.dtype)

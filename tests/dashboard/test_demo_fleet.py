@@ -14,7 +14,7 @@ from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import encode
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
-from benchd.dashboard.demo.devices import UPDATE_TICK, Board, case_at, is_hot, measured, samples
+from benchd.dashboard.demo.devices import UPDATE_TICK, SimulatedBoard, case_at, is_hot, measured, samples
 from benchd.dashboard.demo.fleet import CASES, DEVICES, SIMULATED, WINDOW_S, past
 from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
@@ -84,7 +84,7 @@ def test_the_updated_board_gets_its_verdict_and_the_others_theirs(stories, tmp_p
 
 
 def test_boards_say_what_the_documented_topics_allow():
-    said = [message for device in DEVICES for message in published(Board(device))]
+    said = [message for device in DEVICES for message in published(SimulatedBoard(device))]
     described = Document()
     kinds = {described.validate(message.topic, message.body) for message in said}
     assert kinds == {"status", "info", "health", "telemetry", "result", "event"}

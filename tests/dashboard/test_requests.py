@@ -19,7 +19,7 @@ from benchd.daemon.delivery.messages import Health, Info, SuiteInfo
 from benchd.daemon.delivery.topics import Topics
 from benchd.dashboard.commands import EXPIRY_S, Answer, run_suite
 from benchd.dashboard.queries import Device, Mark
-from benchd.dashboard.requests import Request, progress
+from benchd.dashboard.requests import SuiteRequest, progress
 from benchd.dashboard.views import device as view
 
 SUITE = SuiteInfo(name="nightly", cases=["a", "b"])
@@ -29,7 +29,7 @@ ACCEPTED = Answer(accepted=True)
 def at(age_s, answer, *, state="online", ended=(), **health):
     device = Device("d", state, 0.0, Info(), Health(**health), None, None)
     marks = [Mark(0.0, "case ok", case_id) for case_id in ended]
-    return progress(Request(100.0, answer), SUITE, device, marks, 100.0 + age_s)
+    return progress(SuiteRequest(100.0, answer), SUITE, device, marks, 100.0 + age_s)
 
 
 def test_a_suite_never_asked_for_may_be_only_while_its_device_is_there():

@@ -13,7 +13,7 @@ from waiting import wait_for
 from worker_jobs import user_module
 
 from benchd.exporters import sessions
-from benchd.exporters.artifacts import Store
+from benchd.exporters.artifacts import ArtifactStore
 
 onnx = pytest.importorskip("onnx", reason="reads and writes files")
 parser = pytest.importorskip("onnx.parser")
@@ -91,7 +91,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_and_the_other_files_go_on(here, 
     assert done.returncode == 1
     assert "error: snn_onepass fp32 batch 1: artifact store" in done.stderr
     assert "disk full, and this artifact needs more than 1.0 MB" in done.stderr
-    with Store(small_disk) as store:
+    with ArtifactStore(small_disk) as store:
         assert [artifact.metadata.facts["model"] for artifact in store.list()] == ["square"]
     assert len(list(small_disk.rglob("*.onnx"))) == 1
 
@@ -119,12 +119,12 @@ def test_killed_in_the_middle_it_leaves_no_half_file_and_the_next_run_succeeds(h
         wait_for(lambda: list(tmp_path.glob("artifacts/.making/*")), process)
         os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    with Store(tmp_path / "artifacts") as store:
+    with ArtifactStore(tmp_path / "artifacts") as store:
         assert store.list() == ()
     marker.unlink()
     again = here("benchd", *arguments)
     assert again.returncode == 0, again.stderr
-    with Store(tmp_path / "artifacts") as store:
+    with ArtifactStore(tmp_path / "artifacts") as store:
         (whole,) = store.list()
         assert store.get(whole.key) is not None
     assert not list(tmp_path.glob("artifacts/.making/*"))

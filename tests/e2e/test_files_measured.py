@@ -6,7 +6,7 @@ import os
 import pytest
 
 from benchd.daemon import journal, records
-from benchd.exporters.artifacts import Store
+from benchd.exporters.artifacts import ArtifactStore
 
 onnx = pytest.importorskip("onnx", reason="reads and writes files")
 parser = pytest.importorskip("onnx.parser")
@@ -38,7 +38,7 @@ def test_a_folder_of_files_gives_another_machine_its_case(here, once, tmp_path):
     (used,) = record.artifacts
     assert (used.key, used.sha256, used.reused) == (artifact["key"], artifact["metadata"]["sha256"], True)
     assert used.made_on == artifact["metadata"]["made_on"]
-    with Store(state(tmp_path)) as store:
+    with ArtifactStore(state(tmp_path)) as store:
         assert store.list() == ()
 
 

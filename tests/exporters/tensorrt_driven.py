@@ -29,13 +29,13 @@ from benchd.daemon.worker.backends import tensorrt as backend
 from benchd.daemon.worker.source import Source
 from benchd.exporters import artifacts, tensorrt
 from benchd.exporters.tensorrt import (
+    BatchRange,
     BuildError,
     Engine,
     EngineError,
     ForeignPlan,
     OutOfMemory,
-    Profile,
-    Unavailable,
+    TensorRtUnavailable,
 )
 
 MAJOR = int(trt.__version__.split(".")[0])
@@ -44,7 +44,7 @@ NESTED = {"Severity": "ILogger.Severity"}
 CPP_NAMES = {"IParserError": "ParserError"}
 INT8 = 2
 ONNX = Path("model.onnx")
-ANY_BATCH = Profile(1, 4, 8)
+ANY_BATCH = BatchRange(1, 4, 8)
 
 
 # --- every name and signature -----------------------------------------------------------------------------------------
@@ -154,9 +154,9 @@ def test_this_version_is_new_enough():
 
 
 def test_where_cuda_fails_the_builder_and_the_runtime_say_so(tmp_path):
-    with pytest.raises(Unavailable, match="TensorRT does not start"):
+    with pytest.raises(TensorRtUnavailable, match="TensorRT does not start"):
         build(tmp_path)
-    with pytest.raises(Unavailable, match="TensorRT does not start"):
+    with pytest.raises(TensorRtUnavailable, match="TensorRT does not start"):
         Engine(trt, tmp_path / "plan")
 
 
@@ -389,7 +389,7 @@ def test_a_build_writes_the_plan_and_the_times_and_says_what_it_did(libraries, t
     built = build(tmp_path, workspace_bytes=2**30)
     assert (tmp_path / "plan").read_bytes() == b"a plan"
     assert [path.read_bytes() for path in (tmp_path / "kept").iterdir()] == [b"times of kernels"]
-    assert (built.recipe, built.note) == (tensorrt.Recipe("strong", 2**30), "")
+    assert (built.recipe, built.note) == (tensorrt.BuildRecipe("strong", 2**30), "")
     assert built.seconds > 0
     assert libraries.flags == [1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)]
     assert libraries.profile == [(1, 3), (4, 3), (8, 3)]
@@ -466,12 +466,12 @@ def test_layers_are_put_on_the_dla_and_the_share_of_those_that_can_run_there_is_
 
 
 def test_a_machine_without_such_a_core_and_a_network_without_a_layer_for_it_are_refused(libraries, tmp_path):
-    with pytest.raises(Unavailable, match=r"DLA core 0 is not here: TensorRT [\d.]+ finds 0"):
+    with pytest.raises(TensorRtUnavailable, match=r"DLA core 0 is not here: TensorRT [\d.]+ finds 0"):
         build(tmp_path, dla=0)
     libraries.dla_cores, libraries.on_dla = 1, [False] * 4
     with pytest.raises(tensorrt.NoLayerOnDla, match=r"no layer of model.onnx can run on the DLA"):
         build(tmp_path, dla=0)
-    with pytest.raises(Unavailable, match=r"DLA core 1 is not here: TensorRT [\d.]+ finds 1"):
+    with pytest.raises(TensorRtUnavailable, match=r"DLA core 1 is not here: TensorRT [\d.]+ finds 1"):
         build(tmp_path, dla=1)
 
 
@@ -503,7 +503,7 @@ def test_an_engine_tells_its_tensors_and_how_it_was_built(engine):
     assert (engine.inputs, engine.outputs) == (["images"], ["logits"])
     assert (engine.dtype("images"), engine.shapes(4)) == ("HALF", {"images": (4, 3)})
     assert (engine.device_memory_bytes, engine.aux_streams) == (4096, 2)
-    assert engine.recipe == tensorrt.Recipe("strong", 2**30)
+    assert engine.recipe == tensorrt.BuildRecipe("strong", 2**30)
 
 
 def test_a_context_runs_on_the_addresses_it_was_given(libraries, engine):

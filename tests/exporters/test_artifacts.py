@@ -17,7 +17,7 @@ import pytest
 from waiting import WAIT_S
 
 from benchd.exporters import artifacts
-from benchd.exporters.artifacts import ArtifactError, Store, key_of
+from benchd.exporters.artifacts import ArtifactError, ArtifactStore, key_of
 
 FACTS = {"model": "vim_tiny", "precision": "fp16", "format": "onnx", "options": {"stride": 16}, "torch": "2.8.0"}
 KEY = key_of(FACTS)
@@ -28,7 +28,7 @@ LOCKS = [0o660, 0o644, 0o600]
 PRODUCE = """
 import sys, time
 from pathlib import Path
-from benchd.exporters.artifacts import Store, key_of
+from benchd.exporters.artifacts import ArtifactStore, key_of
 facts = {"model": "shared", "format": "onnx"}
 def writer(path):
     path.write_bytes(b"first half, ")
@@ -36,7 +36,7 @@ def writer(path):
     sys.stdin.readline()
     with path.open("ab") as file:
         file.write(b"second half")
-with Store(Path(sys.argv[1])) as store:
+with ArtifactStore(Path(sys.argv[1])) as store:
     made = store.produce(key_of(facts), facts, writer)
     print("reused" if made.reused else "made", made.path.read_bytes().decode(), flush=True)
     sys.stdin.readline()
@@ -54,7 +54,7 @@ def facts_of(name):
 
 def filled(folder, *names):
     """Put one artifact a name, in this order of use."""
-    with Store(folder) as store:
+    with ArtifactStore(folder) as store:
         for age, name in enumerate(reversed(names), start=1):
             made = store.put(key_of(facts_of(name)), facts_of(name), write)
             then = time.time_ns() - age * 10**9
@@ -78,7 +78,7 @@ def test_a_key_is_readable_and_depends_on_every_fact_but_not_on_their_order():
 
 
 def test_what_was_put_is_got_with_all_that_is_known_of_it(tmp_path):
-    with Store(tmp_path / "deep" / "store") as store:
+    with ArtifactStore(tmp_path / "deep" / "store") as store:
         assert store.get(KEY) is None
         made = store.put(KEY, FACTS, write)
         found = store.get(KEY)
@@ -96,9 +96,9 @@ def test_what_was_put_is_got_with_all_that_is_known_of_it(tmp_path):
 
 
 def test_the_second_time_nothing_is_made(tmp_path):
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert not store.produce(KEY, FACTS, write).reused
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert store.produce(KEY, FACTS, lambda path: pytest.fail("made again")).reused
 
 
@@ -109,7 +109,7 @@ def test_what_a_writer_found_is_kept_with_its_file_and_is_no_part_of_the_key(tmp
         write(path)
         return found
 
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert store.put(KEY, FACTS, finding).metadata.measured == found
         assert store.produce(KEY, FACTS, write).metadata.measured == found
         assert [artifact.metadata.measured for artifact in store.list()] == [found]
@@ -117,12 +117,12 @@ def test_what_a_writer_found_is_kept_with_its_file_and_is_no_part_of_the_key(tmp
 
 
 def test_an_entry_written_before_anything_was_measured_is_still_read(tmp_path):
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         path = store.put(KEY, FACTS, write).path.with_name("metadata.json")
     known = json.loads(path.read_text())
     assert known.pop("measured") == {}
     path.write_text(json.dumps(known))
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert store.get(KEY).metadata.measured == {}
 
 
@@ -131,7 +131,7 @@ def test_what_a_writer_found_must_be_json_or_nothing_is_kept(tmp_path):
         write(path)
         return {"module": object()}
 
-    with Store(tmp_path) as store, pytest.raises(TypeError, match="object"):
+    with ArtifactStore(tmp_path) as store, pytest.raises(TypeError, match="object"):
         store.put(KEY, FACTS, finding)
     assert files(tmp_path) == []
 
@@ -140,7 +140,7 @@ def test_a_store_that_is_only_to_be_read_stays_as_it_is(tmp_path):
     filled(tmp_path, "a", "b")
     cut("model.onnx", 5000)(tmp_path / key_of(facts_of("b")))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    with Store(tmp_path, read_only=True) as store:
+    with ArtifactStore(tmp_path, read_only=True) as store:
         assert store.get(key_of(facts_of("a"))).path.read_bytes() == CONTENT
         assert store.get(key_of(facts_of("b"))) is None
         assert "holds 5000 bytes" in store.notes[0]
@@ -148,7 +148,7 @@ def test_a_store_that_is_only_to_be_read_stays_as_it_is(tmp_path):
 
 
 def test_put_replaces(tmp_path):
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         store.put(KEY, FACTS, write)
         store.put(KEY, FACTS, lambda path: path.write_bytes(b"new"))
         assert store.get(KEY).path.read_bytes() == b"new"
@@ -193,31 +193,31 @@ def with_data(path):
 
 
 def test_weights_in_a_second_file_are_part_of_an_artifact(tmp_path):
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         made = store.put(KEY, FACTS, with_data)
     assert made.metadata.bytes == 2 * len(CONTENT)
     assert made.metadata.sha256 == hashlib.sha256(CONTENT + CONTENT[::-1]).hexdigest()
     _, data = artifacts.parts(made.path)
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert store.get(KEY) is not None
     data.write_bytes(CONTENT)
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert store.get(KEY) is None
         assert store.notes == [f"{KEY}: its bytes have changed since it was written (SHA-256); removed"]
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
 def test_what_is_damaged_is_absent_said_and_made_again(tmp_path, damage, reason):
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         store.put(KEY, FACTS, write)
     damage(tmp_path / KEY)
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert store.get(KEY) is None
         assert reason in store.notes[0]
         assert not (tmp_path / KEY).exists()
         store.put(KEY, FACTS, write)
     damage(tmp_path / KEY)
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         made = store.produce(KEY, FACTS, write)
         assert (made.reused, made.path.read_bytes()) == (False, CONTENT)
         assert reason in made.note
@@ -236,7 +236,7 @@ def go_on(process):
 def test_of_two_processes_one_makes_it_and_the_other_waits_for_it(tmp_path):
     with start(tmp_path) as first:
         assert first.stdout.readline() == "writing\n"
-        with start(tmp_path) as second, Store(tmp_path) as store:
+        with start(tmp_path) as second, ArtifactStore(tmp_path) as store:
             assert store.get(SHARED) is None  # half of it is written, and nobody sees it
             go_on(first)
             assert first.stdout.readline() == "made first half, second half\n"
@@ -259,7 +259,7 @@ def test_a_killed_process_leaves_nothing_that_counts(tmp_path):
 
 
 def test_pruning_clears_up_after_a_killed_process_but_not_under_a_living_one(tmp_path):
-    with start(tmp_path) as first, Store(tmp_path) as store:
+    with start(tmp_path) as first, ArtifactStore(tmp_path) as store:
         assert first.stdout.readline() == "writing\n"
         store.prune(0)
         assert len(files(tmp_path)) == 1
@@ -271,9 +271,9 @@ def test_pruning_clears_up_after_a_killed_process_but_not_under_a_living_one(tmp
 
 def test_the_least_recently_used_goes_first(tmp_path):
     filled(tmp_path, "a", "b", "c")
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         store.get(key_of(facts_of("a")))
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert store.prune(2 * len(CONTENT)) == (key_of(facts_of("b")),)
         assert models(store) == {"a", "c"}
         assert store.prune(2 * len(CONTENT)) == ()
@@ -281,12 +281,12 @@ def test_the_least_recently_used_goes_first(tmp_path):
 
 def test_a_limit_never_takes_what_was_just_made_or_is_in_use(tmp_path):
     filled(tmp_path, "a", "b")
-    with Store(tmp_path, limit_bytes=1) as store, Store(tmp_path) as user:
+    with ArtifactStore(tmp_path, limit_bytes=1) as store, ArtifactStore(tmp_path) as user:
         user.get(key_of(facts_of("a")))
         made = store.produce(KEY, FACTS, write)
         assert made.path.read_bytes() == CONTENT
         assert models(store) == {"a", "vim_tiny"}
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         store.prune(0)
         assert models(store) == set()
 
@@ -294,20 +294,20 @@ def test_a_limit_never_takes_what_was_just_made_or_is_in_use(tmp_path):
 def test_what_was_made_for_one_run_goes_when_another_run_makes_something(tmp_path):
     def made(run):
         facts = facts_of("own") | {"suite_id": run}
-        with Store(tmp_path, limit_bytes=10**9) as store:
+        with ArtifactStore(tmp_path, limit_bytes=10**9) as store:
             return store.produce(key_of(facts), facts, write)
 
     filled(tmp_path, "a")
     assert [made("one").reused, made("one").reused] == [False, True]
     second = made("two")
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert {artifact.key for artifact in store.list()} == {key_of(facts_of("a")), second.key}
 
 
 def test_the_lock_of_what_was_removed_goes_too_and_the_key_can_be_made_again(tmp_path):
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         store.put(KEY, FACTS, write)
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         assert [path.name for path in (tmp_path / ".locks").iterdir()] == [KEY]
         assert store.prune(0) == (KEY,)
         assert list((tmp_path / ".locks").iterdir()) == []
@@ -331,7 +331,7 @@ def test_who_waited_for_a_lock_that_was_removed_takes_the_next_one(tmp_path):
 
 
 def test_what_another_process_uses_stays_until_that_ends(tmp_path):
-    with start(tmp_path) as user, Store(tmp_path) as store:
+    with start(tmp_path) as user, ArtifactStore(tmp_path) as store:
         assert user.stdout.readline() == "writing\n"
         go_on(user)
         user.stdout.readline()
@@ -345,7 +345,7 @@ def test_pruning_leaves_what_is_not_ours(tmp_path):
     filled(tmp_path, "a")
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "my-models").mkdir()
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         store.prune(0)
         assert store.list() == ()
     assert (tmp_path / "notes.txt").exists()
@@ -356,7 +356,7 @@ def test_pruning_leaves_what_is_not_ours(tmp_path):
 def test_pruning_drops_what_lacks_metadata_or_content_and_the_rest_stays(tmp_path, damage):
     filled(tmp_path, "a", "b")
     damage(tmp_path / key_of(facts_of("a")))
-    with Store(tmp_path, limit_bytes=10**9) as store:
+    with ArtifactStore(tmp_path, limit_bytes=10**9) as store:
         made = store.produce(KEY, FACTS, write)
         assert {artifact.key for artifact in store.list()} == {key_of(facts_of("b")), made.key}
     assert not (tmp_path / key_of(facts_of("a"))).exists()
@@ -364,9 +364,9 @@ def test_pruning_drops_what_lacks_metadata_or_content_and_the_rest_stays(tmp_pat
 
 def test_what_another_process_has_removed_since_it_was_listed_is_removed(tmp_path, monkeypatch):
     filled(tmp_path, "a", "b")
-    listed = Store(tmp_path).list()
+    listed = ArtifactStore(tmp_path).list()
     shutil.rmtree(tmp_path / key_of(facts_of("a")))
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         monkeypatch.setattr(store, "list", lambda: listed)
         store.prune(len(CONTENT))
         assert (tmp_path / key_of(facts_of("b"))).exists()
@@ -383,7 +383,7 @@ def test_an_entry_that_was_replaced_before_its_lock_was_free_stays(tmp_path, mon
 
     metadata.write_bytes(b"")
     monkeypatch.setattr(artifacts, "_lock", lock_after_another_process)
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         store.prune(10**9)
     assert metadata.exists()
 
@@ -399,7 +399,7 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_named_with_what_is_needed_and_leaves_nothing(small_disk):
-    with Store(small_disk) as store:
+    with ArtifactStore(small_disk) as store:
         store.put(KEY, FACTS, write)
         facts = facts_of("big")
         with pytest.raises(ArtifactError) as told:
@@ -420,7 +420,7 @@ def full_behind_another_error(path):
 
 
 def test_a_full_disk_is_recognised_behind_the_error_of_an_exporter(tmp_path):
-    with Store(tmp_path) as store, pytest.raises(ArtifactError, match="disk full"):
+    with ArtifactStore(tmp_path) as store, pytest.raises(ArtifactError, match="disk full"):
         store.produce(KEY, FACTS, full_behind_another_error)
     assert files(tmp_path) == []
 
@@ -430,7 +430,7 @@ def test_an_error_of_the_writer_is_its_own_and_keeps_the_earlier_one(tmp_path):
         path.write_bytes(b"half")
         raise LookupError("no such op")
 
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         store.put(KEY, FACTS, write)
         with pytest.raises(LookupError, match="no such op"):
             store.put(KEY, FACTS, fail)
@@ -454,26 +454,26 @@ def two_files(path):
     ids=["nothing", "empty", "folder", "two"],
 )
 def test_a_writer_that_does_not_write_one_file_is_told(tmp_path, writer, message):
-    with Store(tmp_path) as store, pytest.raises(ArtifactError, match=message):
+    with ArtifactStore(tmp_path) as store, pytest.raises(ArtifactError, match=message):
         store.put(KEY, FACTS, writer)
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("key", ["../../etc/passwd", "", "vim_tiny", "a/b-" + "0" * 32])
 def test_a_key_is_never_a_path(tmp_path, key):
-    with Store(tmp_path) as store, pytest.raises(ValueError, match="not a key"):
+    with ArtifactStore(tmp_path) as store, pytest.raises(ValueError, match="not a key"):
         store.get(key)
 
 
 def test_a_key_of_other_facts_is_refused(tmp_path):
-    with Store(tmp_path) as store, pytest.raises(ValueError, match="not the key of these facts"):
+    with ArtifactStore(tmp_path) as store, pytest.raises(ValueError, match="not the key of these facts"):
         store.put(KEY, {**FACTS, "torch": "2.9.0"}, write)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
     with (
-        Store(tmp_path / "file") as store,
+        ArtifactStore(tmp_path / "file") as store,
         pytest.raises(ArtifactError, match=r"file: .*; check that it"),
     ):
         store.produce(KEY, FACTS, write)
@@ -489,9 +489,9 @@ def test_a_folder_that_can_only_be_read_gives_what_it_has():
         code = (
             "import json, os, sys\n"
             "from pathlib import Path\n"
-            "from benchd.exporters.artifacts import Store\n"
+            "from benchd.exporters.artifacts import ArtifactStore\n"
             "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
-            "with Store(Path(sys.argv[1])) as store:\n"
+            "with ArtifactStore(Path(sys.argv[1])) as store:\n"
             "    found = [store.get(key) is not None for key in sys.argv[2:]]\n"
             "    print(json.dumps([found, store.notes]))\n"
         )
@@ -519,9 +519,9 @@ def test_members_of_a_group_share_a_folder_and_keep_from_each_other_what_their_u
         code = (
             "import os, sys\n"
             "from pathlib import Path\n"
-            "from benchd.exporters.artifacts import Store\n"
+            "from benchd.exporters.artifacts import ArtifactStore\n"
             "os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(65534)\n"
-            "with Store(Path(sys.argv[1])) as store:\n"
+            "with ArtifactStore(Path(sys.argv[1])) as store:\n"
             "    print(*store.prune(0))\n"
         )
         command = [sys.executable, "-c", code, str(folder), str(GROUP)]

@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_nothing(small_disk):
     with pytest.raises(OSError, match="No space left"):
         export(wide, images, small_disk / "model.onnx")
     assert list(small_disk.iterdir()) == []
-    with artifacts.Store(small_disk) as store, pytest.raises(artifacts.ArtifactError, match="disk full"):
+    with artifacts.ArtifactStore(small_disk) as store, pytest.raises(artifacts.ArtifactError, match="disk full"):
         store.put(artifacts.key_of(facts), facts, lambda path: export(wide, images, path))
     assert [path for path in small_disk.rglob("*") if path.is_file() and ".locks" not in path.parts] == []
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchd.exporters import sessions
-from benchd.exporters.sessions import SessionError, Unavailable, open_session
+from benchd.exporters.sessions import OnnxRuntimeUnavailable, SessionError, open_session
 
 ort = pytest.importorskip("onnxruntime", reason="tests its sessions")
 onnx = pytest.importorskip("onnx", reason="writes the files")
@@ -79,7 +79,7 @@ def test_a_provider_that_this_build_lacks_is_refused(provider, tmp_path):
     name = sessions.PROVIDERS[provider]
     if name in ort.get_available_providers():
         pytest.skip(f"this build has {name}")
-    with pytest.raises(Unavailable, match=f"has no {name}: {re.escape(sessions.cuda_build())}"):
+    with pytest.raises(OnnxRuntimeUnavailable, match=f"has no {name}: {re.escape(sessions.cuda_build())}"):
         open_session(written(tmp_path, RELU), provider)
 
 
@@ -106,7 +106,7 @@ from benchd.exporters import sessions
 print(sessions.why_not())
 try:
     sessions.open_session(Path(sys.argv[1]))
-except sessions.Unavailable as error:
+except sessions.OnnxRuntimeUnavailable as error:
     print(error)
 """
 

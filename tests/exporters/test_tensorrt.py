@@ -7,8 +7,8 @@ import torch
 from machines import desktop, orin_nano, write
 
 from benchd.exporters import tensorrt
-from benchd.exporters.artifacts import Store, key_of
-from benchd.exporters.tensorrt import Profile
+from benchd.exporters.artifacts import ArtifactStore, key_of
+from benchd.exporters.tensorrt import BatchRange
 
 FACTS = {
     "onnx_sha256": "3f2a" * 16,
@@ -16,7 +16,7 @@ FACTS = {
     "gpu_name": "Orin",
     "compute_capability": (8, 7),
     "flags": tensorrt.FLAGS,
-    "profile": Profile(1, 4, 8),
+    "profile": BatchRange(1, 4, 8),
 }
 OTHERS = {
     "onnx_sha256": "0000" * 16,
@@ -24,7 +24,7 @@ OTHERS = {
     "gpu_name": "NVIDIA H200",
     "compute_capability": (9, 0),
     "flags": (*tensorrt.FLAGS, "workspace=1"),
-    "profile": Profile(1, 4, 16),
+    "profile": BatchRange(1, 4, 16),
 }
 
 
@@ -32,7 +32,7 @@ def test_a_plan_is_kept_by_everything_it_was_made_of_and_for(tmp_path):
     facts = tensorrt.engine_facts(**FACTS)
     keys = {key_of(tensorrt.engine_facts(**FACTS | {name: other})) for name, other in OTHERS.items()}
     assert len(keys | {key_of(facts)}) == len(OTHERS) + 1
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         made = store.put(key_of(facts), facts, lambda path: path.write_bytes(b"plan"))
         assert made.path.name == "model.plan"
         assert store.get(key_of(tensorrt.engine_facts(**FACTS))).metadata.facts == facts
@@ -46,7 +46,7 @@ def test_the_order_of_the_flags_does_not_matter():
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (2, 1, 4), (1, 4, 2)])
 def test_a_profile_out_of_order_is_refused(sizes):
     with pytest.raises(ValueError, match="minimum <= optimum <= maximum"):
-        Profile(*sizes)
+        BatchRange(*sizes)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_times_of_kernels_are_kept_by_version_and_gpu():
 
 @pytest.mark.parametrize("version", ["8.6.2", "10.0.1"])
 def test_an_older_tensorrt_is_refused(version):
-    with pytest.raises(tensorrt.Unavailable, match=rf"{version} is too old; benchd needs 10\.3"):
+    with pytest.raises(tensorrt.TensorRtUnavailable, match=rf"{version} is too old; benchd needs 10\.3"):
         tensorrt.require_version(version)
 
 
@@ -88,7 +88,7 @@ def test_without_a_cuda_device_tensorrt_is_not_even_imported(tmp_path, monkeypat
     (tmp_path / "tensorrt.py").write_text("raise AssertionError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "tensorrt", raising=False)
-    with pytest.raises(tensorrt.Unavailable, match="TensorRT needs a CUDA device"):
+    with pytest.raises(tensorrt.TensorRtUnavailable, match="TensorRT needs a CUDA device"):
         tensorrt.load()
 
 
@@ -111,7 +111,7 @@ class NotStarting:
 def test_a_tensorrt_that_does_not_start_cannot_run_here_and_no_other_build_is_tried(tmp_path):
     build = {"workspace_bytes": None, "timing_cache": tmp_path / "times", "precision": "fp16"}
     told = "TensorRT does not start: CUDA initialization failure with error: 35$"
-    with pytest.raises(tensorrt.Unavailable, match=told):
-        tensorrt.build(NotStarting(), tmp_path / "model.onnx", tmp_path / "plan", Profile(1, 1, 1), **build)
-    with pytest.raises(tensorrt.Unavailable, match=told):
+    with pytest.raises(tensorrt.TensorRtUnavailable, match=told):
+        tensorrt.build(NotStarting(), tmp_path / "model.onnx", tmp_path / "plan", BatchRange(1, 1, 1), **build)
+    with pytest.raises(tensorrt.TensorRtUnavailable, match=told):
         tensorrt.Engine(NotStarting(), tmp_path / "plan")

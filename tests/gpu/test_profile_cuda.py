@@ -46,7 +46,7 @@ def test_a_trace_has_kernels_and_the_layers_add_up(profile):
 def test_tensorrt_times_its_own_layers(profile):
     try:
         tensorrt.load()
-    except tensorrt.Unavailable as error:
+    except tensorrt.TensorRtUnavailable as error:
         pytest.skip(str(error))
     found = profile("tensorrt", "--variants", "tensorrt", "--method", "layers").layers
     assert found.timed_by == "tensorrt"

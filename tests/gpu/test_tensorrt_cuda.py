@@ -13,7 +13,7 @@ from benchd.daemon.worker.backends import tensorrt as backend
 from benchd.daemon.worker.check import checking as check
 from benchd.daemon.worker.source import Source
 from benchd.exporters import tensorrt
-from benchd.exporters.tensorrt import BuildError, Engine, Profile
+from benchd.exporters.tensorrt import BatchRange, BuildError, Engine
 from benchd.models import catalog
 
 pytestmark = [pytest.mark.gpu, pytest.mark.area("tensorrt")]
@@ -30,7 +30,7 @@ def source_of(folder, module, images, judged_by="outputs"):
 def _cache(tmp_path, monkeypatch):
     try:
         tensorrt.load()
-    except tensorrt.Unavailable as error:
+    except tensorrt.TensorRtUnavailable as error:
         pytest.skip(str(error))
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
 
@@ -130,12 +130,12 @@ def built(folder, text):
     onnx.save(onnx.parser.parse_model(text), path)
     trt, plan = tensorrt.load(), folder / "model.plan"
     arguments = {"workspace_bytes": 2**28, "timing_cache": folder / "times", "precision": "fp32"}
-    return trt, plan, tensorrt.build(trt, path, plan, Profile(1, 2, 8), **arguments)
+    return trt, plan, tensorrt.build(trt, path, plan, BatchRange(1, 2, 8), **arguments)
 
 
 def test_a_dynamic_batch_takes_every_size_of_its_profile_and_layers_have_times(tmp_path):
     trt, plan, made = built(tmp_path, DYNAMIC)
-    assert made.recipe == tensorrt.Recipe("strong", 2**28)
+    assert made.recipe == tensorrt.BuildRecipe("strong", 2**28)
     engine, stream = Engine(trt, plan), torch.cuda.Stream()
     for batch in (1, 8):
         context, x = engine.context(), torch.randn(batch, 4, device=CUDA)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchd.kernels.occupancy import ARCHITECTURES, KIB, Architecture, Occupancy, theoretical
+from benchd.kernels.occupancy import ARCHITECTURES, KIB, Architecture, SmOccupancy, theoretical
 
 VOLTA = Architecture(warps=64, blocks=32, shared_bytes=96 * KIB, reserved_bytes=0, shared_unit=256)
 
@@ -45,7 +45,7 @@ def test_the_blocks_are_nvidia_s(sm, registers, shared, threads, blocks):
 
 @pytest.mark.parametrize(("threads", "occupancy"), [(128, (12, 48, 0.75)), (320, (4, 40, 0.625))])
 def test_the_example_of_the_best_practices_guide(threads, occupancy):
-    assert theoretical(VOLTA, 37, 0, threads) == Occupancy(*occupancy, ("registers",))
+    assert theoretical(VOLTA, 37, 0, threads) == SmOccupancy(*occupancy, ("registers",))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from benchd.daemon.delivery.log import Log
 from benchd.daemon.machine import environment, lock
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.protocol import Outcome
-from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.records import Case, ProcessResult
 from benchd.daemon.verdicts.results import JOURNAL
 from benchmarks.commands import command
@@ -222,11 +222,11 @@ class Result:
     _MARK = "run-id-of-the-soak"
 
     def __init__(self) -> None:
-        run = Run(WRITER, "soak", "soak", version("benchd"), environment.describe("cpu", None))
+        run = RunHeader(WRITER, "soak", "soak", version("benchd"), environment.describe("cpu", None))
         bare = self._encoded(run, "")
         self.body = self._encoded(run, "x" * (RECORD_BYTES - len(bare)))
 
-    def _encoded(self, run: Run, reason: str) -> bytes:
+    def _encoded(self, run: RunHeader, reason: str) -> bytes:
         run_id = RunId(self._MARK, "2026-01-01T00:00:00.000Z", 0)
         outcome = Outcome(process=ProcessResult(status="aborted"), missing={"filling": reason})
         return records.encode(recording.record(Case(model="square"), "quick", run, run_id, [outcome]))

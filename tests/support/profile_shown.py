@@ -11,7 +11,7 @@ from benchd.daemon.profiling.profile import (
     Distribution,
     Finding,
     Frame,
-    Gpu,
+    GpuUse,
     KernelRow,
     LayerRow,
     LayersProfile,
@@ -84,7 +84,7 @@ TORCH = TorchProfile(
     modules=[Module(name="VisionMamba", calls=3, host_ns=593_596_000, device_ns=3_600_000_000)],
     kernels=KERNELS,
     gpus=[
-        Gpu(
+        GpuUse(
             name="Orin",
             compute_capability="8.7",
             utilization=0.9927,

@@ -4,7 +4,7 @@ import msgspec
 from records_made import ENVIRONMENT
 
 from benchd.daemon.profiling.profile import (
-    Gpu,
+    GpuUse,
     KernelRow,
     LayerRow,
     LayersProfile,
@@ -80,7 +80,7 @@ def torch(kernels=(), operators=(), by_category=None, gpus=(), launches=300, syn
 
 def gpu(utilization=0.94, sm_efficiency=0.9, long_waits_share=0.2):
     """Return an Orin's own figures."""
-    return Gpu(
+    return GpuUse(
         name="Orin",
         compute_capability="8.7",
         utilization=utilization,

@@ -2,15 +2,15 @@
 
 from benchd.daemon.profiling.trace.trace import (
     Annotation,
-    Device,
     Kernel,
     Launch,
     MemoryOperation,
-    Operator,
     RuntimeCall,
+    TracedGpu,
+    TracedOperator,
 )
 
-ORIN = Device(id=0, name="Orin", compute_major=8, compute_minor=7, num_sms=8, max_threads_per_multiprocessor=1536)
+ORIN = TracedGpu(id=0, name="Orin", compute_major=8, compute_minor=7, num_sms=8, max_threads_per_multiprocessor=1536)
 
 
 def launch(name="k", *, blocks_per_sm=1.0, percent=50.0, **facts):
@@ -41,7 +41,7 @@ def _span(start_us, duration_us):
 
 
 def operator(name, start_us, duration_us, external_id=None, thread=1):
-    return Operator(name=name, thread=thread, external_id=external_id, **_span(start_us, duration_us))
+    return TracedOperator(name=name, thread=thread, external_id=external_id, **_span(start_us, duration_us))
 
 
 def call(name, start_us, duration_us, correlation=0, thread=1):

@@ -1,13 +1,13 @@
 """A profile's summary as a Record: flagged as a profile, so it is published and shown but never ranked or compared."""
 
-from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.profiling.profile import BenchmarkProfile, Distribution, Profile
 from benchd.daemon.records import PROFILED, Occupancy, Record, Timing
 
 ELSEWHERE = ("energy", "clocks", "temperature", "memory", "check", "floor", "x_of_floor", "probes")
 
 
-def record(profile: Profile, run: Run, run_id: RunId, occupancy: Occupancy | None) -> Record:
+def record(profile: Profile, run: RunHeader, run_id: RunId, occupancy: Occupancy | None) -> Record:
     """Return the Record, with the times of the benchmark method and the occupancy where they are known."""
     missing = dict.fromkeys(ELSEWHERE, "not part of a profile; bench-once measures it") | profile.missing
     timing = _timing(profile.benchmark.step) if profile.benchmark else None

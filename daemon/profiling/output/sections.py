@@ -9,7 +9,7 @@ import msgspec
 from benchd.daemon.profiling.profile import (
     BenchmarkProfile,
     Finding,
-    Gpu,
+    GpuUse,
     KernelRow,
     LayerRow,
     LayersProfile,
@@ -212,7 +212,7 @@ def _tensor_cores(row: KernelRow) -> str:
     return f"{'yes' if row.tensor_cores else 'no'}, by {row.tensor_cores_by}"
 
 
-GPUS: Columns[Gpu] = {
+GPUS: Columns[GpuUse] = {
     "GPU": lambda row: row.name,
     "compute capability": lambda row: row.compute_capability or "-",
     "utilisation %": lambda row: _percent(row.utilization),

@@ -6,7 +6,7 @@ from typing import TextIO
 from rich.markup import escape
 from rich.table import Table
 
-from benchd.daemon.profiling.comparison import Change, Compared
+from benchd.daemon.profiling.comparison import Compared, ProfileChange
 from benchd.daemon.profiling.output.sections import INDENT, Section
 from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.results_table import figure
@@ -53,7 +53,7 @@ def print_compared(out: TextIO, comparison: Compared) -> None:
         console.print(f"differs: {text}", markup=False)
 
 
-def _changed(change: Change) -> list[str]:
+def _changed(change: ProfileChange) -> list[str]:
     share = f"{100 * change.added_ns / change.before_ns:+.3g}" if change.before_ns and change.after_ns else "-"
     times = [figure(None if ns is None else ns / 1e6) for ns in (change.before_ns, change.after_ns)]
     return [change.name, *times, f"{change.added_ns / 1e6:+.4g}", share]

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from benchd.daemon.profiling.profile import Category, Gpu, KernelRow, LayerRow, Profile
+from benchd.daemon.profiling.profile import Category, GpuUse, KernelRow, LayerRow, Profile
 
 _SHOWN = 3
 _UNNAMED = re.compile(r"(?:\(anonymous namespace\)|<unnamed>)::")
 
 
 @dataclass(frozen=True)
-class Row:
+class WorkRow:
     """One kernel or operator over all active steps; `operator` is the one behind a kernel."""
 
     name: str
@@ -33,13 +33,13 @@ class Part:
     Kernels side by side share the time in which the GPU works: `of_step` is the most that a step can gain.
     """
 
-    rows: list[Row]
+    rows: list[WorkRow]
     share: float
     of_step: float
     lines: list[str]
 
 
-def gpus(profile: Profile) -> list[Gpu]:
+def gpus(profile: Profile) -> list[GpuUse]:
     """Return the GPUs that ran kernels."""
     return profile.torch.gpus if profile.torch else []
 
@@ -88,16 +88,16 @@ def categories(profile: Profile) -> str:
     return f"a step of {ms(step_ns(profile))}: {divided}"
 
 
-def rows(profile: Profile) -> list[Row]:
+def rows(profile: Profile) -> list[WorkRow]:
     """Return the kernels of a run on a GPU, else the operators; longest first."""
     if not profile.torch:
         return []
     if gpus(profile):
         evidence = [
-            Row(row.name, row.operator or row.name, row.total_ns, row.calls, row) for row in profile.torch.kernels
+            WorkRow(row.name, row.operator or row.name, row.total_ns, row.calls, row) for row in profile.torch.kernels
         ]
     else:
-        evidence = [Row(row.name, row.name, row.self_cpu_ns, row.calls) for row in profile.torch.operators]
+        evidence = [WorkRow(row.name, row.name, row.self_cpu_ns, row.calls) for row in profile.torch.operators]
     return sorted(evidence, key=lambda row: -row.ns)
 
 
@@ -106,7 +106,7 @@ def work(profile: Profile, pattern: str, but: str | None = None) -> Part:
     return part(profile, (row for row in rows(profile) if _is(row, pattern) and not (but and _is(row, but))))
 
 
-def part(profile: Profile, selected: Iterable[Row]) -> Part:
+def part(profile: Profile, selected: Iterable[WorkRow]) -> Part:
     """Return these rows, the longest first, as a part of the work."""
     chosen = list(selected)
     ns, whole = sum(row.ns for row in chosen), sum(row.ns for row in rows(profile))
@@ -199,5 +199,5 @@ def mib(size: float) -> str:
     return f"{size / 2**20:.4g} MiB"
 
 
-def _is(row: Row, pattern: str) -> bool:
+def _is(row: WorkRow, pattern: str) -> bool:
     return bool(re.search(pattern, row.name) or re.search(pattern, row.operator))

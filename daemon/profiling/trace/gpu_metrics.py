@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchd.daemon.profiling.trace.trace import Device, Launch, Trace, column, places
+from benchd.daemon.profiling.trace.trace import Launch, Trace, TracedGpu, column, places
 from benchd.kernels.occupancy import ARCHITECTURES, WARP_THREADS, theoretical
 
 # the shapes of the matrix instructions as libraries put them into names, and families that use nothing else
@@ -58,7 +58,7 @@ class GpuMetrics:
     long_waits_share: float | None
 
 
-def occupancy(launch: Launch, device: Device) -> LaunchOccupancy | None:
+def occupancy(launch: Launch, device: TracedGpu) -> LaunchOccupancy | None:
     """Return the occupancies of a launch on a device; None where the trace's calculator failed or facts are missing."""
     sms, sm_threads = device.num_sms, device.max_threads_per_multiprocessor
     if launch.estimated_occupancy_percent is None or not (launch.grid and launch.block and sms and sm_threads):
@@ -76,7 +76,7 @@ def occupancy(launch: Launch, device: Device) -> LaunchOccupancy | None:
     )
 
 
-def _fitting(launch: Launch, device: Device, threads: int) -> tuple[int, tuple[str, ...]] | None:
+def _fitting(launch: Launch, device: TracedGpu, threads: int) -> tuple[int, tuple[str, ...]] | None:
     """Return how many blocks fit on an SM and what holds them back, as the trace says or by the device's limits.
 
     The trace's calculator takes 48 KiB of shared memory for the most that a block has. Of a kernel with more it finds
@@ -108,7 +108,7 @@ def by_device(trace: Trace) -> dict[int, GpuMetrics]:
     return {number: _of_device(trace, on == number, trace.device(number)) for number in np.unique(on).tolist()}
 
 
-def _of_device(trace: Trace, chosen: NDArray[np.bool_], device: Device) -> GpuMetrics:
+def _of_device(trace: Trace, chosen: NDArray[np.bool_], device: TracedGpu) -> GpuMetrics:
     steps = trace.steps
     start = column(trace.kernels, "start_ns")[chosen]
     end = start + column(trace.kernels, "duration_ns")[chosen]
@@ -133,7 +133,7 @@ def _of_device(trace: Trace, chosen: NDArray[np.bool_], device: Device) -> GpuMe
     )
 
 
-def _of_launches(trace: Trace, chosen: NDArray[np.bool_], device: Device) -> list[NDArray[np.float64]]:
+def _of_launches(trace: Trace, chosen: NDArray[np.bool_], device: TracedGpu) -> list[NDArray[np.float64]]:
     """Return blocks per SM, occupancy and use of tensor cores by name of each chosen kernel; NaN for what is missing.
 
     If the occupancy of one that the trace has cannot be computed, all are of the trace's whole percents.

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchd.daemon.profiling.profile import Frame, median_step
 from benchd.daemon.profiling.trace.nesting import Nesting
-from benchd.daemon.profiling.trace.trace import Kernel, MemoryOperation, Step, Trace, column
+from benchd.daemon.profiling.trace.trace import Kernel, MemoryOperation, Trace, TracedStep, column
 
 SMALLEST_SHARE = 0.002
 """What takes less than this share of the whole could not be seen."""
@@ -37,14 +37,14 @@ def icicle(trace: Trace) -> list[Frame]:
     return tree.frames()
 
 
-def _device_work(trace: Trace, step: Step) -> Iterator[Kernel | MemoryOperation]:
+def _device_work(trace: Trace, step: TracedStep) -> Iterator[Kernel | MemoryOperation]:
     """Yield what the device did from the step's begin on; what it did for an earlier one has no launcher in this."""
     for rows in (trace.kernels, trace.memcpys, trace.memsets):
         later: Sequence[int] = np.flatnonzero(column(rows, "start_ns") >= step.start_ns).tolist()
         yield from (rows[place] for place in later)
 
 
-def _only(trace: Trace, step: Step) -> Trace:
+def _only(trace: Trace, step: TracedStep) -> Trace:
     """Return the host's side of one step."""
 
     def within(rows: Sequence[Any]) -> list[Any]:
@@ -93,7 +93,7 @@ class _Tree:
         return frames
 
 
-def _places(tree: _Tree, nested: Nesting, step: Step) -> list[int]:
+def _places(tree: _Tree, nested: Nesting, step: TracedStep) -> list[int]:
     """Return the place of each call; the step's own range is the whole."""
     places: list[int] = []
     for parent, number in zip(nested.parent.tolist(), nested.name.tolist(), strict=True):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchd.daemon.errors import Unsupported, UsageError, unknown
 from benchd.daemon.profiling.profile import (
     Category,
-    Gpu,
+    GpuUse,
     KernelRow,
     Module,
     Operator,
@@ -28,12 +28,12 @@ from benchd.daemon.profiling.trace.trace import (
     DEVICE_COPY,
     END_OF_STEP,
     MODULE_RANGE,
-    Device,
     Ints,
     Kernel,
     Launch,
     MemoryOperation,
     Trace,
+    TracedGpu,
     column,
     places,
 )
@@ -312,13 +312,13 @@ def mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
     return sum(value * each for value, each in known) / weight if weight else None
 
 
-def _gpus(trace: Trace) -> list[Gpu]:
+def _gpus(trace: Trace) -> list[GpuUse]:
     return [_gpu(trace.device(number), metrics) for number, metrics in gpu_metrics.by_device(trace).items()]
 
 
-def _gpu(device: Device, metrics: gpu_metrics.GpuMetrics) -> Gpu:
+def _gpu(device: TracedGpu, metrics: gpu_metrics.GpuMetrics) -> GpuUse:
     major, minor = device.compute_major, device.compute_minor
-    return Gpu(
+    return GpuUse(
         name=device.name or f"GPU {device.id}",
         compute_capability=None if major is None else f"{major}.{minor or 0}",
         utilization=metrics.utilization,

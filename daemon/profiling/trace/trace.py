@@ -45,7 +45,7 @@ COUNTERS_CURE = (
 )
 
 
-class Device(Struct, frozen=True, rename="camel"):
+class TracedGpu(Struct, frozen=True, rename="camel"):
     """A GPU of the traced machine, from the trace's header; `id` is the `device` of the rows."""
 
     id: int
@@ -111,7 +111,7 @@ class RuntimeCall(_Span, frozen=True, gc=False, kw_only=True):
     correlation: int
 
 
-class Operator(_Span, frozen=True, gc=False, kw_only=True):
+class TracedOperator(_Span, frozen=True, gc=False, kw_only=True):
     """An operator of PyTorch on a CPU thread."""
 
     name: str
@@ -137,7 +137,7 @@ class MemoryEvent(Struct, frozen=True, gc=False, kw_only=True):
     on_gpu: bool
 
 
-class Step(_Span, frozen=True, gc=False, kw_only=True):
+class TracedStep(_Span, frozen=True, gc=False, kw_only=True):
     """One active step of the profiler, as the CPU ran it."""
 
     number: int
@@ -146,30 +146,30 @@ class Step(_Span, frozen=True, gc=False, kw_only=True):
 class Trace(Struct, frozen=True, kw_only=True):
     """All rows in the order of the file."""
 
-    devices: list[Device] = []
+    devices: list[TracedGpu] = []
     kernels: Sequence[Kernel] = ()
     memcpys: Sequence[MemoryOperation] = ()
     memsets: Sequence[MemoryOperation] = ()
     runtime_calls: Sequence[RuntimeCall] = ()
-    operators: Sequence[Operator] = ()
+    operators: Sequence[TracedOperator] = ()
     annotations: Sequence[Annotation] = ()
     memory_events: Sequence[MemoryEvent] = ()
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[TracedStep]:
         """Return the profiler's steps by number; none where the profile had no schedule."""
         place, names = places(self.annotations, "name")
         numbers = {at: int(match[1]) for at, name in enumerate(names) if (match := _STEP.fullmatch(name))}
         steps = [
-            Step(start_ns=row.start_ns, duration_ns=row.duration_ns, number=numbers[int(place[at])])
+            TracedStep(start_ns=row.start_ns, duration_ns=row.duration_ns, number=numbers[int(place[at])])
             for at in np.flatnonzero(np.isin(place, list(numbers))).tolist()
             if not (row := self.annotations[at]).on_gpu
         ]
         return sorted(steps, key=lambda step: step.number)
 
-    def device(self, number: int) -> Device:
+    def device(self, number: int) -> TracedGpu:
         """Return the GPU of this number, without any facts if the header does not have it."""
-        return next((each for each in self.devices if each.id == number), Device(id=number))
+        return next((each for each in self.devices if each.id == number), TracedGpu(id=number))
 
     def missing_kernels(self) -> str | None:
         """Return why the trace of a run on CUDA is of no use, None where it holds kernels; not for runs on a CPU."""
@@ -296,14 +296,14 @@ class _Event(Struct, gc=False):
 
 class _File(Struct, rename="camel"):
     trace_events: list[_Event] = []
-    device_properties: list[Device] = []
+    device_properties: list[TracedGpu] = []
 
 
 _EVENTS = msgspec.json.Decoder(list[_Event])
 _FILE = msgspec.json.Decoder(_File)
 
 
-def _read_events(read_some: Callable[[int], bytes], take: Callable[[_Event], None]) -> list[Device]:
+def _read_events(read_some: Callable[[int], bytes], take: Callable[[_Event], None]) -> list[TracedGpu]:
     """Give each event to `take` and return the devices of the header."""
     head, buffer = _split_head(read_some)
     while piece := read_some(PIECE_BYTES):
@@ -405,7 +405,7 @@ class _Events:
         )
         self._memcpys, self._memsets = Rows(MemoryOperation, _MEMORY, named), Rows(MemoryOperation, _MEMORY, named)
         self._runtime_calls = Rows(RuntimeCall, (*_CALL, "correlation"), named)
-        self._operators = Rows(Operator, (*_CALL, "external_id"), named)
+        self._operators = Rows(TracedOperator, (*_CALL, "external_id"), named)
         self._annotations = Rows(Annotation, (*_CALL, "on_gpu"), named)
         self._memory_events = Rows(MemoryEvent, ("t_ns", "address", "bytes", "thread", "on_gpu"), {})
         self.trace = Trace(

@@ -17,7 +17,7 @@ import msgspec
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources import Metered, Sampler, Watcher, load
-from benchd.daemon.sampling.sources.protocol import Batch, Command, Message, PowerSource, Refusal
+from benchd.daemon.sampling.sources.protocol import Batch, FollowRequest, Message, PowerSource, Refusal
 
 BATCH_NS = 10**9
 COMMANDS = 0
@@ -155,7 +155,7 @@ class _Loop:
                 self._obey(line)
 
     def _obey(self, line: bytes) -> None:
-        command = msgspec.json.decode(line, type=Command)
+        command = msgspec.json.decode(line, type=FollowRequest)
         if command.watch_pids:
             for source in self._sources:
                 if isinstance(source.sampler, Watcher):

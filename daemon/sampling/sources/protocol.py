@@ -26,7 +26,7 @@ class PowerSource(Struct, frozen=True, kw_only=True):
     stamp_s: float | None = None
 
 
-class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FollowRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """To the sampler: follow these processes from now on; send pending samples at once."""
 
     watch_pids: list[int] = []

@@ -26,7 +26,7 @@ from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type
 from benchd.exporters import artifacts, tensorrt
 from benchd.exporters.artifacts import Artifact, key_of
-from benchd.exporters.tensorrt import Built, Context, Engine, ForeignPlan, Profile
+from benchd.exporters.tensorrt import BatchRange, Context, Engine, EngineBuild, ForeignPlan
 
 if TYPE_CHECKING:
     from benchd.exporters.tensorrt_api import TensorRT
@@ -58,7 +58,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         onnx = file(source, precision, device, len(example))
         start = time.monotonic()
         engine, artifact, built, notes = _engine(trt, source, onnx, precision, len(example))
-    except (tensorrt.Unavailable, tensorrt.OutOfMemory, tensorrt.NoLayerOnDla) as error:
+    except (tensorrt.TensorRtUnavailable, tensorrt.OutOfMemory, tensorrt.NoLayerOnDla) as error:
         raise Unsupported(str(error)) from error
     slots, refusals = zip(*(_slot(engine, paths(onnx), len(example), device) for _ in range(SLOTS)), strict=True)
     facts = RuntimeFacts(
@@ -105,7 +105,7 @@ def of_images(source: Source, run: Callable[..., Batch]) -> Callable[..., Batch]
 
 def _engine(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int
-) -> tuple[Engine, Artifact, Built | None, list[str]]:
+) -> tuple[Engine, Artifact, EngineBuild | None, list[str]]:
     """Return the engine, its artifact, its build if it was built now, and notes about that."""
     given = artifacts.given(source.engine) if source.engine else None
     artifact, built = (given, None) if given else _plan(trt, source, onnx, precision, batch)
@@ -124,16 +124,16 @@ def _engine(
 
 def _plan(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int, *, anew: bool = False
-) -> tuple[Artifact, Built | None]:
+) -> tuple[Artifact, EngineBuild | None]:
     """Return the plan in the store, and its build if it was missing or must be rebuilt."""
-    gpu, profile = tensorrt.gpu_name(), Profile(batch, batch, batch)
+    gpu, profile = tensorrt.gpu_name(), BatchRange(batch, batch, batch)
     # the default limit depends on the currently free memory, which is no reason to rebuild
     flags = [*tensorrt.FLAGS, *([f"workspace={source.workspace_bytes}"] if source.workspace_bytes else [])]
     flags += [] if source.dla is None else [f"dla={source.dla}"]
     labels = {name: onnx.metadata.facts[name] for name in ("model", "precision") if name in onnx.metadata.facts}
     capability = torch.cuda.get_device_capability()
     facts = labels | tensorrt.engine_facts(onnx.metadata.sha256, trt.__version__, gpu, capability, flags, profile)
-    builds: list[Built] = []
+    builds: list[EngineBuild] = []
 
     def write(plan: Path) -> None:
         builds.append(

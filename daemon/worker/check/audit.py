@@ -125,7 +125,7 @@ def _is_faster(loaded: Loaded, pool: Sequence[Batch], first: int, beat: Callable
         timed = pool[number % len(pool)]
         # not all new batches at once: beside large ones there may be no memory for eight
         pair = [timed, *steps.pinned([rolled(timed, 2 + number)], loaded.device)]
-        step = steps.SingleStream(loaded, pair)
+        step = steps.SingleInference(loaded, pair)
         for place in (0, 1) if number % 2 else (1, 0):
             beat()
             for value in values(pair[place]):

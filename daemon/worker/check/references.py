@@ -13,7 +13,7 @@ from benchd.daemon.measuring.protocol import Job
 from benchd.daemon.worker.structures import Batch, content, values
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import code
-from benchd.exporters.artifacts import Store, key_of
+from benchd.exporters.artifacts import ArtifactStore, key_of
 
 LIMIT_BYTES = 2 * 2**30
 _RUNTIMES = ("torch", "torchvision", "timm", "onnxruntime")
@@ -24,7 +24,7 @@ Compute = Callable[[], Arrays]
 
 def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
     """Return the arrays of these facts in `folder`, computed if absent; the oldest ones are deleted over a limit."""
-    with Store(folder, LIMIT_BYTES) as store:
+    with ArtifactStore(folder, LIMIT_BYTES) as store:
         # uncompressed, because the numbers look random; without options, because NumPy 1 stores those as arrays
         artifact = store.produce(key_of(facts), facts, lambda path: np.savez(path, **compute()))  # type: ignore[arg-type]
         with np.load(artifact.path, allow_pickle=False) as arrays:

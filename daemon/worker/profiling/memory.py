@@ -40,7 +40,7 @@ _ALLOCATORS = ("aten::empty", "aten::new_empty", "aten::resize_")  # called by t
 
 
 @dataclass(kw_only=True)
-class Block:
+class HeldMemory:
     """One allocation, held from `start_ns` to `end_ns`; None means before or after the step."""
 
     address: int
@@ -62,7 +62,7 @@ def run(work: Work) -> MemoryProfile:
     if is_cuda:
         torch.cuda.reset_peak_memory_stats()
         rest = torch.cuda.memory_allocated() - sum(block.bytes for block in held)
-        held.append(Block(address=0, bytes=max(0, rest)))
+        held.append(HeldMemory(address=0, bytes=max(0, rest)))
     nesting, blocks, start_ns = traced_blocks(_traced(work), held, is_cuda)
     kept = {address(each.grad) for each in work.module.parameters() if each.grad is not None}
     categorise(nesting, blocks, kept)
@@ -70,14 +70,14 @@ def run(work: Work) -> MemoryProfile:
     return table(nesting, blocks, start_ns, str(work.device), peak_bytes, _snapshot(work))
 
 
-def _held(work: Work) -> list[Block]:
+def _held(work: Work) -> list[HeldMemory]:
     """Return the memory of the model and the batch before the step."""
     by_category: dict[str, Iterable[Tensor | None]] = {
         "parameters": [*work.module.parameters(), *work.module.buffers()],
         "inputs": [*values(work.images), work.labels],
     }
     blocks = {
-        address(tensor): Block(address=address(tensor), bytes=tensor.untyped_storage().nbytes(), category=category)
+        address(tensor): HeldMemory(address=address(tensor), bytes=tensor.untyped_storage().nbytes(), category=category)
         for category, tensors in by_category.items()
         for tensor in tensors
         if tensor is not None and tensor.device.type == work.device.type
@@ -98,7 +98,7 @@ def _traced(work: Work) -> Trace:
         return trace.read(path)
 
 
-def traced_blocks(traced: Trace, held: Sequence[Block], is_cuda: bool) -> tuple[Nesting, list[Block], int]:
+def traced_blocks(traced: Trace, held: Sequence[HeldMemory], is_cuda: bool) -> tuple[Nesting, list[HeldMemory], int]:
     """Return the calls of a trace, the memory of its step including earlier memory, and the begin of the step.
 
     Unknown memory that is freed counts as other, earlier memory. Raises Unsupported if nothing was recorded.
@@ -115,23 +115,23 @@ def traced_blocks(traced: Trace, held: Sequence[Block], is_cuda: bool) -> tuple[
     return nesting, _blocks(events, held, nesting), step.start_ns
 
 
-def _blocks(events: Iterable[MemoryEvent], held: Sequence[Block], nesting: Nesting) -> list[Block]:
+def _blocks(events: Iterable[MemoryEvent], held: Sequence[HeldMemory], nesting: Nesting) -> list[HeldMemory]:
     blocks = list(held)
     live = {block.address: block for block in held}
     for event in events:
         if event.bytes > 0:
             call = nesting.at(event.thread, event.t_ns)
-            block = Block(address=event.address, bytes=event.bytes, start_ns=event.t_ns, call=call)
+            block = HeldMemory(address=event.address, bytes=event.bytes, start_ns=event.t_ns, call=call)
             live[event.address] = block
             blocks.append(block)
         elif known := live.pop(event.address, None):
             known.end_ns = event.t_ns
         else:
-            blocks.append(Block(address=event.address, bytes=-event.bytes, end_ns=event.t_ns))
+            blocks.append(HeldMemory(address=event.address, bytes=-event.bytes, end_ns=event.t_ns))
     return blocks
 
 
-def categorise(nesting: Nesting, blocks: Iterable[Block], gradients: set[int]) -> None:
+def categorise(nesting: Nesting, blocks: Iterable[HeldMemory], gradients: set[int]) -> None:
     """Set the purpose of each block of the step; `gradients` are the addresses of gradients left by the step."""
     for block in blocks:
         if block.start_ns is not None:
@@ -139,7 +139,7 @@ def categorise(nesting: Nesting, blocks: Iterable[Block], gradients: set[int]) -
             block.category = "gradients" if is_gradient else _category(nesting, block)
 
 
-def _category(nesting: Nesting, block: Block) -> str:
+def _category(nesting: Nesting, block: HeldMemory) -> str:
     for call in nesting.around(block.call):
         name = nesting.names[nesting.name[call]]
         if name.startswith((DATA_LOADER_RANGE, COPY_RANGE)):
@@ -153,7 +153,12 @@ def _category(nesting: Nesting, block: Block) -> str:
 
 
 def table(
-    nesting: Nesting, blocks: Sequence[Block], start_ns: int, device: str, peak_bytes: int | None, snapshot: str | None
+    nesting: Nesting,
+    blocks: Sequence[HeldMemory],
+    start_ns: int,
+    device: str,
+    peak_bytes: int | None,
+    snapshot: str | None,
 ) -> MemoryProfile:
     """Return the sums of the blocks over time; `peak_bytes` is the allocator's, None for the sum of the blocks."""
     t_ns, held = _course(blocks, start_ns)
@@ -171,7 +176,7 @@ def table(
     )
 
 
-def _course(blocks: Sequence[Block], start_ns: int) -> tuple[Ints, Ints]:
+def _course(blocks: Sequence[HeldMemory], start_ns: int) -> tuple[Ints, Ints]:
     """Return times since the step began, and the bytes held from each on, one column per category."""
     changes = [(0, CATEGORIES.index(block.category), block.bytes) for block in blocks if block.start_ns is None]
     for block in blocks:
@@ -191,7 +196,7 @@ def _by_category(sizes: Ints) -> dict[str, int]:
     return dict(zip(CATEGORIES, sizes.tolist(), strict=True))
 
 
-def _allocation(nesting: Nesting, block: Block) -> Allocation:
+def _allocation(nesting: Nesting, block: HeldMemory) -> Allocation:
     calls = [(nesting.kind[call], nesting.names[nesting.name[call]]) for call in nesting.around(block.call)]
     modules = [name[len(MODULE_RANGE) :] for _, name in calls if name.startswith(MODULE_RANGE)]
     operators = [name for kind, name in calls if kind == nesting.OPERATOR]

@@ -20,8 +20,8 @@ from benchd.daemon.worker.camera import Camera
 from benchd.daemon.worker.check import audit
 from benchd.daemon.worker.check.audit import Expected
 from benchd.daemon.worker.child import StageClock
-from benchd.daemon.worker.measure import Measured
-from benchd.daemon.worker.steps import SingleStream, Step
+from benchd.daemon.worker.measure import TimedLoop
+from benchd.daemon.worker.steps import SingleInference, Step
 from benchd.daemon.worker.streams import Streams
 from benchd.daemon.worker.structures import Batch
 
@@ -96,7 +96,7 @@ class Scenario:
 
     def step(self, run: Run, loaded: Loaded) -> Step:
         """Return the step of one stream."""
-        return SingleStream(loaded, run.pool, run.known)
+        return SingleInference(loaded, run.pool, run.known)
 
     def time(self, run: Run) -> list[int]:
         """Warm up, measure and audit; return the batches that were run."""
@@ -134,7 +134,7 @@ def warmed_up(run: Run, steps: Sequence[Step]) -> Iterator[Streams]:
         yield streams
 
 
-def back_to_back(run: Run, step: Step) -> Measured:
+def back_to_back(run: Run, step: Step) -> TimedLoop:
     """Run without pauses until the rule says stop, and record that; return it."""
     job, stages = run.job, run.stages
     wait_for_turn = partial(stages.wait_for_turn, "measure") if job.interleaved else None
@@ -145,7 +145,7 @@ def back_to_back(run: Run, step: Step) -> Measured:
     return measured
 
 
-def end(run: Run, measured: Measured, values_ns: Values) -> None:
+def end(run: Run, measured: TimedLoop, values_ns: Values) -> None:
     """End the timed section and record it; the first of the values decides, the others are its parts."""
     run.take_peaks()
     run.rest(settle_s=run.idle_s / 2)

@@ -8,7 +8,7 @@ import torch
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.scenarios import base
 from benchd.daemon.worker.scenarios.base import Run, Scenario
-from benchd.daemon.worker.steps import Sample, SingleStream, Step, bound
+from benchd.daemon.worker.steps import AuditSample, SingleInference, Step, bound
 from benchd.daemon.worker.streams import Streams
 from benchd.daemon.worker.structures import Batch
 
@@ -22,7 +22,7 @@ class Offline(Scenario):
     def step(self, run: Run, loaded: Loaded) -> Step:
         """Return the step of a chunk of about a tenth of a second, at least two inferences."""
         with torch.inference_mode():
-            runs = max(2, int(CHUNK_S * 1e9 / SingleStream(loaded, run.pool)(0)[0]))
+            runs = max(2, int(CHUNK_S * 1e9 / SingleInference(loaded, run.pool)(0)[0]))
         return Chunk(loaded, run.pool, runs, run.known)
 
     def measure(self, run: Run, streams: Streams) -> None:
@@ -50,7 +50,7 @@ class Chunk:
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], runs: int, known: Sequence[int] = ()) -> None:
         self._run, self._pool, self._device, self.runs = loaded.run, bound(pool, loaded), loaded.device, runs
-        self.sample = Sample(known)
+        self.sample = AuditSample(known)
         self._streams = [torch.cuda.Stream() for _ in range(2)] if loaded.device.type == "cuda" else []
 
     def __call__(self, index: int) -> tuple[int, ...]:

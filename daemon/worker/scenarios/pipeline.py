@@ -8,7 +8,7 @@ import torch
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.camera import Camera
 from benchd.daemon.worker.scenarios.base import Run, Scenario
-from benchd.daemon.worker.steps import Sample, Step, now
+from benchd.daemon.worker.steps import AuditSample, Step, now
 from benchd.daemon.worker.structures import Batch, cast, first_scores
 
 BEST = 5
@@ -23,13 +23,13 @@ class Pipeline(Scenario):
         """Return the step that begins with the frames."""
         if run.camera is None:
             raise ValueError("a pipeline needs a camera")
-        return Stages(loaded, run.camera, run.job.case.batch_size, len(run.pool), run.known)
+        return PipelineStages(loaded, run.camera, run.job.case.batch_size, len(run.pool), run.known)
 
 
 SCENARIO = Pipeline()
 
 
-class Stages:
+class PipelineStages:
     """From JPEG frames on the host to the five best classes on the host; every stage ends before the next begins."""
 
     parts: tuple[str, ...] = ("total", "decode", "resize", "normalise", "copy", "model", "post")
@@ -39,7 +39,7 @@ class Stages:
         self._loaded, self._camera = loaded, source
         frames = [source.frames[number % len(source.frames)] for number in range(count * batch_size)]
         self._batches = [frames[start : start + batch_size] for start in range(0, len(frames), batch_size)]
-        self.sample = Sample(known)
+        self.sample = AuditSample(known)
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of the whole and of each stage."""

@@ -12,7 +12,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.protocol import ExportRequest
 from benchd.daemon.records import Inputs
 from benchd.exporters import code, files
-from benchd.exporters.artifacts import Artifact, Store, key_of
+from benchd.exporters.artifacts import Artifact, ArtifactStore, key_of
 
 REQUEST = ExportRequest(
     models=["snn_onepass"],
@@ -52,7 +52,7 @@ def filled(folder, model="vim_tiny", measured=MEASURED, size=1_234_567):
         path.write_bytes(bytes(size))
         return measured
 
-    with Store(folder) as store:
+    with ArtifactStore(folder) as store:
         return store.put(key_of(facts), facts, write)
 
 

@@ -10,14 +10,14 @@ from records_made import ENVIRONMENT, made, timing
 from benchd.daemon import cli
 from benchd.daemon.commands import profile
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.profiling.collecting import Found
 from benchd.daemon.profiling.output.published import record
 from benchd.daemon.profiling.profile import Collected
 from benchd.daemon.records import Check, Occupancy, ProcessResult, decode, encode
 from benchd.daemon.verdicts import results
 
-RUN = Run(device_id="d", boot_id="b", suite_id="s", tool_version="0", environment=ENVIRONMENT)
+RUN = RunHeader(device_id="d", boot_id="b", suite_id="s", tool_version="0", environment=ENVIRONMENT)
 PASSED = Check(
     passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
 )

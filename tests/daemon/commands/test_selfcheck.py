@@ -4,14 +4,16 @@ from typer.testing import CliRunner
 
 from benchd.daemon.commands import selfcheck
 from benchd.daemon.measuring import capabilities, plan
-from benchd.daemon.verdicts.sanity import Finding
+from benchd.daemon.verdicts.sanity import SanityResult
 
 
 def test_a_file_that_cannot_be_written_costs_no_table(tmp_path, child_environment, monkeypatch):
     for name, value in child_environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(plan, "plan", lambda *_: [])
-    monkeypatch.setattr(selfcheck, "examine", lambda records: [Finding("a case", "answers", "right", "as they were")])
+    monkeypatch.setattr(
+        selfcheck, "examine", lambda records: [SanityResult("a case", "answers", "right", "as they were")]
+    )
     monkeypatch.setattr(capabilities, "examine", list)
     (tmp_path / "out" / "selfcheck.json").mkdir(parents=True)
     done = CliRunner().invoke(selfcheck.app, ["--device", "cpu", "--output", str(tmp_path / "out")])

@@ -11,7 +11,7 @@ from benchd.daemon.machine.identity import boot_id
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Outcome
-from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.records import (
     BlocksResult,
     BlockStatistics,
@@ -39,7 +39,7 @@ from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.sampling.sources.protocol import Batch, PowerSource
 from benchd.models.cost import cost, parameters
 
-SHARED = Run("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
+SHARED = RunHeader("dev-1", "boot", "suite", "0.1.0", ENVIRONMENT)
 
 
 VIM = ModelFacts(

@@ -12,7 +12,7 @@ from traces_made import ORIN, kernel, launch, memory_operation
 
 from benchd.daemon.profiling.rules import findings
 from benchd.daemon.profiling.trace import tables, trace
-from benchd.daemon.profiling.trace.trace import END_OF_STEP, Annotation, Operator, RuntimeCall, Trace
+from benchd.daemon.profiling.trace.trace import END_OF_STEP, Annotation, RuntimeCall, Trace, TracedOperator
 from benchd.daemon.records import Case, Variant
 
 SIDE = torch.randn(256, 256)
@@ -107,14 +107,14 @@ def gpu_trace(*, product="ampere_fp16_s16816gemm_fp16_128x64_tn", waits=False):
 
 def _launch(made, name, start_us, duration_us, correlation):
     launched = launch(name, percent=80.0, active_blocks_per_sm=10, limits=("registers",), grid=(80, 1, 1))
-    made.operators.append(_row(Operator, "aten::mm", start_us, 4, external_id=correlation))
+    made.operators.append(_row(TracedOperator, "aten::mm", start_us, 4, external_id=correlation))
     made.runtime_calls.append(_row(RuntimeCall, "cudaLaunchKernel", start_us + 1, 2, correlation=correlation))
     ran = kernel(start_us + 3, duration_us, launched)
     made.kernels.append(msgspec.structs.replace(ran, correlation=correlation, external_id=correlation))
 
 
 def _wait(made, start_us, duration_us):
-    made.operators.append(_row(Operator, "aten::item", start_us, duration_us, external_id=None))
+    made.operators.append(_row(TracedOperator, "aten::item", start_us, duration_us, external_id=None))
     made.runtime_calls.append(_row(RuntimeCall, "cudaStreamSynchronize", start_us + 1, duration_us - 2, correlation=0))
 
 

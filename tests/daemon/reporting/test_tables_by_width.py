@@ -20,7 +20,7 @@ from benchd.daemon.reporting.console import (
 from benchd.daemon.verdicts.alarms import DAILY, Budget
 from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.effects import Interval, Verdict
-from benchd.daemon.verdicts.noise_floor import Floor
+from benchd.daemon.verdicts.noise_floor import NoiseFloor
 from benchd.daemon.verdicts.recommend import Requirements, decide
 
 WIDTHS = (60, 80, 100, 120, 200)
@@ -44,7 +44,7 @@ def compared(answer, median_ms, *, check_failed=False):
 COMPARED = [compared("faster", 104.3161), compared("slower", 1234567.8), compared("same", 10.6321, check_failed=True)]
 PROCESSES = [ProcessResult(status="ok", timing=timing(104.3161))]
 KEPT = [made(case=CASE, suite_id=f"s{n}", run_id=f"r{n}", processes=PROCESSES) for n in range(3)]
-FLOORS = [Floor(device_id="bench-abc123", device="cpu", case_id=CASE.case_id, stored=12, counted=10, floor=0.0123)]
+FLOORS = [NoiseFloor(device_id="bench-abc123", device="cpu", case_id=CASE.case_id, stored=12, counted=10, floor=0.0123)]
 PLANNED = plan.plan(
     [Suite(models=["snn_onepass"], options={"time_steps": [16]}, variants=["eager"])],
     LimitsConfig(),

@@ -16,7 +16,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.service.agenda import Agenda
 from benchd.daemon.service.facts import Facts
-from benchd.daemon.service.schedule import Progress
+from benchd.daemon.service.schedule import StartedSuite
 from benchd.models.catalog import MODELS
 
 TOPICS = Topics("d")
@@ -74,7 +74,7 @@ def begun(given):
     except UsageError:
         return False
     assert {case_id.split(",")[0] for case_id in entry.left} <= set(MODELS)
-    assert msgspec.json.decode(msgspec.json.encode(entry), type=Progress) == entry
+    assert msgspec.json.decode(msgspec.json.encode(entry), type=StartedSuite) == entry
     return True
 
 

@@ -11,7 +11,7 @@ from benchd.daemon.config import Config, DeviceConfig, LimitsConfig, Suite
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import Full
 from benchd.daemon.measuring.plan import plan
-from benchd.daemon.measuring.supervisor import Measured
+from benchd.daemon.measuring.supervisor import MeasuredCase
 from benchd.daemon.records import Case
 from benchd.daemon.service import cases, results
 from benchd.daemon.service.facts import STATE, FactsFile
@@ -71,7 +71,7 @@ def test_the_link_is_held_from_the_warm_up_to_the_end_of_the_timed_runs(state):
 
 
 def test_a_record_is_in_the_log_before_the_facts_know_it_and_what_ran_is_forgotten_with_it(state, tmp_path):
-    cases._begin(state, begin_run(state), 60.0, Measured(PLANNED))
+    cases._begin(state, begin_run(state), 60.0, MeasuredCase(PLANNED))
     running = stored(state).running
     assert (running.suite_id, running.case, running.boot_id) == ("s1", PLANNED.case, state.boot_id)
     assert msgspec.json.decode((tmp_path / "activity.json").read_bytes())["case_id"] == PLANNED.case.case_id

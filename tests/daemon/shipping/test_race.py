@@ -20,7 +20,7 @@ from benchd.daemon.shipping import folder as shipping
 from benchd.daemon.shipping import manifest, race
 from benchd.daemon.shipping.manifest import Asked
 from benchd.daemon.shipping.race import Race
-from benchd.daemon.shipping.race_log import Entry
+from benchd.daemon.shipping.race_log import LoggedProcess
 from benchd.daemon.shipping.racing import AGAINST_FAR, FEW, LOOKS, PROMISED, PROMISED_AT_MOST
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
@@ -310,7 +310,7 @@ def test_what_an_earlier_version_logged_of_such_a_machine_lets_nobody_leave(tmp_
     racing, _ = course(tmp_path, times_ms, starting_until=2)
     racing.run()
     for one in racing.candidates:
-        racing._log.add(Entry(one.planned.case.case_id, "confirm", 0.1, REFUSED))
+        racing._log.add(LoggedProcess(one.planned.case.case_id, "confirm", 0.1, REFUSED))
     again, _ = course(tmp_path, times_ms)
     assert [len(one.raced) for one in again.candidates] == [1, 1]
     assert again.run().winner == "compile"

@@ -133,7 +133,7 @@ def test_a_step_binds_its_pool_before_the_clock_starts(store):
     own = source("affine", store)
     loaded = onnxruntime.load(own, "fp32", CPU, own.images[:2])
     pool = list(own.images.split(2))
-    step = steps.SingleStream(loaded, pool)
+    step = steps.SingleInference(loaded, pool)
     assert len(loaded.run._bindings) == len(pool) == 4
     for index in range(8):
         step(index)
@@ -146,7 +146,7 @@ def test_a_run_that_writes_nothing_leaves_no_right_answer(store):
     loaded = onnxruntime.load(own, "fp32", CPU, own.images[:2])
     pool = list(own.images.split(2))
     right = [own.module(images).detach() for images in pool]
-    step = steps.SingleStream(loaded, pool, known=range(4))
+    step = steps.SingleInference(loaded, pool, known=range(4))
     for index in range(40):
         step(index)
     assert all(torch.allclose(answer, right[place]) for place, answer in step.sample.answers)

@@ -12,7 +12,7 @@ from worker_jobs import job, run
 
 from benchd.daemon.machine.environment import fingerprint
 from benchd.daemon.measuring import recording
-from benchd.daemon.measuring.recording import Run, RunId
+from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.records import Variant
 from benchd.daemon.verdicts.one_environment import difference, differences
 
@@ -52,7 +52,7 @@ def measured(folder, variant="eager", **changes):
         a_job = job(folder, scenario="cold_start", variant=Variant.parse(variant))
         outcome = run(a_job)
     assert outcome.process.status == "ok", outcome.process.reason
-    shared = Run(device_id="d", boot_id="b", suite_id="s", tool_version="1", environment=ENVIRONMENT)
+    shared = RunHeader(device_id="d", boot_id="b", suite_id="s", tool_version="1", environment=ENVIRONMENT)
     return recording.record(a_job.case, "quick", shared, RunId.new(), [outcome]).environment
 
 

@@ -202,7 +202,7 @@ def test_batches_are_whole_and_rotate():
     module = Seen()
     images = torch.arange(7.0)[:, None].expand(7, 4)
     pool = steps.batches(images, 2, loaded(module))
-    step = steps.SingleStream(loaded(module), pool)
+    step = steps.SingleInference(loaded(module), pool)
     for index in range(4):
         (nanoseconds,) = step(index)
         assert nanoseconds > 0

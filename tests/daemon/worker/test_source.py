@@ -16,7 +16,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker import workload
 from benchd.daemon.worker.source import Calibration, Source, _batches
 from benchd.exporters import code, files, sessions
-from benchd.exporters.artifacts import Store, key_of
+from benchd.exporters.artifacts import ArtifactStore, key_of
 
 pytest.importorskip("onnxscript", reason="exports")
 pytest.importorskip("onnxruntime", reason="checks what was exported")
@@ -94,7 +94,7 @@ OTHER_TORCH = {"versions": code.versions(*files.EXPORTERS) | {"torch": "2.7.0"}}
 @pytest.mark.parametrize("other", [OTHER_CODE, OTHER_TORCH], ids=["benchd", "torch"])
 def test_a_file_that_other_code_or_another_torch_made_is_made_again(tmp_path, other):
     old = facts_of(2) | other
-    with Store(tmp_path) as store:
+    with ArtifactStore(tmp_path) as store:
         store.put(key_of(old), old, lambda path: path.write_bytes(b"old"))
     made = source(tmp_path).onnx("fp32", 2, "cpu")
     assert (made.reused, made.metadata.facts["code_sha256"]) == (False, code.sha256())
@@ -109,7 +109,7 @@ def test_an_int8_file_is_of_the_onnx_runtime_that_wrote_it():
 
 def as_made_by(brought, folder, other):
     """Copy the file of batch 2 from one folder to another as if `other` had made it; return its key."""
-    with Store(brought, read_only=True) as held, Store(folder) as store:
+    with ArtifactStore(brought, read_only=True) as held, ArtifactStore(folder) as store:
         kept = held.get(key_of(facts_of(2)))
         facts = facts_of(2) | other
         return store.put(key_of(facts), facts, lambda path: path.write_bytes(kept.path.read_bytes())).key
@@ -291,7 +291,7 @@ def test_two_processes_that_export_the_same_end_with_one_whole_file(tmp_path, ch
             process.stdin.flush()
         answers = [json.loads(process.communicate()[0]) for process in (first, second)]
     assert sorted(reused for reused, _ in answers) == [False, True]
-    with Store(tmp_path / "store") as store:
+    with ArtifactStore(tmp_path / "store") as store:
         kept = store.get(key_of(facts_of(2)))
         assert {sha256 for _, sha256 in answers} == {kept.metadata.sha256}
         assert len(store.list()) == 1

@@ -254,7 +254,7 @@ def checked(a_job):
     loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[:batch])
     pool = steps.batches(built.images, batch, loaded)
     with torch.inference_mode():
-        step = steps.SingleStream(steps.uniform(loaded, loaded.run(pool[0])), pool, known=[0])
+        step = steps.SingleInference(steps.uniform(loaded, loaded.run(pool[0])), pool, known=[0])
         step(0)
     result, right, _ = check.check_and_answers(built, loaded, a_job)
     return audit.audited(result, right, step.sample.answers)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.spike_conv2d import Packed, native, pack, skips_zeros_in, spike_conv2d
+from benchd.kernels.spike_conv2d import PackedWeight, native, pack, skips_zeros_in, spike_conv2d
 
 # images, channels, height, width, out channels, window height, window width, stride, padding
 SHAPES = [
@@ -194,7 +194,7 @@ def test_wrong_arguments_are_refused():
 
 @torch.no_grad()
 def test_a_kept_packing_follows_its_weight():
-    packed, weight = Packed(pack), torch.nn.Parameter(torch.randn(5, 3, 2, 2))
+    packed, weight = PackedWeight(pack), torch.nn.Parameter(torch.randn(5, 3, 2, 2))
     first = packed(weight)
     assert torch.equal(first, pack(weight))
     assert packed(weight) is first
@@ -209,12 +209,12 @@ def test_a_kept_packing_follows_its_weight():
     assert torch.equal(packed(other), pack(other))
     assert torch.equal(copy.deepcopy(packed)(weight), pack(weight))
     pictures = torch.randn(5, 12)
-    assert torch.equal(Packed(pack, (5, 3, 2, 2))(pictures), pack(pictures.view(5, 3, 2, 2)))
+    assert torch.equal(PackedWeight(pack, (5, 3, 2, 2))(pictures), pack(pictures.view(5, 3, 2, 2)))
 
 
 def test_a_packing_made_in_inference_mode_outlives_it():
     weight = torch.nn.Parameter(torch.randn(5, 3, 1, 1))
-    packed = Packed(pack)
+    packed = PackedWeight(pack)
     with torch.inference_mode():
         assert not packed(weight).is_inference()
         assert packed(torch.randn(2, 3)).shape == (16 * 3,)

@@ -5,7 +5,7 @@ import pytest
 from traces_made import ORIN, kernel, launch
 
 from benchd.daemon.profiling.trace.gpu_metrics import by_device, occupancy, uses_tensor_cores_by_name
-from benchd.daemon.profiling.trace.trace import Annotation, Device, Trace
+from benchd.daemon.profiling.trace.trace import Annotation, Trace, TracedGpu
 
 EXACT = {"rel": 0, "abs": 1e-9}
 
@@ -130,8 +130,8 @@ def test_the_occupancy_of_a_launch_unrounded(facts, theoretical, estimated, limi
     )
 
 
-H200 = Device(id=1, compute_major=9, compute_minor=0, num_sms=132, max_threads_per_multiprocessor=2048)
-VOLTA = Device(id=2, compute_major=7, compute_minor=0, num_sms=80, max_threads_per_multiprocessor=2048)
+H200 = TracedGpu(id=1, compute_major=9, compute_minor=0, num_sms=132, max_threads_per_multiprocessor=2048)
+VOLTA = TracedGpu(id=2, compute_major=7, compute_minor=0, num_sms=80, max_threads_per_multiprocessor=2048)
 # as Kineto's calculator has it of a block of more than 48 KiB, which it takes for the most
 OPTED_IN = launch(
     grid=(1056, 1, 1), shared_bytes=200 * 1024, percent=0.0, active_blocks_per_sm=0, limits=("shared memory",)
@@ -160,7 +160,7 @@ def test_no_room_for_a_block_on_an_unknown_device_is_unknown():
         (launch(registers=None), ORIN),
         (launch(), VOLTA),
         (launch(grid=(800, 1, 1), shared_bytes=300 * 1024), H200),
-        (launch(), Device(id=0, name="another maker's")),
+        (launch(), TracedGpu(id=0, name="another maker's")),
     ],
 )
 def test_an_occupancy_that_cannot_be_computed(launched, device):

@@ -5,7 +5,7 @@ from traces_made import kernel, launch
 
 from benchd.daemon.profiling.profile import Frame
 from benchd.daemon.profiling.trace.icicle import icicle
-from benchd.daemon.profiling.trace.trace import Annotation, Operator, RuntimeCall, Trace
+from benchd.daemon.profiling.trace.trace import Annotation, RuntimeCall, Trace, TracedOperator
 
 
 def span(start_us, end_us):
@@ -17,7 +17,7 @@ def annotation(name, start_us, end_us, thread=1):
 
 
 def operator(name, start_us, end_us, thread=1, external_id=None):
-    return Operator(name=name, thread=thread, external_id=external_id, **span(start_us, end_us))
+    return TracedOperator(name=name, thread=thread, external_id=external_id, **span(start_us, end_us))
 
 
 def launched(start_us, correlation):

@@ -19,7 +19,7 @@ from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.records import Sample, Window
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.sampling.sources.__main__ import _Source
-from benchd.daemon.sampling.sources.protocol import Batch, Command
+from benchd.daemon.sampling.sources.protocol import Batch, FollowRequest
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_ticks_whose_time_has_passed_are_left_out(fake):
         sampler.send_signal(signal.SIGSTOP)
         assert not select.select([sampler.stdout], [], [], 0.1)[0]
         sampler.send_signal(signal.SIGCONT)
-        sampler.stdin.write(msgspec.json.encode(Command(flush=True)) + b"\n")
+        sampler.stdin.write(msgspec.json.encode(FollowRequest(flush=True)) + b"\n")
         sampler.stdin.flush()
         batches, longest_ns = [first], 0
         while longest_ns < 0.1e9:

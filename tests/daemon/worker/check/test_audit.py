@@ -190,7 +190,7 @@ def test_large_answers_are_not_all_kept_while_it_is_measured(tmp_path):
 
 def test_one_buffer_for_all_answers_is_no_stale_answer():
     buffer = torch.zeros(1)
-    step = steps.SingleStream(
+    step = steps.SingleInference(
         loaded(buffer.copy_), [torch.full((1,), float(number)) for number in range(2)], known=[0, 1]
     )
     for index in range(9):
@@ -201,7 +201,7 @@ def test_one_buffer_for_all_answers_is_no_stale_answer():
 def test_about_every_second_run_is_audited_and_no_beat_is_missed():
     module = loaded(nn.Identity())
     pool = [torch.full((1,), float(number)) for number in range(9)]
-    step, runs = steps.SingleStream(module, pool, known=[0, 1]), []
+    step, runs = steps.SingleInference(module, pool, known=[0, 1]), []
     for index in range(200):
         before = len(step.sample.answers)
         step(index)
@@ -210,13 +210,13 @@ def test_about_every_second_run_is_audited_and_no_beat_is_missed():
     assert all(answer.item() == place for place, answer in step.sample.answers)
     for beat in (2, 3, 4, 10):
         assert {run % beat for run in runs} == set(range(beat))
-    unknown = steps.SingleStream(module, pool)
+    unknown = steps.SingleInference(module, pool)
     unknown(0)
     assert not unknown.sample.answers
 
 
 def test_of_many_answers_a_bounded_sample_of_the_whole_section_is_kept():
-    sample, counter = steps.Sample([0]), torch.zeros(1)
+    sample, counter = steps.AuditSample([0]), torch.zeros(1)
     for _ in range(4000):
         sample.keep(0, counter.add_(1))
     kept = sorted(answer.item() for _, answer in sample.answers)
