@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 from records_made import ENVIRONMENT, PASSED, WRONG, made, timing
-from sqlalchemy import event
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -162,38 +161,3 @@ def test_verdicts_are_corrected_for_all_changes_in_the_fleet(store):
         for change, own in zip(found, alone, strict=True)
     )
     assert not any(change.verdict.answer in ("slower", "faster") for change in found if change.device_id != "d0")
-
-
-def test_no_query_of_the_page_reads_more_than_its_case(store):
-    """Among many records only the index of setups is fast enough for the newest runs of a case in one."""
-    runs(store, "a", range(2), 10.0, environment("e1"))
-    runs(store, "b", range(2), 11.0, environment("e2"))
-    asked = []
-    with store.reading() as connection:
-        engine, dialect = connection.engine, connection.dialect.name
-    event.listen(engine, "before_cursor_execute", lambda *call: asked.append(call[2:4]))
-    assert changed(store, "setup")
-    assert changed(store, "2026-03-02")
-    of_results = [call for call in asked if "FROM result" in call[0] and "device_id" in call[0].partition("WHERE")[2]]
-    assert len(of_results) > 4
-    with engine.connect() as connection, connection.begin():
-        if dialect == "postgresql":
-            _multiply(connection, store.tables["result"].c.keys())
-        explain = "EXPLAIN QUERY PLAN" if dialect == "sqlite" else "EXPLAIN"
-        for statement, values in of_results:
-            plan = " ".join(map(str, connection.exec_driver_sql(f"{explain} {statement}", values)))
-            assert "SCAN result" not in plan, statement
-            assert "Seq Scan" not in plan, statement
-            assert "result_setup" in plan or "GROUP BY" in statement, statement
-            assert dialect == "postgresql" or "COVERING" in plan or "GROUP BY" not in statement, statement
-
-
-def _multiply(connection, names):
-    """Store each result 5,000 times, most as of other devices: PostgreSQL reads a small table whole."""
-    names = [name for name in names if name != "id"]
-    device = "CASE WHEN mod(n, 20) = 0 THEN device_id ELSE device_id || mod(n, 20) END"
-    made_up = {"key": "key || '-' || n", "device_id": device}
-    values = ", ".join(made_up.get(name, name) for name in names)
-    insertion = f"INSERT INTO result({', '.join(names)}) SELECT {values} FROM result, generate_series(1, 5000) n"  # noqa: S608
-    connection.exec_driver_sql(insertion)
-    connection.exec_driver_sql("ANALYZE result")

@@ -1,13 +1,11 @@
 """Collectors against a real mosquitto, as processes of their own that are killed in the middle of their work."""
 
-import json
 import multiprocessing
 import subprocess
 import time
 import uuid
 from contextlib import ExitStack, closing, contextmanager
 
-import msgspec
 import pytest
 from broker import free_port, program, running_broker
 from records_made import made
@@ -48,9 +46,9 @@ def url(tmp_path):
 
 
 @contextmanager
-def collecting(url, database, name="site", run=collector.run):
+def collecting(url, database, name="site"):
     """Yield the process of a collector whose session the broker knows."""
-    process = multiprocessing.get_context("spawn").Process(target=run, args=(parse_url(url), database, name))
+    process = multiprocessing.get_context("spawn").Process(target=collector.run, args=(parse_url(url), database, name))
     began_s = time.time()
     process.start()
     try:
@@ -93,20 +91,6 @@ def say(broker, topic, body, *options):
     subprocess.run([*command, "-s", *options], input=body, text=True, check=True)
 
 
-FUTURE = {
-    "a schema": {"schema": "benchd.record/2", "run_id": "r1"},
-    "a scenario": msgspec.to_builtins(made(device_id="d1")) | {"case": {"model": "m", "scenario": "offshore"}},
-}
-
-
-@pytest.mark.parametrize("kind", FUTURE)
-def test_a_result_that_only_a_later_dashboard_can_read_is_kept_and_read_by_it(broker, url, kind):
-    with collecting(broker.url, url), closing(Store(url)) as store:
-        say(broker, Topics("d1").result("r1"), json.dumps(FUTURE[kind]))
-        wait_for(lambda: (count(store, "result"), count(store, "quarantine")) == (0, 1))
-        assert json.loads(value(store, select(store.tables["quarantine"].c.body))) == FUTURE[kind]
-
-
 def test_a_second_dashboard_and_one_of_the_same_name_get_everything_too(broker, tmp_path):
     """Neither another database nor a guest with the same name takes anything away from the first."""
     urls = [f"sqlite:///{tmp_path}/{number}.db" for number in (1, 2)]
@@ -132,19 +116,7 @@ def test_what_an_earlier_version_could_not_read_is_read_again(broker, url):
         assert value(store, select(store.tables["quarantine"].c.reader)) == READER
 
 
-def test_a_message_that_the_database_refuses_costs_nothing_but_itself(broker, url, tmp_path):
-    with closing(Store(url)) as store:
-        with store._writing() as connection:
-            wrong = "WHEN new.run_id = 'r5' BEGIN SELECT RAISE(ABORT, 'no'); END"
-            connection.exec_driver_sql(f"CREATE TRIGGER fault BEFORE INSERT ON result {wrong}")
-        with collecting(broker.url, url) as process:
-            publish(broker.url, tmp_path, range(10))
-            wait_for(lambda: (count(store, "result"), count(store, "quarantine")) == (9, 1))
-            assert process.is_alive()
-        assert value(store, select(store.tables["quarantine"].c.reason)) == "not stored: no"
-
-
-def test_a_batch_that_the_database_refuses_counts_once_for_its_board(url, monkeypatch):
+def test_a_message_that_the_database_refuses_costs_nothing_but_itself_and_counts_once_for_its_board(url, monkeypatch):
     bodies = {run_id: encode(made(run_id=run_id, device_id="b")) for run_id in ("r0", "r1", "r2", "r3")}
     arrived = [Arrived(Topics("b").result(run_id), body, 0.0) for run_id, body in bodies.items()]
     monkeypatch.setattr(collector, "DAY_BYTES", sum(map(len, bodies.values())))
@@ -159,14 +131,19 @@ def test_a_batch_that_the_database_refuses_counts_once_for_its_board(url, monkey
         )
 
 
-def collect_with_a_fault(broker, database, name):
-    """Collect with a reader of events that fails as no code foresees."""
-
+def test_an_exception_that_nobody_foresaw_costs_one_message(url, monkeypatch):
     def fail(address, message):
         raise KeyError("planted")
 
-    messages._READERS["event"] = fail
-    collector.run(broker, database, name)
+    monkeypatch.setitem(messages._READERS, "event", fail)
+    arrived = [
+        Arrived("benchd/v1/d1/event", b"{}", 0.0),
+        Arrived(Topics("d1").result("r1"), encode(made(device_id="d1")), 0.0),
+    ]
+    with closing(Store(url)) as store:
+        Collector(store, parse_url("mqtt://b"), "site")._keep(arrived)
+        assert count(store, "result") == 1
+        assert value(store, select(store.tables["quarantine"].c.reason)) == "KeyError: 'planted'"
 
 
 def test_a_board_that_publishes_without_end_fills_no_more_than_its_share_of_the_database(url, monkeypatch):
@@ -197,23 +174,6 @@ def numbered(seq, body):
     return b'{"log":"%s","seq":%d,%s' % (b"a" * 16, seq, body[1:])
 
 
-def test_an_exception_that_nobody_foresaw_costs_one_message(broker, url, tmp_path):
-    with collecting(broker.url, url, run=collect_with_a_fault) as process, closing(Store(url)) as store:
-        say(broker, "benchd/v1/d1/event", '{"event":"throttled"}')
-        publish(broker.url, tmp_path, [1])
-        wait_for(lambda: (count(store, "result"), count(store, "quarantine")) == (1, 1))
-        assert value(store, select(store.tables["quarantine"].c.reason)) == "KeyError: 'planted'"
-        assert process.is_alive()
-
-
-def test_a_message_that_cannot_be_read_never_stops_the_rest(broker, url, tmp_path):
-    with collecting(broker.url, url), closing(Store(url)) as store:
-        for body in ("{", "NaN", "x" * 1_000_000):
-            say(broker, "benchd/v1/d1/result/r", body)
-        publish(broker.url, tmp_path, range(10))
-        wait_for(lambda: (count(store, "result"), count(store, "quarantine")) == (10, 3))
-
-
 def test_state_telemetry_and_events_arrive(broker, url):
     say(broker, "benchd/v1/d1/status", '{"state":"online","session":"s1"}', "-r")
     with collecting(broker.url, url), closing(Store(url)) as store:
@@ -221,14 +181,6 @@ def test_state_telemetry_and_events_arrive(broker, url):
         say(broker, "benchd/v1/d1/event", '{"event":"throttled"}')
         wait_for(lambda: count(store, "telemetry") == count(store, "event") == count(store, "document") == 1)
         assert value(store, select(store.tables["telemetry"].c.value)) == 5.5
-
-
-def test_results_that_come_while_no_collector_runs_wait_for_it(broker, url, tmp_path):
-    with collecting(broker.url, url):
-        pass
-    publish(broker.url, tmp_path, range(50))
-    with collecting(broker.url, url), closing(Store(url)) as store:
-        wait_for(lambda: count(store, "result") == 50)
 
 
 def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_path):

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from broker import free_port, running_broker
-from browsing import get
-from fake_clock import FakeClock
 from postgres import running_postgres
 from waiting import WAIT_S, wait_for
 
@@ -20,7 +18,6 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 from records_made import made
 from sqlalchemy import func, select
 from test_collector import SETTINGS, count, value
-from test_pages import serving
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.connection import connect
@@ -30,7 +27,6 @@ from benchd.daemon.records import encode
 from benchd.dashboard.store import Store
 
 DEVICES, RESULTS = 300, 10
-HOUR_S, STEP_S = 3600.0, 15.0
 
 
 @contextmanager
@@ -153,34 +149,3 @@ def test_a_broker_that_drops_results_of_a_slow_collector_costs_nothing(tmp_path,
         slow.send_signal(signal.SIGCONT)
         wait_for(lambda: count(store, "result") == 1000)
         assert count(store, "body") == 1000
-
-
-@pytest.mark.slow
-def test_six_hours_without_a_broker_and_a_new_start_of_the_dashboard_cost_nothing(tmp_path, child_environment):
-    clock, url, port = FakeClock(tmp_path), f"sqlite:///{tmp_path}/dashboard.db", free_port()
-    settings = SETTINGS.format(tmp_path)
-    with ExitStack() as stack:
-        store = stack.enter_context(closing(Store(url)))
-        with running_broker(tmp_path, settings, port) as first:
-            folder = stack.enter_context(device(tmp_path, first.url, child_environment, **clock.environment))
-            with serving(first.url, url, **clock.environment):
-                wait_for(lambda: connected(store) == 1)
-                measure(folder, 0)
-                wait_for(lambda: count(store, "result") == 1)
-        with serving(first.url, url, **clock.environment):
-            pass_by(clock, 3 * HOUR_S, lambda number: measure(folder, number), range(1, 37))
-        with serving(first.url, url, **clock.environment) as (page, _):
-            pass_by(clock, 3 * HOUR_S, lambda number: measure(folder, number), range(37, 73))
-            assert get(page, "/")[0] == 200
-            with running_broker(tmp_path, settings, port):
-                wait_for(lambda: count(store, "result") == 73)
-            assert count(store, "body") == 73
-
-
-def pass_by(clock, seconds, do, numbers):
-    """Let so much time pass in steps of a quarter of a minute, with one of the numbers from time to time."""
-    for number in numbers:
-        do(number)
-        for _ in range(int(seconds / len(numbers) / STEP_S)):
-            clock.move(STEP_S)
-            time.sleep(0.01)

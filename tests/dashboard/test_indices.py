@@ -4,8 +4,9 @@ import threading
 import time
 from contextlib import closing
 
+import msgspec
 import pytest
-from records_made import made
+from records_made import ENVIRONMENT, made
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
@@ -23,8 +24,10 @@ KNOWN = flat(made(device_id="d"), 0.0)
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     with closing(Store(f"sqlite:///{tmp_path_factory.mktemp('indices')}/d.db")) as found:
-        body = encode(made(device_id="d"))
-        found.add(rows(Arrived(f"benchd/v1/d/result/{KNOWN.run_id}", body, time.time())))
+        for run_id, setup in (("r0", "old"), (KNOWN.run_id, "new")):
+            environment = msgspec.structs.replace(ENVIRONMENT, fingerprint=setup)
+            body = encode(made(device_id="d", run_id=run_id, environment=environment))
+            found.add(rows(Arrived(f"benchd/v1/d/result/{run_id}", body, time.time())))
         yield found
 
 
@@ -121,6 +124,13 @@ def test_the_results_of_a_device_are_in_the_order_of_an_index(store, name):
 
 def test_a_record_is_searched_by_its_key(store):
     assert any("result" in step and "(key=?)" in step for plan in plans(store, "record").values() for step in plan)
+
+
+def test_the_runs_of_a_case_in_one_setup_are_walked_to_along_the_index_of_setups(store):
+    of_a_case = {sql: plan for sql, plan in plans(store, "changes").items() if "result.device_id = ?" in sql}
+    assert len(of_a_case) > 2
+    for statement, plan in of_a_case.items():
+        assert any("result_setup" in step for step in plan) or "GROUP BY" in statement, (statement, plan)
 
 
 def test_the_whole_csv_is_asked_for_too(store):

@@ -112,6 +112,7 @@ def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
         (RESULT, b"", "not a benchd record"),
         (RESULT, b'{"schema":"benchd.record/2"}', "this version reads"),
         (RESULT, b'{"schema":"benchd.record/1","median":NaN}', "not a benchd record"),
+        (RESULT, encode(made()).replace(b'"scenario":"', b'"scenario":"later-'), "Invalid enum value"),
         (RESULT, b"[" * 32, "not a benchd record"),
         (RESULT, b"\xff\xfe", "not a benchd record"),
         (RESULT, encode(made(run_id="other")), f"the record says it is {DEVICE}:other"),

@@ -72,19 +72,6 @@ def test_a_site_keeps_what_its_devices_say_while_the_centre_is_away_and_through_
             wait_for(lambda: (count(store, "result"), count(store, "document")) == (TOTAL + 1, 1))
 
 
-def test_a_command_from_the_centre_reaches_a_device_of_a_site_and_its_answer_comes_back(tmp_path):
-    port = free_port()
-    with running_broker(tmp_path, kept(tmp_path), port=port) as central, site(tmp_path / "site", port) as edge:
-        hear(edge, "benchd/v1/d1/cmd/run", "-E")
-        hear(central, "benchd/v1/d1/resp/#", "-E")
-        say(edge, "benchd/v1/d1/resp/page/0", "bridged")  # a bridge subscribes at the centre before it sends
-        assert hear(central, "benchd/v1/d1/resp/#", "-C", "1") == "bridged\n"
-        say(central, "benchd/v1/d1/cmd/run", "now")
-        assert hear(edge, "benchd/v1/d1/cmd/run", "-C", "1") == "now\n"
-        say(edge, "benchd/v1/d1/resp/page/1", "done")
-        assert hear(central, "benchd/v1/d1/resp/#", "-C", "1") == "done\n"
-
-
 def test_a_centre_with_the_rules_of_broker_sh_lets_the_bridge_do_its_work(tmp_path):
     centre, port = tmp_path / "etc/mosquitto", free_port()
     environment = os.environ | {"DESTDIR": str(tmp_path), "PATH": f"{os.environ['PATH']}:/usr/sbin"}

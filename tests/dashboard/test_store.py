@@ -11,8 +11,6 @@ from contextlib import closing
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from records_made import ENVIRONMENT, made
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
@@ -55,14 +53,6 @@ def content(store, *names):
             name: sorted(map(repr, connection.execute(select(*[c for c in table.c if c.name != "id"]))))
             for name, table in tables.items()
         }
-
-
-def test_a_second_delivery_changes_nothing(store):
-    add(store, result(1), result(2), result(1))
-    once = content(store)
-    add(store, result(2), result(1))
-    assert content(store) == once
-    assert len(once["result"]) == len(once["body"]) == 2
 
 
 def test_the_first_of_a_key_stays_with_its_own_bytes(store):
@@ -121,36 +111,13 @@ def delivered_once():
         return content(once)
 
 
-def holds_what_one_delivery_leaves(delivered_once, again, order, batches):
-    delivered = MESSAGES + again
-    order.shuffle(delivered)
-    with closing(Store("sqlite://")) as store:
-        for first in range(batches):
-            add(store, *delivered[first::batches])
-        assert content(store) == delivered_once
-
-
-DELIVERIES = (st.lists(st.sampled_from(MESSAGES), max_size=20), st.randoms(use_true_random=False), st.integers(1, 5))
-
-
-@settings(max_examples=10)
-@given(st.tuples(*DELIVERIES))
-def test_any_order_and_any_duplication_give_the_same_rows(delivered_once, delivery):
+def test_any_order_and_any_duplication_give_the_same_rows(store, delivered_once):
     """Whatever is delivered, in whatever order and how often, the store holds what one delivery leaves."""
-    holds_what_one_delivery_leaves(delivered_once, *delivery)
-
-
-@pytest.mark.slow
-@settings(max_examples=100)
-@given(st.tuples(*DELIVERIES))
-def test_many_more_orders_give_the_same_rows(delivered_once, delivery):
-    holds_what_one_delivery_leaves(delivered_once, *delivery)
-
-
-def test_any_order_gives_the_same_rows_in_both_databases(store, delivered_once):
-    delivered = MESSAGES * 2
-    random.Random(0).shuffle(delivered)
-    add(store, *delivered)
+    order = random.Random(0)
+    delivered = MESSAGES + order.choices(MESSAGES, k=20)
+    order.shuffle(delivered)
+    for first in range(5):
+        add(store, *delivered[first::5])
     assert content(store) == delivered_once
 
 
@@ -249,22 +216,6 @@ def test_the_quarantine_is_bounded_in_bytes_and_keeps_the_newest(store, monkeypa
     store.tidy(NOW_S)
     found = "".join(content(store, "quarantine")["quarantine"])
     assert [n for n in range(9) if f"nothing/{n}" in found] == [6, 7, 8]
-
-
-def test_what_was_committed_is_there_after_reopening(url):
-    with closing(Store(url)) as store:
-        add(store, *MESSAGES)
-        before = content(store)
-    with closing(Store(url)) as store:
-        assert content(store) == before
-
-
-def test_two_stores_share_a_database(url):
-    with closing(Store(url)) as one, closing(Store(url)) as other:
-        for n in range(20):
-            add(one, result(n))
-            add(other, result(n), result(n + 1))
-        assert len(content(one, "result")["result"]) == 21
 
 
 @pytest.mark.parametrize("table", ["result", "event"])

@@ -29,7 +29,7 @@ from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
 from benchd.dashboard.watch import Seen, View, moved, screen
 
-WIDTHS = (60, 80, 100, 120, 200)
+WIDTHS = (60, 100, 120)
 
 
 def device(number, **fields):

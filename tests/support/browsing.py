@@ -26,8 +26,11 @@ def opened(browser, port, path="/", scheme="light", width=1280, heard=None):
 
     The sizes of what its websocket receives are added to `heard`.
     """
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    # one context for all pages: what is compiled and cached for the first serves the others
+    context = browser.contexts[0] if browser.contexts else browser.new_context()
     page, wrong = context.new_page(), []
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
     page.set_default_timeout(WAIT_S * 1000)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
@@ -41,7 +44,7 @@ def opened(browser, port, path="/", scheme="light", width=1280, heard=None):
         yield page
         assert page.title().endswith("benchd")
     finally:
-        context.close()
+        page.close()
     assert not wrong
 
 
