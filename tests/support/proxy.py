@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager, suppress
 
 from broker import HOST, RunningBroker
 
-CONNECT, CONNACK, PUBLISH, PUBACK, SUBACK = 1, 2, 3, 4, 9
+CONNECT, CONNACK, PUBLISH, PUBACK = 1, 2, 3, 4
 REFUSAL_OF_5 = b"\x20\x02\x00\x01"
 TICK_S = 0.02
 

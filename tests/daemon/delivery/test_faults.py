@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 from links import add, linked, progress
-from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying, refuse_5
+from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying
 from waiting import wait_for
 
 from benchd.daemon.delivery.broker import parse_url
-from benchd.daemon.delivery.topics import Topics
 
 RUNS = [f"r{number}" for number in range(150)]
 CUT = 40
@@ -75,18 +74,3 @@ def test_a_half_open_connection_is_seen_by_both_sides_and_what_waited_goes_out(m
             wait_for(lambda: link.state.connected)
     watcher.until_status("offline")
     assert sorted(set(watcher.results())) == sorted(RUNS)
-
-
-def test_a_command_and_its_answer_without_mqtt_5(mosquitto, device_id, watcher, tmp_path):
-    topics = Topics(device_id)
-    with proxying(mosquitto, refuse_5) as proxy, linked(proxy, device_id, tmp_path) as (link, wake):
-        session = watcher.until_status("online")["session"]
-        add(link, device_id, "r1")
-        watcher.until(lambda topic, _: topic == topics.result("r1"))
-        watcher.say(f"{topics.root}cmd/status", b"{}", ResponseTopic=f"{topics.root}resp/x", CorrelationData=b"1")
-        assert wake.recv(100)
-        arrived = link.state.commands.popleft()
-        assert (arrived.body, arrived.response_topic, arrived.correlation) == (b"{}", None, None)
-        link.answer(f"{topics.root}resp/me/1", b"answer", arrived.correlation)
-        assert watcher.until(lambda topic, _: topic.endswith("/resp/me/1")).payload == b"answer"
-    assert watcher.until_status("offline")["session"] == session

@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from broker import HOST, free_port, running_broker
-from links import Watcher, add, linked, progress, unstarted
+from links import Watcher, add, linked, progress
 from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying, refuse_5
 from waiting import wait_for
 
@@ -247,16 +247,15 @@ def test_a_broker_of_small_packets_gets_what_fits_and_the_rest_is_named_once(dev
         watcher.close()
 
 
-@pytest.mark.parametrize("leaf", ["info", "health", "latest/c"])
 def test_a_document_at_which_the_broker_hangs_up_stops_nothing_and_is_named(
-    mosquitto, device_id, watcher, tmp_path, leaf, monkeypatch
+    mosquitto, device_id, watcher, tmp_path, monkeypatch
 ):
     """As a broker without MQTT 5 does at one that is too large; no line of a log is taken for the cause."""
     monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
     topics, wanted = Topics(device_id), [f"r{number}" for number in range(20)]
 
     def hang_up(wire, packet, up):
-        if up and kind(packet) == PUBLISH and f"{device_id}/{leaf}".encode() in packet:
+        if up and kind(packet) == PUBLISH and f"{device_id}/health".encode() in packet:
             raise Cut
         forward(wire, packet, up)
 
@@ -268,7 +267,7 @@ def test_a_document_at_which_the_broker_hangs_up_stops_nothing_and_is_named(
         wait_for(link.problem)
         link.retain(topics.latest("d"), b"{}")
         watcher.until(lambda topic, _: topic == topics.latest("d"))
-        assert link.problem() == f"{topics.root}{leaf}: {HUNG_UP}; check the broker's access rules and limits"
+        assert link.problem() == f"{topics.of('health')}: {HUNG_UP}; check the broker's access rules and limits"
     assert set(watcher.results()) == set(wanted)
 
 
@@ -365,11 +364,6 @@ def test_telemetry_that_nobody_takes_is_dropped_and_counted(tmp_path):
             link.telemetry(b"{}")
         assert link.state.telemetry_dropped == 9
         assert link.state.reason
-
-
-def test_a_link_that_never_started_has_told_nothing(tmp_path):
-    with unstarted(tmp_path, Topics("d")) as (link, _):
-        assert (link.problem(), link.is_alive()) == (None, False)
 
 
 @contextmanager

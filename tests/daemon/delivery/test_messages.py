@@ -1,15 +1,12 @@
 """What is made of a record and of health for readers that want flat objects, files and discovery."""
 
-import json
-
 import msgspec
 import pytest
-from records_made import INFO, accuracy, made, timing
+from records_made import accuracy, made, timing
 
 from benchd.daemon.delivery import messages
-from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.records import Check, Energy, ProcessResult, Summary, Window
-from benchd.daemon.service import homeassistant, prometheus
+from benchd.daemon.service import prometheus
 
 HEALTH = messages.Health(
     t_wall="",
@@ -93,15 +90,3 @@ def test_the_prometheus_file_is_whole_and_readable_for_all(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["benchd.prom"]
     for line in text.splitlines():
         assert line.startswith(("# HELP benchd_", "# TYPE benchd_", "benchd_"))
-
-
-def test_every_path_that_home_assistant_is_told_is_in_health():
-    found = json.loads(homeassistant.discovery(Topics("d"), INFO))
-    assert found["dev"]["name"] == "d"
-    assert found["avty"][0]["topic"] == "benchd/v1/d/status"
-    components = found["cmps"]
-    assert len({entry["unique_id"] for entry in components.values()}) == len(components) == 9
-    for path, entry in components.items():
-        assert hasattr(HEALTH, path)
-        assert f"value_json.{path}" in entry["value_template"]
-        assert entry["state_topic"] == "benchd/v1/d/health"

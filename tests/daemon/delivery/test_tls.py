@@ -58,6 +58,15 @@ def test_with_what_the_broker_asks_for_a_result_is_sent(broker, authority, clien
         wait_for(lambda: progress(link) == (1, 0))
 
 
+def test_without_an_authority_of_its_own_a_device_trusts_those_of_the_system(
+    broker, authority, client_files, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    with linked(replace(trusting(broker, authority, client_files), ca_file=None), "d", tmp_path) as (link, _):
+        add(link, "d", "r1")
+        wait_for(lambda: progress(link) == (1, 0))
+
+
 NOT_OURS = "this system does not trust the certificate of BROKER: "
 ENDED = "BROKER ended TLS before it answered"
 CHECK = "; check the certificate and key files"

@@ -266,11 +266,19 @@ def test_energy_is_of_the_samples_in_the_window_above_those_in_its_rests():
     sampler.samples.add(Batch(samples=samples, t_ns=1, cpu_s=0.0, ticks_ns=[1], flushes=0, power=[power]))
     window, *idle = (Window(first * tick_ns, last * tick_ns) for first, last in ((33, 87), (1, 29), (92, 120)))
     ran = outcome(timing=timing(), window=window, idle=idle)
-    made = recording.with_samples(ran, Case(model="square"), sampler, Machine("cpu", has_cxx=True), 0.05)
+
+    def measured(**more):
+        process = msgspec.structs.replace(ran.process, **more)
+        given = msgspec.structs.replace(ran, process=process)
+        return recording.with_samples(given, Case(model="square"), sampler, Machine("cpu", has_cxx=True), 0.05)
+
+    made = measured()
     found = made.process.energy
     assert (found.source, found.scope, made.missing.get("energy")) == ("fake", "module", None)
     assert found.energy_j == pytest.approx(8.0 * window.seconds, rel=0.02)
     assert found.gross_per_inference_j * timing().runs == pytest.approx(found.energy_j)
+    of_a_request = measured(requests=requests(5.0, dropped=100)).process.energy.gross_per_inference_j
+    assert of_a_request * 900 == pytest.approx(found.energy_j), "not by those that were answered"
     assert found.idle_w == pytest.approx(2.0)
 
 

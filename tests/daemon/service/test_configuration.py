@@ -15,6 +15,7 @@ TWO_READINGS = '[[suite]]\nname = "a"\nmodels = ["square"]\n[[suite]]\nname = "b
         ('[mqtt]\nurl = "http://h"', "MQTT URL, scheme"),
         ('[mqtt]\nurl = "mqtts://h"\nca_file = "/a\\u0000b"', r"mqtt\.ca_file: contains a NUL"),
         ('[sampling]\nsources = ["nope"]', r"sampling\.sources: unknown sampler 'nope'"),
+        ('[sampling]\nsources = ["rapl", "rapl"]', r"sampling\.sources: sampler 'rapl' is listed twice"),
         ('[baseline]\nruns = ["/gone/records.jsonl"]', r"baseline\.runs: /gone/records\.jsonl: no such file or folder"),
         (TWO_READINGS, "the suites a and b measure square,eager,b1"),
         ("[devise]", "unknown configuration key"),

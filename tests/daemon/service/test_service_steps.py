@@ -22,14 +22,14 @@ from benchd.daemon.config import Conditions, Shipped, Suite
 from benchd.daemon.delivery import disk
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.topics import Topics
-from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Case, Sample
 from benchd.daemon.sampling import child
-from benchd.daemon.service import announcements, background, cases, configuration, deployed, service
+from benchd.daemon.service import announcements, background, cases, configuration, deployed, homeassistant, service
 from benchd.daemon.service import state as states
 from benchd.daemon.service.facts import STATE, FactsFile
 from benchd.daemon.service.schedule import begin
@@ -101,6 +101,13 @@ def test_what_the_broker_does_not_take_is_a_problem_of_its_health_and_its_status
         assert announcements.status_line(state) == f"idle; mqtt up; {state.link.state.denied}"
 
 
+def test_the_announcement_to_home_assistant_goes_when_it_is_switched_off(state):
+    for is_on in (True, False):
+        mqtt = msgspec.structs.replace(state.settings.mqtt, home_assistant=is_on)
+        service.configure_again(state, msgspec.structs.replace(state.settings, mqtt=mqtt), state.machine, "switched")
+        assert bool(state.link._documents[homeassistant.topic("d")]) == is_on
+
+
 def test_the_gpu_that_is_measured_is_the_one_that_records_and_info_name(state, tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "$1, 560.35.03, 170 W"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -152,37 +159,6 @@ def test_a_reload_keeps_what_the_old_connection_has_heard(state):
     assert state.link is not old
     assert [command.verb for command in state.commands] == ["list"]
     assert ("not_sent", "x") in [(event["event"], event["detail"]) for event in events_of(state)]
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ('[[suite]]\nname = "b"\nmodels = ["square"]\ndata = "imagefolder:x"', "the suites s and b measure square,"),
-        ('[sampling]\nsources = ["foo"]', "configuration "),
-    ],
-    ids=["one case with other images", "unknown source"],
-)
-def test_a_reload_of_what_cannot_be_measured_keeps_the_old_configuration(state, table, words):
-    before = state.settings
-    with state.path.open("a") as file:
-        file.write(f"{table}\n")
-    service.reload(state)
-    event = events_of(state)[-1]
-    assert (event["event"], state.settings) == ("reload_failed", before)
-    assert event["detail"].startswith(words)
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ('[sampling]\nsources = ["foo"]', r"sampling.sources: unknown sampler 'foo'. Valid: procfs, ina3221, ina238,"),
-        ('[sampling]\nsources = ["rapl", "rapl"]', r"sampling.sources: sampler 'rapl' is listed twice"),
-    ],
-)
-def test_a_name_that_only_a_later_case_or_result_would_miss_is_refused_at_the_start(tmp_path, table, words):
-    (tmp_path / "benchd.toml").write_text(table)
-    with pytest.raises(UsageError, match=rf"configuration .*benchd.toml: {words}"):
-        configuration.read(tmp_path / "benchd.toml")
 
 
 def test_a_signal_that_comes_before_the_session_listens_ends_the_case_too(state):
