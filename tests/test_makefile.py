@@ -128,6 +128,7 @@ def base_python_has_torch():
     return subprocess.run([python, "-c", look], check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(base_python_has_torch(), reason="the Python below this environment has torch")
 def test_a_jetson_whose_index_does_not_answer_stops_with_the_cure(make, board):
     index = "http://127.0.0.1:1/"

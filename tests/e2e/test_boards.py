@@ -6,6 +6,7 @@ from itertools import count
 
 import jetson_trees
 import pytest
+from simulations import slow
 
 from benchd.daemon.verdicts.results import read
 
@@ -57,7 +58,7 @@ def measured(once, tmp_path):
     return list(read(tmp_path / "out/records.jsonl"))[-1]
 
 
-@pytest.mark.parametrize("name", ["orin_nano", "agx_orin_7", "thor"])
+@pytest.mark.parametrize("name", [slow("orin_nano"), "agx_orin_7", slow("thor")])
 def test_the_record_has_the_watts_of_the_board(once, tmp_path, name):
     board = BOARDS[name]
     root = jetson_trees.build(tmp_path / "board", board)

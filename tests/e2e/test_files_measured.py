@@ -42,6 +42,7 @@ def test_a_folder_of_files_gives_another_machine_its_case(here, once, tmp_path):
         assert store.list() == ()
 
 
+@pytest.mark.slow
 def test_the_file_of_shipped_weights_is_the_one_that_a_case_runs(here, once, tmp_path):
     done = here("benchd", "export", "qann_resnet18", "--weights", "demo", "--json")
     assert done.returncode == 0, done.stderr

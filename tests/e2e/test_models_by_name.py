@@ -106,6 +106,7 @@ def test_two_cases_of_a_library_are_compared_live_by_their_ids(command, tmp_path
     assert {record.case.model for record in written(tmp_path)} == {"torchvision:mobilenet_v3_small"}
 
 
+@pytest.mark.slow
 def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch_and_its_file_is_measured(here, measured):
     pytest.importorskip("onnxruntime", reason="runs the files")
     net = ("torchvision:lraspp_mobilenet_v3_large", "--option", "image_size=32")

@@ -5,8 +5,6 @@ import shutil
 from test_service import journal_of, site  # noqa: F401 - a fixture among them
 from waiting import WAIT_S
 
-from benchd.daemon import journal, records
-
 
 def test_a_state_folder_that_is_removed_ends_no_service_and_is_said(site):  # noqa: F811
     folder = site.folder / "state/benchd"
@@ -22,15 +20,3 @@ def test_a_state_folder_that_is_removed_ends_no_service_and_is_said(site):  # no
         process.terminate()
         assert process.wait(WAIT_S) == 0
     assert len(journal_of(site)) == 1
-
-
-def test_a_journal_that_logrotate_moves_away_is_begun_again(site, tmp_path):  # noqa: F811
-    path = site.folder / "state/benchd/records.jsonl"
-    with site.configure(sizes="[16]").service():
-        for number in range(2):
-            site.command("run", suite="small")
-            site.until("result/")
-            path.replace(tmp_path / f"{number}.jsonl")
-    for number in range(2):
-        (record,) = map(records.decode, journal.read(tmp_path / f"{number}.jsonl"))
-        assert (record.status, record.seq) == ("ok", number + 1)

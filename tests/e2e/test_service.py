@@ -9,21 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-import paho.mqtt.client as paho
 import psutil
 import pytest
 import torch
 from asyncapi import Document
-from fake_nvml import FIRST, FakeNvml
 from forked import Program
-from paho.mqtt.enums import CallbackAPIVersion
+from links import Watcher
 from records_made import made
 from waiting import WAIT_S, wait_for
 
@@ -59,15 +56,6 @@ preset = "quick"
 SHORT_S, LONG_S = 0.1, 3600.0
 AGAIN_S = 30.0
 RUNNING = "import sys; from benchd.daemon import cli; sys.exit(cli.benchd())"
-ROOTED = """
-import sys
-from pathlib import Path
-from benchd.daemon import cli
-from benchd.daemon.measuring import plan
-for look in (plan.has_gpu, plan.has_missed_gpu):
-    look.__defaults__ = (Path({!r}),)
-sys.exit(cli.benchd())
-"""
 # dies once the log has the record and before the service has taken in what follows from it
 DYING = """
 import os, signal, sys
@@ -76,29 +64,9 @@ from benchd.daemon.service import results
 results.take_in = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(cli.benchd())
 """
-# says on standard error what it sends and will send, and when a case is timed and no longer
-SAYING = """
-import os, sys
-from benchd.daemon import cli
-from benchd.daemon.delivery.link import Link
-from benchd.daemon.delivery.connection import Connection
-from benchd.daemon.service.results import ResultSink
-def told(said, function, *given, **more):
-    os.write(2, " ".join(["noted:", *said, "\\n"]).encode())
-    return function(*given, **more)
-publish, retain, stage, end = Connection.publish, Link.retain, ResultSink.stage, ResultSink.publish
-Link.retain = lambda self, topic, body: told(("to send", topic, body.decode()), retain, self, topic, body)
-Connection.publish = lambda self, topic, *given, **more: told(("sent", topic), publish, self, topic, *given, **more)
-ResultSink.publish = lambda self, *given: told(("ended",), end, self, *given)
-def staged(self, planned, process, stage_name, percent=None):
-    stage(self, planned, process, stage_name, percent)
-    told(("stage", stage_name), int)
-ResultSink.stage = staged
-sys.exit(cli.benchd())
-"""
 
 
-class Site:
+class Site(Watcher):
     """A broker, a folder with a configuration, and everything that was heard of one device."""
 
     def __init__(self, folder, broker, environment):
@@ -106,15 +74,8 @@ class Site:
         self.device = f"d{uuid.uuid4().hex[:8]}"
         # where the code under test lies beside the installed one
         self.environment = environment | {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
-        self.heard, self.sessions = [], set()
-        self._queue, self._subscribed = queue.Queue(), threading.Event()
-        self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-        self._client.on_message = lambda client, data, message: self._queue.put(message)
-        self._client.on_subscribe = lambda *_: self._subscribed.set()
-        self._client.connect(broker.host, broker.port)
-        self._client.loop_start()
-        self._client.subscribe([(f"benchd/v1/{self.device}/#", 1), (f"homeassistant/device/benchd-{self.device}/#", 1)])
-        assert self._subscribed.wait(WAIT_S)
+        self.sessions = set()
+        super().__init__(broker, self.device, f"homeassistant/device/benchd-{self.device}/#")
 
     def configure(self, *, cap_s=SHORT_S, sizes="[16, 32]", more=""):
         text = CONFIG.format(device=self.device, url=self.broker.url, cap_s=cap_s, sizes=sizes)
@@ -153,7 +114,7 @@ class Site:
         """Send a command until it is answered: a device that connects anew does not hear it, and runs each id once."""
         body = {"id": uuid.uuid4().hex[:8], "client": "test", **parameters}
         for _ in range(round(WAIT_S / AGAIN_S)):
-            self.say(verb, **body)
+            self.say(f"benchd/v1/{self.device}/cmd/{verb}", msgspec.json.encode(body))
             with suppress(queue.Empty):
                 return self._next(f"resp/test/{body['id']}", {}, AGAIN_S)
         return self._fail(f"answer to {verb}")
@@ -164,20 +125,17 @@ class Site:
             time.sleep(0.6)
         return health
 
-    def say(self, verb, **body):
-        self._client.publish(f"benchd/v1/{self.device}/cmd/{verb}", msgspec.json.encode(body), 1)
-
     def listen(self, seconds):
         """Take what comes in so many seconds."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             with suppress(queue.Empty):
-                self.heard.append(self._queue.get(timeout=left_s))
+                self.hear(left_s)
 
     def seen(self, kind):
         """Return the messages under this topic of the device that have been heard."""
         topic = f"benchd/v1/{self.device}/{kind}"
-        return [json.loads(one.payload) for one in self.heard if one.topic.startswith(topic) and one.payload]
+        return [json.loads(one.payload) for one in self.all if one.topic.startswith(topic) and one.payload]
 
     def until(self, kind, **fields):
         """Return the next message under this topic of the device whose fields are these."""
@@ -188,29 +146,24 @@ class Site:
     def _next(self, kind, fields, wait_s):
         until_s = time.monotonic() + wait_s
         while True:
-            message = self._queue.get(timeout=max(0.0, until_s - time.monotonic()))
-            self.heard.append(message)
+            message = self.hear(max(0.0, until_s - time.monotonic()))
             found = json.loads(message.payload) if message.payload else {}
             if message.topic.startswith(f"benchd/v1/{self.device}/{kind}") and fields.items() <= found.items():
                 return found
 
     def _fail(self, what):
-        topics, log = [message.topic for message in self.heard], (self.folder / "log").read_text()
+        topics, log = [message.topic for message in self.all], (self.folder / "log").read_text()
         pytest.fail(f"no {what} among {topics}; the service says:\n{log}")
 
     def seen_or_until(self, kind):
         """Return the message under exactly this topic, which may have come before others that were waited for."""
         topic = f"benchd/v1/{self.device}/{kind}"
-        seen = [message.payload for message in self.heard if message.topic == topic and message.payload]
+        seen = [message.payload for message in self.all if message.topic == topic and message.payload]
         return json.loads(seen[-1]) if seen else self.until(kind)
 
     def begun(self):
         """Wait until a case is being timed."""
         self.until("telemetry")
-
-    def close(self):
-        self._client.disconnect()
-        self._client.loop_stop()
 
 
 @pytest.fixture
@@ -257,12 +210,12 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
         assert "unknown model" in site.command("run", models=["../../etc/passwd"])["reason"]
         assert [suite["cases"] for suite in site.command("list")["suites"]] == [answer["cases"]]
         assert site.command("replay", log=health["log"])["rows"] == 3
-        while sum("/result/" in message.topic for message in site.heard) < 6:  # they may come before the answer
+        while sum("/result/" in message.topic for message in site.all) < 6:  # they may come before the answer
             site.until("result/")
         process.terminate()
         site.until("status", state="offline")
         assert process.wait(WAIT_S) == 0
-    topics = {message.topic for message in site.heard}
+    topics = {message.topic for message in site.all}
     assert f"homeassistant/device/benchd-{site.device}/config" in topics
     journal = next(site.folder.glob("state/benchd/records.jsonl")).read_bytes().splitlines()
     assert [records.decode(line).run_id for line in journal] == [result["run_id"] for result in results]
@@ -282,7 +235,7 @@ def test_every_message_of_a_session_is_as_the_documentation_says(site):
         site.command("run", suite="../x")
         process.terminate()
         site.until("status", state="offline")
-    seen = {document.validate(message.topic, message.payload) for message in site.heard}
+    seen = {document.validate(message.topic, message.payload) for message in site.all}
     assert seen == set(document.tree["channels"])
 
 
@@ -384,31 +337,6 @@ def test_a_running_pass_is_cancelled_by_command(site):
         assert site.command("status")["health"]["cases_left"] == 0
 
 
-def noted(site):
-    """Return what the service has said that it does."""
-    lines = (site.folder / "log").read_text().splitlines()
-    return [line.split(" ", 1)[1].strip() for line in lines if line.startswith("noted: ")]
-
-
-def test_while_a_case_is_timed_nothing_but_health_and_telemetry_comes(site):
-    with site.configure(cap_s=LONG_S, sizes="[16]").service(code=SAYING, is_apart=True) as process:
-        suite_id = site.command("run", suite="small")["suite_id"]
-        wait_for(lambda: "stage measure" in noted(site), process)
-        for command_id, verb, more in (("1", "status", {}), ("2", "cancel", {"suite_id": suite_id})):
-            site.say(verb, id=command_id, client="test", **more)
-        assert all(site.seen_or_until(f"resp/test/{command_id}")["accepted"] for command_id in ("1", "2"))
-        while site.seen("health")[-1]["activity"] != "idle":
-            site.until("health")
-    assert "measuring" in [health["activity"] for health in site.seen("health")]
-    found = noted(site)
-    begun = [said for said in found[: found.index("stage import")] if said.startswith("to send")]
-    assert '"activity":"measuring"' in begun[-1], "it is not said at once that a case runs"
-    timed = found[found.index("stage warm_up") : found.index("ended")]
-    assert {said.split("/")[3] for said in timed if said.startswith("sent ")} <= {"health", "telemetry"}
-    order = [found.index(said) for said in ("ended", *(f"sent benchd/v1/{site.device}/resp/test/{n}" for n in "21"))]
-    assert order == sorted(order), "what does not end the case is carried out within it"
-
-
 def test_a_reload_takes_over_the_new_plan_or_keeps_the_old_one(site):
     with site.configure(sizes="[16]").service() as process:
         site.until("info")
@@ -418,7 +346,7 @@ def test_a_reload_takes_over_the_new_plan_or_keeps_the_old_one(site):
         process.send_signal(signal.SIGHUP)
         assert site.until("info")["suites"][0]["cases"] == ["square,eager,b1,size=32"]
         site.until("latest/square,eager,b1,size=16")  # the empty one that takes it away
-        assert site.heard[-1].payload == b""
+        assert site.all[-1].payload == b""
         (site.folder / "benchd.toml").write_text("[devise]")
         assert "unknown configuration key" in site.command("reload")["reason"]
         process.send_signal(signal.SIGHUP)
@@ -442,37 +370,6 @@ def test_an_onnx_file_of_the_configuration_is_measured_and_one_that_is_not_there
         assert reason == f"suite.onnx: {site.folder}/net.onnx: No such file or directory"
 
 
-def test_a_schedule_that_is_due_begins_by_itself_and_waits_for_its_conditions(site):
-    more = 'every = "1min"\n[suite.conditions]\nsystem_load_below = {}\n'
-    with site.configure(sizes="[16]", more=more.format("0.0")).service() as process:
-        wait_for(lambda: has_looked(site), process)
-        process.terminate()
-        process.wait(WAIT_S)
-    served_a_minute_ago(site)
-    with site.service():
-        health = site.health_once(lambda health: health["waiting_for"])
-        assert health["waiting_for"].startswith("small: system load ")
-        site.configure(sizes="[16]", more='every = "1min"\n')
-        assert site.command("reload")["accepted"]
-    served_a_minute_ago(site)
-    with site.service():
-        assert site.until("result/")["status"] == "ok"
-
-
-def has_looked(site):
-    """Say whether the service has looked at its schedule, and so kept it."""
-    if "started" not in (site.folder / "log").read_text():
-        return False
-    return bool(facts(site)["schedule"]["served_s"])
-
-
-def served_a_minute_ago(site):
-    """Move the times to which the schedule was served a minute back, and forget the passes that wait."""
-    schedule = facts(site)["schedule"]
-    served_s = {name: at_s - 61 for name, at_s in schedule["served_s"].items()}
-    keep(site, schedule=schedule | {"served_s": served_s, "passes": []})
-
-
 def test_a_machine_that_another_measures_is_waited_for_and_nothing_is_said_to_run(site):
     with site.configure(sizes="[16]").service():
         with MachineLock():
@@ -483,22 +380,6 @@ def test_a_machine_that_another_measures_is_waited_for_and_nothing_is_said_to_ru
         assert site.until("result/")["status"] == "ok"
 
 
-def test_a_gpu_whose_driver_comes_up_after_the_service_is_found(site):
-    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    fake, node = FakeNvml(site.folder), site.folder / "root/dev/nvidiactl"
-    fake.set(init=9)
-    node.parent.mkdir(parents=True)
-    code = ROOTED.format(str(site.folder / "root"))
-    with site.configure().service(code=code, is_apart=True, **fake.environment):
-        assert site.seen_or_until("info")["environment"]["device"] == "cpu"
-        node.touch()
-        assert site.until("event", event="reloaded")["detail"] == "a GPU became available: cuda"
-        while site.seen_or_until("info")["environment"]["device"] != "cuda":
-            site.until("info")
-        fake.set(init=0)
-        assert site.until("event", event="reloaded")["detail"] == f"a GPU became available: {FIRST}"
-
-
 def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_starts_and_says_so_once(site):
     with site.configure().service() as process:
         process.terminate()
@@ -507,7 +388,7 @@ def test_a_service_that_is_rolled_back_after_it_died_in_a_case_of_the_newer_one_
     keep(site, running=msgspec.to_builtins(running) | {"t_mono_ns": "in the words of a newer version"})
     path = site.folder / "state/benchd" / STATE
     for lost in ([f"{path} cannot be read (Expected `int`, got `str` - at `$.running.t_mono_ns`)"], []):
-        site.heard.clear()
+        site.all.clear()
         with site.service() as process:
             site.until("event", event="started")
             process.terminate()
@@ -530,22 +411,6 @@ def disk(site, request):
         pytest.skip("needs the right to mount a small tmpfs")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def test_a_full_disk_lets_nothing_begin_until_there_is_room_again(site, disk):
-    raw = disk / "benchd/runs/raw/old"
-    raw.parent.mkdir(parents=True)
-    raw.write_bytes(os.urandom(7 * 2**20))
-    with site.configure(sizes="[16]").service():
-        site.command("run", suite="small")
-        health = site.health_once(lambda health: health["problem"])
-        problem = "degraded:disk: No space left on device: less than 32 MiB are free"
-        assert (health["problem"], health["cases_left"]) == (problem, 1)
-        assert "old files not removed: [Errno 28] No space left on device" in (site.folder / "log").read_text()
-        assert [path.name for path in raw.parent.iterdir()] == ["old"]
-        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        result = site.until("result/")
-        assert (result["status"], result["reason"]) == ("ok", None)
 
 
 @pytest.mark.parametrize("disk", ["40m"], indirect=True)
@@ -651,15 +516,3 @@ def test_two_services_never_share_a_state_folder(site):
 def without_broker(site):
     text = (site.folder / "benchd.toml").read_text()
     (site.folder / "benchd.toml").write_text("\n".join(line for line in text.splitlines() if "url" not in line))
-
-
-def test_without_a_broker_the_records_go_to_the_journal(site):
-    site.configure(sizes="[16]", more='every = "1min"\n')
-    without_broker(site)
-    journal = site.folder / "state/benchd/records.jsonl"
-    with site.service(connects=False) as process:
-        wait_for(lambda: has_looked(site), process)
-    served_a_minute_ago(site)
-    with site.service(connects=False) as process:
-        wait_for(lambda: journal.exists() and journal.read_bytes().endswith(b"\n"), process)
-    assert [records.decode(line).status for line in journal.read_bytes().splitlines()] == ["ok"]

@@ -130,19 +130,6 @@ def test_a_folder_that_is_there_already_is_not_replaced(shipped, benchd):
     assert (done.returncode, "already there" in done.stderr) == (2, True)
 
 
-def test_a_data_file_that_is_edited_between_two_starts_is_told_by_its_answers(benchd, place, tmp_path):
-    """No hash covers it. LOAD.md, which does not find it beside the code, keeps the race of the first start."""
-    (tmp_path / "two.py").write_text(
-        MODULE.replace("second(hidden)", "second(hidden) * float(open(__file__.replace('two.py', 'k')).read())")
-    )
-    line = ("ship", *OWN, "--variants", "eager", "--threads", "1", "--out", "out", "--config", place / "tiny.toml")
-    for k, words in (("1.0", "LOAD.md does not run here"), ("1.7", ": k changed")):
-        (tmp_path / "k").write_text(k)
-        done = benchd(*line, "--device", "cpu", "--wait", cwd=tmp_path)
-        assert (done.returncode, words in done.stderr) == (1, True), done.stdout + done.stderr
-        assert not (tmp_path / "out").exists()
-
-
 def test_a_link_that_leads_nowhere_is_there_already(tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "nothing")
     with pytest.raises(UsageError, match="already there"):

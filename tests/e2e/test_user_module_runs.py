@@ -1,6 +1,7 @@
 """A user's module through the real commands: what is measured is the file as it is, whatever was measured before."""
 
 import pytest
+from simulations import slow
 
 from benchd.daemon import journal, records
 from benchd.daemon.measuring import process
@@ -154,7 +155,7 @@ def test_a_data_file_that_changes_between_two_variants_is_named_and_nothing_ship
     ("does", "options", "words"),
     [
         (DRAWS, [], "other weights: they differ each time it is built, so seed all random numbers"),
-        (REPLACES, ["--weights", "own/w.safetensors"], "other weights: w.safetensors was replaced; "),
+        slow(REPLACES, ["--weights", "own/w.safetensors"], "other weights: w.safetensors was replaced; "),
     ],
     ids=["drawn weights", "checkpoint"],
 )

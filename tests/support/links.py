@@ -24,13 +24,13 @@ from benchd.daemon.delivery.topics import Topics
 class Watcher:
     """A client that hears everything of a device and can say something."""
 
-    def __init__(self, broker, device_id):
-        self.heard = queue.Queue()
-        self.all = []
+    def __init__(self, broker, device_id, *topics):
+        self._queue, self.all = queue.Queue(), []
+        subscriptions = [(topic, 1) for topic in (f"benchd/v1/{device_id}/#", *topics)]
         self._subscribed = threading.Event()
         self._client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
-        self._client.on_message = lambda client, data, message: self.heard.put(message)
-        self._client.on_connect = lambda client, *_: client.subscribe(f"benchd/v1/{device_id}/#", 1)
+        self._client.on_message = lambda client, data, message: self._queue.put(message)
+        self._client.on_connect = lambda client, *_: client.subscribe(subscriptions)
         self._client.on_subscribe = lambda *_: self._subscribed.set()
         self._client.connect(broker.host, broker.port)
         self._client.loop_start()
@@ -44,11 +44,14 @@ class Watcher:
 
     def until(self, wanted):
         """Return the first message from now on for which `wanted(topic, payload)` holds."""
-        while True:
-            message = self.heard.get(timeout=WAIT_S)
-            self.all.append(message)
-            if wanted(message.topic, message.payload):
-                return message
+        while not wanted((message := self.hear(WAIT_S)).topic, message.payload):
+            pass
+        return message
+
+    def hear(self, wait_s):
+        """Return the next message; raise queue.Empty if none comes in time."""
+        self.all.append(self._queue.get(timeout=wait_s))
+        return self.all[-1]
 
     def until_status(self, state, **fields):
         def wanted(topic, payload):
