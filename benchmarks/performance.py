@@ -105,8 +105,8 @@ def wins(folder: Path) -> Iterator[Win]:
 def _win(win: Win) -> tuple[str, ...]:
     others = (_times(win.eager, win.best), win.peer.contender if win.peer else "-", _times(win.peer, win.best))
     model = win.model if win.direction == "inference" else f"{win.model}, {win.direction}"
-    best = win.best
-    return model, str(win.batch_size), best.contender, f"{best.median_ms:.3g}", *others, best.verdict
+    best, answers = win.best, win.best.verdict.removeprefix("passed: ")
+    return model, str(win.batch_size), best.contender, f"{best.median_ms:.3g}", *others, answers
 
 
 def _kernels(folder: Path) -> Iterator[tuple[float, str]]:

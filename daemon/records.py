@@ -53,8 +53,8 @@ NO_FP8 = (
     "without such a GPU nothing can check that TensorRT takes them; use tensorrt-int8 or tensorrt-fp16"
 )
 NO_EXECUTORCH = (
-    "benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2, which JetPack 6.2 has not, and its XNNPACK "
-    "backend refuses the weights of snn_onepass, which lie channels last; use onnxruntime"
+    "benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2, which JetPack 6.2 lacks, and its XNNPACK "
+    "backend refuses the weights of snn_onepass, which are channels-last; use onnxruntime"
 )
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
@@ -1208,11 +1208,11 @@ BLOCKS_ABOVE = 2.25
 def contradiction(record: Record) -> str | None:
     """Return what a record says that cannot be true, or which of its parts cannot both be, else None."""
     if record.case_id != record.case.case_id:
-        return f"case_id {record.case_id[:80]} is not that of its case, {record.case.case_id}"
+        return f"case_id {record.case_id[:80]} does not match its case, {record.case.case_id}"
     if unix_s(record.t_wall) is None:
-        return f"t_wall {record.t_wall[:40]!r} is no time in RFC 3339"
+        return f"t_wall {record.t_wall[:40]!r} is not an RFC 3339 time"
     if record.schema == SCHEMA and (unknown := sorted(set(record.flags) - FLAGS)):
-        return f"{unknown[0][:40]!r} is none of the flags"
+        return f"{unknown[0][:40]!r} is not a known flag"
     of_parts = (f"{path}{words}" for path, part in _parts("", record) if (words := _contradicts(part)))
     return next(itertools.chain(of_parts, _of_processes(record)), None)
 
@@ -1279,7 +1279,7 @@ def _contradicts(part: Struct) -> str | None:
     if isinstance(part, Check):
         return _passed_above(part)
     if isinstance(part, Energy) and (part.energy_err_j < 0.0 or not 0.0 <= part.gap_share <= 1.0):
-        return f"energy_err_j {part.energy_err_j:g} or gap_share {part.gap_share:g} is not one"
+        return f"energy_err_j {part.energy_err_j:g} or gap_share {part.gap_share:g} is out of range"
     return None
 
 

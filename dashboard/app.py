@@ -88,7 +88,7 @@ def _add_errors() -> None:
 
     @app.exception_handler(404)
     async def unknown(request: Request, error: Exception) -> Response:
-        return _page(request, 404, "There is no such page", "The links above lead to those that there are.")
+        return _page(request, 404, "This page does not exist", "Use the links above.")
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

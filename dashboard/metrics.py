@@ -98,7 +98,7 @@ def _missing(gaps: Sequence[Gap]) -> GaugeMetricFamily:
     counts: dict[str, int] = defaultdict(int)
     for gap in gaps:
         counts[gap.device_id] += gap.last - gap.first + 1
-    text = "Results and events that the device has sent and that have not arrived."
+    text = "Results and events that the device has sent but the collector lacks."
     family = GaugeMetricFamily("benchd_results_missing", text, labels=("device_id",))
     for device_id, results in sorted(counts.items()):
         family.add_metric([device_id], results)

@@ -211,7 +211,7 @@ def _failed(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
     columns = [table.c[name] for name in ("device_id", "case_id", "tool_version", "fingerprint")]
     wanted = select(*columns).distinct().where(table.c.checked == "failed", table.c.arrived_s > since_s)
     for device_id, case_id, tool_version, fingerprint in store.read(wanted.order_by(*columns).limit(READ)):
-        yield device_id, f"{case_id}:{tool_version}:{fingerprint}", f"{case_id}: its answers are not those of float64"
+        yield device_id, f"{case_id}:{tool_version}:{fingerprint}", f"{case_id}: its answers differ from float64's"
 
 
 def _message(settings: Settings, notices: Sequence[Notice]) -> tuple[str, str]:

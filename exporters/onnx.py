@@ -198,7 +198,7 @@ def _traced(
     wanted = [] if batch_axes is None else [1]
     if [bounds.lower for bounds in ranges] != wanted or any(bounds.upper < 2**31 for bounds in ranges):
         asked = "a fixed batch" if batch_axes is None else "any batch from 1"
-        raise ExportError(f"asked for {asked}, torch traced the ranges {ranges}: the file would be wrong outside")
+        raise ExportError(f"asked for {asked}, torch traced the ranges {ranges}: the file would be wrong outside them")
     return program.model
 
 

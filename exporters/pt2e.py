@@ -123,7 +123,7 @@ def _left_out(graph: GraphModule) -> dict[str, str]:
     """Mark what is to stay in float32; return it with the reasons."""
     products = list(_products(graph))
     able = list(dict.fromkeys(_name(node) for node in products if _has_weight(node)))
-    left = {_name(node): "both of its inputs change" for node in products if not _has_weight(node)}
+    left = {_name(node): "neither of its inputs is constant" for node in products if not _has_weight(node)}
     if len(able) > 2:
         left |= {able[0]: "first layer", able[-1]: "last layer"}
     if not set(able[1:-1]):

@@ -99,7 +99,7 @@ def _chosen(model: ModelProto, *, recurrent: bool) -> tuple[list[NodeProto], dic
     for node in products:
         weight = weights.get(node.input[1])
         if weight is None:
-            left[node.name] = "both of its inputs change"
+            left[node.name] = "neither of its inputs is constant"
         elif weight.data_type != TensorProto.FLOAT:
             left[node.name] = f"its weights are {TensorProto.DataType.Name(weight.data_type)}"
         elif node.op_type == "MatMul" and len(weight.dims) > 2:

@@ -49,7 +49,7 @@ _ADVICE = (
     "files with --artifacts"
 )
 _NOT_IN_TIME = (
-    "the engine was not built in time; what was timed is kept, so measure again, or build it first with "
+    "the engine was not built in time; its kernel timings are kept, so measure again, or build it first with "
     "`benchd export --to tensorrt`, which has no limit"
 )
 _ERRORS_SHOWN = 3
@@ -247,7 +247,7 @@ class _Build:
         self._monitor = _monitor(trt, until_s, self._late)
         if dla is not None and dla >= (cores := self._builder.num_DLA_cores):
             raise TensorRtUnavailable(
-                f"DLA core {dla} is not here: TensorRT {trt.__version__} finds {cores} on this machine"
+                f"DLA core {dla} does not exist: TensorRT {trt.__version__} finds {cores} on this machine"
             )
 
     def write(self, plan: Path, typing: Typing, precision: str) -> BuildRecipe:

@@ -18,7 +18,7 @@ OptionValue = int | float | bool | str
 Kernels = Literal["torch", "custom", "custom-int8"]
 """What a model is built on: the best plain PyTorch, the project's own kernels, or these with int8 weights on a CPU."""
 
-NO_INT8 = "ours convolve what spiking and quantised nets send, whole numbers; onnxruntime-int8 quantises others"
+NO_INT8 = "ours convolve only the integers of spiking and quantised nets; onnxruntime-int8 quantises others"
 TRAINING = "training is measured on eager and, for the ST-BIF net, on custom"
 
 
@@ -119,7 +119,7 @@ _VIM_OPTIONS = {
     "scan": ModelOption("serial", "form of the scan; both are exact", choices=("serial", "two_level")),
     "depth": ModelOption(24, "number of layers", minimum=1),
     "image_size": ModelOption(224, "side of the image in pixels", minimum=1),
-    "num_classes": ModelOption(1000, "number of classes; a checkpoint says its own", minimum=1),
+    "num_classes": ModelOption(1000, "number of classes; a checkpoint sets it", minimum=1),
 }
 _ONEPASS_OPTIONS = {
     "time_steps": ModelOption(8, "T, the number of time steps", minimum=1),
@@ -141,7 +141,7 @@ def _too_few_steps(options: Mapping[str, Any]) -> str | None:
     step = options["level"] // 2 - 1
     if options["time_steps"] >= step:
         return None
-    return f"time_steps={options['time_steps']} is below the {step} steps over which level {options['level']} is fed"
+    return f"time_steps={options['time_steps']} is below {step}, the least for level {options['level']}"
 
 
 def _patch_too_large(options: Mapping[str, Any]) -> str | None:

@@ -315,7 +315,7 @@ def _fold_layers(
             graph.erase_node(follower)
     for node in graph.nodes:
         if isinstance(_module(body, node), nn.BatchNorm2d):
-            raise ValueError(f"{node.target}: batch norm has a spiking form only right behind a convolution")
+            raise ValueError(f"{node.target}: batch norm has a spiking form only directly after a convolution")
 
 
 def _cross_zones(graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int) -> None:

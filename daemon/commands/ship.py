@@ -108,7 +108,7 @@ def of_each_mode(words: Sequence[str], out: Path) -> list[str]:
 
 def _refuse(asked: Asked, minutes: float) -> None:
     if asked.min_effect <= 0.0:
-        raise UsageError("--min-effect 0%: nothing is ever the same to the last digit; give the smallest that counts")
+        raise UsageError("--min-effect 0%: no two times are exactly equal; give the smallest difference that counts")
     if not minutes > 0.0:
         raise UsageError(f"--minutes {minutes:g}: more than 0")
 
@@ -127,7 +127,7 @@ def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserM
 
 
 def _why_not(entry: Planned) -> str | None:
-    no_file = "int8 inside torch is quantised anew where it runs and has no file to deploy: ship onnxruntime-int8"
+    no_file = "int8 inside torch is quantised where it runs and has no file to deploy: ship onnxruntime-int8"
     return entry.reason or (no_file if entry.case.variant.needs_torchao else None)
 
 

@@ -51,7 +51,7 @@ REMEDIES = {
     "ina238": "Jetson Thor boards have it; there: sudo modprobe ina238",
     "procfs": "mount /proc",
     "rapl": "sudo modprobe intel_rapl_msr; only root may read it: sudo chmod a+r /sys/class/powercap/*/energy_uj",
-    "throttle": "Jetson boards have it; without it or nvml it is not known whether clocks are held down",
+    "throttle": "Jetson boards have it; without it or nvml, throttling is not detected",
     "thermal": "virtual machines have no thermal zones",
 }
 ELSEWHERE = {"rapl": "Intel's and AMD's processors have it"}  # in place of the remedy where neither is

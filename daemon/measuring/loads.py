@@ -23,7 +23,7 @@ def refuse(suite: Suite) -> None:
     """Raise UsageError for streams or a load that cannot be, and for a load without a server."""
     _refuse_streams(suite)
     if suite.beside and "cold_start" in suite.scenarios:
-        raise UsageError("--beside: not with --scenario cold_start, which is over before a neighbour is noticed")
+        raise UsageError("--beside: not with --scenario cold_start, which ends before a neighbour matters")
     given = {
         "--rate": bool(suite.rates_hz),
         "--find-rate": suite.find_rate,
@@ -34,7 +34,7 @@ def refuse(suite: Suite) -> None:
     stray = next((name for name, is_given in given.items() if is_given), None)
     if "server" not in suite.scenarios:
         if stray:
-            raise UsageError(f"{stray} is for requests that arrive by chance: also give --scenario server")
+            raise UsageError(f"{stray} needs --scenario server")
         return
     if suite.find_rate and suite.rates_hz:
         raise UsageError("--rate and --find-rate: give only one of them")
@@ -52,7 +52,7 @@ def _refuse_streams(suite: Suite) -> None:
     if all(streams == 1 for streams in suite.streams):
         return
     if suite.directions == ["training"]:
-        raise UsageError("--streams: of inference only; leave out --direction training")
+        raise UsageError("--streams: for inference only; omit --direction training")
     other = next((scenario for scenario in suite.scenarios if scenario not in WITH_STREAMS), None)
     if other:
         raise UsageError(f"--streams: with --scenario {' or '.join(WITH_STREAMS)}, not {other}")

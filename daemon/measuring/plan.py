@@ -658,7 +658,7 @@ def _of_kernels(case: Case, machine: Machine) -> Iterator[str]:
 def _of_streams(case: Case, device: str) -> Iterator[str]:
     most, backend = loads.most_on_gpu(case.variant), case.variant.backend
     if device == "cuda" and case.streams > most:
-        enough = f"torch's {loads.CUDA_STREAMS} CUDA streams are enough for {most} of {backend}"
+        enough = f"torch's {loads.CUDA_STREAMS} CUDA streams allow at most {most} streams of {backend}"
         yield f"{enough}: give --streams {most} or fewer"
 
 

@@ -112,7 +112,7 @@ def with_samples(
     )
     missing = outcome.missing if isinstance(measured, Energy) else {"energy": measured, **outcome.missing}
     if not any(sample.metric == interference.throttling_of(machine.device) for sample in read):
-        missing = {"throttled": "no source tells what holds the clocks down", **missing}
+        missing = {"throttled": "no sensor reports throttling", **missing}
     return msgspec.structs.replace(outcome, process=process, missing=missing)
 
 
@@ -503,10 +503,10 @@ def _missing_percentile(least: int, outcomes: Sequence[Outcome]) -> str:
 
 def _no_interval(timing: Timing, outcomes: Sequence[Outcome]) -> str:
     if timing.interval_basis == "within_process":
-        return "has too few blocks, or too different ones, for an interval"
+        return "has too few blocks, or they vary too much, for an interval"
     medians_ms = [outcome.process.timing.median_ms for outcome in outcomes if outcome.process.timing]
     apart = f"{len(medians_ms)} processes from {min(medians_ms):.4g} to {max(medians_ms):.4g} ms"
-    return f"{apart} say too little of another one: measure more (--processes)"
+    return f"{apart} do not predict another one: measure more (--processes)"
 
 
 def _missing_timing(
@@ -519,7 +519,7 @@ def _missing_timing(
         requests = _requests(outcomes)
         if requests and _dropped_half(outcomes):
             dropped = f"{requests.dropped} of {requests.asked} requests were dropped"
-            missing["timing.median_ms"] = f"{dropped}: what is there is of the answered ones alone"
+            missing["timing.median_ms"] = f"{dropped}: the times are those of the answered ones only"
         elif timing.low_ms is None:
             missing["timing.low_ms"] = _no_interval(timing, outcomes)
         for name, q in PERCENTILES.items():

@@ -168,5 +168,5 @@ def numbers_of(spec: InputSpec) -> Any:
     with np.errstate(invalid="ignore"):  # what it does not hold is said below
         as_read = found.astype(spec.dtype)
     if "float" not in spec.dtype and not np.array_equal(as_read, found):
-        raise UsageError(f"--input {spec}: its numbers are {found.dtype} and not all of them are {spec.dtype}")
+        raise UsageError(f"--input {spec}: its numbers are {found.dtype}, and some are not {spec.dtype}")
     return as_read

@@ -144,7 +144,7 @@ def _dtype(path: Path, value: onnx.ValueInfoProto) -> Dtype:
     if kind in _TYPES:
         return _TYPES[kind]
     name = TensorProto.DataType.Name(kind) if kind else str(value.type.WhichOneof("value")).removesuffix("_type")
-    part = "; export the part that reads the numbers that it makes of the text" if kind == TensorProto.STRING else ""
+    part = "; export the part after the tokenizer, which reads numbers" if kind == TensorProto.STRING else ""
     advice = part or f"; export it to read one of {', '.join(_TYPES.values())} and to convert it"
     raise UsageError(f"{path}: input {value.name} is {name}, but benchd gives tensors of numbers{advice}")
 

@@ -171,7 +171,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [note for record in measured if (note := _disturbed_note(record))]
     notes += _audit_notes(measured)
     unset = next((record for record in records if "clock_not_set" in record.flags), None)
-    notes += [f"clock: it says {unset.t_wall} and was never set: nothing tells when this was measured"] if unset else []
+    notes += [f"clock: never set ({unset.t_wall}), so the time of the measurement is unknown"] if unset else []
     notes += list(dict.fromkeys(note for record in measured for note in _cpu_notes(record)))
     notes += [_slow_clock(record) for record in measured if "clock_below_range" in record.flags]
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
@@ -193,7 +193,7 @@ def _cpu_notes(record: Record) -> Iterator[str]:
     threads, cpus, asked = record.environment.threads, record.environment.cpu_count, record.case.threads
     if "cpu_quota_throttled" in record.flags:
         limit = record.environment.system.get("cpu_limit")
-        yield f"cpu quota: {record.case.model}: {threads} ran on {limit} of its control group, stopped again and again"
+        yield f"cpu quota: {record.case.model}: {threads} ran on {limit} of its control group, throttled repeatedly"
     if "shared_cpus" in record.flags:
         streams = f" in each of {record.case.streams} streams" if record.case.streams > 1 else ""
         yield f"threads: {record.case.model}: {threads}{streams} ran on {cpus} CPU{'s' * (cpus > 1)} of its affinity"
@@ -352,8 +352,8 @@ def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
     if rows:
         print_rows(console, ["case", "device", "pairs", *figures("comparisons", "counted", "noise floor")], rows)
     console.print(
-        f"A floor takes {FEWEST} comparisons of the last {NEWEST_DAYS} days with at least {LOOKS[0]} pairs and an "
-        f"interval of at most {100 * SAME_MARGIN:g} % either way: benchd compare --aa CASE"
+        f"A noise floor needs {FEWEST} comparisons of the last {NEWEST_DAYS} days with at least {LOOKS[0]} pairs and "
+        f"an interval of at most {100 * SAME_MARGIN:g} % either way: benchd compare --aa CASE"
     )
 
 

@@ -13,7 +13,7 @@ LOOK = Path(__file__).with_name("templates") / "look.css"
 GREY, BAD, SHADE = "#808891", "#dd3333", "rgba(200, 90, 0, 0.18)"
 OF_RUNTIME = {"custom": "#e8710a"} | {name: runtime.colour for name, runtime in RUNTIMES.items()}
 COLOURS = tuple(OF_RUNTIME.values())
-"""For what is no variant, in this order."""
+"""For series that are not variants, in this order."""
 
 SHAPES: dict[Precision, str] = {"fp32": "circle", "fp16": "diamond", "bf16": "triangle", "amp": "rect", "int8": "pin"}
 

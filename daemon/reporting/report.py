@@ -112,7 +112,7 @@ def caveats(records: Sequence[Record]) -> list[str]:
     notes = []
     if single:
         notes.append(
-            f"{single} of {len(records)} records are of one process: their interval is of that process alone, and "
+            f"{single} of {len(records)} records come from one process: their interval is of that process alone, and "
             f"processes differ; bench-once --processes 5 includes that"
         )
     return notes + [

@@ -206,7 +206,7 @@ def _consistency(measured: Sequence[Record]) -> Chart:
             traces.append({"type": "box", "name": name, "y": shares, "showlegend": False})
     layout = {"xaxis": {"showticklabels": len(traces) <= 20}, "yaxis": {"title": {"text": "deviation from median, %"}}}
     note = "One point per process, relative to the median of its run."
-    note += "" if traces else " No record is of several processes: bench-once --processes 5 measures that."
+    note += "" if traces else " No record has several processes: use bench-once --processes 5."
     return {"title": "Run-to-run consistency", "note": note, "data": traces, "layout": layout}
 
 

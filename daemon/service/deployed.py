@@ -202,7 +202,7 @@ def _results(folder: Path) -> Iterator[Record]:
         for path in log_files.files(folder, JOURNAL)[-2:]:
             yield from _records(path)
     except UsageError as error:
-        log(f"no other variant is looked for: {error}")
+        log(f"other variants are not compared: {error}")
 
 
 def _records(path: Path) -> Iterator[Record]:

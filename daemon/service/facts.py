@@ -84,7 +84,9 @@ class FactsFile:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             with explaining(path):
                 path.replace(aside := path.with_name(f"{path.name}.damaged"))
-            self.lost = f"{path} cannot be read ({error}) and is now {aside.name}; the service begins without a past"
+            self.lost = (
+                f"{path} cannot be read ({error}) and is now {aside.name}; the service starts without its history"
+            )
         except OSError as error:
             with explaining(path):
                 raise error

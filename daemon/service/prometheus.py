@@ -25,7 +25,7 @@ def write(path: Path, health: Health, deployed: Sequence[Deployed] = ()) -> None
         Gauge(f"benchd_{name}", text, registry=registry).set(getattr(health, field))
     Gauge("benchd_problem", "1 while something is wrong.", registry=registry).set(health.problem is not None)
     is_kept = Gauge("benchd_shipped_kept", "0 while a shipped folder breaks its promise.", ["name"], registry=registry)
-    ratio = Gauge("benchd_shipped_ratio", "Time now over the promised one.", ["name"], registry=registry)
+    ratio = Gauge("benchd_shipped_ratio", "Current time divided by the promised time.", ["name"], registry=registry)
     for folder in deployed:
         is_kept.labels(folder.name).set(not folder.is_broken)
         if folder.change is not None:

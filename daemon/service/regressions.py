@@ -52,7 +52,7 @@ def forget_unplanned(state: State) -> None:
     standings = state.facts.standings
     for case_id in [case_id for case_id in standings if case_id not in state.agenda.planned]:
         if standings.pop(case_id).slower:
-            state.event("regression_cleared", f"{case_id}: it has left the plan")
+            state.event("regression_cleared", f"{case_id}: it is no longer planned")
 
 
 def problem(standings: Mapping[str, Standing]) -> str | None:
@@ -105,7 +105,7 @@ def _within_bound(comparison: Comparison, pinned: Sequence[Record], budget: Budg
         return f"{effect:+.1%} is within the {math.expm1(bound):.1%} that boots and busy hours explain"
     return (
         f"{effect:+.1%} is within the {math.expm1(bound):.1%} that {len(alarms.apart(pinned))} pinned runs half a day "
-        f"apart leave open at {budget.false_alarms_per_month:g} false alarms a month; more of them narrow it"
+        f"apart cannot exclude at {budget.false_alarms_per_month:g} false alarms a month; pin more to narrow it"
     )
 
 
@@ -162,7 +162,7 @@ def _events(before: Standing, after: Standing, judgement: Judgement | None) -> I
 
 def _words(judgement: Judgement | None) -> str:
     if judgement is None:
-        return "no run of it is pinned any more"
+        return "it has no pinned run any more"
     if judgement.median_ms is None or judgement.baseline_ms is None or judgement.effect is None:
         return f"{judgement.verdict}, {judgement.reason}"
     return (

@@ -77,7 +77,7 @@ def _reload(state: State, _: object) -> dict[str, Any]:
 def _replay(state: State, given: ReplayParameters) -> dict[str, Any]:
     rows = state.link.delivery.replay(given.log, given.first, given.last) if state.link else None
     if rows is None:
-        raise UsageError("this device has no such log; its health names those that it has")
+        raise UsageError("this device has no such log; its health names its logs")
     return {"rows": rows}
 
 

@@ -106,7 +106,7 @@ import torch
 runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
 with open("model.plan", "rb") as file:
     engine = runtime.deserialize_cuda_engine(file.read())
-assert engine, "model.plan is of another TensorRT or GPU: build it again from model.onnx"
+assert engine, "model.plan was built for another TensorRT or GPU: build it again from model.onnx"
 context, dtypes = engine.create_execution_context(), {dtypes}
 inputs, outputs = {inputs}, {outputs}
 

@@ -182,7 +182,7 @@ def _accepts_any(manifest: Manifest) -> str:
     """Return why golden answers that `benchd ship` never writes would tell nothing, else nothing."""
     golden, answered = manifest.golden, {output.name for output in manifest.outputs}
     if golden.batches < 1 or golden.rows != golden.batches * manifest.case.batch_size:
-        return "its golden answers are of no batches"
+        return "its golden answers are not whole batches"
     if not 0 <= golden.rows_off <= JUMPING_SHARE * golden.rows:
         return "too many of its golden answers may be off"
     return (

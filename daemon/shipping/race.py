@@ -139,9 +139,9 @@ class Race:
                 self._keep(one, entry)
         kept = sum(len(one.raced) for one in self.candidates)
         if self._log.is_other:
-            self._tell("an earlier race was of another plan, machine or version: starting anew")
+            self._tell("the earlier race used another plan, machine or version; starting over")
         elif kept:
-            self._tell(f"going on behind {kept} processes that are measured already")
+            self._tell(f"resuming after {kept} processes measured earlier")
 
     def _keep(self, one: Candidate, entry: LoggedProcess) -> None:
         one.raced.append(entry.outcome)
@@ -344,7 +344,7 @@ class Race:
         why = f"; {', '.join(unclear)} may or may not meet the limits" if unclear else ""
         rounds = min(len(one.raced) for one in left)
         if unclear and rounds >= racing.LOOKS[-1]:
-            return f"could not decide on {names}{why}: change the limit that they lie at, or calm the machine"
+            return f"could not decide on {names}{why}: change the limit that they are close to, or stop other programs"
         if rounds < 3 or len(left) < 2 or unclear:
             return f"could not decide on {names}{why}: give it more --minutes"
         times_ms = {one.name: one.times_ms(rounds) for one in left}
@@ -352,7 +352,7 @@ class Race:
         more = max(needed - rounds, 1)
         minutes = more * len(left) * self.measured_s / len(self._log.entries) / 60.0
         told = f"could not decide between {names}; that would take about {more} more rounds, {minutes:.2g} minutes"
-        return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or calm the machine"
+        return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or stop other programs"
 
     def _confirmed(self, raced: RaceResult) -> RaceResult:
         """Return the result that fresh processes of the winner and the runner-up confirm.
@@ -421,8 +421,8 @@ class Race:
         flagged = f" (flagged {', '.join(flags)})" if flags else ""
         return (
             f"{one.name} took {min(times_ms):.4g} to {max(times_ms):.4g} ms in {len(times_ms)} fresh processes"
-            f"{flagged}, and an interval wider than the time itself promises nothing: calm the machine, or give fewer "
-            "--threads; the same command starts over"
+            f"{flagged}, and an interval wider than the time itself promises nothing: stop other programs, or give "
+            "fewer --threads; the same command starts over"
         )
 
     def _tell(self, text: str) -> None:

@@ -46,7 +46,7 @@ def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_pla
         ("driver", was.driver, here.driver),
         ("TensorRT", was.versions.get("tensorrt"), here.versions.get("tensorrt")),
     ]
-    return "; ".join(f"{PLAN} is of {what} {before}, not {now}" for what, before, now in parts if before != now)
+    return "; ".join(f"{PLAN} was built for {what} {before}, not {now}" for what, before, now in parts if before != now)
 
 
 def _gpu(environment: Environment) -> str | None:

@@ -112,6 +112,6 @@ def least_change(budget: Budget, pinned: Sequence[Record], processes: int | None
 def too_few(pinned: Sequence[Record]) -> str:
     """Return what the pinned runs of a case lack for an alarm, and how to add it."""
     return (
-        f"the baseline has {len(apart(pinned))} of {FEWEST_APART} runs of it that are half a day apart: pin runs of "
-        "several days with benchd baseline set RUN..."
+        f"the baseline has {len(apart(pinned))} of the {FEWEST_APART} runs, half a day apart, that an alarm needs: pin "
+        "runs of several days with benchd baseline set RUN..."
     )

@@ -147,8 +147,11 @@ def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
     jump, fast_ms, slow_ms = max(jumps, default=(1.0, 0.0, 0.0))
     if abs(math.log1p(verdict.effect or 0.0)) >= math.log(jump):
         return verdict
-    reason = f"processes jump between {fast_ms:.4g} and {slow_ms:.4g} ms: how often each occurs may be the difference"
-    return msgspec.structs.replace(verdict, answer="inconclusive", reason=f"{reason}; benchd compare --live may tell")
+    reason = (
+        f"processes jump between {fast_ms:.4g} and {slow_ms:.4g} ms, and the difference may only be how often each "
+        "occurs; benchd compare --live may tell"
+    )
+    return msgspec.structs.replace(verdict, answer="inconclusive", reason=reason)
 
 
 def runs_ms(records: Sequence[Record]) -> list[list[float]]:

@@ -36,7 +36,7 @@ Up to 3 % every error stays below 5 %, although the degrees of freedom beside it
 """
 
 FEWEST_DEGREES = 2
-"""With fewer degrees of freedom, as of two runs against one, a spread is not known."""
+"""With fewer degrees of freedom, as with two runs against one, the spread is unknown."""
 
 MOST_DEGREES = 1e6  # of an error that is assumed and not estimated
 
@@ -236,7 +236,7 @@ def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, 
     return Verdict(answer=answer, effect=effect.share, interval=interval, confidence=1.0 - alpha, reason=reason)
 
 
-_ASSUMED = f"runs of one day: how much days differ is not known, {100 * RUNS_APART:g} % is assumed"
+_ASSUMED = f"runs of one day: the variation between days is unknown, so {100 * RUNS_APART:g} % is assumed"
 
 
 def _margin(min_effect: float) -> float:

@@ -423,7 +423,7 @@ def _dropped(requests: Requests) -> str:
 def unfit(record: Record) -> str | None:
     """Return why the time of a successful record is not that of the requested case, else None; also for `compare`."""
     reason = wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
-    at_own_rate = "found its rate itself: give both the same --rate" if _is_by_rate(record) else None
+    at_own_rate = "searched its rate: give both the same --rate" if _is_by_rate(record) else None
     return reason or at_own_rate or _overloaded(record)
 
 

@@ -28,4 +28,4 @@ def separating(before: Record, now: Record) -> str:
         return both_here(now)
     named = changed(before, now)
     undo = f"undo {named[0]}" if len(named) == 1 else f"undo one of the {len(named)} differences at a time"
-    return f"{undo}, run {command(now, ADVISED_PROCESSES)}, and redo it: what comes and goes with it is its effect"
+    return f"{undo}, run {command(now, ADVISED_PROCESSES)}, and redo it: what changes with it is its effect"

@@ -35,7 +35,7 @@ def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
 def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple[int, bool] | str:
     """Return what was taken between two answers of `held`, and whether by all processes; else why it is unknown."""
     if build_s is not None:
-        return "this process also built the engine, and holds memory of that; a later one tells"
+        return "this process also built the engine, which took memory; a later process reports its own"
     if isinstance(after, str):
         return after
     if isinstance(before, str):
@@ -43,10 +43,12 @@ def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple
     if after.own is not None:
         return after.own - (before.own or 0), False  # it is not listed before it holds something
     if after.of_all is None or before.of_all is None:
-        return "NVML does not tell this process's memory, as in a container of its own"
+        return "NVML does not report this process's memory, as in a container with its own process ids"
     grown = after.of_all - before.of_all
     return (
-        (grown, True) if grown >= 0 else "other processes freed more GPU memory meanwhile; only root reads whose it is"
+        (grown, True)
+        if grown >= 0
+        else "other processes freed more GPU memory meanwhile; only root can see whose it is"
     )
 
 

@@ -41,9 +41,7 @@ IMPORTED = {"benchd", "numpy", "safetensors", "torch"}
 def refuse(job: Job, workload: Workload, answer: Batch) -> None:
     """Raise Unsupported if the variant that gave this answer cannot be deployed as files."""
     if not getattr(workload.plain, "answers_numbers", True):
-        raise Unsupported(
-            "it answers with strings or maps, which nothing compares where it is deployed: leave them out"
-        )
+        raise Unsupported("it answers with strings or maps, which cannot be compared after deployment: remove them")
     if job.case.variant.backend not in FILE_BACKENDS:
         _state(workload.source.module)
         load_text.answer(list(tensors(answer)))

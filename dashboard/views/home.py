@@ -38,7 +38,9 @@ SUBJECTS = 24
 EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
 NONE = "No results yet. Measure something: bench-once --mqtt URL."
 SHAPE: dict[Outcome, str] = {"ships": "✓", "inconclusive": "≈", "nothing": "—"}
-LEGEND = "✓ ships, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower and ▼ faster than in the setup before"
+LEGEND = (
+    "✓ ships, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower and ▼ faster than in the previous setup"
+)
 
 _Line = tuple[str, str, str]  # a text, its class and its link
 _Head = MatrixRow | str  # a board, a kind of board or a model
@@ -251,7 +253,7 @@ def lines(cell: Cell) -> list[_Line]:
     case_id = lead.result.case_id if lead.result else ""
     if cell.boards > 1 and cell.slower:
         target = changes_path(q=case_id, verdict="slower")
-        lines.append((f"▲ {cell.slower} of {cell.boards} slower than in the setup before", "change bad", target))
+        lines.append((f"▲ {cell.slower} of {cell.boards} slower than in the previous setup", "change bad", target))
     elif lead.change and lead.change.pair.effect:
         words, look = changed(lead.change)
         lines.append((words, f"change {look}", changes_path(q=f"{lead.device_id} {case_id}")))

@@ -164,10 +164,10 @@ def test_no_measured_record_contradicts_itself():
         ("check.audited", lambda _: -1, "audited -1 is below 0"),
         ("timing.runs", lambda _: 0, "runs 0 is below 1"),
         ("timing.confidence", lambda _: 7.0, "1 is below confidence 7"),
-        ("case_id", lambda _: "other", "case_id other is not that of its case, vim_tiny"),
-        ("case.seed", lambda case: case["seed"] + 1, "case_id .* is not that of its case"),
-        ("t_wall", lambda _: "yesterday", "t_wall 'yesterday' is no time in RFC 3339"),
-        ("flags", lambda _: ["nonsense"], "'nonsense' is none of the flags"),
+        ("case_id", lambda _: "other", "case_id other does not match its case, vim_tiny"),
+        ("case.seed", lambda case: case["seed"] + 1, "case_id .* does not match its case"),
+        ("t_wall", lambda _: "yesterday", "t_wall 'yesterday' is not an RFC 3339 time"),
+        ("flags", lambda _: ["nonsense"], "'nonsense' is not a known flag"),
     ],
 )
 def test_a_record_whose_parts_contradict_each_other_is_refused_in_one_sentence(path, damage, words):

@@ -147,7 +147,7 @@ def test_each_subject_is_told_once_whichever_collector_looks(store):
         assert message["message"].splitlines() == [
             "regression: orin-1: vim_tiny,eager,b1: 5 ms against 4 ms",
             "silent: Orin 2 (orin-2): nothing heard for 60 minutes",
-            "failed check: orin-1: vim_tiny,eager,b1: its answers are not those of float64",
+            "failed check: orin-1: vim_tiny,eager,b1: its answers differ from float64's",
         ]
         arrive(store, "orin-2", "health", b"{}", NOW_S + 10)
         other.tell(NOW_S + 20)

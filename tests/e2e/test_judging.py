@@ -90,7 +90,7 @@ def test_a_baseline_is_set_shown_and_cleared(here, results, tmp_path):
     assert "baseline of bench-abc123" in shown
     assert "vim_tiny,custom,b1" in shown
     assert "Expected: at most 0.05 false alarms per month, in 61 results of 2 cases." in shown
-    assert "No alarm yet: the baseline has 1 of 5 runs of it that are half a day apart: pin runs of" in shown
+    assert "No alarm yet: the baseline has 1 of the 5 runs, half a day apart, that an alarm needs: pin runs of" in shown
     config = tmp_path / "benchd.toml"
     config.write_text(
         'baseline.false_alarms_per_month = 2.0\n[[suite]]\nname = "s"\nevery = "1h"\nmodels = ["square"]\n'

@@ -333,4 +333,7 @@ def test_what_runs_nowhere_is_not_listed_and_says_why(here):
     said = "executorch-int8: benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2"
     assert (executorch.returncode, said in executorch.stderr) == (2, True)
     planned = here("bench-once", "--models", "vim_tiny", "--variants", "custom-int8", "--dry-run").stdout
-    assert "custom-int8,b1: vim_tiny has no int8 kernels: ours convolve what spiking and quantised nets send" in planned
+    assert (
+        "custom-int8,b1: vim_tiny has no int8 kernels: ours convolve only the integers of spiking and quantised nets"
+        in planned
+    )

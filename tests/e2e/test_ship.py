@@ -127,12 +127,12 @@ def test_a_folder_is_whole_and_nothing_is_left_beside_it(shipped):
 
 def test_a_folder_that_is_there_already_is_not_replaced(shipped, benchd):
     done = benchd("ship", "--module", "two.py:build", "--input", "4x4x4", "--out", shipped("onnxruntime"), *SHORT)
-    assert (done.returncode, "already there" in done.stderr) == (2, True)
+    assert (done.returncode, "already exists" in done.stderr) == (2, True)
 
 
 def test_a_link_that_leads_nowhere_is_there_already(tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "nothing")
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="already exists"):
         refuse_existing(tmp_path / "out")
 
 

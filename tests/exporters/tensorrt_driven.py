@@ -466,17 +466,17 @@ def test_layers_are_put_on_the_dla_and_the_share_of_those_that_can_run_there_is_
 
 
 def test_a_machine_without_such_a_core_and_a_network_without_a_layer_for_it_are_refused(libraries, tmp_path):
-    with pytest.raises(TensorRtUnavailable, match=r"DLA core 0 is not here: TensorRT [\d.]+ finds 0"):
+    with pytest.raises(TensorRtUnavailable, match=r"DLA core 0 does not exist: TensorRT [\d.]+ finds 0"):
         build(tmp_path, dla=0)
     libraries.dla_cores, libraries.on_dla = 1, [False] * 4
     with pytest.raises(tensorrt.NoLayerOnDla, match=r"no layer of model.onnx can run on the DLA"):
         build(tmp_path, dla=0)
-    with pytest.raises(TensorRtUnavailable, match=r"DLA core 1 is not here: TensorRT [\d.]+ finds 1"):
+    with pytest.raises(TensorRtUnavailable, match=r"DLA core 1 does not exist: TensorRT [\d.]+ finds 1"):
         build(tmp_path, dla=1)
 
 
 def test_a_build_that_ends_itself_at_its_limit_keeps_its_times_and_is_not_tried_again(libraries, tmp_path):
-    with pytest.raises(tensorrt.OutOfTime, match=r"not built in time; what was timed is kept"):
+    with pytest.raises(tensorrt.OutOfTime, match=r"not built in time; its kernel timings are kept"):
         build(tmp_path, limit_s=0.0)
     assert (tmp_path / "kept" / "times").read_bytes() == b"times of kernels"
     assert not (tmp_path / "plan").exists()

@@ -77,7 +77,7 @@ def test_compiled_code_has_no_float32_weights_in_their_place_either(model):
 
 
 def test_int8_is_refused_by_name(monkeypatch):
-    with pytest.raises(Unavailable, match="vim_tiny has no int8 kernels: ours convolve what spiking and quantised"):
+    with pytest.raises(Unavailable, match="vim_tiny has no int8 kernels: ours convolve only the integers of spiking"):
         catalog.build("vim_tiny", kernels="custom-int8")
     for model in INT8:
         with torch.device("meta"), pytest.raises(Unavailable, match=f"{model} has custom-int8 kernels for a CPU only"):

@@ -365,7 +365,7 @@ def test_a_compiled_network_learns():
     [
         ([nn.Linear(2, 2)], "at least one Quantiser"),
         ([nn.Linear(2, 2), nn.Sigmoid(), Quantiser(8)], "call_module 1 has no spiking form"),
-        ([Quantiser(8), nn.BatchNorm2d(2)], "1: batch norm has a spiking form only right behind"),
+        ([Quantiser(8), nn.BatchNorm2d(2)], "1: batch norm has a spiking form only directly after"),
     ],
 )
 def test_what_cannot_be_converted_is_named(layers, words):

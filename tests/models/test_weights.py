@@ -157,8 +157,8 @@ def test_a_saved_program_is_told_from_a_damaged_file(tmp_path):
     ("weight", "words"),
     [
         (torch.full((3, 2), math.nan), "1 with NaN in them: weight$"),
-        (torch.ones(3, 2, dtype=torch.int64), "1 of another kind of numbers: weight int64$"),
-        (torch.ones(3, 2, dtype=torch.complex64), "1 of another kind of numbers: weight complex64$"),
+        (torch.ones(3, 2, dtype=torch.int64), "1 of another number type: weight int64$"),
+        (torch.ones(3, 2, dtype=torch.complex64), "1 of another number type: weight complex64$"),
     ],
     ids=["nan", "int64", "complex64"],
 )

@@ -1,5 +1,6 @@
 """docs/commands.md from the commands, each option where it first occurs: `python tests/support/commands_page.py`."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typer.core import TyperGroup
 from benchd.daemon import cli
 
 PAGE = Path(__file__).parents[2] / "docs/commands.md"
+TYPE = re.compile(r" <.*>")
 HEAD = """# Commands
 
 Every command and option, as `--help` prints them. An option that several commands share is described at the first.
@@ -45,7 +47,7 @@ def _section(line: str, command: Any, described: dict[tuple[str, str], str]) -> 
             continue
         first = described.setdefault(record, line)
         if first == line:
-            rows.append(f"- `{record[0]}`: {record[1]}")
+            rows.append(f"- `{TYPE.sub('', record[0])}`: {record[1]}")
         else:
             elsewhere.setdefault(first, []).append(f"`{record[0].split()[0]}`")
     for first, names in elsewhere.items():

@@ -46,9 +46,7 @@ def print_compared(out: TextIO, comparison: Compared) -> None:
         if comparison.same[kind] or changes:
             more = f", {len(changes) - ROWS} smaller changes not shown" if len(changes) > ROWS else ""
             console.print(f"{kind}s: {len(changes)} changed, {comparison.same[kind]} did not{more}", markup=False)
-    console.print(
-        f"Steps vary by {100 * comparison.noise:.2g} % either way within a profile; smaller changes count as none."
-    )
+    console.print(f"Steps vary by ±{100 * comparison.noise:.2g} % within a profile; smaller changes are ignored.")
     for text in comparison.differences:
         console.print(f"differs: {text}", markup=False)
 

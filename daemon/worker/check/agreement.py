@@ -377,7 +377,7 @@ def _small(name: str, exact: Array, channels: Sequence[tuple[int, Array]], bound
         most = np.minimum(most, np.expand_dims(allowed, [other for other in range(exact.ndim) if other != axis]))
     share = float(((np.abs(exact) < most) & (exact != 0)).mean()) if exact.size else 0.0
     of = "the answers" if name == ONLY else f"the answers {name}"
-    return f"{share:.0%} of {of} are smaller than what is allowed" if share > SMALL_SHARE else ""
+    return f"{share:.0%} of {of} are smaller than the allowed error" if share > SMALL_SHARE else ""
 
 
 def _allowed_off(rows: int, noisy_off: float) -> int:

@@ -26,7 +26,11 @@ def found(loaded: Loaded, right: Truth, exact: Observation, observed: Observatio
         return ""
     firm = truth.unmoved(right, off)
     drawn = f"{truth.EXCUSES} draws of {truth.EXCUSE_TIMES:g} times its rounding"
-    return f"image {firm[0]} is off, but float64 answers it alike in {drawn} ({len(firm)} such)" if firm else ""
+    return (
+        f"image {firm[0]} is off, but its float64 answer does not move in {drawn} ({len(firm)} such images)"
+        if firm
+        else ""
+    )
 
 
 def _place_in_batch(loaded: Loaded, right: Truth, excess: np.ndarray) -> int | None:

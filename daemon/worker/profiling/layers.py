@@ -212,7 +212,7 @@ def _notes(work: Work, components: Iterable[LayerRow], layers: Iterable[LayerRow
             yield f"{row.name}: {IDLE[row.name]}."
     yield "Memory_Profiling_Run is an empty range: use the method memory."
     yield "Bytes count each part as a separate step: its parameters, inputs and outputs, once each."
-    yield "Of a table of embeddings they count the rows read; a part that only passes its input on has none."
+    yield "For an embedding table they count the rows read; a part that only passes on its input has none."
     if any(row.x_of_floor is not None and row.x_of_floor < 1 for row in layers):
         yield "A part below its floor has its data in the caches (probes exceed them) or skips zeros."
     yield from _model_notes(work.module, work.job.case.variant.precision in spikes.JOULES)

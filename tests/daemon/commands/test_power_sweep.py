@@ -254,8 +254,8 @@ def test_a_mode_that_was_shipped_before_the_interruption_is_left_out(board, tmp_
     write(tmp_path, {"out-15W/manifest.json": "{}"})
     assert run(["15W", "MAXN_SUPER"], measure(board, "2 2 0"), out, board.root, made) == 0
     there = made.replace("{mode}", "15W")
-    assert out.getvalue().splitlines()[0] == f"power modes: 15W left out: {there} is there already"
+    assert out.getvalue().splitlines()[0] == f"power modes: 15W skipped: {there} already exists"
     assert lines(board.measured) == ["2"]
     with pytest.raises(UsageError) as refused:
         run(["15W"], measure(board), out, board.root, made)
-    assert str(refused.value) == f"{there}: already there; remove those to make again"
+    assert str(refused.value) == f"{there}already exist; delete them to rebuild"

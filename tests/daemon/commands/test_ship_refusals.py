@@ -29,7 +29,7 @@ from benchd.daemon.shipping.race_limits import Asked
 def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
     (tmp_path / "out").write_text("a file")
     found = CliRunner().invoke(ship.app, ["square", "--out", str(tmp_path / "out")]).exception
-    assert str(found).endswith("already there; choose a new folder")
+    assert str(found).endswith("already exists; choose a new folder")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
         (["vim_tiny", "--max-latency", "fast"], UsageError, "expected a number with its unit"),
         (["vim_tiny", "--rate", "30rpm"], UsageError, "--rate 30rpm: expected a number with its unit, one of Hz, fps"),
         (["vim_tiny", "--min-agreement", "2"], UsageError, "at most 1"),
-        (["vim_tiny", "--min-effect", "0%"], UsageError, "give the smallest that counts"),
+        (["vim_tiny", "--min-effect", "0%"], UsageError, "give the smallest difference that counts"),
         (["vim_tiny", "--minutes", "0"], UsageError, "more than 0"),
         (["vim_tiny", "--max-accuracy-drop", "1%"], UsageError, "add --data"),
         (["vim_tiny", "--data", "demo", "--max-accuracy-drop", "1%"], UsageError, "--accuracy or --weights"),
@@ -98,7 +98,7 @@ def test_a_folder_that_the_command_before_made_is_not_raced_for_again(tmp_path, 
     monkeypatch.setenv("BENCHD_LOCK_DIR", str(tmp_path))
     monkeypatch.setattr(ship, "Race", lambda *_: pytest.fail("it raced"))
     (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match="already there"):
+    with pytest.raises(UsageError, match="already exists"):
         shipped(tmp_path)
 
 

@@ -77,7 +77,8 @@ def test_a_case_id_names_its_load(case_id):
 def test_no_two_streams_share_a_cuda_stream(device, variant, streams, most):
     case = Case(model="vim_tiny", variant=Variant.parse(variant), streams=streams)
     reason = plan.why_not(case, Machine(device, has_cxx=True)) or ""
-    named = f"torch's 32 CUDA streams are enough for {most} of {case.variant.backend}: give --streams {most} or fewer"
+    allowed = f"torch's 32 CUDA streams allow at most {most} streams of {case.variant.backend}"
+    named = f"{allowed}: give --streams {most} or fewer"
     assert reason == named if most else "CUDA streams" not in reason
 
 
@@ -94,9 +95,9 @@ FOUND = {"scenarios": ["server"], "find_rate": True}
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rates_hz": [30.0]}, "--rate is for requests that arrive by chance: also give --scenario server"),
-        ({"find_rate": True, "deadline_ms": 3.0}, "--find-rate is for requests"),
-        ({"deadline_ms": 3.0, "scenarios": ["periodic"]}, "--deadline is for requests"),
+        ({"rates_hz": [30.0]}, "--rate needs --scenario server"),
+        ({"find_rate": True, "deadline_ms": 3.0}, "--find-rate needs --scenario server"),
+        ({"deadline_ms": 3.0, "scenarios": ["periodic"]}, "--deadline needs --scenario server"),
         ({"scenarios": ["server"]}, "give --rate 30, requests per second, or --find-rate with --deadline 33ms"),
         (FOUND, "--find-rate: also give what the rate must meet, such as --deadline 33ms"),
         ({**SERVER, "directions": ["training"]}, "training is measured with --scenario single_stream alone"),
@@ -115,7 +116,7 @@ FOUND = {"scenarios": ["server"], "find_rate": True}
         ({**SERVER, "percentile": 99.99999}, "--percentile 99.99999: at least 50 and at most 99.99"),
         ({**SERVER, "queue": 0}, "--queue 0: at least 1"),
         ({"streams": [0]}, "--streams 0: at least 1 and at most 64"),
-        ({"streams": [1, 4], "directions": ["training"]}, "--streams: of inference only"),
+        ({"streams": [1, 4], "directions": ["training"]}, "--streams: for inference only"),
         (
             {"streams": [1, 2], "scenarios": ["single_stream", "offline"]},
             "--streams: with --scenario single_stream or server, not offline",

@@ -138,7 +138,7 @@ def test_what_the_trained_weights_are_not_of_is_named(suite, words):
         (Suite(processes=100_000_000), r"--processes 100000000: at least 1 and at most 1000"),
         (
             Suite(models=["snn_stbif_resnet18"], options={"level": ["16"], "time_steps": ["4"]}),
-            r"time_steps=4 is below the 7 steps over which level 16 is fed",
+            r"time_steps=4 is below 7, the least for level 16",
         ),
     ],
 )

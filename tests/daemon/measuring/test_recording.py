@@ -104,10 +104,10 @@ def test_processes_too_far_apart_have_no_interval_and_the_record_says_why():
     two = record(*(outcome(timing=timing(median)) for median in (0.016, 4.2)))
     assert (two.timing.low_ms, two.timing.high_ms) == (None, None)
     assert two.missing["timing.low_ms"] == (
-        "2 processes from 0.016 to 4.2 ms say too little of another one: measure more (--processes)"
+        "2 processes from 0.016 to 4.2 ms do not predict another one: measure more (--processes)"
     )
     alone = record(outcome(timing=timing(5.0, low_ms=None, high_ms=None)))
-    assert alone.missing["timing.low_ms"] == "has too few blocks, or too different ones, for an interval"
+    assert alone.missing["timing.low_ms"] == "has too few blocks, or they vary too much, for an interval"
     assert "timing.low_ms" not in record(outcome(timing=timing(5.0))).missing
 
 
@@ -420,7 +420,7 @@ def test_a_median_that_dropped_requests_hide_has_no_interval_and_says_so():
     calm = outcome(timing=timing(5.0), requests=requests(30.0))
     found = record(calm, outcome(timing=timing(6.0), requests=requests(30.0, dropped=500)), case=SERVER)
     assert (found.timing.low_ms, found.timing.high_ms) == (None, None)
-    words = "500 of 2000 requests were dropped: what is there is of the answered ones alone"
+    words = "500 of 2000 requests were dropped: the times are those of the answered ones only"
     assert found.missing["timing.median_ms"] == words
     assert "timing.median_ms" not in record(calm, calm, case=SERVER).missing
 

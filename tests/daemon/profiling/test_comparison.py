@@ -65,7 +65,7 @@ def test_another_case_and_a_busy_machine_are_said():
 def test_the_table_says_both_times_and_the_noise():
     out = io.StringIO()
     print_compared(out, comparison.compare(BEFORE, AFTER))
-    for text in ("aten::conv2d", "-20", "-33.3", "operators: 3 changed, 1 did not", "Steps vary by 1.2 % either way"):
+    for text in ("aten::conv2d", "-20", "-33.3", "operators: 3 changed, 1 did not", "Steps vary by ±1.2 % within"):
         assert text in out.getvalue()
 
 

@@ -298,7 +298,7 @@ def test_one_process_is_no_box_and_is_said_with_hardware_clocks_and_units(drawn)
     assert by_title["Run-to-run consistency"] == []
     for text in (
         "bench-abc123: cpu: cpu, 2 threads | clocks unknown | power mode 15W | ran at 1200 of 3000 MHz",
-        "1 of 1 records are of one process",
+        "1 of 1 records come from one process",
         "energy: module",
         "median ms [95 %]",
         "9 [8.91, 9.09]",

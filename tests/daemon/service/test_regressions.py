@@ -286,8 +286,8 @@ def test_pinned_runs_of_one_day_raise_no_alarm_and_say_what_is_missing(tmp_path,
         assert one.take("r1", 3.0) == {}
         assert verdict(one)["verdict"] == "inconclusive"
         assert verdict(one)["verdict_reason"] == (
-            "+199.7%, but the baseline has 2 of 5 runs of it that are half a day apart: pin runs of several days with "
-            "benchd baseline set RUN..."
+            "+199.7%, but the baseline has 2 of the 5 runs, half a day apart, that an alarm needs: pin runs of several "
+            "days with benchd baseline set RUN..."
         )
 
 
@@ -296,8 +296,8 @@ def test_a_difference_within_the_bound_of_few_pinned_runs_is_no_doubt(tmp_path, 
         assert one.take("r1", 1.14) == {}
         assert (verdict(one)["verdict"], verdict(one)["verdict_reason"]) == (
             "inconclusive",
-            "+11.8% is within the 12.4% that 5 pinned runs half a day apart leave open at 0.05 false alarms a month; "
-            "more of them narrow it",
+            "+11.8% is within the 12.4% that 5 pinned runs half a day apart cannot exclude at 0.05 false alarms a "
+            "month; pin more to narrow it",
         )
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl", runs=30, apart=0.05)], link) as one:
         assert one.take("r2", 1.14).keys() == {CASE.case_id}

@@ -77,7 +77,7 @@ def test_a_replay_names_one_of_the_logs_and_no_other(asked):
         asked.hear("replay", log=log_id, **{"from": 1, "to": 2})
     asked.hear("replay")
     other, results, told, unnamed = asked.answers().values()
-    reason = "this device has no such log; its health names those that it has"
+    reason = "this device has no such log; its health names its logs"
     assert (other["accepted"], other["reason"]) == (False, reason)
     assert (results["rows"], told["rows"]) == (2, 1)
     assert unnamed["rows"] == 3

@@ -101,8 +101,8 @@ def test_a_golden_file_that_is_no_archive_is_damage(content, tmp_path):
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"golden": Golden(0, 0, {"y": 1e-5})}, "no batches"),
-        ({"golden": Golden(1, 8, {"y": 1e-5})}, "no batches"),
+        ({"golden": Golden(0, 0, {"y": 1e-5})}, "not whole batches"),
+        ({"golden": Golden(1, 8, {"y": 1e-5})}, "not whole batches"),
         ({"golden": Golden(1, 1, {"y": 1e-5}, rows_off=1)}, "may be off"),
         ({"golden": Golden(8, 8, {"y": 1e-5}, rows_off=3)}, "may be off"),
         ({"golden": Golden(1, 1, {"y": 1e-5}, rows_off=-1)}, "may be off"),

@@ -184,7 +184,7 @@ def test_what_lies_at_a_limit_is_not_told_to_take_more_time(tmp_path, times_ms):
     racing, script = course(tmp_path, times_ms, asked=Asked(max_memory_bytes=2**28))
     reason = racing.run().reason
     assert len(script.ran) == LOOKS[-1] * len(times_ms)
-    assert "may or may not meet the limits: change the limit that they lie at" in reason
+    assert "may or may not meet the limits: change the limit that they are close to" in reason
     assert "more" not in reason
 
 
@@ -233,7 +233,7 @@ def test_a_winner_whose_interval_is_wider_than_its_time_does_not_ship(tmp_path):
     assert (found.winner, len(script.ran)) == (None, 1 + PROMISED_AT_MOST)
     assert re.fullmatch(
         r"eager took [12]\.\d+ to [78]\.\d+ ms in 18 fresh processes \(flagged two_levels\), and an interval wider "
-        r"than the time itself promises nothing: calm the machine, or give fewer --threads; the same "
+        r"than the time itself promises nothing: stop other programs, or give fewer --threads; the same "
         r"command starts over",
         found.reason,
     )

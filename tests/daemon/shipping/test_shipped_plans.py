@@ -75,9 +75,9 @@ def test_a_user_without_a_name_as_in_a_container_is_a_number(monkeypatch):
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"gpu": "NVIDIA H200"}, "model.plan is of GPU Orin, not NVIDIA H200"),
-        ({"driver": "550.1"}, "model.plan is of driver 540.4, not 550.1"),
-        ({"versions": {"tensorrt": "10.7.0"}}, "model.plan is of TensorRT 10.3.0, not 10.7.0"),
+        ({"gpu": "NVIDIA H200"}, "model.plan was built for GPU Orin, not NVIDIA H200"),
+        ({"driver": "550.1"}, "model.plan was built for driver 540.4, not 550.1"),
+        ({"versions": {"tensorrt": "10.7.0"}}, "model.plan was built for TensorRT 10.3.0, not 10.7.0"),
     ],
 )
 def test_a_plan_of_another_gpu_driver_or_version_is_built_again(folder, changed, told):
@@ -86,7 +86,7 @@ def test_a_plan_of_another_gpu_driver_or_version_is_built_again(folder, changed,
     assert why(folder, here) == told == why(folder, here, trust_plan=True)
 
 
-@pytest.mark.parametrize(("board", "told"), [(AGX, ""), (NANO, f"model.plan is of GPU {AGX}, not {NANO}")])
+@pytest.mark.parametrize(("board", "told"), [(AGX, ""), (NANO, f"model.plan was built for GPU {AGX}, not {NANO}")])
 def test_a_jetson_loads_the_plan_that_it_made_though_a_worker_names_its_gpu_otherwise(folder, board, told):
     installed = {"tensorrt": "10.3.0.30-1+cuda12.5"}  # by dpkg; TensorRT itself says 10.3.0
     was = msgspec.structs.replace(ORIN, board=AGX, soc="tegra234", l4t="R36.4.3", versions=installed)

@@ -96,7 +96,7 @@ def test_results_on_which_no_verdict_rests_are_refused_and_the_old_baseline_stay
 
 def test_mixed_devices_are_refused(tmp_path):
     mixed = [*three_runs(), made(run_id="r5", suite_id="s5", device_id="orin-2")]
-    with pytest.raises(UsageError, match="of bench-abc123, orin-2"):
+    with pytest.raises(UsageError, match="come from bench-abc123, orin-2"):
         baseline.chosen([written(tmp_path / "mixed", *mixed)])
 
 
@@ -143,7 +143,7 @@ def test_runs_of_another_environment_are_left_aside_where_there_are_others():
     (comparison,) = baseline.against([*old, *new], [measured])
     assert (comparison.verdict.answer, len(comparison.first_ms)) == ("same", 15)
     (comparison,) = baseline.against([*old, *new[:1]], [measured])
-    assert comparison.verdict.reason.startswith("runs of one day: how much days differ is not known")
+    assert comparison.verdict.reason.startswith("runs of one day: the variation between days is unknown")
     (comparison,) = baseline.against(old, [measured])
     assert "kernel: 6.0 and 6.1" in comparison.verdict.reason
 

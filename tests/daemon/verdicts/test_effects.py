@@ -90,7 +90,7 @@ def test_what_one_day_does_not_show_is_assumed_and_said(effect):
     assert (verdict.answer, effect.is_assumed) == ("inconclusive", True)
     assert verdict.interval.high == pytest.approx(0.093, abs=0.003)
     assert verdict.reason == (
-        "runs of one day: how much days differ is not known, 3.2 % is assumed; "
+        "runs of one day: the variation between days is unknown, so 3.2 % is assumed; "
         "runs of several days per side show it, or benchd compare --live decides"
     )
 
@@ -99,7 +99,7 @@ def test_beyond_what_is_assumed_one_run_differs_from_another_and_the_reason_says
     verdict = judge(of_one_day([A], [[1.12 * value for value in B]]))
     assert (verdict.answer, verdict.reason) == (
         "slower",
-        "runs of one day: how much days differ is not known, 3.2 % is assumed",
+        "runs of one day: the variation between days is unknown, so 3.2 % is assumed",
     )
     assert judge(of_one_day([A], [B])).answer == "inconclusive"
     assert judge(of_one_day([A, A, A], [A])).answer == "same"

@@ -56,6 +56,6 @@ def test_what_was_taken_is_this_process_s_where_the_driver_tells_else_everybody_
     assert taken(Held(None), Held(350), None) == (350, False)  # it held nothing before
     assert taken(Held(None, 900), Held(None, 2000), None) == (1100, True)
     assert "other processes freed" in taken(Held(None, 900), Held(None, 800), None)
-    assert "does not tell" in taken(Held(None), Held(None), None)
+    assert "does not report" in taken(Held(None), Held(None), None)
     assert taken(Held(100), "refused", None) == taken("refused", Held(100), None) == "refused"
     assert "built the engine" in taken(Held(100), Held(350), 12.0)

@@ -551,7 +551,7 @@ def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
     np.save(tmp_path / "gaps.npy", np.full((4, 3, 4, 4), np.nan))
     np.save(tmp_path / "words.npy", np.array(["a"]))
     for text, words in {
-        "int64:@{}/halves.npy": "numbers are float64 and not all of them are int64",
+        "int64:@{}/halves.npy": "numbers are float64, and some are not int64",
         "@{}/empty.npy": "its first axis counts the items, but its shape is",
         "@{}/damaged.npy": "not a complete .npy file of numbers",
         "@{}/absent.npy": "No such file or directory",

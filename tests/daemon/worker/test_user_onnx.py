@@ -155,7 +155,7 @@ REFUSED = {
     "text": (
         text("g (string[2] x) => (string[2] y) { y = Identity(x) }"),
         [],
-        "input x is STRING, but benchd gives tensors of numbers; export the part that reads the numbers",
+        "input x is STRING, but benchd gives tensors of numbers; export the part after the tokenizer",
     ),
     "unknown input": (text(FIXED), ["images=4"], r"--input images: the inputs of net\.onnx are x$"),
     "one too many": (text(FIXED), ["4", "5"], r"--input 5: the inputs of net\.onnx are x$"),

@@ -256,7 +256,7 @@ def test_whole_numbers_beyond_the_precision_of_floats_are_compared():
 def test_answers_smaller_than_what_is_allowed_are_told():
     exact = np.where(np.arange(CLASSES) < 3, 1e-4, 1.0) * drawn()
     assert verdict(exact, exact=of(exact), noise=1e-2, number_format="bf16").note == (
-        "33% of the answers are smaller than what is allowed"
+        "33% of the answers are smaller than the allowed error"
     )
     assert verdict(drawn(), noise=1e-5, number_format="bf16").note == ""
 
