@@ -62,7 +62,7 @@ def _notes(record: Record) -> Iterator[str]:
     inputs = record.inputs
     named = [record.own.path if record.own else "", inputs.weights, inputs.data, inputs.labels, inputs.calibration]
     if files := [name for name in named if name and name not in (demo.DEMO, demo.RANDOM)]:
-        yield f"{record.case_id}: run it in the folder of {', '.join(files)}, which no record has"
+        yield f"{record.case_id}: run it in the folder of {', '.join(files)}, because records hold no paths"
     if record.preset == race.PRESET:
         yield f"{record.case_id}: measured by benchd ship; `benchd verify DIR` repeats it"
     usual = PRESETS[record.preset].asked() if record.preset in PRESETS else {}

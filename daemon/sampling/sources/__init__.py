@@ -78,7 +78,7 @@ def check(sources: Sequence[str]) -> list[str]:
         if names.count(name) > 1:
             raise UsageError(f"sampler {name!r} is listed twice")
         if "," in source:
-            raise UsageError(f"sampler {source!r}: a path with a comma in it cannot be given")
+            raise UsageError(f"sampler {source!r}: a path must not contain a comma")
     return names
 
 

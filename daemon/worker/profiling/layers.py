@@ -214,7 +214,7 @@ def _notes(work: Work, components: Iterable[LayerRow], layers: Iterable[LayerRow
     yield "Bytes count each part as a separate step: its parameters, inputs and outputs, once each."
     yield "For an embedding table they count the rows read; a part that only passes on its input has none."
     if any(row.x_of_floor is not None and row.x_of_floor < 1 for row in layers):
-        yield "A part below its floor has its data in the caches (probes exceed them) or skips zeros."
+        yield "A part below its floor has its data in the caches, which the probes exceed, or skips zeros."
     yield from _model_notes(work.module, work.job.case.variant.precision in spikes.JOULES)
 
 
