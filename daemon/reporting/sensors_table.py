@@ -18,7 +18,7 @@ UNITS = {
     "_percent": ("%", 1.0),
     "_rpm": ("rpm", 1.0),
 }
-"""By the ending of a metric's name: the unit that a person reads, and the factor to it."""
+"""The displayed unit and the factor to it, by the suffix of a metric's name."""
 
 ALL_COLUMNS = 80  # the least width of a terminal that also shows the extremes and the source
 

@@ -38,13 +38,14 @@ PROMISED = 5
 """Fresh processes of a winner that make its promise: as many as verifying takes, which judges by the smaller number."""
 
 PROMISED_AT_MOST = 18
-"""Of a winner whose limits or whose promise are open: five would lose a fifth of those 3 deviations within a limit."""
+"""The same while its limits or its promise are undecided: with five, a fifth of the winners 3 deviations within a limit
+would be refused."""
 
 WIDEST_SHARE = 1.0
 """A promise whose interval is wider than this share of its time promises nothing."""
 
 AGAINST_FAR = 3
-"""Fresh processes of a runner-up that left within `FEW` rounds; one that came closer gets as many as the winner."""
+"""Fresh processes of a runner-up eliminated within `FEW` rounds; a closer one gets as many as the winner."""
 
 LEAST_SPREAD = 0.002
 """Differences that spread less are alike by chance."""

@@ -50,10 +50,10 @@ NOT_OF_TIME = {
     "service",
     "usage_error",
 }
-"""Flags that leave a time as it is; the line names all others."""
+"""Flags that do not affect the time; the `ship:` line names all others."""
 
 NOT_OF_GROSS = {"no_idle_baseline"}
-"""Flags of an energy that leave the gross joules, which rank a variant, as they are."""
+"""Flags of an energy that do not affect the gross joules, which rank a variant."""
 
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
 Place = tuple[str, str, str]
