@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.broker import Broker, configured
 from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.machine.quiet import Start
 from benchd.daemon.measuring import user_model
 from benchd.daemon.measuring.protocol import encoded
 from benchd.daemon.records import ImageCount, UserModel
@@ -37,6 +38,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Files = Annotated[list[Path], typer.Argument(help="Result files or folders.")]
 Wait = Annotated[
     bool | None, typer.Option("--wait/--no-wait", help="Wait until the machine is free (default: on a terminal).")
+]
+QuietFor = Annotated[
+    str | None, typer.Option(help="Begin once other processes have left the CPUs alone for this long.", metavar="30s")
 ]
 MaxLatency = Annotated[
     str | None, typer.Option(help="Maximum p99, or upper bound of the median if p99 is missing.", metavar="33ms")
@@ -72,9 +76,10 @@ def mqtt_config(url: str | None, ca_file: str | None, certificate_file: str | No
     return MqttConfig(url=url, ca_file=ca_file, certificate_file=certificate_file, key_file=key_file)
 
 
-def waits(wait: bool | None) -> TextIO | None:
-    """Return where to say that this waits for the machine, None if it does not; by default only on a terminal."""
-    return sys.stderr if wait or (wait is None and sys.stderr.isatty()) else None
+def start(wait: bool | None, quiet_for: str | None = None) -> Start:
+    """Return what a session waits for, said on stderr; for the machine by default only on a terminal."""
+    waiting = sys.stderr if wait or (wait is None and sys.stderr.isatty()) else None
+    return Start(waiting, quantity("--quiet-for", quiet_for, {"s": 1, "min": 60}) if quiet_for else 0.0)
 
 
 def names(option: str, text: str | None) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from benchd.daemon.commands.options import Chosen
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import EXIT_CODES, UsageError
+from benchd.daemon.machine.quiet import Start
 from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
@@ -65,6 +66,7 @@ def compare(
         Path | None, typer.Option(help="Also write the verdicts as Markdown, for a comment.", metavar="FILE")
     ] = None,
     wait: arguments.Wait = None,
+    quiet_for: arguments.QuietFor = None,
     json: arguments.AsJson = False,
 ) -> None:
     """Report whether B is faster than A, slower or the same."""
@@ -96,8 +98,8 @@ def compare(
         _empty(path)
     if live or aa:
         settings = configuration.read(config) if config else Config()
-        waiting = arguments.waits(wait)
-        comparisons, code = measured(_requests(request, chosen), settings, plan.inspect(device), output, waiting)
+        start = arguments.start(wait, quiet_for)
+        comparisons, code = measured(_requests(request, chosen), settings, plan.inspect(device), output, start)
     else:
         comparisons, code = of_files([Path(side) for side in sides or []], request.min_effect, chosen)
     shown.print_comparisons(sys.stdout, comparisons, json)
@@ -158,7 +160,7 @@ def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request
 
 
 def measured(
-    requests: Sequence[Request], settings: Config, machine: Machine, output: Path, waiting: TextIO | None
+    requests: Sequence[Request], settings: Config, machine: Machine, output: Path, start: Start
 ) -> tuple[list[Comparison], int]:
     """Measure one comparison after the other; return them and the first of EXIT_CODES that applies, else 0.
 
@@ -168,7 +170,7 @@ def measured(
     planned = [paired.planned_sides(request, settings.limits, machine) for request in requests]
     folder, comparisons, codes = made_output(output), list[Comparison](), list[int]()
     sinks = [*lasting(folder, settings.mqtt, sys.stderr), SlowStages(sys.stderr)]
-    with Session(settings, machine, folder, sinks, waiting=waiting) as session:
+    with Session(settings, machine, folder, sinks, start=start) as session:
         try:
             for request, of_it in zip(requests, planned, strict=True):
                 made, code = paired.compare(request, of_it, session, sys.stderr)

@@ -63,6 +63,7 @@ def once(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON record per line instead of a table.")] = False,
     wait: arguments.Wait = None,
+    quiet_for: arguments.QuietFor = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")] = False,
     version: Version = False,
 ) -> None:
@@ -83,6 +84,7 @@ def once(
     machine = plan.inspect(device)
     planned = plan.plan(suites, settings.limits, machine, own, search=True)
     plan.refuse_absent_images(planned, requirements.max_accuracy_drop)
+    start = arguments.start(wait, quiet_for)
     given_artifacts, _ = arguments.folder_of_files(artifacts), mqtt and parse_url(mqtt)
     stored = baselines.read(baseline) if baseline else []
     if page:
@@ -96,7 +98,7 @@ def once(
         machine,
         folder,
         [*lasting(folder, settings.mqtt, sys.stderr, mqtt), screen],
-        waiting=arguments.waits(wait),
+        start=start,
         given_artifacts=given_artifacts,
         workspace_bytes=workspace_bytes,
     ) as session:

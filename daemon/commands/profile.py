@@ -102,6 +102,7 @@ def profile(
     certificate_file: arguments.CertificateFile = None,
     key_file: arguments.KeyFile = None,
     wait: arguments.Wait = None,
+    quiet_for: arguments.QuietFor = None,
 ) -> None:
     """Show where the time goes and what to do about it.
 
@@ -130,11 +131,11 @@ def profile(
     planned = _planned(options.suite({"variants": ["eager"], "preset": "quick"} | given | about), machine, own)
     to = arguments.mqtt_config(mqtt, ca_file, certificate_file, key_file)
     folder = _folder(output, planned.case)
-    sinks, waiting = lasting(folder, to, sys.stderr), arguments.waits(wait)
+    sinks, start = lasting(folder, to, sys.stderr), arguments.start(wait, quiet_for)
     with (
         as_interrupt(),
         _not_left_empty(folder, output is None),
-        Session(Config(), machine, folder, sinks, waiting=waiting) as session,
+        Session(Config(), machine, folder, sinks, start=start) as session,
     ):
         run = session.run(uuid.uuid4().hex)
         job = ProfileJob(

@@ -11,7 +11,7 @@ from msgspec import Struct
 from rich.text import Text
 
 from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import Device, Wait, waits
+from benchd.daemon.commands.arguments import Device, QuietFor, Wait, start
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.measuring import capabilities, plan
@@ -43,6 +43,7 @@ def selfcheck(
     device: Device = "auto",
     output: Annotated[Path, typer.Option(help="Folder for selfcheck.json and the records.")] = Path("selfcheck"),
     wait: Wait = None,
+    quiet_for: QuietFor = None,
 ) -> None:
     """Measure a short case of each variant, and check the figures.
 
@@ -54,7 +55,7 @@ def selfcheck(
     planned = plan.plan([Suite(models=[MODEL], preset="standard", processes=1)], LIMITS, machine)
     screen = Screen(sys.stderr, sys.stderr, as_json=False)
     with Session(settings, machine, folder, [*lasting(folder, settings.mqtt, sys.stderr), screen]) as session:
-        session.waiting = waits(wait)
+        session.start = start(wait, quiet_for)
         supervisor = Supervisor(session, planned)
         supervisor.run()
     findings = examine(supervisor.records)

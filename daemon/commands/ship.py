@@ -60,6 +60,7 @@ def ship(
     config: arguments.ConfigFile = None,
     page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
     wait: arguments.Wait = None,
+    quiet_for: arguments.QuietFor = None,
 ) -> None:
     """Pick the variant to deploy, and write its folder.
 
@@ -90,12 +91,12 @@ def ship(
         report.require_page()
         if _page_of(out).is_dir():
             raise UsageError(f"--report: {_page_of(out)} is a folder; move it away, or choose another --out")
-    machine = plan.inspect(device)
+    start, machine = arguments.start(wait, quiet_for), plan.inspect(device)
     settings = configuration.read(config) if config else Config()
     candidates = _candidates(suite, settings.limits, machine, own)
     plan.refuse_absent_images(candidates, asked.max_accuracy_drop)
     folder = made_output(out.with_name(f"{out.name}.race"))  # holds the race until `out` is whole
-    with Session(settings, machine, folder, [SlowStages(sys.stderr)], waiting=arguments.waits(wait)) as session:
+    with Session(settings, machine, folder, [SlowStages(sys.stderr)], start=start) as session:
         raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page))
 
 

@@ -10,7 +10,7 @@ import typer
 
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import AsJson, ConfigFile, Device, Wait, waits
+from benchd.daemon.commands.arguments import AsJson, ConfigFile, Device, QuietFor, Wait, start
 from benchd.daemon.config import Config
 from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import explaining
@@ -36,6 +36,7 @@ def verify(
     config: ConfigFile = None,
     json: AsJson = False,
     wait: Wait = None,
+    quiet_for: QuietFor = None,
 ) -> None:
     """Check whether a shipped folder keeps its promise.
 
@@ -51,10 +52,9 @@ def verify(
     is_of_cpu = device == "auto" and shipped.environment.device == "cpu"
     machine = plan.inspect("cpu" if is_of_cpu else device)
     limits = plan.limited(race.LIMITS, settings.limits)
-    waiting = waits(wait)
     with explaining(Path("TMPDIR")):
         temporary = tempfile.TemporaryDirectory()
-    with temporary as output, Session(settings, machine, Path(output), waiting=waiting) as session:
+    with temporary as output, Session(settings, machine, Path(output), start=start(wait, quiet_for)) as session:
         verified = verifying.verify(folder, shipped, session, limits, processes, trust_plan=trust_plan)
     if session.interrupted:
         raise typer.Exit(130)

@@ -13,6 +13,7 @@ import msgspec
 
 from benchd.daemon.machine import gpu, identity
 from benchd.daemon.machine.environment import fingerprint
+from benchd.daemon.machine.quiet import FOREIGN_CPUS
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.protocol import Limits, Outcome
 from benchd.daemon.records import (
@@ -48,7 +49,6 @@ from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.verdicts import accuracy, figures, levels, one_model, roofline, statistics, when
 
 RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, or not for long
-FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
 

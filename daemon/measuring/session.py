@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from benchd.daemon.config import Config
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import folders, identity
 from benchd.daemon.machine.lock import MachineLock
+from benchd.daemon.machine.quiet import Start, wait_until_quiet
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Machine, Planned
@@ -67,8 +69,8 @@ class Session:
     """What the cases of one or more runs share; leaving the `with` block ends the sampler and closes the sinks.
 
     Paths come only from the command line or the configuration. `flags` name what else we run on the machine. `attend`
-    is called about once per second while a child works; a reason that it returns ends the child. With `waiting` the
-    session waits until nobody else measures the machine, and reports that there. `interrupted` means that a signal has
+    is called about once per second while a child works; a reason that it returns ends the child. `start` says
+    what it waits for before it measures. `interrupted` means that a signal has
     ended it, and `failures` lists what could not be stored.
     """
 
@@ -77,7 +79,7 @@ class Session:
     output: Path
     sinks: Sequence[Sink] = ()
     attend: Callable[[], str | None] | None = None
-    waiting: TextIO | None = None
+    start: Start = field(default_factory=Start)
     given_artifacts: Path | None = None
     workspace_bytes: int | None = None
     flags: tuple[str, ...] = ()
@@ -105,7 +107,8 @@ class Session:
     @contextmanager
     def measuring(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
         """Hold the machine's lock and handle the signals that end a run; raise Busy if another process measures."""
-        with MachineLock(waiting=self.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
+        with MachineLock(waiting=self.start.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
+            wait_until_quiet(self.start.quiet_s, sys.stderr, lambda: self.interrupted)
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

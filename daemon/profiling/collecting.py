@@ -1,6 +1,5 @@
 """Runs a ProfileJob's methods: the child with torch, the trace that it writes, the Nsight tools."""
 
-import os
 import signal
 import time
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon.errors import BenchdError
+from benchd.daemon.machine.quiet import ForeignUse
 from benchd.daemon.measuring.process import Child
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.profiling.nsight import nsight
@@ -58,9 +58,9 @@ def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: s
 
     So does an interrupt, once the child has ended.
     """
-    begun, own_s = _busy_s(), _own_cpu_s()
+    foreign = ForeignUse()
     collected = _in_child(session, job, deadline_s)
-    collected.foreign_cpus = _foreign_cpus(begun, own_s)
+    collected.foreign_cpus = foreign.cpus()
     if collected.collected.trace:
         read_trace(collected, job, collected.collected.trace)
     try:
@@ -90,23 +90,6 @@ def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
     if collected.error is None:
         return Found(collected, dict(collected.missing), list(collected.failed))
     return Found(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
-
-
-def _busy_s() -> tuple[float, float]:
-    """Return the time, and how long the CPUs of this machine have worked since it booted, together."""
-    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return time.monotonic(), (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-
-
-def _own_cpu_s() -> float:
-    """Return the CPU time of this process and of its children that have ended."""
-    return sum(os.times()[:4])
-
-
-def _foreign_cpus(begun: tuple[float, float], own_s: float) -> float:
-    """Return the mean number of CPUs that other processes have used since `begun`."""
-    now_s, busy_s = _busy_s()
-    return max(0.0, (busy_s - begun[1] - (_own_cpu_s() - own_s)) / (now_s - begun[0]))
 
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:

@@ -9,8 +9,8 @@ from typing import Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
+from benchd.daemon.machine.quiet import FOREIGN_CPUS
 from benchd.daemon.measuring.protocol import Job
-from benchd.daemon.measuring.recording import FOREIGN_CPUS
 from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue, Window
 
 SCHEMA = "benchd.profile/1"

@@ -149,7 +149,9 @@ def _busy(records: Sequence[Record]) -> str | None:
     models = dict.fromkeys(record.case.model for record in records if "busy_machine" in record.flags)
     if not models:
         return None
-    return f"BUSY MACHINE: other processes used the CPU while {', '.join(models)} ran; times may be far too long"
+    return (
+        f"BUSY MACHINE: others used the CPU beside {', '.join(models)}; times may be far too long (--quiet-for waits)"
+    )
 
 
 def _notes(records: Sequence[Record]) -> list[str]:

@@ -103,7 +103,7 @@ def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
 
 def test_a_busy_machine_is_the_first_line_and_no_note():
     out, _ = shown(made(timing=timing(1.0), flags=["busy_machine"]))
-    assert out.startswith("BUSY MACHINE: other processes used the CPU while ")
+    assert out.startswith("BUSY MACHINE: others used the CPU beside ")
     assert out.lower().count("busy machine") == 1
     assert "BUSY" not in shown(made(timing=timing(1.0)))[0]
 
