@@ -2,9 +2,9 @@
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from textwrap import TextWrapper
+from textwrap import fill
 from typing import Annotated, TextIO
 
 import msgspec
@@ -12,9 +12,14 @@ import typer
 
 from benchd.daemon.commands import application
 from benchd.daemon.commands.arguments import AsJson, names
-from benchd.daemon.errors import UsageError, unknown
+from benchd.daemon.errors import NotAvailable, UsageError, unknown
 from benchd.daemon.machine import sandbox
+from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.capabilities import Capability, examine, service
+from benchd.daemon.records import Variant, usable_variants
+from benchd.daemon.sampling.sources import SAMPLERS, Metered, load
+
+NAME_WIDTH = len("onnxruntime")  # the longest name but those of devices
 
 app = application()
 
@@ -36,16 +41,17 @@ def doctor(
 
 
 def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int:
-    """Print the findings; return 7 if nothing can be measured or something in `need` is unusable, else 0.
+    """Print each finding as it is made, then what can be measured; return 7 for nothing, or an unusable `need`, else 0.
 
     The samplers look under `root`. Raises UsageError if a name in `need` is not one of the checks.
     """
-    findings = list(examine(root))
+    findings = _print(examine(root), out, as_json)
     usable = {finding.name: finding.usable for finding in findings}
     for name in need:
         if name not in usable:
             raise unknown("source or runtime", name, usable)
-    _print(findings, out, as_json)
+    if not as_json:
+        out.write(_summary(usable, out))
     return 0 if all(usable[name] for name in ("torch", *need)) else 7
 
 
@@ -54,8 +60,7 @@ def run_unit(out: TextIO, root: Path, as_json: bool) -> int:
 
     Raises NotAvailable if no unit is installed.
     """
-    findings = [*_devices(root), *service(root)]
-    _print(findings, out, as_json)
+    findings = _print([*_devices(root), *service(root)], out, as_json)
     return 0 if all(finding.usable for finding in findings) else 7
 
 
@@ -66,16 +71,47 @@ def _devices(root: Path) -> Iterator[Capability]:
         yield Capability(str(access.path), "device", usable=access.reason is None, detail=detail, remedy=remedy)
 
 
-def _print(findings: Sequence[Capability], out: TextIO, as_json: bool) -> None:
+def _print(findings: Iterable[Capability], out: TextIO, as_json: bool) -> list[Capability]:
+    """Print the findings, as lines each as soon as it is there; return them."""
     if as_json:
-        out.write(msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n")
-        return
-    columns = shutil.get_terminal_size().columns if out.isatty() else sys.maxsize
-    width = max((len(finding.name) for finding in findings), default=0)
-    lines = TextWrapper(
-        width=columns, subsequent_indent=(width + 7) * " ", break_long_words=False, break_on_hyphens=False
-    )
+        made = list(findings)
+        out.write(msgspec.json.format(msgspec.json.encode(made)).decode() + "\n")
+        return made
+    made = []
     for finding in findings:
+        made.append(finding)
         remedy = f": {finding.remedy}" if finding.remedy else ""
         usable = "yes" if finding.usable else "no "
-        out.write(lines.fill(f"{usable}  {finding.name:{width}}  {finding.detail}{remedy}") + "\n")
+        out.write(_wrapped(f"{usable}  {finding.name:{NAME_WIDTH}}  {finding.detail}{remedy}", NAME_WIDTH + 7, out))
+        out.flush()
+    return made
+
+
+def _wrapped(line: str, indent: int, out: TextIO) -> str:
+    columns = shutil.get_terminal_size().columns if out.isatty() else sys.maxsize
+    return fill(line, columns, subsequent_indent=indent * " ", break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _summary(usable: Mapping[str, bool], out: TextIO) -> str:
+    """Return which backends and sensors can measure here and which cannot, in two lines."""
+    try:
+        missing = plan.cannot_run(plan.inspect("auto"))
+    except NotAvailable as error:
+        missing = {str(error): usable_variants()}
+    absent = {name for names in missing.values() for name in names}
+    can = _backends(name for name in usable_variants() if name not in absent)
+    cannot = {reason: [one for one in _backends(names) if one not in can] for reason, names in missing.items()}
+    meters = [name for name in usable if name in SAMPLERS and isinstance(load(name), Metered)]
+    if by := [name for name in meters if usable[name]]:
+        can.append(f"energy by {', '.join(by)}")
+    else:
+        cannot[f"none of {', '.join(meters)} is usable"] = ["energy"]
+    reasons = "; ".join(f"{', '.join(names)}, because {reason}" for reason, names in cannot.items() if names)
+    lines = {"can measure": ", ".join(can) or "nothing", "cannot": reasons}
+    return "\n" + "".join(_wrapped(f"{name}: {text}", 2, out) for name, text in lines.items() if text)
+
+
+def _backends(variants: Iterable[str]) -> list[str]:
+    """Return the variants' names without their number formats, each once."""
+    plain = (msgspec.structs.replace(Variant.parse(name), precision="fp32").name for name in variants)
+    return list(dict.fromkeys(plain))

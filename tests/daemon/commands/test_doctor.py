@@ -63,10 +63,14 @@ def test_every_sampler_runtime_and_program_has_a_line(machine, torch_of):
     torch_of()
     out = io.StringIO()
     assert doctor.run(out, machine, as_json=False) == 0
-    names = [line.split()[1] for line in out.getvalue().splitlines()]
+    lines, (can, cannot) = out.getvalue().splitlines()[:-3], out.getvalue().splitlines()[-2:]
+    names = [line.split()[1] for line in lines]
     runtimes = ["torch", "torchvision", "cuda", "triton", "onnxruntime", "openvino", "torchao", "tensorrt"]
     assert names == [*(name for name in SAMPLERS if name != "fake"), *runtimes, "cc", "c++", "mosquitto"]
-    assert {line.split()[0] for line in out.getvalue().splitlines()} <= {"yes", "no"}
+    assert {line.split()[0] for line in lines} <= {"yes", "no"}
+    assert can.startswith("can measure: eager, ")
+    assert cannot.startswith("cannot: cudagraph, ")
+    assert cannot.endswith("; energy, because none of ina3221, ina238, nvml, rapl, jtop is usable")
 
 
 def test_a_terminal_has_lines_of_its_width_and_whole_names(machine, torch_of, monkeypatch):
