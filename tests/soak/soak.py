@@ -229,8 +229,8 @@ def kill_all(output: Path, count: int, least: int, seed: int, *, postgres: bool)
             typer.echo(f"kill {killed.total() + 1} of at least {count}: {victim}", err=True)
             _kill(here, victim, chance.uniform(0, DOWN_S))
             killed[victim] += 1
-        settled_min = _settle(here)
-        written, (lost, doubled) = here.written(), _lost_and_doubled(here)
+        settled_min, lost, doubled = _settle(here)
+        written = here.written()
         announced = int(here.log("writer").rpartition("\n")[0].rpartition("\n")[2] or "0")
         measured = len(here.measured())
     return [
@@ -263,10 +263,11 @@ def _kill(here: Site, victim: str, down_s: float) -> None:
     here.start(*names)
 
 
-def _settle(here: Site) -> float:
-    """Let everything arrive, as long as more does; return the minutes until then.
+def _settle(here: Site) -> tuple[float, int, int]:
+    """Let everything arrive, as long as more does; return the minutes until then, and how many are lost and doubled.
 
-    Who has waited long tries less often, and who begins at once.
+    Who has waited long tries less often, and who begins at once. The service goes on measuring: what is counted is
+    what it has measured by then.
     """
     here.kill("service", "writer", "collector")
     here.start_collecting()
@@ -274,17 +275,19 @@ def _settle(here: Site) -> float:
     here.start("service", "writer")
     begun_s = arrived_s = time.monotonic()
     least = sys.maxsize
-    while (lacking := _lost_and_doubled(here)[0]) and time.monotonic() - arrived_s < WAIT_S:
+    while True:
+        lost, doubled = _lost_and_doubled(here)
+        if not lost or time.monotonic() - arrived_s > WAIT_S:
+            return (time.monotonic() - begun_s) / 60, lost, doubled
         here.refuse_dead()
-        if lacking < least:
-            least, arrived_s = lacking, time.monotonic()
+        if lost < least:
+            least, arrived_s = lost, time.monotonic()
         time.sleep(1.0)
-    return (time.monotonic() - begun_s) / 60
 
 
 def _lost_and_doubled(here: Site) -> tuple[int, int]:
-    stored = Counter(here.stored())
     wanted = {f"r{number}" for number in range(1, here.written() + 1)} | set(here.measured())
+    stored = Counter(here.stored())
     return len(wanted - set(stored)), sum(stored.values()) - len(stored)
 
 
