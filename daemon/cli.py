@@ -67,7 +67,7 @@ def _lacking(error: ModuleNotFoundError) -> typer.Typer:
 _benchd = application(
     cls=_Verbs,
     no_args_is_help=True,
-    epilog="Example: benchd ship vim_tiny --out vim-shipped. The command bench-once measures this machine.",
+    epilog="Example: benchd ship vim_tiny --output vim-shipped. The command bench-once measures this machine.",
 )
 
 

@@ -33,7 +33,7 @@ ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}
 app = application()
 
 
-@app.command(epilog="Example: benchd ship torchvision:resnet18 --max-latency 50ms --out resnet18-shipped")
+@app.command(epilog="Example: benchd ship torchvision:resnet18 --max-latency 50ms --output resnet18-shipped")
 @options.of_suite(
     *("module", "onnx", "reference", "inputs", "options", "weights", "data", "labels", "accuracy", "calibration"),
     Chosen("batch_sizes", "Batch sizes that compete."),
@@ -56,7 +56,9 @@ def ship(
     device: arguments.Device = "auto",
     min_effect: Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")] = "1%",
     minutes: Annotated[float, typer.Option(help="Race time limit in minutes; the winner is always confirmed.")] = 15.0,
-    out: Annotated[Path, typer.Option(help="The folder to write.", metavar="DIR")] = Path("shipped"),
+    out: Annotated[Path, typer.Option("--output", "--out", help="The folder to write.", metavar="DIR")] = Path(
+        "shipped"
+    ),
     config: arguments.ConfigFile = None,
     page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
     wait: arguments.Wait = None,
@@ -90,7 +92,7 @@ def ship(
     if page:
         report.require_page()
         if _page_of(out).is_dir():
-            raise UsageError(f"--report: {_page_of(out)} is a folder; move it away, or choose another --out")
+            raise UsageError(f"--report: {_page_of(out)} is a folder; move it away, or choose another --output")
     start, machine = arguments.start(wait, quiet_for), plan.inspect(device)
     settings = configuration.read(config) if config else Config()
     candidates = _candidates(suite, settings.limits, machine, own)
@@ -104,7 +106,7 @@ def of_each_mode(words: Sequence[str], out: Path) -> list[str]:
     """Return this command for one power mode: without the option that names them, to a folder beside `out`."""
     place = next(i for i, one in enumerate(words) if one.partition("=")[0] == "--power-modes")
     behind = place + (1 if "=" in words[place] else 2)
-    return [*words[:place], *words[behind:], "--out", f"{out}-{{mode}}"]
+    return [*words[:place], *words[behind:], "--output", f"{out}-{{mode}}"]
 
 
 def _refuse(asked: Asked, minutes: float) -> None:

@@ -156,4 +156,4 @@ def refuse_existing(out: Path) -> None:
     """Raise UsageError if something is at `out` already."""
     if out.exists() or out.is_symlink():
         remedy = f"verify it with `benchd verify {out}`, or remove it first" if out.is_dir() else "choose a new folder"
-        raise UsageError(f"--out {out}: already exists; {remedy}")
+        raise UsageError(f"--output {out}: already exists; {remedy}")

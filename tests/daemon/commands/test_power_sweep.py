@@ -244,7 +244,7 @@ def test_ship_makes_a_folder_for_each_mode(given, board, tmp_path):
     note = ["/bin/sh", "-c", f'echo "$@" >> {board.measured}; cat {board.folder}/mode >> {board.measured}', "benchd"]
     command = ship.of_each_mode([*note, "ship", "square", *given, "--out", "there"], tmp_path / "out")
     assert run(["15W", "MAXN_SUPER"], command, io.StringIO(), board.root) == 0
-    told = f"ship square --out there --out {tmp_path}/out"
+    told = f"ship square --out there --output {tmp_path}/out"
     assert board.measured.read_text().splitlines() == [f"{told}-15W", "0", f"{told}-MAXN_SUPER", "2"]
     assert current().name == "25W"
 
