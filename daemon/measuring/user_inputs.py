@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,18 @@ def described(spec: InputSpec) -> InputSpec:
     if dtype is None:
         raise UsageError(f"--input {spec}: its numbers are {numbers.dtype}; write one of {', '.join(DTYPES)}")
     return msgspec.structs.replace(spec, dtype=dtype, shape=list(shape), items=items, sha256=sha256_of(Path(spec.file)))
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments from values by name; `batch.audio` is the entry `audio` of the dict `batch`."""
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        *outer, last = name.split(".")
+        inner = arguments
+        for part in outer:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return arguments
 
 
 def numbers_of(spec: InputSpec) -> Any:

@@ -79,9 +79,15 @@ def _referred(quantised: UserFile, reference: Path) -> UserFile:
 def _arguments(given: Sequence[str]) -> list[InputSpec]:
     """Return the inputs of a module as `--input` gives them; raise UsageError for a name that is no argument's."""
     inputs = of_module(inputs_of(given))
-    for name in (spec.name for spec in inputs if spec.name):
-        if not name.isidentifier() or keyword.iskeyword(name):
-            raise UsageError(f"--input {name}: not a valid argument name; give the name of one of forward's arguments")
+    names = [spec.name for spec in inputs if spec.name]
+    for name in names:
+        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
+            raise UsageError(
+                f"--input {name}: not a valid argument name; give the name of one of forward's arguments, or "
+                "ARGUMENT.KEY if that is a dict"
+            )
+        if inner := next((other for other in names if other.startswith(f"{name}.")), None):
+            raise UsageError(f"--input {name}: either a tensor or a dict with {inner}, not both")
     return inputs
 
 

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring import user_inputs
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.shipping.manifest import CODE, Manifest
 from benchd.exporters import openvino, sessions, tegra
@@ -298,9 +300,17 @@ def _build(manifest: Manifest) -> str:
 def _arguments(manifest: Manifest) -> str:
     """Return the arguments of the call: by place, or by the names that were given to inputs."""
     names = [spec.name for spec in manifest.read] or [""]
-    by_name = [f"{name}=given[{place}]" for place, name in enumerate(names) if name]
-    by_place = len(names) - len(by_name)
+    named = {name: f"given[{place}]" for place, name in enumerate(names) if name}
+    by_name = [f"{name}={_literal(value)}" for name, value in user_inputs.nested(named).items()]
+    by_place = len(names) - len(named)
     return ", ".join([f"*given[:{by_place}]" if by_name else "*given", *by_name])
+
+
+def _literal(value: Any) -> str:
+    """Return the text of a dict of expressions."""
+    if isinstance(value, str):
+        return value
+    return "{" + ", ".join(f'"{key}": {_literal(each)}' for key, each in value.items()) + "}"
 
 
 def answer(names: Sequence[str]) -> str:

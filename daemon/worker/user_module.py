@@ -54,12 +54,12 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
     except ValueError:  # it has no signature
         return Named(module, names) if names else module
     try:
-        signature.bind(*by_place, **dict.fromkeys(names))
+        signature.bind(*by_place, **user_inputs.nested(dict.fromkeys(names)))
     except TypeError as error:
         given = " ".join(f"--input {spec}" for spec in specs)
         raise UsageError(
             f"{given}: {type(module).__name__}.forward{signature}: {error}; give each of its inputs, by name as in "
-            "--input ids=int64:16"
+            "--input ids=int64:16, and the entries of a dict as in --input batch.ids=int64:16"
         ) from error
     # without a wrapper, which would cost a microsecond in each run, where the names stand in their places
     in_order = [each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -121,16 +121,21 @@ def _inputs(own: UserModule, module: nn.Module) -> list[InputSpec]:
 
 
 class Named(nn.Module):
-    """A module with named inputs as a function of positional tensors: the last ones are passed by `names`."""
+    """A module with named inputs as a function of positional tensors: the last ones are passed by `names`.
+
+    `batch.audio` names the entry `audio` of the dict that the argument `batch` is.
+    """
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
         self.module, self._names = module, tuple(names)
+        self._is_nested = any("." in name for name in names)
 
     def forward(self, *inputs: Tensor) -> Any:
         """Call the module with its positional and named inputs."""
         by_place = len(inputs) - len(self._names)
-        return self.module(*inputs[:by_place], **dict(zip(self._names, inputs[by_place:], strict=True)))
+        named = dict(zip(self._names, inputs[by_place:], strict=True))
+        return self.module(*inputs[:by_place], **(user_inputs.nested(named) if self._is_nested else named))
 
 
 def _imported(where: str, folder: str, option: str) -> ModuleType:

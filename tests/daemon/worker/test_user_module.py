@@ -107,6 +107,11 @@ class Named(nn.Module):
         return (self.embedding(ids) * mask[..., None]).sum(1)
 
 
+class OneDict(Named):
+    def forward(self, batch, scale):
+        return super().forward(ids=batch["words"]["ids"], mask=batch["mask"]) * scale[:, None]
+
+
 class TwoInts(Named):
     def forward(self, first, second):
         return self.embedding(first).sum(1) + second.sum(1, keepdim=True)
@@ -272,6 +277,7 @@ TAKEN = {
     "autoencoder": [],
     "Says": [],
     "Named": WORDS,
+    "OneDict": ["batch.words.ids=int64:6:0-9", "batch.mask=bool:6", "scale=float32:"],
     "TwoInts": ["int64:6", "int64:4"],
     "training": IMAGE,
     "lazy": IMAGE,
@@ -312,6 +318,7 @@ def test_an_answer_without_rows_is_checked_in_several_batches(tmp_path):
         "whole",
         "in_float",
         "Named",
+        "OneDict",
         "lazy_norm",
         "old_norms",
     ],
