@@ -96,7 +96,10 @@ class Screen(Sink):
             print_table(self._out, self._records)
             for note in _notes(self._records):
                 self._out.print(note, markup=False)
-            _print_decisions(self._out, decisions)
+            interrupted = [one.subject for one in decisions if _is_interrupted(one)]
+            for subject in interrupted:
+                self._out.print(f"{subject}: interrupted: no variant is recommended before all ran", markup=False)
+            _print_decisions(self._out, [one for one in decisions if one.subject not in interrupted])
             for ratio in comparisons(self._records):
                 self._out.print(ratio.line, markup=False)
 
@@ -308,6 +311,10 @@ def _plain(decision: Decision) -> dict[str, Any]:
     """Return the decision with each record replaced by its run_id."""
     candidates = {name: record.run_id for name, record in decision.candidates.items()}
     return msgspec.structs.asdict(decision) | {"candidates": candidates}
+
+
+def _is_interrupted(decision: Decision) -> bool:
+    return any(reason.startswith("aborted") for reason in decision.excluded.values())
 
 
 def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:

@@ -217,6 +217,15 @@ def test_what_did_not_run_says_why_below_the_table():
     assert "unsupported: vim_tiny eager b1: no TensorRT here" in table
 
 
+def test_a_model_whose_run_was_interrupted_gets_no_recommendation():
+    case = Case(model="square", variant=Variant(precision="amp"))
+    ended = made(case=case, status="aborted", reason="interrupted by a signal", timing=None)
+    out, _ = shown(made(case=Case(model="square")), ended, made())
+    assert "\nsquare b1: interrupted: no variant is recommended before all ran\n" in out
+    assert "not amp" not in out
+    assert [line for line in out.splitlines() if line.startswith("vim_tiny b1: ")]
+
+
 def test_checks_and_kernels_are_named():
     spiking = check(rule="codes", passed=False, flipped_share=2e-3)
     custom = made(case=Case(model="vim_tiny", variant=Variant(kernels="custom")), kernels_ran="c", check=spiking)
