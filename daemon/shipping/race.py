@@ -293,6 +293,9 @@ class Race:
         fit = {name for name, one in left.items() if not self._doubts(one, one.raced[:rounds])}
         seen = racing.look(times_ms, fit, len(self.candidates), self._asked.min_effect)
         self._tell(f"round {rounds}: {_means(times_ms)}")
+        for limit in self._limits:
+            judged = (f"{name} {limit.spread(self._apart(one, one.raced[:rounds]))}" for name, one in left.items())
+            self._tell(f"  {limit.what}: {'; '.join(judged)}")
         for name, behind in seen.behind.items():
             left[name].behind, left[name].left = behind, _words(behind)
             self._tell(f"  not {name}: {left[name].left}")

@@ -44,7 +44,17 @@ class RaceLimit:
         if 2 * len(values) <= len(records):
             return Miss(f"{self.what} was measured in {len(values)} of {len(records)} processes", None)
         is_met = racing.exceeds(values, self.most, 1) is False
-        return None if is_met else self._miss(values, "may or may not stay within")
+        how = f"({self.spread(records)}) may or may not stay within"
+        return None if is_met else self._miss(values, how)
+
+    def spread(self, records: Sequence[Record]) -> str:
+        """Return the least and the greatest figure of these processes, and how many miss the limit."""
+        values = self._values(records)
+        if not values:
+            return "not measured"
+        above = sum(value > self.most for value in values)
+        between = f"{min(values):.4g}" if len(values) == 1 else f"{min(values):.4g} to {max(values):.4g}"
+        return f"{between} {self.unit}, {above} of {len(values)} above {self.most:.4g}"
 
     def _values(self, records: Sequence[Record]) -> list[float]:
         values = [self.figure(record) for record in records]

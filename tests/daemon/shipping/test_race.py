@@ -173,6 +173,17 @@ def test_limits_that_nothing_meets_name_the_nearest_and_by_how_much(tmp_path):
     assert "above 3 ms, by 3" in found.reason
 
 
+def test_each_round_says_the_figure_that_a_limit_judges_and_how_many_processes_miss_it(tmp_path):
+    _, script = course(tmp_path, {"eager": [28.0, 36.0] * 9, "compile": [20.0] * 18})
+    said = io.StringIO()
+    Race(script, Asked(max_latency_ms=33.0), 60.0, said).run()
+    lines = said.getvalue().splitlines()
+    second = lines.index(next(line for line in lines if line.startswith("round 2: ")))
+    latency = re.fullmatch(r"  latency: (?=.*eager 2\d\S* to 3\d\S* ms, 1 of 2 above 33).*", lines[second + 1])
+    assert latency
+    assert "0 of 2 above 33" in latency[0]
+
+
 def test_the_nearest_is_none_that_fails_its_check(tmp_path):
     asked = Asked(max_latency_ms=1.0)
     racing, _ = course(tmp_path, {"eager": 3.0, "compile": 4.0}, asked=asked, failing=("eager",))
@@ -215,7 +226,7 @@ def test_a_winner_whose_promise_may_break_a_limit_does_not_ship(later_ms, tmp_pa
     assert found.reason.startswith("nothing meets the limits; the nearest is eager: latency 3")
     assert racing.named("eager").left.startswith("won the race, but in fresh processes it ")
     if len(later_ms) > 1:
-        assert racing.named("eager").left.endswith("ms may or may not stay within 33 ms")
+        assert racing.named("eager").left.endswith("above 33) may or may not stay within 33 ms")
         assert len(script.ran) == 1 + PROMISED_AT_MOST
 
 
