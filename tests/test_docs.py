@@ -1,14 +1,17 @@
 """The documents against the code: every field, option, topic and command that is there, and no other."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
+import click
 import commands_page
 import msgspec
 import pytest
 
 from benchd.daemon import config
+from benchd.daemon.commands.command import GROUPS, MOST_TOGETHER
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import PRESETS, Machine
@@ -47,6 +50,17 @@ def test_the_page_of_commands_is_that_of_the_code():
 
 def test_every_command_has_an_example_of_itself():
     assert [line for line, command in commands_page.commands() if line not in (command.epilog or "")] == []
+
+
+def test_the_help_of_no_command_has_a_group_of_more_than_twelve_and_no_group_names_what_is_no_option():
+    known = set()
+    for line, command in commands_page.commands():
+        context = click.Context(command, info_name=line)
+        known |= {name.removeprefix("--") for parameter in command.params for name in parameter.opts}
+        groups = re.split(r"^([A-Z][\w ]+):$", command.get_help(context), flags=re.MULTILINE)
+        sizes = {group: len(re.findall(r"^  -", text, re.MULTILINE)) for group, text in pairwise(groups)}
+        assert max(sizes.values(), default=0) <= MOST_TOGETHER, (line, sizes)
+    assert set(" ".join(GROUPS.values()).split()) - known == set()
 
 
 def test_the_sample_configuration_is_read_and_shows_every_key():

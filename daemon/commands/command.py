@@ -1,5 +1,6 @@
-"""What all commands have in common: none takes an empty value."""
+"""What all commands have in common: none takes an empty value, and long help stands in groups."""
 
+import re
 from typing import Any
 
 import typer
@@ -7,9 +8,34 @@ from typer.core import TyperCommand
 
 from benchd.daemon.errors import UsageError
 
+MOST_TOGETHER = 12  # options in one group
+GROUPS = {
+    "Cases": "models variants batch-sizes option beside preset processes seed threads direction provider dla",
+    "Requests": "scenario streams rate find-rate deadline percentile queue",
+    "Your own model": "module onnx reference input",
+    "Weights and images": "weights data labels accuracy calibration",
+    "Limits": "max-latency max-power max-energy max-memory min-agreement max-accuracy-drop min-effect minutes",
+    "Trace": "method steps warmup workload kernel-regex snn-kernels sort verify",
+    "Results": "output mqtt ca-file certificate-file key-file baseline fail-on report json junit markdown case records",
+}
+METAVARS = {"int": "N", "float": "NUMBER", "path": "PATH", "str": "TEXT", "list[Path]": ""}
+
 
 class StrictCommand(TyperCommand):
     """Refuses an empty value: an unset variable of a script would silently drop the option, or mean this folder."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, in groups if there are many."""
+        rows: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{group: [] for group in GROUPS}, "Options": []}
+        many = len(self.get_params(ctx)) > MOST_TOGETHER
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                form = re.sub(r"<([\w\[\]]+)( range)?>", lambda match: METAVARS.get(match[1], match[0]), record[0])
+                rows[_group(parameter, many=many)].append((form, record[1]))
+        for group, of_group in rows.items():
+            if of_group:
+                with formatter.section(group):
+                    formatter.write_dl(of_group)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as usual; raise UsageError that names the empty option or argument."""
@@ -21,6 +47,13 @@ class StrictCommand(TyperCommand):
                 name = name if name.startswith("-") else name.upper()
                 raise UsageError(f"{name} is empty: is the variable behind it set? Give a value, or leave it out")
         return super().parse_args(ctx, args)
+
+
+def _group(parameter: Any, *, many: bool) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    name = parameter.opts[0].removeprefix("--")
+    return next((group for group, names in GROUPS.items() if many and name in names.split()), "Options")
 
 
 class Application(typer.Typer):
