@@ -1,12 +1,14 @@
 """The commands `bench-once` and `benchd`: which verb is which file."""
 
 import errno
+import os
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from typing import Any
 
 import typer
+from typer.completion import get_completion_inspect_parameters
 from typer.core import TyperGroup
 
 from benchd.daemon.commands import Version, application
@@ -102,6 +104,8 @@ def _exit_with(verb: str | None) -> None:
 
 def _code(verb: str | None) -> int | str | None:
     """Run a verb, or the command line's; print an error of benchd or of a path as one line and return the exit code."""
+    if any(name.startswith("_BENCH") and name.endswith("_COMPLETE") for name in os.environ):
+        get_completion_inspect_parameters()  # teaches typer the shells
     try:
         (command(verb) if verb else _benchd)()
     except SystemExit as end:

@@ -10,6 +10,7 @@ import typer
 
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import Version, application, arguments, options
+from benchd.daemon.commands.completion import cases
 from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.sinks import lasting
@@ -38,7 +39,8 @@ OF_OWN_MODEL: dict[str, object] = {"module": None, "onnx": None, "reference": No
 def once(
     given: dict[str, Any],
     case: Annotated[
-        str | None, typer.Option(help="Repeat the case with this id, as shown in a record.", metavar="ID")
+        str | None,
+        typer.Option(help="Repeat the case with this id, as shown in a record.", metavar="ID", autocompletion=cases),
     ] = None,
     records_: Annotated[
         Path | None,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 import typer
 
-from benchd.daemon.commands import arguments
+from benchd.daemon.commands import arguments, completion
 from benchd.daemon.config import Suite
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import plan
@@ -151,7 +151,12 @@ def _parameter(chosen: Chosen) -> inspect.Parameter:
     elif chosen.single and metavar:
         metavar = metavar.partition(",")[0]
     option = typer.Option(
-        field.flag, help=chosen.help or field.option.help, metavar=metavar, min=bounds.ge, max=bounds.le
+        field.flag,
+        help=chosen.help or field.option.help,
+        metavar=metavar,
+        min=bounds.ge,
+        max=bounds.le,
+        autocompletion=completion.OF_FIELDS.get(field.name),
     )
     default = False if field.item is bool else None
     return inspect.Parameter(

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from benchd.daemon.commands import application, arguments, options
+from benchd.daemon.commands.completion import models
 from benchd.daemon.commands.options import Chosen
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
@@ -70,7 +71,10 @@ app = application()
 def profile(
     given: dict[str, Any],
     model: Annotated[
-        str | None, typer.Argument(help="A model of `benchd list`; or compare, with two profiles.", metavar="MODEL")
+        str | None,
+        typer.Argument(
+            help="A model of `benchd list`; or compare, with two profiles.", metavar="MODEL", autocompletion=models
+        ),
     ] = None,
     sides: Annotated[
         list[Path] | None,

@@ -10,6 +10,7 @@ import typer
 
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import application, arguments, options
+from benchd.daemon.commands.completion import models
 from benchd.daemon.commands.options import Chosen
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
@@ -42,7 +43,9 @@ app = application()
 )
 def ship(
     given: dict[str, Any],
-    model: Annotated[str | None, typer.Argument(help="A model of `benchd list`, or torchvision:NAME.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A model of `benchd list`, or torchvision:NAME.", autocompletion=models)
+    ] = None,
     max_latency: arguments.MaxLatency = None,
     max_energy: Annotated[str | None, typer.Option(help="Maximum energy per inference.", metavar="50mJ")] = None,
     max_memory: arguments.MaxMemory = None,
