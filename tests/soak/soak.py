@@ -253,6 +253,12 @@ def _passes() -> Schedule:
     return schedule
 
 
+def _measure_no_more(path: Path) -> None:
+    """Take the passes from the facts of a service that is down; what it died in it still reports."""
+    facts = msgspec.json.decode(path.read_bytes(), type=Facts)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(facts, schedule=Schedule())))
+
+
 def _kill(here: Site, victim: str, down_s: float) -> None:
     if victim in ("worker", "sampler"):
         here.kill_child(victim)
@@ -270,6 +276,7 @@ def _settle(here: Site) -> tuple[float, int, int]:
     what it has measured by then.
     """
     here.kill("service", "writer", "collector")
+    _measure_no_more(here.folder / STATE)
     here.start_collecting()
     here.stop_writing()
     here.start("service", "writer")
