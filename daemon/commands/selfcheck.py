@@ -11,7 +11,7 @@ from msgspec import Struct
 from rich.text import Text
 
 from benchd.daemon.commands import application
-from benchd.daemon.commands.arguments import Device, QuietFor, Wait, start
+from benchd.daemon.commands.arguments import AsJson, Device, QuietFor, Wait, start
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.measuring import capabilities, plan
@@ -44,6 +44,7 @@ def selfcheck(
     output: Annotated[Path, typer.Option(help="Folder for selfcheck.json and the records.")] = Path("selfcheck"),
     wait: Wait = None,
     quiet_for: QuietFor = None,
+    json: AsJson = False,
 ) -> None:
     """Measure a short case of each variant, and check the figures.
 
@@ -62,9 +63,12 @@ def selfcheck(
     for reason, variants in plan.cannot_run(machine).items():
         findings.append(SanityResult(", ".join(variants), "run", "not tested", reason))
     told = SelfCheck(version("benchd"), findings, list(capabilities.examine()), supervisor.records)
-    _print(findings, sys.stdout)
-    path = folder / "selfcheck.json"
-    if session.keep(path, msgspec.json.format(msgspec.json.encode(told))):
+    path, body = folder / "selfcheck.json", msgspec.json.format(msgspec.json.encode(told))
+    if json:
+        sys.stdout.write(f"{body.decode()}\n")
+    else:
+        _print(findings, sys.stdout)
+    if session.keep(path, body) and not json:
         sys.stdout.write(f"{path}\n")
     unstored = session.unstored(sys.stderr)
     raise typer.Exit(130 if session.interrupted else _code(findings) or unstored)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
+from msgspec import Struct
 
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import application, arguments, options
@@ -66,6 +68,7 @@ def ship(
     page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
     wait: arguments.Wait = None,
     quiet_for: arguments.QuietFor = None,
+    json: arguments.AsJson = False,
 ) -> None:
     """Pick the variant to deploy, and write its folder.
 
@@ -102,7 +105,7 @@ def ship(
     plan.refuse_absent_images(candidates, asked.max_accuracy_drop)
     folder = made_output(out.with_name(f"{out.name}.race"))  # holds the race until `out` is whole
     with Session(settings, machine, folder, [SlowStages(sys.stderr)], start=start) as session:
-        raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page))
+        raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page, json=json))
 
 
 def of_each_mode(words: Sequence[str], out: Path) -> list[str]:
@@ -137,7 +140,17 @@ def _why_not(entry: Planned) -> str | None:
     return entry.reason or (no_file if entry.case.variant.needs_torchao else None)
 
 
-def _ship(session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool) -> int:
+class ShipReport(Struct, frozen=True):
+    """What --json prints: the folder's manifest, null if nothing shipped, and how the race ended."""
+
+    race: RaceResult
+    folder: str | None = None
+    manifest: Manifest | None = None
+
+
+def _ship(
+    session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool, json: bool
+) -> int:
     """Race, and make the winner's folder; return the exit code.
 
     The machine's lock covers all of it: the log of a race that still runs is not ours to read, let alone to replace.
@@ -151,17 +164,22 @@ def _ship(session: Session, candidates: list[Planned], asked: Asked, minutes: fl
             sys.stderr.write(f"{result.reason}\n")
             return 130
         if not result.winner:
-            sys.stdout.write(f"nothing shipped: {result.reason}\n")
+            _write(ShipReport(result), f"nothing shipped: {result.reason}", json=json)
             return 4 if any(record.status == "ok" for record in course.records()) else 6
         try:
             shipped = shipping.ship(course, result, supervisor, asked, out)
         except shipping.NotShipped as error:
             sys.stderr.write(f"error: {error}\n")
             return 130 if session.interrupted else 1
-    sys.stdout.write(_told(shipped, result, out, course.measured_s))
+    _write(ShipReport(result, str(out), shipped), _told(shipped, result, out, course.measured_s), json=json)
     if page:
-        sys.stdout.write(f"{report.page(out, _page_of(out))}\n")
+        written = report.page(out, _page_of(out))
+        (sys.stderr if json else sys.stdout).write(f"{written}\n")
     return 0
+
+
+def _write(shipped: ShipReport, words: str, *, json: bool) -> None:
+    sys.stdout.write(f"{msgspec.json.encode(shipped).decode() if json else words}\n")
 
 
 def _page_of(out: Path) -> Path:
@@ -181,4 +199,4 @@ def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -
         f"    {out}: {len(shipped.resources) + 1} files, {sum(one.bytes for one in shipped.resources) / 1e6:.1f} MB, "
         f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it anywhere",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

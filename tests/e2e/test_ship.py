@@ -87,7 +87,7 @@ def shipped(benchd, place):
     def folder(variant, *model):
         out = place / f"{model[0] if model else 'own'}-{variant}"
         if not out.exists():
-            given = (*(model or OWN), "--variants", variant, "--threads", "1")
+            given = (*(model or (*OWN, "--json")), "--variants", variant, "--threads", "1")
             done = benchd("ship", *given, "--out", out, *SHORT)
             for _ in range(9):  # beside other load its processes may be too far apart to promise anything
                 if done.returncode != 4 or "promises nothing" not in done.stdout:
@@ -96,7 +96,12 @@ def shipped(benchd, place):
             if done.returncode == 6 and "unsupported: OpenVINO computes no layer of it in bf16" in done.stdout:
                 pytest.skip("needs a CPU with bf16")
             assert done.returncode == 0, done.stdout + done.stderr
-            assert "ship: " in done.stdout
+            if model:
+                assert "ship: " in done.stdout
+            else:
+                told = json.loads(done.stdout)
+                assert (told["race"]["winner"], told["folder"]) == (variant, str(out))
+                assert told["manifest"] == json.loads((out / manifest.MANIFEST).read_text())
         return out
 
     return folder
