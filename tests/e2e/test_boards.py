@@ -1,28 +1,95 @@
-"""bench-once with the sensors of whole fake boards: the watts of its record are those of the board's files."""
+"""What a newcomer types on whole fake boards: doctor and bench-once find the release, the mode and the sensors."""
 
+import json
+import os
+import re
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import jetson_trees
 import pytest
+from broker import program
+from machines import write
 from simulations import slow
 
 from benchd.daemon.verdicts.results import read
 
-BOARDS = jetson_trees.BOARDS | {"thor": jetson_trees.THOR}
-SENSED = """
+ON_BOARD = Path(__file__).parents[1] / "support/on_board.sh"
+TEGRA = Path(__file__).parents[2] / "exporters/tegra.py"
+NX_61 = replace(
+    jetson_trees.ORIN_NX, release="# R36 (release), REVISION: 4.0, GCID: 37537400, BOARD: generic, EABI: aarch64"
+)
+JP6, SBSA = "https://pypi.jetson-ai-lab.io/jp6/cu126", "https://pypi.jetson-ai-lab.io/sbsa/cu130"
+FASTEST = "the fastest is {}: sudo nvpmodel -m {}"
+# the board, its release as doctor names it, the index of its wheels, its L4T, and what doctor says of the power mode
+BOARDS = {
+    "orin_nano_62": (jetson_trees.ORIN_NANO, "6.1 to 6.2.1", JP6, "R36.4.3", FASTEST.format("MAXN_SUPER", 2)),
+    "orin_nano_72": (jetson_trees.ORIN_NANO_7, "7.2", SBSA, "R39.2.0", FASTEST.format("MAXN_SUPER", 2)),
+    "agx_orin_72": (jetson_trees.AGX_ORIN_7, "7.2", SBSA, "R39.2.0", ""),
+    "thor_72": (jetson_trees.THOR, "7.2", SBSA, "R39.2.0", FASTEST.format("MAXN", 0)),
+    "orin_nx_61": (NX_61, "6.1 to 6.2.1", JP6, "R36.4.0", FASTEST.format("MAXN", 0)),
+    "agx_orin_51": (jetson_trees.AGX_ORIN, "JetPack 5 or older", "needs JetPack 6.1 or newer", "R35.4.1", ""),
+    "container_72": (jetson_trees.ORIN_NANO_7, "7.2, assumed", SBSA, None, None),
+}
+IN_EACH_RUN = "container_72"
+QUICK = """
 [device]
 id = "fake-board"
-
-[sampling]
-sources = {sources}
 
 [limits]
 warm_up_cap_s = 0.05
 measure_cap_s = 1.0
 check_images = 1
 """
+
+
+class OnBoard:
+    """Runs our programs in `folder` on a machine with the files of the board in `root`."""
+
+    def __init__(self, root, folder, environment):
+        self.root, self._folder, self._environment = root, folder, environment
+
+    def run(self, name, *arguments, code=0):
+        (self._folder / "machine").mkdir(exist_ok=True)
+        script = [ON_BOARD, self.root, self._folder / "machine", Path(sys.executable).with_name(name), *arguments]
+        line = [program("unshare"), "--mount", "--pid", "--fork", "--kill-child", *script]
+        done = subprocess.run(
+            line, cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def measured(self):
+        self.run("bench-once", "--models", "square", "--variants", "eager", "--device", "cpu", "--config", "quick.toml")
+        return list(read(self._folder / "bench-out/records.jsonl"))[-1]
+
+
+@pytest.fixture
+def on_board(tmp_path, child_environment):
+    """Return a function that makes a board and what runs our programs there."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to show a command other files under /proc and /sys")
+    (tmp_path / "quick.toml").write_text(QUICK)
+
+    def made(board):
+        root = jetson_trees.build(tmp_path / "board", board)
+        mode = f"#!/bin/sh\necho 'NV Power Mode: {board.modes[board.mode]}'\necho {board.mode}\n"
+        write(root, {"usr/sbin/nvpmodel": mode})
+        (root / "usr/sbin/nvpmodel").chmod(0o755)
+        return OnBoard(root, tmp_path, child_environment)
+
+    return made
+
+
+def hide_in_a_container(root):
+    """Take from a board what a container without privileges and with another root does not see of it."""
+    for file in ("etc/nv_tegra_release", "etc/nvpmodel.conf", "usr/sbin/nvpmodel", "proc/device-tree/compatible"):
+        (root / file).unlink()
 
 
 @contextmanager
@@ -52,25 +119,27 @@ def flickering(root, board):
         thread.join()
 
 
-def measured(once, tmp_path):
-    done = once("--models", "square", "--option", "size=16", "--variants", "eager", "--config", "sensed.toml")
-    assert done.returncode == 0, done.stderr
-    return list(read(tmp_path / "out/records.jsonl"))[-1]
-
-
-@pytest.mark.parametrize("name", [slow("orin_nano"), "agx_orin_7", slow("thor")])
-def test_the_record_has_the_watts_of_the_board(once, tmp_path, name):
-    board = BOARDS[name]
-    root = jetson_trees.build(tmp_path / "board", board)
+@pytest.mark.parametrize("name", [name if name == IN_EACH_RUN else slow(name) for name in BOARDS])
+def test_a_newcomer_sees_the_board_and_its_watts(on_board, name):
+    board, release, index, l4t, mode = BOARDS[name]
+    machine = on_board(board)
+    if l4t is None:
+        hide_in_a_container(machine.root)
+    found = {finding["name"]: finding for finding in json.loads(machine.run("benchd", "doctor", "--json"))}
+    assert release in found["jetpack"]["detail"]
+    assert found.get("power mode", {}).get("cure") == mode
+    assert index in machine.run("python", TEGRA, "index", code=int(board is jetson_trees.AGX_ORIN))
     monitor = "ina238" if board.microwatts else "ina3221"
-    sources = [f"{sensor}={root}" for sensor in (monitor, "devfreq", "thermal", "throttle")]
-    (tmp_path / "sensed.toml").write_text(SENSED.format(sources=sources))
-    with flickering(root, board):
-        record = measured(once, tmp_path)
+    assert all(found[sensor]["usable"] for sensor in (monitor, "devfreq", "thermal", "throttle"))
+    with flickering(machine.root, board):
+        record = machine.measured()
         while record.energy is None and record.missing["energy"].startswith(
             "gaps"
         ):  # a busy machine starves the sampler
-            record = measured(once, tmp_path)
+            record = machine.measured()
+    assert (record.environment.l4t, record.environment.is_tegra) == (l4t, True)
+    assert record.environment.power_mode == (l4t and board.modes[board.mode])
+    assert re.fullmatch(r"tegra\d* integrated GPU", record.environment.gpu)
     rails = board.rails()
     # the module's input, or the sum of those that carry it: VDDQ_VDD2_1V8AO lies behind VIN_SYS_5V0
     carried = sum(watts for rail, watts in rails.items() if rail != "VDDQ_VDD2_1V8AO")
