@@ -11,7 +11,7 @@ VENV := .venv
 ARM64 := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/benchd-arm64
 BOARD := /
 JETSON_INDEX := $(BENCHD_JETSON_INDEX)
-PLATFORM := $(shell if grep -qsa nvidia,tegra '$(BOARD)/proc/device-tree/compatible'; then echo jetson; \
+PLATFORM := $(shell if grep -qsa tegra '$(BOARD)'/proc/{device-tree/compatible,sys/kernel/osrelease}; then echo jetson; \
 	elif nvidia-smi >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
 # .ci/setup stops with the reason where this finds none
 OF_BOARD = $(or $(shell python3 exporters/tegra.py constraints '$(BOARD)' 2>/dev/null),constraints-jetson62.txt)

@@ -1020,7 +1020,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     @property
     def is_tegra(self) -> bool:
         """Return whether this is a Jetson, also in a container there, which does not name its L4T."""
-        return (self.soc or "").startswith("tegra")
+        return "tegra" in f"{self.soc} {self.kernel}"
 
     @property
     def comparable_part(self) -> str:

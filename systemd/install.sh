@@ -111,7 +111,7 @@ note_change() {
 }
 
 find_platform() {
-    if grep -qsa nvidia,tegra "$root/proc/device-tree/compatible"; then
+    if grep -qsa tegra "$root"/proc/{device-tree/compatible,sys/kernel/osrelease}; then
         echo jetson
     elif nvidia-smi >/dev/null 2>&1; then
         echo gpu

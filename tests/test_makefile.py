@@ -153,6 +153,13 @@ def test_a_jetson_gets_the_versions_of_its_jetpack(make, tmp_path, name, constra
     assert f"constraints-{constraints}.txt" in make("-n", "once", f"BOARD={board}").stdout
 
 
+@pytest.mark.parametrize("hidden", ["etc/nv_tegra_release", "proc/device-tree/compatible"])
+def test_a_container_on_a_board_is_set_up_as_the_board(make, tmp_path, hidden):
+    board = jetson_trees.build(tmp_path / "board", jetson_trees.ORIN_NANO_7)
+    (board / hidden).unlink()
+    assert "constraints-jetson72.txt" in make("-n", "once", f"BOARD={board}").stdout
+
+
 def board_check(path=None):
     environment = {**os.environ, "PYTHONPATH": str(path)} if path else None
     command = [sys.executable, str(ROOT / ".ci" / "jetson_board.py"), str(ROOT / "constraints-jetson62.txt")]

@@ -279,7 +279,7 @@ def _gpu(root: Path, uuid: str | None) -> tuple[str | None, str | None, float | 
 
     There nvidia-smi, where it answers at all, names the GPU differently in each release.
     """
-    soc, release = _soc(root) or "", _l4t(root)
+    soc, release = _soc(root) or _found(root / "proc/sys/kernel/osrelease", "(tegra)") or "", _l4t(root)
     if soc.startswith("tegra"):
         return f"{soc} integrated GPU", release and f"L4T {release}", None
     chosen = [f"--id={uuid}"] if uuid else []  # unlike CUDA it ignores CUDA_VISIBLE_DEVICES
