@@ -6,17 +6,17 @@ requirement depends on. JETSON_INDEX, where it is set, gives the packages that o
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from exporters.tegra import RELEASES  # noqa: E402 - of the checkout, which is not installed for this Python
+from exporters.tegra import RELEASES, Release  # noqa: E402 - of the checkout, which is not installed for this Python
 
 COPIED = (
     "systemd",
@@ -30,45 +30,14 @@ COPIED = (
 )
 
 
-@dataclass(frozen=True)
-class Target:
-    """A platform: the wheels it takes, and what no public index holds for it, with what that requires in turn."""
-
-    python: tuple[int, int]
-    machine: str
-    glibc_minor: int
-    extra: str
-    constraints: str
-    board: dict[str, str]
-    board_requires: tuple[str, ...]
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Return what its torch is linked with."""
-        return next(known.beside for known in RELEASES if known.constraints == self.constraints)
-
-
-TORCH_REQUIRES = ("filelock", "fsspec", "jinja2", "networkx", "numpy", "pillow", "sympy", "typing-extensions")
-TARGETS = {
-    "jetpack62": Target(
-        python=(3, 10),
-        machine="aarch64",
-        glibc_minor=35,
-        extra="jetson",
-        constraints="constraints-jetson62.txt",
-        board={"torch": "2.8.0", "torchvision": "0.23.0", "triton": "3.4.0"},
-        board_requires=TORCH_REQUIRES,
-    ),
-    "jetpack72": Target(
-        python=(3, 12),
-        machine="aarch64",
-        glibc_minor=39,
-        extra="jetson",
-        constraints="constraints-jetson72.txt",
-        board={"torch": "2.9.1", "torchvision": "0.24.1", "triton": "3.5.1"},
-        board_requires=(*TORCH_REQUIRES, "setuptools"),
-    ),
-}
+TARGETS = {known.constraints.replace("constraints-jetson", "jetpack").removesuffix(".txt"): known for known in RELEASES}
+MACHINE = "aarch64"
+GLIBC_MINOR = {"22.04": 35, "24.04": 39}  # by Ubuntu
+OF_BOARD = re.compile(r"^(torch|torchvision|triton)==([\w.]+)", re.MULTILINE)
+TORCH_REQUIRES = (
+    *("filelock", "fsspec", "jinja2", "networkx", "numpy"),
+    *("pillow", "setuptools", "sympy", "typing-extensions"),
+)
 
 
 def main() -> int:
@@ -77,9 +46,8 @@ def main() -> int:
     target = TARGETS.get(name)
     if target is None:
         return _fail(f"no TARGET {name!r}; there is {', '.join(TARGETS)}")
-    if sys.version_info[:2] != target.python:
-        number = ".".join(map(str, target.python))
-        return _fail(f"{name} needs Python {number} here too: install it, by pyenv or apt")
+    if "{}.{}".format(*sys.version_info) != target.python:
+        return _fail(f"{name} needs Python {target.python} here too: install it, by pyenv or apt")
     bundle = ROOT / "dist" / f"bundle-{name}"
     shutil.rmtree(bundle, ignore_errors=True)
     _copy(bundle, target)
@@ -90,46 +58,53 @@ def main() -> int:
     return 0
 
 
-def _copy(bundle: Path, target: Target) -> None:
+def _copy(bundle: Path, target: Release) -> None:
     for name in (*COPIED, target.constraints):
         source, to = ROOT / name, bundle / name
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, to) if source.is_dir() else shutil.copy(source, to)
 
 
-def _download(wheels: Path, target: Target, ours: Path) -> None:
+def _download(wheels: Path, target: Release, ours: Path) -> None:
     """Download all that ours requires but the board's packages, for which pip is given stand-ins."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, number in target.board.items():
-            _stand_in(Path(folder), name, f"{number}+board", target.board_requires)
-        _pip(wheels, target, "--find-links", folder, f"{ours}[{target.extra}]")
+        for name, number in _of_board(target):
+            _stand_in(Path(folder), name, f"{number}+board")
+        _pip(wheels, target, "--find-links", folder, f"{ours}[jetson]")
         for stand_in in Path(folder).iterdir():
             (wheels / stand_in.name).unlink(missing_ok=True)
 
 
-def _download_board(wheels: Path, target: Target) -> list[str]:
-    """Download the board's packages where its index is given; return those that are lacking."""
-    named = [f"{name}=={number}" for name, number in target.board.items()]
+def _download_board(wheels: Path, target: Release) -> list[str]:
+    """Download what torch is linked with, and the board's packages where its index is given; return what is lacking."""
+    if target.beside:
+        _pip(wheels, target, "--no-deps", *target.beside)
+    named = [*(f"{name}=={number}" for name, number in _of_board(target)), "onnxruntime-gpu"]
     index = os.environ.get("JETSON_INDEX")
     if not index:
-        return [*named, "onnxruntime-gpu", *target.beside]
-    _pip(wheels, target, "--no-deps", "--index-url", index, *named, "onnxruntime-gpu", *target.beside)
+        return named
+    _pip(wheels, target, "--no-deps", "--index-url", index, *named)
     return []
 
 
-def _pip(wheels: Path, target: Target, *arguments: str) -> None:
-    tags = [f"manylinux_2_{minor}_{target.machine}" for minor in range(17, target.glibc_minor + 1)]
-    tags += [f"manylinux2014_{target.machine}", f"linux_{target.machine}"]
+def _of_board(target: Release) -> list[tuple[str, str]]:
+    """Return the packages that no public index holds for a board, with their pinned versions."""
+    return OF_BOARD.findall((ROOT / target.constraints).read_text())
+
+
+def _pip(wheels: Path, target: Release, *arguments: str) -> None:
+    tags = [f"manylinux_2_{minor}_{MACHINE}" for minor in range(17, GLIBC_MINOR[target.ubuntu] + 1)]
+    tags += [f"manylinux2014_{MACHINE}", f"linux_{MACHINE}"]
     platforms = [word for tag in tags for word in ("--platform", tag)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", *platforms]
     command += ["--constraint", str(ROOT / target.constraints), "--dest", str(wheels), *arguments]
     subprocess.run(command, check=True)
 
 
-def _stand_in(folder: Path, name: str, number: str, requires: tuple[str, ...]) -> None:
+def _stand_in(folder: Path, name: str, number: str) -> None:
     info = f"{name}-{number}.dist-info"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {number}"]
-    lines += [f"Requires-Dist: {needed}" for needed in requires]
+    lines += [f"Requires-Dist: {needed}" for needed in TORCH_REQUIRES]
     with zipfile.ZipFile(folder / f"{name}-{number}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")

@@ -16,14 +16,14 @@ from typing import Any
 
 from pip._vendor.packaging.version import Version
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from exporters import tegra
+
 OLDEST_TORCH = "2.8"  # as pyproject.toml says; pip refuses an older one without a cure
 BOARD_PACKAGES = ("torch", "torchvision", "triton", "onnxruntime-gpu")
 RETRY = os.environ.get("RETRY", "make once SETTING").replace("SETTING", "JETSON_INDEX=URL")
-NVIDIA_S = """with NVIDIA's CUDA repository, whose key comes first:
-  wget https://developer.download.nvidia.com/compute/cuda/repos/{repository}/cuda-keyring_1.1-1_all.deb
-  sudo dpkg -i cuda-keyring_1.1-1_all.deb && sudo apt update && sudo apt install {package}"""
-# what torch of a board's index is linked with and neither it nor a flashed board brings
-LIBRARIES = {"libcudss": "cudss", "libcusparseLt": "libcusparselt0", "libnvpl_blas": "nvpl", "libnvpl_lapack": "nvpl"}
+OTHER_LIBRARY = f"install the library it names, or take the wheel for this JetPack: {RETRY}"
+BOARD = Path(os.environ.get("BOARD", "/"))
 
 
 class BoardError(Exception):
@@ -92,15 +92,9 @@ def _imported(name: str) -> Any:
             raise BoardError(f"{name} is missing from the board's Python.", RETRY) from None
         raise BoardError(f"{name} does not import: {error}.", RETRY) from error
     except (ImportError, OSError, RuntimeError) as error:
-        raise BoardError(f"{name} does not import: {error}.", _library(str(error))) from error
-
-
-def _library(error: str) -> str:
-    package = next((package for library, package in LIBRARIES.items() if library in error), None)
-    if package is None:
-        return f"install the library it names, or take the wheel for this JetPack: {RETRY}"
-    repository = "ubuntu2204/arm64" if sys.version_info < (3, 12) else "ubuntu2404/sbsa"
-    return NVIDIA_S.format(repository=repository, package=package)
+        raise BoardError(
+            f"{name} does not import: {error}.", tegra.library(str(error), BOARD) or OTHER_LIBRARY
+        ) from error
 
 
 def _replacement(location: Path) -> str:

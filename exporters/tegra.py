@@ -23,8 +23,8 @@ WHEELS = "https://pypi.jetson-ai-lab.io/"
 class Release:
     """A release of JetPack: what a board that runs it needs.
 
-    `l4t` are the versions of L4T that it is built on, without their last part; `beside` is what torch of its index is
-    linked with and does not require.
+    `l4t` are the versions of L4T that it is built on, without their last part; `repository` is NVIDIA's of libraries
+    for its Ubuntu, and `beside` what torch of its index is linked with and does not require.
     """
 
     jetpack: str
@@ -34,17 +34,27 @@ class Release:
     cuda: str
     index: str
     constraints: str
+    repository: str
     beside: tuple[str, ...] = ()
 
 
-_SBSA = (WHEELS + "sbsa/cu130", "constraints-jetson72.txt", ("nvpl-blas", "nvpl-lapack", "nvidia-cudss-cu13"))
+_JP6 = (WHEELS + "jp6/cu126", "constraints-jetson62.txt", "ubuntu2204/arm64")
+_BESIDE = ("nvpl-blas", "nvpl-lapack", "nvidia-cudss-cu13")
+_SBSA = (WHEELS + "sbsa/cu130", "constraints-jetson72.txt", "ubuntu2404/sbsa", _BESIDE)
 RELEASES = (
-    Release("6.1 to 6.2.1", ("36.4",), "22.04", "3.10", "12.6", WHEELS + "jp6/cu126", "constraints-jetson62.txt"),
-    Release("6.2.2", ("36.5",), "22.04", "3.10", "12.6", WHEELS + "jp6/cu126", "constraints-jetson62.txt"),
+    Release("6.1 to 6.2.1", ("36.4",), "22.04", "3.10", "12.6", *_JP6),
+    Release("6.2.2", ("36.5",), "22.04", "3.10", "12.6", *_JP6),
     Release("7.0 to 7.1", ("38.0", "38.2", "38.4"), "24.04", "3.12", "13.0", *_SBSA),
     Release("7.2", ("39.2",), "24.04", "3.12", "13.2", *_SBSA),
 )
 """In order. Sources: NVIDIA's release notes, OE4T/meta-tegra 2224."""
+
+_KEYRING = "cuda-keyring_1.1-1_all.deb"
+_LIBRARY = f"""with NVIDIA's CUDA repository, whose key comes first:
+  wget https://developer.download.nvidia.com/compute/cuda/repos/{{repository}}/{_KEYRING}
+  sudo dpkg -i {_KEYRING} && sudo apt update && sudo apt install {{package}}"""
+# what torch of a board's index is linked with and neither it nor a flashed board brings
+_LIBRARIES = {"libcudss": "cudss", "libcusparseLt": "libcusparselt0", "libnvpl_blas": "nvpl", "libnvpl_lapack": "nvpl"}
 
 
 class TooOld(Exception):
@@ -52,9 +62,12 @@ class TooOld(Exception):
 
 
 def is_tegra(root: Path = Path("/")) -> bool:
-    """Return whether the device tree names one of NVIDIA's Tegra SoCs, as on a Jetson and in a container there."""
-    compatible = root / "proc/device-tree/compatible"
-    return compatible.exists() and b"nvidia,tegra" in compatible.read_bytes()
+    """Return whether this is one of NVIDIA's Tegra SoCs, as on a Jetson and in a container there.
+
+    The device tree tells, or the kernel: a container without privileges does not see that tree (jetson-gpio 73).
+    """
+    telling = (root / file for file in ("proc/device-tree/compatible", "proc/sys/kernel/osrelease"))
+    return any(file.exists() and b"tegra" in file.read_bytes() for file in telling)
 
 
 def l4t(root: Path = Path("/")) -> str:
@@ -99,23 +112,24 @@ def described(root: Path = Path("/")) -> str:
     return known.jetpack + ("" if is_known else f", {why}")
 
 
-def index_of(version: str, system: str) -> str:
-    """Return the index of wheels for a version of L4T such as R36.4.3; "URL" if its JetPack is too old."""
-    try:
-        return release_of(version, system)[0].index
-    except TooOld:
-        return "URL"
-
-
 def install(packages: str, root: Path = Path("/")) -> str:
     """Return the line that installs these packages on this machine: on a Jetson from its board's index."""
     usual = f"pip install {packages}"  # on a Jetson they are there by then, and it adds what they require
     if not is_tegra(root):
         return usual
     try:
-        return f"{install_from(release(root)[0].index, packages)} && {usual}"
+        known, _ = release(root)
     except TooOld as error:
         return str(error)
+    if known.beside and "torch" in packages.split():
+        return f"`make once` in a checkout, which links torch of {known.index} with {', '.join(known.beside)}"
+    return f"{install_from(known.index, packages)} && {usual}"
+
+
+def library(error: str, root: Path = Path("/")) -> str | None:
+    """Return what installs the library that an error of torch's import names; None of one that no board lacks."""
+    package = next((package for name, package in _LIBRARIES.items() if name in error), None)
+    return package and _LIBRARY.format(repository=release(root)[0].repository, package=package)
 
 
 def remedy(package: Package, root: Path = Path("/")) -> str:

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from benchd.daemon.machine import interpreter, sandbox
 from benchd.daemon.machine.environment import installed_version, power_mode_of
 from benchd.daemon.machine.sysfs import text
 from benchd.daemon.measuring import power_modes
+from benchd.daemon.measuring.power_modes import CONFIGURATION, Mode
 from benchd.daemon.runtimes import PACKAGES, Package
 from benchd.daemon.sampling.sources import SAMPLERS, load
 from benchd.exporters import code, tegra
@@ -89,11 +90,18 @@ def _board(root: Path) -> Iterator[Capability]:
         yield Capability("jetpack", "board", usable=True, detail=tegra.described(root))
     except tegra.TooOld as error:
         yield Capability("jetpack", "board", usable=False, detail=str(error))
-    with suppress(NotAvailable):
-        fastest, mode = power_modes.fastest(power_modes.read_modes(root)), power_mode_of(root)
-        if fastest:
-            remedy = f"the fastest is {fastest.name}: sudo nvpmodel -m {fastest.number}" if fastest.name != mode else ""
-            yield Capability("power mode", "board", usable=True, detail=mode or "unknown", remedy=remedy)
+    with suppress(NotAvailable):  # as in a container
+        yield _power_mode(power_modes.read_modes(root), power_mode_of(root))
+
+
+def _power_mode(modes: Sequence[Mode], mode: str | None) -> Capability:
+    fastest = power_modes.fastest(modes)
+    if fastest is None:
+        names = ", ".join(f"{known.number} {known.name}" for known in modes) or "none"
+        remedy = f"its fastest is not known by name; sudo nvpmodel -m NUMBER takes one of /{CONFIGURATION}: {names}"
+    else:
+        remedy = f"the fastest is {fastest.name}: sudo nvpmodel -m {fastest.number}" if fastest.name != mode else ""
+    return Capability("power mode", "board", usable=True, detail=mode or "unknown", remedy=remedy)
 
 
 def _source(name: str, root: Path) -> Capability:
@@ -110,7 +118,7 @@ def _source(name: str, root: Path) -> Capability:
 def _torch_and_cuda(root: Path, timeout_s: float) -> Iterator[Capability]:
     facts, reason = _probe(timeout_s)
     if facts is None:
-        remedy = install("torch torchvision", root)
+        remedy = (is_tegra(root) and tegra.library(reason, root)) or install("torch torchvision", root)
         yield Capability("torch", "runtime", usable=False, detail=reason, remedy=remedy)
         yield Capability("cuda", "runtime", usable=False, detail="torch is not usable", remedy="see torch")
         return

@@ -25,7 +25,7 @@ CONFIGURATION = Path("etc/nvpmodel.conf")
 TOOL_TIMEOUT_S = 60.0
 IN_FORCE_TIMEOUT_S = 15.0
 POLL_S = 0.2
-WANTS_REBOOT = "Reboot required"  # the wording of nvpmodel in L4T 35 and 36
+WANTS_REBOOT = "Reboot required"  # the wording of nvpmodel in L4T 35 to 38
 
 _MODEL = re.compile(r"^\s*<\s*POWER_MODEL\b([^>]*)>", re.MULTILINE)
 _WATTS = re.compile(r"(\d+)W")
@@ -66,8 +66,12 @@ def read_modes(root: Path = Path("/")) -> list[Mode]:
     content = text(root / CONFIGURATION)
     if content is None:
         raise NotAvailable(f"{root / CONFIGURATION} cannot be read; only a Jetson has power modes, which nvpmodel sets")
-    headers = [dict(re.findall(r"(\w+)=(\S+)", header)) for header in _MODEL.findall(content)]
-    return [Mode(int(header["ID"]), header["NAME"]) for header in headers if {"ID", "NAME"} <= header.keys()]
+    headers = [dict(re.findall(r"(ID|NAME)=(\S+)", header)) for header in _MODEL.findall(content)]
+    return [
+        Mode(int(header["ID"]), header["NAME"])
+        for header in headers
+        if header.get("ID", "").isdecimal() and "NAME" in header
+    ]
 
 
 def fastest(modes: Sequence[Mode]) -> Mode | None:

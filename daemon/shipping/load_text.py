@@ -6,6 +6,7 @@ from typing import Any
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring import user_inputs
+from benchd.daemon.records import Environment
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.shipping.manifest import CODE, Manifest
 from benchd.exporters import openvino, sessions, tegra
@@ -193,13 +194,13 @@ def _install(manifest: Manifest) -> str:
         wanted["benchd"] = f"benchd-{manifest.packages['benchd']}-py3-none-any.whl"
     here = manifest.environment
     if here.is_tegra:
-        return _install_on_board(wanted, tegra.index_of(here.l4t or "", here.os))
+        return _install_on_board(wanted, here)
     builds = {version.partition("+")[2] for version in manifest.packages.values()}
     indexes = [f"--extra-index-url {_PYTORCH_INDEX}/{build}" for build in builds if re.fullmatch(r"cpu|cu\d+", build)]
     return " ".join(["python -m pip install", *wanted.values(), *indexes])
 
 
-def _install_on_board(wanted: dict[str, str], index: str) -> str:
+def _install_on_board(wanted: dict[str, str], board: Environment) -> str:
     """Return the lines for a Jetson, for whose GPU the usual index has no builds.
 
     The last line names the board's packages again: they stay, and what they require is installed.
@@ -208,8 +209,14 @@ def _install_on_board(wanted: dict[str, str], index: str) -> str:
     if "tensorrt" in wanted:
         lines.append(f"sudo apt install python3-libnvinfer  # JetPack's, here {wanted.pop('tensorrt')}")
     of_board = [wanted[name] for name in _OF_BOARD if name in wanted]
+    try:
+        known, _ = tegra.release_of(board.l4t or "", board.os)
+        index, beside = known.index, known.beside if "torch" in wanted else ()
+    except tegra.TooOld:
+        index, beside = "URL", ()
     if of_board:
-        lines.append(f"python -m {tegra.install_from(index, ' '.join(of_board))}")
+        linked = f"  # torch is linked with {', '.join(beside)}: benchd's `make once` does that" if beside else ""
+        lines.append(f"python -m {tegra.install_from(index, ' '.join(of_board))}{linked}")
     return "\n".join([*lines, " ".join(["python -m pip install", *wanted.values()])])
 
 

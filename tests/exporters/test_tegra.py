@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jetson_trees
 import pytest
-from machines import orin_nano, write
+from machines import desktop, orin_nano, write
 
 from benchd.exporters import tegra
 
@@ -56,12 +56,27 @@ def test_a_container_on_a_board_has_the_newest_release_of_its_ubuntu(tmp_path, s
     assert tegra.described(tmp_path).startswith(f"{jetpack}, assumed: nothing here names its L4T")
 
 
+def test_a_container_that_hides_the_device_tree_is_known_by_its_kernel(tmp_path):
+    (board(tmp_path / "board", "") / "proc/device-tree/compatible").unlink()
+    assert tegra.is_tegra(tmp_path / "board")
+    assert not tegra.is_tegra(desktop(tmp_path / "desktop"))
+
+
 @pytest.mark.parametrize(("release", "why"), [("36.3.0", "JetPack 6.0 "), ("35.4.1", "JetPack 5 or older ")])
 def test_a_jetpack_that_is_too_old_is_told_what_to_do(tmp_path, release, why):
     with pytest.raises(tegra.TooOld, match=f"{why}.*needs JetPack 6.1 or newer: (upgrade|flash)"):
         tegra.release(board(tmp_path, release))
     assert "JetPack 6.1 or newer" in tegra.install("torch", tmp_path)
-    assert tegra.index_of(release, "") == "URL"
+
+
+def test_torch_that_needs_libraries_beside_it_is_set_up_by_make(tmp_path):
+    root = board(tmp_path, "39.2.0")
+    assert tegra.install("torch torchvision", root) == (
+        f"`make once` in a checkout, which links torch of {SBSA} with nvpl-blas, nvpl-lapack, nvidia-cudss-cu13"
+    )
+    assert tegra.install("triton", root).startswith(f"pip install --no-deps --index-url {SBSA} triton")
+    assert "ubuntu2404/sbsa" in tegra.library("ImportError: libcudss.so.0: cannot open shared object file", root)
+    assert tegra.library("ImportError: libother.so.0: cannot open shared object file", root) is None
 
 
 def printed(*arguments):

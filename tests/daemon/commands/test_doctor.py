@@ -224,10 +224,31 @@ def test_a_board_names_its_release_and_its_fastest_mode(tmp_path, torch_of, name
     assert (found["jetpack"].detail, found["power mode"].remedy) == (jetpack, mode)
 
 
+@pytest.mark.parametrize(
+    ("file", "listed"),
+    [("< POWER_MODEL ID=0 NAME=TURBO >\n< POWER_MODEL ID=x NAME=ECO >\n", "0 TURBO"), ("?\n", "none")],
+)
+def test_a_mode_file_with_unknown_words_is_shown(tmp_path, torch_of, file, listed):
+    torch_of()
+    write(jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO), {"etc/nvpmodel.conf": file})
+    remedy = findings(tmp_path)["power mode"].remedy
+    assert (
+        remedy == f"its fastest is not known by name; sudo nvpmodel -m NUMBER takes one of /etc/nvpmodel.conf: {listed}"
+    )
+
+
 def test_an_old_jetpack_is_told_to_be_replaced(tmp_path, torch_of):
     torch_of()
     jetpack = findings(jetson_trees.build(tmp_path, jetson_trees.AGX_ORIN))["jetpack"]
     assert (jetpack.usable, "JetPack 6.1 or newer" in jetpack.detail) == (False, True)
+
+
+def test_a_library_that_torch_lacks_on_a_board_is_named_with_its_package(tmp_path, torch_of, monkeypatch):
+    jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO_7)
+    monkeypatch.setattr(capabilities, "PROBE", "raise ImportError('libcudss.so.0: cannot open shared object file')")
+    remedy = findings(tmp_path)["torch"].remedy
+    assert "sudo apt install cudss" in remedy
+    assert "ubuntu2404/sbsa" in remedy
 
 
 def test_an_arm_board_is_not_told_to_load_what_it_cannot_have(machine, torch_of, monkeypatch):

@@ -228,6 +228,16 @@ VENV = "python3 -m venv --system-site-packages env && . env/bin/activate"
             [VENV, f"{OF_BOARD} torch==2.8.0", "python -m pip install torch==2.8.0"],
         ),
         (
+            msgspec.structs.replace(BOARD, l4t="R39.2.0"),
+            {"torch": "2.9.1"},
+            [
+                VENV,
+                "python -m pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/sbsa/cu130 torch==2.9.1  "
+                "# torch is linked with nvpl-blas, nvpl-lapack, nvidia-cudss-cu13: benchd's `make once` does that",
+                "python -m pip install torch==2.9.1",
+            ],
+        ),
+        (
             msgspec.structs.replace(BOARD, l4t="R35.4"),
             {"torch": "2.8.0", "safetensors": "0.5.3"},
             [
