@@ -57,14 +57,14 @@ test-fast: $(TEST) programs  ## run tests without a torch process, one shape per
 test-slow: $(TEST) programs  ## run the simulations and combinations that `make test` leaves out; ARGS is passed to pytest
 	@$(BIN)/pytest -m slow $(ARGS)
 
-test-ptx: $(TEST)  ## run the kernels' tests on the PTX of sm_75, 87 and 90, and on mutants of it, without a GPU; an hour
+test-ptx: $(TEST)  ## run the kernels' tests on the PTX of sm_75, 87, 90 and 110, and on mutants of it, without a GPU; an hour
 	@$(BIN)/pytest -s -m 'slow or not slow' tests/ptx $(ARGS)
 
 test-index: $(TEST)  ## install a dashboard, and what measures, from the package index into fresh environments; 10 minutes, 6 GB
 	@$(BIN)/pytest -m index $(ARGS)
 
-test-unit: $(TEST) programs  ## boot a systemd, as root, and run the service through its life there; prints the figures
-	@$(BIN)/pytest -s -m slow tests/e2e/test_unit.py $(ARGS)
+test-unit: $(TEST) programs  ## boot a systemd, as root, and run the service through its life and docs/jetson.md there; prints the figures
+	@$(BIN)/pytest -s -m slow tests/e2e/test_unit.py tests/e2e/test_jetson_page.py $(ARGS)
 
 test-gpu: $(TEST)  ## test all that runs on this machine's GPU; ends with a verdict; 10 to 30 minutes
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device here")'

@@ -12,7 +12,7 @@ import numpy as np
 
 DTYPES = {"pred": "?", "b8": "u1", "u8": "u1", "s8": "i1", "b16": "u2", "u16": "u2", "s16": "i2", "f16": "f2",
           "bf16": "u2", "b32": "u4", "u32": "u4", "s32": "i4", "f32": "f4", "b64": "u8", "u64": "u8", "s64": "i8",
-          "f64": "f8", "f16x2": "u4", "bf16x2": "u4", "s16x2": "u4", "u16x2": "u4"}  # fmt: skip
+          "f64": "f8", "f16x2": "u4", "bf16x2": "u4", "s16x2": "u4", "u16x2": "u4", "f32x2": "u8"}  # fmt: skip
 _WIDER = {"s16": "s32", "u16": "u32", "s32": "s64", "u32": "u64"}
 _FLOATS = {"f16", "f32", "f64"}
 
@@ -41,9 +41,12 @@ def operation(words: tuple[str, ...]) -> Operation:
         return Operation(kind, (kind, kind, "pred"), lambda a, b, p: np.where(p, a, b))
     if name in {"mul", "mad"} and kind in _WIDER | {"s64": "", "u64": ""}:
         return _product(words)
-    if kind in {"s16x2", "u16x2"} and name in _WHOLE:
-        count, compute = _WHOLE[name]
-        return Operation(kind, (kind,) * count, _by_halves(compute))
+    if kind in _PACKED and name in _PACKED[kind][1]:
+        half, table = _PACKED[kind]
+        count, compute = table[name]
+        return Operation(kind, (kind,) * count, _by_halves(compute, half, "ftz" in words))
+    if words[-2:] in {("f32", "f16"), ("f32", "bf16")} and name in _WIDENED:
+        return _widened(name, kind)
     for table in (_APPROXIMATE if "approx" in words or "full" in words else {}, _FLOAT if kind in _FLOATS else _WHOLE):
         if name in table:
             count, compute = table[name]
@@ -129,8 +132,14 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where((a % b != 0) & ((a < 0) != (b < 0)), quotient + quotient.dtype.type(1), quotient)
 
 
-def _by_halves(compute: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    return lambda *operands: compute(*(each.view("u2") for each in np.broadcast_arrays(*operands))).view("u4")
+def _by_halves(compute: Callable[..., np.ndarray], half: str, is_flushing: bool) -> Callable[..., np.ndarray]:
+    compute = _flushing(compute) if is_flushing else compute
+
+    def computed(*operands: np.ndarray) -> np.ndarray:
+        whole = np.broadcast_arrays(*operands)
+        return compute(*(np.ascontiguousarray(each).view(half) for each in whole)).view(whole[0].dtype)
+
+    return computed
 
 
 _WHOLE = {
@@ -160,6 +169,19 @@ _FLOAT = {
     "min": (2, np.fmin),
     "max": (2, np.fmax),
 }
+
+
+# by the type of two numbers in one register: that of one, and what can be done
+_PACKED = {"s16x2": ("u2", _WHOLE), "u16x2": ("u2", _WHOLE), "f32x2": ("f4", _FLOAT)}
+# from sm_100 on: how many of the operands are half as wide as the others, which come last
+_WIDENED = {"add": 1, "sub": 1, "fma": 2}
+
+
+def _widened(name: str, kind: str) -> Operation:
+    count, compute = _FLOAT[name]
+    halves, widen = _WIDENED[name], _converter(kind, "f32", set())
+    types = (kind,) * halves + ("f32",) * (count - halves)
+    return Operation("f32", types, lambda *operands: compute(*map(widen, operands[:halves]), *operands[halves:]))
 
 
 def _within(exact: Callable[..., np.ndarray], bound: float, absolute: bool = False) -> tuple[int, Callable]:

@@ -21,7 +21,7 @@ REPLACED: dict[str, str] = {}  # what is executed in the place of which PTX
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--ptx", type=int, required=True, help="the architecture to compile for: 75, 87, 90")
+    parser.addoption("--ptx", type=int, required=True, help="the architecture to compile for: 75, 87, 90, 110")
     parser.addoption("--launched", type=Path, help="a file that gets a line per kernel that was launched")
 
 

@@ -30,7 +30,7 @@ def test_a_compiled_kernel_is_executed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sm", [75, 87, 90])
+@pytest.mark.parametrize("sm", [75, 87, 90, 110])
 def test_the_kernels_pass_as_they_are_compiled(sm, tmp_path):
     launched = tmp_path / "launched"
     run("--ptx", str(sm), "-n", "2", "--launched", str(launched), "tests/kernels", "-k", "triton")

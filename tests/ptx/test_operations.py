@@ -58,6 +58,25 @@ def test_an_instruction_is_what_the_manual_says(code, wanted):
     assert run(code) == [wanted(i) for i in range(WARP)]
 
 
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("cvt.rn.{half}.f32 %rs1, %r2;\nadd.rn.f32.{half} %r3, %rs1, 0f3F800000;", lambda x: x + 1),
+        ("cvt.rn.{half}.f32 %rs1, %r2;\nsub.rn.f32.{half} %r3, %rs1, 0f3F800000;", lambda x: x - 1),
+        ("cvt.rn.{half}.f32 %rs1, %r2;\nfma.rn.f32.{half} %r3, %rs1, %rs1, 0f3F800000;", lambda x: x * x + 1),
+        ("mov.b64 %rd5, {{%r2, %r2}};\nadd.f32x2 %rd6, %rd5, %rd5;\nmov.b64 {{%r4, %r3}}, %rd6;", lambda x: 2 * x),
+        ("mov.b64 %rd5, {{%r2, 0f40000000}};\nmul.f32x2 %rd6, %rd5, %rd5;\nmov.b64 {{%r3, %r4}}, %rd6;",
+         lambda x: x * x),
+        ("mov.b64 %rd5, {{0f40000000, %r2}};\nfma.rn.f32x2 %rd6, %rd5, %rd5, %rd5;\nmov.b64 {{%r4, %r3}}, %rd6;",
+         lambda x: x * x + x),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+def test_what_sm_100_adds_is_what_the_manual_says(code, wanted, half):
+    given = torch.arange(WARP, dtype=torch.float32)
+    assert run(code.format(half=half), given) == [wanted(x) for x in given.tolist()]
+
+
 def test_a_loop_runs_as_often_as_each_thread_wants():
     code = "mov.u32 %r3, 0;\nL1:\nadd.s32 %r3, %r3, 2;\nsetp.lt.s32 %p1, %r3, %r2;\n@%p1 bra L1;"
     assert run(code) == [max(2, i + i % 2) for i in range(WARP)]
