@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import sysconfig
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -134,6 +135,8 @@ def _reason(error: Exception) -> str:
     cause = error.__context__
     if isinstance(error, ModuleNotFoundError) and error.name == "jtop":
         install = f"sudo {sys.executable} -m pip install jetson-stats"
+        if Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():  # as on JetPack 7 (jetson_stats 880)
+            install = "pip may not write there, and its scripts/upgrade-jtop.sh makes an environment of its own"
         return f"jetson-stats is not installed for this Python: {install}; or give the one that has it as jtop=PYTHON"
     if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):
         return "the jtop service is not running: sudo systemctl restart jtop.service"

@@ -166,6 +166,12 @@ class jtop:
 """
 
 
+def test_a_system_s_python_that_pip_may_not_write_into(jtop):
+    if not list(Path("/usr/lib").glob("python3.*/EXTERNALLY-MANAGED")):
+        pytest.skip("pip may write into this system's Python")
+    assert "its scripts/upgrade-jtop.sh makes an environment" in jtop(SYSTEM_PYTHON).unavailable()
+
+
 def test_only_new_readings_and_what_was_read_are_passed_on(bare):
     packages = bare.parent.parent / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     (packages / "jtop.py").write_text(STUB)
