@@ -609,7 +609,8 @@ class _Folded(nn.Module):
 
     def suits(self, x: torch.Tensor) -> bool:
         """Return whether the kernels for spikes can convolve `x`."""
-        reads_codes = self._sizes is not None and (self.scheduled or bool(self._senders))
+        # not bool(), which torch 2.9 cannot trace of a tuple
+        reads_codes = self._sizes is not None and (self.scheduled or len(self._senders) > 0)
         return reads_codes and self._convolve.suits(x, self.weight)
 
     def _apply_layer(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
