@@ -48,8 +48,8 @@ SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
 
 REMEDIES = {
     "devfreq": "Jetson boards have it",
-    "ina3221": "Jetson Orin boards have it; there: sudo modprobe ina3221",
-    "ina238": "Jetson Thor boards have it; there: sudo modprobe ina238",
+    "ina3221": "Jetson Orin boards have it; there: sudo modprobe -r ina3221; sudo modprobe ina3221",
+    "ina238": "Jetson Thor boards have it; there: sudo modprobe -r ina238; sudo modprobe ina238",
     "procfs": "mount /proc",
     "rapl": "sudo modprobe intel_rapl_msr; only root may read it: sudo chmod a+r /sys/class/powercap/*/energy_uj",
     "throttle": "Jetson boards have it; without it or nvml, throttling is not detected",
@@ -105,12 +105,19 @@ def _power_mode(modes: Sequence[Mode], mode: str | None) -> Capability:
 
 
 def _source(name: str, root: Path) -> Capability:
+    detail = "all its values can be read"
     try:
-        reason = load(name if root == Path("/") else f"{name}={root}").unavailable()
+        sampler = load(name if root == Path("/") else f"{name}={root}")
+        reason = sampler.unavailable()
+        if reason is None:
+            for _ in sampler.sample():
+                pass
     except BenchdError as error:
         reason = str(error)
+    except (OSError, ValueError) as error:
+        detail = f"all its values but these can be read: {error}"
     if reason is None:
-        return Capability(name, "source", usable=True, detail="all its values can be read")
+        return Capability(name, "source", usable=True, detail=detail)
     remedies = REMEDIES if os.uname().machine == "x86_64" else REMEDIES | ELSEWHERE
     return Capability(name, "source", usable=False, detail=reason, remedy=remedies.get(name, ""))
 

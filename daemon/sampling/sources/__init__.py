@@ -99,10 +99,9 @@ def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) ->
     """
     nvml = f"nvml={gpu_uuid}" if gpu_uuid else "nvml"
     zones = any((root / "sys/devices/virtual/thermal").glob("thermal_zone*"))
+    monitors = {name: bool(i2c_chips(root, name)) for name in ("ina238", "ina3221")}
     if is_tegra(root):
-        shown = {
-            "ina238": bool(i2c_chips(root, "ina238")),
-            "ina3221": bool(i2c_chips(root, "ina3221")),
+        shown = monitors | {
             "procfs": True,
             "devfreq": True,
             "throttle": True,
@@ -112,5 +111,5 @@ def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) ->
         }
     else:
         rapl = any((root / "sys/class/powercap").glob("*rapl:*"))
-        shown = {nvml: device == "cuda", "rapl": rapl, "procfs": True, "thermal": zones}
+        shown = {nvml: device == "cuda", **monitors, "rapl": rapl, "procfs": True, "thermal": zones}
     return [name for name, is_there in shown.items() if is_there]

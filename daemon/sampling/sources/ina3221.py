@@ -54,16 +54,18 @@ class Ina3221:
         self._rails: dict[str, _Rail] = {}
 
     def unavailable(self) -> str | None:
-        """Return why a labelled rail cannot be read, else None."""
+        """Return why the module's power cannot be read, else None: another rail that fails costs its own values."""
+        read = set()
         try:
             self._rails = _rails(self._root)
             if not self._rails:
                 devices = self._root / "sys/bus/i2c/devices"
                 return f"no INA3221 with labelled rails in {devices}: not a Jetson Orin, or its driver is not loaded"
-            for _ in self.sample():
-                pass
+            for sample in self.sample():
+                read.add(sample.rail)
         except (OSError, ValueError) as error:
-            return str(error)
+            wanted = {source.rail for source in self.power_sources() if source.total} or self._rails.keys()
+            return None if wanted and wanted <= read else str(error)
         return None
 
     def power_sources(self) -> list[PowerSource]:

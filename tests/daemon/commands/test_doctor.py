@@ -237,6 +237,15 @@ def test_a_mode_file_with_unknown_words_is_shown(tmp_path, torch_of, file, liste
     )
 
 
+def test_a_rail_that_fails_beside_the_others_is_named(tmp_path, torch_of):
+    torch_of()
+    root = jetson_trees.build(tmp_path, jetson_trees.ORIN_NANO)
+    jetson_trees.set_rail(root, "VDD_SOC", "garbage", 1)
+    found = findings(root)["ina3221"]
+    assert found.usable
+    assert found.detail.startswith("all its values but these can be read: rail VDD_SOC: ")
+
+
 def test_an_old_jetpack_is_told_to_be_replaced(tmp_path, torch_of):
     torch_of()
     jetpack = findings(jetson_trees.build(tmp_path, jetson_trees.AGX_ORIN))["jetpack"]

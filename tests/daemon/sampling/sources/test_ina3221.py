@@ -235,6 +235,16 @@ def test_a_value_that_fails_from_the_start(reason, name, nano):
     assert reason in Ina3221(nano).unavailable()
 
 
+@pytest.mark.parametrize("board", [ORIN_NANO, AGX_ORIN], ids=["nano", "agx"])
+def test_a_rail_beside_the_module_s_power_that_fails_from_the_start_costs_only_its_own_values(board, tmp_path):
+    root, (*_, lost) = build(tmp_path, board), board.rails()  # a part of the whole, or a rail behind one
+    before = read(available(root))[0]
+    set_rail(root, lost, "garbage", 1)
+    watts, error = read(available(root))
+    assert watts == {rail: value for rail, value in before.items() if rail != lost}
+    assert f"rail {lost}" in error
+
+
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_label_that_fails(fault, nano):
     sampler = available(nano)
