@@ -16,7 +16,7 @@ from booted import booted
 ROOT = Path(__file__).parents[2]
 PREFIX = f"/srv/{Path(sys.base_prefix).name}"
 PYTHON = f"{PREFIX}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-HOME = "/home/me"
+HOME = "/srv/me"
 BOARD = jetson_trees.ORIN_NANO_7
 TORCH = """
 __version__ = "2.10.0"

@@ -260,6 +260,9 @@ def _names(operand: str) -> list[str]:
 def _compute(program: Program, instruction: Instruction) -> Step:
     result, kinds, compute = operation(instruction.words)
     target, *sources = instruction.operands
+    if instruction.words[0] in {"min", "max"} and len(sources) == 3:  # from sm_100 on
+        of_two, kinds = compute, (*kinds, kinds[0])
+        compute = lambda a, b, c: of_two(of_two(a, b), c)  # noqa: E731
     readers = [_reader(program, source, kind) for source, kind in zip(sources, kinds, strict=True)]
     dtype = np.dtype(DTYPES[result])
 

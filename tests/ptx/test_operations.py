@@ -64,6 +64,7 @@ def test_an_instruction_is_what_the_manual_says(code, wanted):
         ("cvt.rn.{half}.f32 %rs1, %r2;\nadd.rn.f32.{half} %r3, %rs1, 0f3F800000;", lambda x: x + 1),
         ("cvt.rn.{half}.f32 %rs1, %r2;\nsub.rn.f32.{half} %r3, %rs1, 0f3F800000;", lambda x: x - 1),
         ("cvt.rn.{half}.f32 %rs1, %r2;\nfma.rn.f32.{half} %r3, %rs1, %rs1, 0f3F800000;", lambda x: x * x + 1),
+        ("max.f32 %r3, %r2, 0f40000000, 0f41000000;", lambda x: max(x, 8)),
         ("mov.b64 %rd5, {{%r2, %r2}};\nadd.f32x2 %rd6, %rd5, %rd5;\nmov.b64 {{%r4, %r3}}, %rd6;", lambda x: 2 * x),
         ("mov.b64 %rd5, {{%r2, 0f40000000}};\nmul.f32x2 %rd6, %rd5, %rd5;\nmov.b64 {{%r3, %r4}}, %rd6;",
          lambda x: x * x),
