@@ -14,13 +14,12 @@ usage() {
     cat <<'END'
 Usage: sudo systemd/broker.sh [--port PORT] [--site NAME]... DEVICE_ID...
 
-Lets only known users into the mosquitto of this machine: `collector` (dashboards), `reader` (whoever only looks) and one per
-device, whose name is the device's id. Each password is in /etc/mosquitto/benchd/USER, which only root may read; one that you
-put there before is taken. The broker listens on the port that --port names, which later runs keep. Without one it listens on
-1883, unless another file of mosquitto's has a listener.
+Restricts this machine's mosquitto to known users: `collector` (dashboards), `reader` (read-only) and one per device, named
+after its id. Each password is in /etc/mosquitto/benchd/USER, which only root may read; an existing one is kept. The broker
+listens on --port, which later runs keep. The default is 1883, unless another mosquitto file has a listener.
 
---site makes a user for the bridge of a site's broker, which passes on what its devices say. Access rules of your own belong in
-/etc/mosquitto/benchd.acl.d/NAME.acl, each below its `user NAME`: every run appends these files to the rules.
+--site creates a user for the bridge of a site's broker, which forwards its devices' messages. Put access rules of your own into
+/etc/mosquitto/benchd.acl.d/NAME.acl, below `user NAME`; every run appends these files.
 
 Environment: DESTDIR (write below that folder and restart nothing).
 END
@@ -55,11 +54,11 @@ parse() {
         shift
     done
     users=("${devices[@]}" "${sites[@]}")
-    [ "${#users[@]}" -gt 0 ] || die "give the ids of the devices, [device] id in their configuration; --help shows more"
+    [ "${#users[@]}" -gt 0 ] || die "give the ids of the devices, as [device] id in their configuration; see --help"
     local user
     for user in "${users[@]}"; do
-        case $user in collector | reader) die "$user is the name of a user of its own: choose another one" ;; esac
-        [[ $user =~ ^[a-z0-9][a-z0-9_-]*$ ]] || die "$user is no device id or site: lower-case letters, digits, - and _"
+        case $user in collector | reader) die "$user is a reserved user name: choose another one" ;; esac
+        [[ $user =~ ^[a-z0-9][a-z0-9_-]*$ ]] || die "$user is not a valid device id or site: use lower-case letters, digits, - and _"
     done
 }
 
@@ -73,7 +72,7 @@ check_machine() {
 add_user() {
     local hashed plain=$root$home/benchd/$1
     if grep -qs "^$1:" "$passwords"; then
-        say "$1 has a password already"
+        say "$1 already has a password"
         return
     fi
     [ -s "$plain" ] || head -c 24 /dev/urandom | base64 | tr +/ -_ >"$plain"
@@ -130,7 +129,7 @@ restart() {
         return
     fi
     systemctl restart mosquitto
-    say "mosquitto lets in only these users now"
+    say "mosquitto now accepts only these users"
 }
 
 main() {

@@ -23,17 +23,17 @@ usage() {
 Usage: sudo systemd/install.sh [--service | --dashboard] [--mqtt URL] [--device-id ID] [--device-name NAME]
                                [--wheels FOLDER] | --rollback | --uninstall
 
-Installs benchd under /opt/benchd and starts it as a service. Run it again to upgrade what is installed; where nothing
-changed it does nothing. What /etc/benchd/requirements.txt names is installed into every version.
+Installs benchd under /opt/benchd and starts it as a service. Run it again to upgrade; if nothing changed it does nothing.
+The packages in /etc/benchd/requirements.txt are installed into every version.
 
   --service           install the service; this is the default on a machine without a dashboard
-  --dashboard         install the dashboard; what is installed already is upgraded with either of them
+  --dashboard         install the dashboard; either option also upgrades what is already installed
   --mqtt URL          the broker, mqtt://[user@]host[:port] or mqtts://...; its password goes into /etc/benchd/mqtt_password,
                       the dashboard's with --dashboard into /etc/benchd/dashboard_mqtt_password
-  --device-id ID      its id on the broker, where its user has the same name
-  --device-name NAME  what people call this machine
-  --wheels FOLDER     install from the wheels in there, ours among them, without a network (`make bundle` fills one)
-  --rollback          go back to the version before; a second time: to the newer one again
+  --device-id ID      the device's id, and the name of its user on the broker
+  --device-name NAME  a name for people
+  --wheels FOLDER     install from the wheels in this folder, without a network (`make bundle` fills one)
+  --rollback          return to the previous version; a second time to the newer one
   --uninstall         remove the program and its units; configuration and results stay
 
 Environment: PYTHON (default /usr/bin/python3), JETSON_INDEX (the index of torch for a Jetson's JetPack), DESTDIR (install
@@ -54,7 +54,7 @@ parse() {
     while [ $# -gt 0 ]; do
         case $1 in
         --mqtt | --device-id | --device-name | --wheels)
-            [ -n "${2:-}" ] || die "$1 needs a value; --help shows them all"
+            [ -n "${2:-}" ] || die "$1 needs a value; --help lists the options"
             case $1 in
             --mqtt) mqtt=$2 ;;
             --device-id) device_id=$2 ;;
@@ -66,7 +66,7 @@ parse() {
         --service | --dashboard) asked=${1#--} ;;
         --rollback | --uninstall) action=${1#--} ;;
         --help) usage && exit ;;
-        *) die "no option $1; --help shows them all" ;;
+        *) die "unknown option $1; --help lists them" ;;
         esac
         shift
     done
@@ -79,7 +79,7 @@ check_values() {
     esac
     case $mqtt in
     '' | mqtt://?* | mqtts://?*) ;;
-    *) die "--mqtt $mqtt is no mqtt://[user@]host[:port] nor mqtts://..." ;;
+    *) die "--mqtt $mqtt: expected mqtt://[user@]host[:port] or mqtts://..." ;;
     esac
     case $mqtt$device_id$device_name in *[\"\\\|\&[:cntrl:]]*) die 'a value may not hold any of " \ | &' ;; esac
 }
@@ -191,7 +191,7 @@ runs() {
 # Never in the folder that the service runs from: a version that is built again gets an r at its end, or loses it.
 make_environment() {
     if is_whole; then
-        say "$version is installed already"
+        say "$version is already installed"
         return
     fi
     if [ "$version" = "$(running)" ]; then
@@ -263,7 +263,7 @@ place() {
     note_change
     if [ -e "$to" ]; then
         mv "$to" "$to.old"
-        say "$2 is a new one; the one before is $2.old"
+        say "$2 was replaced; the previous file is $2.old"
     fi
     install -D --mode=644 "$1" "$to"
 }
@@ -298,7 +298,7 @@ place_configuration() {
     cp --preserve=all "$to" "$to.new"
     cat "$draft" >"$to.new"
     mv "$to.new" "$to"
-    say "$configuration is a new one; the one before is $configuration.old"
+    say "$configuration was changed; the previous file is $configuration.old"
 }
 
 # The dashboard has no configuration: its broker stands in a drop-in, where a % is doubled.
@@ -431,7 +431,7 @@ load_module() {
 
 show_failure() {
     journalctl --no-pager --lines=10 --unit="$1" >&2
-    die "$1 does not start, as it says above. Back to the version before: sudo $0 --rollback"
+    die "$1 does not start, as it says above. To return to the previous version: sudo $0 --rollback"
 }
 
 do_install() {
@@ -478,7 +478,7 @@ from benchd.dashboard.schema import VERSION
 ((version,),) = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True).execute("SELECT number FROM version")
 sys.exit(version != VERSION)
 END
-    die "$1 does not read the dashboard's database, which has the tables of another. $(running) stays. To go back all the same," \
+    die "$1 cannot read the dashboard's database, which another version wrote. $(running) stays. To roll back all the same," \
         "stop benchd-dashboard and move $database* away: $1 begins an empty one"
 }
 

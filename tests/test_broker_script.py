@@ -81,7 +81,7 @@ def test_a_second_run_adds_and_changes_nobody_s_password(tmp_path):
     folder = tmp_path / "etc/mosquitto"
     run(tmp_path, "d1")
     before = (folder / "benchd.passwords").read_text()
-    assert "d1 has a password already" in run(tmp_path, "d1", "d2")
+    assert "d1 already has a password" in run(tmp_path, "d1", "d2")
     assert (folder / "benchd.passwords").read_text().startswith(before)
     assert {path.stat().st_mode & 0o777 for path in (folder / "benchd").iterdir()} == {0o600}
     assert (folder / "benchd.passwords").stat().st_mode & 0o777 == 0o640
