@@ -54,8 +54,11 @@ def alive(children):
 
 
 def has_median(port, board):
-    """Return whether the metrics have a median of a board whose id holds this."""
-    lines = get(port, "/metrics")[2].splitlines()
+    """Return whether the metrics have a median of a board whose id holds this; the pages may not listen yet."""
+    try:
+        lines = get(port, "/metrics")[2].splitlines()
+    except ConnectionRefusedError:
+        return False
     return any(line.startswith(b"benchd_case_median_seconds") and board in line for line in lines)
 
 
