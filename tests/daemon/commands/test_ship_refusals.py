@@ -82,7 +82,7 @@ def shipped(folder, *, page=False):
     """Ship a case into the folder, as after the command line was read."""
     candidates = [Planned(Case(model="square"), "ship", race.LIMITS, True, None)]
     with session(folder) as opened:
-        return ship._ship(opened, candidates, Asked(), 1.0, folder / "out", page=page)
+        return ship._ship(opened, candidates, Asked(), 1.0, folder / "out", page=page, json=False)
 
 
 def test_a_busy_machine_leaves_the_log_of_the_race_that_runs_as_it_is(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from traces_made import annotation, operator
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.trace.trace import MemoryEvent, Trace
 from benchd.daemon.worker.profiling import memory
-from benchd.daemon.worker.profiling.memory import Allocation
+from benchd.daemon.worker.profiling.memory import HeldMemory
 from benchd.daemon.worker.profiling.work import open_work
 
 FC_BYTES = 4 * (48 * 5 + 5)
@@ -48,7 +48,7 @@ def test_what_each_allocation_is_for():
         annotations=[annotation("enumerate(DataLoader)#x", 10, 5), annotation("nn.Module: Net", 20, 20)],
         operators=[operator("autograd::engine::evaluate_function: MmBackward0", 50, 8), operator("aten::empty", 21, 2)],
     )
-    found = table_of(traced, [Allocation(address=77, bytes=10, category="parameters")], {5})
+    found = table_of(traced, [HeldMemory(address=77, bytes=10, category="parameters")], {5})
     assert found.timeline[0].by_category["parameters"] == 10
     assert found.peak_bytes == 10 + 100 + 200 + 800 + 1600 + 3200
     assert found.peak_by_category == {
@@ -69,7 +69,7 @@ def test_what_each_allocation_is_for():
 
 def test_memory_of_before_that_is_given_back():
     traced = made([event(10, 1, -50), event(20, 2, -30), event(30, 3, 5)])
-    found = table_of(traced, [Allocation(address=1, bytes=50, category="inputs")])
+    found = table_of(traced, [HeldMemory(address=1, bytes=50, category="inputs")])
     assert [(point.t_ns, point.by_category["inputs"], point.by_category["other"]) for point in found.timeline] == [
         (0, 50, 30),
         (10_000, 0, 30),
