@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
+import torch
 
 from benchd.daemon.records import VERDICTS, Check
 from benchd.daemon.worker import steps
@@ -81,7 +82,8 @@ def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
 
 def _near_thresholds(expected: Expected, answers: list[Answers]) -> Expected:
     """Return the expectation with the limits of a network with thresholds, if the unseen inputs show it to be one."""
-    reference = expected.reference()
+    with torch.inference_mode(mode=False):  # weights made in that mode cannot be shared outside of it
+        reference = expected.reference()
     right = Truth(reference, expected.rule, reference.answers(), expected.limits)
     sides = _sides(expected, expected.fresh_outputs, answers)
     off = np.zeros((len(reference.images), 2), np.bool_)

@@ -93,6 +93,18 @@ class Counts(Counting):
         return self.head(x)
 
 
+class OneOff(nn.Module):
+    """Answers with the class beside the right one, but in float64; its weight is large enough to be shared."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(48, 50_000)
+
+    def forward(self, x):
+        answer = self.head(x.flatten(1)).argmax(1)
+        return answer if x.dtype == torch.float64 else answer + 1
+
+
 class Raises(Base):
     def forward(self, x):
         return x.view(7, -1, 5)
@@ -305,6 +317,11 @@ def test_an_answer_without_rows_is_checked_in_several_batches(tmp_path):
     limits = msgspec.structs.replace(given.limits, check_images=8)
     result = checked(msgspec.structs.replace(given, limits=limits))
     assert result.passed, result.note
+
+
+def test_a_wrong_answer_of_a_large_weight_fails_its_check_and_not_its_process(tmp_path):
+    outcome = run_here(zoo(tmp_path, "OneOff", IMAGE))
+    assert (outcome.process.status, outcome.check.verdict) == ("ok", "failed"), outcome.process.reason
 
 
 @pytest.mark.parametrize(
