@@ -85,6 +85,8 @@ def _judged(
     agrees = typical(errors) <= max(_TOLERANCE[precision], 2 * own) < np.inf
     if judged_by == "codes":
         agrees = agrees and (parity.argmax_disagreements <= _disagreements(plain, exact) + 1 or own > _HIDING)
+    if np.isnan(exact).any():
+        raise Differs("the model's own answer is NaN for these inputs, so its file cannot be compared: give others")
     if not agrees:  # NaN does not agree either
         raise Differs(
             f"the file is off by {parity.error_share:.1e} of the largest output, and {parity.argmax_disagreements} of "

@@ -151,3 +151,16 @@ def test_classes_are_not_compared_where_rounding_hides_the_model_s_own(share, ag
     else:
         with pytest.raises(Differs):
             judged(run, "codes", plain=plain)
+
+
+class Metres(nn.Module):
+    """A net whose logarithm takes positive numbers only."""
+
+    def forward(self, images):
+        return images.flatten(1).log()
+
+
+def test_a_model_whose_own_answer_is_nan_says_so_and_blames_no_file():
+    model = Metres()
+    with pytest.raises(Differs, match="the model's own answer is NaN for these inputs"):
+        compare(model, lambda images: [model(images).numpy()], batches_of(-1 - IMAGES.abs()), "fp32", "outputs")
