@@ -143,8 +143,11 @@ def _empty(path: Path) -> None:
 
 
 def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request]:
-    """Return a request for each chosen variant and batch size, or the one request if none is chosen."""
-    cases = request.cases or [""] * any(chosen)
+    """Return a request for each chosen variant and batch size, or the one request if none is chosen.
+
+    Two modules of the user's are compared in eager unless a case is named.
+    """
+    cases = request.cases or [""] * any(chosen) or ["eager"] * (len(request.modules) == 2)
     counts = (len(cases), len(request.pythons), len(request.modules))
     if request.is_aa and (counts[0] != 1 or max(counts) > 1):
         raise UsageError("--aa compares one case with itself")
