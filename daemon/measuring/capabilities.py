@@ -47,7 +47,7 @@ NOT_FOR_DOCTOR = "fake"  # plays a script, which nobody has named here
 SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
 
 REMEDIES = {
-    "devfreq": "Jetson boards have it",
+    "devfreq": "Jetson boards have it; there: sudo modprobe nvgpu, on a Thor nvidia",
     "ina3221": "Jetson Orin boards have it; there: sudo modprobe -r ina3221; sudo modprobe ina3221",
     "ina238": "Jetson Thor boards have it; there: sudo modprobe -r ina238; sudo modprobe ina238",
     "procfs": "mount /proc",

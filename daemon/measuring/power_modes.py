@@ -50,7 +50,7 @@ def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = 
     chosen = _chosen(modes, read_modes(root))
     there = {mode: path for mode in chosen if (path := Path(_of(mode, made))).is_file()}
     if there.keys() >= set(chosen):
-        raise UsageError(f"{', '.join(map(str, there.values()))}already exist; delete them to rebuild")
+        raise UsageError(f"{', '.join(map(str, there.values()))} already exist; delete them to rebuild")
     sweep = _Sweep([mode for mode in chosen if mode not in there], command, out)
     for mode, path in there.items():
         sweep.say(f"{mode.name} skipped: {path} already exists")

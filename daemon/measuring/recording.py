@@ -102,6 +102,11 @@ def with_samples(
         idle = (process.idle[0], process.idle[1]) if len(process.idle) == 2 else None
         inferences = _inferences(process, case.batch_size)
         measured = energy.measure(read, sampler.samples.power, window, inferences, read_period_s, idle)
+    if isinstance(measured, str):
+        failed = [
+            f"{name}: {why}; run `benchd doctor`" for name, why in report.failures.items() if f"({name} " in measured
+        ]
+        measured = "; ".join([measured, *failed])
     process = msgspec.structs.replace(
         process,
         telemetry=telemetry,

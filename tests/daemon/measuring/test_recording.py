@@ -282,6 +282,18 @@ def test_energy_is_of_the_samples_in_the_window_above_those_in_its_rests():
     assert found.idle_w == pytest.approx(2.0)
 
 
+def test_a_sensor_that_fails_within_the_window_is_named_with_its_reason_and_a_remedy():
+    sampler = SamplerProcess(["fake", "devfreq"], 0.05)
+    power = PowerSource(source="fake", rail="VIN", metric="power_w", scope="module", total=True, period_s=0.05)
+    failures = {"fake": "rail VIN: Resource temporarily unavailable", "devfreq": "gone"}
+    sampler.samples.add(
+        Batch(samples=[], t_ns=10**9, cpu_s=0.0, ticks_ns=[1], flushes=0, failures=failures, power=[power])
+    )
+    ran = outcome(timing=timing(), window=Window(1, 10**9))
+    made = recording.with_samples(ran, Case(model="square"), sampler, Machine("cpu", has_cxx=True), 0.05)
+    assert made.missing["energy"].endswith(f"; fake: {failures['fake']}; run `benchd doctor`")
+
+
 def test_the_sensors_of_another_gpu_give_no_energy():
     def missing(ran_on):
         ran = msgspec.structs.replace(outcome(timing=timing(), window=Window(0, 10**9)), device_uuid=ran_on)
