@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from benchd.daemon.worker import backends
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import references
 from benchd.daemon.worker.check.observe import observe
+from benchd.daemon.worker.structures import cycled
 from benchd.daemon.worker.workload import Workload
 from benchd.models import data
 from benchd.models.data import ImageSet
@@ -97,7 +97,7 @@ def _answers(
         _refuse_calibrated(images, workload.source.calibrated, dataset)
         digest.update(images.numpy().tobytes() + right.numpy().tobytes())
         # seeded as in the check, so that a rate-encoded image gets the same draws at any position
-        whole = images[torch.arange(-(-len(part) // job.case.batch_size) * job.case.batch_size) % len(part)]
+        whole = cycled(images, -(-len(part) // job.case.batch_size) * job.case.batch_size)
         unwatched = replace(model, module=None)
         seen = observe(unwatched, workload.plain, whole, job.case.batch_size, job.case.seed + start)
         scores = next(iter(seen.outputs.values()))

@@ -27,7 +27,7 @@ from benchd.daemon.worker.check import agreement, truth
 from benchd.daemon.worker.check.checking import rule_of
 from benchd.daemon.worker.check.observe import uniforms
 from benchd.daemon.worker.source import paths
-from benchd.daemon.worker.structures import OF_BATCH, Answers, Batch, cast, of_batch, tensors, values
+from benchd.daemon.worker.structures import OF_BATCH, Answers, Batch, cast, cycled, of_batch, tensors, values
 from benchd.daemon.worker.workload import Workload
 from benchd.models import data
 
@@ -137,7 +137,7 @@ def _golden(
     """Write the golden inputs with their answers; return what is read, and how to compare what is answered."""
     size = job.case.batch_size
     batches = max(2, GOLDEN_ROWS // size)
-    images = workload.images[torch.arange(batches * size) % len(workload.images)]
+    images = cycled(workload.images, batches * size)
     rule = rule_of(workload, loaded, job)
     right = truth.find(workload, job, images, rule, loaded.device)
     arrays: dict[str, np.ndarray] = {}

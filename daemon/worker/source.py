@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import ArtifactFacts, OptionValue, Provider, Quantisation
 from benchd.daemon.runtimes import Precision
-from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, leading, tensors, values
+from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, cycled, leading, tensors, values
 from benchd.exporters import code, files, sessions
 from benchd.exporters.artifacts import Artifact, ArtifactStore, key_of
 from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_few
@@ -286,7 +286,7 @@ class Source:
 
     def _answering(self, batch: int | None) -> tuple[nn.Module, list[str]]:
         """Return the module wrapped to return a tuple, and the paths of its elements."""
-        example = self.images[torch.arange(batch or 1) % len(self.images)]
+        example = cycled(self.images, batch or 1)
         with torch.inference_mode():
             output = copy.deepcopy(self.module)(*values(example))
         return InTuple(self.module), list(tensors(output))
@@ -314,7 +314,7 @@ def _batches(calibration: Calibration, size: int) -> Iterator[list[Tensor]]:
     images = calibration.images
     refuse_few([part.numpy() for part in leading(images)], calibration.source)
     for start in range(0, len(images), size):
-        yield [part.contiguous() for part in values(images[torch.arange(start, start + size) % len(images)])]
+        yield [part.contiguous() for part in values(cycled(images, start + size, start))]
 
 
 def _measured(quantisation: Quantised, calibration: Calibration, start: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.structures import Batch, by_path, bytes_of, cast, each, first_scores, to_train, values
+from benchd.daemon.worker.structures import Batch, by_path, bytes_of, cast, cycled, each, first_scores, to_train, values
 
 KNOWN_SHARE = 0.5
 SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
@@ -77,7 +77,7 @@ class Step(Protocol):
 def batches(images: Batch, batch_size: int, loaded: Loaded) -> list[Batch]:
     """Return the pool as batches in host memory, in the model's input type; pinned if a GPU copies them."""
     count = max(1, len(images) // batch_size) * batch_size
-    whole = images[:count] if count <= len(images) else images[torch.arange(count) % len(images)]
+    whole = images[:count] if count <= len(images) else cycled(images, count)
     whole = cast(whole, loaded.dtype)
     return pinned((whole[start : start + batch_size] for start in range(0, count, batch_size)), loaded.device)
 

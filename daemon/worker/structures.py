@@ -124,6 +124,16 @@ def _axes(batch: Batch) -> list[int | None]:
     return [batch.axes.get(name, 0) for name in batch.named] if isinstance(batch, Tensors) else [0]
 
 
+def rows_of(batch: BatchT, rows: Tensor) -> BatchT:
+    """Return these items of a batch; torch 2.9 has no index by a tensor for unsigned numbers."""
+    return by_item(lambda value: value.index_select(0, rows.to(value.device)), batch)
+
+
+def cycled(batch: BatchT, stop: int, start: int = 0) -> BatchT:
+    """Return the items from `start` to `stop` of a batch that begins again after its last."""
+    return rows_of(batch, torch.arange(start, stop) % len(batch))
+
+
 def joined(*batches: Batch) -> Batch:
     """Return the items of one batch after the other as one."""
     return by_item(lambda *parts: torch.cat(parts), *batches)

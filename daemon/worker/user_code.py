@@ -26,6 +26,7 @@ _OURS = tuple(code.ROOT / place for place in (*code.SHIPPED, "daemon"))
 _VARIABLE = re.compile(rb"(?:environ(?:\.get\(|\[)|getenv\()\s*[\"'](\w+)[\"']", re.ASCII)
 _LOADED = {".py", ".pyc", ".so", ".pyd"}
 _SYSTEM = {"dev", "proc", "sys"}
+_MADE_BY_TORCH = "_remote_module_"  # what torch 2.9 writes to a temporary folder, and imports, begins so
 _opened: dict[Path, None] | None = None
 
 
@@ -111,7 +112,7 @@ def imported(package: str = "") -> dict[str, Path]:
     Modules without a file of their own, such as in a zip archive, are not included.
     """
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
-    paths = {name: Path(file).resolve() for name, file in files.items() if file and not _is_ours(name)}
+    paths = {name: Path(file).resolve() for name, file in files.items() if file and not _is_other(name)}
     return {
         name: path
         for name, path in paths.items()
@@ -119,8 +120,8 @@ def imported(package: str = "") -> dict[str, Path]:
     }
 
 
-def _is_ours(name: str) -> bool:
-    return name in {"__main__", "__mp_main__", "benchd"} or name.startswith("benchd.")
+def _is_other(name: str) -> bool:
+    return name in {"__main__", "__mp_main__", "benchd"} or name.startswith(("benchd.", _MADE_BY_TORCH))
 
 
 def _is_installed(path: Path) -> bool:

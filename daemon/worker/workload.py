@@ -22,7 +22,7 @@ from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
 from benchd.daemon.worker import lookups, user_code, user_module
 from benchd.daemon.worker.camera import FRAMES, Camera, open_camera
 from benchd.daemon.worker.source import Calibration, Source
-from benchd.daemon.worker.structures import Batch, Tensors, content, dtype_of, leading
+from benchd.daemon.worker.structures import Batch, Tensors, content, cycled, dtype_of, leading
 from benchd.exporters import code, doubled
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, demo, weights
@@ -59,7 +59,7 @@ class Workload:
 
     def example(self, count: int) -> Batch:
         """Return the first `count` inputs; a data set with fewer repeats, because a file has the size of its batch."""
-        return self.images[torch.arange(count) % len(self.images)]
+        return cycled(self.images, count)
 
 
 def build(job: Job) -> Workload:
@@ -251,7 +251,7 @@ def _frames(
     device = torch.device(job.device)
     camera = open_camera(job.inputs.data, tuple(specs[0].shape), normalisation, count, device, job.case.seed)
     images = camera.images()
-    return _Pool(images[torch.arange(count) % len(images)], camera.source, camera=camera)
+    return _Pool(cycled(images, count), camera.source, camera=camera)
 
 
 def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> Calibration:
@@ -312,7 +312,7 @@ def _numbers(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed:
     axis = spec.batch_axis
     if spec.file:
         held = torch.from_numpy(user_inputs.numbers_of(spec)).to(dtype_of(spec))
-        items = held if axis is None else held[torch.arange(count) % len(held)]
+        items = held if axis is None else cycled(held, count)
     else:
         items = _random(spec, 1, kind, seed)[0] if axis is None else _random(spec, count, kind, seed)
     return items.movedim(0, axis).contiguous() if axis else items

@@ -17,7 +17,7 @@ from benchd.daemon.worker.check.agreement import Format, Observation, Rule
 from benchd.daemon.worker.check.audit import Expected
 from benchd.daemon.worker.check.observe import observe, of_batches
 from benchd.daemon.worker.check.truth import Reference, Truth
-from benchd.daemon.worker.structures import Answers, Batch, joined, of_batch, rolled, values
+from benchd.daemon.worker.structures import Answers, Batch, cycled, joined, of_batch, rolled, values
 from benchd.daemon.worker.workload import Workload, build
 
 # with thresholds, one neuron at the edge flips thousands after it, and int8 is judged by classes: a share needs many
@@ -97,9 +97,8 @@ def _observed(workload: Workload, loaded: Loaded, job: Job) -> tuple[Batch, int,
 def _images(workload: Workload, size: int, checked: int) -> Batch:
     """Return the checked images, followed by images that the variant does not see before the clock stops."""
     count = checked * size
-    images = workload.images[torch.arange(count) % len(workload.images)]
-    others = torch.arange(count, count + -(-FRESH_IMAGES // size) * size) % len(workload.images)
-    return joined(images, rolled(workload.images[others], 1))
+    others = cycled(workload.images, count + -(-FRESH_IMAGES // size) * size, count)
+    return joined(cycled(workload.images, count), rolled(others, 1))
 
 
 def rule_of(workload: Workload, loaded: Loaded, job: Job) -> Rule:

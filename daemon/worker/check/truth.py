@@ -26,7 +26,18 @@ from benchd.daemon.worker.check import agreement, references
 from benchd.daemon.worker.check.agreement import Bound, Bounds, Format, Observation, Rule
 from benchd.daemon.worker.check.observe import observe, of_batches, of_images
 from benchd.daemon.worker.check.rounding import Rounding
-from benchd.daemon.worker.structures import ONLY, Batch, Tensors, answered, cast, each, of_batch, spread, values
+from benchd.daemon.worker.structures import (
+    ONLY,
+    Batch,
+    Tensors,
+    answered,
+    cast,
+    each,
+    of_batch,
+    rows_of,
+    spread,
+    values,
+)
 from benchd.daemon.worker.user_onnx import OnnxModule
 from benchd.daemon.worker.workload import Workload
 from benchd.exporters import doubled
@@ -246,7 +257,7 @@ class Reference:
                     tensor.copy_(rounding.rounded(tensor))
         module.load_state_dict(state)  # also updates values derived from weights
         with torch.inference_mode():  # as every input is made that is not the pool's own
-            images = each(self.images[torch.tensor(rows)], rounding.rounded)
+            images = each(rows_of(self.images, torch.tensor(rows)), rounding.rounded)
         with rounding:
             return self._run(module, images, rows)
 

@@ -21,7 +21,7 @@ from benchd.daemon.worker import backends, building, workload
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.steps import now, wait_for
-from benchd.daemon.worker.structures import Batch, cast, each, first_scores, like, to_train, values
+from benchd.daemon.worker.structures import Batch, cast, cycled, each, first_scores, like, to_train, values
 from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
 
@@ -108,13 +108,14 @@ def open_work(job: ProfileJob) -> Work:
 def _pool(built: Workload, batch: int, loaded: Loaded, run: Callable[..., Any]) -> TensorDataset:
     """Return whole batches of images in the type that the model reads, and labels, random where the data has none."""
     count = max(1, len(built.images) // batch) * batch
-    taken = torch.arange(count) % len(built.images)
-    images = cast(built.images[taken], loaded.dtype)
+    images = cast(cycled(built.images, count), loaded.dtype)
     with torch.inference_mode():
         classes = first_scores(run(images[:batch].to(loaded.device))).shape[1]
     labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(0))
     is_labelled = built.dataset is not None and built.dataset.why_unlabelled(classes) is None
-    return TensorDataset(*values(images), built.labels[taken] if built.labels is not None and is_labelled else labels)
+    return TensorDataset(
+        *values(images), cycled(built.labels, count) if built.labels is not None and is_labelled else labels
+    )
 
 
 def _refuse_training(job: ProfileJob, module: nn.Module) -> None:
