@@ -11,7 +11,9 @@ from benchd.exporters import code, sessions
 Precision = Literal["fp32", "fp16", "int8"]
 FloatPrecision = Literal["fp32", "fp16"]
 Form = Literal["scan", "two_level"]
-Target = Literal["cpu", "cuda", "openvino", "tensorrt"]
+Target = Literal["cpu", "cpu_without_scan", "cuda", "tensorrt"]
+"""Where a file runs; some runtimes of a CPU do not read a Scan node."""
+
 QuantisedFor = Literal["cpu", "avx2", "arm", "tensorrt"]
 """What runs a quantised file: ONNX Runtime on an x86 CPU, on one whose byte products overflow, so that weights get 7
 bits, or on another CPU, whose kernels want int8 with a zero point of 0; else TensorRT, where outputs stay in float."""
@@ -26,21 +28,20 @@ OPSET = 18
 EXPORTERS = ("torch", "torchvision", "timm", "onnx", "onnx-ir", "onnxscript")
 ONLY_OUTPUT = "outputs"  # the file's output name for a model with a single tensor
 
-# measured: on a CPU one Scan node keeps its state in the cache; the others launch kernels for each loop iteration;
-# OpenVINO does not read a Scan node
-_BEST: dict[Target, Form] = {"cpu": "scan", "cuda": "two_level", "openvino": "two_level", "tensorrt": "two_level"}
-
 
 def form(options: Mapping[str, Any], target: Target) -> Form | None:
-    """Return the form of the scan for this target, None for a model without one; `options` are all the model's."""
+    """Return the form of the scan for this target, None for a model without one; `options` are all the model's.
+
+    Measured: on a CPU one Scan node keeps its state in the cache; a GPU launches kernels for each of its iterations.
+    """
     if "scan" not in options:
         return None
-    return "two_level" if options["scan"] == "two_level" else _BEST[target]
+    return "scan" if target == "cpu" and options["scan"] != "two_level" else "two_level"
 
 
 def quantised_for(target: Target) -> QuantisedFor:
     """Return what an int8 file for this target is made for: x86 has fast kernels for uint8 activations only."""
-    if target not in ("cpu", "openvino"):
+    if target not in ("cpu", "cpu_without_scan"):
         return "tensorrt"
     if not is_x86():
         return "arm"

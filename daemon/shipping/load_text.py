@@ -7,9 +7,9 @@ from typing import Any
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring import user_inputs
 from benchd.daemon.records import Environment
-from benchd.daemon.runtimes import Precision
+from benchd.daemon.runtimes import Precision, openvino_settings
 from benchd.daemon.shipping.manifest import CODE, Manifest
-from benchd.exporters import openvino, sessions, tegra
+from benchd.exporters import sessions, tegra
 
 _PAGE = """# How to load this
 
@@ -251,7 +251,8 @@ def _onnx(manifest: Manifest) -> str:
 
 
 def _openvino(manifest: Manifest) -> str:
-    settings = [f'"{name}": "{value}"' for name, value in openvino.settings(manifest.case.variant.precision).items()]
+    asked = openvino_settings(manifest.case.variant.precision)
+    settings = [f'"{name}": "{value}"' for name, value in asked.items()]
     settings += [f'"INFERENCE_NUM_THREADS": {_threads(manifest)}']
     return _OPENVINO.format(settings=",\n    ".join(settings), names=[one.name for one in manifest.outputs])
 

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import RuntimeFacts
-from benchd.daemon.runtimes import Precision
+from benchd.daemon.runtimes import OPENVINO_FORMATS, Precision, openvino_settings
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type, values
-from benchd.exporters import openvino as asked
 from benchd.exporters.artifacts import Artifact
 
 _INT8 = {"i8", "u8"}
@@ -33,7 +32,7 @@ def file(source: Source, precision: Precision, device: torch.device, batch: int)
         from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
 
         written = user_onnx.precision(source.own)
-    return source.onnx(written, batch, "openvino")
+    return source.onnx(written, batch, "cpu_without_scan")
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
@@ -45,7 +44,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         model = core.read_model(artifact.path)
         shapes = [list(value.shape) for value in source.inputs(*values(example))]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
-        settings = asked.settings(precision) | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        settings = openvino_settings(precision) | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
         compiled = core.compile_model(model, "CPU", settings)
         bound = _Bound(openvino, compiled, source, paths(artifact))
     except RuntimeError as error:  # the one exception that its binding raises
@@ -83,7 +82,7 @@ def _computed(compiled: Any, precision: Precision) -> Counter[str]:
     ]
     products = Counter(name for kind, name in layers if kind in _PRODUCTS)
     formats = products or Counter(name for kind, name in layers if kind not in _NO_COMPUTATION)
-    wanted = _INT8 if precision == "int8" else {asked.FORMATS[precision]}
+    wanted = _INT8 if precision == "int8" else {OPENVINO_FORMATS[precision]}
     is_another = _LOWER & formats.keys() if precision == "fp32" else not formats.keys() & wanted
     if is_another:
         words = ", ".join(f"{count} in {name}" for name, count in formats.most_common())
