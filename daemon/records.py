@@ -534,29 +534,41 @@ class Check(Struct, frozen=True, kw_only=True):
         return self.decided - (self.argmax_disagreements - self.tie_disagreements)
 
 
-class Accuracy(Struct, frozen=True, kw_only=True):
-    """Top-1 accuracy of a variant, and of plain eager fp32 on the same images; shares are from 0 to 1.
+TOP1 = "top-1"
 
-    `low` and `high` are the 95 % interval of `top1` (Wilson). `gained` counts the images that only the variant gets
-    right, `lost` those that only fp32 gets right. `drop` is fp32's share minus the variant's, with the 95 % interval of
-    a paired difference (Tango); plain fp32 has none. `data` names the images, and `data_sha256` covers everything the
-    model read and the labels.
+
+class Accuracy(Struct, frozen=True, kw_only=True):
+    """A variant's top-1, or the user's `metric`, and that of plain eager fp32 (`reference`) on the same items.
+
+    `low` and `high` are the 95 % interval of `value`; `drop` is by how much the variant is worse than plain fp32, with
+    its 95 % interval; plain fp32 has none. Of top-1, a share from 0 to 1, these are Wilson's and Tango's intervals;
+    `gained` counts the items that only the variant gets right, `lost` those that only fp32 gets right. Of a metric they
+    come from `draws` of the items, the same for both (paired bootstrap). `data` names the items, and `data_sha256`
+    covers everything the model read and the targets.
     """
 
+    metric: str = TOP1
+    better: Literal["higher", "lower"] = "higher"
     images: int
-    right: int
-    top1: float
+    value: float
     low: float
     high: float
-    reference_right: int
-    reference_top1: float
-    gained: int
-    lost: int
+    reference: float
     drop: float
     drop_low: float
     drop_high: float
+    right: int | None = None
+    reference_right: int | None = None
+    gained: int | None = None
+    lost: int | None = None
+    draws: int | None = None
     data: str
     data_sha256: str
+
+    @property
+    def is_share(self) -> bool:
+        """Return whether the figures are shares of the items, which people read in percent."""
+        return self.metric == TOP1
 
 
 class InputSpec(Struct, frozen=True, omit_defaults=True):
@@ -622,7 +634,7 @@ class Option(Struct, frozen=True):
 
 
 class Inputs(Struct, frozen=True, kw_only=True):
-    """What a model's weights are and which images it is fed; null means random, or the model's own."""
+    """What a model's weights are, what it is fed and what judges it; null means random, or the model's own."""
 
     weights: Annotated[
         str | None,
@@ -630,6 +642,14 @@ class Inputs(Struct, frozen=True, kw_only=True):
     ] = None
     data: Annotated[
         str | None, Option("Real images; `demo` for the digits included.", "demo|cifar10:DIR|imagefolder:DIR")
+    ] = None
+    samples: Annotated[
+        str | None,
+        Option(
+            "Your own inputs, the items in front: arrays by name, or a function that yields them.",
+            "FILE.npz|FILE.safetensors|FILE.py:FUNCTION",
+            "--inputs",
+        ),
     ] = None
     labels: Annotated[
         str | None, Option("Class labels of the images in --data: one path and one index per line.", "FILE")
@@ -639,14 +659,24 @@ class Inputs(Struct, frozen=True, kw_only=True):
     ] = None
     calibration: Annotated[
         str | None,
-        Option("Images that set the int8 ranges; none may be in --data.", "demo|random|cifar10:DIR|imagefolder:DIR"),
+        Option(
+            "What sets the int8 ranges; none of it may be in --data.",
+            "demo|random|cifar10:DIR|imagefolder:DIR|FILE.npz",
+        ),
+    ] = None
+    metric: Annotated[
+        str | None,
+        Option(
+            "What decides instead of top-1: (answers, targets) -> number, or an object with update and compute.",
+            "FILE.py:FUNCTION[:higher|lower]",
+        ),
     ] = None
 
     @property
     def named(self) -> "Inputs":
         """Return the inputs with files and folders by their names alone, as records have them."""
         asked = msgspec.structs.asdict(self)
-        names = ("weights", "data", "labels", "calibration")
+        names = ("weights", "data", "samples", "labels", "metric", "calibration")
         return Inputs(**asked | {name: _last(asked[name]) for name in names if asked[name]})
 
 
@@ -1163,7 +1193,7 @@ _ASCENDING: dict[type[Struct], tuple[tuple[str | int, ...], ...]] = {
     ),
     BlocksResult: (("low_ms", "median_ms", "high_ms"),),
     Window: (("start_ns", "end_ns"),),
-    Accuracy: (("low", "top1", "high"), ("drop_low", "drop", "drop_high"), ("right", "images")),
+    Accuracy: (("low", "value", "high"), ("drop_low", "drop", "drop_high"), ("right", "images")),
     Check: (
         (0, "tie_disagreements", "ties", "images"),
         (0, "tie_disagreements", "argmax_disagreements", "images"),

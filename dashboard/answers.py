@@ -128,7 +128,9 @@ def _kind(environment: Environment) -> Kind:
 def _agreed(record: Record) -> str:
     """Return how the answers compare with float64's, or with the labels if there are any."""
     if record.accuracy:
-        return f"top-1 {100 * record.accuracy.top1:.1f} %"
+        value = record.accuracy.value
+        figure = f"{100 * value:.1f} %" if record.accuracy.is_share else f"{value:.4g}"
+        return f"{record.accuracy.metric} {figure}"
     check = record.check
     if check is None or check.agreeing is None or not check.decided:
         return "check ok"

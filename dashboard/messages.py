@@ -75,7 +75,8 @@ class Result(NamedTuple):
     hardware: str
     fingerprint: str
     tool_version: str
-    accuracy_top1: float | None
+    accuracy_metric: str | None
+    accuracy_value: float | None
     accuracy_low: float | None
     accuracy_high: float | None
     accuracy_drop: float | None

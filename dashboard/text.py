@@ -4,6 +4,7 @@ import math
 from datetime import datetime, timezone
 
 from benchd.daemon.delivery.messages import Latest
+from benchd.daemon.records import TOP1
 from benchd.daemon.reporting import results_table
 from benchd.daemon.verdicts.effects import Verdict
 from benchd.dashboard.messages import Result
@@ -126,13 +127,17 @@ def energy(result: Result) -> str:
     return plus_minus(result.energy_mj, result.energy_err_mj, "mJ")
 
 
-def top1(result: Result | Latest) -> str:
-    """Return the share of correct answers with its interval, and the drop against plain fp32, in percent."""
-    if result.accuracy_top1 is None or result.accuracy_low is None or result.accuracy_high is None:
+def accuracy(result: Result | Latest) -> str:
+    """Return top-1 or the task's metric with its interval, and the drop against plain fp32; top-1 in percent."""
+    if result.accuracy_value is None or result.accuracy_low is None or result.accuracy_high is None:
         return "-"
+    if result.accuracy_metric != TOP1:
+        drop = f", {result.accuracy_drop:.3g} worse than fp32" if result.accuracy_drop is not None else ""
+        interval = f"{result.accuracy_low:.4g}, {result.accuracy_high:.4g}"
+        return f"{result.accuracy_metric} {result.accuracy_value:.4g} [{interval}]{drop}"
     interval = f"{100 * result.accuracy_low:.1f}, {100 * result.accuracy_high:.1f}"
     drop = f", {100 * result.accuracy_drop:.2f} below fp32" if result.accuracy_drop is not None else ""
-    return f"{100 * result.accuracy_top1:.1f} [{interval}] %{drop}"
+    return f"{TOP1} {100 * result.accuracy_value:.1f} [{interval}] %{drop}"
 
 
 def percent(change: float, sign: str = "+", places: int = 1) -> str:

@@ -15,7 +15,7 @@ from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.broker import Broker, configured
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.machine.quiet import Start
-from benchd.daemon.measuring import user_model
+from benchd.daemon.measuring import user_inputs, user_model
 from benchd.daemon.measuring.protocol import encoded
 from benchd.daemon.records import ImageCount, UserModel
 from benchd.models import data_named, demo
@@ -52,7 +52,13 @@ MinAgreement = Annotated[
     typer.Option(help="Minimum share of images, ties excluded, with float64's class (default 0.98).", metavar="0.995"),
 ]
 MaxAccuracyDrop = Annotated[
-    str | None, typer.Option(help="Maximum accuracy loss against plain fp32 on the same images.", metavar="1%")
+    str | None,
+    typer.Option(
+        "--max-drop",
+        "--max-accuracy-drop",
+        help="Maximum loss of top-1 or of --metric against plain fp32 on the same items.",
+        metavar="1%",
+    ),
 ]
 CaFile = Annotated[
     str | None, typer.Option(help="CA certificate of the broker (default: the system's).", metavar="FILE")
@@ -181,6 +187,8 @@ def calibrated_with(text: str) -> str:
     """Return the value of `--calibration`, its folder in full; raise UsageError for one that names no images."""
     if text == demo.RANDOM:
         return text
+    if user_inputs.are_samples(text):
+        return user_inputs.of_samples("--calibration", text)
     try:
         scheme, folder = data_named.parse(text)
     except data_named.DataError as error:
@@ -190,9 +198,9 @@ def calibrated_with(text: str) -> str:
 
 def accuracy_drop(text: str) -> float:
     """Return `1%` as a share; raise UsageError unless it is above 0 % and at most 100 %."""
-    share = -1.0 if text.startswith("-") else quantity("--max-accuracy-drop", text, {"%": 0.01})
+    share = -1.0 if text.startswith("-") else quantity("--max-drop", text, {"%": 0.01})
     if not 0.0 < share <= 1.0:
-        raise UsageError(f"--max-accuracy-drop {text}: expected more than 0 % and at most 100 %, such as 1%")
+        raise UsageError(f"--max-drop {text}: expected more than 0 % and at most 100 %, such as 1%")
     return share
 
 

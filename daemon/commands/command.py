@@ -13,8 +13,8 @@ GROUPS = {
     "Cases": "models variants batch-sizes option beside preset processes seed threads direction provider dla",
     "Requests": "scenario streams rate find-rate deadline percentile queue",
     "Your own model": "module onnx reference input",
-    "Weights and images": "weights data labels accuracy calibration",
-    "Limits": "max-latency max-power max-energy max-memory min-agreement max-accuracy-drop min-effect minutes",
+    "Weights and inputs": "weights data inputs labels accuracy metric calibration",
+    "Limits": "max-latency max-power max-energy max-memory min-agreement max-drop min-effect minutes",
     "Trace": "method steps warmup workload kernel-regex snn-kernels sort verify",
     "Results": "output mqtt ca-file certificate-file key-file baseline fail-on report json junit markdown case records",
 }

@@ -47,9 +47,7 @@ def once(
         typer.Option("--records", help="Where to look up --case (default: --output).", metavar="FILE|DIR"),
     ] = None,
     device: arguments.Device = "auto",
-    max_accuracy_drop: Annotated[
-        str | None, typer.Option(help="Maximum accuracy loss against plain fp32 for a variant to ship.", metavar="1%")
-    ] = None,
+    max_accuracy_drop: arguments.MaxAccuracyDrop = None,
     artifacts: arguments.Artifacts = None,
     workspace: arguments.Workspace = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; options on the command line override it.")] = None,

@@ -66,7 +66,7 @@ app = application()
 @options.of_suite(
     Chosen("variants", "The variant to profile (default: eager)."),
     Chosen("batch_sizes", "Images per step (default: the model's own)."),
-    *("weights", "data", "options", "module", "inputs"),
+    *("weights", "data", "samples", "options", "module", "inputs"),
 )
 def profile(
     given: dict[str, Any],
@@ -126,7 +126,7 @@ def profile(
     own = _user_module(model, given)
     if kernel_regex and snn_kernels:
         raise UsageError("--kernel-regex and --snn-kernels: give only one of them")
-    if verify and (own or {"weights", "data"} & given.keys()):
+    if verify and (own or {"weights", "data", "samples"} & given.keys()):
         raise UsageError("--verify works with catalog models only; omit --module, --weights and --data")
     machine = plan.inspect(device)
     sort = sort or ("self_cpu_ns" if machine.device == "cpu" else "self_device_ns")

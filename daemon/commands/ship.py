@@ -38,7 +38,20 @@ app = application()
 
 @app.command(epilog="Example: benchd ship torchvision:resnet18 --max-latency 50ms --output resnet18-shipped")
 @options.of_suite(
-    *("module", "onnx", "reference", "inputs", "options", "weights", "data", "labels", "accuracy", "calibration"),
+    *(
+        "module",
+        "onnx",
+        "reference",
+        "inputs",
+        "options",
+        "weights",
+        "data",
+        "samples",
+        "labels",
+        "accuracy",
+        "metric",
+        "calibration",
+    ),
     Chosen("batch_sizes", "Batch sizes that compete."),
     Chosen("variants", "Variants that compete (default: all that can run here)."),
     Chosen("threads", single=True),

@@ -60,7 +60,8 @@ def _exists(path: Path) -> bool:
 def _notes(record: Record) -> Iterator[str]:
     """Yield what the command alone does not repeat."""
     inputs = record.inputs
-    named = [record.own.path if record.own else "", inputs.weights, inputs.data, inputs.labels, inputs.calibration]
+    named = [record.own.path if record.own else "", inputs.weights, inputs.data, inputs.samples, inputs.labels]
+    named += [inputs.metric, inputs.calibration]
     if files := [name for name in named if name and name not in (demo.DEMO, demo.RANDOM)]:
         yield f"{record.case_id}: run it in the folder of {', '.join(files)}, because records hold no paths"
     if record.preset == race.PRESET:

@@ -160,7 +160,8 @@ class Latest(Struct, frozen=True, kw_only=True):
     power_w: float | None = None
     temp_max_c: float | None = None
     check: CheckVerdict | None = None
-    accuracy_top1: float | None = None
+    accuracy_metric: str | None = None
+    accuracy_value: float | None = None
     accuracy_low: float | None = None
     accuracy_high: float | None = None
     accuracy_drop: float | None = None

@@ -428,6 +428,10 @@ def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
         weights, data = None if suite.weights == demo.RANDOM else suite.weights, suite.data
     else:
         weights, data = demo.sources(case.model, case.options, suite.weights, suite.data)
+    if suite.samples:
+        if suite.data:
+            raise UsageError("--inputs and --data both say what the model is fed: give one of them")
+        data = None
     asked = Inputs(**{name: getattr(suite, name) for name in Inputs.__struct_fields__})
     accuracy = _accuracy(suite, weights, data, own)
     return msgspec.structs.replace(asked, weights=weights, data=data, accuracy=accuracy)
@@ -438,12 +442,16 @@ def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserMode
 
     Raises UsageError if it would not be accuracy: without images, or for a catalog model with random weights.
     """
+    if suite.metric and not (suite.samples or data):
+        raise UsageError("--metric needs targets: also give --inputs FILE with an array `targets`, or --data")
+    if suite.metric and suite.samples:
+        return suite.accuracy or "full"
     if (suite.accuracy or suite.labels) and not data:
         raise UsageError("accuracy needs images with labels: also give --data imagefolder:DIR or cifar10:DIR")
     is_trained = bool(weights) or isinstance(own, UserFile)
     if suite.accuracy and not (is_trained or own):
         raise UsageError("accuracy needs trained weights, but these would be random: also give --weights FILE")
-    return suite.accuracy or (POOL_IMAGES if data and is_trained else None)
+    return suite.accuracy or (POOL_IMAGES if data and (is_trained or suite.metric) else None)
 
 
 def refuse_absent_images(planned: Sequence[Planned], max_accuracy_drop: float | None) -> None:
@@ -458,7 +466,9 @@ def refuse_absent_images(planned: Sequence[Planned], max_accuracy_drop: float | 
     except data_named.DataError as error:
         raise UsageError(str(error)) from error
     if max_accuracy_drop is not None and not any(entry.inputs.accuracy for entry in planned):
-        raise UsageError("--max-accuracy-drop: no accuracy is measured; add --data, and --accuracy or --weights")
+        raise UsageError(
+            "--max-drop: no accuracy is measured; add --data, and --accuracy or --weights, or --metric and --inputs"
+        )
 
 
 def _of_suite(suite: Suite) -> UserModel | None:

@@ -4,12 +4,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.machine.sysfs import memory_bytes
+from benchd.daemon.measuring import user_python
 from benchd.daemon.records import DTYPES, Dtype, InputSpec
 from benchd.exporters.artifacts import sha256_of
 
@@ -20,6 +21,8 @@ GIVING = "--input NAME=TYPE:SIZES:LOW-HIGH or NAME=@FILE"
 SAMPLES: tuple[Dtype, ...] = ("uint8", "int8", "uint16", "int16")
 """The types of bytes and samples, whose numbers mean something over all of their range."""
 
+FILES_OF_SAMPLES = (".npz", ".safetensors")
+
 _NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _SIZES = r"(?:\d+|N)(?:x(?:\d+|N))*"
 # the shortest name, and none if that is possible: names in ONNX files hold anything, such as `x:0`
@@ -28,6 +31,41 @@ _INPUT = re.compile(
     rf"(?P<shared>\()?(?:@(?P<file>[^()]+)|(?P<sizes>{_SIZES})?)(?(shared)\))"
     rf"(?::(?P<low>{_NUMBER})(?:-|\.\.)(?P<high>{_NUMBER})|(?(shared)=(?P<value>{_NUMBER})|(?!)))?"
 )
+
+
+def are_samples(text: str) -> bool:
+    """Return whether a text names inputs of the user's own: a file of arrays, or a function of a Python file."""
+    return text.endswith(FILES_OF_SAMPLES) or ".py:" in text
+
+
+def named_metric(text: str) -> tuple[str, Literal["higher", "lower"]]:
+    """Return FILE.py:FUNCTION of a metric and which of its values are better, by default the higher ones."""
+    place, _, better = text.rpartition(":")
+    if better in ("higher", "lower") and ".py:" in place:
+        return place, "lower" if better == "lower" else "higher"
+    return text, "higher"
+
+
+def of_samples(option: str, text: str) -> str:
+    """Return a file of inputs or FILE.py:FUNCTION with its whole path; raise UsageError if it is neither."""
+    if text.endswith(FILES_OF_SAMPLES):
+        if not Path(text).is_file():
+            raise UsageError(f"{option} {text}: no such file")
+        return str(Path(text).resolve())
+    path, _, function = text.rpartition(":")
+    if not path.endswith(".py") or not function.isidentifier():
+        forms = "FILE.npz, FILE.safetensors or " if option != "--metric" else ""
+        raise UsageError(f"{option} {text}: expected {forms}FILE.py:FUNCTION")
+    if not Path(path).is_file():
+        raise UsageError(f"{option} {text}: {path}: no such file")
+    user_python.refuse(Path(path), function, option)
+    return f"{Path(path).resolve()}:{function}"
+
+
+def of_metric(text: str) -> str:
+    """Return FILE.py:FUNCTION:higher or :lower with its whole path; raise UsageError if there is no such function."""
+    place, better = named_metric(text)
+    return f"{of_samples('--metric', place)}:{better}"
 
 
 def inputs_of(texts: Sequence[str]) -> list[InputSpec]:

@@ -11,9 +11,9 @@ from benchd.daemon.errors import UsageError
 _DYNAMIC = {"*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}
 
 
-def refuse(path: Path, function: str) -> None:
-    """Raise UsageError if the file is not Python, uses relative imports, or does not define `function`."""
-    option = f"--module {path}:{function}"
+def refuse(path: Path, function: str, option: str = "--module") -> None:
+    """Raise UsageError if the file of an option is not Python, uses relative imports, or does not define `function`."""
+    option = f"{option} {path}:{function}"
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:  # ValueError if the file is not text

@@ -25,8 +25,8 @@ COLUMNS = {
     "x_of_floor": "x of floor",
     "check": "check",
     "agreement": "agreement",
-    "accuracy_top1": "top-1 % [95 %]",
-    "accuracy_drop": "drop % [95 %]",
+    "accuracy_value": "accuracy [95 %]",
+    "accuracy_drop": "drop [95 %]",
     "processes": "processes",
     "status": "status",
 }
@@ -44,7 +44,8 @@ def cells(record: Record) -> list[str]:
         "processes": f"{sum(process.timing is not None for process in record.processes)}",
     }
     if record.accuracy:
-        flat |= {"accuracy_top1": accuracy.top1(record.accuracy), "accuracy_drop": accuracy.drop(record.accuracy)}
+        figure = f"{record.accuracy.metric} {accuracy.figure(record.accuracy)}"
+        flat |= {"accuracy_value": figure, "accuracy_drop": accuracy.drop(record.accuracy)}
     return [_cell(flat[name]) for name in COLUMNS]
 
 

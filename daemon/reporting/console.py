@@ -13,7 +13,7 @@ from rich.text import Text
 from benchd.daemon.measuring.plan import Planned, in_rounds
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
-from benchd.daemon.records import Case, Energy, Record, Timing, Variant, of_range, usable_variants
+from benchd.daemon.records import Accuracy, Case, Energy, Record, Timing, Variant, of_range, usable_variants
 from benchd.daemon.reporting.results_table import figure, print_table
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.reporting.tables import figures, print_rows
@@ -220,12 +220,16 @@ def _below_floor(record: Record) -> str:
     return f"x of floor: {record.case.model} below 1: {why or 'the probes were disturbed'}"
 
 
+def _counted(one: Accuracy) -> str:
+    return "" if one.gained is None else f": {one.gained} gained, {one.lost} lost"
+
+
 def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
     """Return each variant's loss against plain fp32, on which images, and why some have no accuracy."""
     with_accuracy = [(record, record.accuracy) for record in measured if record.accuracy]
-    notes = sorted({f"top-1: over {one.data}" for _, one in with_accuracy})
+    notes = sorted({f"{one.metric}: over {one.data}" for _, one in with_accuracy})
     notes += [
-        f"top-1: {record.case_id}: drop against plain fp32 {accuracy.drop(one)} %: {one.gained} gained, {one.lost} lost"
+        f"{one.metric}: {record.case_id}: drop against plain fp32 {accuracy.drop(one)}{_counted(one)}"
         for record, one in with_accuracy
         if record.case.variant != Variant()
     ]

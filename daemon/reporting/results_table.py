@@ -73,7 +73,8 @@ def _wide(records: Sequence[Record], width: int) -> Table:
     if not any(record.accuracy for record in records):
         columns.remove(_ACCURACY)
     for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
+        heading = f"{accuracy.heading(records)}\n[95 %]" if column is _ACCURACY else column.heading
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("check", overflow="fold")
     for record in records:
         cells = [column.cell(record) for column in columns] if record.timing else ["" for _ in columns]
@@ -88,16 +89,15 @@ def _narrow(name: str, records: Sequence[Record]) -> Table:
     table = Table(title=Text(name), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("variant", overflow="fold")
     has_accuracy = any(record.accuracy for record in records)
-    for heading in ("median ms", "energy mJ", *(["top-1 %"] if has_accuracy else [])):
+    for heading in ("median ms", "energy mJ", *([accuracy.heading(records)] if has_accuracy else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("check", overflow="fold")
     for record in records:
-        top1 = [f"{100 * record.accuracy.top1:.4g}" if record.accuracy else "-"] if has_accuracy else []
         cells = [
             f"{_variant(record)} b{record.case.batch_size}",
             _median_and_error(record),
             energy_and_error(record),
-            *top1,
+            *([_ACCURACY.cell(record).partition(" ")[0]] if has_accuracy else []),
         ]
         table.add_row(*map(Text, cells), _check(record))
     return table
@@ -108,7 +108,7 @@ def _block(record: Record) -> Text:
     lines = [f"{_model(record)} {_variant(record)} b{record.case.batch_size}"]
     lines += [f"  median {_median_and_error(record)}{unit}"]
     lines += [f"  energy {energy_and_error(record).replace(' ', ' mJ ', 1)}"] if record.energy else []
-    lines += [f"  top-1  {accuracy.top1(record.accuracy)} %"] if record.accuracy else []
+    lines += [f"  {record.accuracy.metric:6} {accuracy.figure(record.accuracy)}"] if record.accuracy else []
     check = [Text.assemble("  check  ", _check(record))] if record.timing else []
     return Text("\n").join([*map(Text, lines), *check])
 
@@ -195,7 +195,9 @@ def _verdict(check: Check) -> str:
     return "ok" if check.passed else "void" if check.void else "FAILED"
 
 
-_ACCURACY = _Column("top-1 %\n[95 %]", lambda record: accuracy.top1(record.accuracy) if record.accuracy else "-")
+_ACCURACY = _Column(
+    "accuracy", lambda record: accuracy.figure(record.accuracy).removesuffix(" %") if record.accuracy else "-"
+)
 _COLUMNS = (
     _Column("median ms\n[95 %]", median_and_interval),
     _Column("p99\nms", lambda record: figure(record.timing.p99_ms if record.timing else None), ALL_COLUMNS),

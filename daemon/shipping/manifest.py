@@ -205,7 +205,7 @@ def promised(record: Record) -> Promised:
         energy_error_share=figures.energy_error_share(energy),
         memory_bytes=figures.memory_bytes(record),
         agreement=f"check ok{recommend.agreement(record.check)}",
-        accuracy=record.accuracy.top1 if record.accuracy else None,
+        accuracy=record.accuracy.value if record.accuracy else None,
     )
 
 

@@ -99,9 +99,21 @@ def digest(planned: Sequence[Planned], environment: Environment, device_id: str)
 def _files(planned: Planned) -> dict[str, str]:
     """Return the hash of each file that the case reads, by its path."""
     own, inputs = planned.own, planned.inputs
-    named = [inputs.weights or "", inputs.labels or "", own.path if isinstance(own, UserFile) else ""]
+    named = [
+        inputs.weights or "",
+        inputs.labels or "",
+        _file(inputs.samples),
+        _file(inputs.metric),
+        own.path if isinstance(own, UserFile) else "",
+    ]
     named += [own.where] if isinstance(own, UserModule) and not own.folder else []
     return {name: sha256_of(Path(name)) for name in named if Path(name).is_file()}
+
+
+def _file(text: str | None) -> str:
+    """Return the path of FILE or FILE.py:FUNCTION."""
+    path, dot_py, _ = (text or "").partition(".py:")
+    return path + dot_py.rstrip(":")
 
 
 def _images(planned: Planned) -> list[tuple[str, int, int]]:

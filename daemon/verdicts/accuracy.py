@@ -1,8 +1,16 @@
-"""Top-1 of a variant: the record's field from counts, its text, and whether the drop is small enough."""
+"""Top-1 or a task's metric: the record's field from counts or draws, its text, and whether a drop is small."""
 
-from benchd.daemon.records import Accuracy
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from benchd.daemon.records import Accuracy, Record
 from benchd.daemon.verdicts import proportions
 from benchd.daemon.verdicts.statistics import Interval
+
+RULE_OF_THREE = 3.0
+"""With no event in n trials, its rate is at most 3/n with a confidence of 95 %."""
 
 NOT_ASKED = "no images with labels were given, or no trained weights"
 """The reason in `missing` if accuracy was not requested."""
@@ -21,11 +29,11 @@ def counted(
     return Accuracy(
         images=images,
         right=right,
-        top1=right / images,
+        value=right / images,
         low=share.low,
         high=share.high,
         reference_right=reference_right,
-        reference_top1=reference_right / images,
+        reference=reference_right / images,
         gained=gained,
         lost=lost,
         drop=(lost - gained) / images,
@@ -36,23 +44,84 @@ def counted(
     )
 
 
-def top1(accuracy: Accuracy) -> str:
-    """Return the share with its interval, in percent."""
-    return f"{100 * accuracy.top1:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}]"
+def of_metric(
+    *,
+    metric: str,
+    better: Literal["higher", "lower"],
+    value: float,
+    reference: float,
+    drawn: Sequence[tuple[float, float]],
+    images: int,
+    is_identical: bool,
+    data: str,
+    data_sha256: str,
+) -> Accuracy:
+    """Return the field of a user's metric; `drawn` has the variant's and fp32's figure of each draw of the items.
+
+    The interval is that of percentiles. Answers that are the same, number for number (`is_identical`), lose nothing. If
+    others change no draw, the loss is bounded by 3 items of `images` as a share's is, at the size of the figure.
+    """
+    sign = 1.0 if better == "higher" else -1.0
+    values, references = np.array(drawn).T
+    drops, drop = sign * (references - values), sign * (reference - value)
+    (low, high), (drop_low, drop_high) = (np.percentile(each, (2.5, 97.5)) for each in (values, drops))
+    if is_identical:
+        drop_low = drop_high = 0.0
+    elif not drops.any():
+        drop_high = RULE_OF_THREE / images * max(abs(value), abs(reference))
+        drop_low = -drop_high
+    return Accuracy(
+        metric=metric,
+        better=better,
+        images=images,
+        value=value,
+        low=min(float(low), value),
+        high=max(float(high), value),
+        reference=reference,
+        drop=drop,
+        drop_low=min(float(drop_low), drop),
+        drop_high=max(float(drop_high), drop),
+        draws=len(drawn),
+        data=data,
+        data_sha256=data_sha256,
+    )
+
+
+def figure(accuracy: Accuracy) -> str:
+    """Return the figure with its interval, a share in percent."""
+    if accuracy.is_share:
+        return f"{100 * accuracy.value:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] %"
+    return f"{accuracy.value:.4g} [{accuracy.low:.4g}, {accuracy.high:.4g}]"
+
+
+def heading(records: Iterable[Record]) -> str:
+    """Return the names of the records' metrics, with the unit of shares."""
+    judged = [record.accuracy for record in records if record.accuracy]
+    return ", ".join(dict.fromkeys(f"{one.metric} %" if one.is_share else one.metric for one in judged))
 
 
 def drop(accuracy: Accuracy) -> str:
-    """Return the drop against fp32 with its interval, in percent."""
-    return f"{100 * accuracy.drop:.2f} [{100 * accuracy.drop_low:.2f}, {100 * accuracy.drop_high:.2f}]"
+    """Return the drop against fp32 with its interval, of a share in percent."""
+    if accuracy.is_share:
+        return f"{100 * accuracy.drop:.2f} [{100 * accuracy.drop_low:.2f}, {100 * accuracy.drop_high:.2f}] %"
+    return f"{accuracy.drop + 0.0:.3g} [{accuracy.drop_low:.3g}, {accuracy.drop_high:.3g}]"
 
 
 def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
-    """Return why the drop is not proven below `limit`, else None: the upper end of its interval decides."""
+    """Return why the drop is not proven below `limit`, else None: the upper end of its interval decides.
+
+    The limit is a share: of all images for top-1, else of plain fp32's figure.
+    """
     if accuracy is None:
         return "accuracy was not measured"
-    if accuracy.drop_high < limit:
+    if accuracy.drop_high < (limit if accuracy.is_share else limit * abs(accuracy.reference)):
         return None
-    reason = f"accuracy drop {drop(accuracy)} %"
+    if accuracy.lost is None or accuracy.gained is None:
+        return (
+            f"{accuracy.metric} drop {drop(accuracy)} on {accuracy.images} items is not proven below "
+            f"{100 * limit:.4g} % of {accuracy.reference:.4g}"
+        )
+    reason = f"accuracy drop {drop(accuracy)}"
     needed = proportions.items_needed(accuracy.lost, accuracy.gained, accuracy.images, limit)
     if needed is None:
         return f"{reason} is not below {100 * limit:.4g} %"

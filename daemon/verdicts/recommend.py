@@ -657,7 +657,7 @@ def _figures(record: Record) -> list[str]:
     if record.requests:
         at_rate = f"{record.requests.rate_hz:.4g} requests per second"
         latency = at_rate if _is_by_rate(record) else f"{latency} at {at_rate}"
-    share = [f"top-1 {accuracy.top1(record.accuracy)} %"] if record.accuracy else []
+    share = [f"{record.accuracy.metric} {accuracy.figure(record.accuracy)}"] if record.accuracy else []
     return [latency, _energy(record.energy), f"check ok{agreement(record.check)}", *share]
 
 

@@ -67,7 +67,9 @@ def row(record: Record) -> Row:
         "check": check.verdict if check else None,
         "check_error_share": check.error_share if check else None,
         "agreement": check.agreeing / check.decided if check and check.agreeing is not None and check.decided else None,
-        **_fields(accuracy, "top1", "low", "high", "drop", "drop_low", "drop_high", "images", prefix="accuracy_"),
+        **_fields(
+            accuracy, "metric", "value", "low", "high", "drop", "drop_low", "drop_high", "images", prefix="accuracy_"
+        ),
         "x_of_floor": record.x_of_floor,
         "bound_by": record.floor.bound_by if record.floor else None,
         "flags": " ".join(record.flags),

@@ -10,11 +10,12 @@ import torch
 
 from benchd.daemon.measuring.protocol import Accompany, Compare, Job, Measure, Outcome, Pack, Race, Verify
 from benchd.daemon.verdicts import timings
-from benchd.daemon.worker import accompanying, accuracy, packing, probes, scenarios, steps
+from benchd.daemon.worker import accompanying, metric, packing, probes, scenarios, steps, top1
 from benchd.daemon.worker.building import Built, built
 from benchd.daemon.worker.check import audit, golden
 from benchd.daemon.worker.check.checking import check_and_answers
 from benchd.daemon.worker.child import StageClock, diagnose
+from benchd.daemon.worker.samples import Samples
 from benchd.daemon.worker.scenarios.base import Run, warmed_up
 from benchd.daemon.worker.scenarios.server import Monotonic
 from benchd.daemon.worker.workload import completed
@@ -127,7 +128,14 @@ def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> N
         outcome.missing["accuracy"] = f"the images of {job.case.scenario} have no labels: measure it in single_stream"
         return
     stages.enter("accuracy")
-    counted = accuracy.measure(model.workload, dataset, model.models[0], job, stages.go_on)
+    workload, loaded = model.workload, model.models[0]
+    if job.inputs.metric:
+        plain = partial(top1.plain_fp32, workload, loaded, job)
+        counted = metric.measure(workload, dataset, loaded, plain, job, stages.go_on)
+    elif isinstance(dataset, Samples):
+        counted = "--inputs has no labels of images: give --metric FILE.py:FUNCTION"
+    else:
+        counted = top1.measure(workload, dataset, loaded, job, stages.go_on)
     if isinstance(counted, str):
         outcome.missing["accuracy"] = counted
     else:

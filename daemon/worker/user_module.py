@@ -34,7 +34,7 @@ def build(own: UserModule, job: Job) -> nn.Module:
     """
     where, name = own.where, own.function
     option = f"--module {Path(where).name}:{name}"  # messages contain no folder
-    source = _imported(where, own.folder, option)
+    source = imported(where, own.folder, option)
     if not hasattr(source, name):
         raise UsageError(f"{option}: {Path(where).name} has no {name!r}")
     module = _ready(_built(getattr(source, name), option))
@@ -92,16 +92,20 @@ def file(own: UserModule) -> Path:
     return Path(str(sys.modules[own.where].__file__)) if own.folder else Path(own.where)
 
 
-def inputs(own: UserModule, job: Job, module: nn.Module) -> list[InputSpec]:
-    """Return the module's inputs; raise Unsupported for a type that the case's variant cannot read."""
-    found, variant = [user_inputs.described(spec) for spec in _inputs(own, module)], job.case.variant
+def inputs(own: UserModule, job: Job, module: nn.Module, specs: list[InputSpec]) -> list[InputSpec]:
+    """Return the module's inputs: those of --input, of its items (`specs`), or its own.
+
+    Raises Unsupported for a type that the case's variant cannot read.
+    """
+    specs = specs if specs and not own.inputs else [user_inputs.described(spec) for spec in _inputs(own, module)]
+    variant = job.case.variant
     by_numpy = variant.backend in FILE_BACKENDS or variant.precision == "int8"
-    if by_numpy and any(spec.dtype == "bfloat16" for spec in found):
+    if by_numpy and any(spec.dtype == "bfloat16" for spec in specs):
         raise Unsupported(
             "files are compared and int8 is calibrated with NumPy, which lacks bfloat16: take the input in float32 and "
             "convert it in forward"
         )
-    return found
+    return specs
 
 
 def _inputs(own: UserModule, module: nn.Module) -> list[InputSpec]:
@@ -114,8 +118,8 @@ def _inputs(own: UserModule, module: nn.Module) -> list[InputSpec]:
     shape = getattr(module, "input_shape", None)
     if shape is None:
         raise UsageError(
-            f"give each input of the module without the batch, as in --input {user_inputs.EXAMPLES}, or give the "
-            "module an attribute input_shape"
+            f"give each input of the module without the batch, as in --input {user_inputs.EXAMPLES}, or a file or "
+            "function of inputs with --inputs, or give the module an attribute input_shape"
         )
     return [InputSpec("", "float32", [int(size) for size in shape])]
 
@@ -138,7 +142,8 @@ class Named(nn.Module):
         return self.module(*inputs[:by_place], **(user_inputs.nested(named) if self._is_nested else named))
 
 
-def _imported(where: str, folder: str, option: str) -> ModuleType:
+def imported(where: str, folder: str, option: str) -> ModuleType:
+    """Return a Python file, or a package's module found from `folder` on; raise UsageError if it is neither."""
     sys.path.insert(0, folder or str(Path(where).parent))
     if folder:
         try:

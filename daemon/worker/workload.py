@@ -21,6 +21,7 @@ from benchd.daemon.measuring.protocol import Job, Verify
 from benchd.daemon.records import OF_MODULE, InputSpec, ModelFacts
 from benchd.daemon.worker import lookups, user_code, user_module
 from benchd.daemon.worker.camera import FRAMES, Camera, open_camera
+from benchd.daemon.worker.samples import Samples, open_samples
 from benchd.daemon.worker.source import Calibration, Source
 from benchd.daemon.worker.structures import Batch, Tensors, content, cycled, dtype_of, leading
 from benchd.exporters import code, doubled
@@ -39,8 +40,9 @@ BUILD_SHARE = 0.9  # of the deadline: a build that ends itself keeps what it has
 class Workload:
     """The source for backends, a pool of inputs (N, ...) with floats as float32, and labels (N,) if there are any.
 
-    `dataset` is the pool's data set, None if it is random; `camera` has the frames of a pipeline's pool. `plain` is the
-    same model with the same weights on plain PyTorch kernels, the reference of checks, in batches of `reference_batch`.
+    `dataset` is the data set or the user's items that the pool is from, None if it is random; `camera` has the frames
+    of a pipeline's pool. `plain` is the same model with the same weights on plain PyTorch kernels, the reference of
+    checks, in batches of `reference_batch`.
     """
 
     source: Source
@@ -50,7 +52,7 @@ class Workload:
     reference_batch: int
     images: Batch
     labels: Tensor | None
-    dataset: data.ImageSet | None
+    dataset: data.ImageSet | Samples | None
     camera: Camera | None = None
 
     def reference(self) -> nn.Module:
@@ -73,13 +75,18 @@ def build(job: Job) -> Workload:
             getattr(plain, "require_session")()  # noqa: B009 - of a file, which is a module without a type here
     except Unavailable as error:
         raise Unsupported(str(error)) from error
-    specs = _specs(job, plain)
+    samples = open_samples(job.inputs.samples) if job.inputs.samples else None
+    specs = _specs(job, plain, samples)
+    if samples:
+        samples, specs = samples.read_by(specs)
+        if job.inputs.metric:
+            samples.refuse_untargeted()
     if all(spec.batch_axis is None for spec in specs):
         raise UsageError(f"--input {specs[0]}: one input must have a batch: give its sizes without parentheses")
-    pool = _inputs(job, plain, specs)
+    pool = _inputs(job, plain, specs, samples)
     if job.module:
         plain = module = _fed(job, plain, specs, pool.images)
-    calibration = partial(_calibration, job, plain, specs)
+    calibration = partial(_calibration, job, plain, specs, samples)
     facts, judged_by = _facts(job, module, specs, pool.source), _judged_by(job, plain)
     source = replace(_source(job, module, pool.images, facts, judged_by), calibration=calibration)
     # an output of a whole batch, such as a loss, depends on the batch size; a library's net may be large
@@ -87,10 +94,11 @@ def build(job: Job) -> Workload:
     return Workload(source, plain, facts, judged_by, batch, pool.images, pool.labels, pool.of, pool.camera)
 
 
-def _specs(job: Job, module: nn.Module) -> list[InputSpec]:
+def _specs(job: Job, module: nn.Module, samples: Samples | None) -> list[InputSpec]:
     """Return the inputs of one item of a batch."""
     if job.module:
-        return _indexing(job, module, user_module.inputs(job.module, job, module))
+        specs = user_module.inputs(job.module, job, module, samples.specs() if samples else [])
+        return specs if samples else _indexing(job, module, specs)
     inputs: list[InputSpec] | None = getattr(module, "inputs", None) if job.onnx else None
     return inputs or [InputSpec("", "float32", list(getattr(module, "input_shape")))]  # noqa: B009
 
@@ -214,17 +222,21 @@ class _Pool:
     images: Batch
     source: str
     labels: Tensor | None = None
-    of: data.ImageSet | None = None
+    of: data.ImageSet | Samples | None = None
     camera: Camera | None = None
 
 
-def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> _Pool:
+def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Samples | None) -> _Pool:
     dataset, kind = _preprocessed(job)
     batch = job.case.batch_size
+    wanted = max(POOL_IMAGES, batch, job.limits.check_images)
     if job.case.scenario == "pipeline":
         return _frames(job, specs, data.normalisation(dataset, kind))
+    if samples:
+        taken = samples.spread(wanted)
+        return _Pool(samples.read(taken)[0], samples.described(len(taken)), of=samples)
     if job.inputs.data:
-        opened = _opened(job, module, specs).taken(max(POOL_IMAGES, batch, job.limits.check_images))
+        opened = _opened(job, module, specs).taken(wanted)
         return _Pool(opened.images, opened.source, opened.labels, opened.of)
     item_bytes = sum(dtype_of(spec).itemsize * math.prod(spec.shape) for spec in specs)
     count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // item_bytes))
@@ -254,19 +266,30 @@ def _frames(
     return _Pool(cycled(images, count), camera.source, camera=camera)
 
 
-def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> Calibration:
-    """Return the images of the job's calibration, by default those of its weights; raise Unsupported for none."""
+def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Samples | None) -> Calibration:
+    """Return the inputs of the job's calibration, by default those of its weights; raise Unsupported for none.
+
+    The user's own inputs calibrate too, except where a metric would then flatter int8.
+    """
     weights = job.inputs.weights
     by_default = demo.DEMO if weights == demo.DEMO else None if weights or job.own else demo.RANDOM
+    if samples and not (job.inputs.metric or job.inputs.calibration):
+        taken = samples.spread(job.calibration_images)
+        images, source = samples.read(taken)[0], samples.described(len(taken))
+        return Calibration(images, source, data.digests(leading(images)), True)
     named = job.inputs.calibration or by_default
     if named is None:
         raise Unsupported(
-            "int8 needs calibration images: give --calibration imagefolder:DIR with images such as the model will see, "
+            "int8 needs calibration inputs: give --calibration imagefolder:DIR or FILE with what the model will see, "
             "or --calibration random for a smoke test"
         )
     count = job.calibration_images
     if named == demo.RANDOM:
         images, source = _drawn(specs, count, _preprocessed(job)[1], CALIBRATION_SEED), f"{count} random inputs"
+    elif user_inputs.are_samples(named):
+        others, _ = open_samples(named).read_by(specs)
+        taken = others.spread(count)
+        images, source = others.read(taken)[0], others.described(len(taken))
     else:
         opened = _opened(job, module, specs, named).taken(count)
         images, source = opened.images, opened.source

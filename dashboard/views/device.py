@@ -19,7 +19,7 @@ from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.queries import Device, Mark
 from benchd.dashboard.requests import Progress, SuiteRequest, progress
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, age, clock, count, doing, fact, figure, more, short, throttling, top1
+from benchd.dashboard.text import SIGNS, accuracy, age, clock, count, doing, fact, figure, more, short, throttling
 from benchd.dashboard.views.charts import Series
 from benchd.dashboard.views.live import LiveCharts
 
@@ -83,7 +83,7 @@ def add(store: Store, broker: Broker) -> None:
                 quiet.set_visibility(not live.extend(now.series, _drawn(now.marks), now_s))
                 verdicts.show([_verdict(device_id, latest) for latest in now.latest if latest.verdict])
                 accuracies.show(
-                    [_accuracy(device_id, latest) for latest in now.latest if latest.accuracy_top1 is not None]
+                    [_accuracy(device_id, latest) for latest in now.latest if latest.accuracy_value is not None]
                 )
                 events.show([_event(mark) for mark in reversed(_listed(now.marks))])
 
@@ -210,7 +210,7 @@ def _verdict(device_id: str, latest: Latest) -> _Line:
 
 
 def _accuracy(device_id: str, latest: Latest) -> _Line:
-    return f"{latest.case_id}: top-1 {top1(latest)}", "link", history_path(device_id, latest.case_id)
+    return f"{latest.case_id}: {accuracy(latest)}", "link", history_path(device_id, latest.case_id)
 
 
 def _event(mark: Mark) -> _Line:

@@ -17,7 +17,7 @@ from benchd.dashboard.layout import PATIENCE_S, facts, frame, heading, history_p
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Result
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import clock, error_share, fact, figure, more, plus_minus, rounded, short, time, top1
+from benchd.dashboard.text import accuracy, clock, error_share, fact, figure, more, plus_minus, rounded, short, time
 from benchd.dashboard.views import charts
 from benchd.dashboard.views.history import BY_ARRIVAL, is_undated
 
@@ -100,7 +100,7 @@ def _result(result: Result, record: Record) -> dict[str, object]:
         "throughput": rounded(record.throughput_per_s, share, "/s") if record.throughput_per_s else None,
         "of floor": f"{rounded(record.x_of_floor, share, 'x')}" if record.x_of_floor else None,
         "floor": f"{figure(floor.floor_ms, 'ms')}, bound by {floor.bound_by}" if floor else None,
-        "top-1": top1(result) if record.accuracy else None,
+        "accuracy": accuracy(result) if record.accuracy else None,
         "memory": figure(memory, "MiB") if memory is not None else None,
         "memory of the process": _beside_device(record),
         "with build and check": _with_check(record),

@@ -17,7 +17,7 @@ from benchd.dashboard.layout import PATIENCE_S, follow, frame, history_path, not
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import clock, energy, error_share, rounded, short, time, top1
+from benchd.dashboard.text import accuracy, clock, energy, error_share, rounded, short, time
 
 ROWS = (25, 100)
 REFRESH_S = 0.5
@@ -48,7 +48,7 @@ COLUMNS = {
     "throughput_per_s": _Column("Per second", "from-1200", is_number=True, is_optional=True),
     "energy_mj": _Column("Energy per inference", "from-600", is_number=True, is_optional=True),
     "checked": _Column("Check", "from-900"),
-    "accuracy_top1": _Column("Top-1 [95 %]", "from-1200", is_number=True, is_optional=True),
+    "accuracy_value": _Column("Accuracy [95 %]", "from-1200", is_number=True, is_optional=True),
     "x_of_floor": _Column("x of floor", "from-1200", is_number=True, is_optional=True),
     "status": _Column("Status", "reason", is_optional=True),
     "flags": _Column("Flags", "from-1200 reason", is_optional=True),
@@ -232,7 +232,7 @@ def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:
         "throughput_per_s": rounded(result.throughput_per_s, share, "/s"),
         "energy_mj": energy(result),
         "checked": f"✕ {result.checked}" if result.checked == "failed" else result.checked or queries.UNCHECKED,
-        "accuracy_top1": top1(result),
+        "accuracy_value": accuracy(result),
         "x_of_floor": rounded(result.x_of_floor, share, "x"),
         "status": "ok" if is_ok else short(f"✕ {result.status}: {result.reason or 'no reason given'}"),
         "flags": short(result.flags),

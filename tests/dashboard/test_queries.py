@@ -205,8 +205,8 @@ def test_an_idle_gpu_s_reason_is_no_throttling_and_a_mean_of_masks_is_none(store
 def test_the_latest_results_say_verdict_and_accuracy_until_their_case_is_taken_away(store):
     body = {"case_id": "a", "verdict": "slower", "median_ms": 2.0, "baseline_ms": 1.0}
     add(store, "d1", "latest/a", body)
-    add(store, "d1", "latest/b", {"case_id": "b", "accuracy_top1": 0.5})
-    found = [(one.case_id, one.verdict, one.accuracy_top1) for one in queries.latest(store, "d1")]
+    add(store, "d1", "latest/b", {"case_id": "b", "accuracy_value": 0.5})
+    found = [(one.case_id, one.verdict, one.accuracy_value) for one in queries.latest(store, "d1")]
     assert found == [("a", "slower", None), ("b", None, 0.5)]
     add(store, "d1", "latest/a", b"")
     assert [one.verdict for one in queries.latest(store, "d1")] == [None, None]

@@ -207,7 +207,7 @@ def test_real_images_and_weights_give_top_1(once, tmp_path):
     images = data.open_set(f"imagefolder:{tmp_path}/images", (3, 32, 32), dataset="cifar10", inputs="unit").taken(256)
     with torch.no_grad():
         right = (model(images.images).argmax(1) == images.labels).double().mean()
-    assert record.accuracy.top1 == pytest.approx(float(right))
+    assert record.accuracy.value == pytest.approx(float(right))
     assert record.accuracy.images == 30
     assert [process.stages.accuracy_s is None for process in record.processes] == [False, True]
     assert (record.accuracy.gained, record.accuracy.lost) == (0, 0)
@@ -225,7 +225,7 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan_and_rand
     assert quantised.case.options == {"width": 16}
     for record in (vim, quantised):
         assert (record.model.weights, record.model.data) == ("demo", "256 of the 359 images of demo")
-        assert record.accuracy.top1 > 0.97
+        assert record.accuracy.value > 0.97
         assert record.check.note == ""
         assert record.floor is not None
     small = ("--models", "qann_resnet18", "--option", "width=16", "--variants", "eager")
@@ -300,8 +300,10 @@ def test_what_only_the_worker_can_know_of_a_command_line_exits_2_too(once, tmp_p
 
 
 def test_the_example_of_the_page_on_own_models_runs(once, tmp_path):
-    code, command = re.findall(r"```(?:python|sh)\n(.*?)```", (ROOT / "docs" / "own-model.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "own-model.md").read_text()
+    code, command, task, judged = re.findall(r"```(?:python|sh)\n(.*?)```", page, re.DOTALL)
     (tmp_path / "net.py").write_text(code)
+    (tmp_path / "task.py").write_text(task)
     done = once(*command.split()[1:])
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(record.case.variant.name, record.status) for record in written(tmp_path)] == [
@@ -315,6 +317,8 @@ def test_the_example_of_the_page_on_own_models_runs(once, tmp_path):
         "mask=bool:16",
     }
     assert "3 cases, at most about 00:00:" in done.stderr
+    done = once(*judged.split()[1:], "--variants", "eager", "--output", "judged")
+    assert (done.returncode, "right: over 5 of the 5 items of task.py:items" in done.stdout) == (0, True)
 
 
 @pytest.mark.usefixtures("command")

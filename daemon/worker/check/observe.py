@@ -23,17 +23,25 @@ def observe(
     number in `rows` (default: counting from 0).
     """
     outputs, codes, sizes = [], [], []
-    rows = range(len(images)) if rows is None else rows
     with torch.inference_mode():
-        for start in range(0, len(images), batch_size):
-            batch = images[start : start + batch_size]
-            inputs = [batch, *uniforms(plain, rows[start : start + batch_size], batch, seed)]
-            with _codes(loaded.module, len(batch)) as seen:
-                output = loaded.run(*(cast(value, loaded.dtype).to(loaded.device) for value in inputs))
+        for inputs in fed(loaded, plain, images, batch_size, seed, rows):
+            with _codes(loaded.module, len(inputs[0])) as seen:
+                output = loaded.run(*inputs)
             outputs.append(answered(output))
             codes += [np.concatenate(seen, axis=1)] if seen else []
-            sizes.append(len(batch))
+            sizes.append(len(inputs[0]))
     return Observation(gathered(outputs, sizes), np.concatenate(codes) if codes else None)
+
+
+def fed(
+    loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int, rows: Sequence[int] | None = None
+) -> Iterator[list[Batch]]:
+    """Yield what the model is given for each batch, on its device: the images and the random numbers that it needs."""
+    rows = range(len(images)) if rows is None else rows
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size]
+        inputs = [batch, *uniforms(plain, rows[start : start + batch_size], batch, seed)]
+        yield [cast(value, loaded.dtype).to(loaded.device) for value in inputs]
 
 
 def of_batches(observation: Observation, places: Iterable[int], batch_size: int, count: int) -> Observation:

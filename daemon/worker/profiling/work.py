@@ -24,6 +24,7 @@ from benchd.daemon.worker.steps import now, wait_for
 from benchd.daemon.worker.structures import Batch, cast, cycled, each, first_scores, like, to_train, values
 from benchd.daemon.worker.workload import Workload
 from benchd.models import catalog
+from benchd.models.data import ImageSet
 
 COPY_RANGE = "copy to device"
 
@@ -112,7 +113,7 @@ def _pool(built: Workload, batch: int, loaded: Loaded, run: Callable[..., Any]) 
     with torch.inference_mode():
         classes = first_scores(run(images[:batch].to(loaded.device))).shape[1]
     labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(0))
-    is_labelled = built.dataset is not None and built.dataset.why_unlabelled(classes) is None
+    is_labelled = isinstance(built.dataset, ImageSet) and built.dataset.why_unlabelled(classes) is None
     return TensorDataset(
         *values(images), cycled(built.labels, count) if built.labels is not None and is_labelled else labels
     )

@@ -8,12 +8,12 @@ from benchd.daemon.verdicts import accuracy
 
 def test_the_counts_give_shares_intervals_and_the_drop():
     found = counted(right=340, gained=2, lost=6, images=360)
-    assert (found.top1, found.reference_right) == (pytest.approx(340 / 360), 344)
-    assert found.low < found.top1 < found.high
-    assert found.drop == pytest.approx(found.reference_top1 - found.top1)
+    assert (found.value, found.reference_right) == (pytest.approx(340 / 360), 344)
+    assert found.low < found.value < found.high
+    assert found.drop == pytest.approx(found.reference - found.value)
     assert found.drop_low < 0 < found.drop < found.drop_high
-    assert accuracy.top1(found) == "94.4 [91.6, 96.4]"
-    assert accuracy.drop(found) == "1.11 [-0.54, 3.10]"
+    assert accuracy.figure(found) == "94.4 [91.6, 96.4] %"
+    assert accuracy.drop(found) == "1.11 [-0.54, 3.10] %"
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,30 @@ def test_plain_fp32_drops_nothing_on_however_few_images():
     itself = accuracy.counted(right=1, gained=0, lost=0, images=2, data="", data_sha256="", is_reference=True)
     assert (itself.drop_low, itself.drop_high) == (0.0, 0.0)
     assert accuracy.why_dropped(itself, 0.001) is None
+
+
+def metric(drawn, **fields):
+    parts = {"metric": "iou", "better": "higher", "value": 0.5, "reference": 0.6, "images": 100, "is_identical": False}
+    return accuracy.of_metric(drawn=drawn, data="", data_sha256="", **(parts | fields))
+
+
+def test_a_metric_drops_towards_what_is_worse_with_the_interval_of_its_draws():
+    drawn = [(0.5 + place / 1000, 0.6) for place in range(-20, 21)]
+    worse = metric(drawn)
+    assert (worse.drop, worse.drop_low, worse.drop_high) == pytest.approx((0.1, 0.081, 0.119))
+    assert metric(drawn, better="lower").drop == pytest.approx(-0.1)
+    assert accuracy.figure(worse) == "0.5 [0.481, 0.519]"
+    assert accuracy.drop(worse) == "0.1 [0.081, 0.119]"
+
+
+def test_a_limit_of_a_metric_is_a_share_of_plain_fp32_s_figure():
+    drawn = [(0.5, 0.6)] * 3
+    assert accuracy.why_dropped(metric(drawn), 0.2) is None
+    reason = "iou drop 0.1 [0.1, 0.1] on 100 items is not proven below 10 % of 0.6"
+    assert accuracy.why_dropped(metric(drawn), 0.1) == reason
+
+
+def test_answers_that_change_no_draw_may_lose_three_items_and_identical_ones_none():
+    same = {"value": 0.6, "drawn": [(0.6, 0.6)] * 3}
+    assert metric(**same).drop_high == pytest.approx(0.6 * 3 / 100)
+    assert metric(**same, is_identical=True).drop_high == 0.0

@@ -11,9 +11,9 @@ from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.measuring.user_model import onnx_file
 from benchd.daemon.records import Case, Variant
 from benchd.daemon.worker import backends, workload
-from benchd.daemon.worker.accuracy import _refuse_calibrated
 from benchd.daemon.worker.check import checking as check
 from benchd.daemon.worker.check import truth
+from benchd.daemon.worker.top1 import refuse_calibrated
 from benchd.kernels.exact_conv2d import layer, native
 from benchd.models import catalog, data, demo
 from benchd.models.demo import CHECKPOINTS
@@ -135,7 +135,7 @@ def test_int8_kernels_are_judged_by_their_classes_and_accuracy(tmp_path):
 
 
 def test_without_calibration_images_nothing_is_made(pair, tmp_path):
-    with pytest.raises(Unsupported, match="int8 needs calibration images: give --calibration"):
+    with pytest.raises(Unsupported, match="int8 needs calibration inputs: give --calibration"):
         checked(tmp_path, pair[0])
 
 
@@ -153,6 +153,6 @@ def test_no_image_is_both_calibrated_with_and_scored():
     shown = {tuple(image.flatten().tolist()) for image in load_file(demo.IMAGES)["images"]}
     assert shown.isdisjoint(tuple(image.flatten().tolist()) for image in load_file(demo.CALIBRATION)["images"])
     images, _ = learnt.read(range(8))
-    _refuse_calibrated(tested.read(range(8))[0], set(data.digests(images)), tested)
-    with pytest.raises(UsageError, match="8 of 8 images of demo were also used for calibration"):
-        _refuse_calibrated(images, set(data.digests(images)), tested)
+    refuse_calibrated(tested.read(range(8))[0], set(data.digests(images)), "demo")
+    with pytest.raises(UsageError, match="8 of 8 items of demo were also used for calibration"):
+        refuse_calibrated(images, set(data.digests(images)), "demo")

@@ -9,7 +9,7 @@ from PIL import Image
 from worker_jobs import changed, job, run_here, user_module
 
 from benchd.daemon.records import InputSpec, Variant
-from benchd.daemon.worker import accuracy, backends, workload
+from benchd.daemon.worker import backends, top1, workload
 
 PER_CLASS = 15
 RIGHT = (
@@ -61,7 +61,7 @@ def in_this_process(a_job):
     device = torch.device("cpu")
     loaded = backends.load(a_job.case.variant, built.source, device, built.images[: a_job.case.batch_size])
     seen, told = Watched(built.dataset), []
-    return accuracy.measure(built, seen, loaded, a_job, told.append), seen.sizes, told
+    return top1.measure(built, seen, loaded, a_job, told.append), seen.sizes, told
 
 
 def counted(a_job):
@@ -204,6 +204,6 @@ def test_a_rate_encoded_image_gets_the_same_draws_in_any_batch(tmp_path):
         built = workload.build(a_job)
         loaded = backends.load(Variant(), built.source, torch.device("cpu"), built.images[:batch_size])
         indices = built.dataset.spread(70)
-        found.append(accuracy._answers(loaded, built, built.dataset, indices, a_job, lambda percent: None))
+        found.append(top1._answers(loaded, built, built.dataset, indices, a_job, lambda percent: None))
     assert found[0].sha256 == found[1].sha256
     assert (found[0].classes == found[1].classes).mean() > 0.95

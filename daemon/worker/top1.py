@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring.protocol import Job
@@ -17,7 +16,7 @@ from benchd.daemon.worker import backends
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import references
 from benchd.daemon.worker.check.observe import observe
-from benchd.daemon.worker.structures import cycled
+from benchd.daemon.worker.structures import Batch, cycled, leading
 from benchd.daemon.worker.workload import Workload
 from benchd.models import data
 from benchd.models.data import ImageSet
@@ -76,14 +75,18 @@ def _fp32_classes(
     def compute() -> dict[str, NDArray[np.int64]]:
         if job.case.variant == Variant():
             return {"classes": answers.classes}
-        source = replace(workload.source, module=workload.plain)
-        example = workload.example(job.case.batch_size)
-        return {"classes": answers_of(backends.load(Variant(), source, loaded.device, example)).classes}
+        return {"classes": answers_of(plain_fp32(workload, loaded, job)).classes}
 
     name = f"classes-{answers.sha256}"
     facts = references.facts(name, workload, job, workload.images[:1], job.case.batch_size, loaded.device)
     classes: NDArray[np.int64] = references.kept(Path(job.cache) / "references", facts, compute)["classes"]
     return classes
+
+
+def plain_fp32(workload: Workload, loaded: Loaded, job: Job) -> Loaded:
+    """Return the plain model in eager fp32, on the device of the loaded variant."""
+    source = replace(workload.source, module=workload.plain)
+    return backends.load(Variant(), source, loaded.device, workload.example(job.case.batch_size))
 
 
 def _answers(
@@ -92,9 +95,9 @@ def _answers(
     digest = hashlib.sha256()
     classes: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
-    for start, part in _parts(indices, job.case.batch_size):
+    for start, part in parts(indices, job.case.batch_size):
         images, right = dataset.read(part)
-        _refuse_calibrated(images, workload.source.calibrated, dataset)
+        refuse_calibrated(images, workload.source.calibrated, dataset.spec)
         digest.update(images.numpy().tobytes() + right.numpy().tobytes())
         # seeded as in the check, so that a rate-encoded image gets the same draws at any position
         whole = cycled(images, -(-len(part) // job.case.batch_size) * job.case.batch_size)
@@ -107,17 +110,17 @@ def _answers(
     return _Answers(np.concatenate(classes), np.concatenate(labels), digest.hexdigest())
 
 
-def _refuse_calibrated(images: Tensor, calibrated: set[str], dataset: ImageSet) -> None:
-    """Raise UsageError for images that the int8 file was calibrated with: its accuracy on them would flatter it."""
-    both = calibrated.intersection(data.digests(images)) if calibrated else set()
+def refuse_calibrated(images: Batch, calibrated: set[str], spec: str) -> None:
+    """Raise UsageError for items that the int8 file was calibrated with: its accuracy on them would flatter it."""
+    both = calibrated.intersection(data.digests(leading(images))) if calibrated else set()
     if both:
         raise UsageError(
-            f"{len(both)} of {len(images)} images of {dataset.spec} were also used for calibration: give --calibration "
-            "a folder that shares no image with --data"
+            f"{len(both)} of {len(images)} items of {spec} were also used for calibration: give --calibration others, "
+            "none of which is measured"
         )
 
 
-def _parts(indices: list[int], batch_size: int) -> Iterator[tuple[int, list[int]]]:
+def parts(indices: list[int], batch_size: int) -> Iterator[tuple[int, list[int]]]:
     """Yield the indices in parts of whole batches, each with the position of its first index."""
     size = -(-PART_IMAGES // batch_size) * batch_size
     for start in range(0, len(indices), size):

@@ -1,0 +1,246 @@
+"""A user's own inputs: the arrays of a file or what a function yields, and the targets that may stand beside them."""
+
+import hashlib
+import re
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.machine.sysfs import memory_bytes
+from benchd.daemon.records import DTYPES, InputSpec
+from benchd.daemon.worker import user_module
+from benchd.daemon.worker.structures import Batch, Tensors, content, dtype_of
+from benchd.exporters.artifacts import sha256_of
+
+TARGETS = "targets"
+"""The array of a file that has one target per item."""
+
+_UNNAMED = re.compile(r"^arr_(\d+)$")  # numpy's names of arrays by place
+_MEMORY_SHARE = 0.5  # a function may yield without end
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All items of a file or a function.
+
+    `inputs` has each by name, (N, ...), or without N where all items share it; the name of an only one is "". `targets`
+    has one per item, or none.
+    """
+
+    spec: str
+    sha256: str
+    count: int
+    inputs: dict[str, Tensor]
+    targets: list[Any]
+
+    preprocessing = "none: the items are fed as they are"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def spread(self, count: int) -> list[int]:
+        """Return `count` indices spread evenly over the items, or all of them if there are fewer."""
+        taken = min(count, len(self))
+        return [i * len(self) // taken for i in range(taken)]
+
+    def read(self, indices: Sequence[int]) -> tuple[Batch, list[Any]]:
+        """Return these items as a batch, and their targets."""
+        rows = torch.tensor(list(indices))
+        shared = {name: None for name, value in self.inputs.items() if not value.dim()}
+        parts = {name: value if name in shared else value[rows] for name, value in self.inputs.items()}
+        batch = next(iter(parts.values())) if len(parts) == 1 else Tensors(parts, shared)
+        return batch, [self.targets[i] for i in indices] if self.targets else []
+
+    def described(self, count: int) -> str:
+        """Return in words where `count` of the items come from."""
+        return f"{count} of the {len(self)} items of {self.spec} (SHA-256 {self.sha256[:12]})"
+
+    def refuse_untargeted(self) -> None:
+        """Raise UsageError unless there is a target for each item, which a metric needs."""
+        if len(self.targets) != len(self):
+            has = f"{len(self.targets)} targets for {len(self)} items" if self.targets else "no targets"
+            remedy = f"add an array {TARGETS!r} with one per item, or yield tuples (inputs, target)"
+            raise UsageError(f"--metric: {self.spec} has {has}: {remedy}")
+
+    def specs(self) -> list[InputSpec]:
+        """Return the inputs of one item, as a model would read them that says nothing itself."""
+        is_only = len(self.inputs) == 1
+        return [
+            self._said(InputSpec("" if name.isdigit() or (is_only and "." not in name) else name), value)
+            for name, value in self.inputs.items()
+        ]
+
+    def read_by(self, specs: Sequence[InputSpec]) -> tuple["Samples", list[InputSpec]]:
+        """Return the items as a model with these inputs reads them, and the inputs with what the items say of them.
+
+        Raises UsageError for an input without items, and for items that it cannot hold.
+        """
+        names = [spec.name or str(place) for place, spec in enumerate(specs)]
+        given = self.inputs
+        if len(given) == len(specs) and (len(specs) == 1 or not set(names) & set(given)):
+            given = dict(zip(names, given.values(), strict=True))
+        if set(given) != set(names):
+            raise UsageError(
+                f"--inputs {self.spec}: it has {', '.join(self.inputs) or 'one input'}, and the model reads "
+                f"{', '.join(names)}"
+            )
+        values = {name: self._as_read(spec, given[name]) for name, spec in zip(names, specs, strict=True)}
+        read = [self._said(spec, values[name]) for name, spec in zip(names, specs, strict=True)]
+        return replace(self, inputs=values), read
+
+    def _as_read(self, spec: InputSpec, value: Tensor) -> Tensor:
+        wanted = dtype_of(spec) if spec.dtype else value.dtype
+        shape = list(value.shape[1:]) if value.dim() else []
+        if spec.shape and shape != spec.shape:
+            raise UsageError(f"--inputs {self.spec}: {spec.name or 'its input'} is {shape}, and the model reads {spec}")
+        changed = value.to(wanted)
+        if not wanted.is_floating_point and not torch.equal(changed.to(value.dtype), value):
+            raise UsageError(f"--inputs {self.spec}: {spec.name or 'its input'} has numbers that {spec.dtype} lacks")
+        return changed
+
+    def _said(self, spec: InputSpec, value: Tensor) -> InputSpec:
+        is_shared = not value.dim()
+        return msgspec.structs.replace(
+            spec,
+            dtype=next(name for name in DTYPES if getattr(torch, name) == value.dtype),
+            shape=list(value.shape[0 if is_shared else 1 :]),
+            batch_axis=None if is_shared else 0,
+            span=None,
+            file=self.spec,
+            items=0 if is_shared else len(self),
+            sha256=self.sha256,
+        )
+
+
+def open_samples(text: str) -> Samples:
+    """Return the items of FILE.npz, FILE.safetensors or FILE.py:FUNCTION; raise UsageError if they cannot be fed."""
+    option = f"--inputs {Path(text).name}"
+    if text.endswith((".npz", ".safetensors")):
+        arrays = _npz(text, option) if text.endswith(".npz") else _safetensors(text, option)
+        targets = arrays.pop(TARGETS, None)
+        sha256 = sha256_of(Path(text))
+    else:
+        items = list(_yielded(text, option))
+        arrays, targets = _gathered([inputs for inputs, _ in items], option), [target for _, target in items]
+        targets = None if all(target is None for target in targets) else targets
+        sha256 = hashlib.sha256(b"".join(content(value).tobytes() for value in arrays.values())).hexdigest()
+    values = {name: _fed(value, f"{option}: {name or 'its input'}") for name, value in arrays.items()}
+    counts = {name: len(value) for name, value in values.items() if value.dim()}
+    if not counts or min(counts.values()) == 0:
+        raise UsageError(f"{option}: no items; the first axis of an array counts them")
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise UsageError(f"{option}: its arrays have different numbers of items ({told})")
+    return Samples(
+        Path(text).name, sha256, next(iter(counts.values())), values, [] if targets is None else list(targets)
+    )
+
+
+def _npz(path: str, option: str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return {
+                _UNNAMED.sub(r"\1", name): torch.from_numpy(np.ascontiguousarray(file[name])) for name in file.files
+            }
+    except OSError as error:
+        raise UsageError(f"{option}: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{option}: not a complete .npz file of numbers ({error})") from error
+
+
+def _safetensors(path: str, option: str) -> dict[str, Any]:
+    try:
+        return dict(safetensors.torch.load_file(path))
+    except OSError as error:
+        raise UsageError(f"{option}: {error.strerror or error}") from error
+    except safetensors.SafetensorError as error:
+        raise UsageError(f"{option}: not a complete .safetensors file ({error})") from error
+
+
+def _yielded(text: str, option: str) -> Iterator[tuple[dict[str, Tensor], Any]]:
+    """Yield the inputs by name and the target of each item of a function; a tuple is (inputs, target)."""
+    function = function_of(text, option)
+    items = function() if callable(function) and not hasattr(function, "__getitem__") else function
+    if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+        raise UsageError(f"{option}: it returned {type(items).__name__}; yield the inputs of one item after the other")
+    size, limit = 0, _MEMORY_SHARE * memory_bytes()
+    for item in _one_by_one(items):
+        pair = item if isinstance(item, tuple) else (item, None)
+        if len(pair) != 2:
+            raise UsageError(f"{option}: it yields {len(pair)} values; a tuple is (inputs, target), inputs are a list")
+        inputs, target = pair
+        named = dict(_leaves(inputs, "", option))
+        size += sum(value.numel() * value.element_size() for value in named.values())
+        if size > limit:
+            raise UsageError(f"{option}: it yields more than {limit / 2**30:.3g} GiB; end it after a few hundred items")
+        yield named, target
+
+
+def _one_by_one(items: Any) -> Iterator[Any]:
+    """Yield the items of an iterable, or of a data set, whose length ends it."""
+    if hasattr(items, "__len__") and hasattr(items, "__getitem__") and not isinstance(items, Mapping):
+        return (items[i] for i in range(len(items)))
+    return iter(items)
+
+
+def _leaves(value: Any, path: str, option: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor of an item by name: `audio`, `batch.audio`, `0` in a list, "" alone."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else str(name), option)
+    elif isinstance(value, list) and any(isinstance(part, Tensor | np.ndarray) for part in value):
+        for place, part in enumerate(value):
+            yield from _leaves(part, str(place), option)
+    else:
+        try:
+            yield path, torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{option}: {path or 'an item'} is {type(value).__name__}, not numbers") from error
+
+
+def _gathered(items: Sequence[Mapping[str, Tensor]], option: str) -> dict[str, Tensor]:
+    gathered: dict[str, Tensor] = {}
+    for name in items[0] if items else ():
+        parts = [item.get(name) for item in items]
+        other = next((i for i, part in enumerate(parts) if part is None or part.shape != items[0][name].shape), None)
+        if other is not None:
+            part = parts[other]
+            sizes = "missing" if part is None else list(part.shape)
+            raise UsageError(
+                f"{option}: {name or 'the input'} is {list(items[0][name].shape)} in item 0 and {sizes} in item "
+                f"{other}; pad the items to one size"
+            )
+        gathered[name] = torch.stack([part for part in parts if part is not None])
+    return gathered
+
+
+def _fed(value: Tensor, what: str) -> Tensor:
+    """Return numbers in a type that inputs have, floats as float32; raise UsageError for others."""
+    if value.is_floating_point():
+        if value.isnan().any():
+            raise UsageError(f"{what}: it has values that are not numbers (NaN)")
+        return value.float()
+    if all(getattr(torch, name) != value.dtype for name in DTYPES):
+        raise UsageError(f"{what}: its numbers are {value.dtype}; write one of {', '.join(DTYPES)}")
+    return value
+
+
+def function_of(text: str, option: str) -> Any:
+    """Return what FILE.py:FUNCTION names, whose file is no part of the model's code; raise UsageError if absent."""
+    where, _, name = text.rpartition(":")
+    source = user_module.imported(where, "", option)
+    del sys.modules[source.__name__]
+    if not hasattr(source, name):
+        raise UsageError(f"{option}: {Path(where).name} has no {name!r}")
+    return getattr(source, name)

@@ -1,0 +1,88 @@
+"""A user's metric: what counts as one, every reason to refuse it, and the losses that a limit on it finds."""
+
+import judged_nets
+import pytest
+import torch
+from worker_jobs import changed, job, run_here
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.records import Variant
+from benchd.daemon.verdicts import accuracy
+from benchd.daemon.worker.metric import open_metric
+
+FILE = judged_nets.__file__
+
+
+def judged(tmp_path, net, items, metric, variant="eager", **fields):
+    """Return the outcome of a net of `judged_nets` with its items and metric."""
+    a_job = job(tmp_path, module=f"{FILE}:{net}", variant=Variant.parse(variant), batch_size=3)
+    asked = {"samples": f"{FILE}:{items}", "metric": f"{FILE}:{metric}", "accuracy": "full"}
+    return run_here(changed(a_job, **(asked | fields)))
+
+
+@pytest.mark.parametrize(
+    ("net", "items", "metric"),
+    [
+        ("shifted", "boxes", "overlap"),
+        ("confused", "boxes", "overlap"),
+        ("Segmenter", "masks", "iou"),
+        ("Spotter", "keywords", "share_right"),
+        ("Regressor", "levels", "rmse:lower"),
+    ],
+)
+def test_a_planted_loss_is_found_by_its_limit_and_none_in_the_same_answers(tmp_path, net, items, metric):
+    lost = judged(tmp_path, net, items, metric, "bf16").accuracy
+    assert accuracy.why_dropped(lost, 0.02)
+    plain = judged(tmp_path, net, items, metric).accuracy
+    assert (plain.metric, plain.value, plain.drop_high) == (lost.metric, lost.reference, 0.0)
+
+
+def test_an_onnx_file_s_answers_are_judged_in_the_form_of_the_module_s(tmp_path):
+    found = judged(tmp_path, "shifted", "boxes", "overlap", "onnxruntime").accuracy
+    assert (found.value, found.drop_high) == (1.0, 0.0)
+
+
+def test_an_object_with_update_and_compute_is_a_metric_and_each_call_begins_anew():
+    metric = open_metric(f"{FILE}:MeanError:lower")
+    answers, targets = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])
+    assert [metric.of(answers, targets) for _ in range(2)] == [1.0, 1.0]
+    assert (metric.name, metric.better) == ("MeanError", "lower")
+
+
+def test_labels_of_images_are_targets_too(tmp_path):
+    a_job = job(tmp_path, model="snn_onepass", batch_size=4)
+    asked = {"data": "demo", "metric": f"{FILE}:share_right", "accuracy": 8, "weights": "demo"}
+    found = run_here(changed(a_job, **asked)).accuracy
+    assert (found.metric, found.images, found.value) == ("share_right", 8, 1.0)
+
+
+def test_an_int8_file_is_not_judged_on_what_it_was_calibrated_with(tmp_path):
+    given = judged(tmp_path, "Spotter", "keywords", "share_right", "onnxruntime-int8")
+    assert "give --calibration" in given.process.reason
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [
+        ("raises", "it raised ValueError: no boxes"),
+        ("undefined", "it returned nan for 40 items"),
+        ("changing", "for the same answers"),
+        ("several", "it returns map, mar; return one number of these"),
+    ],
+)
+def test_a_metric_that_gives_no_number_ends_the_run_before_it_is_timed(tmp_path, metric, reason):
+    outcome = judged(tmp_path, "Spotter", "keywords", metric)
+    assert reason in outcome.process.reason
+    assert outcome.flags == ["usage_error"]
+    assert outcome.process.timing is None
+
+
+def test_items_without_targets_are_refused(tmp_path):
+    outcome = judged(tmp_path, "Spotter", "untargeted", "share_right")
+    assert "has no targets: add an array 'targets'" in outcome.process.reason
+
+
+@pytest.mark.parametrize(("name", "reason"), [("number", "int is neither"), ("absent", "has no 'absent'")])
+def test_what_is_no_metric_is_refused(name, reason):
+    with pytest.raises(UsageError, match=reason):
+        open_metric(f"{FILE}:{name}")

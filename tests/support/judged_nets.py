@@ -1,0 +1,141 @@
+"""Own nets with their items, targets and metric, given to a worker by path; each is wrong in bfloat16 in one way.
+
+An image has one bright square, 1 to 3 for its class, that none of the nets misses otherwise.
+"""
+
+import torch
+from torch import nn
+
+SIDE = 8
+
+
+def squares():
+    """Yield (image, top, left, class) of forty images."""
+    draw = torch.Generator().manual_seed(0)
+    for place in range(40):
+        top, left = torch.randint(2, 20, (2,), generator=draw).tolist()
+        image = torch.zeros(1, 32, 32)
+        image[0, top : top + SIDE, left : left + SIDE] = 1 + place % 3
+        yield image, top, left, place % 3
+
+
+class Detector(nn.Module):
+    """Returns a list of one dict per image; in bfloat16 each box is `shift` too far right and each class `other`."""
+
+    def __init__(self, shift=0, other=0):
+        super().__init__()
+        self.shift, self.other = shift, other
+
+    def forward(self, images):
+        is_wrong = images.dtype == torch.bfloat16
+        bright = images[:, 0] > 0
+        top, left = bright.any(2).int().argmax(1), bright.any(1).int().argmax(1) + self.shift * is_wrong
+        boxes = torch.stack([left, top, left + SIDE, top + SIDE], dim=1).float()
+        labels = (images.amax((1, 2, 3)).long() - 1 + self.other * is_wrong) % 3
+        return [{"boxes": boxes[i, None], "labels": labels[i, None]} for i in range(len(images))]
+
+
+def shifted():
+    return Detector(shift=4)
+
+
+def confused():
+    return Detector(other=1)
+
+
+def boxes():
+    for image, top, left, label in squares():
+        box = torch.tensor([[left, top, left + SIDE, top + SIDE]]).float()
+        yield image, {"boxes": box, "labels": torch.tensor([label])}
+
+
+def overlap(answers, targets):
+    """Return the mean intersection over union; a box of another class has none."""
+    one, other = (torch.cat([image["boxes"] for image in images]) for images in (answers, targets))
+    same = torch.tensor([a["labels"][0] == t["labels"][0] for a, t in zip(answers, targets, strict=True)])
+    inner = (torch.minimum(one[:, 2:], other[:, 2:]) - torch.maximum(one[:, :2], other[:, :2])).clamp(min=0).prod(1)
+    union = (one[:, 2:] - one[:, :2]).prod(1) + (other[:, 2:] - other[:, :2]).prod(1) - inner
+    return (inner / union * same).mean()
+
+
+class Segmenter(nn.Module):
+    def forward(self, images):
+        masks = images[:, 0].clamp(max=1)
+        return masks.roll(1, dims=1) if images.dtype == torch.bfloat16 else masks
+
+
+def masks():
+    for image, *_ in squares():
+        yield image, image[0].clamp(max=1)
+
+
+def iou(answers, targets):
+    predicted, wanted = answers > 0, targets > 0
+    return (predicted & wanted).sum() / (predicted | wanted).sum()
+
+
+class Spotter(nn.Module):
+    def forward(self, images):
+        scores = -(images.amax((1, 2, 3))[:, None] - torch.arange(1, 4)).abs()
+        return scores.roll(1, dims=1) if images.dtype == torch.bfloat16 else scores
+
+
+def keywords():
+    for image, _, _, label in squares():
+        yield image, label
+
+
+def untargeted():
+    for image, *_ in squares():
+        yield image
+
+
+def share_right(answers, targets):
+    return (answers.argmax(1) == targets).float().mean()
+
+
+class Regressor(nn.Module):
+    def forward(self, images):
+        means = images.mean((1, 2, 3)) * 16
+        return means * 1.5 if images.dtype == torch.bfloat16 else means
+
+
+def levels():
+    for image, _, _, label in squares():
+        yield image, label + 1.01
+
+
+def rmse(answers, targets):
+    return (answers - targets).square().mean().sqrt()
+
+
+class MeanError:
+    """As torchmetrics has it."""
+
+    def __init__(self):
+        self.total, self.count = 0.0, 0
+
+    def update(self, answers, targets):
+        self.total, self.count = self.total + (answers - targets).abs().sum(), self.count + len(targets)
+
+    def compute(self):
+        return self.total / self.count
+
+
+def raises(answers, targets):
+    raise ValueError("no boxes")
+
+
+def undefined(answers, targets):
+    return float("nan")
+
+
+def changing(answers, targets):
+    return torch.rand(())
+
+
+def several(answers, targets):
+    return {"map": 0.5, "mar": 0.6}
+
+
+number = 3
