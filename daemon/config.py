@@ -120,7 +120,8 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     `every`, `at` or `cron` schedules it in the service, delayed by up to `random_delay_s` (constant per device); no
     case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
-    `labels` name images on this machine, and `accuracy` is the number of images for top-1. `onnx` is a user's file that
+    `labels` name images on this machine, `samples` and `metric` what --inputs and --metric do, and `accuracy` is the
+    number of images for top-1. `onnx` is a user's file that
     replaces `models`, or `module` the package.module:FUNCTION of an installed package; `inputs` gives what they leave
     open, as `--input` does. Only `read` accepts them.
     Each of `rates_hz` is one case of the scenario `server`, or with `find_rate` the highest that meets `deadline_ms`.

@@ -31,7 +31,7 @@ app = application()
 
 
 @app.command(epilog="Example: benchd compare before after; benchd compare --live vim_tiny,eager vim_tiny,custom")
-@options.of_suite("inputs", Chosen("threads", "With --live: CPU threads of the model.", single=True))
+@options.of_suite("inputs", "samples", Chosen("threads", "With --live: CPU threads of the model.", single=True))
 def compare(
     given: dict[str, Any],
     sides: Annotated[
@@ -92,6 +92,7 @@ def compare(
         min_effect=arguments.quantity("--min-effect", min_effect, {"%": 0.01}),
         preset=preset,
         threads=given.get("threads", []),
+        samples=given.get("samples"),
         is_aa=aa,
     )
     for path in filter(None, (junit, markdown)):

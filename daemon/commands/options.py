@@ -4,7 +4,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -14,13 +14,11 @@ import typer
 from benchd.daemon.commands import arguments, completion
 from benchd.daemon.config import Suite
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import plan, user_inputs
+from benchd.daemon.measuring import plan
 from benchd.daemon.records import Inputs, Option
 
 PARSERS: dict[str, Callable[[str], object]] = {
     "weights": plan.named_weights,
-    "samples": partial(user_inputs.of_samples, "--inputs"),
-    "metric": user_inputs.of_metric,
     "labels": lambda text: str(Path(text).resolve()),
     "accuracy": arguments.image_count,
     "calibration": arguments.calibrated_with,

@@ -65,6 +65,7 @@ class Request:
     pythons: list[str] = field(default_factory=list)
     modules: list[UserModule] = field(default_factory=list)
     threads: list[int] = field(default_factory=list)
+    samples: str | None = None
     is_aa: bool = False
     comparisons: int = 1
 
@@ -168,8 +169,7 @@ def _planned(
     if own and not f"{case_id},".startswith(f"{own.model},"):
         case_id = f"{own.model},{case_id}"
     suite = plan.suite_of(case_id, request.preset)
-    if request.threads:
-        suite = msgspec.structs.replace(suite, threads=request.threads)
+    suite = msgspec.structs.replace(suite, samples=request.samples, threads=request.threads or suite.threads)
     entry, *others = plan.plan([suite], limits, machine, own)
     if others:
         raise UsageError(f"{case_id} matches {1 + len(others)} cases; add the batch size, as in {entry.case.case_id}")

@@ -16,7 +16,7 @@ import msgspec
 from benchd.daemon.config import MAX_SEED, LimitsConfig, Suite
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu, sandbox
-from benchd.daemon.measuring import loads, user_model
+from benchd.daemon.measuring import loads, user_inputs, user_model
 from benchd.daemon.measuring.process import allocator
 from benchd.daemon.measuring.protocol import Limits, encoded
 from benchd.daemon.records import (
@@ -428,11 +428,13 @@ def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
         weights, data = None if suite.weights == demo.RANDOM else suite.weights, suite.data
     else:
         weights, data = demo.sources(case.model, case.options, suite.weights, suite.data)
+    asked = Inputs(**{name: getattr(suite, name) for name in Inputs.__struct_fields__})
     if suite.samples:
         if suite.data:
             raise UsageError("--inputs and --data both say what the model is fed: give one of them")
-        data = None
-    asked = Inputs(**{name: getattr(suite, name) for name in Inputs.__struct_fields__})
+        data, asked = None, msgspec.structs.replace(asked, samples=user_inputs.of_samples("--inputs", suite.samples))
+    if suite.metric:
+        asked = msgspec.structs.replace(asked, metric=user_inputs.of_metric(suite.metric))
     accuracy = _accuracy(suite, weights, data, own)
     return msgspec.structs.replace(asked, weights=weights, data=data, accuracy=accuracy)
 
