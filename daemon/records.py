@@ -947,6 +947,7 @@ class Floor(Struct, frozen=True, kw_only=True):
     times and `bound_by` names it. Copies between host and device are not included. `synaptic_flops` are the products of
     a spiking network at its measured rate of spikes, which `matrix_ms` is then of, in place of the dense
     `matrix_flops`. `reference_because` says why a run may be faster, so that the time is a reference and no bound.
+    Of a model that is not in the catalog the products alone are counted: `uncounted` are operations without a formula.
     """
 
     floor_ms: float
@@ -961,6 +962,20 @@ class Floor(Struct, frozen=True, kw_only=True):
     parameters_bytes: int
     exponentials: int
     reference_because: str | None = None
+    uncounted: list[str] = []
+
+
+class Counted(Struct, frozen=True, kw_only=True):
+    """The work of one run of a batch in float32, as counted while a module ran: 2 operations per multiply-add.
+
+    `bytes` are each parameter once, the inputs and the outputs. `uncounted` names the operations that no formula has.
+    """
+
+    matrix_flops: int
+    bytes: int
+    parameters_bytes: int
+    is_convolved: bool
+    uncounted: list[str] = []
 
 
 class ProcessResult(Struct, kw_only=True):

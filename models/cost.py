@@ -38,7 +38,7 @@ from typing import Any, Literal
 from benchd.models import catalog
 from benchd.models.catalog import OptionValue
 
-_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "amp": 4}
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "amp": 4}
 SILU, NORM, LIF, QUANTISER, ST_BIF = 2, 5, 5, 7, 9  # elementwise operations per number, without exponentials
 
 
@@ -101,8 +101,8 @@ def cost(
         * ((3 * forward.matrix_flops - forward.first_flops) if training else forward.matrix_flops),
         elementwise_flops=batch_size * forward.elementwise_flops * (3 if training else 1),
         exponentials=batch_size * forward.exponentials,
-        bytes=(_training_bytes if training else _inference_bytes)(forward, batch_size, _BYTES[precision]),
-        parameters_bytes=forward.parameters * _BYTES[precision] * (3 if training else 1),
+        bytes=(_training_bytes if training else _inference_bytes)(forward, batch_size, BYTES[precision]),
+        parameters_bytes=forward.parameters * BYTES[precision] * (3 if training else 1),
     )
 
 

@@ -12,6 +12,7 @@ from benchd.daemon.records import (
     ArtifactFacts,
     Case,
     Check,
+    Counted,
     Inputs,
     ModelFacts,
     Occupancy,
@@ -233,6 +234,7 @@ class Outcome(Struct, kw_only=True, tag="outcome"):
     runtime: RuntimeFacts | None = None
     check: Check | None = None
     synaptic_flops: float | None = None
+    counted: Counted | None = None
     accuracy: Accuracy | None = None
     occupancy: Occupancy | None = None
     kernels_ran: str | None = None

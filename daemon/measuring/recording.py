@@ -166,7 +166,7 @@ def record(
     telemetry = _summaries(outcomes)
     probes = probes or next((outcome.process.probes for outcome in outcomes if outcome.process.probes), None)
     model = next((outcome.model for outcome in outcomes if outcome.model), None)
-    least = _floor(case, model, probes, next(filter(None, (one.synaptic_flops for one in outcomes)), None), reason)
+    least = _floor(case, model, probes, outcomes, reason)
     total = _energy(outcomes)
     is_back_to_back = case.scenario in BACK_TO_BACK
     has_floor = is_back_to_back and _is_alone(case)
@@ -375,16 +375,19 @@ def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:
 
 
 def _floor(
-    case: Case, model: ModelFacts | None, probes: Probes | None, synaptic_flops: float | None, reason: str | None
+    case: Case, model: ModelFacts | None, probes: Probes | None, outcomes: Sequence[Outcome], reason: str | None
 ) -> Floor | str:
-    """Return the roofline of one run, or why there is none; `synaptic_flops` are per image."""
+    """Return the roofline of one run, or why there is none."""
     if model is None or probes is None:
         return reason or "the device was not probed"
-    cost = roofline.cost_of(case, model)
+    counted = next((outcome.counted for outcome in outcomes if outcome.counted), None)
+    cost = roofline.cost_of(case, model, counted)
     if isinstance(cost, str):
         return cost
+    synaptic_flops = next(filter(None, (outcome.synaptic_flops for outcome in outcomes)), None)  # per image
     spent = synaptic_flops * case.batch_size if synaptic_flops and case.direction == "inference" else None
-    return roofline.of(cost, probes, spent, is_convolved=roofline.is_convolved(case))
+    floor = roofline.of(cost, probes, spent, is_convolved=roofline.is_convolved(case, counted))
+    return msgspec.structs.replace(floor, uncounted=counted.uncounted if counted else [])
 
 
 def _summaries(outcomes: Sequence[Outcome]) -> dict[str, Summary]:

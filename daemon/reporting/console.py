@@ -179,6 +179,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [f"clock: never set ({unset.t_wall}), so the time of the measurement is unknown"] if unset else []
     notes += list(dict.fromkeys(note for record in measured for note in _cpu_notes(record)))
     notes += [_slow_clock(record) for record in measured if "clock_below_range" in record.flags]
+    notes += list(dict.fromkeys(filter(None, map(_uncounted, measured))))
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
     notes += [note for record in measured if (note := levels.words(record))]
     notes += [
@@ -213,6 +214,11 @@ def _slow_clock(record: Record) -> str:
     return (
         f"low clock: {record.case_id}: the {device} ran at {clock} throughout; raise the power mode or lock the clocks"
     )
+
+
+def _uncounted(record: Record) -> str:
+    lacking = record.floor.uncounted if record.floor else []
+    return f"x of floor: {record.case.model}: at most, as {', '.join(lacking)} is not counted" if lacking else ""
 
 
 def _below_floor(record: Record) -> str:

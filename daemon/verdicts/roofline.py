@@ -1,8 +1,11 @@
-"""How close a case comes to the roofline, the least time its device allows: cost by formula over probed rates."""
+"""How close a case comes to the roofline, the least time its device allows: its cost over probed rates.
 
-from benchd.daemon.records import Bound, Case, Floor, ModelFacts, Probes
+The cost of a catalogued model is known by formula, that of another module as counted while it ran.
+"""
+
+from benchd.daemon.records import Bound, Case, Counted, Floor, ModelFacts, Probes
 from benchd.models import catalog
-from benchd.models.cost import Cost, cost, parameters
+from benchd.models.cost import BYTES, Cost, cost, parameters
 
 
 def of(case_cost: Cost, probes: Probes, synaptic_flops: float | None = None, *, is_convolved: bool = False) -> Floor:
@@ -43,18 +46,28 @@ def _no_bound(bound_by: Bound, case_cost: Cost, probes: Probes, is_convolved: bo
     return None
 
 
-def is_convolved(case: Case) -> bool:
-    """Return whether most of the products of a catalogued model are those of 3x3 convolutions."""
+def is_convolved(case: Case, counted: Counted | None = None) -> bool:
+    """Return whether most of the products of a model are those of convolutions."""
+    if counted:
+        return counted.is_convolved
     return catalog.entry(case.model).cost in ("resnet", "onepass")
 
 
-def cost_of(case: Case, model: ModelFacts) -> Cost | str:
-    """Return the cost of one run of the case, or why it is unknown."""
+def cost_of(case: Case, model: ModelFacts, counted: Counted | None = None) -> Cost | str:
+    """Return the cost of one run of the case, or why it is unknown; `counted` is that of an own module."""
     if case.variant.precision == "int8":
         return "the rate of int8 products is not probed"
     if case.model not in catalog.MODELS:
-        whose = "a library's model" if catalog.find(case.model) else "your own module"
-        return f"the cost of {whose} is unknown"
+        if counted is None or case.direction == "training":
+            return "only inference of a module is counted"
+        share = BYTES[case.variant.precision] / BYTES["fp32"]
+        return Cost(
+            matrix_flops=counted.matrix_flops,
+            elementwise_flops=0,
+            exponentials=0,
+            bytes=int(share * counted.bytes),
+            parameters_bytes=int(share * counted.parameters_bytes),
+        )
     expected = parameters(case.model, model.options)
     if model.parameters != expected:
         return f"the cost is known for the catalog's {expected} parameters, but these weights have {model.parameters}"

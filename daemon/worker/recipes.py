@@ -10,7 +10,7 @@ import torch
 
 from benchd.daemon.measuring.protocol import Accompany, Compare, Job, Measure, Outcome, Pack, Race, Verify
 from benchd.daemon.verdicts import timings
-from benchd.daemon.worker import accompanying, metric, packing, probes, scenarios, steps, top1
+from benchd.daemon.worker import accompanying, counting, metric, packing, probes, scenarios, steps, top1
 from benchd.daemon.worker.building import Built, built
 from benchd.daemon.worker.check import audit, golden
 from benchd.daemon.worker.check.checking import check_and_answers
@@ -19,6 +19,7 @@ from benchd.daemon.worker.samples import Samples
 from benchd.daemon.worker.scenarios.base import Run, warmed_up
 from benchd.daemon.worker.scenarios.server import Monotonic
 from benchd.daemon.worker.workload import completed
+from benchd.models import catalog
 
 DEVICE_PARTS_S = 1.0
 
@@ -30,7 +31,10 @@ def run(job: Job, stages: StageClock, outcome: Outcome) -> None:
 
 def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> None:
     """Measure the case in full."""
-    ready = checked(built(job, stages, outcome), job, stages, outcome)
+    model = built(job, stages, outcome)
+    ready = checked(model, job, stages, outcome)
+    if job.case.model not in catalog.MODELS and recipe.probes:
+        outcome.counted = counting.count(model.workload.plain, model.workload.example(job.case.batch_size))
     ready.idle_s = recipe.idle_s
     scenario = scenarios.of(job.case.scenario)
     met = scenario.time(ready)

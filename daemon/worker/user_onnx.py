@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from benchd.daemon.errors import UnfitModel, Unsupported
 from benchd.daemon.measuring import user_onnx
-from benchd.daemon.records import InputSpec, Variant
+from benchd.daemon.records import Counted, InputSpec, Variant
 from benchd.daemon.runtimes import FILE_BACKENDS, Precision
 from benchd.daemon.worker import onnx_answers
 from benchd.daemon.worker.structures import Tensors, dtype_of
-from benchd.exporters import artifacts, onnx_files, sessions
+from benchd.exporters import artifacts, onnx_cost, onnx_files, sessions
 from benchd.exporters.artifacts import Artifact, sha256_of
 
 
@@ -88,6 +88,12 @@ class OnnxModule(nn.Module):
         return {
             spec.name: value.to(dtype_of(spec)).cpu().numpy() for spec, value in zip(self.inputs, inputs, strict=True)
         }
+
+    def count(self, inputs: Sequence[Tensor]) -> Counted:
+        """Return the work of one run on these inputs."""
+        return onnx_cost.count(
+            self.path, {spec.name: list(value.shape) for spec, value in zip(self.inputs, inputs, strict=True)}
+        )
 
     def require_session(self) -> None:
         """Raise Unsupported if ONNX Runtime cannot run the file, so that no variant has a reference."""

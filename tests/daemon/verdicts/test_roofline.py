@@ -1,8 +1,9 @@
 """The floor of a case: the longest of three times, its cost by formula, and why there is none."""
 
+import msgspec
 import pytest
 
-from benchd.daemon.records import Case, ModelFacts, Probes, Variant
+from benchd.daemon.records import Case, Counted, ModelFacts, Probes, Variant
 from benchd.daemon.verdicts import roofline
 from benchd.models.catalog import MODELS
 from benchd.models.cost import Cost, cost, parameters
@@ -46,12 +47,15 @@ def test_the_cost_is_the_case_s(direction):
     assert found == cost("snn_onepass", options, 7, "fp16", direction)
 
 
-def test_a_module_of_your_own_has_no_formula():
-    assert "your own module" in roofline.cost_of(Case(model="own.net.build"), facts())
-
-
-def test_a_library_s_model_has_no_formula():
-    assert "library's model" in roofline.cost_of(Case(model="torchvision:resnet18"), facts())
+@pytest.mark.parametrize(("precision", "moved"), [("fp32", 400), ("bf16", 200)])
+def test_another_module_costs_what_was_counted_in_inference(precision, moved):
+    counted = Counted(matrix_flops=1000, bytes=400, parameters_bytes=80, is_convolved=True)
+    case = Case(model="own.net.build", variant=Variant(precision=precision))
+    found = roofline.cost_of(case, facts(), counted)
+    assert (found.matrix_flops, found.bytes, found.parameters_bytes) == (1000, moved, moved // 5)
+    assert roofline.is_convolved(case, counted)
+    learning = msgspec.structs.replace(case, direction="training")
+    assert roofline.cost_of(learning, facts(), counted) == "only inference of a module is counted"
 
 
 def test_weights_of_another_shape_have_no_formula():
