@@ -111,7 +111,13 @@ def stored(now_s):
     yield message("agx-1", "result/r9", record("agx-1", 9, case=Case(model="snn_onepass"), **failed), now_s - 300)
     yield message("orin-1", "event", {"event": "regression", "detail": CUSTOM}, now_s - 30)
     slower = {"case_id": CUSTOM, "verdict": "slower", "median_ms": 68.0, "baseline_ms": 11.0}
-    slower |= {"accuracy_value": 0.95, "accuracy_low": 0.888, "accuracy_high": 0.978, "accuracy_drop": 0.01}
+    slower |= {
+        "accuracy_metric": "top-1",
+        "accuracy_value": 0.95,
+        "accuracy_low": 0.888,
+        "accuracy_high": 0.978,
+        "accuracy_drop": 0.01,
+    }
     yield message("orin-1", f"latest/{CUSTOM}", slower, now_s - 30)
     deployed = {"name": "vim", "case_id": "vim_tiny,eager,b1", "verdict": "slower", "since": "2026-01-01T00:00:00Z"}
     deployed |= {"promised_ms": 50.0, "now_ms": 68.0, "change": 0.36, "change_low": 0.34, "change_high": 0.38}
