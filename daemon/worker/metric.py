@@ -227,7 +227,7 @@ def taken(answers: Any, rows: Sequence[int]) -> Any:
         return [taken(part, rows) for part in answers]
     if not answers.dim():
         raise UsageError("--metric: the model returns one number for a batch, not one answer per item")
-    return answers[list(rows)]
+    return answers.index_select(0, torch.tensor(rows))
 
 
 def _joined(batches: Sequence[Any]) -> Any:

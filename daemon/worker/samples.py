@@ -58,7 +58,7 @@ class Samples:
         """Return these items as a batch, and their targets."""
         rows = torch.tensor(list(indices))
         shared = {name: None for name, value in self.inputs.items() if not value.dim()}
-        parts = {name: value if name in shared else value[rows] for name, value in self.inputs.items()}
+        parts = {name: value if name in shared else value.index_select(0, rows) for name, value in self.inputs.items()}
         batch = next(iter(parts.values())) if len(parts) == 1 else Tensors(parts, shared)
         return batch, [self.targets[i] for i in indices] if self.targets else []
 
