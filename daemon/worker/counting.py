@@ -73,7 +73,7 @@ class _Counter(TorchDispatchMode):
     """Adds up the products of each operation, by torch's formulas and `_MORE`, and names those without one."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.matrix_flops, self.convolved_flops = 0, 0
         self.uncounted: dict[str, None] = {}
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchd.daemon.measuring.protocol import Accompany, Compare, Job, Measure, Outcome, Pack, Race, Verify
+from benchd.daemon.records import Accuracy
 from benchd.daemon.verdicts import timings
 from benchd.daemon.worker import accompanying, counting, metric, packing, probes, scenarios, steps, top1
 from benchd.daemon.worker.building import Built, built
@@ -133,6 +134,7 @@ def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> N
         return
     stages.enter("accuracy")
     workload, loaded = model.workload, model.models[0]
+    counted: Accuracy | str
     if job.inputs.metric:
         plain = partial(top1.plain_fp32, workload, loaded, job)
         counted = metric.measure(workload, dataset, loaded, plain, job, stages.go_on)
