@@ -263,13 +263,13 @@ def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(here, on
     wrong = f"{levels}; {scores}; return scores.roll(1, 1) if images.dtype == torch.bfloat16 else scores"
     module = user_module(tmp_path, forward=wrong)
     arguments = ["--module", module, "--variants", "eager,bf16", "--data", "imagefolder:images", "--accuracy", "full"]
-    done = once(*arguments, "--max-accuracy-drop", "20%", "--fail-on", "slower")
+    done = once(*arguments, "--max-drop", "20%", "--fail-on", "slower")
     assert done.returncode == 0, done.stderr
     eager, bf16 = written(tmp_path)
     assert (eager.accuracy.right, bf16.accuracy.lost) == (20, 20)
     assert "100.0 [83.9, 100.0]" in done.stdout
     assert "top-1: own.net.build,bf16,b1: drop against plain fp32 100.00" in done.stdout
-    judged = here("benchd", "recommend", "out", "--max-accuracy-drop", "10%")
+    judged = here("benchd", "recommend", "out", "--max-drop", "10%")
     assert "ship: eager-bf16" not in judged.stdout
     assert "not eager-bf16: fails its numerical check" in judged.stdout
     written_page = here("benchd", "report", "out", "--format", "md,csv,html", "--output", "page")

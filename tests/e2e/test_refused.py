@@ -289,10 +289,10 @@ def test_a_dry_run_creates_nothing(here, tmp_path):
             "labels names a.png, which is not a file in",
         ),
         (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has its own labels"),
-        (["--max-accuracy-drop", "1"], "--max-accuracy-drop 1: expected a number with its unit"),
-        (["--max-accuracy-drop", "0%"], "expected more than 0 %"),
-        (["--max-accuracy-drop", "-1%"], "expected more than 0 %"),
-        (["--max-accuracy-drop", "1%"], "no accuracy is measured; add --data"),
+        (["--max-drop", "1"], "--max-drop 1: expected a number with its unit"),
+        (["--max-drop", "0%"], "expected more than 0 %"),
+        (["--max-drop", "-1%"], "expected more than 0 %"),
+        (["--max-drop", "1%"], "no accuracy is measured; add --data"),
     ],
 )
 def test_an_accuracy_that_cannot_be_is_refused_before_anything_is_measured(here, tmp_path, arguments, words):

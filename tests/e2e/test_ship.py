@@ -339,7 +339,7 @@ def test_load_runs_with_its_packages_alone_and_finds_other_answers(shipped, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", OURS)
 def test_a_model_of_the_catalog_loads_with_benchd_installed_and_says_that_it_needs_it(shipped, tmp_path, variant):
-    limits = ("--max-accuracy-drop", "5%", "--data", "demo")
+    limits = ("--max-drop", "5%", "--data", "demo")
     folder = shipped(variant, "snn_onepass", "--option", "time_steps=2", "--weights", "demo", *limits)
     done = loaded_alone(folder, installed_alone(folder, tmp_path))
     assert (done.returncode, done.stdout) == (0, "the answers are the golden ones\n"), done.stderr

@@ -45,8 +45,8 @@ def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
         (["vim_tiny", "--min-agreement", "2"], UsageError, "at most 1"),
         (["vim_tiny", "--min-effect", "0%"], UsageError, "give the smallest difference that counts"),
         (["vim_tiny", "--minutes", "0"], UsageError, "more than 0"),
-        (["vim_tiny", "--max-accuracy-drop", "1%"], UsageError, "add --data"),
-        (["vim_tiny", "--data", "demo", "--max-accuracy-drop", "1%"], UsageError, "--accuracy or --weights"),
+        (["vim_tiny", "--max-drop", "1%"], UsageError, "add --data"),
+        (["vim_tiny", "--data", "demo", "--max-drop", "1%"], UsageError, "--accuracy or --weights"),
         (["square", "--data", "imagefolder:absent"], UsageError, "absent"),
         (["vim_tiny", "--variants", "tensorrt", "--device", "cpu"], NotAvailable, "none of these variants can run"),
     ],
@@ -73,7 +73,7 @@ def test_a_limit_of_accuracy_races_what_measures_it(tmp_path, monkeypatch, argum
     monkeypatch.setattr(ship, "Session", lambda *_, **__: nullcontext())
     monkeypatch.setattr(ship, "_ship", lambda session, candidates, *_, **__: found.extend(candidates) or 0)
     (tmp_path / "net.py").write_text("def build(): ...\n")
-    done = CliRunner().invoke(ship.app, [*arguments, "--max-accuracy-drop", "1%", "--device", "cpu", "--out", "out"])
+    done = CliRunner().invoke(ship.app, [*arguments, "--max-drop", "1%", "--device", "cpu", "--out", "out"])
     assert done.exit_code == 0, done.exception
     assert {one.inputs.accuracy for one in found} == {images}
 
