@@ -312,8 +312,8 @@ def read(path: Path) -> Config:
         run = [code for suite in config.suite for code in suite.code()]
         if loaded or run:
             _refuse_foreign(path, status, loaded or run[0][0])
-        for key, file in run:
-            _refuse_foreign(file, _status(file, key), key)
+        for key, code in run:
+            _refuse_foreign(code, _status(code, key), key)
         return config
     except UsageError as error:
         raise UsageError(f"configuration {path}: {error}") from error
