@@ -965,6 +965,27 @@ class Floor(Struct, frozen=True, kw_only=True):
     uncounted: list[str] = []
 
 
+class NeuroBench(Struct, frozen=True, kw_only=True):
+    """NeuroBench's metrics of one pass of the plain model in float32, operations per sample.
+
+    Sparsities are shares of zeros: of the weights, and of what activations and neurons put out, null without any.
+    `effective_macs` are multiply-accumulates of two numbers that are not 0, `effective_acs` those of a call to which
+    only -1, 0 and 1 arrive; of the former `scaled_acs` are of spikes of another height, which a fixed weight absorbs.
+    `dense_operations` count zeros too. `membrane_updates` is null where no potential is visible. Layers in `uncounted`
+    are in none of these.
+    """
+
+    footprint_bytes: int
+    connection_sparsity: float | None
+    activation_sparsity: float | None
+    effective_macs: float
+    effective_acs: float
+    scaled_acs: float
+    dense_operations: float
+    membrane_updates: float | None = None
+    uncounted: list[str] = []
+
+
 class Counted(Struct, frozen=True, kw_only=True):
     """The work of one run of a batch in float32, as counted while a module ran: 2 operations per multiply-add.
 
@@ -1119,6 +1140,7 @@ class Record(Struct, frozen=True, kw_only=True):
     occupancy: Occupancy | None = None
     check: Check | None = None
     accuracy: Accuracy | None = None
+    neurobench: NeuroBench | None = None
     x_of_floor: float | None = None
     floor: Floor | None = None
     probes: Probes | None = None

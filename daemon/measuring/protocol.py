@@ -15,6 +15,7 @@ from benchd.daemon.records import (
     Counted,
     Inputs,
     ModelFacts,
+    NeuroBench,
     Occupancy,
     OptionValue,
     ProcessResult,
@@ -235,6 +236,7 @@ class Outcome(Struct, kw_only=True, tag="outcome"):
     check: Check | None = None
     synaptic_flops: float | None = None
     counted: Counted | None = None
+    neurobench: NeuroBench | None = None
     accuracy: Accuracy | None = None
     occupancy: Occupancy | None = None
     kernels_ran: str | None = None

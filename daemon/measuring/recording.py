@@ -205,6 +205,7 @@ def record(
         occupancy=next((outcome.occupancy for outcome in outcomes if outcome.occupancy), None),
         check=_worst_check(outcomes),
         accuracy=next((outcome.accuracy for outcome in outcomes if outcome.accuracy), None),
+        neurobench=next((outcome.neurobench for outcome in outcomes if outcome.neurobench), None),
         x_of_floor=x_of_floor,
         floor=least if isinstance(least, Floor) else None,
         probes=probes,

@@ -11,7 +11,7 @@ import torch
 from benchd.daemon.measuring.protocol import Accompany, Compare, Job, Measure, Outcome, Pack, Race, Verify
 from benchd.daemon.records import Accuracy
 from benchd.daemon.verdicts import timings
-from benchd.daemon.worker import accompanying, counting, metric, packing, probes, scenarios, steps, top1
+from benchd.daemon.worker import accompanying, counting, metric, neurobench, packing, probes, scenarios, steps, top1
 from benchd.daemon.worker.building import Built, built
 from benchd.daemon.worker.check import audit, golden
 from benchd.daemon.worker.check.checking import check_and_answers
@@ -19,7 +19,7 @@ from benchd.daemon.worker.child import StageClock, diagnose
 from benchd.daemon.worker.samples import Samples
 from benchd.daemon.worker.scenarios.base import Run, warmed_up
 from benchd.daemon.worker.scenarios.server import Monotonic
-from benchd.daemon.worker.workload import completed
+from benchd.daemon.worker.workload import completed, shows_codes
 from benchd.models import catalog
 
 DEVICE_PARTS_S = 1.0
@@ -34,8 +34,8 @@ def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> 
     """Measure the case in full."""
     model = built(job, stages, outcome)
     ready = checked(model, job, stages, outcome)
-    if job.case.model not in catalog.MODELS and recipe.probes:
-        outcome.counted = counting.count(model.workload.plain, model.workload.example(job.case.batch_size))
+    if recipe.probes:
+        _counted(model, job, outcome)
     ready.idle_s = recipe.idle_s
     scenario = scenarios.of(job.case.scenario)
     met = scenario.time(ready)
@@ -52,6 +52,19 @@ def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> 
     _repeated(ready, met)
     if not scenario.is_paused:
         _occupied(ready)  # last: its profiler stays attached and slows every later launch
+
+
+def _counted(model: Built, job: Job, outcome: Outcome) -> None:
+    """Count the work of a model that no formula describes, and NeuroBench's metrics of one that may spike."""
+    plain, example = model.workload.plain, model.workload.example(job.case.batch_size)
+    is_own = job.case.model not in catalog.MODELS
+    if is_own:
+        outcome.counted = counting.count(plain, example)
+    if (is_own or shows_codes(plain)) and not job.onnx:
+        try:
+            outcome.neurobench = neurobench.measure(plain, example)
+        except Exception as error:  # whatever hooks break in the user's code: it costs these metrics alone
+            outcome.missing["neurobench"] = f"{type(error).__name__}: {error}"
 
 
 def compare(recipe: Compare, job: Job, stages: StageClock, outcome: Outcome) -> None:

@@ -1,0 +1,137 @@
+"""NeuroBench's metrics of one pass: memory, sparsity and synaptic operations of a spiking net or an ordinary one.
+
+They follow its definitions (Yik et al., The NeuroBench framework, 2025) and its package of version 2.3: operations are
+those of `Linear` and `Conv` layers without biases, taps on padding left out, per sample; a call is of accumulates if
+all that arrives is -1, 0 or 1, else of multiply-accumulates. Unlike there, a layer that two parents share counts once,
+an unknown layer is named instead of making every figure 0, and spikes of another height are told apart.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchd.daemon.records import NeuroBench
+from benchd.daemon.worker.structures import Batch, values
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_OTHER_LAYERS = (*_RECURRENT, nn.Bilinear, nn.MultiheadAttention, nn.modules.conv._ConvTransposeNd)
+_ACTIVATIONS = (nn.ReLU, nn.Sigmoid)
+_NEURONS = {"SpikingNeuron", "BaseNode"}  # the base classes of snnTorch and SpikingJelly
+_STATES = ("mem", "v")  # and what they call the membrane potential
+
+
+def measure(module: nn.Module, example: Batch) -> NeuroBench:
+    """Return the metrics of `module` in one pass over `example`, both on the CPU in float32."""
+    footprint = sum(value.nbytes for value in (*module.parameters(), *module.buffers()))
+    seen = _Pass()
+    with ExitStack() as hooks, torch.no_grad():
+        for called, layer in _layers(module):
+            hooks.callback(called.register_forward_pre_hook(seen.arrives(layer)).remove)
+        for each in _neurons(module):
+            hooks.callback(each.register_forward_pre_hook(seen.begins).remove)
+            hooks.callback(each.register_forward_hook(seen.leaves).remove)
+        module(*values(example))
+    samples = len(example)
+    return NeuroBench(
+        footprint_bytes=footprint,
+        connection_sparsity=_share_zero(_weights(module)),
+        activation_sparsity=seen.zeros / seen.numbers if seen.numbers else None,
+        effective_macs=(seen.macs + seen.scaled_acs) / samples,
+        effective_acs=seen.acs / samples,
+        scaled_acs=seen.scaled_acs / samples,
+        dense_operations=seen.dense / samples,
+        membrane_updates=seen.updates / samples if seen.has_state else None,
+        uncounted=sorted({type(part).__name__ for part in module.modules() if isinstance(part, _OTHER_LAYERS)}),
+    )
+
+
+def _layers(module: nn.Module) -> list[tuple[nn.Module, Any]]:
+    """Return what is called for each layer of weights, and the layer: the same, but in a net that folds them."""
+    if hasattr(module, "synapses"):
+        return [(each.module, each.layer) for each in module.synapses()]
+    return [(part, part) for part in module.modules() if isinstance(part, _LAYERS)]
+
+
+def _neurons(module: nn.Module) -> Iterable[nn.Module]:
+    """Return what activates: neurons and, as there, ReLU and Sigmoid."""
+    own = {id(each) for each in module.neurons()} if hasattr(module, "neurons") else set()
+    for part in module.modules():
+        bases = type(part).__mro__
+        is_neuron = any(base.__name__ in _NEURONS or base.__module__.startswith("norse.") for base in bases)
+        if is_neuron or isinstance(part, _ACTIVATIONS) or id(part) in own:
+            yield part
+
+
+def _weights(module: nn.Module) -> list[Tensor]:
+    """Return the weights of each layer, of recurrent ones with their biases."""
+    weights = [part.weight for part in module.modules() if isinstance(part, _LAYERS)]
+    recurrent = [part for part in module.modules() if isinstance(part, _RECURRENT)]
+    return [*weights, *(each for part in recurrent for each in part.parameters())]
+
+
+def _share_zero(weights: list[Tensor]) -> float | None:
+    count = sum(weight.numel() for weight in weights)
+    return sum(int((weight == 0).sum()) for weight in weights) / count if count else None
+
+
+class _Pass:
+    """What hooks saw in one pass, summed over calls and samples."""
+
+    def __init__(self) -> None:
+        self.zeros = self.numbers = self.updates = 0
+        self.macs = self.acs = self.scaled_acs = self.dense = 0.0
+        self.has_state = False
+        self._before: dict[nn.Module, Tensor | None] = {}
+
+    def arrives(self, layer: Any) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        """Return the hook that counts the operations of one call of a layer."""
+
+        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            given = inputs[0].float()
+            reached = _operations(layer, given != 0, layer.weight != 0)
+            self.dense += _operations(layer, torch.ones_like(given), torch.ones_like(layer.weight))
+            heights = given.abs().unique()
+            heights = heights[heights > 0]
+            if len(heights) > 1:
+                self.macs += reached
+            elif len(heights) == 1 and heights[0] != 1:
+                self.scaled_acs += reached
+            else:
+                self.acs += reached
+
+        return hook
+
+    def begins(self, neuron: nn.Module, _: tuple[Any, ...]) -> None:
+        """Keep the membrane potential before a step."""
+        state = _state(neuron)
+        self._before[neuron] = None if state is None else state.clone()
+
+    def leaves(self, neuron: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+        """Count what a neuron emits, and of its potentials all at the first step and later those that changed."""
+        out = output[0] if isinstance(output, tuple) else output
+        self.zeros += int((out == 0).sum())
+        self.numbers += out.numel()
+        before, after = self._before.pop(neuron), _state(neuron)
+        if after is not None:
+            self.has_state = True
+            is_first = before is None or before.shape != after.shape
+            self.updates += after.numel() if is_first else int((before != after).sum())
+
+
+def _state(neuron: nn.Module) -> Tensor | None:
+    states = (getattr(neuron, name, None) for name in _STATES)
+    return next((state for state in states if isinstance(state, Tensor) and state.numel()), None)
+
+
+def _operations(layer: Any, given: Tensor, weight: Tensor) -> float:
+    """Return how many products of a layer are of two numbers that are not 0, exactly: sums of ones."""
+    given, weight = given.float(), weight.float()
+    if isinstance(layer, nn.Linear):
+        return float(nn.functional.linear(given, weight).sum(dtype=torch.float64))
+    sides = weight.dim() - 1
+    given = given.reshape(-1, *given.shape[-sides:])
+    return float(layer._conv_forward(given, weight, None).sum(dtype=torch.float64))
