@@ -49,14 +49,14 @@ def measure(module: nn.Module, example: Batch) -> NeuroBench:
     )
 
 
-def _layers(module: nn.Module) -> list[tuple[nn.Module, Any]]:
+def _layers(module: Any) -> list[tuple[nn.Module, Any]]:
     """Return what is called for each layer of weights, and the layer: the same, but in a net that folds them."""
     if hasattr(module, "synapses"):
         return [(each.module, each.layer) for each in module.synapses()]
     return [(part, part) for part in module.modules() if isinstance(part, _LAYERS)]
 
 
-def _neurons(module: nn.Module) -> Iterable[nn.Module]:
+def _neurons(module: Any) -> Iterable[nn.Module]:
     """Return what activates: neurons and, as there, ReLU and Sigmoid."""
     own = {id(each) for each in module.neurons()} if hasattr(module, "neurons") else set()
     for part in module.modules():
@@ -119,7 +119,7 @@ class _Pass:
         if after is not None:
             self.has_state = True
             is_first = before is None or before.shape != after.shape
-            self.updates += after.numel() if is_first else int((before != after).sum())
+            self.updates += after.numel() if is_first else int(torch.ne(before, after).sum())
 
 
 def _state(neuron: nn.Module) -> Tensor | None:
