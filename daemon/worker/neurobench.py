@@ -118,8 +118,10 @@ class _Pass:
         before, after = self._before.pop(neuron), _state(neuron)
         if after is not None:
             self.has_state = True
-            is_first = before is None or before.shape != after.shape
-            self.updates += after.numel() if is_first else int(torch.ne(before, after).sum())
+            if before is not None and before.shape == after.shape:
+                self.updates += int((after - before).count_nonzero())
+            else:
+                self.updates += after.numel()
 
 
 def _state(neuron: nn.Module) -> Tensor | None:
