@@ -24,8 +24,6 @@ from benchd.dashboard import limits
 TEXT_LIMIT = 512  # bytes in a searchable column; PostgreSQL indexes no more than 2,704 in up to four of them
 ID_LIMIT = TEXT_LIMIT - 33  # of a device: a key has a run id of 32 characters too
 INTEGER_LIMIT = 2**63  # the range of both databases
-SENSOR_RANGE = (1e-30, 1e30)  # in any unit; sums of such values stay finite
-BATCH_S = 60.0  # no batch of telemetry spans more; a time stamp beyond it is wrong
 CLEARED = b"{}"  # the body of a document whose topic its device has cleared
 READER = version("benchd")  # a later one may be able to read what this one puts in quarantine
 
@@ -185,21 +183,12 @@ def _retained(kind: type[Struct], state: str = "") -> _Reader:
 
 
 def _telemetry(address: topics.Address, message: Arrived) -> _Rows:
-    """Yield one row per sample; the last is timed at its arrival, the others relative to it by the device's clock."""
+    """Yield one row with the last value of each metric."""
     samples = msgspec.json.decode(message.body, type=Telemetry).samples
-    last_ns = max((sample.t_ns for sample in samples), default=0)
-    for sample in samples:
-        if sample.value and not SENSOR_RANGE[0] < abs(sample.value) < SENSOR_RANGE[1]:
-            raise _Unreadable(f"{sample.value} is not a sensor value")
-        yield (
-            "telemetry",
-            {
-                "device_id": address.device_id,
-                "metric": f"{sample.metric}@{sample.rail}" if sample.rail else sample.metric,
-                "t_s": message.arrived_s - min((last_ns - sample.t_ns) / 1e9, BATCH_S),
-                "value": sample.value,
-            },
-        )
+    names = (f"{sample.metric}@{sample.rail}" if sample.rail else sample.metric for sample in samples)
+    values = {name[:TEXT_LIMIT]: sample.value for name, sample in zip(names, samples, strict=True)}
+    body = msgspec.json.encode(values)
+    yield "telemetry", {"device_id": address.device_id, "t_s": message.arrived_s, "body": body}
 
 
 def _event(address: topics.Address, message: Arrived) -> _Rows:

@@ -20,7 +20,7 @@ from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import CollectorState, Device, Gap
-from benchd.dashboard.store import MINUTES_S, Store
+from benchd.dashboard.store import KEEP_S, Store
 
 _Thing = TypeVar("_Thing")
 _Gauges = dict[str, tuple[str, Callable[[_Thing], float | None]]]
@@ -47,7 +47,7 @@ CASE: _Gauges[Result] = {
     "case_energy_error_joules": ("Error bar of that energy.", lambda result: _scaled(result.energy_err_mj)),
     "case_check_passed": ("1 if the outputs were correct.", lambda result: _passed(result.checked)),
 }
-CASES = 10 * READ  # of those measured within MINUTES_S
+CASES = 10 * READ  # of those measured within KEEP_S
 CASE_LABELS = ("device_id", "case_id", "model", "variant", "batch_size")
 
 
@@ -66,7 +66,7 @@ class Fleet(Collector):
         yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
         yield _missing(queries.gaps(self._store))
-        cases = queries.last_of_each_case(self._store, self._now_s - MINUTES_S, CASES)
+        cases = queries.last_of_each_case(self._store, self._now_s - KEEP_S, CASES)
         yield from _families(CASE, CASE_LABELS, cases)
         yield _slower(self._store)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, Subquery, and_, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, Subquery, exists, func, or_, select
 
 from benchd.daemon.delivery.messages import Deployed, Event, Health, Info, Latest
 from benchd.daemon.records import PROFILED, Interference, Record, Timing, throttles
@@ -96,8 +96,6 @@ class Page(NamedTuple):
 def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
     """Return the known devices by id, at most READ that were heard last, or only the one of `device_id`."""
     device, document, telemetry = (store.tables[name] for name in ("device", "document", "telemetry"))
-    metric = (telemetry.c.device_id, telemetry.c.metric)
-    watched = or_(telemetry.c.metric.like("power_w%"), telemetry.c.metric.like("%throttle_reasons%"))
     page = _known(store)
     if device_id:
         page = select(device.c.device_id, device.c.seen_s).where(device.c.device_id == device_id)
@@ -107,14 +105,11 @@ def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
         kinds = document.c.kind.in_(("status", "info", "health"))
         wanted = select(document).where(kinds, document.c.device_id.in_(mine))
         documents = {(row.device_id, row.kind): row for row in connection.execute(wanted)}
-        recent = telemetry.c.t_s.between(now_s - LIVE_S, now_s + AHEAD_S)
-        now = (recent, telemetry.c.device_id.in_(mine), watched)
-        newest = select(*metric, func.max(telemetry.c.t_s).label("t_s")).where(*now).group_by(*metric).subquery()
-        same = and_(*(telemetry.c[name] == one for name, one in newest.c.items()))
-        live = connection.execute(select(telemetry).join(newest, same).where(recent)).all()
+        recent = (telemetry.c.t_s.between(now_s - LIVE_S, now_s + AHEAD_S), telemetry.c.device_id.in_(mine))
+        live = connection.execute(select(telemetry).where(*recent).order_by(telemetry.c.t_s)).all()
     latest: dict[str, dict[str, float]] = defaultdict(dict)
     for row in live:
-        latest[row.device_id][row.metric] = row.value
+        latest[row.device_id] |= _values(row.body)
     return [_device(id_, seen_s, documents, latest[id_], now_s) for id_, seen_s in sorted(map(tuple, seen))]
 
 
@@ -131,7 +126,6 @@ def _device(
 ) -> Device:
     status, info, health = (documents.get((device_id, kind)) for kind in ("status", "info", "health"))
     age_s = None if seen_s is None else max(now_s - seen_s, 0.0)
-    powers = [value for metric, value in live.items() if metric.startswith("power_w")]
     reasons = [value for metric, value in live.items() if "throttle_reasons" in metric]
     return Device(
         device_id=device_id,
@@ -139,9 +133,20 @@ def _device(
         age_s=age_s,
         info=msgspec.json.decode(info.body, type=Info) if info else Info(),
         health=msgspec.json.decode(health.body, type=Health) if health else Health(),
-        power_w=max(powers, default=None),  # a total is larger than its parts; they are never summed
+        power_w=_highest(live, "power_w"),
         throttled=any(map(throttles, reasons)) if reasons else None,
     )
+
+
+def _values(body: bytes) -> dict[str, float]:
+    """Return the values of one message of telemetry by metric."""
+    return msgspec.json.decode(body, type=dict[str, float])
+
+
+def _highest(values: dict[str, float], ending: str) -> float | None:
+    """Return the highest value of a kind of metric; a total power is larger than its parts, which are never summed."""
+    known = (value for metric, value in values.items() if metric.partition("@")[0].endswith(ending))
+    return max(known, default=None)
 
 
 def names(store: Store) -> dict[str, str]:
@@ -367,20 +372,14 @@ def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
-    """Return (Unix time, value) by metric: means per minute as far as only those remain, then samples."""
-    raw, minutes = store.tables["telemetry"], store.tables["telemetry_minute"]
-    by_metric: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    with store.reading() as connection:
-        mask = minutes.c.metric.like("%throttle_reasons%")  # the mean of a bit mask is meaningless
-        means = case((mask, minutes.c.maximum), else_=minutes.c.total / minutes.c.samples)
-        old = select(minutes.c.metric, minutes.c.t_s, means)
-        new = select(raw.c.metric, raw.c.t_s, raw.c.value)
-        for table, wanted in ((minutes, old), (raw, new)):
-            mine = (table.c.device_id == device_id, table.c.t_s >= since_s)
-            names = select(table.c.metric).where(*mine).distinct().order_by(table.c.metric).limit(SHOWN)
-            shown = table.c.metric.in_(select(names.subquery().c.metric))
-            for metric, t_s, value in connection.execute(wanted.where(*mine, shown).order_by(table.c.t_s)):
-                by_metric[metric].append((float(t_s), value))
+    """Return (Unix time, value) by metric, in order; of at most SHOWN metrics."""
+    table = store.tables["telemetry"]
+    mine = select(table.c.t_s, table.c.body).where(table.c.device_id == device_id, table.c.t_s >= since_s)
+    by_metric: dict[str, list[tuple[float, float]]] = {}
+    for t_s, body in store.read(mine.order_by(table.c.t_s)):
+        for metric, value in _values(body).items():
+            if metric in by_metric or len(by_metric) < SHOWN:
+                by_metric.setdefault(metric, []).append((t_s, value))
     return by_metric
 
 
@@ -394,16 +393,16 @@ class Spark(NamedTuple):
 
 def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str, list[Spark]]:
     """Return the recent power and temperature of devices, oldest first."""
-    raw = store.tables["telemetry"]
-    step = func.floor(raw.c.t_s / STEP_S)
-    is_power = raw.c.metric.like("power_w%")  # a total is larger than its parts; they are never summed
-    highest = [func.max(case((mine, raw.c.value))) for mine in (is_power, ~is_power)]
-    wanted = (raw.c.device_id.in_(device_ids), raw.c.t_s >= since_s)
-    kinds = or_(is_power, raw.c.metric.like("%\\_temp\\_c%", escape="\\"))
-    grouped = select(raw.c.device_id, step, *highest).where(*wanted, kinds).group_by(raw.c.device_id, step)
+    table = store.tables["telemetry"]
+    wanted = select(table).where(table.c.device_id.in_(device_ids), table.c.t_s >= since_s)
+    peaks: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    for row in store.read(wanted.order_by(table.c.t_s)):
+        peak = peaks[row.device_id, int(row.t_s // STEP_S)]
+        for metric, value in _values(row.body).items():
+            peak[metric] = max(value, peak.get(metric, value))
     by_device: dict[str, list[Spark]] = defaultdict(list)
-    for device_id, number, power_w, temp_c in store.read(grouped.order_by(step)):
-        by_device[device_id].append(Spark(int(number) * STEP_S, power_w, temp_c))
+    for (device_id, step), peak in peaks.items():
+        by_device[device_id].append(Spark(step * STEP_S, _highest(peak, "power_w"), _highest(peak, "_temp_c")))
     return by_device
 
 

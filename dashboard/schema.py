@@ -16,7 +16,6 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    PrimaryKeyConstraint,
     Table,
     Text,
     insert,
@@ -28,7 +27,7 @@ from sqlalchemy.sql.type_api import TypeEngine
 from benchd.daemon.errors import UsageError
 from benchd.dashboard.messages import Result
 
-VERSION = 2
+VERSION = 3
 """Changes with the tables; a database of another one is refused."""
 
 METADATA = MetaData()
@@ -112,28 +111,14 @@ document = Table(
     *_required("session"),
 )
 
-# pages ask for a device, then a time
+# a message in each row: its values by metric, as JSON
 telemetry = Table(
     "telemetry",
     METADATA,
-    *_keys("device_id metric"),
+    *_keys("device_id"),
     _key_number("t_s", Double),
-    PrimaryKeyConstraint("device_id", "t_s", "metric"),
-    *_required("value", Double),
+    *_required("body", LargeBinary),
     Index("telemetry_time", "t_s"),
-    postgresql_partition_by="RANGE (t_s)",
-)
-
-telemetry_minute = Table(
-    "telemetry_minute",
-    METADATA,
-    *_keys("device_id metric"),
-    _key_number("t_s"),
-    PrimaryKeyConstraint("device_id", "t_s", "metric"),
-    *_required("samples", BigInteger),
-    *_required("total minimum maximum", Double),
-    Index("telemetry_minute_time", "t_s"),
-    postgresql_partition_by="RANGE (t_s)",
 )
 
 event = Table(

@@ -1,8 +1,8 @@
 """The store of the collectors, in SQLite or PostgreSQL: records, devices, telemetry, events, quarantine.
 
 A second delivery changes nothing, because every row has a unique key (`schema`).
-Records stay forever, each with its original bytes; telemetry is aggregated to minutes and then expires, in PostgreSQL
-partition by partition.
+Records stay forever, each with its original bytes; of telemetry one message a minute stays after an hour, and then
+expires.
 """
 
 import sqlite3
@@ -15,13 +15,12 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    MetaData,
     Select,
     Table,
-    case,
     create_engine,
     delete,
     event,
+    exists,
     func,
     insert,
     select,
@@ -30,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError
 
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
@@ -38,13 +37,12 @@ from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
 from benchd.daemon.machine.folders import file_id
 from benchd.daemon.verdicts.when import AHEAD_S
-from benchd.dashboard import partitions, schema
+from benchd.dashboard import schema
 from benchd.dashboard.messages import Row
-from benchd.dashboard.partitions import Partition
 
 BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
-RAW_S = 3600.0  # raw telemetry
-MINUTES_S = 90 * 86400.0  # telemetry by minute, and events
+RAW_S = 3600.0  # every message of telemetry
+KEEP_S = 90 * 86400.0  # one message of telemetry a minute, and events
 QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # of results, and as many of all else
 SPANS = 1000  # ranges of one log
 LOGS = 64  # of one device, which may make up any number
@@ -52,8 +50,7 @@ LOGS = 64  # of one device, which may make up any number
 _ORDER_LOCK = 0x62636865  # PostgreSQL's, of whoever inserts into the tables that are read on from the last id
 _READ_ON = {"result", "event"}
 
-
-_EXPIRING = (("telemetry_minute", "t_s"), ("event", "arrived_s"))
+_EXPIRING = (("telemetry", "t_s"), ("event", "arrived_s"))
 _LASTING = "failed check:"  # begins the keys of notices that stay, as what they tell may be true for longer
 
 
@@ -83,7 +80,6 @@ class Store:
         self._path = Path(address.database) if address.drivername == "sqlite" and address.database else None
         self._id: tuple[int, int] | None = None
         self.tables = schema.METADATA.tables
-        self._newest: set[int] = set()  # ends of the partitions of raw telemetry that rows still come for
         try:
             with self._writing() as connection:
                 self.site = schema.create(connection)
@@ -108,13 +104,14 @@ class Store:
         by_table: dict[str, list[dict[str, Any]]] = {}
         for table, values in rows:
             by_table.setdefault(table, []).append(values)
-        try:
-            self._insert(by_table)
-        except IntegrityError as error:
-            if not partitions.is_missing(error):
-                raise
-            self._newest.clear()  # another collector, whose clock is ahead, has dropped one of them
-            self._insert(by_table)
+        with self._writing() as connection:
+            if connection.dialect.name == "postgresql" and by_table.keys() & _READ_ON:
+                # PostgreSQL gives ids at the insertion: a lower one could be committed after a higher one was read
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ORDER_LOCK})")
+            for name, found in sorted(by_table.items()):
+                # in the order of their keys, so that two collectors cannot deadlock
+                found.sort(key=itemgetter(*_keys(self.tables[name])))
+                connection.execute(_insertion(connection, self.tables[name]), found)
 
     def quarantined(self, but: str, limit: int) -> dict[str, Arrived]:
         """Return by key the oldest messages in quarantine that the version `but` has not read yet."""
@@ -154,28 +151,19 @@ class Store:
             connection.execute(delete(table).where(table.c.channel == channel, table.c.key.in_(list(keys))))
 
     def tidy(self, now_s: float, *, expire: bool = True) -> None:
-        """Aggregate telemetry older than an hour to minutes and, if `expire`, delete what has expired.
-
-        In PostgreSQL, partitions that somebody reads are left for the next time.
-        """
-        before_s = (now_s - RAW_S) // 60 * 60
-        if self._is_partitioned:
-            self._tidy_partitions(before_s, now_s - MINUTES_S if expire else 0)
+        """Thin out telemetry older than an hour to one message a minute and, if `expire`, delete what has expired."""
         with self._writing() as connection:
-            # the first to write here blocks other collectors, so that nothing is aggregated twice
+            last_s = connection.execute(select(schema.version.c.tidied_s)).scalar() or 0.0
+            # the first to write here blocks other collectors
             connection.execute(update(schema.version).values(tidied_s=now_s))
-            if not self._is_partitioned:
-                raw = self.tables["telemetry"]
-                self._roll_up(connection, raw, before_s)
-                connection.execute(delete(raw).where(raw.c.t_s < before_s))
+            self._thin_out(connection, min(last_s, now_s) - RAW_S - 60, now_s - RAW_S)
             self._join(connection, now_s)
             for name, column in _EXPIRING if expire else ():
-                if not (self._is_partitioned and name in partitions.SPANS_S):
-                    table = self.tables[name]
-                    connection.execute(delete(table).where(table.c[column] < now_s - MINUTES_S))
+                table = self.tables[name]
+                connection.execute(delete(table).where(table.c[column] < now_s - KEEP_S))
             if expire:
                 notice = self.tables["notice"]
-                old = notice.c.told_s < now_s - MINUTES_S
+                old = notice.c.told_s < now_s - KEEP_S
                 connection.execute(delete(notice).where(old, ~notice.c.key.startswith(_LASTING)))
             table = self.tables["quarantine"]
             is_result = table.c.topic.like("%/result/%")
@@ -232,60 +220,6 @@ class Store:
         if self._path and self._id and file_id(self._path) != self._id:
             raise Unusable(f"database {self._path}: the file was moved, removed or replaced")
 
-    @property
-    def _is_partitioned(self) -> bool:
-        return self._engine.dialect.name == "postgresql"
-
-    def _insert(self, by_table: dict[str, list[dict[str, Any]]]) -> None:
-        if self._is_partitioned and "telemetry" in by_table:
-            self._create_partitions(row["t_s"] for row in by_table["telemetry"])
-        with self._writing() as connection:
-            if self._is_partitioned and by_table.keys() & _READ_ON:
-                # PostgreSQL gives ids at the insertion: a lower one could be committed after a higher one was read
-                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ORDER_LOCK})")
-            for name, found in sorted(by_table.items()):
-                # in the order of their keys, so that two collectors cannot deadlock
-                found.sort(key=itemgetter(*_keys(self.tables[name])))
-                if self._is_partitioned and name == "telemetry":
-                    partitions.insert(connection, found)
-                else:
-                    connection.execute(_insertion(connection, self.tables[name]), found)
-
-    def _create_partitions(self, times_s: Iterable[float]) -> None:
-        """Create the partitions of raw telemetry for these times, committed at once for other collectors."""
-        needed = partitions.ends("telemetry", times_s)
-        if not needed <= self._newest:
-            with self._writing() as connection:
-                partitions.create(connection, "telemetry", needed)
-            self._newest = set(sorted(self._newest | needed)[-2:])  # older ones may have been dropped meanwhile
-
-    def _tidy_partitions(self, before_s: float, minutes_before_s: float) -> None:
-        """Roll up raw telemetry from before `before_s`, and drop its partitions and those of expired minutes."""
-        with self.reading() as connection:
-            known = partitions.partitions(connection, "telemetry")
-        old = [one for one in known if one.end_s <= before_s]
-        for first in range(0, len(old), partitions.BATCH):
-            self._roll_up_partitions(old[first : first + partitions.BATCH], before_s)
-        with self._writing() as connection:
-            days = partitions.partitions(connection, "telemetry_minute")
-            partitions.drop(connection, [one for one in days if one.end_s <= minutes_before_s][: partitions.BATCH])
-        self._newest.clear()
-
-    def _roll_up_partitions(self, batch: Sequence[Partition], before_s: float) -> None:
-        """Roll up these partitions and, in the same transaction, drop or else empty them: nothing counts twice."""
-        with self._writing() as connection:
-            connection.execute(update(schema.version).values(number=schema.VERSION))  # blocks other collectors
-            there = set(partitions.partitions(connection, "telemetry"))  # others may have been here first
-            raw = self.tables["telemetry"]
-            tables = {one: raw.to_metadata(MetaData(), name=one.name) for one in batch if one in there}
-            if not tables or not partitions.lock(connection, list(tables)):
-                return
-            for part in tables.values():
-                self._roll_up(connection, part, before_s)
-            if not partitions.drop(connection, list(tables)):
-                for part in tables.values():
-                    connection.execute(delete(part))
-
     def _join(self, connection: Connection, now_s: float) -> None:
         """Join the numbers that have arrived to the ranges of their logs, of which the last SPANS are kept.
 
@@ -308,27 +242,14 @@ class Store:
         beyond = select(logs.c.device_id, logs.c.log).where(logs.c.place > LOGS)
         connection.execute(delete(span).where(tuple_(span.c.device_id, span.c.log).in_(beyond)))
 
-    def _roll_up(self, connection: Connection, raw: Table, before_s: float) -> None:
-        """Merge the samples of `raw`, telemetry or a partition of it, into their minutes."""
-        minutes = self.tables["telemetry_minute"]
-        minute = func.floor(raw.c.t_s / 60) * 60
-        figures = (func.count(), func.sum(raw.c.value), func.min(raw.c.value), func.max(raw.c.value))
-        old = raw.c.t_s < before_s
-        if self._is_partitioned:
-            days = select(func.floor(raw.c.t_s / 86400) * 86400).where(old).distinct()
-            ends = partitions.ends("telemetry_minute", connection.execute(days).scalars())
-            partitions.create(connection, "telemetry_minute", ends)
-        sums = select(raw.c.device_id, raw.c.metric, minute, *figures).where(old)
-        sums = sums.group_by(raw.c.device_id, raw.c.metric, minute)
-        insertion = _insert(connection)(minutes).from_select([column.name for column in minutes.c], sums)
-        new, kept = insertion.excluded, minutes.c
-        merged = {
-            "samples": kept.samples + new.samples,
-            "total": kept.total + new.total,
-            "minimum": case((new.minimum < kept.minimum, new.minimum), else_=kept.minimum),
-            "maximum": case((new.maximum > kept.maximum, new.maximum), else_=kept.maximum),
-        }
-        connection.execute(insertion.on_conflict_do_update(index_elements=list(minutes.primary_key), set_=merged))
+    def _thin_out(self, connection: Connection, since_s: float, before_s: float) -> None:
+        """Delete telemetry from between these times, but the first message of a device in each minute."""
+        telemetry = self.tables["telemetry"]
+        first, t_s = telemetry.alias(), telemetry.c.t_s
+        has_earlier = exists().where(
+            first.c.device_id == telemetry.c.device_id, first.c.t_s >= func.floor(t_s / 60) * 60, first.c.t_s < t_s
+        )
+        connection.execute(delete(telemetry).where(t_s >= since_s, t_s < before_s // 60 * 60, has_earlier))
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -180,7 +180,7 @@ def test_state_telemetry_and_events_arrive(broker, url):
         say(broker, "benchd/v1/d1/telemetry", '{"samples":[[1,"power_w",5.5,"fake"]]}')
         say(broker, "benchd/v1/d1/event", '{"event":"throttled"}')
         wait_for(lambda: count(store, "telemetry") == count(store, "event") == count(store, "document") == 1)
-        assert value(store, select(store.tables["telemetry"].c.value)) == 5.5
+        assert b"5.5" in value(store, select(store.tables["telemetry"].c.body))
 
 
 def test_a_killed_collector_loses_nothing_and_doubles_nothing(broker, url, tmp_path):

@@ -86,21 +86,10 @@ def test_offline_is_stored_and_is_no_sign_of_life():
     assert (status.values["state"], status.values["session"], device.values["seen_s"]) == ("offline", "s7", None)
 
 
-def test_samples_keep_their_distance_in_time():
-    samples = [
-        [5_000_000_000, "power_w", 7.0, "ina3221", "VDD_IN"],
-        [6_500_000_000, "power_w", 8.0, "ina3221", "VDD_IN"],
-    ]
-    found = [row.values for row in taken("telemetry", {"samples": samples})[:-1]]
-    assert [(row["metric"], row["t_s"], row["value"]) for row in found] == [
-        ("power_w@VDD_IN", 98.5, 7.0),
-        ("power_w@VDD_IN", 100.0, 8.0),
-    ]
-
-
-def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
-    samples = [[-(2**62), "power_w", 7.0, "x"], [2**62, "power_w", 8.0, "x"]]
-    assert [row.values["t_s"] for row in taken("telemetry", {"samples": samples})[:-1]] == [40.0, 100.0]
+def test_telemetry_is_the_last_value_of_each_metric_at_its_arrival():
+    samples = [[5, "power_w", 7.0, "ina3221", "VDD_IN"], [6, "power_w", 8.0, "ina3221", "VDD_IN"], [6, "m", 1.0, "x"]]
+    row, _ = taken("telemetry", {"samples": samples})
+    assert row.values == {"device_id": DEVICE, "t_s": 100.0, "body": b'{"power_w@VDD_IN":8.0,"m":1.0}'}
 
 
 @pytest.mark.parametrize(
@@ -122,8 +111,6 @@ def test_a_stamp_out_of_all_bounds_stays_within_a_minute():
         (f"benchd/v1/{DEVICE}/status", b'{"state":"asleep"}', "Invalid enum value 'asleep'"),
         (f"benchd/v1/{DEVICE}/latest/c", b'{"verdict":"fixed inset-0"}', "Invalid enum value"),  # it becomes a class
         (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1,"power_w",1e999,"x"]]}', "out of range"),
-        (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1,"power_w",1e300,"x"]]}', "not a sensor value"),
-        (f"benchd/v1/{DEVICE}/telemetry", b'{"samples":[[1%s,"w",1,"x"],[0,"w",1,"x"]]}' % (b"0" * 400), "too large"),
         (f"benchd/v1/{DEVICE}/status", b'{"state":"online","session":"%s"}' % (b"s" * 600), "longer than 512 bytes"),
         (f"benchd/v1/{DEVICE}/health", b"[]", "Expected `object`"),
         (f"benchd/v1/{DEVICE}/event", b'{"event":"e","judgement":{}}', "`case_id`"),

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, encode
 from benchd.dashboard import queries
-from benchd.dashboard.limits import READ
+from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.messages import Row, flat, rows
 from benchd.dashboard.queries import STALE_S, Filter, Mark
 from benchd.dashboard.views import charts, history, shipped
@@ -61,10 +61,16 @@ def test_a_large_fleet_shows_the_newest_power_and_throttling_of_each_device(stor
     ids = [f"d{number:03}" for number in range(300)]
     store.add(Row("device", {"device_id": device_id, "seen_s": NOW_S}) for device_id in ids)
     store.add(
-        Row("telemetry", {"device_id": device_id, "metric": metric, "t_s": NOW_S + second, "value": 4.0 * second})
+        Row(
+            "telemetry",
+            {
+                "device_id": device_id,
+                "t_s": NOW_S + second,
+                "body": msgspec.json.encode(dict.fromkeys(metrics, 4.0 * second)),
+            },
+        )
         for second in range(5)
         for device_id in ids
-        for metric in metrics
     )
     found = queries.fleet(store, NOW_S + 4.5)
     assert [(one.power_w, one.throttled) for one in found] == [(16.0, False)] * 300
@@ -127,12 +133,13 @@ def test_of_the_cases_that_live_the_last_results_are_reported_newest_first(store
     assert queries.last_of_each_case(store, NOW_S - 0.5, 1) == found[:1]
 
 
-def test_old_telemetry_joins_the_new_as_means_of_minutes(store):
-    start_s = NOW_S // 60 * 60
-    for at_s, value in ((0, 2.0), (30, 4.0), (4000, 9.0)):
-        add(store, "d1", "telemetry", {"samples": [[0, "power_w", value, "x"]]}, start_s + at_s)
-    store.tidy(start_s + 4000)
-    assert queries.series(store, "d1", start_s) == {"power_w": [(start_s, 3.0), (start_s + 4000, 9.0)]}
+def test_telemetry_is_a_line_per_metric_of_so_many_as_a_page_shows(store):
+    for at_s, value in ((0, 2.0), (4000, 9.0)):
+        samples = [[0, "power_w", value, "x", "VDD_IN"], *([0, f"m{n:02}", value, "x"] for n in range(SHOWN))]
+        add(store, "d1", "telemetry", {"samples": samples}, NOW_S + at_s)
+    found = queries.series(store, "d1", NOW_S)
+    assert found["power_w@VDD_IN"] == [(NOW_S, 2.0), (NOW_S + 4000, 9.0)]
+    assert len(found) == SHOWN
 
 
 def test_events_and_ends_of_cases_are_in_order(store):
@@ -193,13 +200,10 @@ def test_a_record_with_disturbed_blocks_has_a_clean_median_too(store):
     assert queries.clean_medians(store, ["d1:r1", "d1:r2"]) == {"d1:r1": pytest.approx(math.sqrt(24.0))}
 
 
-def test_an_idle_gpu_s_reason_is_no_throttling_and_a_mean_of_masks_is_none(store):
-    start_s = NOW_S // 60 * 60
+def test_an_idle_gpu_s_reason_is_no_throttling(store):
     for at_s, mask, throttled in ((0, 1.0, False), (1, 32.0, True)):
-        add(store, "d1", "telemetry", {"samples": [[0, "gpu_throttle_reasons", mask, "nvml"]]}, start_s + at_s)
-        assert queries.fleet(store, start_s + at_s)[0].throttled is throttled
-    store.tidy(start_s + 4000)
-    assert queries.series(store, "d1", start_s) == {"gpu_throttle_reasons": [(start_s, 32.0)]}
+        add(store, "d1", "telemetry", {"samples": [[0, "gpu_throttle_reasons", mask, "nvml"]]}, NOW_S + at_s)
+        assert queries.fleet(store, NOW_S + at_s)[0].throttled is throttled
 
 
 def test_the_latest_results_say_verdict_and_accuracy_until_their_case_is_taken_away(store):

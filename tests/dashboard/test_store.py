@@ -22,6 +22,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.records import decode, encode
 from benchd.dashboard import queries
 from benchd.dashboard.messages import ID_LIMIT, TEXT_LIMIT, rows
+from benchd.dashboard.schema import VERSION
 from benchd.dashboard.store import QUARANTINE_ROWS, Store
 
 NOW_S = 1_000_000_000.0
@@ -176,20 +177,31 @@ def test_a_sample_from_the_future_is_not_what_a_device_draws_now(store):
     assert [device.power_w for device in queries.fleet(store, now_s + 1)] == [5.0]
 
 
-def test_telemetry_is_rolled_up_to_minutes_and_ends(store):
+def test_one_message_a_minute_stays_of_old_telemetry_and_then_ends(store):
     minute_s = NOW_S // 60 * 60
-    add(store, power([1.0, 5.0, 3.0], minute_s + 30))
+    times_s = [minute_s + at_s for at_s in (0, 30, 59, 60, 70)]
+    add(store, *(power([1.0], at_s, device) for at_s in times_s for device in ("d1", "d2")))
+
+    def left():
+        return sorted(row.t_s for row in store.read(select(store.tables["telemetry"])) if row.device_id == "d1")
+
     store.tidy(minute_s + 3600)
-    assert len(content(store, "telemetry")["telemetry"]) == 3
+    assert left() == times_s
     store.tidy(minute_s + 3600 + 61)
-    rolled = [f"('d1', 'power_w', {minute_s:.0f}, 3, 9.0, 1.0, 5.0)"]
-    assert content(store, "telemetry", "telemetry_minute") == {"telemetry": [], "telemetry_minute": rolled}
-    add(store, power([9.0], minute_s + 40))  # late: it joins its minute
+    assert left() == [minute_s, *times_s[3:]]
+    store.tidy(minute_s + 3600 + 121)
+    assert left() == [minute_s, minute_s + 60]
+    add(store, power([1.0], minute_s + 7200))
+    store.tidy(minute_s + 90 * 86400 + 61)
+    assert left() == [minute_s + 7200]
+
+
+def test_a_clock_that_was_ahead_for_a_while_leaves_no_telemetry_as_it_is(store):
+    store.tidy(NOW_S + 86400)
+    minute_s = NOW_S // 60 * 60
+    add(store, *(power([1.0], minute_s + at_s) for at_s in (0, 30)))
     store.tidy(minute_s + 3600 + 61)
-    rolled = [f"('d1', 'power_w', {minute_s:.0f}, 4, 18.0, 1.0, 9.0)"]
-    assert content(store, "telemetry_minute") == {"telemetry_minute": rolled}
-    store.tidy(minute_s + 91 * 86400)
-    assert content(store, "telemetry_minute") == {"telemetry_minute": []}
+    assert len(content(store, "telemetry")["telemetry"]) == 1
 
 
 def test_records_stay_while_events_and_the_quarantine_end(store):
@@ -248,7 +260,7 @@ def test_a_database_of_another_schema_is_left_alone_and_its_records_come_out_by_
         store.add(rows(Arrived(f"benchd/v1/d1/result/{record.run_id}", encode(record), 1.0)))
         with store._writing() as connection:
             connection.exec_driver_sql("UPDATE version SET number = 99")
-    with pytest.raises(UsageError, match=r"tables of another benchd \(version 99, not 2\)") as refused:
+    with pytest.raises(UsageError, match=rf"tables of another benchd \(version 99, not {VERSION}\)") as refused:
         Store(url)
     command = str(refused.value).partition(" of this one with ")[2]
     program, place = ("sqlite3", url.removeprefix("sqlite:///")) if "sqlite" in url else ("psql", url)

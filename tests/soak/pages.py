@@ -52,7 +52,7 @@ _LIKE = (
     f" OR ({_TURN} >= :turning AND {_TURN} < :turning + :first AND {_TURN} + :step < :rounds)"
 )
 _TELEMETRY = """WITH RECURSIVE seconds(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM seconds WHERE n < :last)
-    INSERT INTO telemetry SELECT device_id, :name, :begun_s + n, :low + :range * (n % 17) / 17.0 FROM device, seconds"""
+    INSERT INTO telemetry SELECT device_id, :begun_s + n, :body FROM device, seconds"""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -138,13 +138,10 @@ def _first(board: int, described: Environment, rounds: int) -> Iterator[Arrived]
 
 def _fill_telemetry(store: Store) -> None:
     """Store what the boards have reported in the last hour, each every second."""
-    begun_s = int(time.time() - RAW_S)
-    if store._is_partitioned:
-        store._create_partitions(begun_s + second for second in range(0, round(RAW_S) + 60, 60))
-    for name, (low, high) in METRICS.items():
-        given = {"name": name, "low": low, "range": high - low, "begun_s": begun_s, "last": round(RAW_S) - 1}
-        with store._engine.begin() as connection:
-            connection.execute(text(_TELEMETRY), given)
+    body = json.dumps({name: high for name, (_, high) in METRICS.items()}).encode()
+    given = {"body": body, "begun_s": int(time.time() - RAW_S), "last": round(RAW_S) - 1}
+    with store._engine.begin() as connection:
+        connection.execute(text(_TELEMETRY), given)
 
 
 def _name(board: int) -> str:

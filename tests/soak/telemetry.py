@@ -1,7 +1,7 @@
-"""What a store does with a fleet's telemetry at 1 Hz: rows per second, processor time, disk, and what expires.
+"""What a store does with a fleet's telemetry at 1 Hz: messages per second, processor time, disk, and what expires.
 
 `make bench-telemetry` takes the messages of some seconds from a fleet as fast as one collector can, then sets the
-store's clock on by an hour, which aggregates them to minutes, and by 91 days, which deletes those.
+store's clock on by an hour, which leaves one a minute, and by 91 days, which deletes those.
 """
 
 import json
@@ -23,7 +23,7 @@ from sqlalchemy import text
 from benchd.daemon.delivery.connection import Arrived
 from benchd.dashboard.feed import BATCH
 from benchd.dashboard.messages import rows
-from benchd.dashboard.store import MINUTES_S, RAW_S, Store
+from benchd.dashboard.store import KEEP_S, RAW_S, Store
 from tests.soak.collector import count
 from tests.soak.database import postgres
 
@@ -38,7 +38,7 @@ METRICS = {  # of a GPU under load, from and to
 DAY_S = 86400.0
 _SIZE = {
     "sqlite": "SELECT sum(s.pgsize) FROM dbstat s JOIN sqlite_master m ON m.name = s.name WHERE m.tbl_name = :table",
-    "postgresql": "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(CAST(:table AS regclass))",
+    "postgresql": "SELECT pg_total_relation_size(CAST(:table AS regclass))",
 }
 BEGUN_S = 1_767_225_600.0  # midnight: the messages are of one day
 
@@ -61,7 +61,7 @@ def main(
         bool, typer.Option("--sqlite", help="A SQLite file in place of a PostgreSQL of its own.")
     ] = False,
 ) -> None:
-    """Store the telemetry, aggregate it, let it expire, and print what each took."""
+    """Store the telemetry, thin it out, let it expire, and print what each took."""
     with tempfile.TemporaryDirectory(prefix="benchd-telemetry-") as name:
         if sqlite:
             _run(f"sqlite:///{name}/store.db", None, devices, seconds)
@@ -73,23 +73,20 @@ def main(
 def _run(url: str, pid: int | None, devices: int, seconds: int) -> None:
     with closing(Store(url)) as store:
         used = _store(store, pid, devices, seconds)
-        samples, size = count(store, "telemetry"), size_bytes(store, "telemetry")
-        typer.echo(f"{samples:,} samples of {devices:,} devices: {samples / used.wall_s:,.0f} per second")
+        messages, size = count(store, "telemetry"), size_bytes(store, "telemetry")
+        typer.echo(f"{messages:,} messages of {devices:,} devices: {messages / used.wall_s:,.0f} per second")
         typer.echo(f"{seconds} s of telemetry in {used.wall_s:.1f} s")
         typer.echo(f"processor per second of telemetry: {_cores(used, seconds)}")
+        each = size / messages
         typer.echo(
-            f"{size / samples:.0f} bytes per sample, {size / seconds * RAW_S / 1e9:.1f} GB for the hour that it is kept"
+            f"{each:.0f} bytes per message, {devices * each * RAW_S / 1e9:.1f} GB for the hour that all are kept"
         )
+        typer.echo(f"{devices * each * 1440 / 1e9:.1f} GB for each day of one a minute")
         tidied = _tidy(store, pid, BEGUN_S + seconds + RAW_S + 60)
-        minutes, size = count(store, "telemetry_minute"), size_bytes(store, "telemetry_minute")
-        typer.echo(
-            f"aggregated to {minutes:,} minutes in {tidied.wall_s:.1f} s; {count(store, 'telemetry'):,} samples left"
-        )
+        typer.echo(f"thinned out in {tidied.wall_s:.1f} s; {count(store, 'telemetry'):,} messages left")
         typer.echo(f"processor per second of telemetry: {_cores(tidied, seconds)}")
-        a_day = devices * len(METRICS) * 1440
-        typer.echo(f"{size / minutes:.0f} bytes per sensor and minute, {size / minutes * a_day / 1e9:.1f} GB per day")
-        expired = _tidy(store, pid, BEGUN_S + MINUTES_S + 2 * DAY_S)
-        typer.echo(f"expired in {1e3 * expired.wall_s:.0f} ms; {count(store, 'telemetry_minute'):,} minutes left")
+        expired = _tidy(store, pid, BEGUN_S + KEEP_S + 2 * DAY_S)
+        typer.echo(f"expired in {1e3 * expired.wall_s:.0f} ms; {count(store, 'telemetry'):,} messages left")
 
 
 def _store(store: Store, pid: int | None, devices: int, seconds: int) -> Used:
@@ -144,7 +141,7 @@ def _database_s(pid: int | None) -> float:
 
 
 def size_bytes(store: Store, table: str) -> int:
-    """Return the bytes of a table with its indices, of all partitions together."""
+    """Return the bytes of a table with its indices."""
     with store.reading() as connection:
         return int(connection.execute(text(_SIZE[connection.dialect.name]), {"table": table}).scalar_one())
 

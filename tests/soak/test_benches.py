@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
         ("collector --records 300 --kill", ["300 published, 300 stored, 0 lost, 0 doubled", "one killed after"]),
         (
             "telemetry --devices 20 --seconds 3 --sqlite",
-            ["360 samples of 20 devices", "aggregated to 120 minutes", "; 0 minutes left"],
+            ["60 messages of 20 devices", "; 20 messages left", "; 0 messages left"],
         ),
         ("link --pairs 2", ["wall time with the client over without", "% of one core"]),
     ],
