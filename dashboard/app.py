@@ -1,4 +1,4 @@
-"""`benchd dashboard`: a collector in its own process, and the pages that read what it stores."""
+"""`benchd dashboard`: a collector, and the pages that read what it stores."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import identity
-from benchd.dashboard import metrics
+from benchd.dashboard import collector, metrics
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
 from benchd.dashboard.guard import Guard, is_loopback, require_free
@@ -21,7 +21,6 @@ from benchd.dashboard.layout import laid_out, notice
 from benchd.dashboard.notices import Settings
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import short
-from benchd.dashboard.upkeep import Upkeep
 from benchd.dashboard.views import (
     changes,
     comparison,
@@ -36,6 +35,7 @@ from benchd.dashboard.views import (
 )
 
 TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
+END_S = 5.0  # for a collector that is connecting
 
 
 def serve(
@@ -43,23 +43,18 @@ def serve(
 ) -> None:
     """Serve the pages until a signal; beyond the loopback interface only with a token in BENCHD_DASHBOARD_TOKEN.
 
-    With `collect` a collector runs beside them, which tells people what `notify` says. Exits with 1 if it cannot be
-    kept alive.
+    With `collect` a collector runs in a thread beside them, which tells people what `notify` says.
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip() or None
     if not is_loopback(host) and token is None:
         raise UsageError(f"--host {host}: access from other machines needs a token; set {TOKEN_VARIABLE}")
     require_free(host, port)
-    given_up = threading.Event()
-    # uvicorn stops on it and then raises it again
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(given_up.is_set())))
-
-    def give_up() -> None:
-        given_up.set()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    store = Store(database)
-    upkeep = Upkeep(broker, database, identity.checked(name, "collector name"), give_up, notify) if collect else None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn stops on it and then raises it again
+    store, stop = Store(database), threading.Event()
+    given = broker, database, identity.checked(name, "collector name"), stop, notify
+    collecting = threading.Thread(target=collector.collect, args=given, name="benchd.collector", daemon=True)
+    if collect:
+        collecting.start()
     try:
         _add_pages(store, broker)
         _add_errors()
@@ -78,8 +73,9 @@ def serve(
             tailwind=False,
         )
     finally:
-        if upkeep is not None:
-            upkeep.close()
+        stop.set()
+        if collect:
+            collecting.join(END_S)
         store.close()
 
 

@@ -16,7 +16,6 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from multiprocessing import parent_process
 
 import msgspec
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
@@ -33,7 +32,7 @@ from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import READER, Row, quarantined, rows
 from benchd.dashboard.notices import Settings, telling
 from benchd.dashboard.queries import Gap
-from benchd.dashboard.store import Store, Unusable
+from benchd.dashboard.store import Store
 
 SESSION_S = 7 * 86400  # how long a broker queues messages for an absent collector
 IDLE_S = 1.0
@@ -56,16 +55,19 @@ def default_name() -> str:
 
 
 def run(broker: Broker, database: str, name: str, notify: Settings | None = None) -> None:
-    """Collect until SIGTERM or SIGINT, or until the process that started this one has ended.
-
-    With `notify` people are told what is wrong with a device. A database that cannot be reached is tried again, as a
-    broker is.
-    """
-    identity.checked(name, "collector name")
+    """Collect until SIGTERM or SIGINT."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    while not _ended(stop):
+    collect(broker, database, identity.checked(name, "collector name"), stop, notify)
+
+
+def collect(broker: Broker, database: str, name: str, stop: threading.Event, notify: Settings | None = None) -> None:
+    """Collect until `stop`, and with `notify` tell people what is wrong with a device.
+
+    A database that cannot be reached is tried again, as a broker is.
+    """
+    while not stop.is_set():
         try:
             store = Store(database)
         except UsageError as error:
@@ -97,9 +99,9 @@ class Collector:
         return time.time() - time.monotonic() + self._since_s
 
     def run(self, stop: threading.Event) -> None:
-        """Collect until `stop`; lost connections are retried at growing intervals. Raises Unusable for the database."""
+        """Collect until `stop`; whatever fails is tried again at growing intervals."""
         delay_s, starts = 1.0, 1
-        while not _ended(stop):
+        while not stop.is_set():
             began = time.monotonic()
             try:
                 self._read_again()
@@ -109,8 +111,6 @@ class Collector:
                     self._say(None, starts)
                     starts = 0
                     self._collect(feed, stop)
-            except Unusable:
-                raise
             except Exception as error:  # whatever it is, the next attempt may succeed
                 self._report(error)
                 delay_s = 1.0 if time.monotonic() - began > MAX_DELAY_S else min(2 * delay_s, MAX_DELAY_S)
@@ -119,7 +119,7 @@ class Collector:
     def _collect(self, feed: Feed, stop: threading.Event) -> None:
         self._since_s = time.monotonic()
         try:
-            while not _ended(stop):
+            while not stop.is_set():
                 arrived = feed.batch(IDLE_S)
                 if arrived:
                     self._keep(arrived)
@@ -136,7 +136,7 @@ class Collector:
     def _commit(self, messages: Sequence[tuple[Arrived, list[Row]]]) -> list[list[Row]]:
         try:
             self._store.add(row for _, each in messages for row in each)
-        except (*OUTAGES, Unusable):
+        except OUTAGES:
             raise
         except Exception as error:
             if len(messages) > 1:
@@ -220,9 +220,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, DBAPIError):
         return str(error.orig).strip().replace("\n", " ")
     return str(error) if isinstance(error, Ended) else f"{type(error).__name__}: {error}"
-
-
-def _ended(stop: threading.Event) -> bool:
-    """Return whether to stop: a collector started by the pages ends with them."""
-    parent = parent_process()
-    return stop.is_set() or (parent is not None and not parent.is_alive())

@@ -60,8 +60,7 @@ class Fleet(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its values, empty if none are known."""
         collectors = queries.collectors(self._store, self._now_s)
-        is_written = queries.refusal(self._store, collectors, self._now_s) is None
-        yield from _of_collectors(collectors, self._now_s, is_written=is_written)
+        yield from _of_collectors(collectors, self._now_s)
         text = f"Known devices; the {READ} heard last are listed."
         yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
@@ -79,7 +78,7 @@ def add(store: Store) -> None:
         return Response(generate_latest(Fleet(store, time.time())), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _of_collectors(collectors: Sequence[CollectorState], now_s: float, *, is_written: bool) -> Iterator[Metric]:
+def _of_collectors(collectors: Sequence[CollectorState], now_s: float) -> Iterator[Metric]:
     labels = ("collector",)
     up = GaugeMetricFamily("benchd_collector_up", "1 while the collector stores what arrives.", labels=labels)
     text = "Age of the last message that the collector has stored."
@@ -87,7 +86,7 @@ def _of_collectors(collectors: Sequence[CollectorState], now_s: float, *, is_wri
     text = "Starts of the collector after its first."
     restarts = CounterMetricFamily("benchd_collector_restarts", text, labels=labels)
     for one in collectors:
-        up.add_metric([one.name], is_written and now_s - one.seen_s < queries.STALE_S and one.problem is None)
+        up.add_metric([one.name], now_s - one.seen_s < queries.STALE_S and one.problem is None)
         restarts.add_metric([one.name], max(one.starts - 1, 0))
         if one.message_s is not None:
             age_s.add_metric([one.name], max(now_s - one.message_s, 0.0))

@@ -18,13 +18,16 @@ from benchd.dashboard.messages import CLEARED, Result
 from benchd.dashboard.store import Store, joined
 
 STALE_S = 75.0  # a service reports its health every 30 s
-LATE_S = 10.0  # a collector writes every 5 s
 LIVE_S = 5.0
 STEP_S = 5  # between two points of a sparkline
 NEWEST = 10_000  # results that can be paged through, and that a text is searched for in
 PLACES = ("model", "variant", "case_id", "flags")  # the columns in which a text is searched for
 UNCHECKED = "not checked"
 MOST_MISSING = 1_000_000
+NO_COLLECTOR = (
+    "no collector stores what arrives: start `benchd dashboard`, or one with --only collector; if one runs, its log "
+    "says why it cannot, such as a full disk"
+)
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
 State = Literal["online", "stale", "offline", "unknown"]
@@ -433,11 +436,6 @@ def collectors(store: Store, now_s: float) -> list[CollectorState]:
     return [CollectorState(*row) for row in store.read(wanted)]
 
 
-def refusal(store: Store, collectors: Sequence[CollectorState], now_s: float) -> str | None:
-    """Return why the database takes no rows, tried if no collector has written just now; None if it does."""
-    return None if any(now_s - one.seen_s < LATE_S for one in collectors) else store.refusal()
-
-
 def gaps(store: Store, *, online: bool = False) -> list[Gap]:
     """Return what devices have sent, by the numbers of their last health, and has not arrived; or only of those online.
 
@@ -479,12 +477,9 @@ def _between(here: Sequence[tuple[int, int]], first: int, last: int) -> Iterator
 
 def problems(store: Store, now_s: float) -> list[str]:
     """Return what prevents data from arriving here, in sentences; empty if nothing does."""
-    known = collectors(store, now_s)
-    if reason := refusal(store, known, now_s):
-        return [f"the database cannot be written, so nothing that arrives is stored: {reason}"]
-    alive = [row for row in known if now_s - row.seen_s < STALE_S]
+    alive = [row for row in collectors(store, now_s) if now_s - row.seen_s < STALE_S]
     problems = [f"collector {row.name}: {row.problem}" for row in alive if row.problem]
-    return problems if alive else ["no collector runs: start `benchd dashboard`, or one with --only collector"]
+    return problems if alive else [NO_COLLECTOR]
 
 
 def newest(store: Store) -> tuple[int, int]:

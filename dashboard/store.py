@@ -5,10 +5,9 @@ Records stay forever, each with its original bytes; of telemetry one message a m
 expires.
 """
 
-import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, DisconnectionError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from benchd.daemon.delivery.connection import Arrived
-from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
-from benchd.daemon.machine.folders import file_id
 from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import schema
 from benchd.dashboard.messages import Row
@@ -54,10 +52,6 @@ _EXPIRING = (("telemetry", "t_s"), ("event", "arrived_s"))
 _LASTING = "failed check:"  # begins the keys of notices that stay, as what they tell may be true for longer
 
 
-class Unusable(BenchdError):
-    """The database is damaged, or its file was moved, removed or replaced: what is written to it may be lost."""
-
-
 def default_url() -> str:
     """Return the default database URL: a file in the state folder, which is created if absent; or raise UsageError."""
     folder = folders.state()
@@ -70,20 +64,16 @@ class Store:
     """The database at `url`, `sqlite:///PATH` or `postgresql://[USER@]HOST/NAME`, created if empty.
 
     Raises UsageError for an invalid URL, a foreign database and one of another schema, NotAvailable if the driver is
-    missing. Later failures of the database raise SQLAlchemy's DBAPIError; writes to a file that is damaged or no longer
-    at its path raise Unusable.
+    missing. Later failures of the database raise SQLAlchemy's DBAPIError.
     """
 
     def __init__(self, url: str) -> None:
         address = _address(url)
         self._engine = _engine(address)
-        self._path = Path(address.database) if address.drivername == "sqlite" and address.database else None
-        self._id: tuple[int, int] | None = None
         self.tables = schema.METADATA.tables
         try:
             with self._writing() as connection:
                 self.site = schema.create(connection)
-            self._id = file_id(self._path) if self._path else None
         except (DBAPIError, UsageError) as error:
             self.close()
             raise UsageError(f"database {address}: {str(getattr(error, 'orig', error)).strip()}") from error
@@ -91,7 +81,7 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Yield a connection that reads one state of the database."""
-        with self._judging_damage(), self._engine.connect() as connection:
+        with self._engine.connect() as connection:
             yield connection
 
     def read(self, wanted: Select[Any]) -> Sequence[Any]:
@@ -184,41 +174,14 @@ class Store:
             connection.execute(delete(telemetry).where(telemetry.c.t_s < before_s))
             connection.execute(delete(result).where(result.c.id.not_in(newest)))
 
-    def refusal(self) -> str | None:
-        """Return why SQLite's file takes no rows, found by a write; None if it does or while somebody else writes."""
-        if self._path is None:
-            return None
-        try:
-            with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=rw", uri=True, timeout=0)) as file:
-                file.execute(f"PRAGMA user_version = {int(time.time())}")  # what stays the same is not written
-        except sqlite3.OperationalError as error:
-            return None if "locked" in str(error) else str(error)
-        return None
-
     def close(self) -> None:
         """Close the database."""
         self._engine.dispose()
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        self._refuse_moved()
-        engine = self._engine.execution_options(begin="BEGIN IMMEDIATE")
-        with self._judging_damage(), engine.begin() as connection:
+        with self._engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
             yield connection
-            self._refuse_moved()
-
-    @contextmanager
-    def _judging_damage(self) -> Iterator[None]:
-        try:
-            yield
-        except DatabaseError as error:
-            if type(error) is DatabaseError and self._id:  # SQLite's word for a damaged file; others are its subclasses
-                raise Unusable(f"database {self._path}: {error.orig}") from error
-            raise
-
-    def _refuse_moved(self) -> None:
-        if self._path and self._id and file_id(self._path) != self._id:
-            raise Unusable(f"database {self._path}: the file was moved, removed or replaced")
 
     def _join(self, connection: Connection, now_s: float) -> None:
         """Join the numbers that have arrived to the ranges of their logs, of which the last SPANS are kept.
@@ -290,12 +253,6 @@ def _engine(address: URL) -> Engine:
         connection.isolation_level = None  # SQLAlchemy begins transactions
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
-        record.info["file"] = file_id(Path(address.database or ""))
-
-    @event.listens_for(engine, "checkout")
-    def _follow(connection: Any, record: Any, proxy: Any) -> None:
-        if record.info["file"] != file_id(Path(address.database or "")):  # pages read the file that is there now
-            raise DisconnectionError
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import quote
 
@@ -138,13 +138,16 @@ def stored(now_s):
 
 
 @contextmanager
-def serving(mqtt, database, *options, **environment):
-    """Yield the port of the running command, and its process."""
+def serving(mqtt, database, *options, stderr=None, **environment):
+    """Yield the port of the running command, and its process, which may write its errors to the file `stderr`."""
     port = free_port()
     command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", mqtt, "--database", database]
     child = {**os.environ, "NICEGUI_STORAGE_PATH": str(Path(database.removeprefix("sqlite:///")).parent), **environment}
     child.pop("PYTEST_CURRENT_TEST", None)  # NiceGUI would take itself for a test's own server
-    with subprocess.Popen([*command, "--port", str(port), *options], env=child) as process:
+    with (
+        stderr.open("w") if stderr else nullcontext() as log,
+        subprocess.Popen([*command, "--port", str(port), *options], env=child, stderr=log) as process,
+    ):
         try:
             wait_for(lambda: _answers(port), process)
             yield port, process

@@ -94,17 +94,14 @@ def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_a_machine_that_cannot_measure_is_said_and_the_boards_go_on_until_the_database_is_lost(environment, tmp_path):
+def test_a_machine_that_cannot_measure_is_said_and_the_boards_go_on(environment, tmp_path):
     port = free_port()
     with demo(environment | {"XDG_CACHE_HOME": "/proc/absent"}, port) as process:
         assert "this machine is not measured: error: " in process.stderr.readline()
         wait_for(lambda: has_median(port, b"simulated"), process, step_s=1.0)
         children = parts(process)
-        (database,) = (tmp_path / "tmp").glob("benchd-demo-*/dashboard.db")
-        database.unlink()
-        said = process.stderr.read()
-        assert process.wait(WAIT_S) == 1
-    assert "the file was moved, removed or replaced" in said
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
     assert not alive(children)
     assert not list((tmp_path / "tmp").iterdir())
 
