@@ -1,6 +1,5 @@
 """What ships on each board, by the rule of `benchd recommend`, from the newest record of each case in each place."""
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -9,7 +8,7 @@ from benchd.daemon.records import Case, Environment, Record
 from benchd.daemon.verdicts.recommend import Requirements, decide, line, unable, wrong
 from benchd.dashboard.changes import Change, Changes, by_place
 from benchd.dashboard.messages import Result, flat
-from benchd.dashboard.runs import BoardCache, EnvironmentPart, Runs
+from benchd.dashboard.runs import BoardCache, Runs
 from benchd.dashboard.store import Store
 
 Outcome = Literal["ships", "inconclusive", "nothing"]
@@ -85,12 +84,10 @@ def _place(choice: Choice) -> tuple[str, str, str, str]:
 
 
 def _board(board: Runs) -> _Board:
-    environments: dict[str, EnvironmentPart] = {}
     keys: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for case_id, found in board.setups().items():
-        for where, of_place in by_place(board, case_id, found, environments).items():
-            newest = (key for setup, _ in of_place for key in board.keys(case_id, setup, 1))
-            keys[where] += itertools.islice(newest, 1)
+    for of_case in board.setups().values():
+        for where, (newest, *_) in by_place(of_case, reported=False).items():
+            keys[where].append(newest.key)
     whole = _Board([], [])
     for of_where in keys.values():  # one by one, so that memory holds the records of one at a time
         records = board.records(of_where)

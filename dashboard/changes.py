@@ -7,11 +7,11 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import NamedTuple
 
-from benchd.daemon.records import Environment
 from benchd.daemon.verdicts import setups
 from benchd.daemon.verdicts.compare import Pair, judged, pair
 from benchd.daemon.verdicts.effects import Verdict
-from benchd.dashboard.runs import BoardCache, EnvironmentPart, Runs, Setup
+from benchd.dashboard.messages import Result
+from benchd.dashboard.runs import BoardCache, Runs
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import short
 
@@ -20,12 +20,12 @@ DATES = 4  # kept at once; the others are read again
 NAMED = 2  # differences between two setups in a summary
 DIFFERENCES, SEPARATING_CHARS = 200, 1000  # kept of a change
 
-UPDATES: dict[str, Callable[[Setup, EnvironmentPart], object]] = {
-    "setup": lambda setup, _: (setup.tool_version, setup.fingerprint),
-    "benchd": lambda setup, _: (setup.tool_version, setup.fingerprint.partition("-")[2]),
-    "jetpack": lambda _, environment: (environment.jetpack, environment.l4t),
-    "driver": lambda _, environment: environment.driver,
-    "fingerprint": lambda setup, _: setup.fingerprint.partition("-")[0],
+UPDATES: dict[str, Callable[[Result], object]] = {
+    "setup": lambda run: (run.tool_version, run.fingerprint),
+    "benchd": lambda run: (run.tool_version, run.fingerprint.partition("-")[2]),
+    "jetpack": lambda run: (run.jetpack, run.l4t),
+    "driver": lambda run: run.driver,
+    "fingerprint": lambda run: run.fingerprint.partition("-")[0],
 }
 """What tells two setups apart, by the name of the update: benchd with its sources, the environment without benchd."""
 
@@ -104,75 +104,54 @@ def _of_board(board: Runs, since: str) -> list[Change]:
     return list(_since_date(board, date_s) if date_s is not None else _since_update(board, UPDATES[since]))
 
 
-def _since_update(board: Runs, part: Callable[[Setup, EnvironmentPart], object]) -> Iterator[Change]:
+def _since_update(board: Runs, part: Callable[[Result], object]) -> Iterator[Change]:
     """Yield the change of each case from the last setup that differs in `part` to the newest one."""
-    environments: dict[str, EnvironmentPart] = {}
-    for case_id, of_case in board.setups().items():
-        for (now, environment), *earlier in _reported(board, case_id, of_case, environments):
-            before = next((setup for setup, was in earlier if part(setup, was) != part(now, environment)), None)
+    for of_case in board.setups().values():
+        for now, *earlier in by_place(of_case).values():
+            before = next((was for was in earlier if part(was) != part(now)), None)
             if before:
-                keys = board.keys(case_id, before, RUNS), board.keys(case_id, now, RUNS)
-                yield from _change(board, (before, now), *keys)
+                yield from _change(board, (before, now), board.keys(before, RUNS), board.keys(now, RUNS))
 
 
 def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
     """Yield the change of each case from the setup at the date to the newest one since."""
-    environments: dict[str, EnvironmentPart] = {}
     earlier = board.setups(before_s=date_s)
     for case_id, of_case in board.setups().items():
-        known = _reported(board, case_id, earlier.get(case_id, []), environments)
-        at_date = {_where(environment): setup for (setup, environment), *_ in known}
-        newer = [setup for setup in of_case if setup.last_s >= date_s]
-        for (now, environment), *_ in _reported(board, case_id, newer, environments):
-            before = at_date.get(_where(environment))
-            if before:
-                until = board.keys(case_id, before, RUNS, before_s=date_s)
-                yield from _change(board, (before, now), until, board.keys(case_id, now, RUNS, since_s=date_s))
+        at_date = by_place(earlier.get(case_id, []))
+        newer = [run for run in of_case if run.measured_s >= date_s]
+        for where, (now, *_) in by_place(newer).items():
+            if before := next(iter(at_date.get(where, [])), None):
+                until = board.keys(before, RUNS, before_s=date_s)
+                yield from _change(board, (before, now), until, board.keys(now, RUNS, since_s=date_s))
 
 
-def by_place(
-    board: Runs, case_id: str, of_case: Sequence[Setup], environments: dict[str, EnvironmentPart]
-) -> dict[_Where, list[tuple[Setup, EnvironmentPart]]]:
-    """Return the setups with their environments by device and power mode; profiles have none."""
-    places: dict[_Where, list[tuple[Setup, EnvironmentPart]]] = defaultdict(list)
-    for setup in of_case:
-        if environment := environments.get(setup.fingerprint) or board.environment(case_id, setup):
-            environments[setup.fingerprint] = environment
-            places[_where(environment)].append((setup, environment))
+def by_place(of_case: Sequence[Result], *, reported: bool = True) -> dict[_Where, list[Result]]:
+    """Return results by device and power mode; `reported` leaves out workers that died before they told their setup."""
+    places: dict[_Where, list[Result]] = defaultdict(list)
+    for run in of_case:
+        if run.threads is not None or not reported:
+            places[run.computes, run.power_mode or ""].append(run)
     return places
 
 
-def _reported(
-    board: Runs, case_id: str, of_case: Sequence[Setup], environments: dict[str, EnvironmentPart]
-) -> Iterator[list[tuple[Setup, EnvironmentPart]]]:
-    """Yield those of `by_place` whose worker lived to tell its threads, versions and variables: others lack them."""
-    for of_place in by_place(board, case_id, of_case, environments).values():
-        if told := [one for one in of_place if one[1].threads is not None]:
-            yield told
-
-
-def _where(environment: Environment | EnvironmentPart) -> _Where:
-    return environment.device, environment.power_mode or ""
-
-
 def _change(
-    board: Runs, of: tuple[Setup, Setup], before_keys: Sequence[str], now_keys: Sequence[str]
+    board: Runs, of: tuple[Result, Result], before_keys: Sequence[str], now_keys: Sequence[str]
 ) -> Iterator[Change]:
     """Yield the change between the newest runs of two setups, which may be one; nothing without runs."""
     records = board.records([*before_keys, *now_keys])
     before, now = ([record for record in records if record.key in keys] for keys in (before_keys, now_keys))
     if before and now:
         one, other = before[0], now[0]
-        is_across = of[0][:2] != of[1][:2]
+        is_across = UPDATES["setup"](of[0]) != UPDATES["setup"](of[1])
         sides = before[::-1], now[::-1]  # the newest last, as in a file
         yield Change(
             device_id=board.device_id,
             case_id=other.case_id,
-            where=_where(other.environment),
+            where=(of[1].computes, of[1].power_mode or ""),
             before_key=one.key,
             now_key=other.key,
             runs=(len(before), len(now)),
-            last_s=(of[0].last_s, of[1].last_s),
+            last_s=(of[0].measured_s, of[1].measured_s),
             pair=pair(*sides, across_setups=is_across),
             differences=tuple(map(short, setups.changed(one, other)[:DIFFERENCES])) if is_across else (),
             separating=setups.separating(one, other)[:SEPARATING_CHARS] if is_across else "",

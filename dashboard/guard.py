@@ -10,8 +10,9 @@ import socket
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from benchd.daemon.errors import UsageError
 
@@ -66,14 +67,19 @@ class Guard:
         tokens = unquote(request.cookies.get(COOKIE, "")), _bearer(request.headers)
         given = request.query_params.get("token", "")
         if not self._same_origin(request.headers):
-            await _refuse(scope, send, 403, "This server does not accept requests from other sites or host names.")
+            answer = _refusal(403, "This server does not accept requests from other sites or host names.")
         elif self._token is None or any(map(self._matches, tokens)):
             await self._app(scope, receive, _with_headers(send))
-        elif scope["type"] == "http" and self._matches(given):
-            cookie = f"{COOKIE}={quote(given, safe='')}; HttpOnly; SameSite=Strict; Path=/"
-            await _refuse(scope, send, 303, "", {"location": _without_token(request), "set-cookie": cookie})
+            return
+        elif self._matches(given):
+            answer = RedirectResponse(_without_token(request), 303, HEADERS)
+            answer.set_cookie(COOKIE, quote(given, safe=""), httponly=True, samesite="strict")
         else:
-            await _refuse(scope, send, 401, "Open this page once with ?token=..., the value of BENCHD_DASHBOARD_TOKEN.")
+            answer = _refusal(401, "Open this page once with ?token=..., the value of BENCHD_DASHBOARD_TOKEN.")
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await answer(scope, receive, send)
 
     def _matches(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
@@ -103,17 +109,11 @@ def _bearer(headers: Headers) -> str:
 def _with_headers(send: Any) -> Any:
     async def send_with_headers(message: Any) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+            MutableHeaders(scope=message).update(HEADERS)
         await send(message)
 
     return send_with_headers
 
 
-async def _refuse(scope: Any, send: Any, status: int, text: str, headers: dict[str, str] | None = None) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    every = {"content-type": "text/plain; charset=utf-8", **HEADERS, **(headers or {})}
-    pairs = [(name.encode(), value.encode("latin-1")) for name, value in every.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": text.encode()})
+def _refusal(status: int, text: str) -> Response:
+    return PlainTextResponse(text, status, HEADERS)

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -23,11 +22,10 @@ from benchd.dashboard import limits
 
 TEXT_LIMIT = 512  # bytes in a searchable column; PostgreSQL indexes no more than 2,704 in up to four of them
 ID_LIMIT = TEXT_LIMIT - 33  # of a device: a key has a run id of 32 characters too
+NAME_CHARACTERS = 32  # of an event
 INTEGER_LIMIT = 2**63  # the range of both databases
 CLEARED = b"{}"  # the body of a document whose topic its device has cleared
 READER = version("benchd")  # a later one may be able to read what this one puts in quarantine
-
-_DIGITS = re.compile(rb"\d{19}")  # fewer make no integer beyond 64 bits
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
 _Reader = Callable[[topics.Address, Arrived], _Rows]
@@ -43,7 +41,8 @@ class Row(NamedTuple):
 class Result(NamedTuple):
     """What tables show of a Record; energy is per inference and gross, times are in milliseconds.
 
-    `measured_s` is by the device's clock; it is `arrived_s` if that clock cannot have been right.
+    `measured_s` is by the device's clock; it is `arrived_s` if that clock cannot have been right. `computes` is `cpu`
+    or `cuda`, and `threads` None for a worker that did not live to tell its environment.
     """
 
     key: str
@@ -71,6 +70,12 @@ class Result(NamedTuple):
     x_of_floor: float | None
     flags: str
     hardware: str
+    computes: str
+    power_mode: str | None
+    driver: str | None
+    jetpack: str | None
+    l4t: str | None
+    threads: int | None
     fingerprint: str
     tool_version: str
     accuracy_metric: str | None
@@ -98,7 +103,6 @@ def rows(message: Arrived) -> list[Row]:
         stored = [Row(*row) for row in _READERS[address.kind](address, message._replace(body=_plain(address, message)))]
         for row in stored:
             _refuse_unstorable(row)
-        _refuse_long(message.body)
     except limits.TooLarge as error:
         return [quarantined(message._replace(body=b""), str(error)), *arrived]
     except (_Unreadable, BenchdError, ValueError, OverflowError, RecursionError) as error:
@@ -144,6 +148,7 @@ def _result(address: topics.Address, message: Arrived) -> _Rows:
 
 def flat(record: Record, arrived_s: float) -> Result:
     """Return what tables show of a record."""
+    environment = record.environment
     own = {
         "key": record.key,
         "reason": record.reason.encode()[:TEXT_LIMIT].decode(errors="ignore") if record.reason else None,
@@ -152,7 +157,11 @@ def flat(record: Record, arrived_s: float) -> Result:
         "energy_scope": record.energy.scope if record.energy else None,
         "checked": record.check.verdict if record.check else None,
         "flags": ", ".join(record.flags),
-        "hardware": record.environment.gpu or record.environment.cpu_model,
+        "hardware": environment.gpu or environment.cpu_model,
+        "computes": environment.device,
+        "driver": environment.driver,
+        "jetpack": environment.jetpack,
+        "l4t": environment.l4t,
     }
     return Result(**columns(record, Result._fields) | own)
 
@@ -192,10 +201,16 @@ def _telemetry(address: topics.Address, message: Arrived) -> _Rows:
 
 
 def _event(address: topics.Address, message: Arrived) -> _Rows:
-    msgspec.json.decode(message.body, type=Event)
+    event = msgspec.json.decode(message.body, type=Event)
     yield (
         "event",
-        {"key": _digest(message), "device_id": address.device_id, "arrived_s": message.arrived_s, "body": message.body},
+        {
+            "key": _digest(message),
+            "device_id": address.device_id,
+            "name": event.event[:NAME_CHARACTERS],
+            "arrived_s": message.arrived_s,
+            "body": message.body,
+        },
     )
 
 
@@ -220,18 +235,6 @@ def _refuse_unstorable(row: Row) -> None:
             raise _Unreadable(f"{column} does not fit in 64 bits")
         if isinstance(value, float) and not math.isfinite(value):
             raise _Unreadable(f"{column} is not a finite number")
-
-
-def _refuse_long(body: bytes) -> None:
-    """Raise for a whole number beyond 64 bits anywhere in a body of JSON: what reads it later may make it a float."""
-    if not _DIGITS.search(body):
-        return
-    left = [msgspec.json.decode(body)]
-    while left:
-        value = left.pop()
-        if isinstance(value, int) and value.bit_length() > 64:
-            raise _Unreadable(f"a number of {value.bit_length()} bits does not fit in 64 bits")
-        left += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def quarantined(message: Arrived, reason: str) -> Row:

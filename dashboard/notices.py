@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 
 import jinja2
 import msgspec
 from msgspec import Struct
-from sqlalchemy import exists, func, select
+from sqlalchemy import exists, select
 
 from benchd.daemon.delivery.messages import Event
 from benchd.daemon.errors import NotAvailable, UsageError
@@ -103,7 +103,6 @@ class Teller:
         self, store: Store, settings: Settings, say: Callable[[str], object], since_s: Callable[[], float]
     ) -> None:
         self._store, self._settings, self._say, self._since_s = store, settings, say, since_s
-        self._events = _Events(store)
         self._clock_s, self._set_s = time.time() - time.monotonic(), 0.0
         self._found: dict[str, tuple[float, Notice]] = {}  # and when: a channel may be told half a day later
 
@@ -136,7 +135,7 @@ class Teller:
 
     def _keep_news(self, now_s: float) -> None:
         since_s = max(self._since_s(), self._set_s)
-        for notice in news(self._store, self._settings, now_s, since_s, self._events):
+        for notice in news(self._store, self._settings, now_s, since_s):
             self._found[notice.key] = now_s, notice
         recent = [(key, one) for key, one in self._found.items() if one[0] > now_s - NEWS_S]
         self._found = dict(recent[-KEPT:])
@@ -151,44 +150,26 @@ class Teller:
         return "" if taken else f"did not take {len(notices)}"
 
 
-class _Events:
-    """Reads the events of the last day, each once: however many there are, they hide no regression."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._last: int | None = None  # the id of the last one that was read
-
-    def regressions(self, since_s: float) -> Iterator[tuple[str, str, str]]:
-        """Yield those that have not been read yet."""
-        while rows := self._next(since_s):
-            for id_, arrived_s, device_id, key, body in rows:
-                event = msgspec.json.decode(body, type=Event)
-                if event.event == "regression" and arrived_s > since_s:
-                    yield device_id, key, event.detail[:TEXT_LIMIT]
-                self._last = id_
-
-    def _next(self, since_s: float) -> Sequence[Any]:
-        table = self._store.tables["event"]
-        first = select(func.min(table.c.id)).where(table.c.arrived_s > since_s).scalar_subquery()
-        unread = table.c.id >= first if self._last is None else table.c.id > self._last
-        wanted = select(*(table.c[name] for name in ("id", "arrived_s", "device_id", "key", "body"))).where(unread)
-        return self._store.read(wanted.order_by(table.c.id).limit(READ))
-
-
-def news(store: Store, settings: Settings, now_s: float, since_s: float, events: _Events) -> Iterator[Notice]:
-    """Yield what is new within a day; the collector listens since `since_s`.
-
-    A silence and a failed check are yielded again for as long as they last, a regression only once.
-    """
+def news(store: Store, settings: Settings, now_s: float, since_s: float) -> Iterator[Notice]:
+    """Yield what is new within a day, as long as it lasts; the collector listens since `since_s`."""
     names = queries.names(store)
     by_subject: dict[Subject, Callable[[], Iterator[tuple[str, str, str]]]] = {
-        "regression": lambda: events.regressions(now_s - NEWS_S),
+        "regression": lambda: _regressions(store, now_s - NEWS_S),
         "silent": lambda: _silent(store, now_s, since_s, settings.silent_s),
         "failed check": lambda: _failed(store, now_s - NEWS_S),
     }
     for subject in settings.subjects:
         for device_id, occurrence, detail in by_subject[subject]():
             yield Notice(f"{subject}:{device_id}:{occurrence}", subject, names.get(device_id, device_id), detail)
+
+
+def _regressions(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
+    """Yield each regression since then."""
+    table = store.tables["event"]
+    wanted = select(table.c.device_id, table.c.key, table.c.body)
+    wanted = wanted.where(table.c.name == "regression", table.c.arrived_s > since_s)
+    for device_id, key, body in reversed(store.read(wanted.order_by(table.c.arrived_s.desc()).limit(KEPT))):
+        yield device_id, key, msgspec.json.decode(body, type=Event).detail[:TEXT_LIMIT]
 
 
 def _silent(store: Store, now_s: float, since_s: float, silent_s: float) -> Iterator[tuple[str, str, str]]:

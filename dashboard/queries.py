@@ -223,14 +223,14 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
         source: Any = table
         shown = _conditions(table, which)
     else:
-        source = _newest(table, which, _columns(table))
+        source = _newest(table, which, columns(table))
         shown = _contains(source, which.text)
     column = source.c[name]
     order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # which no index holds
     order += [one.desc() if descending else one.asc() for one in (column, source.c.arrived_s, source.c.id)]
     with store.reading() as connection:
         total: int = connection.execute(_count(table, which)).scalar_one()
-        wanted = select(*_columns(source)).where(*shown).order_by(*order).offset(offset).limit(limit)
+        wanted = select(*columns(source)).where(*shown).order_by(*order).offset(offset).limit(limit)
         return Page([Result(*row) for row in connection.execute(wanted)], total)
 
 
@@ -238,17 +238,17 @@ def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result
     """Return results that match by their ids, the first `limit` beyond an id, in order of arrival."""
     table = store.tables["result"]
     mine = [*_conditions(table, which), *_contains(table, which.text)]
-    wanted = select(table.c.id, *_columns(table)).where(table.c.id > id_, *mine).order_by(table.c.id).limit(limit)
+    wanted = select(table.c.id, *columns(table)).where(table.c.id > id_, *mine).order_by(table.c.id).limit(limit)
     return {number: Result(*row) for number, *row in store.read(wanted)}
 
 
-def _newest(table: Any, which: Filter, columns: Sequence[Any]) -> Subquery:
+def _newest(table: Any, which: Filter, held: Sequence[Any]) -> Subquery:
     """Return the newest results that match all but the text, with their ids and these columns.
 
     They hold what they are searched for and ordered by: to look it up again by id, PostgreSQL reads every result.
     """
     order = (*newest_first(table), table.c.id.desc())
-    return select(table.c.id, *columns).where(*_conditions(table, which)).order_by(*order).limit(NEWEST).subquery()
+    return select(table.c.id, *held).where(*_conditions(table, which)).order_by(*order).limit(NEWEST).subquery()
 
 
 def _count(table: Any, which: Filter) -> Select[Any]:
@@ -267,7 +267,8 @@ def _contains(table: Any, text: str) -> list[ColumnElement[bool]]:
     return [or_(*(table.c[name].icontains(text, autoescape=True) for name in PLACES))] if text else []
 
 
-def _columns(table: Any) -> list[Any]:
+def columns(table: Any) -> list[Any]:
+    """Return the columns that a Result is made of."""
     return [table.c[name] for name in Result._fields]
 
 
@@ -290,7 +291,7 @@ def result(store: Store, key: str) -> Result | None:
     """Return one result; None if the key is unknown."""
     table = store.tables["result"]
     with store.reading() as connection:
-        row = connection.execute(select(*_columns(table)).where(table.c.key == key)).first()
+        row = connection.execute(select(*columns(table)).where(table.c.key == key)).first()
     return Result(*row) if row else None
 
 
@@ -347,7 +348,7 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
     table = store.tables["result"]
     measured = (table.c.median_ms > 0, ~table.c.flags.contains(PROFILED))
     mine = (table.c.device_id == device_id, table.c.case_id == case_id, *measured)
-    wanted = select(*_columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit)
+    wanted = select(*columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit)
     return [Result(*row) for row in reversed(store.read(wanted))]
 
 
@@ -370,7 +371,7 @@ def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
     topic = (document.c.device_id == cases.c.device_id, document.c.kind == "latest/" + cases.c.case_id)
     is_cleared = exists().where(*topic, document.c.body == CLEARED)
     ids = select(last).select_from(cases).where(cases.c.case_id.is_not(None), ~is_cleared)
-    wanted = select(*_columns(table)).where(table.c.id.in_(ids), table.c.measured_s > since_s)
+    wanted = select(*columns(table)).where(table.c.id.in_(ids), table.c.measured_s > since_s)
     return [Result(*row) for row in store.read(wanted.order_by(*newest_first(table)).limit(limit))]
 
 
@@ -431,8 +432,8 @@ def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:
 def collectors(store: Store, now_s: float) -> list[CollectorState]:
     """Return the collectors that have run in the last seven days."""
     table = store.tables["collector"]
-    columns = [table.c[name] for name in CollectorState._fields]
-    wanted = select(*columns).where(table.c.seen_s > now_s - KNOWN_S).order_by(table.c.name).limit(READ)
+    mine = [table.c[name] for name in CollectorState._fields]
+    wanted = select(*mine).where(table.c.seen_s > now_s - KNOWN_S).order_by(table.c.name).limit(READ)
     return [CollectorState(*row) for row in store.read(wanted)]
 
 

@@ -9,50 +9,23 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
 from benchd.daemon.records import PROFILED, ProcessResult, Record
 from benchd.daemon.verdicts import results
 from benchd.dashboard.limits import READ, SHOWN
-from benchd.dashboard.queries import newest_first
+from benchd.dashboard.messages import Result
+from benchd.dashboard.queries import columns, newest_first
 from benchd.dashboard.store import Store
 
 BUDGET_S = 0.4  # of one update; a fleet that is new to this process takes several
 RECORDS_BYTES = 3_000_000  # read together: 50 records of 7 processes on a GPU; made-up ones take ten times the memory
 
 T = TypeVar("T")
-
-_Name = Annotated[str, msgspec.Meta(max_length=128)]  # one is kept for each setup of a board
-
-
-class Setup(NamedTuple):
-    """A version of benchd in one environment; `last_s` is when it last measured a case."""
-
-    tool_version: str
-    fingerprint: str
-    last_s: float
-
-
-class EnvironmentPart(Struct, frozen=True, kw_only=True):
-    """The part of an Environment, beside its fingerprint, by which setups are compared."""
-
-    device: _Name
-    power_mode: _Name | None
-    driver: _Name | None
-    threads: int | None
-    jetpack: _Name | None = None
-    l4t: _Name | None = None
-
-
-class _WithEnvironment(Struct, frozen=True):
-    """A record of which only this is built: the rest may be large."""
-
-    environment: EnvironmentPart
 
 
 class _StoredRecord(Record, frozen=True, kw_only=True):
@@ -71,47 +44,31 @@ class Runs:
     def __init__(self, store: Store, connection: Connection, device_id: str) -> None:
         self._tables, self._connection, self.device_id = store.tables, connection, device_id
 
-    def setups(self, before_s: float | None = None) -> dict[str, list[Setup]]:
-        """Return the setups of the newest cases, the newest first; `before_s` leaves out what is newer."""
-        table, run = self._tables["result"], self._tables["result"].alias()
-        setup = [table.c[name] for name in ("case_id", "tool_version", "fingerprint")]
-        runs = [run.c.device_id == self.device_id, ~run.c.flags.contains(PROFILED)]
-        runs += [run.c[column.name] == column for column in setup]
+    def setups(self, before_s: float | None = None) -> dict[str, list[Result]]:
+        """Return the newest result of each setup of the newest cases, the newest first; none newer than `before_s`."""
+        table = self._tables["result"]
+        group, run = table.alias(), table.alias()
+        setup = [group.c[name] for name in ("device_id", "case_id", "tool_version", "fingerprint")]
+        runs = [run.c[column.name] == column for column in setup] + [~run.c.flags.contains(PROFILED)]
         runs += [] if before_s is None else [run.c.measured_s < before_s]
         # max() would look up the flags of every result; a walk along the index ends at the first run
-        newest = select(run.c.measured_s).where(*runs).order_by(run.c.measured_s.desc()).limit(1)
-        last = newest.scalar_subquery().label("last_s")
-        wanted = select(*setup, last).where(table.c.device_id == self.device_id).group_by(*setup)
-        wanted = wanted.order_by(last.desc().nulls_last()).limit(10 * READ)
-        by_case: dict[str, list[Setup]] = defaultdict(list)
-        for row in self._connection.execute(wanted):
-            if row.last_s is not None:  # else all are profiles, or too new
-                by_case[row.case_id].append(Setup(row.tool_version, row.fingerprint, row.last_s))
+        newest = select(run.c.id).where(*runs).order_by(run.c.measured_s.desc()).limit(1)
+        ids = select(newest.scalar_subquery().label("id")).where(group.c.device_id == self.device_id).group_by(*setup)
+        wanted = select(*columns(table)).where(table.c.id.in_(select(ids.subquery().c.id)))
+        by_case: dict[str, list[Result]] = defaultdict(list)
+        for row in self._connection.execute(wanted.order_by(table.c.measured_s.desc()).limit(10 * READ)):
+            by_case[row.case_id].append(Result(*row))
         return dict(list(by_case.items())[:SHOWN])
 
-    def keys(
-        self, case_id: str, setup: Setup, limit: int, since_s: float | None = None, before_s: float | None = None
-    ) -> list[str]:
-        """Return the newest runs of a case in a setup, the newest first."""
+    def keys(self, of: Result, limit: int, since_s: float | None = None, before_s: float | None = None) -> list[str]:
+        """Return the newest runs of the case of a result in its setup, the newest first."""
         table = self._tables["result"]
-        wanted = select(table.c.key).where(
-            table.c.device_id == self.device_id,
-            table.c.case_id == case_id,
-            table.c.tool_version == setup.tool_version,
-            table.c.fingerprint == setup.fingerprint,
-            ~table.c.flags.contains(PROFILED),
-        )
+        same = [table.c[name] == getattr(of, name) for name in ("device_id", "case_id", "tool_version", "fingerprint")]
+        wanted = select(table.c.key).where(*same, ~table.c.flags.contains(PROFILED))
         wanted = wanted if since_s is None else wanted.where(table.c.measured_s >= since_s)
         wanted = wanted if before_s is None else wanted.where(table.c.measured_s < before_s)
         newest = wanted.order_by(*newest_first(table)).limit(limit)
         return list(self._connection.execute(newest).scalars())
-
-    def environment(self, case_id: str, setup: Setup) -> EnvironmentPart | None:
-        """Return part of that of the newest run of a case in a setup; None if all are profiles."""
-        table = self._tables["body"]
-        wanted = select(table.c.body).where(table.c.key.in_(self.keys(case_id, setup, 1)))
-        body = self._connection.execute(wanted).scalar()
-        return None if body is None else _decoded(body, _WithEnvironment).environment
 
     def records(self, keys: Iterable[str]) -> list[Record]:
         """Return records in the order of their keys, as many of the first as RECORDS_BYTES hold."""
@@ -124,15 +81,15 @@ class Runs:
         if left := len(order) - len(held):
             logging.getLogger(__name__).warning("%s: left out %d records that are too large", self.device_id, left)
         rows = self._connection.execute(select(table.c.key, table.c.body).where(table.c.key.in_(held)))
-        records = {key: _decoded(body, _StoredRecord) for key, body in rows}
+        records = {key: _decoded(body) for key, body in rows}
         return [records[key] for key in held]
 
 
-def _decoded(body: bytes, kind: type[T]) -> T:
-    """Return what `kind` has of a stored record, with the characters replaced that `results.decoded` replaces."""
+def _decoded(body: bytes) -> Record:
+    """Return a stored record, with the characters replaced that `results.decoded` replaces."""
     if results.has_special(body):
-        return msgspec.convert(results.printable(msgspec.json.decode(body)), kind)
-    return msgspec.json.decode(body, type=kind)
+        return msgspec.convert(results.printable(msgspec.json.decode(body)), _StoredRecord)
+    return msgspec.json.decode(body, type=_StoredRecord)
 
 
 class BoardCache(Generic[T]):

@@ -27,7 +27,7 @@ from sqlalchemy.sql.type_api import TypeEngine
 from benchd.daemon.errors import UsageError
 from benchd.dashboard.messages import Result
 
-VERSION = 3
+VERSION = 4
 """Changes with the tables; a database of another one is refused."""
 
 METADATA = MetaData()
@@ -125,9 +125,10 @@ event = Table(
     "event",
     METADATA,
     *_numbered(),
-    *_required("device_id"),
+    *_required("device_id name"),
     *_required("arrived_s", Double),
     *_required("body", LargeBinary),
+    Index("event_name", "name", "arrived_s"),
     Index("event_device", "device_id", "arrived_s", "id"),
     Index("event_time", "arrived_s"),
     sqlite_autoincrement=True,

@@ -21,7 +21,7 @@ from test_pages import serving
 
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import Case
-from benchd.dashboard.limits import LIMITS, SHOWN
+from benchd.dashboard.limits import BYTES, SHOWN
 from benchd.dashboard.messages import rows
 from benchd.dashboard.store import Store
 
@@ -93,7 +93,7 @@ def test_messages_of_any_size_leave_the_pages_the_memory_and_the_results_of_othe
         with serving(broker.url, url) as (port, process), running_browser() as browser:
             wait_for(lambda: metric(port, "up") == 1.0)
             for kind, body in BODIES.items():
-                size = LIMITS[kind.partition("/")[0]].bytes
+                size = BYTES[kind.partition("/")[0]]
                 for large in (filled(body, size), filled(body, size + 1), filled(body, 10 * 2**20)):
                     say(broker, kind, large)
                 assert get(port, "/metrics")[0] == 200

@@ -94,7 +94,16 @@ def test_the_last_events_of_a_device_and_the_expired_ones_are_walked_to_along_an
     """The page of a device asks every second, the expiry once a minute."""
     with closing(Store(url)) as store:
         store.add(
-            Row("event", {"key": f"{n}", "device_id": f"d{n % 20}", "arrived_s": 60.0 * n, "body": b'{"event":"a"}'})
+            Row(
+                "event",
+                {
+                    "key": f"{n}",
+                    "device_id": f"d{n % 20}",
+                    "name": "a",
+                    "arrived_s": 60.0 * n,
+                    "body": b'{"event":"a"}',
+                },
+            )
             for n in range(5000)
         )
         with noted(store._engine) as statements:
