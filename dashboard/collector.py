@@ -56,10 +56,11 @@ def default_name() -> str:
 
 def run(broker: Broker, database: str, name: str, notify: Settings | None = None) -> None:
     """Collect until SIGTERM or SIGINT."""
+    identity.checked(name, "collector name")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    collect(broker, database, identity.checked(name, "collector name"), stop, notify)
+    collect(broker, database, name, stop, notify)
 
 
 def collect(broker: Broker, database: str, name: str, stop: threading.Event, notify: Settings | None = None) -> None:
