@@ -15,6 +15,10 @@ from benchd.daemon.machine.sysfs import text
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 PASSWORD_VARIABLE = "BENCHD_MQTT_PASSWORD"  # noqa: S105 - the name of a variable
 CREDENTIAL = "mqtt_password"
+FORM = (
+    "MQTT URL: expected mqtt://[USER[:PASSWORD]@]HOST[:PORT], or mqtts:// for TLS; write an IPv6 address in brackets, "
+    "and / ? # @ in a user or password as %2F %3F %23 %40"
+)
 KEEP_ALIVE_S = 30
 LOOK_S = 3  # subtracted: mosquitto checks for dead links every 5 s, and they should show within 1.5 keep-alives
 
@@ -46,20 +50,27 @@ class Broker:
 
 
 def parse_url(url: str) -> Broker:
-    """Return the broker of `mqtt[s]://[user[:password]@]host[:port]`; raise UsageError that names the wrong part.
+    """Return the broker of `mqtt[s]://[user[:password]@]host[:port]`; raise UsageError for any other URL.
 
     A user without a password gets the one in BENCHD_MQTT_PASSWORD, else the credential `mqtt_password` of the systemd
-    unit. No message quotes text that may contain a password.
+    unit. The message quotes nothing, because the text may contain a password.
     """
     try:
         parts = urlsplit(url)
+        host, port = _host(parts), parts.port
     except ValueError:
-        raise _wrong("host", "not a name or address; write an IPv6 address in brackets, as in [::1]") from None
-    if parts.scheme not in PORTS:
-        raise _wrong("scheme", "expected mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
-    _refuse_path(parts)
-    user, password = _credentials(parts)
-    return Broker(_host(parts), _port(parts), parts.scheme == "mqtts", user, password)
+        raise UsageError(FORM) from None
+    is_named = bool(parts.username) or parts.password is None
+    if (
+        parts.scheme not in PORTS
+        or port == 0
+        or not is_named
+        or parts.path + parts.query + parts.fragment not in ("", "/")
+    ):
+        raise UsageError(FORM)
+    user = unquote(parts.username) if parts.username else None
+    password = unquote(parts.password) if parts.password is not None else _password() if user else None
+    return Broker(host, port or PORTS[parts.scheme], parts.scheme == "mqtts", user, password)
 
 
 def configured(url: str, given: MqttConfig) -> Broker:
@@ -73,37 +84,6 @@ def configured(url: str, given: MqttConfig) -> Broker:
     )
 
 
-def _wrong(part: str, what: str) -> UsageError:
-    return UsageError(f"MQTT URL, {part}: {what}")
-
-
-def _refuse_path(parts: SplitResult) -> None:
-    tail = parts.path + parts.query + parts.fragment
-    if "@" in tail:
-        raise _wrong("user or password", "write / ? and # in them as %2F, %3F and %23")
-    if tail not in ("", "/"):
-        raise _wrong("path", "not allowed; the topics are fixed")
-
-
-def _port(parts: SplitResult) -> int:
-    try:
-        port = parts.port
-    except ValueError:
-        port = 0
-    if port == 0:
-        raise _wrong("port", "expected a number from 1 to 65535")
-    return port or PORTS[parts.scheme]
-
-
-def _credentials(parts: SplitResult) -> tuple[str | None, str | None]:
-    if parts.password and not parts.username:
-        raise _wrong("user", "missing before the password")
-    if not parts.username:
-        return None, None
-    password = _password() if parts.password is None else unquote(parts.password)
-    return unquote(parts.username), password
-
-
 def _password() -> str | None:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     return os.environ.get(PASSWORD_VARIABLE) or (text(Path(folder, CREDENTIAL)) if folder else None)
@@ -111,14 +91,11 @@ def _password() -> str | None:
 
 def _host(parts: SplitResult) -> str:
     host = parts.hostname or ""
-    try:
-        if "[" in parts.netloc:
-            return str(ipaddress.IPv6Address(unquote(host)))
-        name = host.encode("idna").decode()
-    except ValueError:
-        name = ""
+    if "[" in parts.netloc:
+        return str(ipaddress.IPv6Address(unquote(host)))
+    name = host.encode("idna").decode()
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-        raise _wrong("host", f"{host!r} is not a name or address")
+        raise ValueError("not a name or address")
     return name
 
 

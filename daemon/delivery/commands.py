@@ -4,7 +4,6 @@ No parameter is a path, a module or a shell command. Anything else is refused wi
 name of an unknown parameter.
 """
 
-import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -162,20 +161,17 @@ class Gate:
         return Refused(sender.id, verb or "", str(reason), answer_to, arrived.correlation)
 
     def remembered(self, waiting: Iterable[str]) -> list[str]:
-        """Return digests of the ids to survive a restart, without those of commands that still wait and do not.
+        """Return the ids to survive a restart, without those of commands that still wait and do not."""
+        lost = set(waiting)
+        return [command_id for command_id in self._seen if command_id not in lost]
 
-        Boot times of different boots are not comparable.
-        """
-        lost = set(map(_digest, waiting))
-        return [digest for digest in self._seen if digest not in lost]
-
-    def remember(self, digests: Sequence[str], boottime_s: float) -> None:
-        """Restore the ids that were stored before a restart."""
-        self._seen.update(dict.fromkeys(digests, boottime_s))
+    def remember(self, ids: Sequence[str], boottime_s: float) -> None:
+        """Restore the ids that were stored before a restart; boot times of different boots are not comparable."""
+        self._seen.update(dict.fromkeys(ids, boottime_s))
 
     def forget(self, command_id: str) -> None:
         """Let a command with this id through again, because the one before was refused after all."""
-        self._seen.pop(_digest(command_id), None)
+        self._seen.pop(command_id, None)
 
     def _token(self, now_s: float) -> bool:
         self._tokens = min(float(BURST), self._tokens + (now_s - self._refilled_s) * RATE_PER_S)
@@ -186,12 +182,11 @@ class Gate:
         return True
 
     def _repeated(self, command_id: str, now_s: float) -> str | None:
-        digest = _digest(command_id)
         while self._seen and (len(self._seen) >= REMEMBER or next(iter(self._seen.values())) < now_s - REMEMBER_S):
             self._seen.popitem(last=False)
-        if digest in self._seen:
+        if command_id in self._seen:
             return "a command with this id is waiting or was carried out"
-        self._seen[digest] = now_s
+        self._seen[command_id] = now_s
         return None
 
     def _answer_to(self, arrived: Arrived, sender: Parameters | _Sender) -> str | None:
@@ -199,10 +194,6 @@ class Gate:
         own = f"{self._topics.root}resp/{sender.client}/{sender.id}" if sender.client else None
         asked = (arrived.response_topic, own)
         return next((topic for topic in asked if topic and self._topics.may_answer(topic)), None)
-
-
-def _digest(command_id: str) -> str:
-    return hashlib.sha256(command_id.encode()).hexdigest()[:32]
 
 
 def _misplaced(arrived: Arrived, verb: Verb | None) -> str | None:

@@ -7,7 +7,7 @@ told from one that keeps them.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -102,9 +102,9 @@ class Connection:
         self._broker, self._terms = broker, terms
         self._max_packet_bytes: int | None = None
         self._answer: ReasonCode | None = None
-        self._acknowledged: list[tuple[int, ReasonCode]] = []
+        self._acknowledged: list[tuple[Hashable, ReasonCode]] = []
         self._received: list[Arrived] = []
-        self._unanswered: set[int] = set()  # packet ids; QoS 0 has no acknowledgement
+        self.flight: dict[int, Hashable] = {}  # what each packet without an acknowledgement holds; QoS 0 gets none
         self._owing_s = 0.0  # since when there are some and none was acknowledged
         self._subscriptions: dict[int, list[str]] = {}
         self._refused: list[tuple[str, ReasonCode]] = []
@@ -150,12 +150,12 @@ class Connection:
     @property
     def free(self) -> int:
         """Return how many more messages may be in flight."""
-        return (1 if self.is_careful else self.window) - len(self._unanswered)
+        return (1 if self.is_careful else self.window) - len(self.flight)
 
     @property
     def silent_s(self) -> float:
         """Return for how long the broker has acknowledged nothing, 0 if it owes no acknowledgement."""
-        return time.monotonic() - self._owing_s if self._unanswered else 0.0
+        return time.monotonic() - self._owing_s if self.flight else 0.0
 
     def turn(self, wait_s: float) -> None:
         """Run paho's loop once: wait for the network, at most `wait_s`, and take what arrived.
@@ -179,11 +179,12 @@ class Connection:
         body: bytes,
         qos: int,
         *,
+        of: Hashable = None,
         retain: bool = False,
         correlation: bytes | None = None,
         expire_s: int | None = None,
-    ) -> int:
-        """Send one message and return its packet id; raise Unsendable or Ended."""
+    ) -> None:
+        """Send one message, which its acknowledgement calls `of`; raise Unsendable or Ended."""
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         properties.ContentType = "application/json"
         with suppress(msgspec.DecodeError):
@@ -202,10 +203,9 @@ class Connection:
         if info.rc != MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise Ended(self.lost or f"the connection to {self.address} ended")
         if qos:
-            if not self._unanswered:
+            if not self.flight:
                 self._owing_s = time.monotonic()
-            self._unanswered.add(info.mid)
-        return info.mid
+            self.flight[info.mid] = of
 
     def subscribe(self, filters: Sequence[tuple[str, int]], *, as_published: str = "") -> None:
         """Ask for these topics with their QoS; `take_refused` names those that the broker does not give.
@@ -243,8 +243,8 @@ class Connection:
         for one in arrived:
             self._client.ack(one.packet_id, one.qos)
 
-    def take_acknowledged(self) -> list[tuple[int, ReasonCode]]:
-        """Return the packet ids acknowledged since the last call, with the broker's reason."""
+    def take_acknowledged(self) -> list[tuple[Hashable, ReasonCode]]:
+        """Return what was acknowledged since the last call, with the broker's reason."""
         taken, self._acknowledged = self._acknowledged, []
         return taken
 
@@ -284,10 +284,9 @@ class Connection:
     def _on_publish(
         self, client: Client, userdata: None, packet_id: int, reason: ReasonCode, properties: Properties | None
     ) -> None:
-        if packet_id in self._unanswered:
-            self._unanswered.remove(packet_id)
+        if packet_id in self.flight:
             self._owing_s = time.monotonic()
-            self._acknowledged.append((packet_id, reason))
+            self._acknowledged.append((self.flight.pop(packet_id), reason))
 
     def _on_message(self, client: Client, userdata: None, message: MQTTMessage) -> None:
         properties = message.properties

@@ -5,11 +5,12 @@ behind: the tail is sent again, and readers deduplicate. Nothing that arrives fr
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -61,13 +62,10 @@ class Outgoing:
         self.refused = dict(cursor.refused)
         self._again = deque(sorted(self.refused))
         self._replays: deque[tuple[int, int]] = deque(maxlen=MAX_REPLAYS)
-        self._ended: dict[int, int] = {}  # connections that ended while this line was the only one in flight
-        self._careful_to = 0  # one line at a time up to this one: a connection has ended with it in flight
         self.reset()
 
     def reset(self) -> None:
         """Begin a connection: what was in flight is sent again."""
-        self.flight: dict[int, int] = {}  # the line of each packet
         self._order: dict[int, bool] = {}  # the lines beyond `acknowledged` that were sent, and whether each is settled
         self._sent = self.acknowledged
         self._reading: Iterator[Entry] = iter(())
@@ -81,14 +79,9 @@ class Outgoing:
         return self.log.last_seq - self.acknowledged + sum(seq <= self.acknowledged for seq in list(self.refused))
 
     @property
-    def is_careful(self) -> bool:
-        """Return whether a connection has ended with one of the next lines in flight."""
-        return self.acknowledged < self._careful_to
-
-    @property
     def is_done(self) -> bool:
-        """Return whether every line was sent, and acknowledged or refused."""
-        return not self.flight and not self._again and self.acknowledged >= self.log.last_seq
+        """Return whether every line was sent, and those beyond the cursor were acknowledged or refused."""
+        return not self._again and self.acknowledged >= self.log.last_seq
 
     def cursor(self) -> Cursor:
         """Return how far it has come."""
@@ -106,22 +99,19 @@ class Outgoing:
         if not self._order:  # what is left out at the end is no reason to wait
             self.acknowledged = max(self.acknowledged, self._sent)
 
-    def settle(self, packet_id: int, refusal: str | None) -> bool:
-        """Take the broker's answer to a packet; return whether it was of this log."""
-        seq = self.flight.pop(packet_id, None)
-        if seq is None:
-            return False
-        self._settle(seq, refusal)
-        return True
-
-    def end(self, *, alone: bool) -> None:
-        """Take in that the connection has ended; three times with a line `alone` in flight count as its refusal."""
-        self._careful_to = max([self._careful_to, *self.flight.values()])
-        for seq in self.flight.values() if alone else ():
-            self._ended[seq] = self._ended.get(seq, 0) + 1
-            if self._ended[seq] == MOST_TRIES:
-                self._settle(seq, HUNG_UP)
-        self.reset()
+    def settle(self, seq: int, refusal: str | None) -> None:
+        """Take in that a line was acknowledged, or why it was refused."""
+        if refusal is None:
+            self.refused.pop(seq, None)
+        else:
+            self.refused[seq] = refusal
+        if seq in self._order:
+            self._order[seq] = True
+        for first in list(self._order):
+            if not self._order[first]:
+                return
+            del self._order[first]
+            self.acknowledged = max(self.acknowledged, first)
 
     def _next(self) -> Entry | None:
         while self._again:
@@ -160,23 +150,16 @@ class Outgoing:
             topic = self._topic_of(entry.body)
             if len(entry.body) > RESULT_BYTES:
                 raise Unsendable(f"{len(entry.body)} bytes; at most {RESULT_BYTES} are accepted")
-            self.flight[connection.publish(topic, entry.body, 1)] = entry.seq
+            connection.publish(topic, entry.body, 1, of=Line(self, entry.seq))
         except (Unsendable, BenchdError, msgspec.DecodeError) as error:
-            self._settle(entry.seq, str(error))
+            self.settle(entry.seq, str(error))
 
-    def _settle(self, seq: int, refusal: str | None) -> None:
-        if refusal is None:
-            self.refused.pop(seq, None)
-            self._ended.pop(seq, None)
-        else:
-            self.refused[seq] = refusal
-        if seq in self._order:
-            self._order[seq] = True
-        for first in list(self._order):
-            if not self._order[first]:
-                return
-            del self._order[first]
-            self.acknowledged = max(self.acknowledged, first)
+
+class Line(NamedTuple):
+    """A line that was sent."""
+
+    outgoing: Outgoing
+    seq: int
 
 
 class Delivery:
@@ -190,6 +173,7 @@ class Delivery:
         if events:
             topic = Topics(device_id).of("event")
             self.outgoing["events"] = Outgoing(events, kept.get("events"), lambda body: topic)
+        self._suspects: Counter[Hashable] = Counter()
         self._saved = kept
         self._save_s = 0.0
 
@@ -213,30 +197,36 @@ class Delivery:
         found = next((one for one in self.outgoing.values() if log_id in ("", one.log.id)), None)
         return found.replay(first, last) if found else None
 
-    @property
-    def is_careful(self) -> bool:
-        """Return whether only one line may be in flight, so that it is known at which one the broker hangs up."""
-        return any(one.is_careful for one in self.outgoing.values())
+    def be_careful(self, connection: Connection) -> None:
+        """Let one message be in flight at a time while the broker may have hung up at one of several."""
+        connection.is_careful = bool(self._suspects)
 
     def fill(self, connection: Connection) -> None:
         """Send what the window allows, events first: they are few, and one may be an alarm."""
         for one in reversed(self.outgoing.values()):
             one.fill(connection)
 
-    def settle(self, packet_id: int, refusal: str | None) -> bool:
-        """Take the broker's answer to a packet; return whether it was of one of the logs."""
-        return any(one.settle(packet_id, refusal) for one in self.outgoing.values())
+    def settle(self, what: Hashable, refusal: str | None) -> None:
+        """Take in that something was acknowledged, or why it was refused."""
+        self._suspects.pop(what, None)
+        if isinstance(what, Line):
+            what.outgoing.settle(what.seq, refusal)
 
-    @property
-    def in_flight(self) -> int:
-        """Return how many lines were sent and not answered yet."""
-        return sum(len(one.flight) for one in self.outgoing.values())
+    def end(self, flight: Collection[Hashable], documents: Collection[str] = ()) -> list[str]:
+        """Take in that a connection has ended with these in flight; return the documents that count as refused.
 
-    def end(self, beside: int = 0) -> None:
-        """Take in that the connection has ended, with so many other messages in flight."""
-        alone = self.in_flight + beside == 1
+        Three times with a message alone in flight count as its refusal. Of others than lines only `documents` are sent
+        again.
+        """
+        for what in flight:
+            if what.outgoing.acknowledged < what.seq if isinstance(what, Line) else what in documents:
+                self._suspects[what] += len(flight) == 1
+        hung_up = [what for what, times in self._suspects.items() if times == MOST_TRIES]
+        for what in hung_up:
+            self.settle(what, HUNG_UP)
         for one in self.outgoing.values():
-            one.end(alone=alone)
+            one.reset()
+        return [what for what in hung_up if isinstance(what, str)]
 
     def rewind(self) -> None:
         """Send everything again."""
@@ -267,25 +257,26 @@ class Delivery:
 
     def _converse(self, broker: Broker, client_id: str, deadline: float) -> str | None:
         """Send over one connection; return why that ended, None if it is worth another: a message may be the cause."""
+        flight: dict[int, Hashable] = {}
         try:
             with closing(connect(broker, client_id, deadline)) as connection:
+                flight = connection.flight
                 self._send_all(connection, deadline)
         except Ended as end:
-            is_suspect = self.in_flight > 0
-            self.end()
-            return None if is_suspect and time.monotonic() < deadline else str(end)
+            self.end(flight.values())
+            return None if flight and time.monotonic() < deadline else str(end)
         return None
 
     def _send_all(self, connection: Connection, deadline: float) -> None:
-        while not self.is_done:
+        while connection.flight or not self.is_done:
             if time.monotonic() > deadline:
                 raise Ended(f"timed out before {connection.address} had acknowledged everything")
-            connection.is_careful = self.is_careful
+            self.be_careful(connection)
             self.fill(connection)
-            if not self.is_done:
+            if connection.flight:
                 connection.turn(TURN_S)
-            for packet_id, answer in connection.take_acknowledged():
-                self.settle(packet_id, refusal(connection, answer))
+            for what, answer in connection.take_acknowledged():
+                self.settle(what, refusal(connection, answer))
 
 
 def refusal(connection: Connection, answer: object) -> str | None:

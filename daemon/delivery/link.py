@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,7 +17,7 @@ import msgspec
 
 from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.connection import Arrived, Connection, Terms, Unsendable, connect
-from benchd.daemon.delivery.delivery import HUNG_UP, MOST_TRIES, TURN_S, Delivery, refusal
+from benchd.daemon.delivery.delivery import HUNG_UP, TURN_S, Delivery, Line, refusal
 from benchd.daemon.delivery.messages import Status
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
@@ -75,8 +75,6 @@ class Link:
         self._others: deque[str] = deque(maxlen=MAX_WAITING)  # sessions of other machines that were answered
         self._denied: set[str] = set()  # topics: a broker may end the connection at each refusal
         self._unsaved = ""
-        self._said: dict[int, str] = {}  # the topic of each packet that is no line of a log
-        self._suspects: Counter[str] = Counter()  # topics in flight when a connection ended, and how often alone
         self._thread = threading.Thread(target=self._run, name="benchd.link", daemon=True)
 
     def start(self) -> None:
@@ -150,20 +148,8 @@ class Link:
         if reason != self.state.reason:  # logged once, not at every attempt
             log(f"mqtt down: {reason}")
         self.state.reason = reason
-        self._suspect()
-        self.delivery.end(beside=len(self._said))
-        self._said.clear()
         if not self._held.is_set():
             self._save()
-
-    def _suspect(self) -> None:
-        """Take in that the broker may have hung up at one of the documents in flight."""
-        alone = len(self._said) + self.delivery.in_flight == 1
-        for topic in self._said.values():
-            if topic in self._documents:  # an answer is not sent again
-                self._suspects[topic] += alone
-                if self._suspects[topic] == MOST_TRIES:
-                    self._deny(topic, HUNG_UP)
 
     def _pause(self, seconds: float) -> None:
         """Wait, and longer while held: a handshake would disturb the timed case."""
@@ -186,6 +172,8 @@ class Link:
             self._say_goodbye(connection, session)
         finally:
             connection.close()
+            for topic in self.delivery.end(connection.flight.values(), self._documents):
+                self._deny(topic, HUNG_UP)
 
     def _status(self, state: Literal["online", "offline"], session: str) -> bytes:
         return msgspec.json.encode(Status(state=state, session=session, boot_id=self._boot_id, t_wall=wall_now()))
@@ -198,7 +186,7 @@ class Link:
 
     def _turn(self, connection: Connection) -> None:
         """Wait for the network a moment, and process what arrived and what waits."""
-        connection.is_careful = bool(self._suspects) or self.delivery.is_careful
+        self.delivery.be_careful(connection)
         connection.turn(HELD_TURN_S if self._held.is_set() else TURN_S)
         arrived = connection.take_received()
         for message in arrived:
@@ -214,17 +202,13 @@ class Link:
                 raise Ended(f"{connection.address} acknowledges nothing")
 
     def _settle(self, connection: Connection) -> None:
-        for packet_id, answer in connection.take_acknowledged():
+        for what, answer in connection.take_acknowledged():
             words = refusal(connection, answer)
-            topic = self._said.pop(packet_id, None)
-            self._suspects.pop(topic or "", None)
-            if topic and words:
-                self._deny(topic, words)
-            elif self.delivery.settle(packet_id, words):
-                if words:
-                    self._deny("", words)
-                else:
-                    self.state.acknowledged_s = time.monotonic()
+            self.delivery.settle(what, words)
+            if words:
+                self._deny(what if isinstance(what, str) else "", words)
+            elif isinstance(what, Line):
+                self.state.acknowledged_s = time.monotonic()
         for topic, reason in connection.take_refused():
             self._deny(topic, f"{connection.address} refused the subscription: {reason}")
 
@@ -232,7 +216,6 @@ class Link:
         """Say once what the broker does not allow; `topic` is empty for a line of a log, which the cursor keeps."""
         if topic:
             self._denied.add(topic)
-            self._suspects.pop(topic, None)
         if self.state.denied is None:
             self.state.denied = f"{topic or 'a result'}: {words}; check the broker's access rules and limits"
             self.tell("not_sent", self.state.denied)
@@ -296,27 +279,23 @@ class Link:
                 body = self._documents[topic]
             self._say(connection, topic, body, retain=True)
 
-    def _say(self, connection: Connection, topic: str, body: bytes, qos: int = 1, **options: Any) -> int | None:
+    def _say(self, connection: Connection, topic: str, body: bytes, qos: int = 1, **options: Any) -> None:
         """Publish something that is no line of a log, unless the broker has refused its topic or cannot take it."""
         if topic in self._denied:
-            return None
+            return
         try:
-            packet_id = connection.publish(topic, body, qos, **options)
+            connection.publish(topic, body, qos, of=topic, **options)
         except Unsendable as error:
             self._deny(topic, str(error))
-            return None
-        if qos:
-            self._said[packet_id] = topic
-        return packet_id
 
     def _say_goodbye(self, connection: Connection, session: str) -> None:
         """Wait briefly for what is pending, then publish `offline`."""
         until_s = time.monotonic() + GOODBYE_S
         self._turn(connection)
-        while self.delivery.in_flight and time.monotonic() < until_s:
+        while connection.flight and time.monotonic() < until_s:
             self._turn(connection)
-        last = self._say(connection, self._topics.of("status"), self._status("offline", session), retain=True)
-        while last in self._said and time.monotonic() < until_s + GOODBYE_S:
+        self._say(connection, self._topics.of("status"), self._status("offline", session), retain=True)
+        while connection.flight and time.monotonic() < until_s + GOODBYE_S:
             connection.turn(TURN_S)
             self._settle(connection)
         self._save()

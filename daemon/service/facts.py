@@ -57,7 +57,7 @@ class Verification(Struct, frozen=True):
 class Facts(Struct):
     """The facts; `standings` leaves out cases in their default state.
 
-    `retained` lists the topics that the broker holds, and `commands` the digests of their ids.
+    `retained` lists the topics that the broker holds, and `commands` the ids of those that were taken.
     """
 
     schedule: Schedule = Schedule()

@@ -31,7 +31,7 @@ EMPTY = ("models", "baseline", "fail-on", "data", "mqtt", "artifacts", "module",
         (["--module", "none.py:build", "--input", "a=3", "--input", "a.b=3"], "--input a: either a tensor or a dict"),
         (["--module", "none.py:build", "--input", "a-b=3"], "--input a-b: not a valid argument name"),
         (["--onnx", "own.onnx", "--artifacts", "."], "--artifacts is for files of the catalog's models; measure"),
-        (["--mqtt", "http://x"], "MQTT URL, scheme: expected mqtt://"),
+        (["--mqtt", "http://x"], "MQTT URL: expected mqtt://"),
         (["--dry-run", "--json"], "--json and --dry-run: give only one of them"),
     ],
 )

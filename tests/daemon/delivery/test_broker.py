@@ -1,9 +1,9 @@
-"""Where a broker is: every form of its URL, the part that is wrong by name, and no password in sight."""
+"""Where a broker is: every form of its URL, and no password in sight."""
 
 import pytest
 
 from benchd.daemon.config import MqttConfig
-from benchd.daemon.delivery.broker import Broker, configured, parse_url
+from benchd.daemon.delivery.broker import FORM, Broker, configured, parse_url
 from benchd.daemon.errors import UsageError
 
 
@@ -35,36 +35,18 @@ def test_the_password_comes_from_the_environment_and_is_never_shown(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("url", "part"),
+    "url",
     [
-        ("", "scheme"),
-        ("host", "scheme"),
-        ("host:1883", "scheme"),
-        ("me:secret@host", "scheme"),
-        ("http://host", "scheme"),
-        ("mqtt://", "host"),
-        ("mqtt://:1883", "host"),
-        ("mqtt://me@", "host"),
-        ("mqtt://a b", "host"),
-        ("mqtt://a..b", "host"),
-        ("mqtt://[::1", "host"),
-        ("mqtt://[host]", "host"),
-        ("mqtt://h:0", "port"),
-        ("mqtt://h:65536", "port"),
-        ("mqtt://h:http", "port"),
-        ("mqtt://::1", "host"),
-        ("mqtt://:secret@h", "user"),
-        ("mqtt://me:se/cret@h", "user or password"),
-        ("mqtt://me:se#cret@h", "user or password"),
-        ("mqtt://h/topic", "path"),
-        ("mqtt://h?tls=1", "path"),
-        ("mqtt://h#x", "path"),
+        *("", "host", "host:1883", "me:secret@host", "http://host", "mqtt://", "mqtt://:1883", "mqtt://me@"),
+        *("mqtt://a b", "mqtt://a..b", "mqtt://[::1", "mqtt://[host]", "mqtt://h:0", "mqtt://h:65536", "mqtt://h:http"),
+        *("mqtt://::1", "mqtt://:secret@h", "mqtt://me:se/cret@h", "mqtt://me:se#cret@h"),
+        *("mqtt://h/topic", "mqtt://h?tls=1", "mqtt://h#x"),
     ],
 )
-def test_a_bad_url_names_the_part_and_no_secret(url, part):
-    with pytest.raises(UsageError, match=f"MQTT URL, {part}: ") as error:
+def test_a_bad_url_is_told_the_form_and_no_secret(url):
+    with pytest.raises(UsageError) as error:
         parse_url(url)
-    assert "se" not in str(error.value).replace("user", "")
+    assert str(error.value) == FORM
 
 
 @pytest.mark.parametrize("keep_alive_s", [5, 30])

@@ -12,7 +12,7 @@ TWO_READINGS = '[[suite]]\nname = "a"\nmodels = ["square"]\n[[suite]]\nname = "b
     ("text", "words"),
     [
         ('[device]\nid = "Lab 1"', "device id 'Lab 1'"),
-        ('[mqtt]\nurl = "http://h"', "MQTT URL, scheme"),
+        ('[mqtt]\nurl = "http://h"', "MQTT URL: expected"),
         ('[mqtt]\nurl = "mqtts://h"\nca_file = "/a\\u0000b"', r"mqtt\.ca_file: contains a NUL"),
         ('[sampling]\nsources = ["nope"]', r"sampling\.sources: unknown sampler 'nope'"),
         ('[sampling]\nsources = ["rapl", "rapl"]', r"sampling\.sources: sampler 'rapl' is listed twice"),
