@@ -168,7 +168,7 @@ def _regressions(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]
     table = store.tables["event"]
     wanted = select(table.c.device_id, table.c.key, table.c.body)
     wanted = wanted.where(table.c.name == "regression", table.c.arrived_s > since_s)
-    for device_id, key, body in reversed(store.read(wanted.order_by(table.c.arrived_s.desc()).limit(KEPT))):
+    for device_id, key, body in reversed(store.read(wanted.order_by(table.c.id.desc()).limit(KEPT))):
         yield device_id, key, msgspec.json.decode(body, type=Event).detail[:TEXT_LIMIT]
 
 
