@@ -124,8 +124,8 @@ def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
     """Return the number of a result or an event, if it has one, also of one in quarantine: it need not come again."""
     if address is None or address.kind not in ("result", "event") or not (numbers := HEAD.match(message.body)):
         return []
-    seq = {"log": numbers[1].decode(), "seq": int(numbers[2])}
-    return [Row("arrived", {"device_id": address.device_id, **seq})]
+    seq = int(numbers[2])
+    return [Row("span", {"device_id": address.device_id, "log": numbers[1].decode(), "first": seq, "last": seq})]
 
 
 def _plain(address: topics.Address, message: Arrived) -> bytes:

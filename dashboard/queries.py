@@ -442,7 +442,7 @@ def gaps(store: Store, *, online: bool = False) -> list[Gap]:
 
     What a device has still to send is no gap, nor is a range that somebody must have made up.
     """
-    document, span, arrived = (store.tables[name] for name in ("document", "span", "arrived"))
+    document, span = (store.tables[name] for name in ("document", "span"))
     status = document.alias()
     is_online = exists().where(
         status.c.device_id == document.c.device_id, status.c.kind == "status", status.c.state == "online"
@@ -453,8 +453,6 @@ def gaps(store: Store, *, online: bool = False) -> list[Gap]:
         healths = connection.execute(known.order_by(document.c.device_id)).all()
         for row in connection.execute(select(span.c.device_id, span.c.log, span.c.first, span.c.last)):
             ranges[row.device_id, row.log].append((row.first, row.last))
-        for row in connection.execute(select(arrived)):
-            ranges[row.device_id, row.log].append((row.seq, row.seq))
     gaps = []
     for device_id, body in healths:
         health = msgspec.json.decode(body, type=Health)

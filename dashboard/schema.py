@@ -27,7 +27,7 @@ from sqlalchemy.sql.type_api import TypeEngine
 from benchd.daemon.errors import UsageError
 from benchd.dashboard.messages import Result
 
-VERSION = 4
+VERSION = 5
 """Changes with the tables; a database of another one is refused."""
 
 METADATA = MetaData()
@@ -156,16 +156,14 @@ collector = Table(
     *_required("starts", BigInteger),
 )
 
-# the numbers of the results and events that have arrived, and the ranges that they are joined to once a minute
-arrived = Table("arrived", METADATA, *_keys("device_id log"), _key_number("seq"))
-
+# the numbers of the results and events that have arrived: one by one, and once a minute joined to ranges
 span = Table(
     "span",
     METADATA,
     *_keys("device_id log"),
     _key_number("first"),
     *_required("last", BigInteger),
-    *_required("joined_s", Double),
+    *_optional("joined_s"),
 )
 
 # what each address of --notify has been told

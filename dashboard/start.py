@@ -2,15 +2,24 @@
 
 import sys
 import uuid
-from contextlib import suppress
-from importlib.util import find_spec
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import NotAvailable, UsageError
 
 PARTS = (None, "collector", "pages")
-IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # each connection, so each process, has its own
+IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # each connection has its own
+
+
+@contextmanager
+def _extra() -> Iterator[None]:
+    """Report a package of the extra that cannot be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise NotAvailable(f"{error.name} is not installed: pip install 'benchd[dashboard]'") from None
 
 
 def start(
@@ -29,42 +38,30 @@ def start(
         raise UsageError("--notify is for the collector: leave it out with --only pages")
     if database in IN_MEMORY:
         raise UsageError(f"--database {database}: the collector and the pages share a file, sqlite:///PATH")
-    try:
+    with _extra():
         from benchd.dashboard import collector, notices  # noqa: PLC0415
         from benchd.dashboard.store import default_url  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise _missing(error.name) from None
     url, name = database or default_url(), name or collector.default_name()
     settings = notices.read(notify) if notify else None
     if only == "collector":
         collector.run(broker, url, name, settings)
         return
-    try:
+    with _extra():
         from benchd.dashboard.app import serve  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise _missing(error.name) from None
     serve(broker, url, name, host, port, collect=only is None, notify=settings)
 
 
 def demonstrate(port: int) -> int:
     """Run the demo until a signal and return its exit code."""
-    from benchd.dashboard.demo.start import run  # noqa: PLC0415
+    with _extra():
+        from benchd.dashboard.demo.start import run  # noqa: PLC0415
 
-    absent = next((name for name in ("nicegui", "sqlalchemy") if find_spec(name) is None), None)
-    if absent:
-        raise _missing(absent)
-    return run(port, sys.stderr)
+        return run(port, sys.stderr)
 
 
 def show(broker: Broker, seconds: float | None) -> None:
     """Show the fleet in this terminal until Ctrl-C, or for `seconds`."""
-    try:
+    with _extra():
         from benchd.dashboard.watch import watch  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise _missing(error.name) from None
     with suppress(KeyboardInterrupt):
         watch(broker, f"benchd-watch-{uuid.uuid4().hex[:12]}", sys.stdout, seconds)
-
-
-def _missing(package: str | None) -> NotAvailable:
-    return NotAvailable(f"{package} is not installed: pip install 'benchd[dashboard]'")

@@ -188,14 +188,12 @@ class Store:
 
         Of each device those LOGS are kept that something has arrived for last.
         """
-        arrived, span = self.tables["arrived"], self.tables["span"]
-        for log in connection.execute(select(arrived.c.device_id, arrived.c.log).distinct()).all():
-            ranges: list[Any] = []
-            for table, first, last in ((arrived, "seq", "seq"), (span, "first", "last")):
-                mine = (table.c.device_id == log.device_id) & (table.c.log == log.log)
-                wanted = select(table.c[first].label("first"), table.c[last].label("last"))
-                ranges += connection.execute(wanted.where(mine)).all()
-                connection.execute(delete(table).where(mine))
+        span = self.tables["span"]
+        for log in connection.execute(
+            select(span.c.device_id, span.c.log).where(span.c.joined_s.is_(None)).distinct()
+        ).all():
+            mine = (span.c.device_id == log.device_id) & (span.c.log == log.log)
+            ranges = connection.execute(delete(span).where(mine).returning(span.c.first, span.c.last))
             last_ones = joined(ranges)[-SPANS:]
             values = [{"first": first, "last": last, "joined_s": now_s, **log._mapping} for first, last in last_ones]
             connection.execute(insert(span), values)
@@ -215,10 +213,10 @@ class Store:
         connection.execute(delete(telemetry).where(t_s >= since_s, t_s < before_s // 60 * 60, has_earlier))
 
 
-def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def joined(ranges: Iterable[Any]) -> list[tuple[int, int]]:
     """Return the same numbers in the fewest ranges, in order."""
     spans: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
+    for first, last in sorted(map(tuple, ranges)):
         if spans and first <= spans[-1][1] + 1:
             spans[-1] = (spans[-1][0], max(last, spans[-1][1]))
         else:

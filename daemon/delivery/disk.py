@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,23 +41,12 @@ def lacks(folder: Path) -> str | None:
     return None
 
 
-def _up_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+def file_time_s(booted_s: float) -> float:
+    """Return the time by which files age: setting the clock ahead makes none older.
 
-
-class Clock:
-    """The wall clock for the age of files: it never advances more than the machine's uptime since the start.
-
-    Setting the clock ahead makes no file older. Wall time and uptime are given in seconds.
+    It advances no more than the uptime since `booted_s`, the wall time at the boot as a start of this process saw it.
     """
-
-    def __init__(self, wall_s: Callable[[], float] = time.time, up_s: Callable[[], float] = _up_s) -> None:
-        self._wall_s, self._up_s = wall_s, up_s
-        self._booted_s = wall_s() - up_s()
-
-    def now_s(self) -> float:
-        """Return the seconds since the epoch."""
-        return min(self._wall_s(), self._booted_s + self._up_s())
+    return min(time.time(), booted_s + time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def tidy(

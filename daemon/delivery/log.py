@@ -43,6 +43,7 @@ class Entry(NamedTuple):
 
 
 class _File(NamedTuple):
+    log: str
     first: int
     last: int
     path: Path
@@ -121,11 +122,8 @@ class Log:
 
     def _files(self) -> list[_File]:
         """Return the archives of this log in order, then the file."""
-        found = {}
-        for path in self._archives.glob(f"{self.path.stem}-{self.id}-*.jsonl*"):
-            if match := _ARCHIVE.search(path.name):
-                found[int(match[2])] = _File(int(match[2]), int(match[3]), path)
-        return [*(found[first] for first in sorted(found)), _File(0, LAST_SEQ, self.path)]
+        archives = (file for file in _archives(self._archives, self.path.stem) if file.log == self.id)
+        return [*archives, _File(self.id, 0, LAST_SEQ, self.path)]
 
     def _lines(self, current: BinaryIO, after: int) -> Iterator[Entry]:
         """Yield the lines of the opened file beyond `after`; what is damaged is reported and left out."""
@@ -180,10 +178,9 @@ class Log:
             self.id = id_.decode()
             self.last_seq = next(int(head[2]) for head in reversed(heads) if head[1] == id_)
         elif not self.last_seq:
-            archives = [_ARCHIVE.search(path.name) for path in self._archives.glob(f"{self.path.stem}-*.jsonl*")]
-            newest = max((match for match in archives if match), key=lambda match: int(match[3]), default=None)
-            if newest:
-                self.id, self.last_seq = newest[1], int(newest[3])
+            archives = _archives(self._archives, self.path.stem)
+            if newest := max(archives, key=lambda file: file.last, default=None):
+                self.id, self.last_seq = newest.log, newest.last
 
     def _last_heads(self) -> list[re.Match[bytes]]:
         """Return the beginnings of the last lines; those of all lines if the end of the file is damaged."""
@@ -198,10 +195,15 @@ class Log:
 
 def files(folder: Path, name: str) -> list[Path]:
     """Return the files of the log `name` (`records.jsonl`) in an output or state folder, oldest first."""
-    stem = name.partition(".")[0]
-    archives = {path: match for path in (folder / ARCHIVES).glob(f"{stem}-*") if (match := _ARCHIVE.search(path.name))}
-    in_order = sorted(archives, key=lambda path: int(archives[path][2]))
-    return [path for path in (*in_order, folder / name) if path.exists()]
+    archives = [file.path for file in _archives(folder / ARCHIVES, name.partition(".")[0])]
+    return [path for path in (*archives, folder / name) if path.exists()]
+
+
+def _archives(folder: Path, stem: str) -> list[_File]:
+    """Return the archives of the logs of this name, in order of their numbers."""
+    found = {path: match for path in folder.glob(f"{stem}-*") if (match := _ARCHIVE.search(path.name))}
+    files = [_File(match[1], int(match[2]), int(match[3]), path) for path, match in found.items()]
+    return sorted(files, key=lambda file: file.first)
 
 
 def _seq(line: bytes, id_: str) -> int | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon.delivery.disk import tidy
+from benchd.daemon.delivery import disk
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.log import ARCHIVES
 from benchd.daemon.delivery.messages import Telemetry
@@ -100,7 +100,7 @@ def limit_what_is_old(state: State) -> None:
         for outgoing in state.link.delivery.outgoing.values() if state.link else ():
             undelivered |= outgoing.log.archived(outgoing.acknowledged)
     with _logging_failures():
-        tidy(state.folder / ARCHIVES, state.clock.now_s(), undelivered=undelivered)
+        disk.tidy(state.folder / ARCHIVES, disk.file_time_s(state.booted_s), undelivered=undelivered)
 
 
 @contextmanager

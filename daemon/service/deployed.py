@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from benchd.daemon import journal, records
+from benchd.daemon import records
 from benchd.daemon.config import Shipped
-from benchd.daemon.delivery import log as log_files
+from benchd.daemon.delivery.log import Log
 from benchd.daemon.delivery.messages import Deployed
-from benchd.daemon.errors import BenchdError, NotAvailable, SchemaError, UsageError
+from benchd.daemon.errors import BenchdError, NotAvailable, SchemaError
 from benchd.daemon.machine import folders
 from benchd.daemon.machine.lock import Busy
 from benchd.daemon.machine.systemd_notify import log
@@ -32,13 +32,13 @@ from benchd.daemon.shipping.promise import Verified
 from benchd.daemon.trigger import DAY_S
 from benchd.daemon.verdicts import recommend
 from benchd.daemon.verdicts.recommend import Requirements
-from benchd.daemon.verdicts.results import JOURNAL
 
 SHIPPED = "shipped"
 FINGERPRINT_S = 3600.0  # between two looks at whether the machine or its software has changed
 RETRY_S = 60.0  # while another process measures, or the machine lacks what measuring takes
 LACKS = errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS
 REASON_CHARACTERS = 500
+NEWEST = 5000  # results that tell which variant is ahead
 
 
 def fingerprint_of(shipped: Shipped, machine: str) -> str:
@@ -164,7 +164,7 @@ def verify(state: State, folder: Shipped) -> None:
         state.hold(timed=False)
     if not session.interrupted:
         before = state.facts.shipped.get(folder.called)
-        ahead = better(shipped, _results(state.folder)) if shipped else ""
+        ahead = better(shipped, _results(state.records)) if shipped else ""
         if ahead is None:  # the journal was moved away since: what it said of the same folder stands
             ahead = before.published.better if before and before.fingerprint == fingerprint else ""
         publish(state, folder, document(folder, shipped, verdict, before, ahead), fingerprint)
@@ -193,24 +193,11 @@ def publish(state: State, folder: Shipped, now: Deployed, fingerprint: str) -> N
         state.event("shipped_behind", f"{now.name}: better: {now.better}")
 
 
-def _results(folder: Path) -> Iterator[Record]:
-    """Yield the plan's results, without the lines that a power cut has torn; none if they cannot be read.
-
-    Those of the journal that was put away last come first: the new one may not have every case yet.
-    """
-    try:
-        for path in log_files.files(folder, JOURNAL)[-2:]:
-            yield from _records(path)
-    except UsageError as error:
-        log(f"other variants are not compared: {error}")
-
-
-def _records(path: Path) -> Iterator[Record]:
-    """Yield the records of a file; a damaged line or archive is left out."""
-    with suppress(SchemaError):
-        for line in journal.read(path):
-            with suppress(SchemaError):
-                yield records.decode(line)
+def _results(source: Log) -> Iterator[Record]:
+    """Yield the newest results, without those of another version."""
+    for entry in source.entries(source.last_seq - NEWEST):
+        with suppress(SchemaError):
+            yield records.decode(entry.body)
 
 
 def _attend(session: Session) -> None:

@@ -12,7 +12,6 @@ import msgspec
 
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.commands import Command, Gate
-from benchd.daemon.delivery.disk import Clock
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.log import Log
 from benchd.daemon.delivery.messages import Event, Judgement
@@ -78,7 +77,8 @@ class State:
         self.path, self.folder, self.artifacts = path, folder, artifacts
         self.activity_file = Path(os.environ.get("RUNTIME_DIRECTORY") or folder, lock.ACTIVITY.name)
         self.boot_id, self.started_s = identity.boot_id(), time.monotonic()
-        self.notifier, self.every, self.judge, self.clock = Notifier(), RateLimits(), Judge(), Clock()
+        self.booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.notifier, self.every, self.judge = Notifier(), RateLimits(), Judge()
         self.damaged = deque[str]()  # what the logs have reported of damaged lines, to be published
         self.records, self.events = (Log(folder / name, self.damaged.append) for name in (JOURNAL, EVENTS))
         self.file = FactsFile(folder / STATE)

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.messages import Event, Health, Info, Status, Telemetry
-from benchd.daemon.delivery.topics import Topics
+from benchd.daemon.delivery.topics import Kind, Topics
 from benchd.daemon.records import Case, Environment, Record, Sample, encode, wall_now
 from benchd.dashboard.demo.fleet import (
     CASES,
@@ -83,6 +83,18 @@ def samples(device: BoardPlan, tick: int, chance: random.Random) -> Iterator[Sam
         yield Sample(time.monotonic_ns(), metric, noisy, SIMULATED)
 
 
+def health(tick: int) -> Health:
+    """Return that a device measures."""
+    case = case_at(tick)
+    return Health(
+        t_wall=wall_now(),
+        uptime_s=tick * TICK_S,
+        activity="measuring",
+        case_id=case.case_id,
+        cases_left=len(CASES) - 1 - CASES.index(case),
+    )
+
+
 class Messages:
     """What a device publishes, as it would arrive."""
 
@@ -101,39 +113,19 @@ class Messages:
             environment=environment,
             t_wall=wall_now(),
         )
-        return [self._message(self._topics.of("info"), info), self.status("online")]
+        return [self.of("info", info), self.status("online")]
 
     def status(self, state: Literal["online", "offline"]) -> Arrived:
         """Return whether it is connected."""
-        status = Status(state=state, session=SIMULATED, boot_id=self._boot_id, t_wall=wall_now())
-        return self._message(self._topics.of("status"), status)
+        return self.of("status", Status(state=state, session=SIMULATED, boot_id=self._boot_id, t_wall=wall_now()))
 
     def result(self, body: bytes, run_id: str) -> Arrived:
         """Return a record."""
         return Arrived(self._topics.result(run_id), body, time.time())
 
-    def telemetry(self, case_id: str, sensors: Iterable[Sample]) -> Arrived:
-        """Return the sensors' last values."""
-        return self._message(self._topics.of("telemetry"), Telemetry(case_id=case_id, samples=list(sensors)))
-
-    def updated(self, driver: str) -> Arrived:
-        """Return that its system software was updated."""
-        event = Event(event="updated", detail=f"{SIMULATED}: {driver}", t_wall=wall_now(), boot_id=self._boot_id)
-        return self._message(self._topics.of("event"), event)
-
-    def health(self, tick: int) -> Arrived:
-        """Return that it measures."""
-        health = Health(
-            t_wall=wall_now(),
-            uptime_s=tick * TICK_S,
-            activity="measuring",
-            case_id=case_at(tick).case_id,
-            cases_left=len(CASES) - 1 - CASES.index(case_at(tick)),
-        )
-        return self._message(self._topics.of("health"), health)
-
-    def _message(self, topic: str, said: Struct) -> Arrived:
-        return Arrived(topic, msgspec.json.encode(said), time.time())
+    def of(self, kind: Kind, said: Struct) -> Arrived:
+        """Return a message of a kind."""
+        return Arrived(self._topics.of(kind), msgspec.json.encode(said), time.time())
 
 
 class SimulatedBoard:
@@ -154,13 +146,16 @@ class SimulatedBoard:
         if device.trouble == "silent" and tick >= SILENT_TICK:
             yield from [messages.status("offline")] if tick == SILENT_TICK else []
             return
-        yield messages.telemetry(case_at(tick).case_id, samples(device, tick, self._chance))
+        case = case_at(tick)
+        sensors = list(samples(device, tick, self._chance))
+        yield messages.of("telemetry", Telemetry(case_id=case.case_id, samples=sensors))
         yield from map(self._result, measured(device, tick, self._chance))
         if is_updated(device, tick) != is_updated(device, tick - 1):
-            yield messages.updated(device.chip.new.driver)
+            detail = f"{SIMULATED}: {device.chip.new.driver}"
+            yield messages.of("event", Event(event="updated", detail=detail, t_wall=wall_now(), boot_id=SIMULATED))
             yield from self._introduced(tick)
         if tick % HEALTH_TICKS == 0:
-            yield messages.health(tick)
+            yield messages.of("health", health(tick))
 
     def _introduced(self, tick: int) -> list[Arrived]:
         device = self._device

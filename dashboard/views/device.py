@@ -13,11 +13,10 @@ from nicegui import ui
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.delivery.messages import Latest, SuiteInfo
 from benchd.dashboard import queries
-from benchd.dashboard.commands import run_suite
+from benchd.dashboard.commands import Progress, SuiteRequest, progress, run_suite
 from benchd.dashboard.layout import PATIENCE_S, facts, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.queries import Device, Mark
-from benchd.dashboard.requests import Progress, SuiteRequest, progress
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, accuracy, age, clock, count, doing, fact, figure, more, short, throttling
 from benchd.dashboard.views.charts import Series

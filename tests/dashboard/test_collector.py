@@ -156,7 +156,7 @@ def test_a_board_that_publishes_without_end_fills_no_more_than_its_share_of_the_
                 body = encode(made(run_id=f"r{seq}", device_id=device, status="failed", reason=filling))
                 kept._keep([Arrived(Topics(device).result(f"r{seq}"), numbered(seq, body), 0.0)])
         greedy = 400_000 // (len(numbered(100, body)) + 4001)
-        for table in ("result", "arrived"):
+        for table in ("result", "span"):
             column = store.tables[table].c.device_id
             found = store.read(select(column, func.count()).group_by(column))
             assert sorted(map(tuple, found)) == [("greedy", pytest.approx(greedy, abs=1)), ("orin", 100)]

@@ -81,7 +81,7 @@ def health(first=1, last=9, **more):
 
 
 def arrived(device_id, log, *numbers):
-    return [Row("arrived", {"device_id": device_id, "log": log, "seq": number}) for number in numbers]
+    return [Row("span", {"device_id": device_id, "log": log, "first": number, "last": number}) for number in numbers]
 
 
 def gaps(store, **more):

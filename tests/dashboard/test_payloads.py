@@ -155,5 +155,5 @@ def test_a_body_that_is_nested_without_end_is_kept_apart():
 @pytest.mark.parametrize(("kind", "is_numbered"), [("result/r1", True), ("event", True), ("health", False)])
 def test_a_result_and_an_event_say_their_numbers_also_where_they_cannot_be_read(kind, is_numbered):
     body = b'{"log":"0123456789abcdef","seq":7,"event":1}'
-    found = [row.values for row in rows(Arrived(f"benchd/v1/{DEVICE}/{kind}", body, 1.0)) if row.table == "arrived"]
-    assert found == [{"device_id": DEVICE, "log": "0123456789abcdef", "seq": 7}] * is_numbered
+    found = [row.values for row in rows(Arrived(f"benchd/v1/{DEVICE}/{kind}", body, 1.0)) if row.table == "span"]
+    assert found == [{"device_id": DEVICE, "log": "0123456789abcdef", "first": 7, "last": 7}] * is_numbered

@@ -17,9 +17,8 @@ from drawn import blank
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.messages import Health, Info, SuiteInfo
 from benchd.daemon.delivery.topics import Topics
-from benchd.dashboard.commands import EXPIRY_S, Answer, run_suite
+from benchd.dashboard.commands import EXPIRY_S, Answer, SuiteRequest, progress, run_suite
 from benchd.dashboard.queries import Device, Mark
-from benchd.dashboard.requests import SuiteRequest, progress
 from benchd.dashboard.views import device as view
 
 SUITE = SuiteInfo(name="nightly", cases=["a", "b"])

@@ -90,7 +90,7 @@ def test_the_longest_id_and_texts_are_stored_and_longer_ones_are_kept_apart(stor
         add(store, *arrived(device, text))
     found = content(store, "result", "quarantine")
     assert {name: len(kept) for name, kept in found.items()} == {"result": 1, "quarantine": 1 + 3 + 3 + 2}
-    for table in ("device", "arrived"):
+    for table in ("device", "span"):
         with store.reading() as connection:
             ids = connection.execute(select(store.tables[table].c.device_id)).scalars()
             assert sorted(ids) == sorted(["d1", longest_id])

@@ -6,12 +6,13 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 
 import pytest
 from disks import ext4_without_power, use_up_inodes
 
 from benchd.daemon.delivery import disk as module
-from benchd.daemon.delivery.disk import Clock, lacks, tidy
+from benchd.daemon.delivery.disk import file_time_s, lacks, tidy
 from benchd.daemon.machine.folders import sync
 from benchd.daemon.verdicts.when import EARLIEST_S
 
@@ -134,13 +135,15 @@ def test_what_was_written_before_the_clock_was_set_goes_by_size_only(tmp_path):
 
 
 @pytest.mark.parametrize(("jump_s", "left_in_the_end"), [(YEAR_S, 0), (-YEAR_S, 0), (-NOW_S, 2)])
-def test_a_clock_that_jumps_makes_nothing_old_and_time_that_passes_does(tmp_path, jump_s, left_in_the_end):
+def test_a_clock_that_jumps_makes_nothing_old_and_time_that_passes_does(tmp_path, jump_s, left_in_the_end, monkeypatch):
     wall_s, up_s = NOW_S, 100.0
-    clock = Clock(lambda: wall_s, lambda: up_s)
+    monkeypatch.setattr(time, "time", lambda: wall_s)
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: up_s)
+    booted_s = wall_s - up_s
     raw(tmp_path, "before", 0.0, b"x")
     wall_s += jump_s
     raw(tmp_path, "after", -jump_s, b"x")
     for passed_s, left in ((60.0, 2), (2 * YEAR_S, left_in_the_end)):
         wall_s, up_s = NOW_S + jump_s + passed_s, 100.0 + passed_s
-        tidy(tmp_path / "raw", clock.now_s())
+        tidy(tmp_path / "raw", file_time_s(booted_s))
         assert len(list((tmp_path / "raw").iterdir())) == left

@@ -389,7 +389,7 @@ def test_a_large_folder_that_is_read_ends_with_the_service(state, large, monkeyp
 def test_what_no_broker_has_acknowledged_outlives_its_age_on_a_disk_that_is_tidied(state, tmp_path, monkeypatch):
     source = state.records
     source.append(records.encode(made()))
-    monkeypatch.setattr(disk.Clock, "now_s", lambda clock: 1e12)
+    monkeypatch.setattr(disk, "file_time_s", lambda booted_s: 1e12)
     source.rotate(1)
     for _ in range(2):
         background.limit_what_is_old(state)
