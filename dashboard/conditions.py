@@ -12,6 +12,7 @@ from benchd.dashboard import queries
 from benchd.dashboard.answers import Choice
 from benchd.dashboard.limits import READ
 from benchd.dashboard.queries import Device
+from benchd.dashboard.schema import DOCUMENT
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import age, figure, percent
 
@@ -70,9 +71,8 @@ def looks(condition: Condition) -> str:
 
 def _slower(store: Store) -> dict[str, list[Latest]]:
     """Return the cases that are slower than their baseline, by device."""
-    table = store.tables["document"]
-    wanted = select(table.c.device_id, table.c.body).where(
-        table.c.kind.startswith("latest/"), table.c.state == "slower"
+    wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.body).where(
+        DOCUMENT.c.kind.startswith("latest/"), DOCUMENT.c.state == "slower"
     )
     by_device: dict[str, list[Latest]] = defaultdict(list)
     for device_id, body in store.read(wanted.limit(10 * READ)):

@@ -20,6 +20,7 @@ from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import CollectorState, Device, Gap
+from benchd.dashboard.schema import DOCUMENT
 from benchd.dashboard.store import KEEP_S, Store
 
 _Thing = TypeVar("_Thing")
@@ -118,9 +119,8 @@ def _slower(store: Store) -> GaugeMetricFamily:
     """Return the devices' verdicts on the last results of their cases against the baselines."""
     text = "1 while the last result is slower than its baseline."
     family = GaugeMetricFamily("benchd_case_slower", text, labels=("device_id", "case_id"))
-    table = store.tables["document"]
-    mine = (table.c.kind.startswith("latest/"), table.c.state.is_not(None))
-    wanted = select(table.c.device_id, table.c.kind, table.c.state).where(*mine).limit(CASES)
+    mine = (DOCUMENT.c.kind.startswith("latest/"), DOCUMENT.c.state.is_not(None))
+    wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.kind, DOCUMENT.c.state).where(*mine).limit(CASES)
     for device_id, kind, state in store.read(wanted):
         family.add_metric([device_id, kind.removeprefix("latest/")], state == "slower")
     return family

@@ -23,6 +23,7 @@ from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import TEXT_LIMIT
+from benchd.dashboard.schema import DEVICE, DOCUMENT, EVENT, RESULT
 from benchd.dashboard.store import Store
 
 if TYPE_CHECKING:
@@ -165,10 +166,9 @@ def news(store: Store, settings: Settings, now_s: float, since_s: float) -> Iter
 
 def _regressions(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
     """Yield each regression since then."""
-    table = store.tables["event"]
-    wanted = select(table.c.device_id, table.c.key, table.c.body)
-    wanted = wanted.where(table.c.name == "regression", table.c.arrived_s > since_s)
-    for device_id, key, body in reversed(store.read(wanted.order_by(table.c.id.desc()).limit(KEPT))):
+    wanted = select(EVENT.c.device_id, EVENT.c.key, EVENT.c.body)
+    wanted = wanted.where(EVENT.c.name == "regression", EVENT.c.arrived_s > since_s)
+    for device_id, key, body in reversed(store.read(wanted.order_by(EVENT.c.id.desc()).limit(KEPT))):
         yield device_id, key, msgspec.json.decode(body, type=Event).detail[:TEXT_LIMIT]
 
 
@@ -176,21 +176,19 @@ def _silent(store: Store, now_s: float, since_s: float, silent_s: float) -> Iter
     """Yield each device with a service of which nothing came for so long, though a collector listened."""
     if since_s > now_s - silent_s:
         return
-    table, document = store.tables["device"], store.tables["document"]
     has_service = exists().where(
-        document.c.device_id == table.c.device_id, document.c.kind == "status", document.c.state.is_not(None)
+        DOCUMENT.c.device_id == DEVICE.c.device_id, DOCUMENT.c.kind == "status", DOCUMENT.c.state.is_not(None)
     )
-    wanted = select(table.c.device_id, table.c.seen_s).where(has_service)
-    wanted = wanted.where(table.c.seen_s < now_s - silent_s, table.c.seen_s > now_s - NEWS_S)
-    for device_id, seen_s in store.read(wanted.order_by(table.c.device_id).limit(READ)):
+    wanted = select(DEVICE.c.device_id, DEVICE.c.seen_s).where(has_service)
+    wanted = wanted.where(DEVICE.c.seen_s < now_s - silent_s, DEVICE.c.seen_s > now_s - NEWS_S)
+    for device_id, seen_s in store.read(wanted.order_by(DEVICE.c.device_id).limit(READ)):
         yield device_id, repr(seen_s), f"nothing heard for {(now_s - seen_s) / 60:.0f} minutes"
 
 
 def _failed(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]:
     """Yield each case that failed its check, once per setup of its device."""
-    table = store.tables["result"]
-    columns = [table.c[name] for name in ("device_id", "case_id", "tool_version", "fingerprint")]
-    wanted = select(*columns).distinct().where(table.c.checked == "failed", table.c.arrived_s > since_s)
+    columns = [RESULT.c[name] for name in ("device_id", "case_id", "tool_version", "fingerprint")]
+    wanted = select(*columns).distinct().where(RESULT.c.checked == "failed", RESULT.c.arrived_s > since_s)
     for device_id, case_id, tool_version, fingerprint in store.read(wanted.order_by(*columns).limit(READ)):
         yield device_id, f"{case_id}:{tool_version}:{fingerprint}", f"{case_id}: its answers differ from float64's"
 

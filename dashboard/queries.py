@@ -15,12 +15,14 @@ from benchd.daemon.verdicts.statistics import centre
 from benchd.daemon.verdicts.when import AHEAD_S, measured_s
 from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.messages import CLEARED, Result
+from benchd.dashboard.schema import BODY, COLLECTOR, DEVICE, DOCUMENT, EVENT, RESULT, SPAN, TELEMETRY
 from benchd.dashboard.store import Store, joined
 
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
 STEP_S = 5  # between two points of a sparkline
 NEWEST = 10_000  # results that can be paged through, and that a text is searched for in
+NEWEST_FIRST = (RESULT.c.measured_s.desc(), RESULT.c.arrived_s.desc())
 PLACES = ("model", "variant", "case_id", "flags")  # the columns in which a text is searched for
 UNCHECKED = "not checked"
 MOST_MISSING = 1_000_000
@@ -98,18 +100,17 @@ class Page(NamedTuple):
 
 def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
     """Return the known devices by id, at most READ that were heard last, or only the one of `device_id`."""
-    device, document, telemetry = (store.tables[name] for name in ("device", "document", "telemetry"))
     page = _known(store)
     if device_id:
-        page = select(device.c.device_id, device.c.seen_s).where(device.c.device_id == device_id)
+        page = select(DEVICE.c.device_id, DEVICE.c.seen_s).where(DEVICE.c.device_id == device_id)
     mine = select(page.subquery().c.device_id)
     with store.reading() as connection:
         seen = connection.execute(page).all()
-        kinds = document.c.kind.in_(("status", "info", "health"))
-        wanted = select(document).where(kinds, document.c.device_id.in_(mine))
+        kinds = DOCUMENT.c.kind.in_(("status", "info", "health"))
+        wanted = select(DOCUMENT).where(kinds, DOCUMENT.c.device_id.in_(mine))
         documents = {(row.device_id, row.kind): row for row in connection.execute(wanted)}
-        recent = (telemetry.c.t_s.between(now_s - LIVE_S, now_s + AHEAD_S), telemetry.c.device_id.in_(mine))
-        live = connection.execute(select(telemetry).where(*recent).order_by(telemetry.c.t_s)).all()
+        recent = (TELEMETRY.c.t_s.between(now_s - LIVE_S, now_s + AHEAD_S), TELEMETRY.c.device_id.in_(mine))
+        live = connection.execute(select(TELEMETRY).where(*recent).order_by(TELEMETRY.c.t_s)).all()
     latest: dict[str, dict[str, float]] = defaultdict(dict)
     for row in live:
         latest[row.device_id] |= _values(row.body)
@@ -118,10 +119,9 @@ def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
 
 def _known(store: Store) -> Select[Any]:
     """Return the query for the devices on the pages, the last heard first; one whose status was cleared has left."""
-    device, document = store.tables["device"], store.tables["document"]
-    mine = (document.c.device_id == device.c.device_id, document.c.kind == "status", document.c.body == CLEARED)
-    known = select(device.c.device_id, device.c.seen_s).where(~exists().where(*mine))
-    return known.order_by(device.c.seen_s.desc().nulls_last(), device.c.device_id).limit(READ)
+    mine = (DOCUMENT.c.device_id == DEVICE.c.device_id, DOCUMENT.c.kind == "status", DOCUMENT.c.body == CLEARED)
+    known = select(DEVICE.c.device_id, DEVICE.c.seen_s).where(~exists().where(*mine))
+    return known.order_by(DEVICE.c.seen_s.desc().nulls_last(), DEVICE.c.device_id).limit(READ)
 
 
 def _device(
@@ -154,12 +154,11 @@ def _highest(values: dict[str, float], ending: str) -> float | None:
 
 def names(store: Store) -> dict[str, str]:
     """Return how each known device is shown, by id: its name with the id, or the id alone."""
-    document = store.tables["document"]
     mine = select(_known(store).subquery().c.device_id)
     with store.reading() as connection:
         ids = sorted(connection.execute(mine).scalars())
-        wanted = select(document.c.device_id, document.c.body)
-        infos = connection.execute(wanted.where(document.c.kind == "info", document.c.device_id.in_(mine))).all()
+        wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.body)
+        infos = connection.execute(wanted.where(DOCUMENT.c.kind == "info", DOCUMENT.c.device_id.in_(mine))).all()
     named = {device_id: msgspec.json.decode(body, type=Info).name for device_id, body in infos}
     words = {device_id: named.get(device_id) or device_id for device_id in ids}
     return {device_id: name if name == device_id else f"{name} ({device_id})" for device_id, name in words.items()}
@@ -168,14 +167,13 @@ def names(store: Store) -> dict[str, str]:
 def devices(store: Store) -> int:
     """Return how many devices are known."""
     with store.reading() as connection:
-        return int(connection.execute(select(func.count()).select_from(store.tables["device"])).scalar_one())
+        return int(connection.execute(select(func.count()).select_from(DEVICE)).scalar_one())
 
 
 def latest(store: Store, device_id: str) -> list[Latest]:
     """Return the device's verdict on the last result of each planned case, by case."""
-    table = store.tables["document"]
-    mine = (table.c.device_id == device_id, table.c.kind.startswith("latest/"))
-    wanted = select(table.c.body).where(*mine).order_by(table.c.kind).limit(READ)
+    mine = (DOCUMENT.c.device_id == device_id, DOCUMENT.c.kind.startswith("latest/"))
+    wanted = select(DOCUMENT.c.body).where(*mine).order_by(DOCUMENT.c.kind).limit(READ)
     return [msgspec.json.decode(body, type=Latest) for (body,) in store.read(wanted)]
 
 
@@ -189,11 +187,10 @@ class OnBoard(NamedTuple):
 
 def deployed(store: Store) -> list[OnBoard]:
     """Return every shipped folder of the fleet, by its name and then by board."""
-    table = store.tables["document"]
-    wanted = select(table.c.device_id, table.c.body, table.c.arrived_s).where(
-        table.c.kind.startswith("shipped/"), table.c.state.is_not(None)
+    wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.body, DOCUMENT.c.arrived_s).where(
+        DOCUMENT.c.kind.startswith("shipped/"), DOCUMENT.c.state.is_not(None)
     )
-    return [_on_board(*row) for row in store.read(wanted.order_by(table.c.kind, table.c.device_id).limit(READ))]
+    return [_on_board(*row) for row in store.read(wanted.order_by(DOCUMENT.c.kind, DOCUMENT.c.device_id).limit(READ))]
 
 
 def _on_board(device_id: str, body: bytes, arrived_s: float) -> OnBoard:
@@ -217,50 +214,48 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
     All else than the newest first is an order of the NEWEST that match, and a text is searched for in as many, so that
     no query reads every result.
     """
-    table = store.tables["result"]
     name = sort if sort in Result._fields else "measured_s"
     if name == "measured_s" and descending and not which.text:
-        source: Any = table
-        shown = _conditions(table, which)
+        source: Any = RESULT
+        shown = _conditions(which)
     else:
-        source = _newest(table, which, columns(table))
+        source = _newest(which, columns(RESULT))
         shown = _contains(source, which.text)
     column = source.c[name]
     order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # which no index holds
     order += [one.desc() if descending else one.asc() for one in (column, source.c.arrived_s, source.c.id)]
     with store.reading() as connection:
-        total: int = connection.execute(_count(table, which)).scalar_one()
+        total: int = connection.execute(_count(which)).scalar_one()
         wanted = select(*columns(source)).where(*shown).order_by(*order).offset(offset).limit(limit)
         return Page([Result(*row) for row in connection.execute(wanted)], total)
 
 
 def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result]:
     """Return results that match by their ids, the first `limit` beyond an id, in order of arrival."""
-    table = store.tables["result"]
-    mine = [*_conditions(table, which), *_contains(table, which.text)]
-    wanted = select(table.c.id, *columns(table)).where(table.c.id > id_, *mine).order_by(table.c.id).limit(limit)
+    mine = [*_conditions(which), *_contains(RESULT, which.text)]
+    wanted = select(RESULT.c.id, *columns(RESULT)).where(RESULT.c.id > id_, *mine).order_by(RESULT.c.id).limit(limit)
     return {number: Result(*row) for number, *row in store.read(wanted)}
 
 
-def _newest(table: Any, which: Filter, held: Sequence[Any]) -> Subquery:
+def _newest(which: Filter, held: Sequence[Any]) -> Subquery:
     """Return the newest results that match all but the text, with their ids and these columns.
 
     They hold what they are searched for and ordered by: to look it up again by id, PostgreSQL reads every result.
     """
-    order = (*newest_first(table), table.c.id.desc())
-    return select(table.c.id, *held).where(*_conditions(table, which)).order_by(*order).limit(NEWEST).subquery()
+    order = (*NEWEST_FIRST, RESULT.c.id.desc())
+    return select(RESULT.c.id, *held).where(*_conditions(which)).order_by(*order).limit(NEWEST).subquery()
 
 
-def _count(table: Any, which: Filter) -> Select[Any]:
-    places = [table.c[name] for name in PLACES] if which.text else []
-    newest = _newest(table, which, places)
+def _count(which: Filter) -> Select[Any]:
+    places = [RESULT.c[name] for name in PLACES] if which.text else []
+    newest = _newest(which, places)
     return select(func.count()).select_from(newest).where(*_contains(newest, which.text))
 
 
-def _conditions(table: Any, which: Filter) -> list[ColumnElement[bool]]:
+def _conditions(which: Filter) -> list[ColumnElement[bool]]:
     exact = {"device_id": which.device, "model": which.model, "variant": which.variant, "status": which.status}
-    checked = table.c.checked.is_(None) if which.check == UNCHECKED else table.c.checked == which.check
-    return [table.c[name] == value for name, value in exact.items() if value] + ([checked] if which.check else [])
+    checked = RESULT.c.checked.is_(None) if which.check == UNCHECKED else RESULT.c.checked == which.check
+    return [RESULT.c[name] == value for name, value in exact.items() if value] + ([checked] if which.check else [])
 
 
 def _contains(table: Any, text: str) -> list[ColumnElement[bool]]:
@@ -272,14 +267,9 @@ def columns(table: Any) -> list[Any]:
     return [table.c[name] for name in Result._fields]
 
 
-def newest_first(table: Any) -> tuple[Any, Any]:
-    """Return what orders results by when they were measured, the newest first."""
-    return table.c.measured_s.desc(), table.c.arrived_s.desc()
-
-
 def choices(store: Store, column: str) -> list[str]:
     """Return the values of an indexed column of the results, sorted: each is looked up from the one before."""
-    value = store.tables["result"].c[column]
+    value = RESULT.c[column]
     seen = select(func.min(value).label("value")).cte(recursive=True)
     later = select(func.min(value)).where(value > seen.c.value).scalar_subquery()
     seen = seen.union_all(select(later).select_from(seen).where(seen.c.value.is_not(None)))
@@ -289,25 +279,22 @@ def choices(store: Store, column: str) -> list[str]:
 
 def result(store: Store, key: str) -> Result | None:
     """Return one result; None if the key is unknown."""
-    table = store.tables["result"]
     with store.reading() as connection:
-        row = connection.execute(select(*columns(table)).where(table.c.key == key)).first()
+        row = connection.execute(select(*columns(RESULT)).where(RESULT.c.key == key)).first()
     return Result(*row) if row else None
 
 
 def newest_profile(store: Store, of: Result) -> str | None:
     """Return the key of the newest profile of the same case on the same device; None for none."""
-    table = store.tables["result"]
-    mine = (table.c.device_id == of.device_id, table.c.case_id == of.case_id, table.c.flags.contains(PROFILED))
+    mine = (RESULT.c.device_id == of.device_id, RESULT.c.case_id == of.case_id, RESULT.c.flags.contains(PROFILED))
     with store.reading() as connection:
-        return connection.execute(select(table.c.key).where(*mine).order_by(*newest_first(table)).limit(1)).scalar()
+        return connection.execute(select(RESULT.c.key).where(*mine).order_by(*NEWEST_FIRST).limit(1)).scalar()
 
 
 def body(store: Store, key: str) -> bytes | None:
     """Return the original bytes of a record; None if the key is unknown."""
-    table = store.tables["body"]
     with store.reading() as connection:
-        stored = connection.execute(select(table.c.body).where(table.c.key == key)).scalar()
+        stored = connection.execute(select(BODY.c.body).where(BODY.c.key == key)).scalar()
     return None if stored is None else bytes(stored)
 
 
@@ -345,10 +332,9 @@ def _clean_ms(record: _Processes) -> float | None:
 
 def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:
     """Return the newest measured results of one case on one device, oldest first, by when they were measured."""
-    table = store.tables["result"]
-    measured = (table.c.median_ms > 0, ~table.c.flags.contains(PROFILED))
-    mine = (table.c.device_id == device_id, table.c.case_id == case_id, *measured)
-    wanted = select(*columns(table)).where(*mine).order_by(*newest_first(table)).limit(limit)
+    measured = (RESULT.c.median_ms > 0, ~RESULT.c.flags.contains(PROFILED))
+    mine = (RESULT.c.device_id == device_id, RESULT.c.case_id == case_id, *measured)
+    wanted = select(*columns(RESULT)).where(*mine).order_by(*NEWEST_FIRST).limit(limit)
     return [Result(*row) for row in reversed(store.read(wanted))]
 
 
@@ -358,29 +344,29 @@ def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
     Only of cases measured since then that their device has not cleared, as it does once they have left its plan; it
     reads no other results.
     """
-    table, device, document = (store.tables[name] for name in ("result", "device", "document"))
-    mine = table.alias()
-    first = select(func.min(mine.c.case_id)).where(mine.c.device_id == device.c.device_id).scalar_subquery()
-    cases = select(device.c.device_id, first.label("case_id")).cte(recursive=True)
+    mine = RESULT.alias()
+    first = select(func.min(mine.c.case_id)).where(mine.c.device_id == DEVICE.c.device_id).scalar_subquery()
+    cases = select(DEVICE.c.device_id, first.label("case_id")).cte(recursive=True)
     beyond = (mine.c.device_id == cases.c.device_id, mine.c.case_id > cases.c.case_id)
     later = select(func.min(mine.c.case_id)).where(*beyond).scalar_subquery()
     cases = cases.union_all(select(cases.c.device_id, later).where(cases.c.case_id.is_not(None)))
-    same = (table.c.device_id == cases.c.device_id, table.c.case_id == cases.c.case_id)
-    measured = select(table.c.id).where(*same, ~table.c.flags.contains(PROFILED))
-    last = measured.order_by(*newest_first(table)).limit(1).correlate(cases).scalar_subquery()
-    topic = (document.c.device_id == cases.c.device_id, document.c.kind == "latest/" + cases.c.case_id)
-    is_cleared = exists().where(*topic, document.c.body == CLEARED)
+    same = (RESULT.c.device_id == cases.c.device_id, RESULT.c.case_id == cases.c.case_id)
+    measured = select(RESULT.c.id).where(*same, ~RESULT.c.flags.contains(PROFILED))
+    last = measured.order_by(*NEWEST_FIRST).limit(1).correlate(cases).scalar_subquery()
+    topic = (DOCUMENT.c.device_id == cases.c.device_id, DOCUMENT.c.kind == "latest/" + cases.c.case_id)
+    is_cleared = exists().where(*topic, DOCUMENT.c.body == CLEARED)
     ids = select(last).select_from(cases).where(cases.c.case_id.is_not(None), ~is_cleared)
-    wanted = select(*columns(table)).where(table.c.id.in_(ids), table.c.measured_s > since_s)
-    return [Result(*row) for row in store.read(wanted.order_by(*newest_first(table)).limit(limit))]
+    wanted = select(*columns(RESULT)).where(RESULT.c.id.in_(ids), RESULT.c.measured_s > since_s)
+    return [Result(*row) for row in store.read(wanted.order_by(*NEWEST_FIRST).limit(limit))]
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
     """Return (Unix time, value) by metric, in order; of at most SHOWN metrics."""
-    table = store.tables["telemetry"]
-    mine = select(table.c.t_s, table.c.body).where(table.c.device_id == device_id, table.c.t_s >= since_s)
+    mine = select(TELEMETRY.c.t_s, TELEMETRY.c.body).where(
+        TELEMETRY.c.device_id == device_id, TELEMETRY.c.t_s >= since_s
+    )
     by_metric: dict[str, list[tuple[float, float]]] = {}
-    for t_s, body in store.read(mine.order_by(table.c.t_s)):
+    for t_s, body in store.read(mine.order_by(TELEMETRY.c.t_s)):
         for metric, value in _values(body).items():
             if metric in by_metric or len(by_metric) < SHOWN:
                 by_metric.setdefault(metric, []).append((t_s, value))
@@ -397,10 +383,9 @@ class Spark(NamedTuple):
 
 def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str, list[Spark]]:
     """Return the recent power and temperature of devices, oldest first."""
-    table = store.tables["telemetry"]
-    wanted = select(table).where(table.c.device_id.in_(device_ids), table.c.t_s >= since_s)
+    wanted = select(TELEMETRY).where(TELEMETRY.c.device_id.in_(device_ids), TELEMETRY.c.t_s >= since_s)
     peaks: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    for row in store.read(wanted.order_by(table.c.t_s)):
+    for row in store.read(wanted.order_by(TELEMETRY.c.t_s)):
         peak = peaks[row.device_id, int(row.t_s // STEP_S)]
         for metric, value in _values(row.body).items():
             peak[metric] = max(value, peak.get(metric, value))
@@ -412,15 +397,14 @@ def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str,
 
 def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:
     """Return the last events of a device and ends of its cases, in order."""
-    event, result_ = store.tables["event"], store.tables["result"]
     with store.reading() as connection:
-        mine = (event.c.device_id == device_id, event.c.arrived_s >= since_s)
-        newest = (event.c.arrived_s.desc(), event.c.id.desc())
-        wanted = select(event.c.arrived_s, event.c.body).where(*mine).order_by(*newest).limit(SHOWN)
+        mine = (EVENT.c.device_id == device_id, EVENT.c.arrived_s >= since_s)
+        newest = (EVENT.c.arrived_s.desc(), EVENT.c.id.desc())
+        wanted = select(EVENT.c.arrived_s, EVENT.c.body).where(*mine).order_by(*newest).limit(SHOWN)
         events = connection.execute(wanted).all()
-        ended = (result_.c.device_id == device_id, result_.c.measured_s >= since_s)
-        rows = select(result_.c.measured_s, result_.c.case_id, result_.c.status).where(*ended)
-        cases = connection.execute(rows.order_by(result_.c.measured_s.desc()).limit(READ)).all()
+        ended = (RESULT.c.device_id == device_id, RESULT.c.measured_s >= since_s)
+        rows = select(RESULT.c.measured_s, RESULT.c.case_id, RESULT.c.status).where(*ended)
+        cases = connection.execute(rows.order_by(RESULT.c.measured_s.desc()).limit(READ)).all()
     said = [(arrived_s, msgspec.json.decode(body, type=Event)) for arrived_s, body in events]
     marks = [
         Mark(measured_s(event.t_wall, arrived_s) or arrived_s, event.event, event.detail) for arrived_s, event in said
@@ -431,9 +415,8 @@ def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:
 
 def collectors(store: Store, now_s: float) -> list[CollectorState]:
     """Return the collectors that have run in the last seven days."""
-    table = store.tables["collector"]
-    mine = [table.c[name] for name in CollectorState._fields]
-    wanted = select(*mine).where(table.c.seen_s > now_s - KNOWN_S).order_by(table.c.name).limit(READ)
+    mine = [COLLECTOR.c[name] for name in CollectorState._fields]
+    wanted = select(*mine).where(COLLECTOR.c.seen_s > now_s - KNOWN_S).order_by(COLLECTOR.c.name).limit(READ)
     return [CollectorState(*row) for row in store.read(wanted)]
 
 
@@ -442,16 +425,15 @@ def gaps(store: Store, *, online: bool = False) -> list[Gap]:
 
     What a device has still to send is no gap, nor is a range that somebody must have made up.
     """
-    document, span = (store.tables[name] for name in ("document", "span"))
-    status = document.alias()
+    status = DOCUMENT.alias()
     is_online = exists().where(
-        status.c.device_id == document.c.device_id, status.c.kind == "status", status.c.state == "online"
+        status.c.device_id == DOCUMENT.c.device_id, status.c.kind == "status", status.c.state == "online"
     )
-    known = select(document.c.device_id, document.c.body).where(document.c.kind == "health", *[is_online] * online)
+    known = select(DOCUMENT.c.device_id, DOCUMENT.c.body).where(DOCUMENT.c.kind == "health", *[is_online] * online)
     ranges: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     with store.reading() as connection:
-        healths = connection.execute(known.order_by(document.c.device_id)).all()
-        for row in connection.execute(select(span.c.device_id, span.c.log, span.c.first, span.c.last)):
+        healths = connection.execute(known.order_by(DOCUMENT.c.device_id)).all()
+        for row in connection.execute(select(SPAN.c.device_id, SPAN.c.log, SPAN.c.first, SPAN.c.last)):
             ranges[row.device_id, row.log].append((row.first, row.last))
     gaps = []
     for device_id, body in healths:
@@ -483,8 +465,7 @@ def problems(store: Store, now_s: float) -> list[str]:
 
 def newest(store: Store) -> tuple[int, int]:
     """Return numbers that change when a result or an event arrives."""
-    result_, event = store.tables["result"], store.tables["event"]
     with store.reading() as connection:
-        ids = (connection.execute(select(func.max(table.c.id))).scalar() for table in (result_, event))
+        ids = (connection.execute(select(func.max(table.c.id))).scalar() for table in (RESULT, EVENT))
         first, second = (number or 0 for number in ids)
     return first, second

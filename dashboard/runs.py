@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, func, select
@@ -19,7 +19,8 @@ from benchd.daemon.records import PROFILED, ProcessResult, Record
 from benchd.daemon.verdicts import results
 from benchd.dashboard.limits import READ, SHOWN
 from benchd.dashboard.messages import Result
-from benchd.dashboard.queries import columns, newest_first
+from benchd.dashboard.queries import NEWEST_FIRST, columns
+from benchd.dashboard.schema import BODY, DEVICE, RESULT
 from benchd.dashboard.store import Store
 
 BUDGET_S = 0.4  # of one update; a fleet that is new to this process takes several
@@ -41,46 +42,44 @@ class _StoredRecord(Record, frozen=True, kw_only=True):
 class Runs:
     """Reads what one board has measured, from one state of the database; a profile is never ranked."""
 
-    def __init__(self, store: Store, connection: Connection, device_id: str) -> None:
-        self._tables, self._connection, self.device_id = store.tables, connection, device_id
+    def __init__(self, connection: Connection, device_id: str) -> None:
+        self._connection, self.device_id = connection, device_id
 
     def setups(self, before_s: float | None = None) -> dict[str, list[Result]]:
         """Return the newest result of each setup of the newest cases, the newest first; none newer than `before_s`."""
-        table = self._tables["result"]
-        group, run = table.alias(), table.alias()
+        group, run = RESULT.alias(), RESULT.alias()
         setup = [group.c[name] for name in ("device_id", "case_id", "tool_version", "fingerprint")]
         runs = [run.c[column.name] == column for column in setup] + [~run.c.flags.contains(PROFILED)]
         runs += [] if before_s is None else [run.c.measured_s < before_s]
         # max() would look up the flags of every result; a walk along the index ends at the first run
         newest = select(run.c.id).where(*runs).order_by(run.c.measured_s.desc()).limit(1)
         ids = select(newest.scalar_subquery().label("id")).where(group.c.device_id == self.device_id).group_by(*setup)
-        wanted = select(*columns(table)).where(table.c.id.in_(select(ids.subquery().c.id)))
+        wanted = select(*columns(RESULT)).where(RESULT.c.id.in_(select(ids.subquery().c.id)))
         by_case: dict[str, list[Result]] = defaultdict(list)
-        for row in self._connection.execute(wanted.order_by(table.c.measured_s.desc()).limit(10 * READ)):
+        for row in self._connection.execute(wanted.order_by(RESULT.c.measured_s.desc()).limit(10 * READ)):
             by_case[row.case_id].append(Result(*row))
         return dict(list(by_case.items())[:SHOWN])
 
     def keys(self, of: Result, limit: int, since_s: float | None = None, before_s: float | None = None) -> list[str]:
         """Return the newest runs of the case of a result in its setup, the newest first."""
-        table = self._tables["result"]
-        same = [table.c[name] == getattr(of, name) for name in ("device_id", "case_id", "tool_version", "fingerprint")]
-        wanted = select(table.c.key).where(*same, ~table.c.flags.contains(PROFILED))
-        wanted = wanted if since_s is None else wanted.where(table.c.measured_s >= since_s)
-        wanted = wanted if before_s is None else wanted.where(table.c.measured_s < before_s)
-        newest = wanted.order_by(*newest_first(table)).limit(limit)
+        same = [RESULT.c[name] == getattr(of, name) for name in ("device_id", "case_id", "tool_version", "fingerprint")]
+        wanted = select(RESULT.c.key).where(*same, ~RESULT.c.flags.contains(PROFILED))
+        wanted = wanted if since_s is None else wanted.where(RESULT.c.measured_s >= since_s)
+        wanted = wanted if before_s is None else wanted.where(RESULT.c.measured_s < before_s)
+        newest = wanted.order_by(*NEWEST_FIRST).limit(limit)
         return list(self._connection.execute(newest).scalars())
 
     def records(self, keys: Iterable[str]) -> list[Record]:
         """Return records in the order of their keys, as many of the first as RECORDS_BYTES hold."""
-        table, order = self._tables["body"], list(keys)
-        sizes = select(table.c.key, func.length(table.c.body).label("size")).where(table.c.key.in_(order))
+        order = list(keys)
+        sizes = select(BODY.c.key, func.length(BODY.c.body).label("size")).where(BODY.c.key.in_(order))
         bytes_ = {row.key: row.size for row in self._connection.execute(sizes)}
         order = [key for key in order if key in bytes_]
         ends = itertools.accumulate(bytes_[key] for key in order)
         held = [key for key, end in zip(order, ends, strict=True) if end <= RECORDS_BYTES]
         if left := len(order) - len(held):
             logging.getLogger(__name__).warning("%s: left out %d records that are too large", self.device_id, left)
-        rows = self._connection.execute(select(table.c.key, table.c.body).where(table.c.key.in_(held)))
+        rows = self._connection.execute(select(BODY.c.key, BODY.c.body).where(BODY.c.key.in_(held)))
         records = {key: _decoded(body) for key, body in rows}
         return [records[key] for key in held]
 
@@ -109,7 +108,7 @@ class BoardCache(Generic[T]):
                 self._note_changed(connection)
                 while self._changed:
                     device_id = next(iter(self._changed))
-                    self._read(Runs(self._store, connection, device_id))
+                    self._read(Runs(connection, device_id))
                     del self._changed[device_id]
                     if time.monotonic() > until_s:
                         break
@@ -127,12 +126,11 @@ class BoardCache(Generic[T]):
 
     def _note_changed(self, connection: Connection) -> None:
         """Note every board at first, then those with a newer result."""
-        table: Any = self._store.tables["result"]
-        last = connection.execute(select(func.max(table.c.id))).scalar() or 0
+        last = connection.execute(select(func.max(RESULT.c.id))).scalar() or 0
         if last == self._newest:
             return
-        newer = select(table.c.device_id).where(table.c.id > self._newest, table.c.id <= last).distinct()
-        every = select(self._store.tables["device"].c.device_id)
+        newer = select(RESULT.c.device_id).where(RESULT.c.id > self._newest, RESULT.c.id <= last).distinct()
+        every = select(DEVICE.c.device_id)
         wanted = newer if self._newest else every
         self._changed |= dict.fromkeys(connection.execute(wanted.limit(10 * READ)).scalars())
         self._newest = last

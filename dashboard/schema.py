@@ -73,7 +73,7 @@ def _of_fields(row: type[NamedTuple], but: str) -> list[Column[Any]]:
 # `site` is a random name of the database
 version = Table("version", METADATA, *_required("number", BigInteger), *_required("site"), *_optional("tidied_s"))
 
-result = Table(
+RESULT = Table(
     "result",
     METADATA,
     *_numbered(),
@@ -97,11 +97,11 @@ result = Table(
 )
 
 # apart from the results, because tables never read it
-body = Table("body", METADATA, *_keys("key"), *_required("body", LargeBinary))
+BODY = Table("body", METADATA, *_keys("key"), *_required("body", LargeBinary))
 
-device = Table("device", METADATA, *_keys("device_id"), *_optional("seen_s"))
+DEVICE = Table("device", METADATA, *_keys("device_id"), *_optional("seen_s"))
 
-document = Table(
+DOCUMENT = Table(
     "document",
     METADATA,
     *_keys("device_id kind"),
@@ -112,7 +112,7 @@ document = Table(
 )
 
 # a message in each row: its values by metric, as JSON
-telemetry = Table(
+TELEMETRY = Table(
     "telemetry",
     METADATA,
     *_keys("device_id"),
@@ -121,7 +121,7 @@ telemetry = Table(
     Index("telemetry_time", "t_s"),
 )
 
-event = Table(
+EVENT = Table(
     "event",
     METADATA,
     *_numbered(),
@@ -135,7 +135,7 @@ event = Table(
 )
 
 # `reader` is the last version of benchd that could not read it
-quarantine = Table(
+QUARANTINE = Table(
     "quarantine",
     METADATA,
     *_numbered(),
@@ -146,7 +146,7 @@ quarantine = Table(
 )
 
 # `message_s` is when its last message arrived
-collector = Table(
+COLLECTOR = Table(
     "collector",
     METADATA,
     *_keys("name"),
@@ -157,7 +157,7 @@ collector = Table(
 )
 
 # the numbers of the results and events that have arrived: one by one, and once a minute joined to ranges
-span = Table(
+SPAN = Table(
     "span",
     METADATA,
     *_keys("device_id log"),
@@ -167,7 +167,7 @@ span = Table(
 )
 
 # what each address of --notify has been told
-notice = Table("notice", METADATA, *_keys("channel key"), *_required("told_s", Double))
+NOTICE = Table("notice", METADATA, *_keys("channel key"), *_required("told_s", Double))
 
 
 def create(connection: Connection) -> str:

@@ -37,6 +37,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import schema
 from benchd.dashboard.messages import Row
+from benchd.dashboard.schema import EVENT, NOTICE, QUARANTINE, RESULT, SPAN, TELEMETRY
 
 BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
 RAW_S = 3600.0  # every message of telemetry
@@ -48,7 +49,7 @@ LOGS = 64  # of one device, which may make up any number
 _ORDER_LOCK = 0x62636865  # PostgreSQL's, of whoever inserts into the tables that are read on from the last id
 _READ_ON = {"result", "event"}
 
-_EXPIRING = (("telemetry", "t_s"), ("event", "arrived_s"))
+_EXPIRING = ((TELEMETRY, TELEMETRY.c.t_s), (EVENT, EVENT.c.arrived_s))
 _LASTING = "failed check:"  # begins the keys of notices that stay, as what they tell may be true for longer
 
 
@@ -105,40 +106,36 @@ class Store:
 
     def quarantined(self, but: str, limit: int) -> dict[str, Arrived]:
         """Return by key the oldest messages in quarantine that the version `but` has not read yet."""
-        table = self.tables["quarantine"]
-        kept = (table.c.reader != but, func.length(table.c.body) > 0)
-        wanted = select(table).where(*kept).order_by(table.c.id).limit(limit)
+        kept = (QUARANTINE.c.reader != but, func.length(QUARANTINE.c.body) > 0)
+        wanted = select(QUARANTINE).where(*kept).order_by(QUARANTINE.c.id).limit(limit)
         # retained: what it says of its device's presence is over
         return {row.key: Arrived(row.topic, bytes(row.body), row.arrived_s, retained=True) for row in self.read(wanted)}
 
     def release(self, keys: Iterable[str]) -> None:
         """Delete these messages from the quarantine."""
-        table = self.tables["quarantine"]
         with self._writing() as connection:
-            connection.execute(delete(table).where(table.c.key.in_(list(keys))))
+            connection.execute(delete(QUARANTINE).where(QUARANTINE.c.key.in_(list(keys))))
 
     def claim(self, channel: str, keys: Sequence[str], now_s: float, every_s: float) -> list[str]:
         """Return which of these notices the caller shall send now, and no other collector.
 
         None if the channel's last message is younger than `every_s`.
         """
-        table = self.tables["notice"]
         with self._writing() as connection:
             connection.execute(update(schema.version).values(number=schema.VERSION))  # blocks other collectors
-            last_s = connection.execute(select(func.max(table.c.told_s)).where(table.c.channel == channel)).scalar()
+            last_s = connection.execute(select(func.max(NOTICE.c.told_s)).where(NOTICE.c.channel == channel)).scalar()
             if last_s is not None and 0 <= now_s - last_s < every_s:
                 return []
-            known = set(connection.execute(select(table.c.key).where(table.c.channel == channel)).scalars())
+            known = set(connection.execute(select(NOTICE.c.key).where(NOTICE.c.channel == channel)).scalars())
             new = [key for key in keys if key not in known]
             if new:
-                connection.execute(insert(table), [{"channel": channel, "key": key, "told_s": now_s} for key in new])
+                connection.execute(insert(NOTICE), [{"channel": channel, "key": key, "told_s": now_s} for key in new])
             return new
 
     def unclaim(self, channel: str, keys: Iterable[str]) -> None:
         """Forget that these notices were sent."""
-        table = self.tables["notice"]
         with self._writing() as connection:
-            connection.execute(delete(table).where(table.c.channel == channel, table.c.key.in_(list(keys))))
+            connection.execute(delete(NOTICE).where(NOTICE.c.channel == channel, NOTICE.c.key.in_(list(keys))))
 
     def tidy(self, now_s: float, *, expire: bool = True) -> None:
         """Thin out telemetry older than an hour to one message a minute and, if `expire`, delete what has expired."""
@@ -148,31 +145,27 @@ class Store:
             connection.execute(update(schema.version).values(tidied_s=now_s))
             self._thin_out(connection, min(last_s, now_s) - RAW_S - 60, now_s - RAW_S)
             self._join(connection, now_s)
-            for name, column in _EXPIRING if expire else ():
-                table = self.tables[name]
-                connection.execute(delete(table).where(table.c[column] < now_s - KEEP_S))
+            for table, column in _EXPIRING if expire else ():
+                connection.execute(delete(table).where(column < now_s - KEEP_S))
             if expire:
-                notice = self.tables["notice"]
-                old = notice.c.told_s < now_s - KEEP_S
-                connection.execute(delete(notice).where(old, ~notice.c.key.startswith(_LASTING)))
-            table = self.tables["quarantine"]
-            is_result = table.c.topic.like("%/result/%")
+                old = NOTICE.c.told_s < now_s - KEEP_S
+                connection.execute(delete(NOTICE).where(old, ~NOTICE.c.key.startswith(_LASTING)))
+            is_result = QUARANTINE.c.topic.like("%/result/%")
             for mine in (is_result, ~is_result):  # apart, so that rubbish never displaces a result
-                newest = table.c.id.desc()
-                size = func.sum(func.length(table.c.body)).over(order_by=newest).label("bytes")
+                newest = QUARANTINE.c.id.desc()
+                size = func.sum(func.length(QUARANTINE.c.body)).over(order_by=newest).label("bytes")
                 place = func.row_number().over(order_by=newest).label("rows")
-                held = select(table.c.id, size, place).where(mine).subquery()
+                held = select(QUARANTINE.c.id, size, place).where(mine).subquery()
                 beyond = (held.c.bytes > QUARANTINE_BYTES) | (held.c.rows > QUARANTINE_ROWS)
-                connection.execute(delete(table).where(table.c.id.in_(select(held.c.id).where(beyond))))
+                connection.execute(delete(QUARANTINE).where(QUARANTINE.c.id.in_(select(held.c.id).where(beyond))))
 
     def forget(self, before_s: float, results: int) -> None:
         """Delete telemetry from before a time, and all but so many of the newest results; their bodies stay."""
-        telemetry, result = self.tables["telemetry"], self.tables["result"]
-        order = (result.c.measured_s.desc(), result.c.arrived_s.desc(), result.c.id.desc())
-        newest = select(result.c.id).order_by(*order).limit(results)
+        order = (RESULT.c.measured_s.desc(), RESULT.c.arrived_s.desc(), RESULT.c.id.desc())
+        newest = select(RESULT.c.id).order_by(*order).limit(results)
         with self._writing() as connection:
-            connection.execute(delete(telemetry).where(telemetry.c.t_s < before_s))
-            connection.execute(delete(result).where(result.c.id.not_in(newest)))
+            connection.execute(delete(TELEMETRY).where(TELEMETRY.c.t_s < before_s))
+            connection.execute(delete(RESULT).where(RESULT.c.id.not_in(newest)))
 
     def close(self) -> None:
         """Close the database."""
@@ -188,29 +181,27 @@ class Store:
 
         Of each device those LOGS are kept that something has arrived for last.
         """
-        span = self.tables["span"]
         for log in connection.execute(
-            select(span.c.device_id, span.c.log).where(span.c.joined_s.is_(None)).distinct()
+            select(SPAN.c.device_id, SPAN.c.log).where(SPAN.c.joined_s.is_(None)).distinct()
         ).all():
-            mine = (span.c.device_id == log.device_id) & (span.c.log == log.log)
-            ranges = connection.execute(delete(span).where(mine).returning(span.c.first, span.c.last))
+            mine = (SPAN.c.device_id == log.device_id) & (SPAN.c.log == log.log)
+            ranges = connection.execute(delete(SPAN).where(mine).returning(SPAN.c.first, SPAN.c.last))
             last_ones = joined(ranges)[-SPANS:]
             values = [{"first": first, "last": last, "joined_s": now_s, **log._mapping} for first, last in last_ones]
-            connection.execute(insert(span), values)
-        newest = (func.max(span.c.joined_s).desc(), span.c.log)
-        place = func.row_number().over(partition_by=span.c.device_id, order_by=newest).label("place")
-        logs = select(span.c.device_id, span.c.log, place).group_by(span.c.device_id, span.c.log).subquery()
+            connection.execute(insert(SPAN), values)
+        newest = (func.max(SPAN.c.joined_s).desc(), SPAN.c.log)
+        place = func.row_number().over(partition_by=SPAN.c.device_id, order_by=newest).label("place")
+        logs = select(SPAN.c.device_id, SPAN.c.log, place).group_by(SPAN.c.device_id, SPAN.c.log).subquery()
         beyond = select(logs.c.device_id, logs.c.log).where(logs.c.place > LOGS)
-        connection.execute(delete(span).where(tuple_(span.c.device_id, span.c.log).in_(beyond)))
+        connection.execute(delete(SPAN).where(tuple_(SPAN.c.device_id, SPAN.c.log).in_(beyond)))
 
     def _thin_out(self, connection: Connection, since_s: float, before_s: float) -> None:
         """Delete telemetry from between these times, but the first message of a device in each minute."""
-        telemetry = self.tables["telemetry"]
-        first, t_s = telemetry.alias(), telemetry.c.t_s
+        first, t_s = TELEMETRY.alias(), TELEMETRY.c.t_s
         has_earlier = exists().where(
-            first.c.device_id == telemetry.c.device_id, first.c.t_s >= func.floor(t_s / 60) * 60, first.c.t_s < t_s
+            first.c.device_id == TELEMETRY.c.device_id, first.c.t_s >= func.floor(t_s / 60) * 60, first.c.t_s < t_s
         )
-        connection.execute(delete(telemetry).where(t_s >= since_s, t_s < before_s // 60 * 60, has_earlier))
+        connection.execute(delete(TELEMETRY).where(t_s >= since_s, t_s < before_s // 60 * 60, has_earlier))
 
 
 def joined(ranges: Iterable[Any]) -> list[tuple[int, int]]:
