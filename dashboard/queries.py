@@ -1,4 +1,4 @@
-"""The pages' queries to the store; each answer is a plain tuple from one consistent state of the database."""
+"""The pages' queries to the store; each answer is a plain tuple."""
 
 import itertools
 from collections import defaultdict
@@ -155,10 +155,9 @@ def _highest(values: dict[str, float], ending: str) -> float | None:
 def names(store: Store) -> dict[str, str]:
     """Return how each known device is shown, by id: its name with the id, or the id alone."""
     mine = select(_known(store).subquery().c.device_id)
-    with store.reading() as connection:
-        ids = sorted(connection.execute(mine).scalars())
-        wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.body)
-        infos = connection.execute(wanted.where(DOCUMENT.c.kind == "info", DOCUMENT.c.device_id.in_(mine))).all()
+    ids = sorted(row.device_id for row in store.read(mine))
+    wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.body)
+    infos = store.read(wanted.where(DOCUMENT.c.kind == "info", DOCUMENT.c.device_id.in_(mine)))
     named = {device_id: msgspec.json.decode(body, type=Info).name for device_id, body in infos}
     words = {device_id: named.get(device_id) or device_id for device_id in ids}
     return {device_id: name if name == device_id else f"{name} ({device_id})" for device_id, name in words.items()}
@@ -166,8 +165,7 @@ def names(store: Store) -> dict[str, str]:
 
 def devices(store: Store) -> int:
     """Return how many devices are known."""
-    with store.reading() as connection:
-        return int(connection.execute(select(func.count()).select_from(DEVICE)).scalar_one())
+    return int(store.read(select(func.count()).select_from(DEVICE))[0][0])
 
 
 def latest(store: Store, device_id: str) -> list[Latest]:
@@ -279,23 +277,21 @@ def choices(store: Store, column: str) -> list[str]:
 
 def result(store: Store, key: str) -> Result | None:
     """Return one result; None if the key is unknown."""
-    with store.reading() as connection:
-        row = connection.execute(select(*columns(RESULT)).where(RESULT.c.key == key)).first()
-    return Result(*row) if row else None
+    found = store.read(select(*columns(RESULT)).where(RESULT.c.key == key))
+    return Result(*found[0]) if found else None
 
 
 def newest_profile(store: Store, of: Result) -> str | None:
     """Return the key of the newest profile of the same case on the same device; None for none."""
     mine = (RESULT.c.device_id == of.device_id, RESULT.c.case_id == of.case_id, RESULT.c.flags.contains(PROFILED))
-    with store.reading() as connection:
-        return connection.execute(select(RESULT.c.key).where(*mine).order_by(*NEWEST_FIRST).limit(1)).scalar()
+    found = store.read(select(RESULT.c.key).where(*mine).order_by(*NEWEST_FIRST).limit(1))
+    return found[0].key if found else None
 
 
 def body(store: Store, key: str) -> bytes | None:
     """Return the original bytes of a record; None if the key is unknown."""
-    with store.reading() as connection:
-        stored = connection.execute(select(BODY.c.body).where(BODY.c.key == key)).scalar()
-    return None if stored is None else bytes(stored)
+    found = store.read(select(BODY.c.body).where(BODY.c.key == key))
+    return bytes(found[0].body) if found else None
 
 
 def record(store: Store, key: str) -> Record | None:
@@ -362,14 +358,12 @@ def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
     """Return (Unix time, value) by metric, in order; of at most SHOWN metrics."""
-    mine = select(TELEMETRY.c.t_s, TELEMETRY.c.body).where(
-        TELEMETRY.c.device_id == device_id, TELEMETRY.c.t_s >= since_s
-    )
+    mine = select(TELEMETRY).where(TELEMETRY.c.device_id == device_id, TELEMETRY.c.t_s >= since_s)
     by_metric: dict[str, list[tuple[float, float]]] = {}
-    for t_s, body in store.read(mine.order_by(TELEMETRY.c.t_s)):
-        for metric, value in _values(body).items():
+    for row in store.read(mine.order_by(TELEMETRY.c.t_s)):
+        for metric, value in _values(row.body).items():
             if metric in by_metric or len(by_metric) < SHOWN:
-                by_metric.setdefault(metric, []).append((t_s, value))
+                by_metric.setdefault(metric, []).append((row.t_s, value))
     return by_metric
 
 
@@ -397,14 +391,12 @@ def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str,
 
 def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:
     """Return the last events of a device and ends of its cases, in order."""
-    with store.reading() as connection:
-        mine = (EVENT.c.device_id == device_id, EVENT.c.arrived_s >= since_s)
-        newest = (EVENT.c.arrived_s.desc(), EVENT.c.id.desc())
-        wanted = select(EVENT.c.arrived_s, EVENT.c.body).where(*mine).order_by(*newest).limit(SHOWN)
-        events = connection.execute(wanted).all()
-        ended = (RESULT.c.device_id == device_id, RESULT.c.measured_s >= since_s)
-        rows = select(RESULT.c.measured_s, RESULT.c.case_id, RESULT.c.status).where(*ended)
-        cases = connection.execute(rows.order_by(RESULT.c.measured_s.desc()).limit(READ)).all()
+    mine = (EVENT.c.device_id == device_id, EVENT.c.arrived_s >= since_s)
+    newest = (EVENT.c.arrived_s.desc(), EVENT.c.id.desc())
+    events = store.read(select(EVENT.c.arrived_s, EVENT.c.body).where(*mine).order_by(*newest).limit(SHOWN))
+    ended = (RESULT.c.device_id == device_id, RESULT.c.measured_s >= since_s)
+    rows = select(RESULT.c.measured_s, RESULT.c.case_id, RESULT.c.status).where(*ended)
+    cases = store.read(rows.order_by(RESULT.c.measured_s.desc()).limit(READ))
     said = [(arrived_s, msgspec.json.decode(body, type=Event)) for arrived_s, body in events]
     marks = [
         Mark(measured_s(event.t_wall, arrived_s) or arrived_s, event.event, event.detail) for arrived_s, event in said
@@ -465,7 +457,6 @@ def problems(store: Store, now_s: float) -> list[str]:
 
 def newest(store: Store) -> tuple[int, int]:
     """Return numbers that change when a result or an event arrives."""
-    with store.reading() as connection:
-        ids = (connection.execute(select(func.max(table.c.id))).scalar() for table in (RESULT, EVENT))
-        first, second = (number or 0 for number in ids)
-    return first, second
+    last = (select(func.max(table.c.id)).scalar_subquery() for table in (RESULT, EVENT))
+    ((result_id, event_id),) = store.read(select(*last))
+    return result_id or 0, event_id or 0

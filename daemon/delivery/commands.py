@@ -110,24 +110,18 @@ class _Sender(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Command:
-    """A command that may be carried out before `expires_s`, and the topic of its answer (None if not requested)."""
+    """A command that may be carried out before `expires_s`, unless `refusal` says why not.
 
-    verb: Verb
-    parameters: Parameters
-    answer_to: str | None
-    correlation: bytes | None
-    expires_s: float
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A command that is not carried out. Without `answer_to` the sender is unknown and gets no answer."""
+    `answer_to` is the topic of its answer, None if the sender is unknown or wants none.
+    """
 
     id: str
     verb: str
-    reason: str
+    parameters: Parameters | None
     answer_to: str | None
     correlation: bytes | None
+    expires_s: float
+    refusal: str = ""
 
 
 class Gate:
@@ -142,8 +136,8 @@ class Gate:
         self._tokens, self._refilled_s = float(BURST), 0.0
         self._flooded = False
 
-    def take(self, arrived: Arrived, boottime_s: float, wall_s: float) -> Command | Refused | None:
-        """Return the command, or why it is refused; None for the rest of a flood after the first refusal."""
+    def take(self, arrived: Arrived, boottime_s: float, wall_s: float) -> Command | None:
+        """Return the command, possibly refused; None for the rest of a flood after the first refusal."""
         flooded, before = not self._token(boottime_s), self._flooded
         self._flooded = flooded
         if flooded and before:
@@ -155,10 +149,8 @@ class Gate:
             forbidden = _forbidden(given, self._allowed)
             reason = reason or forbidden or _stale(given, wall_s) or self._repeated(given.id, boottime_s)
         sender = given or _sender(arrived.body)
-        answer_to = self._answer_to(arrived, sender)
-        if verb and given and not reason:
-            return Command(verb, given, answer_to, arrived.correlation, boottime_s + arrived.expire_s)
-        return Refused(sender.id, verb or "", str(reason), answer_to, arrived.correlation)
+        answer_to, expires_s = self._answer_to(arrived, sender), boottime_s + arrived.expire_s
+        return Command(sender.id, verb or "", given, answer_to, arrived.correlation, expires_s, reason or "")
 
     def remembered(self, waiting: Iterable[str]) -> list[str]:
         """Return the ids to survive a restart, without those of commands that still wait and do not."""

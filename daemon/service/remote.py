@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from benchd.daemon.delivery.commands import CancelParameters, Command, Refused, ReplayParameters, RunParameters, Verb
+from benchd.daemon.delivery.commands import CancelParameters, Command, ReplayParameters, RunParameters
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.messages import Response
 from benchd.daemon.errors import BenchdError, UsageError
@@ -20,16 +21,16 @@ MAX_WAITING = 100
 def listen(state: State, link: Link) -> None:
     """Read the commands that arrived, and answer refused ones at once."""
     while link.state.commands:
-        taken = state.gate.take(link.state.commands.popleft(), _boottime_s(), time.time())
-        if isinstance(taken, Command) and len(state.commands) >= MAX_WAITING:
-            state.gate.forget(taken.parameters.id)
-            reason = f"{MAX_WAITING} commands are already waiting"
-            taken = Refused(taken.parameters.id, taken.verb, reason, taken.answer_to, taken.correlation)
-        if isinstance(taken, Refused):
-            log(f"command refused: {taken.reason}")
-            _answer(state, taken, Response(id=taken.id, verb=taken.verb, accepted=False, reason=taken.reason))
-        elif taken:
-            state.commands.append(taken)
+        command = state.gate.take(link.state.commands.popleft(), _boottime_s(), time.time())
+        if command and not command.refusal and len(state.commands) >= MAX_WAITING:
+            state.gate.forget(command.id)
+            command = replace(command, refusal=f"{MAX_WAITING} commands are already waiting")
+        if command and command.refusal:
+            log(f"command refused: {command.refusal}")
+            answer = Response(id=command.id, verb=command.verb, accepted=False, reason=command.refusal)
+            _answer(state, command, answer)
+        elif command:
+            state.commands.append(command)
 
 
 def carry_out(state: State) -> None:
@@ -44,7 +45,7 @@ def carry_out(state: State) -> None:
 
 
 def _obey(state: State, command: Command) -> Response:
-    answer = Response(id=command.parameters.id, verb=command.verb, accepted=True)
+    answer = Response(id=command.id, verb=command.verb, accepted=True)
     if _boottime_s() >= command.expires_s:
         return msgspec.structs.replace(answer, accepted=False, reason="it expired while it waited")
     try:
@@ -81,7 +82,7 @@ def _replay(state: State, given: ReplayParameters) -> dict[str, Any]:
     return {"rows": rows}
 
 
-_VERBS: dict[Verb, Callable[[State, Any], dict[str, Any]]] = {
+_VERBS: dict[str, Callable[[State, Any], dict[str, Any]]] = {
     "run": _run,
     "cancel": _cancel,
     "list": lambda state, _: {"suites": announcements.suites(state.agenda)},
@@ -91,7 +92,7 @@ _VERBS: dict[Verb, Callable[[State, Any], dict[str, Any]]] = {
 }
 
 
-def _answer(state: State, to: Command | Refused, answer: Response) -> None:
+def _answer(state: State, to: Command, answer: Response) -> None:
     if state.link and to.answer_to:
         state.link.answer(to.answer_to, msgspec.json.encode(answer), to.correlation)
 

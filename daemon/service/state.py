@@ -137,7 +137,7 @@ class State:
 
     def save(self) -> None:
         """Store the facts if they have changed; raise UsageError, or Full, if that fails."""
-        self.facts.commands = self.gate.remembered(command.parameters.id for command in self.commands)
+        self.facts.commands = self.gate.remembered(command.id for command in self.commands)
         self.file.save()
 
     def attempt_save(self) -> None:

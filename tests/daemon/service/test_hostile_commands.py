@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulations import counts
 
 from benchd.daemon.config import Config, Suite
-from benchd.daemon.delivery.commands import MAX_BYTES, PARAMETERS, VERBS, Command, Gate
+from benchd.daemon.delivery.commands import MAX_BYTES, PARAMETERS, VERBS, Gate
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import UsageError
@@ -56,7 +56,7 @@ def carried_out(message):
     """Return whether the service does what a message says, as far as the measurement; all else is a refusal."""
     found = Gate(TOPICS, "all").take(message, 1000.0, WALL_S)
     assert found.answer_to is None or found.answer_to.startswith(f"{TOPICS.root}resp/")
-    if not isinstance(found, Command):
+    if found.refusal:
         return False
     assert found.verb in VERBS
     assert not message.retained
