@@ -1,10 +1,9 @@
 """`benchd watch --mqtt`: the fleet as a live table in the terminal, trouble first, and the newest results below it."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,34 +17,17 @@ from benchd.daemon.reporting.console import console_on
 from benchd.daemon.reporting.tables import ALARM, BAR, bar, cut, figures, light
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
-from benchd.dashboard.keys import Keys
 from benchd.dashboard.messages import Result, rows
 from benchd.dashboard.queries import Device, Filter
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, energy, figure, median
 
 REFRESH_S = 1.0
-KEYS_S = 0.2  # how long a key may wait
 RESULTS = 10
 TELEMETRY_S = 60.0  # kept: far more than is shown
 TABLES = ("device", "document", "result", "telemetry")  # what is shown is in these alone
 MORE, ALL = 80, 120  # the least widths of a terminal with more columns, and with all
-AROUND = 6  # lines that are neither devices nor results
-
-SORTS: dict[str, Callable[[Device], Any]] = {
-    "trouble": lambda device: (not trouble(device), device.state == "online", device.device_id),
-    "name": lambda device: device.device_id,
-    "power": lambda device: -(device.power_w or 0.0),
-    "last data": lambda device: -(device.age_s or 0.0),
-}
-
-
-@dataclass(frozen=True)
-class View:
-    """What the keys chose: the order of the devices, and the first one shown."""
-
-    sort: str = "trouble"
-    first: int = 0
+AROUND = 5  # lines that are neither devices nor results
 
 
 class Seen(NamedTuple):
@@ -62,31 +44,22 @@ def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) ->
     """
     console = console_on(out)
     try:
-        with closing(Store("sqlite://")) as store, closing(Feed(broker, client_id)) as feed, Keys() as keys:
-            _follow(store, feed, keys, console, seconds)
+        with closing(Store("sqlite://")) as store, closing(Feed(broker, client_id)) as feed:
+            _follow(store, feed, console, seconds)
     except Ended as error:
         raise NotAvailable(f"{error}") from None
 
 
-def _follow(store: Store, feed: Feed, keys: Keys, console: Console, seconds: float | None) -> None:
+def _follow(store: Store, feed: Feed, console: Console, seconds: float | None) -> None:
     end_s = time.monotonic() + seconds if seconds is not None else float("inf")
-    view, seen, due_s = View(), look(store), 0.0
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        while time.monotonic() < end_s:
-            arrived = feed.batch(min(KEYS_S, max(end_s - time.monotonic(), 0.0)))
-            keep(store, arrived)
-            feed.acknowledge(arrived)
-            pressed = keys.pressed()
-            if "quit" in pressed:
-                return
-            is_due = time.monotonic() >= due_s
-            if is_due:
-                due_s, seen = time.monotonic() + REFRESH_S, look(store)
-            for key in pressed:
-                view = moved(view, key, len(seen.devices), _room(console))
-            if pressed or is_due:
-                live.update(screen(seen, view, console), refresh=True)
-        live.update(screen(look(store), view, console), refresh=True)
+        while (now_s := time.monotonic()) < end_s:
+            due_s = min(now_s + REFRESH_S, end_s)
+            while (wait_s := due_s - time.monotonic()) > 0:
+                arrived = feed.batch(wait_s)
+                keep(store, arrived)
+                feed.acknowledge(arrived)
+            live.update(screen(look(store), console), refresh=True)
 
 
 def keep(store: Store, arrived: Iterable[Arrived]) -> None:
@@ -102,31 +75,19 @@ def look(store: Store) -> Seen:
     return Seen(queries.fleet(store, now_s), newest)
 
 
-def moved(view: View, key: str, count: int, room: int) -> View:
-    """Return the view after a key, with `room` lines for `count` devices."""
-    if key == "sort":
-        names = [*SORTS]
-        return View(names[(names.index(view.sort) + 1) % len(names)])
-    step = {"up": -1, "down": 1, "page up": -room, "page down": room}.get(key, 0)
-    return replace(view, first=max(0, min(view.first + step, count - room)))
-
-
 def _room(console: Console) -> int:
     """Return how many devices fit, so that half the results fit too; without a terminal all do."""
     return max(3, console.height - AROUND - RESULTS // 2) if console.is_terminal else 10**9
 
 
-def screen(seen: Seen, view: View, console: Console) -> Group:
-    """Return the devices in view, how many are not, and the newest results as far as there are lines for them."""
+def screen(seen: Seen, console: Console) -> Group:
+    """Return the devices that fit, those in trouble first, and the newest results as far as there are lines left."""
     room, width = _room(console), console.width
-    devices = sorted(seen.devices, key=SORTS[view.sort])[view.first : view.first + room]
-    hidden = len(seen.devices) - len(devices)
-    parts: list[RenderableType] = [_fleet(devices, width)]
-    if hidden:
-        parts.append(Text(f"{view.first + 1} to {view.first + len(devices)}, and {hidden} more", "bold"))
-    if console.is_terminal:
-        parts.append(Text(cut(f"by {view.sort}; s sorts, arrows and page keys scroll, q ends", width), "dim"))
-    left = console.height - AROUND - len(devices) if console.is_terminal else RESULTS
+    ordered = sorted(seen.devices, key=lambda device: (not trouble(device), device.state == "online", device.device_id))
+    parts: list[RenderableType] = [_fleet(ordered[:room], width)]
+    if (hidden := len(ordered) - room) > 0:
+        parts.append(Text(f"and {hidden} more", "bold"))
+    left = console.height - AROUND - min(room, len(ordered)) if console.is_terminal else RESULTS
     newest = seen.results[: max(left, 1)]
     return Group(*parts, _results(newest, width) if newest else "no result since the start")
 

@@ -1,12 +1,8 @@
-"""The fleet in a terminal of any width: trouble first, whole numbers, what is hidden counted, and its keys."""
+"""The fleet in a terminal of any width: trouble first, whole numbers, and what is hidden counted."""
 
 import io
 import json
-import os
-import pty
 import re
-import select
-import termios
 import time
 from contextlib import closing
 
@@ -23,11 +19,10 @@ from benchd.daemon.records import Case, Summary, Variant, encode
 from benchd.daemon.records import SamplerReport as Report
 from benchd.daemon.reporting.sensors_table import sensors
 from benchd.dashboard import watch
-from benchd.dashboard.keys import Keys
 from benchd.dashboard.messages import flat
 from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
-from benchd.dashboard.watch import Seen, View, moved, screen
+from benchd.dashboard.watch import Seen, screen
 
 WIDTHS = (60, 100, 120)
 
@@ -51,10 +46,10 @@ RESULTS = [
 ]
 
 
-def shown(width, view=None, height=30, fleet=FLEET):
+def shown(width, height=30, fleet=FLEET):
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
-    console.print(screen(Seen(fleet, RESULTS), view or View(), console))
+    console.print(screen(Seen(fleet, RESULTS), console))
     return out.getvalue()
 
 
@@ -75,7 +70,7 @@ def test_trouble_comes_first_and_what_is_hidden_is_counted(width):
     text = shown(width)
     first = text.splitlines()[2:5]
     assert all("offline" in line or "THROTTLED" in line or "disk full" in line for line in first)
-    assert re.search(r"1 to 19, and 281 more", text)
+    assert "and 280 more" in text
     assert "FAILED" in text
 
 
@@ -105,30 +100,6 @@ def test_hours_of_results_and_telemetry_leave_only_what_is_shown(monkeypatch):
     }
     assert [result.run_id for result in seen.results] == [f"r{number}" for number in range(199, 189, -1)]
     assert [(device.state, device.power_w) for device in seen.devices] == [("online", 199.0)]
-
-
-def test_keys_scroll_and_sort():
-    view = moved(View(), "page down", len(FLEET), 19)
-    assert "20 to 38, and 281 more" in shown(100, view)
-    assert moved(view, "up", len(FLEET), 19).first == 18
-    assert moved(view, "page up", len(FLEET), 19).first == 0
-    assert moved(View(first=290), "down", len(FLEET), 19).first == 281
-    by_power = moved(moved(view, "sort", 300, 19), "sort", 300, 19)
-    assert by_power == View("power")
-    assert "1234 W" in shown(100, by_power).splitlines()[2]
-
-
-def test_keys_are_read_singly_and_the_terminal_is_restored(monkeypatch):
-    leader, follower = pty.openpty()
-    with os.fdopen(leader, "wb", buffering=0) as typist, os.fdopen(follower) as terminal:
-        monkeypatch.setattr("sys.stdin", terminal)
-        before = termios.tcgetattr(terminal)
-        with Keys() as keys:
-            assert keys.pressed() == []
-            typist.write(b"s\x1b[B\x1b[6~?q")
-            select.select([terminal], [], [])
-            assert keys.pressed() == ["sort", "down", "page down", "quit"]
-        assert termios.tcgetattr(terminal) == before
 
 
 @pytest.mark.parametrize("width", WIDTHS)
