@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgspec
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
@@ -187,8 +186,6 @@ class Connection:
         """Send one message, which its acknowledgement calls `of`; raise Unsendable or Ended."""
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         properties.ContentType = "application/json"
-        with suppress(msgspec.DecodeError):
-            properties.UserProperty = ("schema", msgspec.json.decode(body, type=_Header).schema)
         if correlation is not None:
             properties.CorrelationData = correlation
         if expire_s is not None:
@@ -309,7 +306,3 @@ class Connection:
     ) -> None:
         topics = self._subscriptions.pop(packet_id, [])
         self._refused += [(topic, reason) for topic, reason in zip(topics, reasons, strict=False) if reason.is_failure]
-
-
-class _Header(msgspec.Struct):
-    schema: str

@@ -101,14 +101,12 @@ def test_an_empty_log_asks_for_no_broker(log):
     assert send(log, f"mqtt://{HOST}:{free_port()}") == (0, 0, None)
 
 
-def test_content_type_and_schema_stand_beside_the_body(mosquitto, log):
+def test_the_content_type_stands_beside_the_body(mosquitto, log):
     device_id = fresh_device()
     listener = Listener(mosquitto, device_id).subscribe()
     (line,) = fill(log, device_id, 1)
     assert send(log, mosquitto)[0] == 1
-    assert listener.heard(1, "%C|%P|%q|%r|%p") == [
-        f"application/json|schema:benchd.record/1|1|0|{line.partition(' ')[2]}"
-    ]
+    assert listener.heard(1, "%C|%q|%r|%p") == [f"application/json|1|0|{line.partition(' ')[2]}"]
 
 
 CURSORS = {
