@@ -1,11 +1,14 @@
-"""The broker's address and credentials, from a URL and `[mqtt]`, and reasons why a broker cannot be reached."""
+"""A broker's address, credentials and TLS, from a URL and `[mqtt]`, and reasons why it cannot be reached."""
 
 import ipaddress
 import os
 import re
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from socket import socket
+from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from benchd.daemon.config import MqttConfig
@@ -119,3 +122,36 @@ def words(error: OSError) -> str:
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return error.strerror or str(error)
+
+
+def tls_context(broker: Broker) -> ssl.SSLContext:
+    """Return the TLS context of the broker's files; raise Ended naming a file that cannot be used."""
+    made = _Context(ssl.PROTOCOL_TLS_CLIENT)
+    if broker.ca_file:
+        _load(made.load_verify_locations, ca_file=broker.ca_file)
+    else:
+        made.load_default_certs()
+    if broker.certificate_file:
+        _load(made.load_cert_chain, certificate_file=broker.certificate_file, key_file=broker.key_file)
+    return made
+
+
+class _Context(ssl.SSLContext):
+    """TLS that shakes hands at once: paho's own handshake would leave the socket open on failure."""
+
+    def wrap_socket(self, sock: socket, **options: Any) -> ssl.SSLSocket:  # type: ignore[override]
+        wrapped = super().wrap_socket(sock, **options)
+        try:
+            wrapped.do_handshake()
+        except OSError:
+            wrapped.close()
+            raise
+        return wrapped
+
+
+def _load(load: Callable[..., None], **files: str | None) -> None:
+    try:
+        load(*files.values())
+    except OSError as error:
+        named = ", ".join(f"{name} {path}" for name, path in files.items() if path)
+        raise Ended(f"cannot be used: {named}: {words(error)}") from error

@@ -19,8 +19,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from benchd.daemon.delivery import tls
-from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, explain
+from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, explain, tls_context
 
 WINDOW = 64  # messages in flight; a broker may ask for fewer
 MAX_INCOMING_BYTES = 128 * 1024
@@ -120,7 +119,7 @@ class Connection:
         if terms.will:
             self._client.will_set(*terms.will, qos=1, retain=True)
         if broker.tls:
-            self._client.tls_set_context(tls.context(broker))
+            self._client.tls_set_context(tls_context(broker))
         self._client.on_connect = self._on_connect
         self._client.on_disconnect = self._on_disconnect
         self._client.on_message = self._on_message

@@ -9,7 +9,6 @@ from benchd.daemon.machine import identity
 
 ROOT = "benchd/v1"
 Kind = Literal["status", "info", "health", "telemetry", "event"]
-RESULT_QOS = 1  # not retained: each result has its own topic, so retained ones would accumulate on the broker
 
 
 @dataclass(frozen=True)

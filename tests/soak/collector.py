@@ -19,7 +19,7 @@ from sqlalchemy import func, select
 
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.delivery.connection import connect
-from benchd.daemon.delivery.topics import RESULT_QOS, Topics
+from benchd.daemon.delivery.topics import Topics
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine import environment
 from benchd.daemon.records import Case, Environment, ProcessResult, Record, Timing, encode
@@ -104,7 +104,7 @@ def publish(broker: Broker, total: int) -> None:
         while sent < total or session.free < session.window:
             for number in range(sent, min(sent + session.free, total)):
                 body = encode(record(number, described))
-                session.publish(topics.result(f"r{number}"), body, RESULT_QOS)
+                session.publish(topics.result(f"r{number}"), body, 1)
                 sent += 1
             session.turn(1.0)
             session.take_acknowledged()
