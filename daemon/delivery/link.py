@@ -65,7 +65,8 @@ class Link:
     def __init__(self, broker: Broker, topics: Topics, delivery: Delivery, boot_id: str, wake: socket.socket) -> None:
         self.state, self.delivery = LinkState(), delivery
         self._broker, self._topics, self._boot_id, self._wake = broker, topics, boot_id, wake
-        self._held, self._stopping = threading.Event(), threading.Event()
+        self.is_held = False  # while it is, nothing new is sent but health and telemetry
+        self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._documents: dict[str, bytes] = {}
         self._unsent: dict[str, None] = {}  # topics with an unsent document, in order
@@ -90,17 +91,9 @@ class Link:
 
         A thread that takes longer than `within_s` ends with the process, and the broker publishes the will.
         """
-        self._held.clear()
+        self.is_held = False
         self._stopping.set()
         self._thread.join(within_s)
-
-    def hold(self) -> None:
-        """Send nothing but health and telemetry from now on."""
-        self._held.set()
-
-    def release(self) -> None:
-        """Send everything again."""
-        self._held.clear()
 
     def retain(self, topic: str, body: bytes) -> None:
         """Retain this under the topic on the broker, also after a reconnection; an empty body deletes it."""
@@ -148,13 +141,13 @@ class Link:
         if reason != self.state.reason:  # logged once, not at every attempt
             log(f"mqtt down: {reason}")
         self.state.reason = reason
-        if not self._held.is_set():
+        if not self.is_held:
             self._save()
 
     def _pause(self, seconds: float) -> None:
         """Wait, and longer while held: a handshake would disturb the timed case."""
         until_s = time.monotonic() + seconds
-        while not self._stopping.is_set() and (self._held.is_set() or time.monotonic() < until_s):
+        while not self._stopping.is_set() and (self.is_held or time.monotonic() < until_s):
             self._stopping.wait(TURN_S)
 
     def _converse(self) -> None:
@@ -187,14 +180,14 @@ class Link:
     def _turn(self, connection: Connection) -> None:
         """Wait for the network a moment, and process what arrived and what waits."""
         self.delivery.be_careful(connection)
-        connection.turn(HELD_TURN_S if self._held.is_set() else TURN_S)
+        connection.turn(HELD_TURN_S if self.is_held else TURN_S)
         arrived = connection.take_received()
         for message in arrived:
             self._take(connection, message)
         connection.acknowledge(arrived)
         self._settle(connection)
         self._say_always(connection)
-        if not self._held.is_set():
+        if not self.is_held:
             self._say_waiting(connection)
             self.delivery.fill(connection)
             self._save(at_once=False)

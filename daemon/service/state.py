@@ -119,7 +119,7 @@ class State:
         """Hold the link while a case is timed."""
         self.is_timed = timed
         if self.link:
-            self.link.hold() if timed else self.link.release()
+            self.link.is_held = timed
 
     def retain(self, topic: str, message: msgspec.Struct) -> None:
         """Retain a message on the broker, if there is one."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon.delivery.broker import Broker, parse_url
-from benchd.daemon.delivery.commands import Command, Gate, ReplayParameters
+from benchd.daemon.delivery.commands import Gate, ReplayParameters
 from benchd.daemon.delivery.delivery import Delivery
 from benchd.daemon.delivery.link import Link
 from benchd.daemon.delivery.log import Log
@@ -38,7 +38,7 @@ class Board:
         while self.link.state.commands:
             now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             found = self._gate.take(self.link.state.commands.popleft(), now_s, time.time())
-            if isinstance(found, Command) and isinstance(found.parameters, ReplayParameters):
+            if found and not found.refusal and isinstance(found.parameters, ReplayParameters):
                 self.delivery.replay(found.parameters.log, found.parameters.first, found.parameters.last)
         if time.monotonic() >= self._health_s:
             self._health_s = time.monotonic() + HEALTH_S

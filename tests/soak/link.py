@@ -57,7 +57,7 @@ def hold(url: str, folder: str) -> None:
     """Connect as a service does, and hold the link as while a case is timed."""
     board = Board(parse_url(url), Path(folder), DEVICE)
     wait_until(lambda: board.link.state.connected, "the connection")
-    board.link.hold()
+    board.link.is_held = True
     sys.stdout.write(f"{READY}\n")
     sys.stdout.flush()
     while True:

@@ -56,7 +56,7 @@ def test_while_it_is_held_nothing_but_health_and_telemetry_passes_and_nothing_is
         watcher.until_status("online")
         wait_for((tmp_path / CURSOR).exists)
         before = (tmp_path / CURSOR).stat()
-        link.hold()
+        link.is_held = True
         add(link, device_id, "r1")
         link.retain(topics.latest("c"), b"{}")
         link.answer(f"{topics.root}resp/me/1", b"{}", None)
@@ -70,7 +70,7 @@ def test_while_it_is_held_nothing_but_health_and_telemetry_passes_and_nothing_is
         assert {message.topic for message in watcher.all} == {topics.of(k) for k in ("status", "telemetry", "health")}
         assert progress(link) == (0, 0)
         assert (tmp_path / CURSOR).stat() == before
-        link.release()
+        link.is_held = False
         held_back = {topics.result("r1"), topics.latest("c"), f"{topics.root}resp/me/1"}
         wait_for(lambda: watcher.until(lambda *_: True) and held_back <= {message.topic for message in watcher.all})
         wait_for(lambda: (tmp_path / CURSOR).stat() != before)
@@ -137,13 +137,13 @@ def test_nothing_that_comes_from_the_network_makes_a_device_forget(mosquitto, de
     topics = Topics(device_id)
     with linked(mosquitto, device_id, tmp_path) as (link, _):
         watcher.until_status("online")
-        link.hold()
+        link.is_held = True
         add(link, device_id, "r1")
         forged = b'{"schema":"benchd.ack/1","keys":["%s:r1"]}' % device_id.encode()
         for topic in (f"{topics.root}ack/store", topics.result("r1"), topics.command("forget"), topics.of("status")):
             watcher.say(topic, forged)
         watcher.until_status("online")  # the answer to the last one
-        link.release()
+        link.is_held = False
         watcher.until(lambda topic, body: topic == topics.result("r1") and body.startswith(b'{"log"'))
         wait_for(lambda: progress(link) == (1, 0))
         assert link.delivery.replay(link.delivery.records.log.id, 1, 1) == 1
@@ -288,7 +288,7 @@ def test_health_that_finds_no_room_is_said_later(mosquitto, device_id, watcher, 
         for number in range(2 * RECEIVE_MAXIMUM):
             link.retain(topics.latest(f"c{number}"), b"{}")
         wait_for(lambda: len(held_back) == RECEIVE_MAXIMUM)
-        link.hold()
+        link.is_held = True
         link.retain(topics.of("health"), b'"now"')
         link.telemetry(b"{}")
         watcher.until(lambda topic, _: topic == topics.of("telemetry"))

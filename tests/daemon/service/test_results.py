@@ -61,13 +61,13 @@ def test_the_link_is_held_from_the_warm_up_to_the_end_of_the_timed_runs(state):
     sink, held = results.ResultSink(state), {}
     for stage in ("import", "build", "load", "check", "warm_up", "measure", "probe"):
         sink.stage(PLANNED, 0, stage)
-        held[stage] = (state.link._held.is_set(), state.is_timed)
+        held[stage] = (state.link.is_held, state.is_timed)
     assert [stage for stage, now in held.items() if now == (True, True)] == ["warm_up", "measure"]
     assert all(now in ((True, True), (False, False)) for now in held.values())
     for leave in (lambda: cases._end(state), lambda: publish(state, made())):
         sink.stage(PLANNED, 0, "measure")
         leave()
-        assert not state.link._held.is_set()
+        assert not state.link.is_held
 
 
 def test_a_record_is_in_the_log_before_the_facts_know_it_and_what_ran_is_forgotten_with_it(state, tmp_path):
