@@ -89,7 +89,6 @@ class Collector:
         self._store, self._broker, self._name = store, broker, name
         self._since_s = math.inf
         self._presence_due = self._tidy_due = 0.0
-        self._message_s: float | None = None
         self._asks: dict[tuple[str, str, int], tuple[float, float]] = {}  # when to ask for a gap, and the last delay
         self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
         self._taken_bytes: Counter[str] = Counter()  # since the beginning of a day
@@ -101,7 +100,7 @@ class Collector:
 
     def run(self, stop: threading.Event) -> None:
         """Collect until `stop`; whatever fails is tried again at growing intervals."""
-        delay_s, starts = 1.0, 1
+        delay_s = 1.0
         while not stop.is_set():
             began = time.monotonic()
             try:
@@ -109,8 +108,7 @@ class Collector:
                 site = self._store.site
                 client_id = f"benchd-collector-{site}-{self._name}"
                 with closing(Feed(self._broker, client_id, SESSION_S, site)) as feed:
-                    self._say(None, starts)
-                    starts = 0
+                    self._say(None)
                     self._collect(feed, stop)
             except Exception as error:  # whatever it is, the next attempt may succeed
                 self._report(error)
@@ -125,7 +123,6 @@ class Collector:
                 if arrived:
                     self._keep(arrived)
                     feed.acknowledge(arrived)
-                    self._message_s = arrived[-1].arrived_s
                 self._keep_house(feed)
         finally:
             self._since_s = math.inf
@@ -211,9 +208,8 @@ class Collector:
         with suppress(Exception):  # the database may be what is wrong
             self._say(_reason(error))
 
-    def _say(self, problem: str | None, starts: int = 0) -> None:
-        values = {"name": self._name, "seen_s": time.time(), "message_s": self._message_s, "problem": problem}
-        self._store.add([Row("collector", values | {"starts": starts})])
+    def _say(self, problem: str | None) -> None:
+        self._store.add([Row("collector", {"name": self._name, "seen_s": time.time(), "problem": problem})])
 
 
 def _reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from nicegui import app
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import select
 from starlette.responses import Response
@@ -60,8 +60,7 @@ class Fleet(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield each metric with its values, empty if none are known."""
-        collectors = queries.collectors(self._store, self._now_s)
-        yield from _of_collectors(collectors, self._now_s)
+        yield _up(queries.collectors(self._store, self._now_s), self._now_s)
         text = f"Known devices; the {READ} heard last are listed."
         yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
         yield from _families(DEVICE, ("device_id",), queries.fleet(self._store, self._now_s))
@@ -79,19 +78,12 @@ def add(store: Store) -> None:
         return Response(generate_latest(Fleet(store, time.time())), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _of_collectors(collectors: Sequence[CollectorState], now_s: float) -> Iterator[Metric]:
-    labels = ("collector",)
-    up = GaugeMetricFamily("benchd_collector_up", "1 while the collector stores what arrives.", labels=labels)
-    text = "Age of the last message that the collector has stored."
-    age_s = GaugeMetricFamily("benchd_collector_last_message_age_seconds", text, labels=labels)
-    text = "Starts of the collector after its first."
-    restarts = CounterMetricFamily("benchd_collector_restarts", text, labels=labels)
+def _up(collectors: Sequence[CollectorState], now_s: float) -> Metric:
+    text = "1 while the collector stores what arrives."
+    family = GaugeMetricFamily("benchd_collector_up", text, labels=("collector",))
     for one in collectors:
-        up.add_metric([one.name], now_s - one.seen_s < queries.STALE_S and one.problem is None)
-        restarts.add_metric([one.name], max(one.starts - 1, 0))
-        if one.message_s is not None:
-            age_s.add_metric([one.name], max(now_s - one.message_s, 0.0))
-    yield from (up, age_s, restarts)
+        family.add_metric([one.name], now_s - one.seen_s < queries.STALE_S and one.problem is None)
+    return family
 
 
 def _missing(gaps: Sequence[Gap]) -> GaugeMetricFamily:

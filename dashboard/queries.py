@@ -59,13 +59,11 @@ class Mark(NamedTuple):
 
 
 class CollectorState(NamedTuple):
-    """A collector; `message_s` is when its last message arrived. `problem` prevents more from arriving."""
+    """A collector, when it last wrote, and what prevents more from arriving."""
 
     name: str
     seen_s: float
     problem: str | None
-    message_s: float | None
-    starts: int
 
 
 class Gap(NamedTuple):

@@ -27,7 +27,7 @@ from sqlalchemy.sql.type_api import TypeEngine
 from benchd.daemon.errors import UsageError
 from benchd.dashboard.messages import Result
 
-VERSION = 5
+VERSION = 6
 """Changes with the tables; a database of another one is refused."""
 
 METADATA = MetaData()
@@ -145,15 +145,12 @@ QUARANTINE = Table(
     sqlite_autoincrement=True,
 )
 
-# `message_s` is when its last message arrived
 COLLECTOR = Table(
     "collector",
     METADATA,
     *_keys("name"),
     *_required("seen_s", Double),
     *_optional("problem", Text),
-    *_optional("message_s"),
-    *_required("starts", BigInteger),
 )
 
 # the numbers of the results and events that have arrived: one by one, and once a minute joined to ranges

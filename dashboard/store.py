@@ -37,7 +37,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import schema
 from benchd.dashboard.messages import Row
-from benchd.dashboard.schema import EVENT, NOTICE, QUARANTINE, RESULT, SPAN, TELEMETRY
+from benchd.dashboard.schema import COLLECTOR, EVENT, NOTICE, QUARANTINE, RESULT, SPAN, TELEMETRY
 
 BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
 RAW_S = 3600.0  # every message of telemetry
@@ -49,6 +49,7 @@ LOGS = 64  # of one device, which may make up any number
 _ORDER_LOCK = 0x62636865  # PostgreSQL's, of whoever inserts into the tables that are read on from the last id
 _READ_ON = {"result", "event"}
 
+_LATEST = {COLLECTOR: ("seen_s", "problem"), QUARANTINE: ("reason", "reader")}  # columns that a known row changes
 _EXPIRING = ((TELEMETRY, TELEMETRY.c.t_s), (EVENT, EVENT.c.arrived_s))
 _LASTING = "failed check:"  # begins the keys of notices that stay, as what they tell may be true for longer
 
@@ -271,12 +272,8 @@ def _insertion(connection: Connection, table: Table) -> Any:
         later = kept.seen_s.is_(None) | (new.seen_s > kept.seen_s)
         later |= (kept.seen_s > future_s) & new.seen_s.is_not(None)
         return insertion.on_conflict_do_update(index_elements=keys, set_={"seen_s": new.seen_s}, where=later)
-    if table.name == "collector":
-        message_s, starts = func.coalesce(new.message_s, kept.message_s), kept.starts + new.starts
-        changed = {"seen_s": new.seen_s, "problem": new.problem, "message_s": message_s, "starts": starts}
-        return insertion.on_conflict_do_update(index_elements=keys, set_=changed)
-    if table.name == "quarantine":
-        changed = {"reason": new.reason, "reader": new.reader}
+    if table in _LATEST:
+        changed = {name: new[name] for name in _LATEST[table]}
         return insertion.on_conflict_do_update(index_elements=keys, set_=changed)
     if table.name == "document":
         # a broker may send a session's will after the next session has begun

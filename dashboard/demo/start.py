@@ -95,7 +95,7 @@ class _Boards:
         self._add(chain.from_iterable(board.past() for board in boards))
         for tick in count():
             self._add(chain(*(board.tick(tick) for board in boards), self._here.messages()))
-            self._store.add([Row("collector", {"name": "demo", "seen_s": time.time(), "starts": not tick})])
+            self._store.add([Row("collector", {"name": "demo", "seen_s": time.time(), "problem": None})])
             if self._stopping.wait(TICK_S):
                 return
 

@@ -39,13 +39,10 @@ def test_a_dashboard_that_is_killed_stores_what_came_meanwhile_when_it_is_starte
             wait_for(lambda: metric(port, "up") == 1.0)
             publish(broker.url, tmp_path, [1])
             wait_for(lambda: count(store, "result") == 1)
-            assert metric(port, "restarts_total") == 0.0
             os.kill(process.pid, signal.SIGKILL)
         publish(broker.url, tmp_path, [2])
-        with serving(broker.url, url, "--collector", "site") as (port, _):
+        with serving(broker.url, url, "--collector", "site"):
             wait_for(lambda: count(store, "result") == 2)
-            assert metric(port, "restarts_total") == 1.0
-            wait_for(lambda: metric(port, "last_message_age_seconds") < WAIT_S)
 
 
 def test_a_full_disk_costs_nothing_once_there_is_room(small_disk, tmp_path):
