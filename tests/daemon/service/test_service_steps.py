@@ -194,12 +194,6 @@ def test_what_was_shipped_at_the_shell_is_another_user_s_and_the_alarm_names_the
     assert deployed.next_due(state) == state.settings.shipped[0], "it is verified again"
 
 
-def test_a_line_that_a_power_cut_has_torn_hides_no_other_result(state, tmp_path):
-    (tmp_path / "records.jsonl").write_bytes(b'{"half')
-    state.records.append(records.encode(made()))
-    assert [record.run_id for record in deployed._results(tmp_path)] == [made().run_id]
-
-
 def test_a_case_whose_file_is_gone_is_skipped_with_the_cause(state, tmp_path):
     weights = tmp_path / "w.pt"
     weights.touch()
