@@ -127,22 +127,21 @@ class Collector:
         finally:
             self._since_s = math.inf
 
-    def _keep(self, arrived: Sequence[Arrived]) -> list[list[Row]]:
-        """Commit messages and return the rows of each; one that the database refuses goes to quarantine alone."""
-        return self._commit([(message, self._beyond_day(message) or rows(message)) for message in arrived])
+    def _keep(self, arrived: Sequence[Arrived]) -> None:
+        """Commit messages; one that the database refuses goes to quarantine alone."""
+        self._commit([(message, self._beyond_day(message) or rows(message)) for message in arrived])
 
-    def _commit(self, messages: Sequence[tuple[Arrived, list[Row]]]) -> list[list[Row]]:
+    def _commit(self, messages: Sequence[tuple[Arrived, list[Row]]]) -> None:
         try:
             self._store.add(row for _, each in messages for row in each)
         except OUTAGES:
             raise
         except Exception as error:
-            if len(messages) > 1:
-                return [self._commit([each])[0] for each in messages]
-            refused = [quarantined(messages[0][0], f"not stored: {_reason(error)}")]
-            self._store.add(refused)
-            return [refused]
-        return [each for _, each in messages]
+            if len(messages) == 1:
+                self._store.add([quarantined(messages[0][0], f"not stored: {_reason(error)}")])
+                return
+            for each in messages:
+                self._commit([each])
 
     def _beyond_day(self, message: Arrived) -> list[Row]:
         """Return what is stored of a message in place of it once its device has filled its share of the database."""
@@ -160,8 +159,8 @@ class Collector:
     def _read_again(self) -> None:
         """Read what an earlier version of benchd had to put in quarantine."""
         while held := self._store.quarantined(but=READER, limit=AGAIN):
-            kept = zip(held, self._keep(list(held.values())), strict=True)
-            self._store.release(key for key, each in kept if key not in [row.values.get("key") for row in each])
+            self._keep(list(held.values()))
+            self._store.release(held, but=READER)
 
     def _keep_house(self, feed: Feed) -> None:
         now_s = time.monotonic()

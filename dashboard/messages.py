@@ -14,7 +14,7 @@ from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.delivery.log import HEAD
 from benchd.daemon.delivery.messages import Deployed, Event, Health, Info, Latest, Status, Telemetry
 from benchd.daemon.errors import BenchdError
-from benchd.daemon.records import Record, decode
+from benchd.daemon.records import Record
 from benchd.daemon.verdicts import results
 from benchd.daemon.verdicts.rows import columns
 from benchd.daemon.verdicts.when import measured_s
@@ -138,11 +138,10 @@ def _plain(address: topics.Address, message: Arrived) -> bytes:
 
 
 def _result(address: topics.Address, message: Arrived) -> _Rows:
-    record = decode(message.body)
-    if (record.device_id, record.run_id) != (address.device_id, results.printable(address.leaf)):
+    record = results.decoded(message.body)
+    if (record.device_id, record.run_id) != (address.device_id, address.leaf):
         raise _Unreadable(f"the record says it is {record.key}")
-    ids = {"key": record.key, "device_id": record.device_id, "run_id": record.run_id}
-    yield "result", flat(results.decoded(message.body), message.arrived_s)._asdict() | ids
+    yield "result", flat(record, message.arrived_s)._asdict()
     yield "body", {"key": record.key, "body": message.body}
 
 

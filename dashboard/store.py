@@ -112,10 +112,10 @@ class Store:
         # retained: what it says of its device's presence is over
         return {row.key: Arrived(row.topic, bytes(row.body), row.arrived_s, retained=True) for row in self.read(wanted)}
 
-    def release(self, keys: Iterable[str]) -> None:
-        """Delete these messages from the quarantine."""
+    def release(self, keys: Iterable[str], but: str) -> None:
+        """Delete these messages from the quarantine, except those that the version `but` cannot read either."""
         with self._writing() as connection:
-            connection.execute(delete(QUARANTINE).where(QUARANTINE.c.key.in_(list(keys))))
+            connection.execute(delete(QUARANTINE).where(QUARANTINE.c.key.in_(list(keys)), QUARANTINE.c.reader != but))
 
     def claim(self, channel: str, keys: Sequence[str], now_s: float, every_s: float) -> list[str]:
         """Return which of these notices the caller shall send now, and no other collector.
