@@ -161,6 +161,11 @@ class Line(NamedTuple):
     outgoing: Outgoing
     seq: int
 
+    @property
+    def is_behind_cursor(self) -> bool:
+        """Return whether it is not sent again."""
+        return self.seq <= self.outgoing.acknowledged
+
 
 class Delivery:
     """The logs of a folder on their way to one broker; for one thread, but `replay` and what it returns as figures."""
@@ -199,7 +204,7 @@ class Delivery:
 
     def be_careful(self, connection: Connection) -> None:
         """Let one message be in flight at a time while the broker may have hung up at one of several."""
-        connection.is_careful = bool(self._suspects)
+        connection.is_careful = not all(isinstance(one, Line) and one.is_behind_cursor for one in self._suspects)
 
     def fill(self, connection: Connection) -> None:
         """Send what the window allows, events first: they are few, and one may be an alarm."""
@@ -219,7 +224,7 @@ class Delivery:
         again.
         """
         for what in flight:
-            if what.outgoing.acknowledged < what.seq if isinstance(what, Line) else what in documents:
+            if not what.is_behind_cursor if isinstance(what, Line) else what in documents:
                 self._suspects[what] += len(flight) == 1
         hung_up = [what for what, times in self._suspects.items() if times == MOST_TRIES]
         for what in hung_up:

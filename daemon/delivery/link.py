@@ -209,6 +209,7 @@ class Link:
         """Say once what the broker does not allow; `topic` is empty for a line of a log, which the cursor keeps."""
         if topic:
             self._denied.add(topic)
+            self.delivery.settle(topic, words)
         if self.state.denied is None:
             self.state.denied = f"{topic or 'a result'}: {words}; check the broker's access rules and limits"
             self.tell("not_sent", self.state.denied)
