@@ -17,6 +17,8 @@ from typing import Annotated, TypeVar
 import msgspec
 import typer
 
+from benchd.daemon.records import Variant
+from benchd.daemon.reporting.palette import GREY, colour
 from benchd.daemon.reporting.tables import markdown_table
 from benchmarks import kernels, models, rows
 from benchmarks.machine import Machine
@@ -140,8 +142,8 @@ def picture(folder: Path) -> str:
             lines.append(f'<text x="24" y="{y + bar - 2}">{escape(win.model)}, batch {win.batch_size}</text>')
             last = win
         length = (width - left - 220) * speed / most
-        color = "#b0b7c3" if row.is_peer else "#2563eb"
-        lines.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{bar}" fill="{color}"/>')
+        fill = GREY if row.is_peer else colour(Variant.parse(row.contender))
+        lines.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{bar}" fill="{fill}"/>')
         label = f"{speed:.3g} x, {escape(row.contender)}"
         lines.append(f'<text x="{left + length + 6:.1f}" y="{y + bar - 2}">{label}</text>')
         y += bar + 2

@@ -6,10 +6,10 @@ from typing import Any
 
 import jinja2
 
-from benchd.daemon.reporting.palette import BAD, COLOURS
+from benchd.daemon.reporting.palette import BAD, SERIES
 
 Chart = dict[str, Any]
-"""`title`, `note`, and the `data` and `layout` that charts.js draws; one without data shows its note alone."""
+"""`title`, `note`, and the `data` and `layout` that charts.js draws; one without data is left out."""
 
 FOLDER = Path(__file__).with_name("templates")
 
@@ -18,5 +18,6 @@ def render(template: Path, title: str, charts: Sequence[Chart], **values: object
     """Return the page of this template, which extends `page.html`; every value is escaped."""
     loader = jinja2.FileSystemLoader([template.parent, FOLDER])
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    colours = {"colours": COLOURS, "bad": BAD}
-    return pages.get_template(template.name).render(title=title, charts=charts, **colours, **values)
+    drawn = [chart for chart in charts if chart["data"]]
+    given = {"title": title, "charts": drawn, "colours": SERIES, "bad": BAD}
+    return pages.get_template(template.name).render(**given, **values)

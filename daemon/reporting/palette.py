@@ -12,8 +12,8 @@ LOOK = Path(__file__).with_name("templates") / "look.css"
 
 GREY, BAD, SHADE = "#808891", "#dd3333", "rgba(200, 90, 0, 0.18)"
 OF_RUNTIME = {"custom": "#e8710a"} | {name: runtime.colour for name, runtime in RUNTIMES.items()}
-COLOURS = tuple(OF_RUNTIME.values())
-"""For series that are not variants, in this order."""
+SERIES = ("#2b7f9e", "#a0622d", "#5d8a3c", "#7fb2c6", "#c49a76", "#9dbb80")
+"""For series that are not variants, in this order: none is the colour of a runtime."""
 
 SHAPES: dict[Precision, str] = {"fp32": "circle", "fp16": "diamond", "bf16": "triangle", "amp": "rect", "int8": "pin"}
 

@@ -14,7 +14,7 @@ from benchd.daemon.verdicts.figures import unbeaten
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.results import process_medians_ms
 
-Point = tuple[float | str, float, str]
+Point = tuple[float, float | str, str]
 """A record's position and name in a chart."""
 
 Unable = Mapping[str, str]
@@ -111,7 +111,7 @@ def _latency_against_energy(measured: Sequence[Record], why: Unable) -> Chart:
     note = f"A ring marks a variant that no other beats in both; lower left is better. {CROSSED}"
     return {
         "title": "Latency against energy",
-        "note": note if known else "No record has energy.",
+        "note": note,
         "data": traces + _crosses(map(spent, unable)),
         "layout": {"xaxis": _log_axis("median latency, ms"), "yaxis": _log_axis("energy per inference, mJ")},
     }
@@ -185,13 +185,18 @@ def _variants_by_model(measured: Sequence[Record], why: Unable) -> Chart:
         timings = [record.timing for record in group if record.timing]
         above = [(t.high_ms if t.high_ms is not None else t.median_ms) - t.median_ms for t in timings]
         below = [t.median_ms - (t.low_ms if t.low_ms is not None else t.median_ms) for t in timings]
-        points = [(subject(record), _median_ms(record), _text(record, why)) for record in group]
-        bars = {"type": "data", "array": above, "arrayminus": below}
-        traces.append(_of_variant(name, points, group) | {"marker": {"size": 9}, "error_y": bars})
-    traces += _crosses((subject(record), _median_ms(record), _text(record, why)) for record in unable)
-    axes = {"xaxis": {}, "yaxis": _log_axis("median latency, ms")}
+        points = [(_median_ms(record), subject(record), _text(record, why)) for record in group]
+        bars = {"array": above, "arrayminus": below}
+        traces.append(_of_variant(name, points, group) | {"marker": {"size": 9}, "error_x": bars})
+    traces += _crosses((_median_ms(record), subject(record), _text(record, why)) for record in unable)
+    axes = {"xaxis": _log_axis("median latency, ms"), "yaxis": {}}
     note = f"The newest record of each case, with its 95 % interval. {CROSSED}"
-    return {"title": "Variants by model", "note": note, "data": traces, "layout": axes}
+    return {
+        "title": "Variants by model",
+        "note": note,
+        "data": [trace | {"type": "row"} for trace in traces],
+        "layout": axes,
+    }
 
 
 def _consistency(measured: Sequence[Record]) -> Chart:
@@ -203,10 +208,12 @@ def _consistency(measured: Sequence[Record]) -> Chart:
             100 * (time_ms / _median_ms(record) - 1) for record in several for time_ms in process_medians_ms([record])
         ]
         if several:
-            traces.append({"type": "box", "name": name, "y": shares, "showlegend": False})
-    layout = {"xaxis": {"showticklabels": len(traces) <= 20}, "yaxis": {"title": {"text": "deviation from median, %"}}}
+            look = {"colour": colour(group[0].case.variant), "marker": {"size": 5, "symbol": "circle-open"}}
+            traces.append(
+                {"type": "box", "name": name, "x": shares, "y": [name] * len(shares), "showlegend": False} | look
+            )
+    layout = {"xaxis": {"title": {"text": "deviation from median, %"}}, "yaxis": {}}
     note = "One point per process, relative to the median of its run."
-    note += "" if traces else " No record has several processes: use bench-once --processes 5."
     return {"title": "Run-to-run consistency", "note": note, "data": traces, "layout": layout}
 
 
@@ -221,7 +228,7 @@ def _history(measured: Sequence[Record]) -> Chart:
         traces.append(_series(name, points, mode="lines+markers") | look)
         if steps:
             traces.append(_series(f"{name}: a new level", steps, mode="markers") | RING | look)
-    note = "A ring marks the first run of a new level." if traces else "No case was measured twice in one environment."
+    note = "A ring marks the first run of a new level."
     axes = {"xaxis": {"type": "date"}, "yaxis": _log_axis("median latency, ms")}
     return {"title": "History by device", "note": note, "data": traces, "layout": axes}
 

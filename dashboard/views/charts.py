@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchd.daemon.records import ProcessResult, Variant, throttles
-from benchd.daemon.reporting.palette import BAD, COLOURS, GREY, SHADE, colour, shape
+from benchd.daemon.reporting.palette import BAD, GREY, SERIES, SHADE, colour, shape
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Mark
 from benchd.dashboard.trade_off import Point
@@ -13,7 +13,7 @@ from benchd.dashboard.trade_off import Point
 CHANGED = "setup changed"
 # of text: NiceGUI evaluates what stands under a key with a colon
 SOFT = {":color": "getComputedStyle(document.documentElement).getPropertyValue('--soft').trim()"}
-STEP_LINE = {"color": COLOURS[1], "type": "solid"}
+STEP_LINE = {"color": SERIES[0], "type": "solid"}
 STEP = {"label": {"show": True, "formatter": "{b}", **SOFT}, "lineStyle": STEP_LINE}
 
 MANY = 60  # runs whose intervals would hide their medians
@@ -38,9 +38,8 @@ def base(unit: str) -> dict[str, Any]:
     """Return a chart over time without lines yet."""
     return {
         "aria": {"enabled": True},
-        "useUTC": True,  # as all times in text
         "animation": False,
-        "color": list(COLOURS),
+        "color": list(SERIES),
         "grid": {"left": 56, "right": 40, "top": 56, "bottom": 32},
         "legend": {"textStyle": SOFT, "type": "scroll", "top": 0, "left": 0, "right": 60},
         "tooltip": {"trigger": "axis", "confine": True, "axisPointer": {"type": "cross"}}
@@ -48,8 +47,6 @@ def base(unit: str) -> dict[str, Any]:
         "toolbox": {"itemSize": 12, "feature": {"dataZoom": {"yAxisIndex": "none"}, "restore": {}}},
         "xAxis": {
             "type": "time",
-            "name": "UTC",
-            "nameTextStyle": SOFT,
             "axisLabel": SOFT | {"hideOverlap": True, "formatter": TICKS},
         },
         "yAxis": _value_axis(unit),
@@ -139,12 +136,14 @@ def _interval(result: Result, runs: int) -> dict[str, Any]:
 
 
 def trade_off(points: Sequence[Point], front: Sequence[Point]) -> dict[str, Any]:
-    """Return energy over latency, a labelled point per variant with its error bars, and the line of the unbeaten."""
+    """Return energy over latency, a point per variant with its error bars, named where there is room, and the front."""
     options = _by_variant()
     options["yAxis"] = _value_axis("mJ per inference")
+    most_ms = max((point.latency_ms.value for point in points), default=0.0)
     for point in points:
         if point.energy_mj:
-            options["series"] += _marked(point, point.energy_mj.value)
+            side = "left" if point.latency_ms.value > most_ms / 2 else "right"  # with more room for the name
+            options["series"] += _marked(point, point.energy_mj.value, side)
             options["series"].append(_bar([[point.latency_ms.value, end] for end in point.energy_mj[1:]]))
     line = [[point.latency_ms.value, point.energy_mj.value] for point in front if point.energy_mj]
     look = {"color": GREY, "type": "dashed", "width": 1}
@@ -171,7 +170,7 @@ def _name(point: Point) -> str:
 
 def _by_variant() -> dict[str, Any]:
     options = base("")
-    options["grid"] = {"left": 64, "right": 96, "top": 32, "bottom": 48}
+    options["grid"] = {"left": 64, "right": 24, "top": 32, "bottom": 48}
     options["legend"] = {"show": False}  # each point has its label
     options["xAxis"] = _value_axis("median, ms") | {"nameLocation": "middle", "nameGap": 28, "min": 0}
     options["tooltip"] = {"trigger": "item", "confine": True}
@@ -179,7 +178,7 @@ def _by_variant() -> dict[str, Any]:
     return options
 
 
-def _marked(point: Point, height: float) -> list[dict[str, Any]]:
+def _marked(point: Point, height: float, side: str = "right") -> list[dict[str, Any]]:
     """Return a point in its variant's colour and shape, crossed if it cannot win, and the bar of its latency."""
     shown = {
         "type": "scatter",
@@ -187,8 +186,9 @@ def _marked(point: Point, height: float) -> list[dict[str, Any]]:
         "symbol": CROSS if point.why else shape(point.variant),
         "symbolSize": 13,
         "itemStyle": {"color": BAD if point.why else colour(point.variant)},
-        "label": {"show": True, "position": "right", "formatter": "{b}"} | ({"color": BAD} if point.why else SOFT),
-        "labelLayout": {"hideOverlap": False, "moveOverlap": "shiftY"},
+        "label": {"show": True, "position": side, "offset": [0, -9], "formatter": "{b}"}
+        | ({"color": BAD} if point.why else SOFT),
+        "labelLayout": {"hideOverlap": True},
     }
     return [_bar([[end, height] for end in point.latency_ms[1:]]), shown]
 

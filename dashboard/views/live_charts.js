@@ -43,7 +43,7 @@ export default {
   },
   methods: {
     begun(panel, place) {
-      const chart = echarts.init(place), zoom = (start, end) => chart.dispatchAction({ type: "dataZoom", start, end });
+      const chart = echarts.init(place, null, { renderer: "svg" }), zoom = (start, end) => chart.dispatchAction({ type: "dataZoom", start, end });
       chart.setOption(evaluated(JSON.parse(JSON.stringify(panel.options))));
       chart.getZr().on("dblclick", () => zoom(0, 100));
       return chart;

@@ -12,7 +12,7 @@ export default {
         <span class="soft">{{ line.name }}</span>
         <svg viewBox="0 0 100 30" preserveAspectRatio="none" role="img" :aria-label="line.words">
           <title>{{ line.words }}</title>
-          <polyline :points="line.path" :class="line.name" />
+          <polyline :points="line.path" />
         </svg>
         <span class="figure">{{ line.last }}</span>
       </template>

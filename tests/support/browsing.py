@@ -3,10 +3,17 @@
 import http.client
 import os
 from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
 
 import pytest
 from broker import HOST, program
 from waiting import WAIT_S
+
+ZONE = "Asia/Kathmandu"  # no machine that tests is there
+BOXES = Path(__file__).with_name("boxes.js").read_text()
+EVERY_LOOK = tuple(product((390, 1024, 1600), ("light", "dark")))
+LOOKS = EVERY_LOOK[::3] + EVERY_LOOK[4:5]  # each width, and both schemes
 
 
 @contextmanager
@@ -21,16 +28,14 @@ def running_browser():
 
 
 @contextmanager
-def opened(browser, port, path="/", scheme="light", width=1280, heard=None):
+def opened(browser, port, path="/", heard=None):
     """Yield a page; at its end nothing has gone wrong in it and nothing has asked another host.
 
     The sizes of what its websocket receives are added to `heard`.
     """
     # one context for all pages: what is compiled and cached for the first serves the others
-    context = browser.contexts[0] if browser.contexts else browser.new_context()
+    context = browser.contexts[0] if browser.contexts else browser.new_context(timezone_id=ZONE)
     page, wrong = context.new_page(), []
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
     page.set_default_timeout(WAIT_S * 1000)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
@@ -48,14 +53,19 @@ def opened(browser, port, path="/", scheme="light", width=1280, heard=None):
     assert not wrong
 
 
-def inaccessible(page):
-    """Return what axe-core finds seriously or critically wrong for people who use keyboards or screen readers."""
-    sync_playwright = pytest.importorskip(
+def faults(page, looks=LOOKS):
+    """Return what is wrong with a page at each of these widths and schemes, by its boxes and by axe-core."""
+    axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="needs axe-playwright-python, of the extra dev"
-    )
-    found = sync_playwright.Axe().run(page).response["violations"]
-    worst = [one for one in found if one["impact"] in ("serious", "critical")]
-    return [(one["id"], node["html"][:200], node["failureSummary"]) for one in worst for node in one["nodes"]]
+    ).Axe()
+    wrong = []
+    for width, scheme in looks:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        wrong += [(width, scheme, fault) for fault in page.evaluate(BOXES)]
+        found = [one for one in axe.run(page).response["violations"] if one["impact"] != "minor"]
+        wrong += [(width, scheme, one["id"], node["html"][:200]) for one in found for node in one["nodes"]]
+    return wrong
 
 
 def get(port, path, **headers):

@@ -20,7 +20,7 @@ def page(profile: Profile, sections: Sequence[Section]) -> str:
     return render(
         TEMPLATE,
         f"Profile of {profile.case_id}",
-        [chart for chart in (_steps(profile), _icicle(profile), _layers(profile), _memory(profile)) if chart["data"]],
+        [_steps(profile), _icicle(profile), _layers(profile), _memory(profile)],
         warning=warning(profile),
         findings=all_finding_lines(profile),
         sections=sections,

@@ -1,5 +1,5 @@
-// Draws charts as SVG: scatter (with bars of error, steps, stacked areas), box, bar (horizontal, stacked) and icicle.
-const SPACE = { left: 64, right: 14, top: 10, bottom: 46 }, HEIGHT = 400, ROW = 26;
+// Draws charts as SVG: scatter (with steps and stacked areas), icicle, and with a row for each name row, box and bar.
+const SPACE = { left: 64, right: 14, top: 10, bottom: 46 }, HEIGHT = 400, ROW = 36, FRAME = 26;
 
 function node(name, attributes, parent, text) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -58,24 +58,35 @@ function scaled(values, axis, from, to) {
   return { at, ticks };
 }
 
+// The name of a row stands above it, so that it has the whole width.
 function axes(svg, x, y, width, height, layout, left) {
   const grid = { stroke: "var(--line)" }, text = { fill: "currentColor", "font-size": 12 };
-  const turned = x.step && x.ticks.some(([, label]) => label.length * 7 > x.step);
   for (const [tick, label] of y.ticks) {
-    node("line", { ...grid, x1: left, x2: width - SPACE.right, y1: y.at(tick), y2: y.at(tick) }, svg);
-    node("text", { ...text, x: left - 8, y: y.at(tick) + 4, "text-anchor": "end" }, svg, short(label, left / 7 - 1));
+    if (!y.step) node("line", { ...grid, x1: left, x2: width - SPACE.right, y1: y.at(tick), y2: y.at(tick) }, svg);
+    const at = y.step ? { x: left, y: y.at(tick) - 4 } : { x: left - 8, y: y.at(tick) + 4, "text-anchor": "end" };
+    node("text", { ...text, ...at }, svg, label);
   }
-  x.ticks.forEach(([tick, label], place) => {
+  for (const [tick, label] of x.ticks) {
     const at = x.at(tick), bottom = height - SPACE.bottom;
-    if (!x.step) node("line", { ...grid, x1: at, x2: at, y1: SPACE.top, y2: bottom }, svg);
-    if (layout.xaxis.showticklabels === false) return;
-    const shown = node("text", { ...text, x: at, y: bottom + (turned && place % 2 ? 32 : 17), "text-anchor": at > width - 60 ? "end" : "middle" }, svg);
-    shown.textContent = turned ? short(label, (2 * x.step) / 7) : label;
-    node("title", {}, shown, label);
-  });
+    node("line", { ...grid, x1: at, x2: at, y1: SPACE.top, y2: bottom }, svg);
+    node("text", { ...text, x: at, y: bottom + 17, "text-anchor": "middle" }, svg, label);
+  }
   const titles = [layout.xaxis.title, layout.yaxis.title].map((title) => (title || {}).text || "");
   node("text", { ...text, x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, svg, titles[0]);
   node("text", { ...text, transform: `translate(14 ${height / 2}) rotate(-90)`, "text-anchor": "middle" }, svg, titles[1]);
+}
+
+// Moves each text into the drawing, shortens what is wider, and leaves out what would stand on an earlier one.
+function fit(svg) {
+  const { left, right, width } = svg.getBoundingClientRect(), kept = [];
+  const texts = [...svg.querySelectorAll("text")].map((text) => [text, text.getBoundingClientRect()]);
+  for (const [text, box] of texts) {
+    if (box.width > width) text.textContent = short(text.textContent, (0.9 * text.textContent.length * width) / box.width);
+    const wide = Math.min(box.width, width), from = Math.max(left, Math.min(box.left, right - wide));
+    if (from !== box.left) text.setAttribute("x", +text.getAttribute("x") + from - box.left);
+    const isFree = kept.every((one) => from + wide < one.from || from > one.to || box.bottom < one.top || box.top > one.bottom);
+    isFree ? kept.push({ from, to: from + wide, top: box.top, bottom: box.bottom }) : text.remove();
+  }
 }
 
 function short(text, room) {
@@ -100,19 +111,27 @@ function mark(parent, trace, x, y, colour, title) {
   node("title", {}, made, title);
 }
 
+function marks(parent, trace, x, y) {
+  trace.y.forEach((value, n) => {
+    const at = x.at(trace.x[n]), top = y.at(value) + (y.step || 0) / 4, bar = trace.error_x;
+    const ends = bar && `M${x.at(trace.x[n] - bar.arrayminus[n])} ${top}H${x.at(trace.x[n] + bar.array[n])}`;
+    if (bar) node("path", { d: ends, stroke: trace.colour, "stroke-width": 2, opacity: 0.6 }, parent);
+    const words = y.step ? figure(trace.x[n]) : `${trace.x[n]}, ${figure(value)}`;
+    mark(parent, trace, at, top, trace.colour, `${trace.text ? trace.text[n] : trace.name}\n${words}`);
+  });
+}
+
 function scatter(svg, chart, width, height) {
   const stacked = {}, traces = chart.data.map((trace) => {
     if (!trace.stackgroup) return trace;
     const under = trace.x.map((_, n) => stacked[n] || 0), y = trace.y.map((value, n) => (stacked[n] = under[n] + value));
     return { ...trace, y, under };
   });
-  const ends = (t) => t.error_y ? t.y.flatMap((v, n) => [v - t.error_y.arrayminus[n], v + t.error_y.array[n]]) : t.y;
   const { xaxis, yaxis } = chart.layout, full = traces.some((trace) => trace.under);
   const x = scaled(traces.flatMap((trace) => trace.x), xaxis, SPACE.left, width - SPACE.right);
-  const y = scaled(traces.flatMap(ends), { ...yaxis, full }, height - SPACE.bottom, SPACE.top);
-  const labels = []; // where the names of lines stand: one that would cover another is left to the legend
+  const y = scaled(traces.flatMap((trace) => trace.y), { ...yaxis, full }, height - SPACE.bottom, SPACE.top);
   axes(svg, x, y, width, height, chart.layout, SPACE.left);
-  traces.forEach((trace) => {
+  for (const trace of traces) {
     const part = node("g", { "data-name": trace.name }, svg), colour = trace.colour;
     const hv = (trace.line || {}).shape === "hv";
     const line = (values) => values.map((value, n) => (n ? (hv ? `H${x.at(trace.x[n])}V` : `L${x.at(trace.x[n])} `) : `M${x.at(trace.x[n])} `) + y.at(value)).join("");
@@ -121,44 +140,45 @@ function scatter(svg, chart, width, height) {
       node("title", {}, node("path", { d: line(trace.y) + back.reverse().join("") + "Z", fill: colour, "fill-opacity": 0.6 }, part), trace.name);
     } else if (trace.mode.includes("lines")) node("path", { d: line(trace.y), fill: "none", stroke: colour, "stroke-width": 1.5 }, part);
     const end = trace.x.length - 1, beside = { x: x.at(trace.x[end]) - 6, y: y.at(trace.y[end]) - 8, fill: "currentColor" };
-    const free = !labels.some(([left, top]) => Math.abs(left - beside.x) < 250 && Math.abs(top - beside.y) < 14);
-    if (trace.label && free && labels.push([beside.x, beside.y])) node("text", { ...beside, "font-size": 12, "text-anchor": "end" }, part, trace.label);
-    if (trace.mode.includes("markers")) trace.y.forEach((value, n) => {
-      const bar = trace.error_y;
-      if (bar) node("path", { d: `M${x.at(trace.x[n])} ${y.at(value - bar.arrayminus[n])}V${y.at(value + bar.array[n])}`, stroke: colour, "stroke-width": 2, opacity: 0.6 }, part);
-      mark(part, trace, x.at(trace.x[n]), y.at(value), colour, `${trace.text ? trace.text[n] : trace.name}\n${trace.x[n]}, ${figure(value)}`);
-    });
-  });
-}
-
-function boxes(svg, chart, width, height) {
-  const x = scaled(chart.data.map((trace) => trace.name), chart.layout.xaxis, SPACE.left, width - SPACE.right);
-  const y = scaled(chart.data.flatMap((trace) => trace.y), chart.layout.yaxis, height - SPACE.bottom, SPACE.top);
-  axes(svg, x, y, width, height, chart.layout, SPACE.left);
-  for (const trace of chart.data) {
-    const sorted = [...trace.y].sort((a, b) => a - b), at = x.at(trace.name), half = Math.min(x.step / 4, 24);
-    const quantile = (q) => { const n = q * (sorted.length - 1), low = Math.floor(n); return sorted[low] + (n - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]); };
-    const [low, middle, high] = [0.25, 0.5, 0.75].map((q) => y.at(quantile(q)));
-    const box = node("path", { d: `M${at - half} ${low}H${at + half}V${high}H${at - half}ZM${at - half} ${middle}H${at + half}`, fill: trace.colour, "fill-opacity": 0.25, stroke: trace.colour }, svg);
-    node("title", {}, box, trace.name);
-    for (const value of trace.y) mark(svg, { marker: { size: 5 } }, at, y.at(value), trace.colour, `${trace.name}\n${figure(value)}`);
+    if (trace.label) node("text", { ...beside, "font-size": 12, "text-anchor": "end" }, part, trace.label);
+    if (trace.mode.includes("markers")) marks(part, trace, x, y);
   }
 }
 
+// Marks along the row of their name, with error bars, or with a box around the middle half of all.
+function rows(svg, chart, width, height) {
+  const ends = ({ x, error_x: bar }) => x.flatMap((v, n) => (bar ? [v - bar.arrayminus[n], v + bar.array[n]] : [v]));
+  const x = scaled(chart.data.flatMap(ends), chart.layout.xaxis, SPACE.right, width - SPACE.right);
+  const y = scaled(chart.data.flatMap((trace) => trace.y), {}, SPACE.top, height - SPACE.bottom);
+  axes(svg, x, y, width, height, chart.layout, SPACE.right);
+  for (const trace of chart.data) {
+    const part = node("g", { "data-name": trace.name }, svg);
+    if (trace.type === "box") box(part, trace, x, y.at(trace.y[0]) + y.step / 4, y.step / 5);
+    marks(part, trace, x, y);
+  }
+}
+
+function box(parent, trace, x, at, half) {
+  const sorted = [...trace.x].sort((a, b) => a - b);
+  const quantile = (q) => { const n = q * (sorted.length - 1), low = Math.floor(n); return sorted[low] + (n - low) * ((sorted[low + 1] ?? sorted[low]) - sorted[low]); };
+  const [low, middle, high] = [0.25, 0.5, 0.75].map((q) => x.at(quantile(q)));
+  const drawn = `M${low} ${at - half}H${high}V${at + half}H${low}ZM${middle} ${at - half}V${at + half}`;
+  node("title", {}, node("path", { d: drawn, fill: trace.colour, "fill-opacity": 0.25, stroke: trace.colour }, parent), trace.name);
+}
+
 function bars(svg, chart, width, height) {
-  const left = Math.min(220, width / 3), names = chart.data.flatMap((trace) => trace.y), sums = {}, starts = {};
+  const names = chart.data.flatMap((trace) => trace.y), sums = {}, starts = {}, notes = {};
   for (const trace of chart.data) trace.y.forEach((name, n) => (sums[name] = (sums[name] || 0) + trace.x[n]));
+  for (const trace of chart.data) (trace.text || []).forEach((text, n) => (notes[trace.y[n]] = text));
   const y = scaled(names, {}, SPACE.top, height - SPACE.bottom);
-  const x = scaled([0, ...Object.values(sums)], { full: true }, left, width - SPACE.right);
-  axes(svg, x, y, width, height, chart.layout, left);
+  y.ticks = y.ticks.map(([name]) => [name, notes[name] ? `${name}: ${notes[name]}` : name]);
+  const x = scaled([0, ...Object.values(sums)], { full: true }, SPACE.right, width - SPACE.right);
+  axes(svg, x, y, width, height, chart.layout, SPACE.right);
   for (const trace of chart.data)
     trace.y.forEach((name, n) => {
-      const from = starts[name] || 0, to = (starts[name] = from + trace.x[n]), text = (trace.text || [])[n] || "";
-      const at = { x: x.at(from), y: y.at(name) - y.step * 0.4, width: Math.max(0, x.at(to) - x.at(from)), height: y.step * 0.8 };
-      node("title", {}, node("rect", { ...at, fill: trace.colour }, svg), `${name} ${trace.name || ""}\n${figure(trace.x[n])} ${text}`);
-      const inside = text.length * 7 < at.width;
-      const beside = { x: inside ? at.x + at.width - 6 : at.x + at.width + 6, "text-anchor": inside ? "end" : "start" };
-      if (text) node("text", { ...beside, y: y.at(name) + 4, "font-size": 12, fill: inside ? "#fff" : "currentColor" }, svg, text);
+      const from = starts[name] || 0, to = (starts[name] = from + trace.x[n]);
+      const at = { x: x.at(from), y: y.at(name), width: Math.max(0, x.at(to) - x.at(from)), height: y.step * 0.4 };
+      node("title", {}, node("rect", { ...at, fill: trace.colour }, svg), `${name} ${trace.name || ""}\n${figure(trace.x[n])}`);
     });
 }
 
@@ -174,7 +194,7 @@ function icicle(svg, chart, width, height) {
     start[n] = next[n] = next[parent];
     next[parent] += total[n];
   }
-  const rows = Math.max(...Object.values(depths)) + 1, tall = Math.max(18, Math.min(ROW, height / rows));
+  const rows = Math.max(...Object.values(depths)) + 1, tall = Math.max(18, Math.min(FRAME, height / rows));
   svg.setAttribute("height", rows * tall + 4);
   svg.setAttribute("viewBox", `0 0 ${width} ${rows * tall + 4}`);
   for (const n in depths) {
@@ -206,7 +226,6 @@ function legend(chart, below) {
 
 function draw() {
   charts.forEach((chart, place) => {
-    if (!chart.data.length) return;
     const holder = document.getElementById("chart" + place), width = Math.max(320, holder.clientWidth), kind = chart.data[0].type;
     const colours = {};
     chart.data = chart.data.map((trace) => {
@@ -214,14 +233,15 @@ function draw() {
       colours[name] ??= trace.colour ?? COLOURS[Object.keys(colours).length % COLOURS.length];
       return { ...trace, colour: colours[name] };
     });
-    const rows = new Set(chart.data.flatMap((trace) => (kind === "bar" ? trace.y : []))).size;
-    const height = kind === "bar" ? SPACE.top + SPACE.bottom + rows * ROW : HEIGHT;
+    const kinds = { bar: bars, box: rows, row: rows, icicle }, names = new Set(chart.data.flatMap((trace) => trace.y));
+    const height = ["bar", "box", "row"].includes(kind) ? SPACE.top + SPACE.bottom + names.size * ROW : HEIGHT;
     const svg = node("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
     const below = document.createElement("div");
     below.className = "legend";
     below.tabIndex = 0; // it may scroll
     holder.replaceChildren(svg, below);
-    ({ bar: bars, box: boxes, icicle })[kind] ? ({ bar: bars, box: boxes, icicle })[kind](svg, chart, width, height) : scatter(svg, chart, width, height);
+    (kinds[kind] || scatter)(svg, chart, width, height);
+    fit(svg);
     legend(chart, below);
   });
 }

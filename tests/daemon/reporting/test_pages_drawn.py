@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from browsing import running_browser
+from browsing import faults, running_browser
 from profile_shown import shown
 from test_report import ENERGY, PASSED, record
 
@@ -30,6 +30,7 @@ def made(tmp_path_factory):
     found = [record(run, "custom", (4.0 if run < 7 else 4.5) + 0.01 * (run % 2)) for run in range(1, 13)]
     found += [record(12, "eager", 30.0, batch=4), record(12, "onnxruntime", 6.0, energy=less)]
     found += [record(12, "onnxruntime-int8", 3.0)]
+    found += [record(12, "custom-compile-fp16", 4.0, batch=batch) for batch in (2, 3, 8)]
     found += [record(12, "fp16", 2.0, check=msgspec.structs.replace(PASSED, passed=False))]
     (folder / "records.jsonl").write_bytes(b"".join(encode(one) + b"\n" for one in found))
     profile = folder / "profile.html"
@@ -51,6 +52,11 @@ def opened(browser, made):
     yield open_
     context.close()
     assert errors == []
+
+
+@pytest.mark.parametrize("name", ["report", "profile"])
+def test_a_page_is_accessible_and_no_text_is_cut_or_on_another(name, opened):
+    assert not faults(opened(name))
 
 
 @pytest.mark.parametrize("name", ["report", "profile"])
