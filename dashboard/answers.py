@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from benchd.daemon.records import Case, Environment, Record
-from benchd.daemon.verdicts.recommend import Requirements, decide, line, unable, wrong
+from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, line, of_processes, unable, wrong
 from benchd.dashboard.changes import Change, Changes, by_place
 from benchd.dashboard.messages import Result, flat
 from benchd.dashboard.runs import BoardCache, Runs
 from benchd.dashboard.store import Store
 
-Outcome = Literal["ships", "inconclusive", "nothing"]
+Outcome = Literal["ships", "fastest", "inconclusive", "nothing"]
 
 
 class Kind(NamedTuple):
@@ -25,8 +25,9 @@ class Kind(NamedTuple):
 class Choice(NamedTuple):
     """The decision on one model on one board.
 
-    `variant` ships, or comes first if the outcome is inconclusive; `result` is its record. `words` is the line of
-    `benchd recommend`, `failed` are the variants that fail their check. `change` is since the setup before.
+    `variant` ships, comes first if the outcome is inconclusive, or is the fastest of too few processes, which is then
+    the `doubt`; `result` is its record. `words` is the line of `benchd recommend`, `failed` are the variants that fail
+    their check. `change` is since the setup before.
     """
 
     subject: str
@@ -39,6 +40,7 @@ class Choice(NamedTuple):
     words: str
     failed: tuple[str, ...]
     change: Change | None
+    doubt: str = ""
 
 
 class Newest(NamedTuple):
@@ -60,17 +62,19 @@ class Answers:
 
     def __init__(self, store: Store, changes: Changes) -> None:
         self._kept, self._changes = BoardCache(store, _board), changes
+        self.changes: list[Change] = []  # of the last update
 
     def update(self) -> tuple[dict[str, list[Choice]], int]:
         """Return the choices by board, and how many boards are still to be read for them to be up to date."""
         found, left, _ = self._kept.update()
         changes, left_of_changes = self._changes.update("setup")
         known = {(change.device_id, change.case_id, *change.where): change for change in changes}
-        changed = {
+        choices = {
             device_id: [choice._replace(change=known.get(_place(choice))) for choice in of_board.choices]
             for device_id, of_board in found.items()
         }
-        return changed, max(left, left_of_changes)
+        self.changes = changes
+        return choices, max(left, left_of_changes)
 
     def newest(self) -> tuple[list[Newest], int]:
         """Return the newest result of every case in every place, and how many boards are still to be read."""
@@ -107,14 +111,21 @@ def _choices(records: list[Record]) -> Iterator[Choice]:
             subject=decision.subject,
             device_id=records[0].device_id,
             kind=_kind(records[0].environment),
-            outcome="ships" if decision.ship else "inconclusive" if record else "nothing",
+            outcome=_outcome(decision),
             variant=name,
             result=flat(record, 0.0) if record else None,
             agreed=_agreed(record) if record else "",
             words=line(decision),
             failed=tuple(name for name, reason in decision.excluded.items() if reason in wrongs),
             change=None,
+            doubt=f"fastest, {of_processes(decision)}" if decision.fastest else "",
         )
+
+
+def _outcome(decision: Decision) -> Outcome:
+    if decision.ship:
+        return "ships"
+    return "fastest" if decision.fastest else "inconclusive" if decision.candidates else "nothing"
 
 
 def _kind(environment: Environment) -> Kind:

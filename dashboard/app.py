@@ -107,7 +107,7 @@ def _add_pages(store: Store, broker: Broker) -> None:
     changes.add(store, changes_)
     results.add(store)
     record.add(store)
-    comparison.add(store)
+    comparison.add(store, changes_)
     history.add(store)
     shipped.add(store)
     trade_off.add(store, answers)

@@ -3,17 +3,17 @@
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from typing import NamedTuple
 
 from benchd.daemon.verdicts import setups
 from benchd.daemon.verdicts.compare import Pair, judged, pair
 from benchd.daemon.verdicts.effects import Verdict
+from benchd.dashboard.limits import day_s
 from benchd.dashboard.messages import Result
 from benchd.dashboard.runs import BoardCache, Runs
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import short
+from benchd.dashboard.text import count, percent, short
 
 RUNS = 5  # of each setup that a change is judged by
 DATES = 4  # kept at once; the others are read again
@@ -86,12 +86,13 @@ class Changes:
             self._judged.pop(since, None)
 
 
-def day_s(text: str) -> float | None:
-    """Return when a day like 2026-11-20 begins in UTC, in Unix time; None if it is no day."""
-    try:
-        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc).timestamp()
-    except ValueError:
-        return None
+def extent(alike: Sequence[Change], of: int) -> str:
+    """Return how many of so many cases became slower, or faster, and by how much."""
+    shares = sorted(abs(change.verdict.effect or 0.0) for change in alike)
+    low, high = (percent(share, "") for share in (shares[0], shares[-1]))
+    return (
+        f"{len(alike)} of {count(of, 'case')} {alike[0].verdict.answer}, {low if low == high else f'{low} to {high}'} %"
+    )
 
 
 def _judged(changes: Sequence[Change]) -> list[Change]:

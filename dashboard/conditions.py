@@ -1,7 +1,7 @@
 """What is wrong with each board, in one word: the worst comes first on Home and Fleet."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -10,14 +10,16 @@ from sqlalchemy import select
 from benchd.daemon.delivery.messages import Latest
 from benchd.dashboard import queries
 from benchd.dashboard.answers import Choice
+from benchd.dashboard.changes import Change, extent
 from benchd.dashboard.limits import READ
 from benchd.dashboard.queries import Device
 from benchd.dashboard.schema import DOCUMENT
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import age, figure, percent
+from benchd.dashboard.text import age, figure
 
 Condition = Literal["slower", "silent", "throttled", "failed check", "problem", "no status", "fine"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
+TROUBLES = CONDITIONS[:-2]  # in which a board needs help
 SHAPES: dict[Condition, str] = {
     "slower": "▲",
     "silent": "○",
@@ -42,13 +44,17 @@ class BoardCondition(NamedTuple):
         return self.device.info.name or self.device.device_id
 
 
-def boards(store: Store, choices: Mapping[str, Sequence[Choice]], now_s: float) -> list[BoardCondition]:
-    """Return every known board, those in trouble first."""
-    slower = _slower(store)
-    fleet = [
-        BoardCondition(device, *_worst(device, slower[device.device_id], choices.get(device.device_id, ())))
-        for device in queries.fleet(store, now_s)
-    ]
+def boards(
+    store: Store, choices: Mapping[str, Sequence[Choice]], now_s: float, changes: Iterable[Change] = ()
+) -> list[BoardCondition]:
+    """Return every known board, those in trouble first; `changes` of all its cases say how much slower one became."""
+    slower, changed = _slower(store), defaultdict[str, list[Change]](list)
+    for change in changes:
+        changed[change.device_id].append(change)
+    fleet = []
+    for device in queries.fleet(store, now_s):
+        id_ = device.device_id
+        fleet.append(BoardCondition(device, *_worst(device, slower[id_], choices.get(id_, ()), changed[id_])))
     return sorted(fleet, key=lambda board: (CONDITIONS.index(board.condition), board.name))
 
 
@@ -58,10 +64,10 @@ def counts(fleet: Sequence[BoardCondition]) -> dict[Condition, int]:
     return {condition: number[condition] for condition in ("fine", *CONDITIONS[:-1]) if number[condition]}
 
 
-def matches(board: BoardCondition, text: str) -> bool:
+def matches(device: Device, text: str) -> bool:
     """Return whether the name, id, site or a tag contains the text."""
-    info = board.device.info
-    return any(text.lower() in word.lower() for word in (info.name, board.device.device_id, info.site, *info.tags))
+    info = device.info
+    return any(text.lower() in word.lower() for word in (info.name, device.device_id, info.site, *info.tags))
 
 
 def looks(condition: Condition) -> str:
@@ -80,11 +86,13 @@ def _slower(store: Store) -> dict[str, list[Latest]]:
     return by_device
 
 
-def _worst(device: Device, slower: Sequence[Latest], choices: Sequence[Choice]) -> tuple[Condition, str]:
-    silent = f"last data {age(device.age_s)}" if device.state in ("stale", "offline") else ""
+def _worst(
+    device: Device, slower: Sequence[Latest], choices: Sequence[Choice], changes: Sequence[Change]
+) -> tuple[Condition, str]:
+    silent = f"last data {age(device.age_s)}" if device.state == "silent" else ""
     failed = [f"{choice.subject}: {', '.join(choice.failed)}" for choice in choices if choice.failed]
     reasons: dict[Condition, list[str]] = {
-        "slower": [_than_baseline(one) for one in slower] + _since_setup(choices),
+        "slower": [_than_baseline(one) for one in slower] + _since_setup(choices, changes),
         "silent": [silent] if silent else [],
         "throttled": ["its clocks are held down"] if device.throttled else [],
         "failed check": failed,
@@ -99,12 +107,15 @@ def _than_baseline(latest: Latest) -> str:
     return f"{latest.case_id}: {figure(latest.median_ms, 'ms')} against {figure(latest.baseline_ms, 'ms')}"
 
 
-def _since_setup(choices: Sequence[Choice]) -> list[str]:
-    return [
-        f"{choice.subject} {choice.variant}: {percent(verdict.effect)} % since {choice.change.since}"
-        for choice in choices
-        if choice.change and (verdict := choice.change.verdict).answer == "slower" and verdict.effect
-    ]
+def _since_setup(choices: Sequence[Choice], changes: Sequence[Change]) -> list[str]:
+    """Return how many of the cases became slower if one that ships did, by what they changed with."""
+    if not any(choice.change and choice.change.verdict.answer == "slower" for choice in choices):
+        return []
+    slower: dict[str, list[Change]] = defaultdict(list)
+    for change in changes:
+        if change.verdict.answer == "slower":
+            slower[change.since].append(change)
+    return [f"{extent(alike, len(changes))} since {since}" for since, alike in slower.items()]
 
 
 def _first(reasons: Sequence[str]) -> str:

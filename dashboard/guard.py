@@ -20,7 +20,7 @@ COOKIE = "benchd_token"
 POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
-    "form-action 'none'"
+    "form-action 'self'"
 )
 HEADERS = {
     "content-security-policy": POLICY,

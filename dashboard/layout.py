@@ -10,13 +10,15 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, urlencode
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from nicegui import Client, ui
 from sqlalchemy.exc import DBAPIError
+from starlette.requests import Request
 
 from benchd.daemon.reporting.palette import LOOK
 from benchd.dashboard.limits import SHOWN
-from benchd.dashboard.text import more, short
+from benchd.dashboard.text import clock, more, short
 
 REFRESH_S = 2.0
 PATIENCE_S = 30.0  # of NiceGUI with a page that is being built; it would answer 500 after 3 s on a busy board
@@ -34,6 +36,7 @@ PAGES = {
 }
 
 CSS = Path(__file__).with_suffix(".css")
+ZONE = "Intl.DateTimeFormat().resolvedOptions().timeZone"
 AWAY = Path(__file__).parent / "templates" / "away.html"
 
 
@@ -47,13 +50,26 @@ def laid_out(title: str) -> Iterator[None]:
     ui.colors(primary="#0b57d0")  # readable with white text, unlike the default
     ui.page_title(f"{title} - benchd")
     with ui.header().classes("bar row").props("role=banner"):
+        skip = ui.link("Skip to the content", "#").classes("skip")
         ui.link("benchd", "/").classes("brand")
-        for name, target in PAGES.items():
-            ui.link(name, target)
-    with ui.column().classes("page"):  # within Quasar's main
+        _links(ui.context.client.request)
+    with ui.column().classes("page").props("tabindex=-1") as content:  # within Quasar's main
+        skip.props["href"] = f"#{content.html_id}"
         heading(title, 1)
         ui.label().classes("notice server-away").props("role=alert")
         yield
+
+
+def _links(request: Request) -> None:
+    """Show the links to the pages, the current one marked, and a search for boards and cases."""
+    with ui.element("nav").props("aria-label=pages"):
+        for name, target in PAGES.items():
+            link = ui.link(name, target)
+            if target == request.url.path:
+                link.props("aria-current=page")
+    with ui.element("form").props("action=/search role=search"):
+        field = ui.element("input").props("type=search name=q aria-label='board or case' placeholder='board or case'")
+        field.props["defaultValue"] = request.query_params.get("q") or request.query_params.get("text") or ""
 
 
 @asynccontextmanager
@@ -70,6 +86,7 @@ async def frame(title: str) -> AsyncIterator[None]:
             raise asyncio.CancelledError
         slow = asyncio.get_running_loop().call_later(SLOW_S, trouble.set_text, SLOW)
         try:
+            client.storage["zone"] = await client.run_javascript(ZONE, timeout=PATIENCE_S)
             yield
         except Exception as error:
             if not _has_left(client, error):
@@ -151,11 +168,30 @@ class PagePart:
         return is_new
 
 
+@contextmanager
+def stacked(*headings: str) -> Iterator[None]:
+    """Show a table whose rows are blocks of lines where it is narrow."""
+    with ui.element("div").classes("scroll"), ui.element("table").classes("stacked"):
+        with ui.element("tr"):
+            for words in headings:
+                with ui.element("th").props("scope=col"):
+                    ui.label(words)
+        yield
+
+
 def chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:
     """Show a link to a part of what is shown, marked if it is what is shown now."""
     with ui.link(words, target).classes(f"chip {look}") as link:
         if is_chosen:
             link.props("aria-current=true")
+
+
+def local(unix_s: float) -> str:
+    """Return a time in the browser's zone, in UTC if this machine does not know that."""
+    try:
+        return clock(unix_s, ZoneInfo(ui.context.client.storage["zone"]))
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return clock(unix_s)
 
 
 def record_path(key: str) -> str:

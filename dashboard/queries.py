@@ -13,7 +13,7 @@ from benchd.daemon.records import PROFILED, Interference, Record, Timing, thrott
 from benchd.daemon.verdicts.results import decoded
 from benchd.daemon.verdicts.statistics import centre
 from benchd.daemon.verdicts.when import AHEAD_S, measured_s
-from benchd.dashboard.limits import READ, SHOWN
+from benchd.dashboard.limits import DAY_S, READ, SHOWN, day_s
 from benchd.dashboard.messages import CLEARED, Result
 from benchd.dashboard.schema import BODY, COLLECTOR, DEVICE, DOCUMENT, EVENT, RESULT, SPAN, TELEMETRY
 from benchd.dashboard.store import Store, joined
@@ -32,7 +32,7 @@ NO_COLLECTOR = (
 )
 KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
 
-State = Literal["online", "stale", "offline", "unknown"]
+State = Literal["online", "silent", "unknown"]
 
 
 class Device(NamedTuple):
@@ -78,7 +78,7 @@ class Gap(NamedTuple):
 class Filter(NamedTuple):
     """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags.
 
-    `device` is an id, and `check` the verdict of the numerical check, or UNCHECKED.
+    `device` is an id, `check` the verdict of the numerical check, or UNCHECKED; `since` and `until` are days in UTC.
     """
 
     device: str = ""
@@ -87,6 +87,8 @@ class Filter(NamedTuple):
     status: str = ""
     check: str = ""
     text: str = ""
+    since: str = ""
+    until: str = ""
 
 
 class Page(NamedTuple):
@@ -198,10 +200,10 @@ def _on_board(device_id: str, body: bytes, arrived_s: float) -> OnBoard:
 def presence(said: str | None, age_s: float | None) -> State:
     """Return the state of a device: its last report, unless that is too old to rely on."""
     if said == "offline":
-        return "offline"
+        return "silent"
     if said is None or age_s is None:
         return "unknown"
-    return "stale" if age_s > STALE_S else "online"
+    return "silent" if age_s > STALE_S else "online"
 
 
 def results(store: Store, which: Filter, sort: str, descending: bool, offset: int, limit: int) -> Page:
@@ -251,7 +253,11 @@ def _count(which: Filter) -> Select[Any]:
 def _conditions(which: Filter) -> list[ColumnElement[bool]]:
     exact = {"device_id": which.device, "model": which.model, "variant": which.variant, "status": which.status}
     checked = RESULT.c.checked.is_(None) if which.check == UNCHECKED else RESULT.c.checked == which.check
-    return [RESULT.c[name] == value for name, value in exact.items() if value] + ([checked] if which.check else [])
+    conditions = [RESULT.c[name] == value for name, value in exact.items() if value]
+    conditions += [checked] if which.check else []
+    since_s, until_s = day_s(which.since), day_s(which.until)
+    conditions += [] if since_s is None else [RESULT.c.measured_s >= since_s]
+    return conditions + ([] if until_s is None else [RESULT.c.measured_s < until_s + DAY_S])
 
 
 def _contains(table: Any, text: str) -> list[ColumnElement[bool]]:

@@ -1,7 +1,8 @@
 """Formats numbers, times and text from devices for pages and the terminal."""
 
 import math
-from datetime import datetime, timezone
+from collections.abc import Mapping
+from datetime import datetime, timezone, tzinfo
 
 from benchd.daemon.delivery.messages import Latest
 from benchd.daemon.records import TOP1
@@ -12,7 +13,7 @@ from benchd.dashboard.queries import Device, State
 
 UNITS = {"bytes": (2.0**30, "GiB"), "hz": (1e6, "MHz"), "w": (1.0, "W")}
 TEXT = 200  # characters of a device's text shown at once
-SIGNS: dict[State, str] = {"online": "● online", "stale": "◐ stale", "offline": "○ offline", "unknown": "◌ no status"}
+SIGNS: dict[State, str] = {"online": "● online", "silent": "○ silent", "unknown": "◌ no status"}
 
 
 def short(value: object) -> str:
@@ -61,6 +62,11 @@ def time(result: Result) -> str:
     return plus_minus(result.median_ms, (result.high_ms - result.low_ms) / 2, "ms")
 
 
+def board(names: Mapping[str, str], device_id: str) -> str:
+    """Return a board's name alone, of the names with ids."""
+    return short(names.get(device_id, device_id).removesuffix(f" ({device_id})"))
+
+
 def count(number: int, noun: str) -> str:
     """Return a number of things."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
@@ -94,9 +100,9 @@ def age(seconds: float | None) -> str:
     return f"{seconds // 86400:.0f} days ago"
 
 
-def clock(unix_s: float) -> str:
-    """Return a time in UTC, to the second."""
-    return datetime.fromtimestamp(unix_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+def clock(unix_s: float, zone: tzinfo = timezone.utc) -> str:
+    """Return a time to the second, with the name of its zone."""
+    return datetime.fromtimestamp(unix_s, zone).strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def doing(device: Device) -> str:

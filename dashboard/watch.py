@@ -14,7 +14,7 @@ from benchd.daemon.delivery.broker import Broker, Ended
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.reporting.console import console_on
-from benchd.daemon.reporting.tables import ALARM, BAR, bar, cut, figures, light
+from benchd.daemon.reporting.tables import ALARM, bar, cut, figures, light
 from benchd.dashboard import queries
 from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import Result, rows
@@ -101,26 +101,23 @@ def trouble(device: Device) -> str:
 
 def _fleet(devices: list[Device], width: int) -> Table:
     more, everything = width >= MORE, width >= ALL
-    left = width - 24 - 35 * more - 3 * everything  # for text, beside figures and what separates the columns
+    left = width - 24 - 13 * more - 25 * everything  # for text, beside figures and what separates the columns
     names, said = ([_plain(text(device)) for device in devices] for text in (lambda one: one.device_id, trouble))
     name_width = min(max(map(len, names), default=0), left // (3 if everything else 2))
     trouble_width = min(max(map(len, said), default=0), (left - name_width) // (2 if everything else 1))
     full_w = max((device.power_w or 0.0 for device in devices), default=0.0)
-    table = light("device", "state", *figures("power"), *(["", *figures("last data", "backlog")] if more else []))
-    for heading in ["doing"] * everything + ["trouble"]:
+    table = light("device", "state", *figures("power"), *(figures("last data") if more else []))
+    for heading in ["", "backlog", "doing"] * everything + ["trouble"]:
         table.add_column(heading, no_wrap=True)
     for device, name, wrong in zip(devices, names, said, strict=True):
-        # ids differ at their ends
-        cells = [cut(name[::-1], name_width)[::-1], SIGNS[device.state], figure(device.power_w, "W")]
-        cells += _more(device, full_w) if more else []
-        cells += [cut(_plain(_doing(device)), left - name_width - trouble_width)] if everything else []
+        cells = [_end(name, name_width), SIGNS[device.state], figure(device.power_w, "W")]
+        cells += [age(device.age_s)] if more else []
+        if everything:
+            drawn = bar(device.power_w / full_w) if device.power_w and full_w else ""
+            doing = cut(_plain(_doing(device)), left - name_width - trouble_width)
+            cells += [drawn, str(device.health.pending), doing]
         table.add_row(*map(Text, cells), Text(cut(wrong, trouble_width), ALARM if wrong else ""))
     return table
-
-
-def _more(device: Device, full_w: float) -> list[str]:
-    drawn = bar(device.power_w / full_w) if device.power_w and full_w else " " * BAR
-    return [drawn, age(device.age_s), str(device.health.pending)]
 
 
 def _doing(device: Device) -> str:
@@ -129,18 +126,23 @@ def _doing(device: Device) -> str:
 
 def _results(results: list[Result], width: int) -> Table:
     more, everything = width >= MORE, width >= ALL
-    texts = (width - (68 if everything else 44 if more else 28)) // (2 if everything else 1)
-    table = light("result", *(["device"] if everything else []), *figures("median", *(["energy"] if more else [])))
+    texts = (width - (68 if everything else 28)) // (2 if more else 1)
+    table = light("result", *(["device"] if more else []), *figures("median", *(["energy"] if everything else [])))
     table.add_column("check", no_wrap=True)
     for result in results:
         case = f"{result.model} {result.variant} b{result.batch_size}"
         took = median(result) if everything else figure(result.median_ms, "ms")
-        cells = [cut(_plain(case), texts), *([cut(_plain(result.device_id), texts)] if everything else [])]
-        cells += [took if result.status == "ok" else result.status, *([energy(result)] if more else [])]
+        cells = [cut(_plain(case), texts), *([_end(result.device_id, texts)] if more else [])]
+        cells += [took if result.status == "ok" else result.status, *([energy(result)] if everything else [])]
         is_wrong = result.checked == "failed" or result.status not in ("ok", "unsupported")
         check = Text("FAILED" if result.checked == "failed" else result.checked or "-", ALARM if is_wrong else "")
         table.add_row(*map(Text, cells), check)
     return table
+
+
+def _end(device_id: str, width: int) -> str:
+    """Return the end of an id, at which ids differ."""
+    return cut(_plain(device_id)[::-1], width)[::-1]
 
 
 def _plain(text: str) -> str:

@@ -563,13 +563,13 @@ def line(decision: Decision) -> str:
         figures = [*_figures(decision.candidates[decision.fastest]), *_beside(decision)]
         best = "least energy" if decision.objective == "energy" else "fastest"
         confirming = f"--processes {max(5, 2 * _fewest(decision) + 1)} confirms it"
-        verdict = f"{best} here ({_processes(decision)}): {decision.fastest}; {confirming}"
+        verdict = f"{best} here ({of_processes(decision)}): {decision.fastest}; {confirming}"
         return f"{decision.subject}: {verdict} ({', '.join(figures)})"
     if not decision.tied:
         return f"{decision.subject}: nothing to ship{_because(decision.mixed or '')}"
     *others, last = decision.tied
     first = min(decision.tied, key=lambda name: _order(decision.candidates[name]))
-    beside = [_processes(decision), *_flagged(decision, decision.tied)]
+    beside = [of_processes(decision), *_flagged(decision, decision.tied)]
     return (
         f"{decision.subject}: too close to call: {', '.join(others)} and {last} are not told apart "
         f"({'; '.join(beside)}); {first} comes first in benchd list"
@@ -609,7 +609,8 @@ def doubts(record: Record, *, joules: bool) -> list[str]:
     return sorted({*record.flags} - NOT_OF_TIME | {flag.partition(":")[0] for flag in of_energy} - NOT_OF_GROSS)
 
 
-def _processes(decision: Decision) -> str:
+def of_processes(decision: Decision) -> str:
+    """Return how many processes its variants have at least, in words."""
     fewest = _fewest(decision)
     return f"{fewest} processes" if fewest > 1 else "one process"
 

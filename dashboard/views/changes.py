@@ -1,23 +1,32 @@
-"""Every case on every board before and after an update or a date, those that became slower first."""
+"""Every case before and after an update or a date: a block for each board and update, or the cases of a single one."""
 
 import time
 from asyncio import to_thread
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal, NamedTuple, get_args
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from nicegui import ui
 
 from benchd.dashboard import limits, queries, text
-from benchd.dashboard.changes import UPDATES, Change, Changes, day_s
-from benchd.dashboard.layout import PATIENCE_S, PagePart, changes_path, chip, follow, frame, history_path, notice
-from benchd.dashboard.limits import SHOWN
+from benchd.dashboard.changes import UPDATES, Change, Changes, extent
+from benchd.dashboard.layout import (
+    PATIENCE_S,
+    PagePart,
+    changes_path,
+    chip,
+    follow,
+    frame,
+    history_path,
+    notice,
+    query,
+    stacked,
+)
+from benchd.dashboard.limits import SHOWN, day_s
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import clock, count, figure, more, short
+from benchd.dashboard.text import board, clock, count, figure, more, short
 
-SUMMARY = 5  # updates named above the changes
 DATE = "date"
 SINCE = {
     "setup": "the setup before",
@@ -27,10 +36,7 @@ SINCE = {
     "fingerprint": "a change of the environment",
     DATE: "a date",
 }
-CAPTION = (
-    "Up to five runs of each setup, by the rule of benchd compare, corrected for all changes in the fleet. "
-    "A is before, B is now."
-)
+CAPTION = "Up to five runs of each setup, by the rule of benchd compare, corrected for all changes in the fleet."
 NONE = "Nothing has changed: no case was measured both before and since. Choose another update or a date."
 NO_MATCH = "No change matches. Clear the search or choose all."
 ACROSS = "across a changed setup; cause not separable"
@@ -44,6 +50,8 @@ SHAPES: dict[Sort, tuple[str, str]] = {
     "same": ("=", "soft"),
     "not compared": ("—", "soft"),
 }
+
+_Block = list[Change]  # of one board and update, the slowest first
 
 
 class _Selection(NamedTuple):
@@ -61,8 +69,7 @@ class _Selection(NamedTuple):
 
 class _State(NamedTuple):
     counts: dict[Sort, int]
-    updates: dict[tuple[str, ...], list[Change]]
-    wanted: list[Change]
+    blocks: list[_Block]
     names: dict[str, str]
     known: int
     left: int
@@ -79,7 +86,7 @@ def add(store: Store, changes: Changes) -> None:
             search = _choices(asked)
             reading, strip = notice(""), PagePart("strip")
             ui.label(CAPTION).classes("soft")
-            updates, empty, table = PagePart("updates"), notice(NONE), PagePart("scroll")
+            empty, place = notice(NONE), PagePart("changes")
             rest = ui.link("", "/changes").classes("link")
 
             async def refresh() -> None:
@@ -87,21 +94,19 @@ def add(store: Store, changes: Changes) -> None:
                 reading.set_text(f"Reading the records of {count(now.left, 'more board')}.")
                 reading.set_visibility(bool(now.left))
                 empty.set_text(NO_MATCH if now.known else NONE)
-                empty.set_visibility(not now.wanted and not now.left)
+                empty.set_visibility(not now.blocks and not now.left)
                 if strip.renew(now.counts, asked):
                     with strip.column:
                         _strip(now.counts, asked[0])
-                if updates.renew(now.updates):
-                    with updates.column:
-                        _updates(now.updates, asked[0])
                 first = SHOWN * (asked[0].page - 1)
-                rest.set_text(more(len(now.wanted) - first - SHOWN))
+                rest.set_text(more(len(now.blocks) - first - SHOWN))
                 rest.set_visibility(bool(rest.text))
                 rest.props["href"] = asked[0].path(page=asked[0].page + 1)
-                shown = now.wanted[first : first + SHOWN]
-                if table.renew([(one.before_key, one.now_key, one.verdict) for one in shown], now.names):
-                    with table.column:
-                        _table(shown, now.names)
+                shown = now.blocks[first : first + SHOWN]
+                if place.renew([(one.now_key, one.verdict) for block in shown for one in block], now.names):
+                    with place.column:
+                        for block in shown:
+                            _block(block, now.names, asked[0], is_alone=len(now.blocks) == 1)
 
             async def searched() -> None:
                 asked[:] = [asked[0]._replace(q=search.value or "", page=1)]
@@ -140,18 +145,19 @@ def _choices(asked: list[_Selection]) -> ui.input:
 def _read(store: Store, changes: Changes, asked: _Selection) -> _State:
     found, left = changes.update(asked.since)
     names = queries.names(store)
+    blocks: dict[tuple[str, tuple[str, ...]], _Block] = defaultdict(list)
     matching = [change for change in found if _matches(change, names, asked.q)]
-    wanted = [change for change in matching if asked.verdict in ("", sort(change))]
-    wanted.sort(key=_by_effect)
-    updates: dict[tuple[str, ...], list[Change]] = defaultdict(list)
-    for change in matching:
-        updates[change.differences].append(change)
-    return _State(_counts(matching), dict(updates), wanted, names, len(found), left)
+    for change in sorted(matching, key=_by_effect):
+        blocks[change.device_id, change.differences].append(change)
+    wanted = [of for of in blocks.values() if not asked.verdict or any(sort(one) == asked.verdict for one in of)]
+    counts = {name: len(alike) for name, alike in _by_verdict(matching).items()}
+    return _State(counts, wanted, names, len(found), left)
 
 
-def _counts(changes: Sequence[Change]) -> dict[Sort, int]:
-    number = Counter(map(sort, changes))
-    return {name: number[name] for name in SORTS if number[name]}
+def _by_verdict(changes: Sequence[Change]) -> dict[Sort, list[Change]]:
+    """Return the changes by their verdicts."""
+    by_verdict = {name: [change for change in changes if sort(change) == name] for name in SORTS}
+    return {name: alike for name, alike in by_verdict.items() if alike}
 
 
 def _matches(change: Change, names: dict[str, str], q: str) -> bool:
@@ -178,64 +184,64 @@ def _strip(counts: dict[Sort, int], asked: _Selection) -> None:
         chip(f"{shape} {number} {name}", asked.path(verdict=name), look, is_chosen=name == asked.verdict)
 
 
-def _updates(by_update: dict[tuple[str, ...], list[Change]], asked: _Selection) -> None:
-    """Show what was updated, on most boards first, and how many cases changed with it; each is a search."""
-    boards = {words: len({change.device_id for change in changes}) for words, changes in by_update.items() if words}
-    usual = sorted(boards, key=lambda words: -boards[words])
-    for words in usual[:SUMMARY]:
-        with ui.element("div"):
-            ui.label(f"{count(boards[words], 'board')}: ").classes("figure")
-            ui.link(short(", ".join(words)), asked.path(q=" ".join(words))).classes("link")
-            for name, number in _counts(by_update[words]).items():
-                shape, look = SHAPES[name]
-                ui.label(f"{shape} {number} {name}").classes(f"figure {look}")
-    ui.label(more(len(usual) - SUMMARY)).classes("soft")
+def _block(block: _Block, names: dict[str, str], asked: _Selection, *, is_alone: bool) -> None:
+    """Show how a board's cases changed with an update, and what would separate its causes; alone, with its cases."""
+    first = block[0]
+    with ui.element("section").classes("card"):
+        with ui.element("h2"):
+            ui.link(board(names, first.device_id), f"/device/{quote(first.device_id)}").classes("link")
+            for kind, alike in _by_verdict(block).items():
+                shape, look = SHAPES[kind]
+                words = extent(alike, len(block)) if kind in ("slower", "faster") else f"{len(alike)} {kind}"
+                ui.label(f"{shape} {words}").classes(f"figure {look}")
+        cause(first)
+        if is_alone:
+            _table([one for one in block if asked.verdict in ("", sort(one))], asked.since)
+        else:
+            words = " ".join([first.device_id, *first.differences])
+            ui.link(f"its {count(len(block), 'case')}", asked.path(q=words)).classes("link")
 
 
-def _table(shown: Sequence[Change], names: dict[str, str]) -> None:
-    with ui.element("table").classes("changes"):
-        with ui.element("tr"):
-            for words in ("change in time", "board and case", "median before and now", "what changed"):
-                with ui.element("th").props("scope=col"):
-                    ui.label(words)
-        for change in shown:
-            with ui.element("tr"):
-                for cell in (_effect, partial(_case, names=names), _times, _causes):
-                    with ui.element("td"):
-                        cell(change)
+def cause(change: Change) -> None:
+    """Show what changed with a time and, if that changed too, what would separate the causes."""
+    named, rest = change.differences[:SHOWN], more(len(change.differences) - SHOWN)
+    known = ", ".join([*map(short, named), *filter(None, [rest])])
+    is_same = sort(change) in ("same", "not compared")
+    where = ("across a changed setup" if is_same else ACROSS) if change.is_across else "in the same setup"
+    ui.label(f"{known or 'nothing that a record names'}: {where}").classes("soft")
+    if change.separating and not is_same:
+        ui.label(f"what would separate it: {change.separating}").classes("soft")
 
 
-def _effect(change: Change) -> None:
+def _table(shown: Sequence[Change], since: str) -> None:
+    with stacked("case", "change in time", "median before and now", "runs", ""):
+        for change in shown[:SHOWN]:
+            _row(change, since)
+    ui.label(more(len(shown) - SHOWN)).classes("soft")
+
+
+def _row(change: Change, since: str) -> None:
+    before_ms, now_ms = change.pair.medians_ms
+    keys = query({"a": change.before_key, "b": change.now_key, "since": since})
+    with ui.element("tr"):
+        with ui.element("td"):
+            ui.link(short(change.case_id), history_path(change.device_id, change.case_id)).classes("link")
+            ui.label(short(", ".join(filter(None, change.where)))).classes("soft")
+        with ui.element("td"):
+            words, look = verdict(change)
+            ui.label(words).classes(f"figure {look}")
+            ui.label(short(change.verdict.reason)).classes("soft")
+        with ui.element("td"):
+            ui.label(f"{figure(before_ms)} → {figure(now_ms, 'ms')}").classes("figure")
+        with ui.element("td"):
+            until = [f"{runs} to {clock(at_s)[:10]}" for runs, at_s in zip(change.runs, change.last_s, strict=True)]
+            ui.label(", ".join(until)).classes("soft figure")
+        with ui.element("td"):
+            ui.link("side by side", f"/compare{keys}").classes("link")
+
+
+def verdict(change: Change) -> tuple[str, str]:
+    """Return the verdict on a change in words, and its class."""
     shape, look = SHAPES[sort(change)]
     words = sort(change) if change.verdict.effect is None else f"{text.share(change.verdict)} {change.verdict.answer}"
-    ui.label(f"{shape} {words}").classes(f"effect figure {look}")
-    where = ACROSS if change.is_across else "in the same setup"
-    ui.label(where if change.verdict.effect is not None else "").classes("soft")
-    ui.label(short(change.verdict.reason)).classes("soft")
-
-
-def _case(change: Change, names: dict[str, str]) -> None:
-    ui.link(short(change.case_id), history_path(change.device_id, change.case_id)).classes("link")
-    with ui.element("div").classes("board"):
-        name = names.get(change.device_id, change.device_id)
-        ui.link(short(name), f"/device/{quote(change.device_id)}").classes("link")
-        ui.label(short(", ".join(filter(None, change.where)))).classes("soft")
-
-
-def _times(change: Change) -> None:
-    before_ms, now_ms = change.pair.medians_ms
-    ui.label(f"{figure(before_ms)} → {figure(now_ms, 'ms')}").classes("figure")
-    until = [f"{runs} to {clock(at_s)[:10]}" for runs, at_s in zip(change.runs, change.last_s, strict=True)]
-    ui.label(f"runs: {', '.join(until)}").classes("soft figure")
-    keys = urlencode({"a": change.before_key, "b": change.now_key})
-    ui.link("compare the newest", f"/compare?{keys}").classes("link")
-
-
-def _causes(change: Change) -> None:
-    named, rest = change.differences[:SHOWN], more(len(change.differences) - SHOWN)
-    ui.label(", ".join([*map(short, named), *filter(None, [rest])]) or "nothing that a record names")
-    if change.separating:
-        with ui.element("details"):
-            with ui.element("summary"):
-                ui.label("what would separate it").classes("link")
-            ui.label(change.separating).classes("soft")
+    return f"{shape} {words}", look

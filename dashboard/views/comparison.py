@@ -10,17 +10,20 @@ from benchd.daemon.verdicts import one_environment
 from benchd.daemon.verdicts.compare import compare
 from benchd.daemon.verdicts.effects import MIN_EFFECT, Verdict
 from benchd.dashboard import queries
-from benchd.dashboard.layout import PATIENCE_S, frame, notice, record_path
+from benchd.dashboard.changes import UPDATES, Change, Changes
+from benchd.dashboard.layout import PATIENCE_S, frame, local, notice, record_path
+from benchd.dashboard.limits import day_s
 from benchd.dashboard.messages import Result
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import clock, energy, figure, median, short, verdict
+from benchd.dashboard.text import energy, figure, median, short, verdict
+from benchd.dashboard.views.changes import cause
 
 
-def add(store: Store) -> None:
-    """Serve the view at /compare?a=KEY&b=KEY."""
+def add(store: Store, changes: Changes) -> None:
+    """Serve the view at /compare?a=KEY&b=KEY; of two sides of a change `since` an update it has the verdict on that."""
 
     @ui.page("/compare", response_timeout=PATIENCE_S)
-    async def comparison(a: str = "", b: str = "") -> None:
+    async def comparison(a: str = "", b: str = "", since: str = "setup") -> None:
         async with frame("Compare"):
             pair = [await to_thread(queries.result, store, key) for key in (a, b)]
             records = [await to_thread(queries.record, store, key) for key in (a, b)]
@@ -30,12 +33,22 @@ def add(store: Store) -> None:
             if any(PROFILED in side.flags for side in pair if side):
                 notice("Profiles cannot be compared: measure the case with bench-once.")
                 return
-            judged_pair = await to_thread(judged, records[0], records[1])
-            ui.label(verdict(judged_pair)).classes(f"verdict {judged_pair.answer}").mark("verdict")
+            change = await to_thread(_change, changes, since, a, b)
+            answer = change.verdict if change else await to_thread(judged, records[0], records[1])
+            ui.label(verdict(answer)).classes(f"verdict {answer.answer}").mark("verdict")
+            if change:
+                ui.label(f"The newest of {change.runs[0]} and {change.runs[1]} runs, which together decide.")
+                cause(change)
             ui.label(_ratio(pair[0], pair[1])).classes("soft")
             _side_by_side(pair[0], pair[1])
             changed = list(one_environment.differences(records[0].environment, records[1].environment))
             ui.label("Environment: " + ("; ".join(changed) or "the same")).classes("soft").mark("environment")
+
+
+def _change(changes: Changes, since: str, a: str, b: str) -> Change | None:
+    """Return the change of which these are the newest runs of both sides."""
+    known = changes.update(since)[0] if since in UPDATES or day_s(since) is not None else []
+    return next((change for change in known if (change.before_key, change.now_key) == (a, b)), None)
 
 
 def judged(a: Record, b: Record) -> Verdict:
@@ -63,7 +76,7 @@ def _side_by_side(a: Result, b: Result) -> None:
         "x of floor": (figure(a.x_of_floor, "x"), figure(b.x_of_floor, "x")),
         "flags": (a.flags or "-", b.flags or "-"),
         "benchd": (a.tool_version, b.tool_version),
-        "when": (clock(a.measured_s), clock(b.measured_s)),
+        "when": (local(a.measured_s), local(b.measured_s)),
     }
     headings = {"name": "", "a": "A", "b": "B"}
     columns = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in headings.items()]

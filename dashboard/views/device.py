@@ -14,11 +14,11 @@ from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.delivery.messages import Latest, SuiteInfo
 from benchd.dashboard import queries
 from benchd.dashboard.commands import Progress, SuiteRequest, progress, run_suite
-from benchd.dashboard.layout import PATIENCE_S, facts, follow, frame, heading, history_path, notice
+from benchd.dashboard.layout import PATIENCE_S, facts, follow, frame, heading, history_path, local, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.queries import Device, Mark
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import SIGNS, accuracy, age, clock, count, doing, fact, figure, more, short, throttling
+from benchd.dashboard.text import SIGNS, accuracy, age, count, doing, fact, figure, more, short, throttling
 from benchd.dashboard.views.charts import Series
 from benchd.dashboard.views.live import LiveCharts
 
@@ -213,4 +213,4 @@ def _accuracy(device_id: str, latest: Latest) -> _Line:
 
 
 def _event(mark: Mark) -> _Line:
-    return f"{clock(mark.at_s)}  {mark.name}  {mark.detail}", "slower" if mark.name == "regression" else "", ""
+    return f"{local(mark.at_s)}  {mark.name}  {mark.detail}", "slower" if mark.name == "regression" else "", ""

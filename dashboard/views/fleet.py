@@ -2,14 +2,16 @@
 
 import time
 from asyncio import to_thread
+from collections.abc import Sequence
 from urllib.parse import quote
 
-from nicegui import ui
+from nicegui import app, ui
+from starlette.responses import RedirectResponse
 
 from benchd.dashboard import limits, queries
 from benchd.dashboard.answers import Answers
-from benchd.dashboard.conditions import CONDITIONS, SHAPES, BoardCondition, boards, looks, matches
-from benchd.dashboard.layout import PATIENCE_S, follow, frame, notice, query
+from benchd.dashboard.conditions import CONDITIONS, SHAPES, BoardCondition, Condition, boards, counts, looks, matches
+from benchd.dashboard.layout import PATIENCE_S, PagePart, chip, follow, frame, notice, query
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short, throttling
@@ -22,35 +24,41 @@ NONE = "No device matches. Clear the search or choose another state."
 
 
 def add(store: Store, answers: Answers) -> None:
-    """Serve the view at /fleet; `state` and `q` show only the devices in that condition and with that text."""
+    """Serve the view at /fleet; `state` and `q` show only the devices in that condition and with that text.
+
+    And the search from every page at /search, which leads to the devices that match, else to the results.
+    """
+
+    @app.get("/search")
+    def search(q: str = "") -> RedirectResponse:
+        is_board = any(matches(device, q) for device in queries.fleet(store, time.time()))
+        return RedirectResponse(f"/fleet{query({'q': q})}" if is_board else f"/results{query({'text': q})}")
 
     @ui.page("/fleet", response_timeout=PATIENCE_S)
     async def fleet(state: str = "", q: str = "", page: int = 1) -> None:
         page = limits.page(page)
-        offset = SHOWN * (page - 1)
+        offset, chosen = SHOWN * (page - 1), condition_named(state)
         async with frame("Fleet"):
-            problems, empty = notice(""), notice("")
-            with ui.row().style("gap: .75rem; width: 100%; align-items: center"):
-                search = ui.input("name, id, site or tag", value=q).props("debounce=300 clearable dense")
-                chosen = ui.select(list(CONDITIONS), label="state", value=state if state in CONDITIONS else None)
-                chosen.props("clearable dense options-dense").style("min-width: 9rem")
+            problems, empty, strip = notice(""), notice(""), PagePart("strip")
             grid = ui.element("div")
-            rest = ui.link("", "/fleet").classes("link")
+            rest = ui.link("", f"/fleet{query({'q': q, 'state': state, 'page': page + 1})}").classes("link")
             entries: dict[str, _Entry] = {}
             order: list[str] = []
             drawn_s = [0.0]
 
             async def refresh() -> None:
                 found, wrong = await to_thread(_read, store, answers)
-                wanted = [board for board in found if matches(board, search.value or "")]
-                wanted = [board for board in wanted if chosen.value in (None, board.condition)]
+                found = [board for board in found if matches(board.device, q)]
+                wanted = [board for board in found if chosen in (None, board.condition)]
                 shown = wanted[offset : offset + SHOWN]
+                if strip.renew(counts(found)):
+                    with strip.column:
+                        strip_of(found, "/fleet", chosen, q=q)
                 rest.set_text(more(len(wanted) - offset - SHOWN))
                 rest.set_visibility(bool(rest.text))
-                rest.props["href"] = _path(search.value, chosen.value, page + 1)
                 problems.set_text(". ".join(wrong))
                 problems.set_visibility(bool(wrong))
-                empty.set_text(NONE if found else EMPTY)
+                empty.set_text(NONE if q or chosen else EMPTY)
                 empty.set_visibility(not wanted and not wrong)
                 if order != [board.device.device_id for board in shown]:
                     order[:] = [board.device.device_id for board in shown]
@@ -66,33 +74,35 @@ def add(store: Store, answers: Answers) -> None:
                 if shown and len(shown) <= CARDS:
                     await _draw(store, entries, drawn_s)
 
-            async def filtered() -> None:
-                ui.navigate.history.replace(_path(search.value, chosen.value, 1))
-                await refresh()
-
-            for field in (search, chosen):
-                field.on_value_change(filtered)
             await follow(refresh)
+
+
+def condition_named(name: str) -> Condition | None:
+    """Return the condition of that name, None for another name."""
+    return next((condition for condition in CONDITIONS if condition == name), None)
+
+
+def strip_of(fleet: Sequence[BoardCondition], path: str, chosen: Condition | None, **asked: str) -> None:
+    """Show how many boards are in each condition; each is a link to those alone, on this page."""
+    chip(count(len(fleet), "board"), f"{path}{query(asked)}", "all", is_chosen=chosen is None)
+    for condition, number in counts(fleet).items():
+        words, target = f"{SHAPES[condition]} {number} {condition}", f"{path}{query(asked | {'state': condition})}"
+        chip(words, target, looks(condition), is_chosen=condition == chosen)
 
 
 async def _draw(store: Store, entries: "dict[str, _Entry]", drawn_s: list[float]) -> None:
     """Draw what is new in the sparklines of all cards, and clear those of devices that have long sent nothing."""
-    now_s, mine = time.time(), dict(entries)
-    sparks = await to_thread(queries.sparks, store, list(mine), max(drawn_s[0], now_s - SPARK_S))
-    if mine != entries:  # a search meanwhile has drawn its own cards
-        return
+    now_s = time.time()
+    sparks = await to_thread(queries.sparks, store, list(entries), max(drawn_s[0], now_s - SPARK_S))
     drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step goes on
     for device_id, entry in entries.items():
         entry.draw(sparks.get(device_id, []), now_s)
 
 
-def _path(text: str | None, condition: str | None, page: int) -> str:
-    return f"/fleet{query({'q': text, 'state': condition, 'page': page if page > 1 else None})}"
-
-
 def _read(store: Store, answers: Answers) -> tuple[list[BoardCondition], list[str]]:
     now_s = time.time()
-    return boards(store, answers.update()[0], now_s), queries.problems(store, now_s)
+    choices, _ = answers.update()
+    return boards(store, choices, now_s, answers.changes), queries.problems(store, now_s)
 
 
 class _Sparks(ui.element, component="sparks.js"):
@@ -126,8 +136,9 @@ class _Entry:
         words = f"{SHAPES[board.condition]} {board.condition}"
         self._condition.set_text(short(f"{words}: {board.detail}" if board.detail else words))
         self._condition.classes(replace=looks(board.condition))
-        since = "" if board.condition == "silent" else f", last data {age(device.age_s)}"
-        self._state.set_text(f"{SIGNS[device.state]}{since}")
+        self._state.set_text(
+            "" if board.condition == "silent" else f"{SIGNS[device.state]}, last data {age(device.age_s)}"
+        )
         self._state.classes(replace=f"state-{device.state}")
         self._doing.set_text(doing(device))
         if self._power:

@@ -13,11 +13,11 @@ from benchd.daemon.records import Record
 from benchd.daemon.verdicts import one_environment
 from benchd.daemon.verdicts.history import shifts
 from benchd.dashboard import queries
-from benchd.dashboard.layout import PATIENCE_S, frame, heading, notice
+from benchd.dashboard.layout import PATIENCE_S, frame, heading, local, notice
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Mark
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import clock, count, figure, percent, short
+from benchd.dashboard.text import count, figure, percent, short
 from benchd.dashboard.views import charts
 
 RUNS = 200
@@ -42,11 +42,11 @@ def add(store: Store) -> None:
             clean = await to_thread(queries.clean_medians, store, [result.key for result in points])
             marks = [*steps(points), *await to_thread(changes, points, partial(queries.record, store))]
             ui.label(CAPTION + (CLEAN if clean else "") + undated(points))
-            ui.echart(charts.history(points, clean, marks)).style("height: 24rem; width: 100%")
+            ui.echart(charts.history(points, clean, marks), renderer="svg").style("height: 24rem; width: 100%")
             heading("Steps and changes")
             with ui.column().style("gap: .1rem"):
                 for mark in sorted(marks, reverse=True):
-                    ui.label(f"{clock(mark.at_s)}  {mark.name}  {short(mark.detail)}")
+                    ui.label(f"{local(mark.at_s)}  {mark.name}  {short(mark.detail)}")
                 if not marks:
                     ui.label(f"none in {count(len(points), 'run')}").classes("soft")
 

@@ -14,32 +14,24 @@ from sqlalchemy.exc import DBAPIError
 from benchd.daemon.delivery.messages import Deployed
 from benchd.dashboard import queries, text
 from benchd.dashboard.answers import Answers, Outcome
-from benchd.dashboard.changes import Change
-from benchd.dashboard.conditions import CONDITIONS, SHAPES, BoardCondition, Condition, boards, counts, looks
-from benchd.dashboard.layout import (
-    PATIENCE_S,
-    PagePart,
-    changes_path,
-    chip,
-    follow,
-    frame,
-    heading,
-    history_path,
-    notice,
-)
+from benchd.dashboard.conditions import CONDITIONS, SHAPES, TROUBLES, BoardCondition, Condition, boards, counts, looks
+from benchd.dashboard.layout import PATIENCE_S, PagePart, changes_path, follow, frame, heading, history_path, notice
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, MatrixRow, matrix
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, more, short
+from benchd.dashboard.views.changes import verdict
+from benchd.dashboard.views.fleet import condition_named, strip_of
 from benchd.dashboard.views.shipped import is_stale, word
 
 NAMED = 4  # boards by name in each condition
 SUBJECTS = 24
 EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
 NONE = "No results yet. Measure something: bench-once --mqtt URL."
-SHAPE: dict[Outcome, str] = {"ships": "✓", "inconclusive": "≈", "nothing": "—"}
+SHAPE: dict[Outcome, str] = {"ships": "✓", "fastest": "◌", "inconclusive": "≈", "nothing": "—"}
 LEGEND = (
-    "✓ ships, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower and ▼ faster than in the previous setup"
+    "✓ ships, ◌ fastest of too few processes, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower, ▼ faster "
+    "and = the same as in the previous setup, across which causes are not separable"
 )
 
 _Line = tuple[str, str, str]  # a text, its class and its link
@@ -53,6 +45,7 @@ class _State(NamedTuple):
     left: int
     wrong: list[str]
     deployed: list[_Promise]
+    changed: frozenset[str]
 
 
 def add(store: Store, answers: Answers) -> None:
@@ -61,11 +54,11 @@ def add(store: Store, answers: Answers) -> None:
 
     @ui.page("/", response_timeout=PATIENCE_S)
     async def home(state: str = "") -> None:
-        chosen = next((condition for condition in CONDITIONS if condition == state), None)
+        chosen = condition_named(state)
         async with frame("What ships, and who needs help"):
             problems, empty = notice(""), notice(EMPTY)
             strip, troubles = PagePart("strip"), PagePart("troubles")
-            title, none, table = heading("What ships"), notice(NONE), PagePart("scroll")
+            title, none, table = PagePart(""), notice(NONE), PagePart("scroll")
             legend = ui.label(LEGEND).classes("soft")
             names: dict[str, str] = {}
 
@@ -76,17 +69,17 @@ def add(store: Store, answers: Answers) -> None:
                 problems.set_visibility(bool(now.wrong or now.left))
                 empty.set_visibility(not now.found and not now.wrong)
                 none.set_visibility(bool(now.found) and not now.shown.rows and not now.left)
-                for part in (title, legend):
-                    part.set_visibility(bool(now.shown.rows))
+                legend.set_visibility(bool(now.shown.rows))
+                if title.renew(len(now.shown.subjects)) and now.shown.rows:
+                    with title.column:
+                        heading(f"What ships: {count(len(now.shown.subjects), 'model')}")
                 if strip.renew(counts(now.found), chosen):
                     with strip.column:
-                        _strip(now.found, chosen)
-                helpless = [
-                    board for board in now.found if board.condition in ({chosen} if chosen else CONDITIONS[:-1])
-                ]
-                if troubles.renew([(board.name, board.condition, board.detail) for board in helpless]):
+                        strip_of(now.found, "/", chosen)
+                helpless = [board for board in now.found if board.condition in ({chosen} if chosen else TROUBLES)]
+                if troubles.renew([(board.name, board.condition, board.detail) for board in helpless], now.changed):
                     with troubles.column:
-                        _troubles(helpless)
+                        _troubles(helpless, now.changed)
                 if table.renew(now.shown, names, now.deployed):
                     with table.column:
                         _table(now.shown, names, now.deployed)
@@ -108,24 +101,17 @@ def _reading(left: int) -> str:
 def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
     now_s = time.time()
     choices, left = answers.update()
-    fleet = boards(store, choices, now_s)
+    fleet = boards(store, choices, now_s, answers.changes)
     order = [board.device.device_id for board in fleet if chosen in (None, board.condition)]
     wanted = (choice for device_id in order for choice in choices.get(device_id, ()))
     shown = matrix(wanted, order, by_kind=len(order) > MOST_BOARDS)
     deployed = [(one.device_id, one.found, is_stale(one, now_s)) for one in queries.deployed(store)]
-    return _State(fleet, shown, left, queries.problems(store, now_s), deployed)
+    changed = frozenset(change.device_id for change in answers.changes if change.verdict.answer == "slower")
+    return _State(fleet, shown, left, queries.problems(store, now_s), deployed, changed)
 
 
-def _strip(fleet: list[BoardCondition], chosen: Condition | None) -> None:
-    """Show how many boards are in each condition; each is a link to those alone."""
-    chip(f"{count(len(fleet), 'board')}", "/", "all", is_chosen=chosen is None)
-    for condition, number in counts(fleet).items():
-        target = f"/?{urlencode({'state': condition})}"
-        chip(f"{SHAPES[condition]} {number} {condition}", target, looks(condition), is_chosen=condition == chosen)
-
-
-def _troubles(helpless: list[BoardCondition]) -> None:
-    """Name the boards in each condition, with what is wrong."""
+def _troubles(helpless: list[BoardCondition], changed: frozenset[str]) -> None:
+    """Name the boards in each condition, with what is wrong; of those that `changed`, Changes says more."""
     for condition in CONDITIONS:
         alike = [board for board in helpless if board.condition == condition]
         if not alike:
@@ -137,6 +123,8 @@ def _troubles(helpless: list[BoardCondition]) -> None:
                 with ui.element("div"):
                     ui.link(short(board.name), f"/device/{quote(board.device.device_id)}").classes("link")
                     ui.label(short(board.detail)).classes("soft")
+                    if board.device.device_id in changed:
+                        ui.link("which, and why", changes_path(q=board.device.device_id)).classes("link")
             if rest := more(len(alike) - NAMED):
                 ui.link(rest, f"/fleet?{urlencode({'state': condition})}").classes("link")
 
@@ -210,6 +198,7 @@ def _show(cell: Cell | None, name: str, deployed: _Line | None) -> None:
     with ui.element("td") as place:
         ui.label(name).classes("narrow soft")
         if cell is None:
+            place.classes("from-700")
             ui.label("not measured").classes("soft")
             return
         place.classes(f"is-{cell.lead.outcome}")
@@ -237,6 +226,7 @@ def lines(cell: Cell) -> list[_Line]:
     """Return what a cell says below its variant and time."""
     lead = cell.lead
     lines: list[_Line] = [("INCONCLUSIVE", "warn", "")] if lead.outcome == "inconclusive" else []
+    lines += [(lead.doubt, "soft", "")] if lead.doubt else []
     if lead.result:
         if cell.range_ms:
             low_ms, high_ms = map(text.figure, cell.range_ms)
@@ -255,14 +245,6 @@ def lines(cell: Cell) -> list[_Line]:
         target = changes_path(q=case_id, verdict="slower")
         lines.append((f"▲ {cell.slower} of {cell.boards} slower than in the previous setup", "change bad", target))
     elif lead.change and lead.change.pair.effect:
-        words, look = changed(lead.change)
+        words, look = verdict(lead.change)
         lines.append((words, f"change {look}", changes_path(q=f"{lead.device_id} {case_id}")))
     return lines
-
-
-def changed(change: Change) -> tuple[str, str]:
-    """Return a change in words, and its class."""
-    shapes = {"slower": ("▲", "bad"), "faster": ("▼", "good"), "same": ("=", "soft"), "inconclusive": ("≈", "soft")}
-    verdict = change.verdict
-    shape, look = shapes[verdict.answer]
-    return short(f"{shape} {text.share(verdict)} {verdict.answer} since {change.since}"), look

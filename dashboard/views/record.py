@@ -13,11 +13,21 @@ from benchd.daemon.reporting.scenario_note import scenario_figures
 from benchd.daemon.verdicts.compare import command
 from benchd.daemon.verdicts.figures import memory_mib
 from benchd.dashboard import queries
-from benchd.dashboard.layout import PATIENCE_S, facts, frame, heading, history_path, notice, record_path, result_path
+from benchd.dashboard.layout import (
+    PATIENCE_S,
+    facts,
+    frame,
+    heading,
+    history_path,
+    local,
+    notice,
+    record_path,
+    result_path,
+)
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.messages import Result
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import accuracy, clock, error_share, fact, figure, more, plus_minus, rounded, short, time
+from benchd.dashboard.text import accuracy, error_share, fact, figure, more, plus_minus, rounded, short, time
 from benchd.dashboard.views import charts
 from benchd.dashboard.views.history import BY_ARRIVAL, is_undated
 
@@ -57,7 +67,7 @@ def add(store: Store) -> None:
 def _head(result: Result, record: Record) -> None:
     ui.label(short(f"{record.case_id} on {record.device_id}")).classes("verdict")
     doubt = f"; dated {BY_ARRIVAL}" if is_undated(result) else ""
-    ui.label(short(f"{clock(result.measured_s)}, benchd {record.tool_version}") + doubt).classes("soft")
+    ui.label(short(f"{local(result.measured_s)}, benchd {record.tool_version}") + doubt).classes("soft")
     if record.status != "ok":
         ui.label(f"✕ {record.status}: {record.reason or 'no reason given'}").classes("verdict bad")
     if result.checked == "failed":
@@ -185,7 +195,7 @@ def _processes(processes: Sequence[ProcessResult]) -> None:
     blocks = [process for process in processes[:SHOWN] if process.blocks]
     if blocks:
         ui.label(BLOCKS).classes("soft")
-        ui.echart(charts.blocks(blocks)).style("height: 16rem; width: 100%")
+        ui.echart(charts.blocks(blocks), renderer="svg").style("height: 16rem; width: 100%")
 
 
 def _process(process: ProcessResult) -> Iterator[str]:

@@ -13,13 +13,14 @@ from starlette.responses import Response, StreamingResponse
 
 from benchd.daemon.verdicts.rows import spreadsheet
 from benchd.dashboard import limits, queries
-from benchd.dashboard.layout import PATIENCE_S, follow, frame, history_path, notice, query, result_path
+from benchd.dashboard.layout import PATIENCE_S, follow, frame, local, notice, query, result_path
 from benchd.dashboard.messages import Result
 from benchd.dashboard.queries import Filter
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import accuracy, clock, energy, error_share, rounded, short, time
+from benchd.dashboard.text import accuracy, board, energy, error_share, rounded, short, time
 
 ROWS = (25, 100)
+DAYS = {"since": "from (UTC)", "until": "to (UTC)"}
 REFRESH_S = 0.5
 CSV_ROWS = 1000  # per query; a fleet's history need not fit in memory
 NEWEST = "measured_s"
@@ -27,6 +28,7 @@ EMPTY = "No results match. Clear the filters, or measure something: bench-once -
 STATUSES = ["ok", "failed", "timeout", "unsupported", "aborted"]
 CHECKS = ["passed", "failed", "void", queries.UNCHECKED]
 
+_Inputs = dict[str, ui.select | ui.input]
 _Which = Annotated[Filter, Depends()]  # its fields are the words of the URL
 
 
@@ -43,7 +45,7 @@ COLUMNS = {
     "model": _Column("Model"),
     "variant": _Column("Variant"),
     "batch_size": _Column("Batch", "from-1200", is_number=True),
-    "device_id": _Column("Device", "from-600"),
+    "device_id": _Column("Device"),
     "median_ms": _Column("Median", is_number=True),
     "throughput_per_s": _Column("Per second", "from-1200", is_number=True, is_optional=True),
     "energy_mj": _Column("Energy per inference", "from-600", is_number=True, is_optional=True),
@@ -52,7 +54,7 @@ COLUMNS = {
     "x_of_floor": _Column("x of floor", "from-1200", is_number=True, is_optional=True),
     "status": _Column("Status", "reason", is_optional=True),
     "flags": _Column("Flags", "from-1200 reason", is_optional=True),
-    NEWEST: _Column("When (UTC)", "from-900"),
+    NEWEST: _Column("When", "from-900"),
 }
 
 
@@ -112,12 +114,15 @@ def _csv(rows: Iterable[Iterable[object]]) -> str:
 async def _show(store: Store, asked: _Query) -> None:
     offered = await to_thread(_offered, store)
     with ui.row().style("gap: .75rem; width: 100%"):
-        inputs = _filters(offered, asked.which._asdict())
+        inputs: _Inputs = {**_filters(offered, asked.which._asdict())}
         search = ui.input("search", value=asked.which.text).props("debounce=300 clearable dense")
+        for name, label in DAYS.items():
+            inputs[name] = ui.input(label, value=getattr(asked.which, name))
+            inputs[name].props("type=date dense stack-label clearable debounce=500")
     empty = notice(EMPTY)
     table = _table(asked)
     with ui.row():
-        compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps")
+        compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps").classes("from-600")
         csv = ui.link("These as CSV", "/results.csv").classes("link")
     compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
     shown: list[Any] = []  # the newest result and what was chosen when the table was filled
@@ -163,7 +168,7 @@ async def _show(store: Store, asked: _Query) -> None:
     await follow(show, REFRESH_S)
 
 
-def _chosen(table: _Table, inputs: dict[str, ui.select], search: ui.input) -> _Query:
+def _chosen(table: _Table, inputs: _Inputs, search: ui.input) -> _Query:
     paging, fields = table.pagination, {name: field.value or "" for name, field in inputs.items()}
     which = Filter(**fields, text=search.value or "")
     rows = int(paging["rowsPerPage"])
@@ -198,7 +203,7 @@ def _table(asked: _Query) -> _Table:
 
 def _columns(results: list[Result]) -> list[dict[str, Any]]:
     """Return the columns, without the optional ones that are empty."""
-    columns = [
+    return [
         {
             "name": name,
             "label": column.label,
@@ -211,7 +216,6 @@ def _columns(results: list[Result]) -> list[dict[str, Any]]:
         for name, column in COLUMNS.items()
         if not column.is_optional or any(getattr(result, name) not in (None, "", "ok") for result in results)
     ]
-    return [*columns, {"name": "links", "label": "Record", "field": "key", "align": "left"}]
 
 
 def _page(store: Store, asked: _Query) -> queries.Page:
@@ -227,7 +231,7 @@ def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:
         "model": short(result.model),
         "variant": result.variant,
         "batch_size": result.batch_size,
-        "device_id": short(names.get(result.device_id, result.device_id)),
+        "device_id": board(names, result.device_id),
         "median_ms": time(result) if is_ok else f"✕ {result.status}",
         "throughput_per_s": rounded(result.throughput_per_s, share, "/s"),
         "energy_mj": energy(result),
@@ -236,9 +240,8 @@ def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:
         "x_of_floor": rounded(result.x_of_floor, share, "x"),
         "status": "ok" if is_ok else short(f"✕ {result.status}: {result.reason or 'no reason given'}"),
         "flags": short(result.flags),
-        NEWEST: clock(result.measured_s).removesuffix(" UTC"),
+        NEWEST: local(result.measured_s),
         "record": result_path(result.key),
-        "history": history_path(result.device_id, result.case_id),
     }
 
 

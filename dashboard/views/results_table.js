@@ -16,10 +16,9 @@ export default {
       <template v-for="name in told" #[name]="props">
         <q-td :props="props" :class="{ bad: String(props.value).startsWith('✕') }">{{ props.value }}</q-td>
       </template>
-      <template #body-cell-links="props">
+      <template #body-cell-model="props">
         <q-td :props="props">
-          <a class="link" :href="props.row.record" :aria-label="'record of ' + props.key">record</a>
-          <a class="link from-600" :href="props.row.history" :aria-label="'history of ' + props.key">history</a>
+          <a class="link" :href="props.row.record" :aria-label="'record of ' + props.key">{{ props.value }}</a>
         </q-td>
       </template>
     </q-table>

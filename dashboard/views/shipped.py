@@ -9,7 +9,7 @@ from nicegui import ui
 
 from benchd.daemon.delivery.messages import Deployed
 from benchd.dashboard import queries
-from benchd.dashboard.layout import PATIENCE_S, PagePart, follow, frame, heading, notice
+from benchd.dashboard.layout import PATIENCE_S, PagePart, follow, frame, heading, notice, stacked
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.store import Store
@@ -63,27 +63,27 @@ def is_stale(one: OnBoard, now_s: float) -> bool:
 
 
 def _table(boards: Sequence[OnBoard], now_s: float) -> None:
-    columns = {"board": "board", "promise": "promise", "change": "change [95 %]", "now": "now", "promised": "promised"}
-    columns |= {"case": "case", "since": "since", "verified": "verified", "better": "ahead of it"}
-    rows = [
-        {
-            "board": one.device_id,
-            "promise": word(one.found, is_stale=is_stale(one, now_s)),
-            "change": change(one.found),
-            "now": figure(one.found.now_ms, "ms"),
-            "promised": figure(one.found.promised_ms, "ms"),
-            "case": short(one.found.case_id),
-            "since": short(one.found.since[:16]),
-            "verified": age(now_s - one.verified_s),
-            "better": short(one.found.better or "-"),
-        }
-        for one in boards
-    ]
-    headings = [{"name": name, "label": label, "field": name, "align": "left"} for name, label in columns.items()]
-    ui.table(rows=rows, columns=headings, row_key="board").props("flat dense wrap-cells").style("width: 100%")
-    for one in boards:
-        if one.found.reason:
-            ui.label(short(f"{one.device_id}: {one.found.reason}")).classes("soft")
+    with stacked("board", "promise", "now and promised", "case", "since", "verified", "ahead of it"):
+        for on_board in boards:
+            deployed = on_board.found
+            with ui.element("tr"):
+                with ui.element("td"):
+                    ui.link(short(on_board.device_id), f"/device/{quote(on_board.device_id)}").classes("link")
+                with ui.element("td"):
+                    ui.label(word(deployed, is_stale=is_stale(on_board, now_s))).classes(
+                        "bad" if deployed.is_broken else ""
+                    )
+                    ui.label(short(deployed.reason or "")).classes("soft")
+                times = f"{figure(deployed.now_ms)}, {figure(deployed.promised_ms, 'ms')} promised"
+                for words in (
+                    f"{times}: {change(deployed)}",
+                    short(deployed.case_id),
+                    f"since {short(deployed.since[:16])}",
+                    f"verified {age(now_s - on_board.verified_s)}",
+                    f"ahead: {short(deployed.better)}" if deployed.better else "",
+                ):
+                    with ui.element("td"):
+                        ui.label(words)
 
 
 def word(deployed: Deployed, *, is_stale: bool) -> str:

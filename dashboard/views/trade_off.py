@@ -85,9 +85,11 @@ def _chart(group: Group, points: Sequence[Point]) -> None:
         ui.label(short(f"energy: {group.scope}") if best or group.scope else NO_ENERGY).classes("soft")
         chart = charts.trade_off(points, best) if group.scope else charts.latency(points)
         height_rem = 20 if group.scope else 4 + 1.5 * len(points)
-        ui.echart(chart).style(f"height: {height_rem}rem; width: 100%")
+        ui.echart(chart, renderer="svg").style(f"height: {height_rem}rem; width: 100%")
         if best:
             ui.label("Not beaten in both: " + short("; ".join(map(_words, best))))
+            beaten = [point for point in points if point.energy_mj and not point.why and point not in best]
+            ui.label("Beaten: " + short("; ".join(map(_words, beaten)))).set_visibility(bool(beaten))
         for point in points:
             if point.why:
                 where = count(point.boards, "board")

@@ -14,7 +14,7 @@ from benchd.daemon.records import PROFILED, Case, ProcessResult, Variant, encode
 from benchd.daemon.verdicts.recommend import Requirements, decide, line
 from benchd.dashboard.answers import Answers
 from benchd.dashboard.changes import Changes
-from benchd.dashboard.conditions import boards, counts, matches
+from benchd.dashboard.conditions import TROUBLES, boards, counts, matches
 from benchd.dashboard.matrix import matrix
 from benchd.dashboard.messages import rows
 from benchd.dashboard.runs import RECORDS_BYTES, BoardCache
@@ -90,8 +90,13 @@ def test_what_is_not_told_apart_is_inconclusive_and_what_has_no_check_does_not_s
     measured(store, "s1", "eager", 5.0)
     measured(store, "s1", "custom", 5.001)
     measured(store, "s1", "eager", 5.0, device="d2", check=None)
+    for variant, median_ms in (("eager", 9.0), ("custom", 5.0)):
+        alone = [ProcessResult(status="ok", timing=timing(median_ms))]
+        measured(store, "s1", variant, median_ms, device="d3", processes=alone)
     found, _ = Answers(store, Changes(store)).update()
-    assert [found[name][0].outcome for name in ("d1", "d2")] == ["inconclusive", "nothing"]
+    assert [found[name][0].outcome for name in ("d1", "d2", "d3")] == ["inconclusive", "nothing", "fastest"]
+    cell = matrix(found["d3"], ["d3"], by_kind=False).cells.popitem()[1]
+    assert home.lines(cell)[0] == ("fastest, one process", "soft", "")
 
 
 def test_of_records_that_are_too_large_together_the_newest_count_and_no_other_board_loses_one(store, caplog):
@@ -159,15 +164,23 @@ def test_a_change_is_against_the_setup_before_with_its_interval_and_cause(store)
         measured(store, f"a{run}", "eager", 5.0 + run / 1000, at_s=NOW_S + run, **of_setup("36.4.3"))
     for run in range(3):
         measured(store, f"b{run}", "eager", 5.5 + run / 1000, at_s=NOW_S + 9 + run, **of_setup("36.4.7"))
-    (choice,) = Answers(store, Changes(store)).update()[0]["d1"]
+    answers = Answers(store, Changes(store))
+    choices, _ = answers.update()
+    (choice,) = choices["d1"]
     change = choice.change
+    (board,) = boards(store, choices, NOW_S, answers.changes)
+    assert board.detail == "1 of 1 case slower, 10.0 % since l4t 36.4.3 → 36.4.7"
     assert (change.verdict.answer, change.since) == ("slower", "l4t 36.4.3 → 36.4.7")
     assert change.verdict.interval.low < change.verdict.effect < change.verdict.interval.high
     assert change.verdict.effect == pytest.approx(0.1, rel=1e-2)
     cell = matrix([choice], ["d1"], by_kind=False).cells.popitem()[1]
     shown, look, target = home.lines(cell)[-1]
-    assert (shown[:8], look, target) == ("▲ +10.0 ", "change bad", "/changes?q=d1+m%2Ceager%2Cb1")
-    assert shown.endswith("slower since l4t 36.4.3 → 36.4.7")
+    assert (shown[:8], shown[-6:], look, target) == (
+        "▲ +10.0 ",
+        "slower",
+        "change bad",
+        "/changes?q=d1+m%2Ceager%2Cb1",
+    )
 
 
 def test_boards_of_one_kind_are_counted_by_what_they_choose(store):
@@ -205,8 +218,9 @@ def test_each_board_is_in_one_condition_the_worst_first(store):
         ("fine", "fine"),
     ]
     assert [board.detail for board in found[:4:3]] == ["c: 2 ms against 1 ms", "m b1: eager-fp16"]
+    assert "no status" not in TROUBLES
     assert list(counts(found)) == ["fine", "slower", "silent", "throttled", "failed check", "problem"]
-    assert [len([board for board in found if matches(board, text)]) for text in ("HALL", "tag-hot", "none")] == [
+    assert [len([board for board in found if matches(board.device, text)]) for text in ("HALL", "tag-hot", "none")] == [
         6,
         1,
         0,

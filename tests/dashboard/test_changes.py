@@ -8,7 +8,8 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import PROFILED, Case, ModelFacts, ProcessResult, encode
-from benchd.dashboard.changes import UPDATES, Changes, day_s
+from benchd.dashboard.changes import UPDATES, Changes
+from benchd.dashboard.limits import day_s
 from benchd.dashboard.messages import rows
 from benchd.dashboard.views.changes import sort
 

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.records import PROFILED, BlocksResult, Case, Interference, ProcessResult, encode
 from benchd.dashboard import queries
-from benchd.dashboard.limits import READ, SHOWN
+from benchd.dashboard.limits import DAY_S, READ, SHOWN, day_s
 from benchd.dashboard.messages import Row, flat, rows
 from benchd.dashboard.queries import STALE_S, Filter, Mark
 from benchd.dashboard.views import charts, history, shipped
@@ -37,14 +37,23 @@ def measure(store, number, median_ms, at_s=NOW_S, device="d1", **fields):
     ("said", "age_s", "state"),
     [
         ("online", 0.0, "online"),
-        ("online", STALE_S + 1, "stale"),
-        ("offline", 0.0, "offline"),
+        ("online", STALE_S + 1, "silent"),
+        ("offline", 0.0, "silent"),
         (None, 0.0, "unknown"),
         ("online", None, "unknown"),
     ],
 )
 def test_a_device_that_has_long_said_nothing_is_not_believed(said, age_s, state):
     assert queries.presence(said, age_s) == state
+
+
+def test_results_are_of_a_range_of_days(store):
+    for day in range(4):
+        measure(store, day, 1.0, day_s("2026-03-01") + (day + 0.5) * DAY_S, t_wall="1970-01-01T00:00:00Z")
+    ranges = {("2026-03-02", "2026-03-03"): ["r2", "r1"], ("", "2026-03-01"): ["r0"], ("2026-03-04", "never"): ["r3"]}
+    for (since, until), runs in ranges.items():
+        page = queries.results(store, Filter(since=since, until=until), "measured_s", True, 0, 10)
+        assert ([result.run_id for result in page.results], page.total) == (runs, len(runs))
 
 
 def test_the_fleet_shows_the_total_power_and_never_a_sum(store):

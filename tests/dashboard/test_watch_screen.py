@@ -24,7 +24,7 @@ from benchd.dashboard.queries import Device
 from benchd.dashboard.store import Store
 from benchd.dashboard.watch import Seen, screen
 
-WIDTHS = (60, 100, 120)
+WIDTHS = (60, 80, 120)
 
 
 def device(number, **fields):
@@ -37,7 +37,7 @@ FLEET = [
     *(device(number) for number in range(297)),
     device(297, throttled=True, power_w=1234.5),
     device(298, health=Health(problem="disk full: 1234567 bytes free", pending=12352)),
-    device(299, state="offline", power_w=None),
+    device(299, state="silent", power_w=None),
 ]
 CASE = Case(model="snn_stbif_resnet18", variant=Variant.parse("custom-fp16"), batch_size=64)
 RESULTS = [
@@ -59,7 +59,8 @@ def test_no_number_is_cut_and_no_line_too_long(width):
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert set(re.findall(r"(\d+)…", text)) <= {"1234567", "18", "16", "64"}
     numbers = ["12.35 W", "1234 W", "104.3 ms" if width < 120 else "104.3 [103.9, 104.7] ms"]
-    numbers += ["109 min ago", "12352", "500 ± 25 mJ"] if width >= 80 else []
+    numbers += ["109 min ago", "site-299", "bench-abc123"] if width >= 80 else []
+    numbers += ["12352", "500 ± 25 mJ"] if width >= 120 else []
     for number in numbers:
         assert number in text
     assert len(text.splitlines()) <= 30
@@ -69,7 +70,7 @@ def test_no_number_is_cut_and_no_line_too_long(width):
 def test_trouble_comes_first_and_what_is_hidden_is_counted(width):
     text = shown(width)
     first = text.splitlines()[2:5]
-    assert all("offline" in line or "THROTTLED" in line or "disk full" in line for line in first)
+    assert all("silent" in line or "THROTTLED" in line or "disk full" in line for line in first)
     assert "and 280 more" in text
     assert "FAILED" in text
 
