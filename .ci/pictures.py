@@ -1,7 +1,7 @@
 """Makes the pictures of README.md and docs: python .ci/pictures.py RECORDS FOLDER.
 
 Table and report show the newest measured record of some cases. The dashboard's pictures are of `benchd demo`, which
-measures this machine beside seven simulated boards, once its story is told.
+measures this machine beside seven simulated boards. What a caption in the docs quotes must be seen in its picture.
 """
 
 import os
@@ -34,8 +34,7 @@ VARIANTS = {
 }
 WEB_FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 HOST = "127.0.0.1"
-STORY = ("1 slower", "1 silent", "1 throttled", "1 failed check")
-STORY_MS = 120_000  # after which it must have been told
+STORY_MS = 120_000  # after which all that a caption quotes must be seen
 PAGES = {
     "dashboard": "/",
     "fleet": "/fleet",
@@ -59,6 +58,8 @@ def table(found: list[Record], picture: Path) -> None:
     text = StringIO()
     print_decisions(text, decide(found, Requirements()), as_json=False)
     console.print(text.getvalue().rstrip(), markup=False)
+    shown = console.export_text(clear=False)
+    require({words: words in shown for words in quoted(picture)}, picture)
     drawn = WEB_FONT.sub("", console.export_svg(title="bench-once"))  # a picture must not ask another host
     picture.write_text(drawn, encoding="utf-8")
 
@@ -84,21 +85,32 @@ def answers(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def await_story(browser: Browser, address: str) -> None:
-    """Wait until Home shows everything that goes wrong in the demo."""
-    page = browser.new_page()
-    page.goto(address)
-    for words in STORY:
-        page.get_by_role("link", name=words).wait_for(timeout=STORY_MS)
-    page.close()
+def quoted(picture: Path) -> set[str]:
+    """Return what the captions of a picture quote."""
+    files = subprocess.run(["git", "ls-files", "*.md"], check=True, capture_output=True, text=True).stdout.split()
+    captions = re.findall(
+        rf"!\[([^]]*)\]\([^)]*{re.escape(picture.name)}\)", "".join(Path(one).read_text() for one in files)
+    )
+    return {words for caption in captions for words in re.findall('"(.*?)"', " ".join(caption.split()))}
+
+
+def require(is_seen: dict[str, bool], picture: Path) -> None:
+    """End with an error if a caption quotes what its picture does not show."""
+    if lacking := [words for words, seen in is_seen.items() if not seen]:
+        sys.exit(f"{picture.name} does not show what its caption quotes: {', '.join(lacking)}")
 
 
 def screenshot(browser: Browser, address: str, picture: Path) -> None:
-    """Draw the upper part of a page."""
+    """Draw the upper part of a page once it shows what its captions quote."""
     page = browser.new_page(viewport=VIEWPORT)
     page.goto(address)
     page.get_by_role("heading", level=1).wait_for()
+    places = {words: page.get_by_text(words).locator("visible=true").first for words in quoted(picture)}
+    for place in places.values():
+        place.wait_for(timeout=STORY_MS)
     page.wait_for_timeout(3000)  # the charts are drawn by then
+    boxes = {words: place.bounding_box() for words, place in places.items()}
+    require({words: bool(box and box["y"] < VIEWPORT["height"]) for words, box in boxes.items()}, picture)
     page.screenshot(path=picture)
     page.close()
 
@@ -123,7 +135,6 @@ def main(records: Path, folder: Path) -> None:
         screenshot(browser, (Path(out) / "report.html").as_uri(), folder / "report.png")
         port = free_port()
         with demo(port):
-            await_story(browser, f"http://{HOST}:{port}/")
             for name, path in PAGES.items():
                 screenshot(browser, f"http://{HOST}:{port}{path}", folder / f"{name}.png")
 
