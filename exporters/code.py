@@ -27,9 +27,13 @@ def sha256(*places: str) -> str:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Return the versions of the installed ones among these distributions."""
-    installed = {}
-    for name in distributions:
-        with suppress(PackageNotFoundError):
-            installed[name] = version(name)
-    return installed
+    """Return the versions of the installed ones among these distributions, as they were when first asked for."""
+    return {name: found for name in distributions if (found := _version(name))}
+
+
+@functools.cache
+def _version(distribution: str) -> str | None:
+    """Return its version, or None; the metadata of one takes a millisecond to read."""
+    with suppress(PackageNotFoundError):
+        return version(distribution)
+    return None

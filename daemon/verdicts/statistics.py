@@ -11,6 +11,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cache
 from itertools import combinations, pairwise
 from operator import mul
 from statistics import NormalDist, median
@@ -239,6 +240,7 @@ def _without_bias(lag1: float, count: int) -> float:
     return (lag1 + 1.0 / count) / (1.0 - 4.0 / count)
 
 
+@cache
 def minimum_samples(percentile: float) -> int:
     """Return the fewest samples that back a percentile (99 for p99) at 99 % confidence.
 

@@ -118,9 +118,8 @@ def measure(
     if is_reference:
         theirs, reference_value = ours, value
     else:
-        theirs, _, _ = _answers(
-            workload, dataset, reference(), indices, job, lambda part: go_on(share + part * share // 100)
-        )
+        told = lambda part: go_on(share + part * share // 100)  # noqa: E731
+        theirs, _, _ = _answers(workload, dataset, reference(), indices, job, told)
         reference_value = metric.of(theirs, targets)
     drawn = list(_drawn(metric, ours, theirs, targets, lambda part: go_on(40 + part * 60 // 100)))
     return accuracy.of_metric(

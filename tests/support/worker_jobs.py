@@ -6,14 +6,18 @@ import time
 from pathlib import Path
 
 import msgspec
+import torch
 
 from benchd.daemon.measuring.process import Worker
 from benchd.daemon.measuring.protocol import Job, Limits, Measure, Outcome
 from benchd.daemon.records import Case, Inputs, UserFile, UserModule
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import __main__ as worker_main
+from benchd.daemon.worker import backends, user_code, workload
 from benchd.daemon.worker.child import StageClock
 
+# what pytest has imported is no code of a module that is measured in its process
+user_code._INSTALLED.add("tests")
 TINY = Limits(
     processes=1,
     warm_up_cap_s=0.1,
@@ -102,6 +106,12 @@ def run(a_job: Job, python: str = "") -> Outcome:
             ready, _, _ = select.select([worker], [], [], remaining_s)
             if ready and worker.receive():
                 return worker.outcome(None, None)
+
+
+def build_and_load(a_job: Job) -> tuple[workload.Workload, backends.Loaded]:
+    """Return what a worker builds of the job and loads to run it."""
+    built, batch = workload.build(a_job), a_job.case.batch_size
+    return built, backends.load(a_job.case.variant, built.source, torch.device(a_job.device), built.images[:batch])
 
 
 def run_here(a_job: Job) -> Outcome:
