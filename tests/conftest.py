@@ -79,6 +79,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _lasting_objects() -> None:
+    # what the tests before imported stays too, and a run in this process searches for garbage before it measures
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _two_threads() -> None:
     # sums are split by thread: a count of the machine's own, or of the test before, would make results differ
