@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import torch
-from worker_jobs import changed, job
+from worker_jobs import build_and_load, changed, job
 
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.records import Check, Variant
-from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.check import checking as check
 from benchd.exporters.onnx import ExportError
 
@@ -24,8 +22,7 @@ def checked(folder: Path, corpus: str, name: str, variant: str, *, batch_size: i
     module, parsed = f"{HERE / corpus}.py:{name}", Variant.parse(variant)
     a_job = job(folder, module=module, variant=parsed, batch_size=batch_size, seed=seed)
     a_job = changed(a_job, limits=PRESETS["quick"], calibration="random")
-    built = workload.build(a_job)
-    loaded = backends.load(parsed, built.source, torch.device("cpu"), built.images[:batch_size])
+    built, loaded = build_and_load(a_job)
     return check.check_and_answers(built, loaded, a_job).check
 
 

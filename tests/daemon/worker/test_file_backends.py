@@ -91,7 +91,7 @@ def user_onnx(folder, graph, **fields):
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision", "tolerance"), [("vim", "fp32", 1e-5), ("vim", "fp16", 2e-2), ("affine", "fp32", 1e-6)]
+    ("kind", "precision", "tolerance"), [("vim", "fp32", 1e-5), ("affine", "fp16", 2e-2), ("affine", "fp32", 1e-6)]
 )
 def test_it_agrees_with_eager(backend, kind, precision, tolerance, store):
     if precision == "fp16" and backend is openvino and "FP16" not in core.Core().get_property("CPU", CAPABILITIES):
@@ -290,14 +290,13 @@ def test_an_output_that_is_no_number_makes_the_case_unsupported(backend, tmp_pat
         backend.load(built.source, "fp32", CPU, built.images[:2])
 
 
-@pytest.mark.parametrize("streams", [1, 2])
-def test_a_data_set_smaller_than_the_batch_fills_it(streams, tmp_path):
+def test_a_data_set_smaller_than_the_batch_fills_it(tmp_path):
     """A file has the size of the batch that it is loaded for."""
     images = tmp_path / "images" / "one"
     images.mkdir(parents=True)
     for number in range(6):
         Image.new("RGB", (4, 4), (40 * number, 0, 0)).save(images / f"{number}.png")
-    a_job = job(tmp_path, module=user_module(tmp_path), variant=Variant("onnxruntime"), batch_size=8, streams=streams)
+    a_job = job(tmp_path, module=user_module(tmp_path), variant=Variant("onnxruntime"), batch_size=8, streams=2)
     a_job = changed(a_job, data=f"imagefolder:{images.parent}")
     outcome = run_here(a_job)
     assert outcome.process.status == "ok", outcome.process.reason

@@ -3,14 +3,12 @@
 import dataclasses
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from worker_jobs import changed, job, run_here
+from worker_jobs import build_and_load, changed, job, run_here
 
 from benchd.daemon.errors import Unsupported, UsageError
 from benchd.daemon.measuring.user_model import onnx_file
 from benchd.daemon.records import Case, Variant
-from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.check import checking as check
 from benchd.daemon.worker.check import truth
 from benchd.daemon.worker.top1 import refuse_calibrated
@@ -52,8 +50,7 @@ def opened(folder, path, reference=None, calibration=None, batch_size=1):
         calibration=calibration,
         calibration_images=32,
     )
-    built = workload.build(asked)
-    loaded = backends.load(asked.case.variant, built.source, torch.device("cpu"), built.images[:batch_size])
+    built, loaded = build_and_load(asked)
     return built, loaded, asked
 
 

@@ -264,34 +264,3 @@ def test_a_board_without_an_exporter_runs_a_given_file_and_else_says_how(brought
     assert alone.endswith(f"): {advice}")
     assert without.startswith(f"{empty} holds no file for this case, and none can be exported here")
     assert not list(tmp_path.glob("own/*/model.onnx"))
-
-
-TOGETHER = """
-import os, torch.onnx, onnxscript
-print("ready", flush=True)
-sys.stdin.readline()
-made = source(Path(sys.argv[1])).onnx("fp32", 2, "cpu")
-print(json.dumps([made.reused, made.metadata.sha256]), flush=True)
-os._exit(0)  # torch takes the interpreter up to a second to unload
-"""
-
-
-def test_two_processes_that_export_the_same_end_with_one_whole_file(tmp_path, child_environment):
-    command = [sys.executable, "-c", CHILD + TOGETHER, str(tmp_path / "store")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    environment = child_environment | absent.environment(tmp_path)
-    with (
-        subprocess.Popen(command, env=environment, **pipes) as first,
-        subprocess.Popen(command, env=environment, **pipes) as second,
-    ):
-        for process in (first, second):
-            assert process.stdout.readline() == "ready\n"
-        for process in (first, second):
-            process.stdin.write("\n")
-            process.stdin.flush()
-        answers = [json.loads(process.communicate()[0]) for process in (first, second)]
-    assert sorted(reused for reused, _ in answers) == [False, True]
-    with ArtifactStore(tmp_path / "store") as store:
-        kept = store.get(key_of(facts_of(2)))
-        assert {sha256 for _, sha256 in answers} == {kept.metadata.sha256}
-        assert len(store.list()) == 1

@@ -6,12 +6,12 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from worker_jobs import changed, job
+from worker_jobs import build_and_load, changed, job
 
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring.user_inputs import inputs_of
 from benchd.daemon.records import InputSpec, Variant
-from benchd.daemon.worker import backends, packing, workload
+from benchd.daemon.worker import packing, workload
 from benchd.daemon.worker.backends import tensorrt
 from benchd.daemon.worker.check import checking as check
 from benchd.daemon.worker.source import Source
@@ -201,8 +201,7 @@ CLASSIFIER = """g (float[N,4] x) => (string[N] label, seq(map(string, float)) ch
 def test_operators_of_other_domains_are_measured_where_a_runtime_has_them(graph, tmp_path):
     a_job = job(tmp_path, model="own.net", variant=Variant("onnxruntime"), batch_size=3)
     a_job = changed(a_job, options={}, onnx=str(written(tmp_path, graph)))
-    built = workload.build(a_job)
-    loaded = backends.load(a_job.case.variant, built.source, torch.device("cpu"), built.images[:3])
+    built, loaded = build_and_load(a_job)
     assert check.check_and_answers(built, loaded, a_job).check.passed
     with pytest.raises(Unsupported, match="strings or maps") if graph is CLASSIFIER else nullcontext():
         packing.refuse(a_job, built, loaded.run(built.images[:3]))
@@ -260,8 +259,7 @@ def loaded_as(folder, graph, variant):
     """Return the workload and the loaded variant of a file, and its job."""
     a_job = job(folder, model="own.net", variant=Variant(variant), batch_size=2)
     a_job = changed(a_job, options={}, onnx=str(written(folder, graph)))
-    built = workload.build(a_job)
-    return built, backends.load(a_job.case.variant, built.source, torch.device("cpu"), built.images[:2]), a_job
+    return *build_and_load(a_job), a_job
 
 
 @pytest.mark.parametrize("dtype", ["uint64", "uint32", "uint16"])

@@ -3,14 +3,11 @@
 import dataclasses
 
 import pytest
-import torch
-from worker_jobs import job, user_module
+from worker_jobs import build_and_load, job, user_module
 
 from benchd.daemon.errors import UnfitModel
-from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.check import checking as check
 
-CPU = torch.device("cpu")
 SCORES = "scores = self.fc(images.flatten(1)); return "
 AUTOCAST = """with torch.autocast(images.device.type, torch.bfloat16):
             return self.fc(images.flatten(1))"""
@@ -19,8 +16,7 @@ AUTOCAST = """with torch.autocast(images.device.type, torch.bfloat16):
 def checked(folder, forward, times=1.0):
     """Check a module with this forward, whose answers in eager are so many times its own."""
     a_job = job(folder, module=user_module(folder, forward=forward))
-    built = workload.build(a_job)
-    loaded = backends.load(a_job.case.variant, built.source, CPU, built.images[:1])
+    built, loaded = build_and_load(a_job)
     of_times = dataclasses.replace(loaded, run=lambda images: times * loaded.run(images))
     return check.check_and_answers(built, of_times, a_job).check
 

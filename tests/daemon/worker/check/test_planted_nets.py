@@ -64,7 +64,7 @@ def is_right(folder, name, variant, **fields):
     assert kind in allowed, note
 
 
-@pytest.mark.parametrize(("name", "variant"), some(nets_right.RIGHT, PLAIN, 25))
+@pytest.mark.parametrize(("name", "variant"), some(nets_right.RIGHT, PLAIN, 50))
 def test_a_right_net_never_fails(tmp_path, name, variant):
     is_right(tmp_path, name, variant)
 
@@ -94,7 +94,7 @@ def test_a_right_softmax_passes_whatever_its_weights(tmp_path, name, variant, se
     is_right(tmp_path, name, variant, seed=seed)
 
 
-@pytest.mark.parametrize(("name", "variant"), some(WRONG, SHARED, 40))
+@pytest.mark.parametrize(("name", "variant"), some(WRONG, SHARED, 80))
 def test_a_wrong_net_never_passes(tmp_path, name, variant):
     kind, note = judged(tmp_path, "nets_wrong", name, variant)
     assert kind in ("failed", "void"), note

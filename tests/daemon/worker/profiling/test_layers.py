@@ -21,6 +21,7 @@ from benchd.models.cost import cost
 
 NO_OPTIONS = {}
 NARROW = {"width": 16}  # a sixteenth of the arithmetic, the same layers
+SHORT = NARROW | {"time_steps": 3}
 SMALL_VIM = {"dim": 16, "depth": 3, "patch_size": 8, "stride": 8, "num_classes": 5, "image_size": 32}
 
 
@@ -63,8 +64,8 @@ def small_vim(implementation):
 WORKS = {
     "onepass": lambda: catalogued("snn_onepass"),
     "onepass custom": lambda: catalogued("snn_onepass", "custom"),
-    "stbif": lambda: catalogued("snn_stbif_resnet18", **NARROW),
-    "stbif custom": lambda: catalogued("snn_stbif_resnet18", "custom", **NARROW),
+    "stbif": lambda: catalogued("snn_stbif_resnet18", **SHORT),
+    "stbif custom": lambda: catalogued("snn_stbif_resnet18", "custom", **SHORT),
     "qann": lambda: catalogued("qann_resnet18", **NARROW),
     "qann custom": lambda: catalogued("qann_resnet18", "custom", **NARROW),
     "vim": lambda: small_vim("torch"),
@@ -391,7 +392,7 @@ def test_a_table_is_read_by_its_rows():
 @pytest.fixture(scope="module")
 def ranges():
     """The ranges of a session as a trace holds them: name, begin and end."""
-    work = catalogued("snn_stbif_resnet18", batch_size=1, **NARROW)
+    work = catalogued("snn_stbif_resnet18", batch_size=1, **SHORT)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         layers.run(work)
     noted = [event for event in profiler.events() if event.is_user_annotation]
