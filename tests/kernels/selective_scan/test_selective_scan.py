@@ -175,21 +175,6 @@ def test_a_pair_is_a_forward_and_a_reverse_scan(implementation, shape):
         assert error(y[reverse], equation(**tensors, delta_softplus=True, reverse=bool(reverse))) < 2e-6
 
 
-@settings(deadline=None, max_examples=40)
-@given(
-    shape=st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.integers(1, 5)),
-    reverse=st.booleans(),
-    large=st.booleans(),
-    seed=st.integers(0, 1000),
-)
-def test_any_shape_agrees_with_the_equation(shape, reverse, large, seed):
-    tensors = inputs(*shape, dtype=torch.float64, seed=seed, large=large)
-    y = selective_scan(**tensors, delta_softplus=True, reverse=reverse, implementation="torch")
-    want = equation(**tensors, delta_softplus=True, reverse=reverse)
-    # softplus turns linear at 20, where it is 2e-9 above
-    torch.testing.assert_close(y, want, rtol=1e-8, atol=1e-12)
-
-
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_gradients_are_those_of_finite_differences(reverse):
     tensors = {k: v.requires_grad_() for k, v in inputs(2, 7, 3, 4, dtype=torch.float64).items()}
@@ -220,8 +205,7 @@ def test_gradients_of_a_pair():
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("length", [1, 2, 3, 40])
+@pytest.mark.parametrize(("length", "reverse"), [(1, False), (2, True), (40, False)])
 def test_what_compilers_see_is_the_same_scan(reverse, length):
     tensors = inputs(2, length, 6, 4, dtype=torch.float64)
     exported = torch.export.export(Scan(reverse), (), tensors, strict=False)
@@ -304,38 +288,6 @@ def test_projected_steps_are_within_2e_6_of_the_equation(implementation, shape):
     tensors = {name: layer(*shape)[name] for name in ("low", "weight", "bias")}
     delta = delta_projection(**tensors, implementation=implementation)
     assert error(delta, torch.log1p(projection(**tensors).exp())) < 2e-6
-
-
-@pytest.mark.parametrize("implementation", PLAIN)
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 3e-3), (torch.bfloat16, 2e-2), (torch.float64, 1e-12)])
-def test_a_layer_in_other_dtypes(implementation, dtype, limit):
-    if implementation == "native" and dtype == torch.float64:
-        pytest.skip("refused, which has a test of its own")
-    tensors = layer(2, 40, 17, 5, 3, dtype=dtype)
-    if dtype != torch.float64:
-        tensors |= {"A": tensors["A"].float()}
-    y = bidirectional_scan(**tensors, implementation=implementation)
-    assert y.dtype == dtype
-    assert error(y, summed(**tensors)) < limit
-    steps = {name: tensors[name] for name in ("low", "weight", "bias")}
-    delta = delta_projection(**steps, implementation=implementation)
-    assert delta.dtype == dtype
-    assert error(delta, torch.log1p(projection(**steps).exp())) < limit
-
-
-@pytest.mark.parametrize("implementation", PLAIN)
-def test_a_layer_takes_columns_of_wider_tensors(implementation):
-    tensors = layer(2, 21, 12, 4, 3)
-    columns = torch.cat((tensors["B"], tensors["C"], tensors["low"], tensors["low"]), -1)
-    B, C, low, _ = columns.split([4, 4, 3, 3], -1)
-    z = torch.cat((tensors["z"], tensors["z"]), -1)[..., 12:]
-    weight, A = (tensors[name].mT.contiguous().mT for name in ("weight", "A"))
-    strided = tensors | {"B": B, "C": C, "low": low, "z": z, "weight": weight, "A": A}
-    strided["u"] = torch.stack((tensors["u"], tensors["u"]), -1)[..., 0]
-    assert not any(strided[name].is_contiguous() for name in ("u", "low", "weight", "A", "B", "C", "z"))
-    assert error(bidirectional_scan(**strided, implementation=implementation), summed(**tensors)) < 2e-6
-    delta = delta_projection(low, weight, strided["bias"], implementation=implementation)
-    assert error(delta, torch.log1p(projection(low, weight, strided["bias"]).exp())) < 2e-6
 
 
 @pytest.mark.parametrize("implementation", PLAIN)
