@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchd.kernels.dispatch import INTERPRETED, Unavailable
+from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d import layer
 from benchd.models.catalog import build
 from benchd.models.snn_onepass import OnePass
@@ -168,19 +168,15 @@ def test_custom_kernels_give_the_plain_network_s_logits(options):
     assert custom.float()(images[:0], *[tensor[:, :0].float() for tensor in extra]).shape == (0, 10)
 
 
-@pytest.mark.parametrize("implementation", ["native", "triton"])
 @pytest.mark.parametrize(
     "options",
     [{"reset": "subtract", "threshold": 0.2, "time_steps": 3}, {"encoding": "rate", "threshold": 0.2, "time_steps": 3}],
     ids=["repeat", "rate"],
 )
 @torch.no_grad()
-def test_neurons_add_the_biases_of_the_layers_as_they_do_on_a_gpu(monkeypatch, options, implementation):
-    if implementation == "triton" and not (INTERPRETED and pytest.importorskip("triton")):
-        pytest.skip("Triton is not interpreted beside a GPU")
+def test_neurons_add_the_biases_of_the_layers_as_they_do_on_a_gpu(monkeypatch, options):
     plain, custom = build("snn_onepass", **options), build("snn_onepass", kernels="custom", **options)
     custom.load_state_dict(plain.state_dict())
-    custom.lif1.implementation = custom.lif2.implementation = implementation
     images, steps = torch.rand(2, 3, 32, 32), options.get("time_steps", 8)
     extra = [torch.rand(steps, 2, 3, 32, 32)] if options.get("encoding") == "rate" else []
     wanted, left = plain(images, *extra), []
@@ -232,19 +228,6 @@ def test_custom_kernels_follow_their_weights():
     torch.testing.assert_close(custom.double().float()(images), want, rtol=1e-6, atol=1e-6)
     with torch.autocast("cpu", torch.bfloat16):
         assert custom(images).dtype == torch.bfloat16
-
-
-@torch.no_grad()
-def test_custom_kernels_read_spikes_in_float32_only(monkeypatch):
-    ran = Counter()
-    monkeypatch.setattr(layer, "_ran", ran)
-    model, images = build("snn_onepass", kernels="custom"), torch.rand(2, 3, 32, 32)
-    model(images)
-    assert ran.total() == 2
-    model.double()(images.double())
-    assert ran.total() == 2
-    torch.compile(model.float(), fullgraph=True, backend="aot_eager")(images)
-    assert ran.total() == 4
 
 
 @torch.no_grad()
@@ -331,6 +314,7 @@ def test_custom_kernels_do_not_learn():
 
 def test_without_a_compiler_the_custom_kernels_are_refused_by_name(tmp_path, printed):
     code = """
+import sys
 from benchd.kernels.dispatch import Unavailable
 from benchd.models.catalog import build
 for name, options in (("snn_onepass", {}), ("snn_stbif_resnet18", {"width": 8}), ("vim_tiny", {"depth": 1})):
@@ -338,6 +322,8 @@ for name, options in (("snn_onepass", {}), ("snn_stbif_resnet18", {"width": 8}),
         build(name, kernels="custom", **options)
     except Unavailable as error:
         print(error)
+print("torchvision" in sys.modules)
 """
     said = printed(code, CC="no-such-compiler", CACHE_DIRECTORY=str(tmp_path))
     assert said.count("native kernels need a C compiler") == 3
+    assert said.endswith("False\n"), "building one waits for no import of torchvision"

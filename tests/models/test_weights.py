@@ -23,7 +23,7 @@ TRAINED, AVERAGES = ("model", "state_dict", "model_state_dict"), ("model_ema", "
 @pytest.fixture(scope="module")
 def state():
     torch.manual_seed(4)
-    return Vim(192, 24, num_classes=3, image_size=48).state_dict()
+    return Vim(192, 6, num_classes=3, image_size=48).state_dict()
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_numbers_that_are_no_weights_are_refused_by_name(weight, words):
 
 def test_a_vim_takes_its_classes_from_the_file(tmp_path, state):
     torch.save({"model": state, "args": argparse.Namespace()}, tmp_path / "w.pth")
-    model = weights.load("vim_tiny", tmp_path / "w.pth", image_size=48)
+    model = weights.load("vim_tiny", tmp_path / "w.pth", depth=6, image_size=48)
     assert same(model.state_dict(), state)
     assert model.input_shape == (3, 48, 48)
     assert not model.training
@@ -181,7 +181,7 @@ def test_a_vim_takes_its_classes_from_the_file(tmp_path, state):
 
 def test_options_choose_the_geometry(tmp_path, state):
     torch.save(state, tmp_path / "w.pth")
-    options = {"stride": 24, "image_size": 64, "scan": "two_level"}
+    options = {"depth": 6, "stride": 24, "image_size": 64, "scan": "two_level"}
     assert weights.load("vim_tiny", tmp_path / "w.pth", **options).input_shape == (3, 64, 64)
 
 
@@ -196,9 +196,9 @@ def test_what_does_not_fit_is_listed_with_counts_and_shapes(tmp_path, state):
     wrong |= {"layers.0.mixer.A_log_b": torch.zeros(1), "norm_f.weight": torch.zeros(7)}
     torch.save(wrong, tmp_path / "w.pth")
     with pytest.raises(WeightsError) as caught:
-        weights.load("vim_tiny", tmp_path / "w.pth", image_size=48)
+        weights.load("vim_tiny", tmp_path / "w.pth", depth=6, image_size=48)
     message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'w.pth'} does not fit vim_tiny: 24 missing: layers.0.mixer.A_b_log, ")
+    assert message.startswith(f"{tmp_path / 'w.pth'} does not fit vim_tiny: 6 missing: layers.0.mixer.A_b_log, ")
     assert "layers.4.mixer.A_b_log, ...;" in message
     assert "1 unexpected: layers.0.mixer.A_log_b;" in message
     assert message.endswith("1 of another shape: norm_f.weight (7,) in place of (192,)")
@@ -212,7 +212,7 @@ def test_a_damaged_geometry_is_a_weights_error(tmp_path, state, key, shape):
         wrong[key] = torch.zeros(shape)
     torch.save(wrong, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=key):
-        weights.load("vim_tiny", tmp_path / "w.pth", image_size=48)
+        weights.load("vim_tiny", tmp_path / "w.pth", depth=6, image_size=48)
 
 
 def test_nothing_changes_where_the_state_does_not_fit(tensors):
@@ -275,6 +275,6 @@ def test_errors_of_the_catalog_and_models_without_weights(tmp_path, tensors):
 
 
 def test_a_custom_model_is_built_for_the_state_of_the_plain_one(state):
-    model = weights.build("vim_tiny", state, {"image_size": 48}, kernels="custom")
+    model = weights.build("vim_tiny", state, {"depth": 6, "image_size": 48}, kernels="custom")
     assert same(model.state_dict(), state)
     assert model.input_shape == (3, 48, 48)
