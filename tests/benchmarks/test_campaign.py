@@ -152,20 +152,6 @@ def test_on_a_gpu_the_engines_of_a_race_are_built_before_it():
     assert list(campaign.STAGES).index("engines") < list(campaign.STAGES).index("models")
 
 
-def test_on_a_gpu_each_op_is_raced_in_graphs_too():
-    asked = {device: campaign.STAGES["kernels"](settings(device, ops=["lif"])) for device in ("cuda", "cpu")}
-    graphs = {device: {part.name: "--graph" in part.command for part in parts} for device, parts in asked.items()}
-    fp32, fp16 = "lif fp32 batch 1", "lif fp16 batch 1"
-    assert graphs["cuda"] == {fp32: False, f"{fp32} in graphs": True, fp16: False, f"{fp16} in graphs": True}
-    assert graphs["cpu"] == {fp32: False}
-
-
-def test_on_a_gpu_the_kernels_are_tested_by_several_processes():
-    kernels, gpu = campaign.STAGES["correctness"](settings("cuda"))
-    assert "--numprocesses" in kernels.command
-    assert "--numprocesses" not in gpu.command
-
-
 def test_an_unknown_stage_is_refused():
     done = CliRunner().invoke(campaign.app, ["--device", "cpu", "--stage", "probing"])
     assert done.exit_code == 2

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def kernels(tmp_path):
     return run
 
 
-def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(kernels):
+def test_everybody_is_judged_and_raced_and_who_is_absent_is_named(kernels, monkeypatch):
+    # which compiler makes no difference to a race, and inductor's takes ten seconds
+    monkeypatch.setattr("benchmarks.kernels.compiled_call", partial(compiled_call, backend="aot_eager"))
     done, rows = kernels("--op", "add_rms_norm", "--shape", "5,8")
     assert done.exit_code == 0, done.output
     assert rows["benchd"]["ratio"] == 1.0

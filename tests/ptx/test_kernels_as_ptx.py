@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", "3.8", reason="the interpreter launches kernels as Triton 3.8 does")
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 # those that judge numbers; the others ask torch's compiler, or what a kernel refuses
@@ -29,7 +30,6 @@ def test_a_compiled_kernel_is_executed():
     assert "4 passed" in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", [75, 87, 90, 110])
 def test_the_kernels_pass_as_they_are_compiled(sm, tmp_path):
     launched = tmp_path / "launched"
@@ -45,7 +45,6 @@ def _kernels():
     }
 
 
-@pytest.mark.slow
 def test_nineteen_changes_of_twenty_are_noticed():
     """Of 60 drawn at random, the kernels in turn; a survivor is listed, and may change nothing that counts."""
     mutants = ("-p", "tests.ptx.mutation", "--mutants", "60", "-s")

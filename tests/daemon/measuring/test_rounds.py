@@ -48,7 +48,7 @@ def run(folder, entries, *, last=None, **fields):
     return {record.case.variant.name: record for record in supervisor.records}, begun.seen
 
 
-def test_each_round_has_one_process_of_each_and_the_rates_are_probed_in_the_first_and_the_last(tmp_path):
+def test_each_round_has_one_process_of_each_and_rates_are_probed_in_the_first_and_the_last(tmp_path):
     records, seen = run(tmp_path, planned())
     assert [process for process, _ in seen] == [0, 0, 1, 1, 2, 2]
     assert all({first[1], second[1]} == {"eager", "bf16"} for first, second in zip(seen[::2], seen[1::2], strict=True))
@@ -56,23 +56,16 @@ def test_each_round_has_one_process_of_each_and_the_rates_are_probed_in_the_firs
     rounds = zip(*([process.window for process in record.processes] for record in records.values()), strict=True)
     for early, late in pairwise(rounds):
         assert max(window.end_ns for window in early) < min(window.start_ns for window in late)
-
-
-def test_the_rates_are_probed_in_the_first_and_the_last_process_of_the_run(tmp_path):
-    pytest.importorskip("onnxscript", reason="exports")
-    pytest.importorskip("onnxruntime", reason="is a backend")
-    records, seen = run(tmp_path, planned(variants=["eager", "onnxruntime"], processes=2))
-    assert [(record.status, record.reason) for record in records.values()] == [("ok", None)] * 2
     in_order = [records[name].processes[process] for process, name in seen]
-    assert [process.probes is not None for process in in_order] == [True, False, False, True]
+    assert [process.probes is not None for process in in_order] == [True] * 2 + [False] * 2 + [True] * 2
 
 
 def test_one_that_fails_leaves_the_later_rounds(tmp_path):
     own = user_model.module(user_module(tmp_path, forward=HALF_FAILS), [])
-    records, seen = run(tmp_path, planned(own, models=[], options={}))
+    records, seen = run(tmp_path, planned(own, models=[], options={}, processes=2))
     assert (records["bf16"].status, records["eager"].status) == ("failed", "ok")
-    assert len(records["eager"].processes) == PROCESSES
-    assert sorted(seen) == [(0, "bf16"), (0, "eager"), (1, "eager"), (2, "eager")]
+    assert len(records["eager"].processes) == 2
+    assert sorted(seen) == [(0, "bf16"), (0, "eager"), (1, "eager")]
 
 
 @pytest.mark.parametrize("needs_all", [False, True])

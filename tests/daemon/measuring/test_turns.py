@@ -21,7 +21,7 @@ from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.measuring.protocol import Compare
 from benchd.daemon.measuring.session import Sink
-from benchd.daemon.measuring.supervisor import Supervisor, Turn
+from benchd.daemon.measuring.supervisor import Supervisor, Turn, interleaved_rule
 
 CPU = Machine("cpu", has_cxx=True)
 LIMITS = LimitsConfig(warm_up_cap_s=0.1, measure_cap_s=0.1, check_images=1)
@@ -151,11 +151,11 @@ NOTING = """pathlib = __import__("pathlib")
         pathlib.Path(__file__).with_name(f"cpus.{os.getpid()}").write_text(repr(sorted(os.sched_getaffinity(0))))"""
 
 
-def interleaved_entry(own=None, threads=None):
+def interleaved_entry(own=None, threads=None, cap_s=0.2):
     case = "eager,b1" if own else "square,eager,b1,size=16"
     request = Request([case], "quick", 0.01, modules=[own] if own else [], threads=[threads] if threads else [])
     entry, _ = paired.planned_sides(request, LimitsConfig(warm_up_cap_s=0.1, check_images=1), CPU)
-    return replace(entry, limits=msgspec.structs.replace(entry.limits, rule=paired.INTERLEAVED))
+    return replace(entry, limits=msgspec.structs.replace(entry.limits, rule=interleaved_rule(cap_s)))
 
 
 def windows(outcomes):
@@ -165,7 +165,7 @@ def windows(outcomes):
 
 
 def test_blocks_of_a_pair_alternate_in_an_order_drawn_anew_and_a_sink_hears_of_each_stage_once(opened):
-    outcomes = run(opened, interleaved_entry())
+    outcomes = run(opened, interleaved_entry(cap_s=paired.INTERLEAVED.cap_s))
     assert [one.process.status for one in outcomes] == ["ok", "ok"]
     found = windows(outcomes)
     assert all(early.end_ns < late.start_ns for (early, _), (late, _) in pairwise(found))

@@ -1,14 +1,13 @@
 """Two profiles compared: what changed beyond the noise of the steps, in words, and from a shell."""
 
 import io
-import subprocess
 import sys
 
 import msgspec
 import pytest
 from profile_shown import operator, shown_on_cpu
-from waiting import WAIT_S
 
+from benchd.daemon import cli
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling import comparison
 from benchd.daemon.profiling.output.terminal import print_compared
@@ -74,21 +73,22 @@ def test_a_profile_without_steps_is_refused():
         comparison.compare(BEFORE, shown_on_cpu(torch=None))
 
 
-def test_two_folders_are_compared_from_a_shell(tmp_path, child_environment):
+def test_two_folders_are_compared_from_a_shell(tmp_path, monkeypatch, capsys):
     for name, made in (("a", BEFORE), ("b", AFTER)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "profile.json").write_bytes(msgspec.json.encode(made))
+    monkeypatch.chdir(tmp_path)
 
     def run(*sides):
-        line = [sys.executable, "-m", "benchd.daemon.cli", "profile", *sides]
-        return subprocess.run(
-            line, cwd=tmp_path, env=child_environment, capture_output=True, text=True, check=False, timeout=WAIT_S
-        )
+        monkeypatch.setattr(sys, "argv", ["benchd", "profile", *sides])
+        with pytest.raises(SystemExit) as end:
+            cli.benchd()
+        return end.value.code, capsys.readouterr()
 
-    assert "aten::stack" in run("compare", "a", "b").stdout
-    assert msgspec.json.decode(run("compare", "a", "b", "--json").stdout)["noise"] == pytest.approx(0.0125)
+    assert "aten::stack" in run("compare", "a", "b")[1].out
+    assert msgspec.json.decode(run("compare", "a", "b", "--json")[1].out)["noise"] == pytest.approx(0.0125)
     for sides, said in ((("compare", "a"), "takes two profiles, not 1"), (("compare", "a", "none"), "no profile")):
-        done = run(*sides)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert said in done.stderr
-    assert "a profile covers one model" in run("square", "a").stderr
+        code, shown = run(*sides)
+        assert (code, shown.out) == (2, "")
+        assert said in shown.err
+    assert "a profile covers one model" in run("square", "a")[1].err

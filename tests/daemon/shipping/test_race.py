@@ -190,11 +190,10 @@ def test_the_nearest_is_none_that_fails_its_check(tmp_path):
     assert "the nearest is compile" in racing.run().reason
 
 
-@pytest.mark.parametrize("times_ms", [{"eager": 4.0}, {"eager": 4.0, "compile": 4.0}])
-def test_what_lies_at_a_limit_is_not_told_to_take_more_time(tmp_path, times_ms):
-    racing, script = course(tmp_path, times_ms, asked=Asked(max_memory_bytes=2**28))
+def test_what_lies_at_a_limit_is_not_told_to_take_more_time(tmp_path):
+    racing, script = course(tmp_path, {"eager": 4.0}, asked=Asked(max_memory_bytes=2**28))
     reason = racing.run().reason
-    assert len(script.ran) == LOOKS[-1] * len(times_ms)
+    assert len(script.ran) == LOOKS[-1]
     assert "may or may not meet the limits: change the limit that they are close to" in reason
     assert "more" not in reason
 
@@ -272,7 +271,7 @@ def test_when_the_time_is_up_it_says_what_is_open_and_how_long_that_takes(tmp_pa
     assert "could not decide" in found.reason
 
 
-@pytest.mark.parametrize("after", [0, 1, 4, 9, 16])
+@pytest.mark.parametrize("after", [0, 4, 16])
 def test_an_interrupted_race_goes_on_and_measures_nothing_twice(tmp_path, after):
     times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2}
     random.seed(after)
@@ -287,7 +286,7 @@ def test_an_interrupted_race_goes_on_and_measures_nothing_twice(tmp_path, after)
 
 
 def test_a_race_that_goes_on_keeps_its_runner_up_of_two_that_are_alike(tmp_path):
-    for seed in range(10):
+    for seed in range(3):
         random.seed(seed)
         times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 10.0}
         course(tmp_path / str(seed), times_ms, interrupt_after=3 + 7)[0].run()
@@ -305,7 +304,7 @@ def test_what_could_not_run_is_tried_again_by_the_same_command(tmp_path):
     assert (behind.run().winner, len(script.ran)) == ("onnxruntime", 0)
 
 
-@pytest.mark.parametrize("until", [0, 1, 3, 4])
+@pytest.mark.parametrize("until", [0, 3])
 def test_a_machine_that_can_start_no_process_ends_a_race_that_goes_on(tmp_path, until):
     times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2}
     found = course(tmp_path, times_ms, starting_until=until)[0].run()

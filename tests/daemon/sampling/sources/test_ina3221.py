@@ -169,14 +169,6 @@ def test_new_values_are_seen(nano):
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_numbers_of_hwmon_do_not_matter(board, tmp_path):
-    build(tmp_path, board)
-    before = read(available(tmp_path))
-    rebind(tmp_path)
-    assert read(available(tmp_path)) == before
-
-
-@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_a_driver_bound_again_costs_a_reading_and_changes_no_rail(board, tmp_path):
     sampler = available(build(tmp_path, board))
     before = read(sampler)
