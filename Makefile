@@ -70,7 +70,7 @@ test-gpu: $(TEST)  ## test all that runs on this machine's GPU; ends with a verd
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no CUDA device here")'
 	$(PYTEST) --numprocesses auto --maxprocesses 4 tests/kernels tests/gpu $(ARGS)
 
-test-tensorrt: $(TEST)  ## check our use of TensorRT against the bindings of 10.3 and 11, without a GPU
+test-tensorrt: $(TEST)  ## check our use of TensorRT against the bindings of 10.3, 10.16 and 11, without a GPU
 	BENCHD_TENSORRT_WHEELS=$(VENV)/tensorrt-wheels $(BIN)/pytest tests/exporters/test_tensorrt_bindings.py $(ARGS)
 
 test-amqtt: $(TEST)  ## test delivery to amqtt, a broker without MQTT 5, in a separate environment
