@@ -150,16 +150,6 @@ def test_it_is_noted_if_the_weights_or_the_batch_differ():
     assert live.notes == ["a run covers 1 inputs in A and 4 in B"]
 
 
-def test_the_other_way_round_is_faster_and_exits_0():
-    comparison = only([run(SLOW)], [run(FAST)])
-    assert comparison.verdict.answer == "faster"
-    assert exit_code([comparison], ["slower", "check", "inconclusive"]) == 0
-
-
-def test_the_same_times_are_the_same():
-    assert only(several(FAST), [run()]).verdict.answer == "same"
-
-
 @pytest.mark.parametrize(
     ("number", "fields"), [(1, {}), (3, {"t_wall": "2026-01-02T00:00:00Z"}), (3, {"boot_id": "2"})]
 )
@@ -272,10 +262,6 @@ def test_a_change_that_a_further_run_may_show_too_is_no_change():
     assert verdict.interval.high > 0.06
     assert "deciding would take about 25 runs per side" in verdict.reason
     assert only(runs, [run([value * 1.08 for value in FAST])]).verdict.answer == "slower"
-
-
-def test_twice_as_slow_is_found_with_the_three_processes_of_standard():
-    assert only([run(FAST[:3])], [run([2 * value for value in FAST[:3]])]).verdict.answer == "slower"
 
 
 def test_what_is_unsupported_on_both_sides_is_left_out_and_on_one_is_not():

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from records_made import ENERGY, PASSED, made, timing
 
-from benchd.daemon.records import Case, Load, Neighbour, NeighbourResult, ProcessResult, Requests, Variant
+from benchd.daemon.records import Case, Load, Neighbour, ProcessResult, Requests, Variant
 from benchd.daemon.verdicts.compare import compare
 from benchd.daemon.verdicts.demand import Demand, answering, missing, shortfall
 from benchd.daemon.verdicts.recommend import Requirements, decide, line
@@ -189,18 +189,6 @@ def test_a_server_that_drops_requests_neither_ships_nor_compares():
     (one,) = compare([record], [msgspec.structs.replace(record, run_id="s")], 0.01)
     assert one.verdict.answer == "inconclusive"
     assert "A: dropped 300 of 1000 requests" in one.verdict.reason
-
-
-def test_a_row_has_the_load_and_the_neighbour():
-    alone = server(queue=8)
-    beside = Neighbour("square,eager,b1", 30.0)
-    found = NeighbourResult(case_id=beside.case_id, rate_hz=30.0, releases=90, misses=2, timing=None)
-    case = msgspec.structs.replace(alone.case, beside=beside)
-    flat = row(msgspec.structs.replace(alone, case=case, beside=found))
-    assert [flat[name] for name in ("queue", "percentile", "arrivals_p", "noticed_ms")] == [8, 99.0, 0.5, 0.1]
-    names = ("beside", "beside_rate_hz", "beside_releases", "beside_misses")
-    assert [flat[name] for name in names] == ["square,eager,b1", 30.0, 90, 2]
-    assert row(made())["beside"] is None
 
 
 def test_the_latency_of_the_answered_requests_meets_no_limit():

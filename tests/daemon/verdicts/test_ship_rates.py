@@ -88,7 +88,7 @@ def share_named(*given, **fields):
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("processes", [3, 5, 7])
 def test_of_two_equal_variants_one_is_rarely_named_on_any_machine(processes, machine):
-    assert share_named(2, processes, machine=machine, count=200) <= most(0.05, 200)
+    assert share_named(2, processes, machine=machine, count=100) <= most(0.05, 100)
 
 
 @pytest.mark.slow
@@ -117,13 +117,13 @@ def test_a_lead_of_ten_percent_is_found(equal, machine):
     def apart(rng, shape):
         return machine(rng, shape) + 0.01 * rng.standard_normal(shape)
 
-    found = [one.ship for one in decisions(1 + equal, 5, lead=0.1, machine=apart, count=150)]
+    found = [one.ship for one in decisions(1 + equal, 5, lead=0.1, machine=apart, count=60)]
     assert np.mean([name == "eager" for name in found]) > 0.95
 
 
 @pytest.mark.parametrize("processes", [3, 5])
 @pytest.mark.parametrize(("equal", "slower"), [(2, 0), (2, 2), (3, 0), (8, 0)])
-@counts(400, 800)
+@counts(100, 800)
 def test_of_equal_variants_one_is_rarely_named(count, equal, slower, processes):
     named = [decision.ship is not None for decision in decisions(equal, processes, slower=slower, count=count)]
     assert np.mean(named) <= most(0.05, count)
@@ -136,7 +136,7 @@ def test_of_one_process_nothing_ships_however_far_apart():
 
 
 def test_a_variant_that_is_two_percent_faster_ships_and_the_interval_covers_its_lead():
-    found = list(decisions(2, 5, lead=0.02, count=800))
+    found = list(decisions(2, 5, lead=0.02, count=400))
     assert np.mean([decision.ship == "eager" for decision in found]) > 0.95
     covered = [one.ratio_interval.low <= 1.0 / 0.98 <= one.ratio_interval.high for one in found]
     assert 0.93 <= np.mean(covered) <= 0.98

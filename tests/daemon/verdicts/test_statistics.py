@@ -6,7 +6,7 @@ import random
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -69,22 +69,11 @@ def test_t_quantile_between_whole_degrees(p, degrees):
     assert student_t_quantile(p, degrees) == pytest.approx(stats.t.ppf(p, degrees), rel=tolerance)
 
 
-@pytest.mark.parametrize(("p", "degrees"), [(0.0, 5), (1.0, 5), (0.9, 0.5), (0.9, 1.5)])
-def test_t_quantile_refuses_what_it_does_not_know(p, degrees):
-    with pytest.raises(ValueError, match="no t quantile"):
-        student_t_quantile(p, degrees)
-
-
 @given(samples, st.randoms(use_true_random=False))
 def test_percentiles_ignore_the_order(values, rng):
     shuffled = rng.sample(values, len(values))
     for q in (1, 50, 90, 99.9):
         assert percentile(sorted(shuffled), q) == pytest.approx(np.percentile(values, q), rel=1e-9)
-
-
-def test_nothing_has_no_percentile():
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 50)
 
 
 def test_lag1_of_known_series():
@@ -100,25 +89,6 @@ def test_mean_interval_matches_scipy():
     interval = mean_interval(values)
     assert interval.low == pytest.approx(low, rel=1e-9)
     assert interval.high == pytest.approx(high, rel=1e-9)
-
-
-@given(samples)
-def test_intervals_contain_their_centre(values):
-    interval = mean_interval(values)
-    assert interval.low <= math.fsum(values) / len(values) <= interval.high
-    centre, interval = block_estimate(values)
-    assert interval is None or interval.low <= centre <= interval.high
-
-
-@given(samples, st.sampled_from([0.25, 2.0, 1024.0]))
-def test_intervals_scale_with_the_unit(values, factor):
-    """Powers of two, so that scaling itself rounds nothing and decides no threshold anew."""
-    _, interval = block_estimate(values)
-    _, scaled = block_estimate([factor * value for value in values])
-    assert (scaled is None) == (interval is None)
-    assume(interval)
-    assert scaled.low == pytest.approx(factor * interval.low, rel=1e-9, abs=1e-3)
-    assert scaled.high == pytest.approx(factor * interval.high, rel=1e-9, abs=1e-3)
 
 
 def test_correlated_medians_widen_the_interval():
@@ -151,12 +121,6 @@ def test_minimum_samples_is_the_smallest_that_backs(q, count):
     assert stats.binom.cdf(1, count, 1 - q / 100) <= 0.01 < stats.binom.cdf(1, count - 1, 1 - q / 100)
 
 
-@pytest.mark.parametrize("q", [0.99, 0, 100, float("nan")])
-def test_percentiles_are_given_in_percent(q):
-    with pytest.raises(ValueError, match="in percent"):
-        minimum_samples(q)
-
-
 def test_a_percentile_needs_its_samples():
     values = sorted(noise(662, 0.0))
     assert backed_percentile(values, 99) == percentile(values, 99)
@@ -181,13 +145,6 @@ def test_outliers_are_counted_by_distance():
     excess = np.maximum(low - np.array(values), np.array(values) - high) / (high - low)
     assert tukey_outliers(values) == (((excess > 1.5) & (excess <= 3)).sum(), (excess > 3).sum()) == (1, 2)
     assert tukey_outliers([]) == (0, 0)
-
-
-@given(samples)
-def test_outliers_lie_outside_the_quartiles(values):
-    mild, severe = tukey_outliers(values)
-    assert min(mild, severe) >= 0
-    assert mild + severe <= len(values) / 2
 
 
 @given(st.floats(-0.02, 0.02), st.integers(10, 30))
@@ -285,11 +242,6 @@ def test_merged_medians_are_those_of_the_raw_values(count):
     assert summary.block_medians_ns == [np.median(range(a + 1, b + 1)) for a, b in zip(starts, ends, strict=True)]
 
 
-def test_a_summary_needs_a_run():
-    with pytest.raises(ValueError, match="no median"):
-        Blocks(one_run_blocks).summary()
-
-
 def test_processes_combine_on_logarithms_to_where_another_one_lies():
     medians = [10.0, 10.3, 9.9]
     centre, interval = combine(medians)
@@ -306,9 +258,3 @@ def test_processes_too_few_for_their_spread_have_no_interval(medians):
 
 def test_blocks_too_few_for_their_spread_have_no_interval():
     assert block_estimate([0.01, 90.0]) == (pytest.approx(stats.gmean([0.01, 90.0])), None)
-
-
-@pytest.mark.parametrize("medians", [[], [0.0], [1.0, 0.0]])
-def test_combine_refuses_what_it_cannot_combine(medians):
-    with pytest.raises(ValueError, match="combine needs"):
-        combine(medians)
