@@ -119,10 +119,6 @@ def test_a_quantised_file_says_what_stays_in_float(state):
     assert "1 of 3 products; fp32: first layer, last layer" in " ".join(table.split())
 
 
-def test_without_a_file_there_is_no_table():
-    assert shown([]) == ""
-
-
 def test_the_json_holds_all_that_is_known(state):
     made = filled(state)
     (read,) = msgspec.json.decode(

@@ -216,10 +216,6 @@ def test_no_jetson(board, tmp_path, monkeypatch):
         run(["15W"], ["true"], io.StringIO(), board.root)
 
 
-def test_bench_once_is_the_one_beside_this_python():
-    assert power_sweep.BENCH_ONCE.exists()
-
-
 @pytest.mark.parametrize(
     "sweep",
     [

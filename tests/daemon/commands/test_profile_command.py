@@ -82,10 +82,6 @@ def test_a_refusal_leaves_no_empty_folder(tmp_path, child_environment):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_usual_methods_find_layers_too():
-    assert "layers" in profile.USUAL
-
-
 def found(missing=(), failed=(), **collected):
     return Found(Collected(**collected), dict.fromkeys(missing, "why"), list(failed))
 

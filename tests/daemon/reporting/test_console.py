@@ -27,7 +27,7 @@ from benchd.daemon.records import (
     encode,
 )
 from benchd.daemon.reporting import console
-from benchd.daemon.reporting.console import Screen, SlowStages, print_baseline, print_catalog, print_plan
+from benchd.daemon.reporting.console import Screen, SlowStages, print_baseline, print_plan
 from benchd.daemon.verdicts.accuracy import NOT_ASKED
 from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.recommend import Requirements
@@ -114,11 +114,6 @@ def test_on_a_gpu_the_provider_is_named_and_the_process_s_memory_is_not_the_devi
     out, _ = shown(made(case=case, environment=cuda, memory=Memory(rss_peak_bytes=321 * 2**20)))
     assert "onnxruntime (tensorrt)" in out
     assert "321" not in out
-
-
-def test_threads_stand_beside_the_options():
-    out, _ = shown(made(case=Case(model="square", options={"size": 64}, threads=2)))
-    assert "square size=64 threads=2" in out
 
 
 def test_a_row_holds_what_was_measured():
@@ -255,14 +250,6 @@ def test_accuracy_that_was_asked_for_and_not_measured_says_why():
     assert "top-1" not in shown(made(missing={"accuracy": NOT_ASKED}))[0]
 
 
-def test_how_far_a_stage_is_stands_behind_its_name():
-    err = io.StringIO()
-    screen = Screen(io.StringIO(), err, as_json=False)
-    screen.begin(PLAN)
-    screen.stage(PLAN[0], 0, "accuracy", 40)
-    assert "accuracy 40 %" in err.getvalue()
-
-
 def test_a_drop_beyond_the_limit_of_the_screen_is_named_below_its_line():
     out = io.StringIO()
     screen = Screen(out, io.StringIO(), as_json=False, requirements=Requirements(max_accuracy_drop=0.01))
@@ -280,13 +267,6 @@ def test_hostile_text_stays_text():
     assert "own.[blink]net" in table
 
 
-def test_json_is_the_records_alone():
-    record = made()
-    out, err = shown(record, as_json=True)
-    assert out.encode() == encode(record) + b"\n"
-    assert "[1/1] square eager b1 inference: warm up" in err
-
-
 def test_the_plan_says_what_runs_what_cannot_and_how_long():
     out = io.StringIO()
     print_plan(out, PLAN, {"not today": ["tensorrt", "tensorrt-fp16"]})
@@ -296,14 +276,6 @@ def test_the_plan_says_what_runs_what_cannot_and_how_long():
     assert "accuracy" not in out.getvalue()
     print_plan(out, [replace(PLAN[0], inputs=Inputs(accuracy="full"))], {})
     assert "plus accuracy, whose time depends on the number of images" in out.getvalue()
-
-
-@pytest.mark.parametrize("as_json", [False, True])
-def test_the_catalog_names_every_model_and_option(as_json):
-    out = io.StringIO()
-    print_catalog(out, as_json)
-    for name in ("vim_tiny", "snn_stbif_resnet18", "square", "time_steps", "p_scale", "compile-amp"):
-        assert name in out.getvalue()
 
 
 @pytest.mark.parametrize(("reused", "said"), [(True, "1 of 1 existed already"), (False, "the others took 14.5 s")])

@@ -27,7 +27,6 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.reporting import report
 from benchd.daemon.verdicts import results as results_of
-from benchd.daemon.verdicts.rows import row
 
 PASSED = Check(
     passed=True, rule="outputs", images=8, max_abs_error=0, error_share=1e-6, tolerance=1, argmax_disagreements=0
@@ -94,28 +93,6 @@ def test_csv_is_one_flat_row_a_record_with_units_in_its_header(written, tmp_path
     assert rows[-1]["median_ms"] == ""
     assert "vim_tiny b1 on bench-abc123: ship: custom  4.5 ms  31 mJ ±2 %  check ok  (2x [2, 2] eager)\n" in printed
     assert printed.endswith(f"{tmp_path / 'out' / 'report.csv'}\n")
-
-
-def test_a_row_tells_of_disturbed_blocks_with_both_medians():
-    clean, all_of_it = (BlocksResult(median_ms=ms, low_ms=None, high_ms=None, blocks=2) for ms in (5.0, 5.5))
-    found = Interference(reasons=[["steal"], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
-    flat = row(made(processes=[ProcessResult(status="ok", interference=found)]))
-    assert (flat["disturbed_blocks"], flat["clean_ms"], flat["as_experienced_ms"]) == (1, 5.0, 5.5)
-    flat = row(made())
-    assert (flat["disturbed_blocks"], flat["clean_ms"], flat["as_experienced_ms"]) == (0, None, None)
-
-
-def test_a_row_names_the_provider_of_onnx_runtime():
-    assert row(record(1, "onnxruntime", 9.0, provider="tensorrt"))["provider"] == "tensorrt"
-    assert row(record(1, "onnxruntime", 9.0))["provider"] is None
-
-
-def test_a_row_holds_the_share_of_images_that_get_the_same_class():
-    found = Check(
-        passed=True, rule="codes", images=64, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=16
-    )
-    assert row(made(check=found))["agreement"] == 0.75
-    assert row(made(check=None))["agreement"] is None
 
 
 def test_json_holds_the_decisions_and_the_rows(written):
