@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import pytest
+from forked import Program
 from records_made import PASSED, made, timing
 from waiting import WAIT_S
 
@@ -24,6 +27,7 @@ check_images = 1
 """
 LIMITS = ("--config", "tiny.toml", "--preset", "quick", "--device", "cpu", "--output", "out")
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Begun = tuple[Program, TextIO]
 
 
 @pytest.fixture
@@ -56,8 +60,9 @@ def here(
     for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, child_environment[name])
 
-    def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        limits = LIMITS if program == "bench-once" else ()
+    def run(program: str, *arguments: str, limits: tuple[str, ...] | None = None) -> subprocess.CompletedProcess[str]:
+        if limits is None:
+            limits = LIMITS if program == "bench-once" else ()
         monkeypatch.setattr(sys, "argv", [program, *limits, *arguments])  # a test's own options come last, and hold
         with pytest.raises(SystemExit) as end:
             {"benchd": cli.benchd, "bench-once": cli.bench_once}[program]()
@@ -65,6 +70,25 @@ def here(
         return subprocess.CompletedProcess(arguments, int(end.value.code or 0), said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def begun(tmp_path: Path, child_environment: dict[str, str]) -> Callable[..., AbstractContextManager[Begun]]:
+    """Return a function that starts one of our programs in `tmp_path`, forked, and yields it and what it says."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+
+    @contextmanager
+    def start(program: str, *arguments: str) -> Iterator[Begun]:
+        # who starts the tests in the background has them ignore SIGINT
+        code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        code += f"from benchd.daemon import cli; sys.exit(cli.{program.replace('-', '_')}())"
+        read_end, write_end = os.pipe()
+        given = (code, [program, *arguments], tmp_path, child_environment, write_end)
+        with os.fdopen(read_end) as said, Program(*given) as process:
+            os.close(write_end)
+            yield process, said
+
+    return start
 
 
 @pytest.fixture

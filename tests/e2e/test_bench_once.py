@@ -4,9 +4,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from msgspec import UNSET
 from PIL import Image
 from simulations import slow
 from stub_interpreter import interpreter
-from waiting import WAIT_S
 from worker_jobs import user_module
 
 from benchd.daemon import journal, records
@@ -29,6 +26,7 @@ from benchd.daemon.machine.lock import MachineLock
 from benchd.models import catalog, data
 
 ROOT = Path(__file__).parents[2]
+ONE_STEP = ("--option", "time_steps=1", "--option", "threshold=0.1")  # of an SNN that fires though it is random
 
 
 def written(folder):
@@ -65,7 +63,8 @@ def test_energy_comes_with_scope_error_bar_and_idle(once, tmp_path):
 
 def test_every_record_is_valid_and_arrives_over_a_real_broker(once, mosquitto, tmp_path):
     with closing(Watcher(mosquitto, "test-device")) as watcher:
-        for case in (("square", "--option", "size=16"), ("snn_onepass", "--batch-sizes", "2")):
+        spiking = ("snn_onepass", *ONE_STEP, "--batch-sizes", "2", "--weights", "random")
+        for case in (("square", "--option", "size=16"), spiking):
             done = once("--models", *case, "--variants", "eager,custom", "--mqtt", mosquitto.url)
             assert done.returncode == (7 if "square" in case else 0), done.stdout + done.stderr
         kept = {record.run_id: record for record in written(tmp_path)}
@@ -94,10 +93,9 @@ def assert_complete(record, folder):
     """Hold a record of a case that was measured against what every one must have."""
     assert record.status == "ok"
     assert record.check.passed
-    is_trained = record.case.model == "snn_onepass"  # at its defaults its trained weights ship
-    assert record.model.weights == ("demo" if is_trained else "random, seed 0")
-    assert record.check.note == ("" if is_trained else "agreement on random weights, accuracy unknown")
-    assert (record.accuracy is not None) == is_trained
+    assert record.model.weights == "random, seed 0"
+    assert record.check.note == "agreement on random weights, accuracy unknown"
+    assert record.accuracy is None
     assert record.timing.min_ms <= record.timing.median_ms <= record.timing.max_ms
     assert record.missing["energy"] == "no_sensor"
     assert record.memory.worker_peak_bytes >= record.memory.rss_peak_bytes > 50 * 2**20
@@ -124,7 +122,7 @@ def test_a_sweep_probes_first_and_last_and_prints_its_records_alone(once, tmp_pa
     assert all(record.throughput_basis == "measured" for record in found)
 
 
-def test_a_cold_start_does_not_count_the_making_of_files_and_its_energy_begins_with_its_spawn(once_apart, tmp_path):
+def test_a_cold_start_does_not_count_the_making_of_files_and_its_energy_begins_with_its_spawn(once, tmp_path):
     counter = {"metric": "energy_counter_j", "scope": "package", "values": [*range(10_000)], "period_s": 0.1}
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [counter]}))
     with (tmp_path / "tiny.toml").open("a") as limits:
@@ -132,7 +130,7 @@ def test_a_cold_start_does_not_count_the_making_of_files_and_its_energy_begins_w
     what = ("--models", "square", "--option", "size=64", "--variants", "onnxruntime", "--batch-sizes", "1")
 
     def measured():
-        done = once_apart(*what, "--scenario", "cold_start", "--processes", "1")
+        done = once(*what, "--scenario", "cold_start", "--processes", "1")
         assert done.returncode == 0, done.stderr
         return written(tmp_path)[-1:]
 
@@ -163,24 +161,6 @@ def test_a_search_for_the_best_batch_size_ends_by_itself_and_is_replayed_to_a_br
     assert arrived == list(journal.read(tmp_path / "out" / "records.jsonl"))
 
 
-def test_what_is_asked_for_by_name_and_not_there_is_unsupported_and_exits_7(once, tmp_path):
-    done = once("--models", "square", "--option", "size=16", "--variants", "eager,tensorrt,custom")
-    assert done.returncode == 7
-    assert [record.status for record in written(tmp_path)] == ["ok", "unsupported", "unsupported"]
-    assert "TensorRT needs an NVIDIA GPU" in done.stdout
-    assert "square has no custom kernels" in done.stdout
-
-
-def test_a_failed_check_is_timed_and_exits_5(once, tmp_path):
-    wrong = "if images.dtype != torch.float64: return self.fc(images.flatten(1)) * 1.01"
-    done = once("--module", user_module(tmp_path, forward=wrong), "--variants", "eager")
-    assert done.returncode == 5
-    (record,) = written(tmp_path)
-    assert record.status == "ok"
-    assert not record.check.passed
-    assert "FAILED" in done.stdout
-
-
 def test_a_worker_that_dies_costs_its_own_case_alone(once, tmp_path):
     dies = "if len(images) == 2: os.kill(os.getpid(), 9)"
     done = once("--module", user_module(tmp_path, forward=dies), "--batch-sizes", "2,3", "--variants", "eager")
@@ -197,10 +177,10 @@ def test_real_images_and_weights_give_top_1(once, tmp_path):
         for copy in range(3):
             Image.new("RGB", (40, 36), (25 * label, 80 * copy, 100)).save(folder / f"{copy}.png")
     torch.manual_seed(3)
-    model = catalog.build("snn_onepass")
+    model = catalog.build("snn_onepass", time_steps=1, threshold=0.1)
     torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "weights.pth")
-    net = ("--models", "snn_onepass", "--batch-sizes", "2")
-    arguments = (*net, "--variants", "eager", "--weights", "weights.pth")
+    arguments = ("--models", "snn_onepass", *ONE_STEP, "--batch-sizes", "30", "--variants", "eager")
+    arguments += ("--weights", "weights.pth")
     done = once(*arguments, "--data", "imagefolder:images", "--processes", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = written(tmp_path)
@@ -218,14 +198,15 @@ def test_real_images_and_weights_give_top_1(once, tmp_path):
 
 def test_trained_weights_bring_their_options_to_every_model_of_the_plan_and_random_ones_are_asked_for(once, tmp_path):
     models = "vim_tiny,qann_resnet18"
-    done = once("--models", models, "--weights", "demo", "--variants", "eager", "--batch-sizes", "4")
+    quickly = ("--variants", "eager", "--batch-sizes", "32", "--accuracy", "128")
+    done = once("--models", models, "--weights", "demo", *quickly)
     assert done.returncode == 0, done.stdout + done.stderr
     vim, quantised = written(tmp_path)
     assert (vim.case.options["dim"], vim.model.input_shape) == (64, [3, 32, 32])
     assert quantised.case.options == {"width": 16}
     for record in (vim, quantised):
         assert (record.model.weights, record.model.data) == ("demo", "256 of the 359 images of demo")
-        assert record.accuracy.value > 0.97
+        assert record.accuracy.value > 0.95
         assert record.check.note == ""
         assert record.floor is not None
     small = ("--models", "qann_resnet18", "--option", "width=16", "--variants", "eager")
@@ -321,19 +302,13 @@ def test_the_example_of_the_page_on_own_models_runs(once, tmp_path):
     assert (done.returncode, "right: over 5 of the 5 items of task.py:items" in done.stdout) == (0, True)
 
 
-@pytest.mark.usefixtures("command")
-def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(tmp_path, child_environment):
+def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(begun, tmp_path):
     module = user_module(tmp_path, forward="if len(images) == 2: time.sleep(1000)")
-    arguments = ["--module", module, "--batch-sizes", "1,2,3", "--variants", "eager", "--config", "tiny.toml", "--wait"]
-    arguments += ["--preset", "quick", "--device", "cpu", "--output", "out"]
-    line = [Path(sys.executable).parent / "bench-once", *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(line, cwd=tmp_path, env=child_environment, **pipes) as process:
-        for told in process.stderr:
-            if "b2" in told and "load" in told:
-                break
+    what = ("--module", module, "--batch-sizes", "1,2,3", "--variants", "eager", "--preset", "quick", "--device", "cpu")
+    with begun("bench-once", *what, "--config", "tiny.toml", "--output", "out", "--wait") as (process, said):
+        next(line for line in said if "b2" in line and "load" in line)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=WAIT_S)
+        output = said.read()
     assert process.returncode == 130
     assert [record.status for record in written(tmp_path)] == ["ok", "aborted"]
     assert "aborted" in output
@@ -371,18 +346,17 @@ def test_two_at_a_time_is_refused_with_the_holder(command):
     ],
     ids=["once", "compare", "profile"],
 )
-@pytest.mark.usefixtures("command")
-def test_who_waits_gets_its_turn_when_the_holder_has_ended(line, tmp_path, child_environment):
+def test_who_waits_gets_its_turn_when_the_holder_has_ended(line, begun, tmp_path):
     interpreter(tmp_path / "stub", "5")
-    program, *words = line.replace("stub", str(tmp_path / "stub")).split()
-    line = [Path(sys.executable).parent / program, *words, "--wait", "--device", "cpu"]
-    with MachineLock():
-        process = subprocess.Popen(line, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True)
-        assert "waiting: this machine is already being measured: process " in process.stderr.readline()
-        held_until = datetime.now(timezone.utc)
-    with process:
-        process.stderr.read()
-        assert process.wait(WAIT_S) in (0, 3, 4)  # or slower, or inconclusive
+    words = line.replace("stub", str(tmp_path / "stub")).split()
+    with ExitStack() as held:
+        held.enter_context(MachineLock())
+        with begun(*words, "--wait", "--device", "cpu") as (process, said):
+            assert "waiting: this machine is already being measured: process " in said.readline()
+            held_until = datetime.now(timezone.utc)
+            held.close()
+            said.read()
+    assert process.returncode in (0, 3, 4)  # or slower, or inconclusive
     assert {record.status for record in written(tmp_path)} == {"ok"}
     assert all(
         datetime.fromisoformat(record.t_wall.replace("Z", "+00:00")) >= held_until for record in written(tmp_path)

@@ -3,13 +3,11 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from waiting import WAIT_S, wait_for
+from waiting import wait_for
 
 from benchd.daemon import journal, records
 from benchd.daemon.delivery.sinks import LogSink
@@ -17,15 +15,6 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.profile import Profile
 
 SMALL = ("snn_onepass", "--batch-sizes", "2", "--option", "time_steps=2", "--device", "cpu")
-
-
-@pytest.fixture
-def line(tmp_path):
-    """Return the words of a `benchd profile` that writes to `tmp_path`/out."""
-    return lambda *arguments: [
-        str(Path(sys.executable).parent / "benchd"),
-        *("profile", *arguments, "--output", str(tmp_path / "out")),
-    ]
 
 
 @pytest.fixture
@@ -132,20 +121,15 @@ def test_a_profiler_that_dies_is_said(profile, tmp_path):
     assert "the process that profiles was killed by SIGABRT and gave no result" in done.stderr
 
 
-def test_an_interrupt_ends_the_child_too(line, tmp_path, child_environment):
+def test_an_interrupt_ends_the_child_too(begun, tmp_path):
     text = "import os, time\ndef build():\n    open('pid', 'w').write(str(os.getpid()))\n    time.sleep(6000)\n"
     (tmp_path / "net.py").write_text(text)
     pid = tmp_path / "pid"
-    # who starts the tests in the background has them ignore it, and so would this child
-    command = ["env", "--default-signal=INT", *line("--module", "net.py:build", "--input", "3x4x4", "--device", "cpu")]
-    with subprocess.Popen(command, cwd=tmp_path, env=child_environment, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(
-            lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(),
-            process,
-            "the module was never built",
-        )
+    words = ("profile", "--module", "net.py:build", "--input", "3x4x4", "--device", "cpu", "--output", "out")
+    with begun("benchd", *words) as (process, said):
+        wait_for(lambda: pid.exists() and pid.read_text(), process, "the module was never built")
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=WAIT_S)
+        told = said.read()
     assert process.returncode == 130
-    assert "interrupted" in said
+    assert "interrupted" in told
     assert not Path("/proc", pid.read_text()).exists()

@@ -1,8 +1,8 @@
 """The real `benchd compare --live` on workers whose times are known: the order, the looks, every way to end."""
 
 import json
-import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +22,7 @@ from benchd.daemon import journal, records
 
 ROOT = Path(__file__).parents[2]
 CONFIG = '[device]\nid = "test-device"\n'
+LIMITED = f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\ncheck_images = 1\n"
 CASE = "square,eager,b1,size=64"
 
 
@@ -35,16 +36,9 @@ OPTIONS = ("--config", "config.toml", "--device", "cpu", "--output", "out", "--j
 
 
 @pytest.fixture
-def compare(tmp_path, command):
-    """Return a function that runs `benchd compare` in `tmp_path`."""
-    (tmp_path / "config.toml").write_text(CONFIG)
-    return lambda *arguments: command("benchd", "compare", *arguments, *OPTIONS)
-
-
-@pytest.fixture
-def compare_here(tmp_path, here):
-    """Return a function as `compare` that runs in this process."""
-    (tmp_path / "config.toml").write_text(CONFIG)
+def compare(tmp_path, here):
+    """Return a function that runs `benchd compare` in `tmp_path` and in this process."""
+    (tmp_path / "config.toml").write_text(LIMITED)
     return lambda *arguments: here("benchd", "compare", *arguments, *OPTIONS)
 
 
@@ -86,9 +80,7 @@ def test_a_noisy_case_takes_all_looks_in_no_fixed_order_and_is_inconclusive(comp
     assert first not in (["steady", "noisy"] * 7 + ["steady"], ["noisy", "steady"] * 7 + ["noisy"])
 
 
-def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_cleared(
-    compare, command, stub, tmp_path
-):
+def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_cleared(compare, here, stub, tmp_path):
     """A machine that calls identical code 4 % apart cannot tell 3 % from it."""
     uneven = stub("uneven", "5 + turn % 2 / 10")
     one, other = stub("one", "5"), stub("other", "5.15 + turn % 2 / 1000")
@@ -110,11 +102,11 @@ def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_
     done = compare(*sides)
     assert (done.returncode, said(done)["verdict"]["answer"]) == (0, "same")
     assert done.stderr.startswith(f"{CASE}: the smallest effect that counts is 4 %, its noise floor\n")
-    (shown,) = json.loads(command("benchd", "noise-floor", CASE, "--json").stdout)
+    (shown,) = json.loads(here("benchd", "noise-floor", CASE, "--json").stdout)
     assert (shown["stored"], shown["counted"], shown["floor"]) == (6, 5, 0.04)
-    assert "4 %" in command("benchd", "noise-floor").stdout
-    assert "no A/A comparison of other is stored" in command("benchd", "noise-floor", "other").stderr
-    assert command("benchd", "noise-floor", "--clear", CASE).stdout == "A/A comparisons forgotten: 6\n"
+    assert "4 %" in here("benchd", "noise-floor").stdout
+    assert "no A/A comparison of other is stored" in here("benchd", "noise-floor", "other").stderr
+    assert here("benchd", "noise-floor", "--clear", CASE).stdout == "A/A comparisons forgotten: 6\n"
     assert compare(*sides).returncode == 3
 
 
@@ -142,11 +134,12 @@ def test_each_chosen_variant_is_a_comparison_and_all_share_the_error(compare, st
     assert compare(*given, "--variants", "eager", "--fail-on", "check").returncode == 0
 
 
-def test_an_interrupt_counts_more_than_a_process_that_failed_before_it(compare, stub):
+def test_an_interrupt_counts_more_than_a_process_that_failed_before_it(command, stub):
     failing = stub(
         "failing", "os.path.getsize('out/records.jsonl') and os.kill(os.getppid(), 15) or 5", status="failed"
     )
-    done = compare("--live", "square,b1,size=64", "--python", failing, "--python", failing, "--variants", "eager,fp16")
+    sides = ("--live", "square,b1,size=64", "--python", failing, "--python", failing, "--variants", "eager,fp16")
+    done = command("benchd", "compare", *sides, "--device", "cpu", "--output", "out", "--json")
     assert done.returncode == 130, done.stderr
     assert len(json.loads(done.stdout)) == 2
 
@@ -210,30 +203,23 @@ def test_what_fails_its_check_cannot_win(compare, stub):
     assert "fails its numerical check" in said(done)["verdict"]["reason"]
 
 
-def test_the_documented_gate_compares_a_change_with_its_base(tmp_path, child_environment):
+def test_the_documented_gate_compares_a_change_with_its_base(here, tmp_path, monkeypatch):
     """The lines are those of docs/ci.md, made short, with real workers; beside any load three pairs show the change."""
     (block,) = re.findall("```bash\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
-    short = "benchd compare --live --config ../config.toml --device cpu --pairs 3 --threads 1 --output ../out --json"
-    words = block.replace("benchd compare --live", short).replace("--input 64", "--input 3x4x4")
-    (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\n")
+    worktree, words = block.replace("\\\n", "").replace("--input 64", "--input 3x4x4").splitlines()
+    (tmp_path / "config.toml").write_text(LIMITED)
     (folder := tmp_path / "repository").mkdir()
     user_module(folder)
     git = "git -c user.name=a -c user.email=a@b"
     given = f"git init -q . && git add . && {git} commit -qm base && export BASE=HEAD\n"
     work = "for _ in range(200): torch.randn(96, 96) @ torch.randn(96, 96)"
     change = f"sed -i 's/        pass/        {work}/' net.py\n"
-    environment = child_environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-ec", given + change + words],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
-        timeout=WAIT_S,
-    )
+    subprocess.run(["bash", "-ec", given + change + worktree], check=True, capture_output=True, cwd=folder)
+    monkeypatch.chdir(folder)
+    short = ("--config", "../config.toml", "--device", "cpu", "--pairs", "3", "--threads", "1", "--output", "../out")
+    done = here(*shlex.split(words), *short, "--json")
     assert done.returncode == 3, done.stderr
-    (made,) = json.loads(done.stdout.splitlines()[-1])
+    made = said(done)
     assert made["second"] == "own.net.build,eager,b1,threads=1 of net.py:build"
     assert made["first"].endswith("of base/net.py:build")
     assert made["verdict"]["effect"] > 1
@@ -252,7 +238,7 @@ def test_the_documented_gate_compares_a_change_with_its_base(tmp_path, child_env
     assert made["verdict"]["effect"] == pytest.approx(geometric_mean(made["ratios"]) - 1)
 
 
-def test_a_gate_fails_for_other_answers_of_the_same_weights_and_a_crash_is_an_error(compare_here, tmp_path):
+def test_a_gate_fails_for_other_answers_of_the_same_weights_and_a_crash_is_an_error(compare, tmp_path):
     made = {}
     for name, forward in (("base", "pass"), ("other", "images = images * 1.5"), ("crash", "os.abort()")):
         (tmp_path / name).mkdir()
@@ -261,7 +247,7 @@ def test_a_gate_fails_for_other_answers_of_the_same_weights_and_a_crash_is_an_er
 
     def gate(change):
         modules = ("--module", made["base"], "--module", made[change])
-        done = compare_here("--live", *modules, *options, "--fail-on", "check", "--junit", "gate.xml")
+        done = compare("--live", *modules, *options, "--fail-on", "check", "--junit", "gate.xml")
         return done.returncode, json.loads(done.stdout)[0]["notes"], (tmp_path / "gate.xml").read_text()
 
     code, notes, xml = gate("other")
@@ -272,14 +258,14 @@ def test_a_gate_fails_for_other_answers_of_the_same_weights_and_a_crash_is_an_er
     assert (code, "<error" in xml) == (1, True)
 
 
-def test_where_a_sensor_gives_joules_processes_run_one_after_the_other(compare_here, tmp_path):
+def test_where_a_sensor_gives_joules_processes_run_one_after_the_other(compare, tmp_path):
     metric = {"metric": "power_w", "scope": "module", "values": [5.0, 6.0], "period_s": 0.05}
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
     sampling = '[sampling]\nsources = ["fake=script.json"]\nperiod_s = 0.02\n'
-    (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\n{sampling}")
+    (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 1.0\n{sampling}")
 
     def compared():
-        done = compare_here("--aa", CASE, "--pairs", "2", "--threads", "1")
+        done = compare("--aa", CASE, "--pairs", "2", "--threads", "1")
         assert len(said(done)["ratios"]) == 2, done.stderr
         return [records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl")][-2:]
 

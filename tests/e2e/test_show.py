@@ -1,32 +1,33 @@
 """`benchd show`: the printed command really measures the record again; what else it prints, and what it refuses."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import shlex
 
 import msgspec
 import pytest
 from records_made import ENVIRONMENT, made
-from waiting import WAIT_S
 
 from benchd.daemon.records import Case, Inputs, UserModule, encode
 from benchd.daemon.verdicts import results
 
 
-def test_the_printed_command_measures_the_same_case_in_the_same_environment(command, tmp_path, child_environment):
+def test_the_printed_command_measures_the_same_case_in_the_same_environment(here, tmp_path, monkeypatch):
     case = ("--models", "square", "--option", "size=16", "--batch-sizes", "2", "--variants", "bf16", "--seed", "3")
     variables = {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_PLACES": "{0:2}", "KMP_BLOCKTIME": "0"}
     how = ("--preset", "standard", "--processes", "1", "--threads", "1", "--device", "cpu", "--output", "out", "--wait")
-    assert command("bench-once", *case, *how, "--config", "tiny.toml", **variables).returncode == 0
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert here("bench-once", *case, *how, "--config", "tiny.toml", limits=()).returncode == 0
+    for name in variables:
+        monkeypatch.delenv(name)
     (first,) = results.read(tmp_path / "out")
-    shown = command("benchd", "show", first.case_id, "--results", "out", "--command")
+    shown = here("benchd", "show", first.case_id, "--results", "out", "--command")
     assert "a configuration set warm_up_cap_s 0.05, check_images 1, cap_s 0.1" in shown.stderr
     assert shown.stdout.split("bench-once")[1] == f" --case {first.case_id} --records out\n"
-    line = f"{shown.stdout.strip()} --config tiny.toml --output again --wait"
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{child_environment['PATH']}"
-    again = child_environment | {"PATH": programs}
-    subprocess.run(["bash", "-c", line], cwd=tmp_path, env=again, check=True, timeout=WAIT_S, capture_output=True)
+    *settings, program, option, case_id, records, folder = shlex.split(shown.stdout)
+    for setting in settings:
+        monkeypatch.setenv(*setting.split("=", 1))
+    again = here(program, option, case_id, records, folder, "--config", "tiny.toml", "--output", "again", limits=())
+    assert again.returncode == 0, again.stderr
     (second,) = results.read(tmp_path / "again")
     assert second.case_id == first.case_id
     assert second.environment.fingerprint == first.environment.fingerprint

@@ -1,5 +1,7 @@
 """A user's module through the real commands: what is measured is the file as it is, whatever was measured before."""
 
+import sys
+
 import pytest
 from simulations import slow
 
@@ -43,15 +45,21 @@ def net(folder, turns, imports=""):
     return f"{folder.name}/net.py:build"
 
 
-def test_a_configuration_names_a_function_of_an_installed_package_and_not_of_the_current_folder(once_apart, tmp_path):
+def test_a_configuration_names_a_function_of_an_installed_package_and_not_of_the_current_folder(
+    once, tmp_path, monkeypatch
+):
     net(tmp_path / "site", 1)
     net(tmp_path, 2)  # is not taken
     with (tmp_path / "tiny.toml").open("a") as configuration:
         configuration.write('[[suite]]\nmodule = "net:build"\nvariants = ["eager"]\npreset = "quick"\n')
-    done = once_apart(PYTHONPATH=str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    done = once()
     (record,) = written(tmp_path)
     assert (record.case.case_id, record.check.passed) == ("own.net.build,eager,b1", True), done.stdout
-    done = once_apart()
+    monkeypatch.delenv("PYTHONPATH")
+    sys.path.remove(str(tmp_path / "site"))
+    done = once()
     assert done.returncode == 2
     assert "suite.module: net:build: no package 'net' in this environment" in done.stderr
 
@@ -106,15 +114,6 @@ def test_a_module_is_measured_as_it_is_now_and_leaves_nothing_behind(run, tmp_pa
     assert [path.parent.name for path in kept.glob("*/model.onnx")] == [edited.artifacts[0].key]
 
 
-def test_two_files_of_one_name_are_each_measured(run, tmp_path):
-    modules = [word for side, turns in (("base", 1), ("pr", 3)) for word in ("--module", net(tmp_path / side, turns))]
-    base, pr = run("benchd", "compare", "--live", "onnxruntime,b1", *modules, "--pairs", "2")
-    assert base.case_id == pr.case_id
-    assert sha256(base) != sha256(pr)
-    assert one_model.changed([base, pr]) == ["net.py"]
-    assert base.model.weights_sha256 == pr.model.weights_sha256
-
-
 EDITS = "Path(__file__).with_name('helper.py').open('a').write('TURNS += 1\\n')\nfrom helper import TURNS"
 COUNTS = """
 table = Path(__file__).with_name('table')
@@ -154,7 +153,7 @@ def test_a_data_file_that_changes_between_two_variants_is_named_and_nothing_ship
 @pytest.mark.parametrize(
     ("does", "options", "words"),
     [
-        (DRAWS, [], "other weights: they differ each time it is built, so seed all random numbers"),
+        slow(DRAWS, [], "other weights: they differ each time it is built, so seed all random numbers"),
         slow(REPLACES, ["--weights", "own/w.safetensors"], "other weights: w.safetensors was replaced; "),
     ],
     ids=["drawn weights", "checkpoint"],
