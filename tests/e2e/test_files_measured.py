@@ -66,16 +66,6 @@ def user_onnx(folder):
     return folder / "own.onnx"
 
 
-def test_an_own_file_is_measured(once, tmp_path):
-    user_onnx(tmp_path)
-    done = once("--onnx", "own.onnx", "--batch-sizes", "3")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (record,) = written(tmp_path)
-    assert (record.case.model, record.case.variant.name, record.case.batch_size) == ("own.own", "onnxruntime", 3)
-    assert (record.status, record.check.passed, record.check.max_abs_error) == ("ok", True, 0.0)
-    assert record.artifacts[0].key == "own.onnx"
-
-
 def test_an_own_file_is_measured_with_the_weights_beside_it(once, tmp_path):
     model = onnx.load(user_onnx(tmp_path))
     (table,) = model.graph.initializer

@@ -9,7 +9,7 @@ from records_made import made, timing
 
 from benchd.daemon.records import Case, ProcessResult, Variant, decode, encode
 
-SQUARE = ("--models", "square", "--option", "size=64")
+SQUARE = ("--models", "square", "--option", "size=64", "--variants", "eager")
 
 
 def test_compare_names_the_verdict_and_exits_by_it(here, results):

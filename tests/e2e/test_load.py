@@ -2,9 +2,7 @@
 
 import json
 
-from records_made import PASSED, made, timing
-
-from benchd.daemon.records import Case, Load, ProcessResult, Requests, decode, encode
+from benchd.daemon.records import decode
 
 SERVER = ("--models", "square", "--option", "size=16", "--variants", "eager", "--threads", "1", "--scenario", "server")
 GOAL = ("--deadline", "2s", "--percentile", "90")
@@ -33,20 +31,6 @@ def test_a_server_is_measured_reported_and_recommended(here, once, tmp_path):
     rows = json.loads((page / "report.json").read_text())["records"]
     assert [row["requests"] for row in rows] == [90, 90]
     assert "deadline_met" in (page / "report.csv").read_text().splitlines()[0]
-
-
-def test_more_requests_than_were_measured_are_recommended_only_up_to_those(here, tmp_path):
-    load = Load(rate_hz=300.0, deadline_ms=2000.0, percentile=90.0)
-    counts = {"asked": 900, "answered": 900, "late": 0, "dropped": 0}
-    requests = Requests(**counts, rate_hz=300.0, met=True, arrivals_p=0.5, noticed_ms=0.1, busy_share=0.1)
-    case = Case(model="square", scenario="server", load=load)
-    processes = [ProcessResult(status="ok", timing=timing(1.0 + step / 1000), requests=requests) for step in range(3)]
-    record = made(case=case, check=PASSED, timing=timing(1.0), processes=processes, requests=requests)
-    (tmp_path / "served.jsonl").write_bytes(encode(record) + b"\n")
-    for rate, status in (("300fps", 0), ("301fps", 4)):
-        asked = here("benchd", "recommend", "served.jsonl", "--rate", rate, *GOAL)
-        assert asked.returncode == status, asked.stdout + asked.stderr
-        assert ("only up to the measured 300 requests per second" in asked.stdout) == (status == 4), asked.stdout
 
 
 def test_a_demand_without_records_says_what_to_measure(here, results):

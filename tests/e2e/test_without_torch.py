@@ -93,8 +93,6 @@ def status(port):
     [
         ["bench_once", "--models", "square"],
         ["benchd", "compare", "--live", CASE, CASE],
-        ["benchd", "profile", "square"],
-        ["benchd", "export", "square"],
         ["benchd", "run", "--config", "benchd.toml"],
     ],
     ids=lambda words: words[1].strip("-"),
