@@ -172,11 +172,13 @@ def test_a_measured_process_imports_nothing_that_takes_a_second():
     assert done.stdout == "set()\n"
 
 
+@cache
 def room(name: str) -> str:
     """Return the room of a module: the deepest of RANKS that it lies in."""
     return max((one for one in RANKS if f"{name}.".startswith(f"{one}.")), key=len)
 
 
+@cache
 def arrows() -> set[tuple[str, str]]:
     """Return each import from one room to another; a command's table may name any part, and is left out."""
     return {

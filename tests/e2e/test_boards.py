@@ -15,7 +15,6 @@ import jetson_trees
 import pytest
 from broker import program
 from machines import write
-from simulations import slow
 
 from benchd.daemon.verdicts.results import read
 
@@ -36,7 +35,6 @@ BOARDS = {
     "agx_orin_51": (jetson_trees.AGX_ORIN, "JetPack 5 or older", "needs JetPack 6.1 or newer", "R35.4.1", ""),
     "container_72": (jetson_trees.ORIN_NANO_7, "7.2, assumed", SBSA, None, None),
 }
-IN_EACH_RUN = "container_72"
 QUICK = """
 [device]
 id = "fake-board"
@@ -119,8 +117,8 @@ def flickering(root, board):
         thread.join()
 
 
-@pytest.mark.parametrize("name", [name if name == IN_EACH_RUN else slow(name) for name in BOARDS])
-def test_a_newcomer_sees_the_board_and_its_watts(on_board, name):
+def seen_by_doctor(on_board, name):
+    """Return the board `name` as a machine on which doctor names its release, its mode and its sensors."""
     board, release, index, l4t, mode = BOARDS[name]
     machine = on_board(board)
     if l4t is None:
@@ -131,6 +129,18 @@ def test_a_newcomer_sees_the_board_and_its_watts(on_board, name):
     assert index in machine.run("python", TEGRA, "index", code=int(board is jetson_trees.AGX_ORIN))
     monitor = "ina238" if board.microwatts else "ina3221"
     assert all(found[sensor]["usable"] for sensor in (monitor, "devfreq", "thermal", "throttle"))
+    return machine
+
+
+def test_a_newcomer_in_a_container_sees_the_board(on_board):
+    seen_by_doctor(on_board, "container_72")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_newcomer_sees_the_board_and_its_watts(on_board, name):
+    machine, (board, _, _, l4t, _) = seen_by_doctor(on_board, name), BOARDS[name]
+    monitor = "ina238" if board.microwatts else "ina3221"
     with flickering(machine.root, board):
         record = machine.measured()
         while record.energy is None and record.missing["energy"].startswith(

@@ -24,7 +24,6 @@ import pytest
 from broker import free_port, program
 from onnx import TensorProto, helper
 from PIL import Image
-from postgres import running_postgres
 from profile_shown import shown_on_cpu
 from records_made import PASSED, made, timing
 from waiting import WAIT_S
@@ -49,6 +48,7 @@ NOT_RUN = {
     r"benchd verify ": "a folder that was shipped: tests/e2e/test_ship.py",
     r"benchd dashboard .*--only collector": "it says nothing while all is well: tests/dashboard/test_collector.py",
     r"benchd dashboard --mqtt mqtts:": "a broker with TLS: tests/dashboard/test_dashboard_tls.py",
+    r"benchd dashboard .*--only pages": "a PostgreSQL: tests/dashboard/test_pages.py",
     r"mkdir log && .* tensorboard": "tensorboard, which nothing of benchd needs",
 }
 NET = "from torch import nn\n\ndef build():\n    net = nn.Linear({0}, 5)\n    net.input_shape = {0}\n    return net\n"
@@ -131,12 +131,6 @@ def _onnx_file(path):
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
-@pytest.fixture(scope="module")
-def database():
-    with running_postgres() as server:
-        yield server.url
-
-
 @pytest.fixture
 def at_site(checkout, child_environment, monkeypatch):
     """Be in that folder, with state, caches and lock of the test's own and our programs on the PATH."""
@@ -149,12 +143,10 @@ def at_site(checkout, child_environment, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-def addressed(line, mosquitto, request):
-    """Return a line with the broker and the database of the test, and pages on a free port."""
+def addressed(line, mosquitto):
+    """Return a line with the broker of the test, and pages on a free port."""
     line = re.sub(r"broker\.local(?!:)", f"{mosquitto.host}:{mosquitto.port}", line)
     line = line.replace(f"-h {mosquitto.host}:", f"-h {mosquitto.host} -p ")
-    if "postgresql:" in line:
-        line = re.sub(r"postgresql://\S+", request.getfixturevalue("database"), line)
     return line + (f" --port {free_port()}" if line.startswith("benchd dashboard") else "")
 
 
@@ -192,10 +184,10 @@ def interrupted(line):
 
 @pytest.mark.usefixtures("at_site")
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
-def test_a_command_does_what_its_page_says(page, line, checkout, mosquitto, monkeypatch, capfd, request):
+def test_a_command_does_what_its_page_says(page, line, checkout, mosquitto, monkeypatch, capfd):
     if reason := why_not(line):
         pytest.skip(reason)
-    line = addressed(re.sub("^make ", "make --dry-run ", line), mosquitto, request)
+    line = addressed(re.sub("^make ", "make --dry-run ", line), mosquitto)
     if line.startswith("mosquitto_sub"):
         message = ["-h", mosquitto.host, "-p", str(mosquitto.port), "-r", "-t", "benchd/v1/b/status", "-m", "{}"]
         subprocess.run([program("mosquitto_pub"), *message], check=True)
