@@ -97,6 +97,8 @@ def checkout(tmp_path_factory):
     (folder / "mynet.py").write_text(NET.format(224))
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "val/a/a.png")
     (folder / "vim_t.pth").touch()
+    (folder / "task.py").write_text("".join(f"def {name}(): ...\n" for name in ("items", "right", "iou")))
+    np.savez(folder / "val.npz", images=np.zeros((1, 3, 8, 8), np.float32))
     _onnx_file(folder / "mynet.onnx")
     records = b"".join(encode(_record(name, ms)) + b"\n" for name, ms in (("eager", 10.0), ("custom", 5.0)))
     for name in ("bench-out", "onepass"):
