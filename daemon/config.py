@@ -201,6 +201,12 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return the key that names the user's own model, None without one."""
         return "onnx" if self.onnx is not None else "module" if self.module is not None else None
 
+    def code(self) -> list[tuple[str, Path]]:
+        """Return the keys that name a function of a Python file, with that file."""
+        named = {"samples": self.samples, "metric": self.metric, "calibration": self.calibration}
+        found = {name: (text or "").partition(".py:") for name, text in named.items()}
+        return [(f"suite.{name}", Path(f"{stem}.py")) for name, (stem, dot_py, _) in found.items() if dot_py]
+
     def trigger(self) -> Trigger | None:
         """Return when the service starts it, None if only a command does."""
         return trigger.parse(self.every, self.at, self.cron)
@@ -283,7 +289,8 @@ def _refuse_two_readings(suites: list[Suite]) -> None:
 def read(path: Path) -> Config:
     """Return the configuration in `path`; raise UsageError that names the key, the value or the line.
 
-    It may name ONNX files and shipped folders only if nobody but root and the current user can have written it.
+    It may name ONNX files, shipped folders and Python files only if nobody but root and the current user can have
+    written it, and these Python files.
     """
     try:
         # a pipe would be waited for
@@ -302,13 +309,25 @@ def read(path: Path) -> Config:
         config = msgspec.convert(data, Config)
         own = next((f"suite.{suite.own}" for suite in config.suite if suite.own), None)
         loaded = own or ("shipped" if config.shipped else None)
-        if loaded:
-            _refuse_foreign(path, status, loaded)
+        run = [code for suite in config.suite for code in suite.code()]
+        if loaded or run:
+            _refuse_foreign(path, status, loaded or run[0][0])
+        for key, code in run:
+            _refuse_foreign(code, _status(code, key), key)
         return config
     except UsageError as error:
         raise UsageError(f"configuration {path}: {error}") from error
     except msgspec.ValidationError as error:
         raise UsageError(f"configuration {path}: {_with_value(str(error), data)}") from error
+
+
+def _status(file: Path, key: str) -> os.stat_result:
+    if not file.is_absolute():
+        raise UsageError(f"{key} {str(file)!r}: give an absolute path, beginning with /")
+    try:
+        return file.stat()
+    except OSError as error:
+        raise UsageError(f"{key}: {file}: {error.strerror}") from error
 
 
 def _with_value(message: str, data: Any) -> str:

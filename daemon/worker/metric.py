@@ -118,8 +118,9 @@ def measure(
     if is_reference:
         theirs, reference_value = ours, value
     else:
-        told = lambda part: go_on(share + part * share // 100)  # noqa: E731
-        theirs, _, _ = _answers(workload, dataset, reference(), indices, job, told)
+        theirs, _, _ = _answers(
+            workload, dataset, reference(), indices, job, lambda part: go_on(share + part * share // 100)
+        )
         reference_value = metric.of(theirs, targets)
     drawn = list(_drawn(metric, ours, theirs, targets, lambda part: go_on(40 + part * 60 // 100)))
     return accuracy.of_metric(

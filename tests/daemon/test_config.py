@@ -70,6 +70,21 @@ def test_an_onnx_file_is_taken_from_a_configuration_that_nobody_else_can_write(t
             config.read(tmp_path / "benchd.toml")
 
 
+@pytest.mark.parametrize("key", ["metric", "samples", "calibration"])
+def test_a_python_file_of_a_configuration_must_be_one_that_nobody_else_can_write(tmp_path, key):
+    code = tmp_path / "task.py"
+    suite = f'[[suite]]\nmodels = ["square"]\n{key} = "{{}}:items"'
+    with pytest.raises(UsageError, match=f"suite.{key}: .*task.py: No such file"):
+        read(tmp_path, suite.format(code))
+    code.touch()
+    assert read(tmp_path, suite.format(code)).suite
+    code.chmod(0o666)
+    with pytest.raises(UsageError, match=f"suite.{key}: refused because others may write this file: sudo chmod go-w"):
+        read(tmp_path, suite.format(code))
+    with pytest.raises(UsageError, match=f"suite.{key} 'task.py': give an absolute path"):
+        read(tmp_path, suite.format("task.py"))
+
+
 @pytest.mark.parametrize("shared", ["", "etc"])
 def test_a_folder_in_which_others_may_replace_the_configuration_is_as_open_as_the_file(tmp_path, shared):
     (tmp_path / "root" / "etc").mkdir(parents=True)
