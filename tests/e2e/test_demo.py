@@ -75,7 +75,7 @@ def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(
             real.get_by_text("online").wait_for()
             assert "simulated" not in real.inner_text()
             page.goto(f"http://{HOST}:{port}/results?device=this-machine")
-            row = page.get_by_role("row").filter(has_text="this-machine").first
+            row = page.get_by_role("row").filter(has_text="This machine").first
             row.wait_for(timeout=WAIT_S * 1000)
             text = row.inner_text()
             row.get_by_role("link", name="record of").click()
