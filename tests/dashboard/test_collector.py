@@ -28,6 +28,8 @@ from benchd.dashboard.feed import Feed
 from benchd.dashboard.messages import READER, quarantined
 from benchd.dashboard.store import Store
 
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["benchd.dashboard.collector"])  # whose imports take a second
 SETTINGS = (
     "allow_anonymous true\nmax_queued_messages 0\npersistence true\npersistence_location {}/\nautosave_interval 1"
 )
@@ -48,7 +50,7 @@ def url(tmp_path):
 @contextmanager
 def collecting(url, database, name="site"):
     """Yield the process of a collector whose session the broker knows."""
-    process = multiprocessing.get_context("spawn").Process(target=collector.run, args=(parse_url(url), database, name))
+    process = PROCESSES.Process(target=collector.run, args=(parse_url(url), database, name))
     began_s = time.time()
     process.start()
     try:

@@ -174,8 +174,8 @@ def site(tmp_path, mosquitto, child_environment):
 
 
 def test_a_command_is_measured_published_and_left_on_the_broker(site):
-    """A run probes first and last, as bench-once does, and keeps its sampler."""
-    site.configure(sizes="[16, 32, 64]")
+    """A run keeps its sampler."""
+    site.configure()
     (site.folder / "benchd.toml").write_text(
         (site.folder / "benchd.toml").read_text().replace("[limits]", "home_assistant = true\n[limits]")
     )
@@ -184,22 +184,20 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
         assert (info["name"], [suite["name"] for suite in info["suites"]]) == ("Test board", ["small"])
         answer = site.command("run", suite="small")
         assert answer["accepted"]
-        assert len(answer["cases"]) == 3
+        assert len(answer["cases"]) == 2
         results, samplers = [], set()
         for _ in answer["cases"]:
             results.append(site.until("result/"))
             samplers |= samplers_of(process.pid)
         assert len(samplers) == 1
         assert [result["case_id"] for result in results] == answer["cases"]
-        probed = [process["probes"] is not None for result in results for process in result["processes"]]
-        assert probed == [True, False, True]
-        assert not any("probes_moved" in result["flags"] for result in results[:2])
+        assert "probes_moved" not in results[0]["flags"]
         for result in results:
             record = records.decode(msgspec.json.encode(result))
             assert (record.status, record.suite_id, record.device_id) == ("ok", answer["suite_id"], site.device)
             assert {"mqtt", "service"} <= set(record.flags)
-        latest = site.seen_or_until(f"latest/{answer['cases'][2]}")
-        assert latest["median_ms"] == results[2]["timing"]["median_ms"]
+        latest = site.seen_or_until(f"latest/{answer['cases'][1]}")
+        assert latest["median_ms"] == results[1]["timing"]["median_ms"]
         assert latest["check"] == "passed"
         assert all(not isinstance(value, list | dict) for value in latest.values())
         assert len(msgspec.json.encode(latest)) <= 2048
@@ -209,8 +207,8 @@ def test_a_command_is_measured_published_and_left_on_the_broker(site):
         assert site.command("run", suite="other")["reason"] == "no suite of that name; the command `list` names them"
         assert "unknown model" in site.command("run", models=["../../etc/passwd"])["reason"]
         assert [suite["cases"] for suite in site.command("list")["suites"]] == [answer["cases"]]
-        assert site.command("replay", log=health["log"])["rows"] == 3
-        while sum("/result/" in message.topic for message in site.all) < 6:  # they may come before the answer
+        assert site.command("replay", log=health["log"])["rows"] == 2
+        while sum("/result/" in message.topic for message in site.all) < 4:  # they may come before the answer
             site.until("result/")
         process.terminate()
         site.until("status", state="offline")

@@ -18,7 +18,7 @@ NEVER = {"lost", "stored twice", "said to be on the disk and not there"}
 
 def test_kills_and_an_outage_lose_nothing_and_store_nothing_twice(tmp_path, child_environment):
     program("mosquitto")
-    command = [sys.executable, "-m", "tests.soak.soak", "--kills", "3", "--written", "120", "--records", "200"]
+    command = [sys.executable, "-m", "tests.soak.soak", "--kills", "2", "--written", "40", "--records", "100"]
     command += ["--half-open", "0", "--output", str(tmp_path)]
     paths = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # where the code under test lies beside the installed one
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=child_environment | paths)
