@@ -13,6 +13,8 @@ import difflib
 import importlib.util
 from collections.abc import Iterable
 
+from benchd.daemon.machine.installed import adding
+
 EXIT_CODES = (130, 2, 7, 6, 1, 5, 3, 4)
 """The exit codes of measurements, of which several may apply: the first one counts."""
 
@@ -58,6 +60,6 @@ def require_measure() -> None:
     for package in ("torch", "torchvision", "numpy", "safetensors"):
         if importlib.util.find_spec(package) is None:
             raise NotAvailable(
-                f"measuring needs {package}, which is not installed: pip install 'benchd[cpu]', or 'benchd[gpu]' for "
-                "an NVIDIA GPU, or 'benchd[jetson]' on a Jetson"
+                f"measuring needs {package}, which is not installed: {adding('cpu')}; [gpu] in place of [cpu] for an "
+                "NVIDIA GPU, or [jetson] on a Jetson"
             )

@@ -20,6 +20,7 @@ from sqlalchemy import exists, select
 
 from benchd.daemon.delivery.messages import Event
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine.installed import adding
 from benchd.dashboard import queries
 from benchd.dashboard.limits import READ
 from benchd.dashboard.messages import TEXT_LIMIT
@@ -205,7 +206,7 @@ def _sender(url: str) -> "Apprise":
     try:
         from apprise import Apprise  # noqa: PLC0415 - most collectors tell nobody
     except ModuleNotFoundError:
-        raise NotAvailable("--notify: apprise is not installed: pip install 'benchd[notify]'") from None
+        raise NotAvailable(f"--notify: apprise is not installed: {adding('notify')}") from None
     sender = Apprise()
     sender.add(url)
     return sender

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchd.daemon.delivery.broker import Broker
 from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.machine.installed import adding
 
 PARTS = (None, "collector", "pages")
 IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # each connection has its own
@@ -19,7 +20,7 @@ def _extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise NotAvailable(f"{error.name} is not installed: pip install 'benchd[dashboard]'") from None
+        raise NotAvailable(f"{error.name} is not installed: {adding('dashboard')}") from None
 
 
 def start(

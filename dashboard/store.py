@@ -34,6 +34,7 @@ from benchd.daemon.delivery.connection import Arrived
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
+from benchd.daemon.machine.installed import adding
 from benchd.daemon.verdicts.when import AHEAD_S
 from benchd.dashboard import schema
 from benchd.dashboard.messages import Row
@@ -235,7 +236,7 @@ def _engine(address: URL) -> Engine:
         if address.drivername != "sqlite":
             return create_engine(address, pool_pre_ping=True)  # a server that was started again ended the others
     except ModuleNotFoundError:
-        raise NotAvailable("psycopg is not installed: pip install 'benchd[postgres]'") from None
+        raise NotAvailable(f"psycopg is not installed: {adding('postgres')}") from None
     engine = create_engine(address, connect_args={"timeout": BUSY_S})
 
     @event.listens_for(engine, "connect")

@@ -136,7 +136,9 @@ def remedy(package: Package, root: Path = Path("/")) -> str:
     """Return what installs a package of a runtime on this machine."""
     if is_tegra(root) and (package.wheel or package.on_board):
         return package.on_board or install(package.wheel, root)
-    return f"pip install 'benchd[{package.extra}]'"
+    from benchd.daemon.machine.installed import adding  # noqa: PLC0415 - the script runs without benchd
+
+    return adding(package.extra)
 
 
 def install_from(board_index: str, packages: str) -> str:

@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from benchd.daemon.machine import folders
+from benchd.daemon.machine.installed import adding
 from benchd.exporters import code
 from benchd.exporters.tegra import is_tegra
 
@@ -176,7 +177,7 @@ def load() -> TensorRT:
         trt: TensorRT = importlib.import_module("tensorrt")
     except ImportError as error:
         raise TensorRtUnavailable(
-            f"TensorRT's Python package cannot be imported ({error}): pip install 'benchd[gpu]', or on a Jetson sudo "
+            f"TensorRT's Python package cannot be imported ({error}): {adding('gpu')}, or on a Jetson sudo "
             "apt install python3-libnvinfer and an environment that sees the system's packages"
         ) from error
     require_version(trt.__version__)

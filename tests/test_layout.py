@@ -34,6 +34,7 @@ ALLOWED = REQUIRED | {
 }
 RANKS = {
     "benchd.daemon.machine.folders": 0,  # what the kernels keep too
+    "benchd.daemon.machine.installed": 0,  # what an error names
     "benchd.daemon": 1,  # its loose files: records, errors, config and what else belongs to all
     "benchd.kernels": 1,
     "benchd.daemon.machine": 2,

@@ -11,6 +11,7 @@ import msgspec
 from benchd.daemon import journal
 from benchd.daemon.errors import NotAvailable
 from benchd.daemon.journal import explaining
+from benchd.daemon.machine.installed import adding
 from benchd.daemon.records import Record, of_range
 from benchd.daemon.reporting.cells import COLUMNS, cells
 from benchd.daemon.reporting.console import print_decisions
@@ -52,7 +53,7 @@ def page(folder: Path, target: Path | None = None) -> Path:
 def require_page() -> None:
     """Raise NotAvailable if the page's package is absent."""
     if importlib.util.find_spec("jinja2") is None:
-        raise NotAvailable("a page needs the package jinja2: pip install 'benchd[report]'")
+        raise NotAvailable(f"a page needs the package jinja2: {adding('report')}")
 
 
 class _Line:

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch.profiler import ProfilerActivity
 
 from benchd.daemon.errors import Unsupported
+from benchd.daemon.machine.installed import adding
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker.backends import Loaded
@@ -75,5 +76,5 @@ def _quantiser() -> ModuleType:
     except Exception as error:  # of a torchao that was built for another torch
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Unsupported(
-            f"the installed torchao does not work with torch {torch.__version__}: pip install 'benchd[int8]' ({line})"
+            f"the installed torchao does not work with torch {torch.__version__}: {adding('int8')} ({line})"
         ) from error

@@ -6,6 +6,7 @@ import types
 import pytest
 from worker_jobs import changed, job, run_here, user_module
 
+from benchd.daemon.machine.installed import adding
 from benchd.daemon.measuring.plan import Machine, why_not
 from benchd.daemon.records import Case, InputSpec, Variant
 from benchd.daemon.worker.backends import torchao
@@ -86,13 +87,13 @@ def test_a_torchao_of_another_torch_says_so_in_one_sentence(tmp_path, monkeypatc
     found = ran(tmp_path)
     assert found.process.status == "unsupported"
     assert "the installed torchao does not work with torch 2." in found.process.reason
-    assert "pip install 'benchd[int8]'" in found.process.reason
+    assert adding("int8") in found.process.reason
 
 
 @pytest.mark.parametrize(
     ("machine", "reason"),
     [
-        (Machine("cpu", has_cxx=True), "the package torchao is not installed: pip install 'benchd[int8]'"),
+        (Machine("cpu", has_cxx=True), f"the package torchao is not installed: {adding('int8')}"),
         (
             Machine("cuda", has_cxx=True, packages=TORCHAO),
             "is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8",
