@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from benchd.daemon.commands import Version, application
 from benchd.daemon.errors import BenchdError, NotAvailable, require_measure
 from benchd.daemon.machine.standard_streams import STDERR, STDOUT, lasting
+from benchd.daemon.machine.ticker import show, ticker_of
 
 GROUPS = {  # as `benchd --help` shows them; a hyphen is an underscore in the file's name
     "Decide": ("ship", "verify", "compare", "recommend", "baseline", "noise-floor"),
@@ -22,6 +23,9 @@ GROUPS = {  # as `benchd --help` shows them; a hyphen is an underscore in the fi
     "Maintain": ("doctor", "selfcheck", "export", "power-sweep"),
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+
+LASTING = {"run", "dashboard", "demo", "watch", "power-sweep"}
+"""The verbs that serve until they are ended, or whose children write to the terminal: none is a wait."""
 
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 """What `Path.is_file` raises for a path that it may not look at; of an absent one it returns False."""
@@ -90,10 +94,14 @@ def benchd() -> None:
 
 def _exit_with(verb: str | None) -> None:
     """Run a verb, or the command line's, and exit with its code; 0 becomes 1 if its output could not be written."""
-    out, file = lasting(sys.stdout, STDOUT)
-    err, _ = lasting(sys.stderr, STDERR)
+    ticker = ticker_of(sys.stderr)
+    out, file = lasting(sys.stdout, STDOUT, ticker)
+    err, _ = lasting(sys.stderr, STDERR, ticker)
     with redirect_stdout(out), redirect_stderr(err):
+        if not LASTING & {*sys.argv[1:2]}:
+            show(err, "bench-once" if verb else " ".join(["benchd", *sys.argv[1:2]]))
         code = _code(verb)
+        show(err, "")
         out.flush()
         if file and file.failure:
             err.write(f"error: standard output: {file.failure}\n")

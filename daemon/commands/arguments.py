@@ -3,11 +3,12 @@
 Each error names the invalid text and what was expected.
 """
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 
@@ -47,6 +48,7 @@ MaxLatency = Annotated[
 ]
 MaxPower = Annotated[str | None, typer.Option(help="Maximum mean input power.", metavar="10W")]
 MaxMemory = Annotated[str | None, typer.Option(help="Maximum peak memory.", metavar="2GiB")]
+MinEffect = Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")]
 MinAgreement = Annotated[
     float | None,
     typer.Option(help="Minimum share of images, ties excluded, with float64's class (default 0.98).", metavar="0.995"),
@@ -83,9 +85,20 @@ def mqtt_config(url: str | None, ca_file: str | None, certificate_file: str | No
 
 
 def start(wait: bool | None, quiet_for: str | None = None) -> Start:
-    """Return what a session waits for, said on stderr; for the machine by default only on a terminal."""
+    """Return what a session waits for, said on stderr; on a terminal for the machine by default, and for an answer."""
     waiting = sys.stderr if wait or (wait is None and sys.stderr.isatty()) else None
-    return Start(waiting, quantity("--quiet-for", quiet_for, {"s": 1, "min": 60}) if quiet_for else 0.0)
+    quiet_s = quantity("--quiet-for", quiet_for, {"s": 1, "min": 60}) if quiet_for else 0.0
+    return Start(waiting, quiet_s, sys.stderr, sys.stdin if _answers(sys.stdin) and sys.stderr.isatty() else None)
+
+
+def _answers(stdin: TextIO | None) -> bool:
+    """Return whether a person can answer; a job in the background would be stopped if it read its terminal."""
+    if stdin is None or not stdin.isatty():
+        return False
+    try:
+        return os.tcgetpgrp(stdin.fileno()) == os.getpgrp()
+    except OSError:  # not the terminal that controls this process, which stops nothing
+        return True
 
 
 def names(option: str, text: str | None) -> list[str]:

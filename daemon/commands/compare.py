@@ -55,7 +55,7 @@ def compare(
     pairs: Annotated[
         int | None, typer.Option(help="Number of pairs (default 7, extended to 11 or 15 while undecided).")
     ] = None,
-    min_effect: Annotated[str, typer.Option(help="Smallest change that counts.", metavar="0.5%")] = "0.5%",
+    min_effect: arguments.MinEffect = "0.5%",
     fail_on: arguments.FailOn = "check,slower,inconclusive",
     preset: Annotated[str, typer.Option(help="With --live: how long each process measures.")] = "quick",
     device: arguments.Device = "auto",

@@ -15,6 +15,7 @@ from benchd.daemon.config import Config, Suite
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import BenchdError, UsageError
+from benchd.daemon.machine.ticker import show
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.session import Session, made_output
@@ -140,6 +141,7 @@ def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: Text
     if comparisons:
         print_comparisons(out, comparisons, as_json=False)
     if page_of:
+        show(sys.stderr, "write the page")
         try:
             out.write(f"{report.page(page_of)}\n")
         except BenchdError as error:  # caused by older lines of the file: the new records are stored

@@ -17,6 +17,7 @@ from benchd.daemon.commands.options import Chosen
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.signals import ending
+from benchd.daemon.machine.ticker import show
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring import power_modes as modes
 from benchd.daemon.measuring.plan import Machine, Planned
@@ -29,6 +30,7 @@ from benchd.daemon.shipping import folder as shipping
 from benchd.daemon.shipping import race
 from benchd.daemon.shipping.manifest import MANIFEST, Asked, Manifest
 from benchd.daemon.shipping.race import Race, RaceResult
+from benchd.daemon.verdicts import doubts
 
 BENCHD = Path(sys.executable).with_name("benchd")
 ENERGY_UNITS = {"J": 1, "mJ": 1e-3, "uJ": 1e-6}
@@ -72,11 +74,9 @@ def ship(
         str | None, typer.Option(help="Ship in each of these power modes, to DIR-MODE.", metavar="15W,25W")
     ] = None,
     device: arguments.Device = "auto",
-    min_effect: Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")] = "1%",
+    min_effect: arguments.MinEffect = "1%",
     minutes: Annotated[float, typer.Option(help="Race time limit in minutes; the winner is always confirmed.")] = 15.0,
-    out: Annotated[Path, typer.Option("--output", "--out", help="The folder to write.", metavar="DIR")] = Path(
-        "shipped"
-    ),
+    out: Annotated[Path, typer.Option("--output", help="The folder to write.", metavar="DIR")] = Path("shipped"),
     config: arguments.ConfigFile = None,
     page: Annotated[bool, typer.Option("--report", help="Also write DIR.html with what was measured.")] = False,
     wait: arguments.Wait = None,
@@ -179,6 +179,7 @@ def _ship(
         if not result.winner:
             _write(ShipReport(result), f"nothing shipped: {result.reason}", json=json)
             return 4 if any(record.status == "ok" for record in course.records()) else 6
+        show(sys.stderr, "write the folder")
         try:
             shipped = shipping.ship(course, result, supervisor, asked, out)
         except shipping.NotShipped as error:
@@ -205,10 +206,11 @@ def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -
     interval = f" [{promised.low_ms:.4g}, {promised.high_ms:.4g}]" if promised.low_ms and promised.high_ms else ""
     others = [name for name in result.tied if name != result.winner]
     tied = f" (the same within the smallest effect: {', '.join(others)}; it is the simplest)" if others else ""
-    tied += f" (flagged: {', '.join(result.flags)})" if result.flags else ""
+    doubtful = f" (doubtful: {doubts.words(result.flags)})" if result.flags else ""
     lines = [
-        f"{shipped.name} b{case.batch_size}: ship: {result.winner}  {promised.latency_ms:.4g}{interval} ms{tied}",
-        f"    against {shipped.against}",
+        f"{shipped.name} b{case.batch_size}: ship: {result.winner}  {promised.latency_ms:.4g}{interval} ms"
+        f"{tied}{doubtful}",
+        f"    against {shipped.against}{doubtful}",
         f"    {out}: {len(shipped.resources) + 1} files, {sum(one.bytes for one in shipped.resources) / 1e6:.1f} MB, "
         f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it anywhere",
     ]

@@ -16,6 +16,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import explaining
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.session import Session
+from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import manifest, promise, race, verifying
 from benchd.daemon.shipping.manifest import ONNX
 
@@ -54,7 +55,10 @@ def verify(
     limits = plan.limited(race.LIMITS, settings.limits)
     with explaining(Path("TMPDIR")):
         temporary = tempfile.TemporaryDirectory()
-    with temporary as output, Session(settings, machine, Path(output), start=start(wait, quiet_for)) as session:
+    with (
+        temporary as output,
+        Session(settings, machine, Path(output), [SlowStages(sys.stderr)], start=start(wait, quiet_for)) as session,
+    ):
         verified = verifying.verify(folder, shipped, session, limits, processes, trust_plan=trust_plan)
     if session.interrupted:
         raise typer.Exit(130)

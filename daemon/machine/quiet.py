@@ -1,14 +1,21 @@
-"""How much of the CPUs other processes use, and a wait until that is little."""
+"""How much of the CPUs other processes use, and what is done about it before anything is measured."""
 
 import os
+import select
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from benchd.daemon.machine.ticker import show
+
 FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
 STEP_S, SAY_S = 1.0, 10.0
+LOOK_S = 0.2  # 20 ticks of the CPUs' accounting
+ASKED_QUIET_S = 5.0  # for which a person who chose to wait has the CPUs left alone
+QUESTION = "w: wait until the CPUs are quiet, g: go on, s: stop"
 
 
 @dataclass(frozen=True)
@@ -16,11 +23,14 @@ class Start:
     """What a session waits for before it measures.
 
     With `waiting` it waits until nobody else measures the machine, and reports that there; then until other processes
-    have left the CPUs alone for `quiet_s`.
+    have left the CPUs alone for `quiet_s`. Without that it says on `told` that the machine is busy, and asks what to do
+    if `answers` is a person's terminal.
     """
 
     waiting: TextIO | None = None
     quiet_s: float = 0.0
+    told: TextIO | None = None
+    answers: TextIO | None = None
 
 
 class ForeignUse:
@@ -34,15 +44,50 @@ class ForeignUse:
         return max(0.0, (_foreign_s() - self._begun_used_s) / (time.monotonic() - self._begun_s))
 
 
-def wait_until_quiet(quiet_s: float, out: TextIO, is_over: Callable[[], bool]) -> None:
+def settle(start: Start, wake: socket.socket, is_over: Callable[[], bool]) -> None:
+    """Wait, say that the machine is busy, or ask what to do, as `start` says; the socket `wake` ends a question.
+
+    Raises KeyboardInterrupt if the answer is to stop.
+    """
+    if start.quiet_s or start.told is None:
+        wait_until_quiet(start.quiet_s, start.told, is_over)
+        return
+    use = ForeignUse()
+    time.sleep(LOOK_S)
+    if (cpus := use.cpus()) <= FOREIGN_CPUS:
+        return
+    advice = "" if start.answers else " (--quiet-for 30s waits)"
+    start.told.write(f"BUSY MACHINE: other processes use {cpus:.2g} CPUs, so times may be far too long{advice}\n")
+    start.told.flush()
+    answer = _answer(start.answers, start.told, wake) if start.answers else "g"
+    if answer == "s":
+        raise KeyboardInterrupt
+    wait_until_quiet(ASKED_QUIET_S if answer == "w" else 0.0, start.told, is_over)
+
+
+def _answer(answers: TextIO, told: TextIO, wake: socket.socket) -> str:
+    """Ask until the answer is one of w, g and s; the end of the input, or a signal, is s."""
+    show(told, "")
+    while True:
+        told.write(f"{QUESTION}\n")
+        told.flush()
+        if wake.fileno() in select.select([answers.fileno(), wake.fileno()], [], [])[0]:
+            return "s"
+        line = answers.readline()
+        if (answer := line.strip().lower()[:1] if line else "s") in ("w", "g", "s"):
+            return answer
+
+
+def wait_until_quiet(quiet_s: float, out: TextIO | None, is_over: Callable[[], bool]) -> None:
     """Return once others have used at most FOREIGN_CPUS in every second of `quiet_s`, or `is_over`.
 
     `out` gets a line at the start, and one in ten seconds while they use more.
     """
-    if quiet_s <= 0:
+    if quiet_s <= 0 or out is None:
         return
     out.write(f"waiting until the CPUs have been quiet for {quiet_s:g} s\n")
     out.flush()
+    show(out, "waiting")
     since_s, said_s = time.monotonic(), -SAY_S
     while time.monotonic() - since_s < quiet_s and not is_over():
         use = ForeignUse()

@@ -9,6 +9,8 @@ import json
 import os
 from typing import Any, TextIO
 
+from benchd.daemon.machine.ticker import Ticker
+
 STDOUT, STDERR = 1, 2
 ESCAPED = "benchd_escaped"
 """How a stream writes a character that its encoding lacks: as JSON does, so that JSON stays JSON."""
@@ -30,10 +32,13 @@ class Discarding(io.FileIO):
     """
 
     failure: str | None = None
+    ticker: Ticker | None = None
 
     def write(self, data: Any) -> int:
         """Write the data, or discard it."""
         try:
+            if self.ticker:
+                self.ticker.before(data)
             return super().write(data)
         except OSError as error:
             _discard(self.fileno())
@@ -42,11 +47,11 @@ class Discarding(io.FileIO):
             return len(data)
 
 
-def lasting(stream: TextIO | None, descriptor: int) -> tuple[TextIO, Discarding | None]:
+def lasting(stream: TextIO | None, descriptor: int, ticker: Ticker | None = None) -> tuple[TextIO, Discarding | None]:
     """Return a stream to use in place of sys.stdout or sys.stderr, None if closed, and the file that it writes to.
 
     A stream in memory is returned as it is: nobody reads it who could leave. The given stream, too, escapes from now on
-    what its encoding lacks.
+    what its encoding lacks. A terminal's `ticker` makes room for what is written.
     """
     if stream is None:
         _discard(descriptor)  # or the next file that is opened takes its place
@@ -57,6 +62,7 @@ def lasting(stream: TextIO | None, descriptor: int) -> tuple[TextIO, Discarding 
         return stream, None
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors=ESCAPED)
+    file.ticker = ticker if stream.isatty() else None
     by_line = descriptor == STDERR or stream.isatty()
     return io.TextIOWrapper(io.BufferedWriter(file), stream.encoding, stream.errors, line_buffering=by_line), file
 

@@ -29,7 +29,7 @@ from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor, Turn, interleaved_rule
 from benchd.daemon.records import PLAIN, Record, UserModule, wall_now
-from benchd.daemon.verdicts import effects, noise_floor, one_model
+from benchd.daemon.verdicts import doubts, effects, noise_floor, one_model
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
 from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
@@ -279,8 +279,9 @@ def _tell(sides: Sequence[Side], ratios: Sequence[float], pairs: int | None, ela
     done, most = len(ratios), pairs or LOOKS[-1]
     left_s = (most - done) * elapsed_s / done
     change = f"{100 * (ratios[-1] - 1):+.2f} %{' in turns' if sides[0].is_interleaved else ''}"
+    mark = doubts.mark(side.record() for side in sides)
     err.write(
-        f"pair {done} of {'' if pairs else 'at most '}{most}: {a:.4g} and {b:.4g} ms ({change}), "
+        f"pair {done} of {'' if pairs else 'at most '}{most}: {a:.4g} and {b:.4g} ms ({change}){mark}, "
         f"{elapsed_s:.0f} s so far, {'' if pairs else 'at most '}{left_s:.0f} s left\n"
     )
     err.flush()

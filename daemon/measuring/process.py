@@ -162,7 +162,7 @@ class Worker(Child[Message]):
         self.stage: StageName = "import"
         self.is_waiting = False
         self.announced: StageName | None = None
-        self.percent: int | None = None
+        self.done = ""
         self._log_path = log
         self._stage_since = time.monotonic()
         super().__init__("benchd.daemon.worker", job, msgspec.json.Decoder(Message), log, python)
@@ -171,7 +171,9 @@ class Worker(Child[Message]):
         """Read what has arrived; return True after the outcome or at the end of the pipe."""
         for message in self.messages():
             if isinstance(message, Stage):
-                self.stage, self.percent, self._stage_since = message.name, message.percent, time.monotonic()
+                if not self.stage == message.name == "check":  # all of a check has one deadline, each part of others
+                    self._stage_since = time.monotonic()
+                self.stage, self.done = message.name, message.done
                 self.is_waiting = message.name == "ready"
             else:
                 self._outcome = message

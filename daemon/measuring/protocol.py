@@ -180,10 +180,10 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Stage(Struct, frozen=True, tag="stage"):
-    """The worker begins a stage or reports progress: `percent` of it is done, None if unknown."""
+    """The worker begins a stage, or says how far it is, as `image 12 of 64`."""
 
     name: StageName
-    percent: int | None = None
+    done: str = ""
 
 
 class Tensor(Struct, frozen=True):

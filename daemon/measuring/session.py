@@ -8,11 +8,10 @@ import os
 import select
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +25,7 @@ from benchd.daemon.config import Config
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import folders, identity
 from benchd.daemon.machine.lock import MachineLock
-from benchd.daemon.machine.quiet import Start, wait_until_quiet
+from benchd.daemon.machine.quiet import Start, settle
 from benchd.daemon.machine.signals import on_signals
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.plan import Machine, Planned
@@ -53,8 +52,8 @@ class Sink:
     def begin(self, plan: Sequence[Planned]) -> None:
         """Receive the plan."""
 
-    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
-        """Receive the running case and stage, and the percentage done if known."""
+    def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
+        """Receive the running case and stage, and how far that is if known."""
 
     def publish(self, record: Record, body: bytes) -> None:
         """Receive one finished record and its wire form."""
@@ -110,7 +109,9 @@ class Session:
     def measuring(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
         """Hold the machine's lock and handle the signals that end a run; raise Busy if another process measures."""
         with MachineLock(waiting=self.start.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
-            wait_until_quiet(self.start.quiet_s, sys.stderr, lambda: self.interrupted)
+            settle(self.start, self._wake, lambda: self.interrupted)
+            if not self.start.quiet_s:
+                self.start = replace(self.start, told=None)  # said, or asked, once in a session
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

@@ -28,7 +28,7 @@ from benchd.daemon.runtimes import Precision
 from benchd.daemon.sampling import energy
 from benchd.daemon.verdicts.statistics import StopRule
 
-PROGRESS_S = 10.0  # between two progress lines of a stage
+PROGRESS_S = 1.0  # between two reports of how far a stage is
 NOT_RUN = "the worker could not be run"  # the machine refused it, whatever the case
 NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
 INTERLEAVED_BLOCK_S = 0.006
@@ -335,14 +335,13 @@ class Supervisor:
 
     def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> Ending:
         """Wait for the worker to end, or to wait for its turn; return how and why we ended it, else (None, None)."""
-        percent: int | None = None
-        announced_s = 0.0
+        done, announced_s = "", 0.0
         while not (until_ready and worker.is_waiting):
-            is_later = worker.percent != percent and time.monotonic() - announced_s >= PROGRESS_S
+            is_later = worker.done != done and time.monotonic() - announced_s >= PROGRESS_S
             if (worker.stage != worker.announced or is_later) and worker.stage != "ready":
-                worker.announced, percent, announced_s = worker.stage, worker.percent, time.monotonic()
+                worker.announced, done, announced_s = worker.stage, worker.done, time.monotonic()
                 for sink in self.session.sinks:
-                    sink.stage(turn.planned, turn.index, worker.stage, percent)
+                    sink.stage(turn.planned, turn.index, worker.stage, done)
             limit_s = turn.planned.limits.deadline_s(worker.stage)
             too_long = f"stage {worker.stage} took longer than {limit_s:g} s"
             ended = self.session.follow(worker, worker.remaining_s(), too_long)

@@ -13,6 +13,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import user_python
 from benchd.daemon.measuring.user_inputs import inputs_of, of_module
 from benchd.daemon.records import InputSpec, UserFile, UserModule
+from benchd.models.catalog import LIBRARIES
 
 
 def module(text: str, given: Sequence[str]) -> UserModule:
@@ -21,6 +22,8 @@ def module(text: str, given: Sequence[str]) -> UserModule:
     inputs = _arguments(given)
     if not colon or not function.isidentifier():
         raise UsageError(f"--module {text}: expected FILE.py:FUNCTION or package.module:FUNCTION")
+    if file in LIBRARIES:
+        raise UsageError(f"--module {text}: a library's model is a model by name: bench-once --models {text}")
     if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))) and not Path(file).is_file():
         package = file.partition(".")[0]
         if _place_of(package, [str(Path.cwd()), *sys.path]) is None:

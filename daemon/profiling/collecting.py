@@ -1,6 +1,7 @@
 """Runs a ProfileJob's methods: the child with torch, the trace that it writes, the Nsight tools."""
 
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,9 @@ import msgspec
 
 from benchd.daemon.errors import BenchdError
 from benchd.daemon.machine.quiet import ForeignUse
+from benchd.daemon.machine.ticker import show
 from benchd.daemon.measuring.process import Child
+from benchd.daemon.measuring.protocol import Stage
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.profiling.nsight import nsight
 from benchd.daemon.profiling.occupancy import of_trace
@@ -125,12 +128,14 @@ def _measured(layers: LayersProfile, sampler: SamplerProcess, read_period_s: flo
 def _collect(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
     """Return the child's answer, which is an error if it dies or takes too long."""
     until_s = time.monotonic() + deadline_s
-    with Child(CHILD, job, msgspec.json.Decoder(Collected)) as child:
+    with Child(CHILD, job, msgspec.json.Decoder(Stage | Collected)) as child:
         while (left_s := until_s - time.monotonic()) > 0:
             if not session.wait(child, left_s):
                 continue
             for answer in child.messages():
-                return answer
+                if isinstance(answer, Collected):
+                    return answer
+                show(sys.stderr, f"{job.case.case_id}: {answer.name} {answer.done}", ticks=answer.name != "measure")
             if child.has_ended:
                 return Collected(error=f"the process that profiles {_ending(child.reap())} and gave no result")
     return Collected(error=f"it took longer than {deadline_s:g} s")

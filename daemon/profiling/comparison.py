@@ -7,7 +7,7 @@ import msgspec
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.profile import Profile, TorchProfile, median_step
-from benchd.daemon.verdicts import one_environment
+from benchd.daemon.verdicts import doubts, one_environment
 
 LEAST_SHARE = 0.002
 """The smallest change that is shown, as a share of the step of A."""
@@ -30,6 +30,7 @@ class Compared(NamedTuple):
     """What changed, the largest change first by kind, how many others did not, and what else differs.
 
     `noise` is by how much steps vary within a profile, as a share of their time: smaller changes are not told apart.
+    `mark` stands behind each figure if others disturbed one of the profiles.
     """
 
     step: ProfileChange
@@ -37,6 +38,7 @@ class Compared(NamedTuple):
     changed: dict[str, list[ProfileChange]]
     same: dict[str, int]
     differences: list[str]
+    mark: str = ""
 
 
 def read(path: Path) -> Profile:
@@ -60,7 +62,7 @@ def compare(a: Profile, b: Profile) -> Compared:
         changes = [change for change in both if _is_change(change, noise, LEAST_SHARE * (step.before_ns or 0.0))]
         changed[kind] = sorted(changes, key=lambda change: -abs(change.added_ns))
         same[kind] = len(both) - len(changes)
-    return Compared(step, noise, changed, same, _differences(a, b))
+    return Compared(step, noise, changed, same, _differences(a, b), next(filter(None, map(mark, (a, b))), ""))
 
 
 def _is_change(change: ProfileChange, noise: float, least_ns: float) -> bool:
@@ -99,4 +101,9 @@ def _differences(a: Profile, b: Profile) -> list[str]:
     sides = {"case": (a.case_id, b.case_id), "workload": (a.workload, b.workload), "device": (a.device_id, b.device_id)}
     differences = [f"{name}: {one} and {other}" for name, (one, other) in sides.items() if one != other]
     differences += one_environment.differences(a.environment, b.environment)
-    return differences + [f"{side}: the machine was busy" for side, one in (("A", a), ("B", b)) if one.is_disturbed]
+    return differences + [f"{side}{mark(one)}" for side, one in (("A", a), ("B", b)) if one.is_disturbed]
+
+
+def mark(profile: Profile) -> str:
+    """Return what stands behind each figure of a profile, empty if nobody disturbed it."""
+    return f" ({doubts.BUSY['busy_machine']})" if profile.is_disturbed else ""

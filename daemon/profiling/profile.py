@@ -336,7 +336,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         return any(getattr(self, method) is not None for method in METHODS)
 
 
-class Collected(Struct, frozen=True, kw_only=True):
+class Collected(Struct, frozen=True, kw_only=True, tag="collected"):
     """The child's answer: each method's result; the trace is a file in the output folder that the parent reads.
 
     `failed` names the methods in `missing` that broke; the others do not apply to this case.

@@ -92,7 +92,8 @@ def _row(comparison: Comparison) -> list[Cell]:
         interval = f"{100 * verdict.interval.low:+.2f}, {100 * verdict.interval.high:+.2f}"
         change += f" [{interval} at {100 * verdict.confidence:.4g} %]"
     answer = (verdict.answer.upper(), {"faster": GOOD, "slower": ALARM}.get(verdict.answer, ""))
-    verdict_cell = Text.assemble(answer, (" check FAILED", ALARM)) if comparison.check_failed else Text(*answer)
+    failed = [(" check FAILED", ALARM)] if comparison.check_failed else []
+    verdict_cell = Text.assemble(answer, *failed, comparison.mark)
     return [
         _case(comparison),
         *map(figure, comparison.medians_ms),

@@ -2,23 +2,24 @@
 
 import math
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from benchd.daemon.machine.ticker import show
 from benchd.daemon.measuring.plan import Planned, in_rounds
 from benchd.daemon.measuring.protocol import StageName
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.records import Accuracy, Case, Energy, Record, Timing, Variant, of_range, usable_variants
-from benchd.daemon.reporting.results_table import figure, print_table
+from benchd.daemon.reporting.results_table import figure, print_table, terms
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.reporting.tables import figures, print_rows
 from benchd.daemon.runtimes import FILE_BACKENDS
-from benchd.daemon.verdicts import accuracy, alarms, baseline, levels
+from benchd.daemon.verdicts import accuracy, alarms, baseline, doubts, levels
 from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.compare import centre_ms, runs_ms
 from benchd.daemon.verdicts.disturbed import disturbed
@@ -31,70 +32,62 @@ from benchd.daemon.verdicts.statistics import minimum_samples
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
 NO_INTERVAL = "timing.low_ms"  # in `missing`
+TIMED: tuple[StageName, ...] = ("idle", "warm_up", "measure", "probe")
+SAY_S = 10.0
 PLAIN_WIDTH = 180  # columns if there is no terminal
 
 
 class Screen(Sink):
-    """A progress bar and a table on a terminal, else plain lines. The bar moves between stages, never during one."""
+    """On a terminal a line with a clock, else lines of progress; then a table."""
 
     def __init__(self, out: TextIO, err: TextIO, as_json: bool, requirements: Requirements | None = None) -> None:
         self._out, self._json = console_on(out), as_json
         self._requirements = requirements or Requirements()
-        self._err = console_on(err)
+        self._err, self._lines = err, _Lines(err)
         self._records: list[Record] = []
-        self._progress = _progress(self._err) if self._err.is_terminal else None
         self._total = self._place = 0
 
     def begin(self, plan: Sequence[Planned]) -> None:
-        """Show the bar."""
+        """Say how long it can take."""
         groups = in_rounds(plan)
         self._total, self._plan = len(plan), [entry for group in groups for entry in group]
         self._starts = [self._plan.index(group[0]) for group in groups for _ in group]
         for text in _extent(plan):
-            self._err.print(text)
-        if self._progress:
-            self._progress.start()
-            self._task = self._progress.add_task("starting", total=self._total, left=self._left())
+            self._err.write(f"{text}\n")
 
     def _left(self) -> str:
         """Return the longest time that the remaining cases can take."""
         return _clock(sum(planned.seconds for planned in self._plan[self._place :]))
 
-    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
+    def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
         """Show the running case, its process and its stage."""
         case, place = planned.case, self._plan.index(planned)
         self._place = max(self._place, self._starts[place])  # a search may skip cases
         process_of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
-        text = f"{_name(case)} {case.direction}{process_of}: {_stage(stage, percent)}"
-        if self._progress:
-            self._progress.update(self._task, completed=self._place, description=text, refresh=True)
-        else:
-            self._err.print(f"[{place + 1}/{self._total}] {text}", markup=False)
+        text = f"{_name(case)} {case.direction}{process_of}: {_stage(stage, done)}"
+        place_and_left = f"[{self._place + 1}/{self._total}] at most {self._left()} left, {text}"
+        if not show(self._err, place_and_left, ticks=_ticks(case, stage)):
+            self._lines.say(f"[{place + 1}/{self._total}] {text}", is_new=not done)
 
     def publish(self, record: Record, body: bytes) -> None:
         """Count the case as done; print its JSON if requested."""
         self._records.append(record)
-        if self._progress:
-            self._place += 1
-            self._progress.update(self._task, completed=self._place, left=self._left(), refresh=True)
+        self._place += 1
         if self._json:
             self._out.file.write(body.decode() + "\n")
             self._out.file.flush()
 
     def end(self) -> None:
-        """Remove the bar and print the table, then which variants to ship; with JSON only why nothing may ship."""
-        if self._progress:
-            self._progress.stop()
+        """Print the table, then which variants to ship; with JSON only why nothing may ship."""
+        show(self._err, "")
         decisions = decide(self._records, self._requirements)
         if self._json:
-            for decision in decisions:
-                if decision.mixed:
-                    self._err.print(line(decision), markup=False)
+            self._err.writelines(f"{line(decision)}\n" for decision in decisions if decision.mixed)
         elif self._records:
-            if warning := _busy(self._records):
+            if warning := doubts.warning(self._records):
                 self._out.print(warning, markup=False, soft_wrap=True)
             print_table(self._out, self._records)
-            for note in _notes(self._records):
+            for note in (*terms(self._records, self._out.width), *_notes(self._records)):
                 self._out.print(note, markup=False)
             interrupted = [one.subject for one in decisions if _is_interrupted(one)]
             for subject in interrupted:
@@ -104,25 +97,46 @@ class Screen(Sink):
                 self._out.print(ratio.line, markup=False)
 
 
-class SlowStages(Sink):
-    """Lines for what may take minutes in the first process of a case, before its first time can be shown."""
+class _Lines:
+    """Lines of progress where no clock can tick: of how far one stage is, at most one in SAY_S."""
 
     def __init__(self, err: TextIO) -> None:
-        self._err = err
+        self._err, self._said_s = err, 0.0
 
-    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
-        """Show an export or a check."""
-        if process == 0 and (stage == "check" or (stage == "export" and planned.case.variant.backend in FILE_BACKENDS)):
-            self._err.write(f"{_name(planned.case)}: {_stage(stage, percent)}\n")
+    def say(self, text: str, *, is_new: bool) -> None:
+        """Print the line if it is due, in any case if the stage `is_new`."""
+        if is_new or time.monotonic() - self._said_s >= SAY_S:
+            self._said_s = time.monotonic()
+            self._err.write(f"{text}\n")
             self._err.flush()
+
+
+class SlowStages(Sink):
+    """On a terminal a line with a clock, else lines for what may take minutes before a case's first time is known."""
+
+    def __init__(self, err: TextIO) -> None:
+        self._err, self._lines = err, _Lines(err)
+
+    def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
+        """Show the stage, without a terminal an export or a check in the first process."""
+        text = f"{_name(planned.case)}: {_stage(stage, done)}"
+        if show(self._err, text, ticks=_ticks(planned.case, stage)):
+            return
+        if process == 0 and (stage == "check" or (stage == "export" and planned.case.variant.backend in FILE_BACKENDS)):
+            self._lines.say(text, is_new=not done)
 
 
 def _name(case: Case) -> str:
     return f"{case.model} {case.variant.label} b{case.batch_size}"
 
 
-def _stage(stage: StageName, percent: int | None) -> str:
-    return stage.replace("_", " ") + ("" if percent is None else f" {percent} %")
+def _stage(stage: StageName, done: str) -> str:
+    return f"{stage.replace('_', ' ')} {done}".rstrip()
+
+
+def _ticks(case: Case, stage: StageName) -> bool:
+    """Return whether the clock may tick in this stage: a thread that draws would disturb what is timed."""
+    return stage not in TIMED and case.scenario != "cold_start"
 
 
 def console_on(file: TextIO) -> Console:
@@ -136,25 +150,9 @@ def console_on(file: TextIO) -> Console:
     return Console(file=file, width=size.columns, height=size.lines, highlight=False, emoji=False)
 
 
-def _progress(console: Console) -> Progress:
-    left = TextColumn("at most {task.fields[left]} left")
-    columns = [MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), left, TextColumn("{task.description}")]
-    return Progress(*columns, console=console, auto_refresh=False, transient=True)
-
-
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
-
-
-def _busy(records: Sequence[Record]) -> str | None:
-    """Return the warning above a table with times that other processes have disturbed."""
-    models = dict.fromkeys(record.case.model for record in records if "busy_machine" in record.flags)
-    if not models:
-        return None
-    return (
-        f"BUSY MACHINE: others used the CPU beside {', '.join(models)}; times may be far too long (--quiet-for waits)"
-    )
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
@@ -257,8 +255,8 @@ def _disturbed_note(record: Record) -> str | None:
     if disturbance is None or _holds(record.timing, disturbance.clean_ms):
         return None
     return (
-        f"interference: {record.case_id}: {disturbance.disturbed} of {disturbance.blocks} blocks disturbed by "
-        f"{', '.join(disturbance.reasons)}: {figure(disturbance.clean_ms)} ms excluding them, "
+        f"interference: {record.case_id}: {disturbance.disturbed} of {disturbance.blocks} blocks of runs disturbed by "
+        f"{doubts.words(disturbance.reasons)}: {figure(disturbance.clean_ms)} ms excluding them, "
         f"{figure(disturbance.as_experienced_ms)} ms including them"
     )
 

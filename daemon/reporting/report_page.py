@@ -9,7 +9,7 @@ from benchd.daemon.records import Energy, Record, Variant
 from benchd.daemon.reporting.cells import cells
 from benchd.daemon.reporting.page import FOLDER, Chart, render
 from benchd.daemon.reporting.palette import GREY, colour, shape
-from benchd.daemon.verdicts import recommend
+from benchd.daemon.verdicts import doubts, recommend
 from benchd.daemon.verdicts.figures import unbeaten
 from benchd.daemon.verdicts.history import shifts
 from benchd.daemon.verdicts.results import process_medians_ms
@@ -39,10 +39,11 @@ def page(
         if record.status == "ok" and record.timing and not reason
     ]
     why = recommend.unable(measured)
+    charts = [*(chart(measured, why) for chart in OF_NEWEST), *(chart(measured) for chart in OF_ALL)]
     return render(
         FOLDER / "report.html",
         "benchd report",
-        [*(chart(measured, why) for chart in OF_NEWEST), *(chart(measured) for chart in OF_ALL)],
+        [_warned(chart, measured) for chart in charts],
         count=len(records),
         devices=sorted({record.device_id for record in records}),
         first=records[0].t_wall,
@@ -56,6 +57,12 @@ def page(
         rows=[cells(record) for record in records[-ROWS:]],
         hidden=max(0, len(records) - ROWS),
     )
+
+
+def _warned(chart: Chart, measured: Sequence[Record]) -> Chart:
+    """Return a chart whose note begins with what disturbed its times."""
+    warning = doubts.warning(measured)
+    return chart | {"note": f"{warning}. {chart['note']}"} if warning else chart
 
 
 def _median_ms(record: Record) -> float:
@@ -123,7 +130,8 @@ def _spent(record: Record, why: Unable) -> tuple[float, float, str]:
 
 def _text(record: Record, why: Unable) -> str:
     """Return a point's name: its case and, if it cannot win, the reason."""
-    return f"{record.case_id}: {why[record.key]}" if record.key in why else record.case_id
+    name = f"{record.case_id}{doubts.mark([record])}"
+    return f"{name}: {why[record.key]}" if record.key in why else name
 
 
 def _crosses(points: Iterable[Point]) -> list[Chart]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from benchd.daemon.records import Check, Environment, Record
 from benchd.daemon.reporting.tables import ALARM
-from benchd.daemon.verdicts import accuracy
+from benchd.daemon.verdicts import accuracy, doubts
 from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, memory_mib, power_w, worker_peak_bytes
 from benchd.daemon.verdicts.recommend import agreement, variant_name
 
@@ -41,6 +41,19 @@ def print_table(console: Console, records: Sequence[Record]) -> None:
     else:
         for record in records:
             console.print(_block(record))
+
+
+def terms(records: Sequence[Record], width: int) -> list[str]:
+    """Return what the terms of a table of this width mean, as far as it has them."""
+    checks = [record.check for record in records if record.check and record.timing]
+    shown = {
+        "x of floor: the time over the shortest that this device's measured peak rates allow, in brackets which": any(
+            width >= ALL_COLUMNS and record.x_of_floor is not None for record in records
+        ),
+        "void: the check can give no verdict, often because weights are random": any(map(_is_void, checks)),
+        "flipped: the share of spikes that are not float64's": any(check.flipped_share for check in checks),
+    }
+    return [term for term, is_shown in shown.items() if is_shown]
 
 
 def figure(value: float | None, scale: float = 1.0) -> str:
@@ -124,7 +137,7 @@ def _variant(record: Record) -> str:
 
 
 def median_and_interval(record: Record) -> str:
-    """Return the median in ms with its 95 % interval, or that it has none; a dash if not timed.
+    """Return the median in ms with its 95 % interval, or that it has none; a dash if not timed, `busy` if others ran.
 
     It is `dropped` if the median request was.
     """
@@ -134,8 +147,8 @@ def median_and_interval(record: Record) -> str:
     if timing is None:
         return figure(None)
     if timing.low_ms is None or timing.high_ms is None:
-        return f"{figure(timing.median_ms)}, no interval"
-    return f"{figure(timing.median_ms)} [{figure(timing.low_ms)}, {figure(timing.high_ms)}]"
+        return f"{figure(timing.median_ms)}, no interval{_busy(record)}"
+    return f"{figure(timing.median_ms)} [{figure(timing.low_ms)}, {figure(timing.high_ms)}]{_busy(record)}"
 
 
 def _median_and_error(record: Record) -> str:
@@ -152,7 +165,11 @@ def _median_and_error(record: Record) -> str:
     if not half_ms or half_ms >= timing.median_ms:  # no time is 0 or less
         return median_and_interval(record)
     digits = max(0, 1 - math.floor(math.log10(half_ms)))
-    return f"{timing.median_ms:.{digits}f} ± {half_ms:.{digits}f}"
+    return f"{timing.median_ms:.{digits}f} ± {half_ms:.{digits}f}{_busy(record)}"
+
+
+def _busy(record: Record) -> str:
+    return " busy" if doubts.busy([record]) else ""
 
 
 def _x_of_floor(record: Record) -> str:
@@ -189,6 +206,10 @@ def _check(record: Record) -> Text:
     verdict = _verdict(check)
     figures = f" {error}{off}{flipped}{agreement(check)}"
     return Text.assemble((verdict, ALARM if verdict == "FAILED" else ""), figures)
+
+
+def _is_void(check: Check) -> bool:
+    return _verdict(check) == "void"
 
 
 def _verdict(check: Check) -> str:

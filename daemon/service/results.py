@@ -28,7 +28,7 @@ class ResultSink(Sink):
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def stage(self, planned: Planned, process: int, stage: StageName, percent: int | None = None) -> None:
+    def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
         """Hold the link while the case warms up and is timed."""
         self._state.hold(timed=stage in TIMED)
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from benchd.daemon.records import Environment, Record
 from benchd.daemon.shipping.manifest import REBUILT, Manifest
-from benchd.daemon.verdicts import effects, figures, one_environment, recommend
+from benchd.daemon.verdicts import doubts, effects, figures, one_environment, recommend
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import centre
@@ -71,9 +71,8 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = 
     elsewhere = other_machine(shipped.environment, record.environment)
     checked = None if record.check is None else recommend.wrong(record)
     answer, reason, change = _answer(promised.processes_ms, now_ms)
-    doubts = ", ".join(sorted(set(record.flags) - recommend.NOT_OF_TIME))
-    if doubts and answer != "kept":
-        reason = "; ".join(filter(None, [reason, f"flagged {doubts}"]))
+    doubtful = doubts.busy([record]) if answer == "kept" else doubts.of(record)
+    reason = "; ".join(filter(None, [reason, doubts.words(doubtful)]))
     if not is_golden or checked:
         answer, reason = "broken", record.reason or checked or ""
     elif record.status != "ok":

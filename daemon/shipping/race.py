@@ -28,7 +28,7 @@ from benchd.daemon.shipping.manifest import Asked
 from benchd.daemon.shipping.race_limits import Miss
 from benchd.daemon.shipping.race_log import LoggedProcess, Phase, RaceLog
 from benchd.daemon.shipping.racing import Behind
-from benchd.daemon.verdicts import effects, one_model, recommend
+from benchd.daemon.verdicts import doubts, effects, one_model, recommend
 from benchd.daemon.verdicts.effects import Verdict
 from benchd.daemon.verdicts.recommend import Requirements
 from benchd.daemon.verdicts.statistics import StopRule
@@ -80,6 +80,9 @@ class RaceResult(Struct, frozen=True, kw_only=True):
     flags: list[str] = []
     reason: str = ""
     is_open: bool = False
+
+
+STEADIER = "change the limit, or stop other programs"
 
 
 class _Stopped(Exception):
@@ -153,14 +156,17 @@ class Race:
         self._started_s = time.monotonic()
         try:
             result = self._decided()
-            return msgspec.structs.replace(result, flags=self._flags(result.winner)) if result.winner else result
         except _Stopped as stopped:
-            return RaceResult(reason=str(stopped), is_open=True)
+            result = RaceResult(reason=str(stopped), is_open=True)
+        if result.winner:
+            return msgspec.structs.replace(result, flags=self._flags(result.winner))
+        mark = self._mark(*(one.name for one in self.candidates))
+        return msgspec.structs.replace(result, reason=f"{result.reason}{mark}")
 
     def _flags(self, winner: str) -> list[str]:
         one = self.named(winner)
         is_of_joules = bool(self._asked.max_energy_j or self._asked.max_power_w)
-        return recommend.doubts(self.record(one, one.confirmed), joules=is_of_joules)
+        return doubts.of(self.record(one, one.confirmed), joules=is_of_joules)
 
     def records(self) -> list[Record]:
         """Return the record of each candidate that was measured, with all of its processes."""
@@ -230,7 +236,7 @@ class Race:
         """Let those leave that cannot ship; return whether others come back, which had left as behind one of them."""
         for name, why in reasons.items():
             self.named(name).left = why
-            self._tell(f"  not {name}: {why}")
+            self._tell(f"  not {name}: {why}", name)
         back = [one for one in self.candidates if one.behind and one.behind.than in reasons]
         for one in back:
             one.left = one.behind = None
@@ -292,13 +298,13 @@ class Race:
         times_ms = {name: one.times_ms(rounds) for name, one in left.items()}
         fit = {name for name, one in left.items() if not self._doubts(one, one.raced[:rounds])}
         seen = racing.look(times_ms, fit, len(self.candidates), self._asked.min_effect)
-        self._tell(f"round {rounds}: {_means(times_ms)}")
+        self._tell(f"round {rounds}: {_means(times_ms)}", *left)
         for limit in self._limits:
             judged = (f"{name} {limit.spread(self._apart(one, one.raced[:rounds]))}" for name, one in left.items())
-            self._tell(f"  {limit.what}: {'; '.join(judged)}")
+            self._tell(f"  {limit.what}: {'; '.join(judged)}", *left)
         for name, behind in seen.behind.items():
             left[name].behind, left[name].left = behind, _words(behind)
-            self._tell(f"  not {name}: {left[name].left}")
+            self._tell(f"  not {name}: {left[name].left}", name, behind.than)
         if not seen.may_win:
             return None
         tied = [left[name] for name in seen.may_win]
@@ -325,7 +331,7 @@ class Race:
         known = [(miss.share, miss.words, one.name) for miss, one in worst if miss.share is not None]
         if known:
             share, words, name = min(known)
-            by = f", by {100 * share:.3g} %" if share > 0.0 else ""
+            by = f", by {100 * share:.3g} %" if share > 0.0 else f"; more time does not help: {STEADIER}"
             return f"nothing meets the limits; the nearest is {name}: {words}{by}"
         return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
 
@@ -340,22 +346,33 @@ class Race:
         return min(others, key=ratio).name if others else None
 
     def _undecided(self) -> str:
-        """Return between which the race could not decide, and how long that would take."""
+        """Return between which the race could not decide, why, and what would."""
         left = self._left()
         names = " and ".join(one.name for one in left)
-        unclear = [one.name for one in left if self._doubts(one, one.raced)]
-        why = f"; {', '.join(unclear)} may or may not meet the limits" if unclear else ""
-        rounds = min(len(one.raced) for one in left)
-        if unclear and rounds >= racing.LOOKS[-1]:
-            return f"could not decide on {names}{why}: change the limit that they are close to, or stop other programs"
-        if rounds < 3 or len(left) < 2 or unclear:
-            return f"could not decide on {names}{why}: give it more --minutes"
-        times_ms = {one.name: one.times_ms(rounds) for one in left}
-        needed = racing.rounds_to_decide(times_ms, len(self.candidates), self._asked.min_effect)
+        unclear = [f"{one.name}: {miss.words}" for one in left for miss in self._doubts(one, one.raced)]
+        undecided = "; ".join([f"could not decide {'on' if unclear else 'between'} {names}", *unclear])
+        rounds, needed = min(len(one.raced) for one in left), self._needed()
+        if needed is None:
+            return f"{undecided}; more time does not help: {STEADIER}"
         more = max(needed - rounds, 1)
-        minutes = more * len(left) * self.measured_s / len(self._log.entries) / 60.0
-        told = f"could not decide between {names}; that would take about {more} more rounds, {minutes:.2g} minutes"
+        minutes = more * len(left) * self.measured_s / max(len(self._log.entries), 1) / 60.0
+        told = f"{undecided}; that would take about {more} more rounds, {minutes:.2g} minutes (--minutes)"
         return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or stop other programs"
+
+    def _needed(self) -> int | None:
+        """Return about how many rounds in all would decide, None if a limit stays in doubt however many there are."""
+        left, bounds = self._left(), len(self._limits) * len(self.candidates)
+        rounds = min(len(one.raced) for one in left)
+        apart = {one.name: self._apart(one, one.raced) for one in left}
+        doubtful = [(limit, records) for limit in self._limits for records in apart.values() if limit.doubt(records)]
+        by_limit = [limit.needed(records, bounds) for limit, records in doubtful]
+        of_limits = [needed for needed in by_limit if needed is not None]
+        if len(of_limits) < len(by_limit):
+            return None
+        if rounds < 3 or len(left) < 2:
+            return max([racing.FEW, *of_limits])
+        times_ms = {one.name: one.times_ms(rounds) for one in left}
+        return max([racing.rounds_to_decide(times_ms, len(self.candidates), self._asked.min_effect), *of_limits])
 
     def _confirmed(self, raced: RaceResult) -> RaceResult:
         """Return the result that fresh processes of the winner and the runner-up confirm.
@@ -376,11 +393,12 @@ class Race:
         failed = self._failed(other)
         if failed:
             other.left, other.behind = failed, None
-            self._tell(f"  not {other.name}: {other.left}")
+            self._tell(f"  not {other.name}: {other.left}", other.name)
             return self._confirmed(msgspec.structs.replace(raced, runner_up=self._runner_up(winner)))
         pairs = min(len(winner.confirmed), len(other.confirmed))
         first, second = (per_inference_ms(one.confirmed[:pairs], one.planned) for one in (winner, other))
-        self._tell(f"confirmed by {pairs} processes each: {_means({winner.name: first, other.name: second})}")
+        sides = winner.name, other.name
+        self._tell(f"confirmed by {pairs} processes each: {_means({winner.name: first, other.name: second})}", *sides)
         share = winner.planned.case.batch_size / other.planned.case.batch_size
         outcomes = zip(winner.confirmed[:pairs], other.confirmed[:pairs], strict=True)
         ratios = [share * effects.ratio(early.process, late.process) for early, late in outcomes]
@@ -420,16 +438,20 @@ class Race:
         times_ms = per_inference_ms(one.confirmed, one.planned)
         if not racing.promises_nothing(times_ms):
             return None
-        flags = recommend.doubts(self.record(one, one.confirmed), joules=False)
-        flagged = f" (flagged {', '.join(flags)})" if flags else ""
+        flags = doubts.of(self.record(one, one.confirmed))
+        doubtful = f" ({doubts.words(flags)})" if flags else ""
         return (
             f"{one.name} took {min(times_ms):.4g} to {max(times_ms):.4g} ms in {len(times_ms)} fresh processes"
-            f"{flagged}, and an interval wider than the time itself promises nothing: stop other programs, or give "
+            f"{doubtful}, and an interval wider than the time itself promises nothing: stop other programs, or give "
             "fewer --threads; the same command starts over"
         )
 
-    def _tell(self, text: str) -> None:
-        self._told.write(f"{text}\n")
+    def _mark(self, *names: str) -> str:
+        return doubts.mark(self.record(one, one.raced) for one in map(self.named, names) if one.raced)
+
+    def _tell(self, text: str, *names: str) -> None:
+        """Print a line, with what puts the times of these candidates in doubt."""
+        self._told.write(f"{text}{self._mark(*names)}\n")
         self._told.flush()
 
 

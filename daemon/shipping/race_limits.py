@@ -47,6 +47,11 @@ class RaceLimit:
         how = f"({self.spread(records)}) may or may not stay within"
         return None if is_met else self._miss(values, how)
 
+    def needed(self, records: Sequence[Record], bounds: int) -> int | None:
+        """Return after how many rounds in all this limit would be judged, None if more of the same do not decide."""
+        values = self._values(records)
+        return racing.rounds_to_judge(values, self.most, bounds) if values else None
+
     def spread(self, records: Sequence[Record]) -> str:
         """Return the least and the greatest figure of these processes, and how many miss the limit."""
         values = self._values(records)

@@ -158,7 +158,21 @@ def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
     if len(values) < 3:
         return True if min(values) > 2.0 * limit else False if max(values) <= limit / 2.0 else None
     centre, variance = mean_and_variance(list(map(math.log, values)))
-    spread, count, degrees = max(math.sqrt(variance), LEAST_SPREAD), len(values), len(values) - 1.0
+    return _exceeds(centre, math.sqrt(variance), len(values), limit, bounds)
+
+
+def rounds_to_judge(values: Sequence[float], limit: float, bounds: int) -> int | None:
+    """Return the look at which values that go on so would be above the limit or within it, None if at no look."""
+    if len(values) < 3:
+        return next(rounds for rounds in LOOKS if rounds >= 3)
+    centre, variance = mean_and_variance(list(map(math.log, values)))
+    later = (rounds for rounds in LOOKS if rounds > len(values))
+    return next((n for n in later if _exceeds(centre, math.sqrt(variance), n, limit, bounds) is not None), None)
+
+
+def _exceeds(centre: float, deviation: float, count: int, limit: float, bounds: int) -> bool | None:
+    """Return what `exceeds` does of so many values, from the mean and the deviation of their logarithms."""
+    spread, degrees = max(deviation, LEAST_SPREAD), count - 1.0
     reach = student_t_quantile(1.0 - LIMITS_ALPHA / (max(bounds, 1) * len(LOOKS)), degrees) * spread / math.sqrt(count)
     if centre - reach > math.log(limit):
         return True

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.records import Record, UserFile
-from benchd.daemon.verdicts import levels, one_environment, one_model, when
+from benchd.daemon.verdicts import doubts, levels, one_environment, one_model, when
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Days, Effect, Verdict, judge_plan, runs_effect
-from benchd.daemon.verdicts.recommend import NOT_OF_TIME, unfit, void, wrong
+from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import centre
 
@@ -44,7 +44,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     each pair of a live comparison, and decide it. `notes` are differences between the sides that do not prevent a
     comparison. `check_failed` counts answers too that, with the weights of the first side, differ from its answers.
     `broken_off`: a process failed, or the measurement was interrupted; of files, B failed at what A measured. `doubt`
-    is why the times are not those of the requested cases.
+    is why the times are not those of the requested cases, and `mark` what stands beside the verdict if others disturbed
+    them.
     """
 
     first: str
@@ -58,6 +59,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     check_void: bool = False
     broken_off: bool = False
     doubt: str = ""
+    mark: str = ""
     notes: list[str] = []
 
 
@@ -201,6 +203,7 @@ def comparison(
         check_void=any(void(record) for record in records[1]),
         broken_off=_is_broken_off(*records),
         doubt=doubt or "",
+        mark=doubts.mark(chain(*records)),
         ratios=list(ratios),
         notes=others + _notes(*records) + left_out,
     )
@@ -279,8 +282,8 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
     notes += [older for a, b in pairs if (older := one_environment.unnamed(a.environment, b.environment))]
     for side, records in zip("AB", (first, second), strict=True):
-        flags = {flag for record in _measured(records) for flag in record.flags} - NOT_OF_TIME
-        notes += [f"{side} is flagged {', '.join(sorted(flags))}"] if flags else []
+        flags = sorted({flag for record in _measured(records) for flag in doubts.of(record)})
+        notes += [f"{side} is doubtful: {doubts.words(flags)}"] if flags else []
     presets = [(a.preset, b.preset) for a, b in pairs if a.preset and b.preset]
     notes += [f"A was measured with the preset {a} and B with {b}" for a, b in presets if a != b]
     models = [(a.model, b.model) for a, b in pairs if a.model and b.model and a.case_id == b.case_id]

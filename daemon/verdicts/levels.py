@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from benchd.daemon.records import Level, Record
+from benchd.daemon.verdicts import doubts
 from benchd.daemon.verdicts.results import process_medians_ms
 
 LEAST_GAP = 0.02
@@ -52,5 +53,6 @@ def words(record: Record) -> str | None:
         subject = "the time of a process"
     if not among:
         return None
-    shares = " and ".join(f"{level.ms:.4g} ms in {100 * level.share:.0f} %" for level in among)
-    return f"two levels: {record.case_id}: {shares} of {subject}; the interval may not cover the median of their mix"
+    shares = " and ".join(f"{level.ms:.4g} ms ({100 * level.share:.0f} % of {subject})" for level in among)
+    cause = doubts.words(doubts.busy([record])) or "the cause is not known"
+    return f"{record.case_id}: jumps between {shares}: {cause}; the interval may not cover the median of their mix"

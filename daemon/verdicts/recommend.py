@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from benchd.daemon.records import Check, Energy, Record, Requests, all_variants
 from benchd.daemon.runtimes import PACKAGES, RUNTIMES
-from benchd.daemon.verdicts import accuracy, one_environment, one_model
+from benchd.daemon.verdicts import accuracy, doubts, one_environment, one_model
 from benchd.daemon.verdicts.demand import RATE_SHARE, Demand, answering, shortfall
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, rounds_effect, welch_effect
 from benchd.daemon.verdicts.figures import (
@@ -39,21 +39,6 @@ CHEATS = {
     "repeated_input_faster": "answers repeated inputs faster",
     "output_changed": "gave different answers while it was timed",
 }
-NOT_OF_TIME = {
-    "clock_not_set",
-    "device_memory_of_all",
-    "faster_than_floor",
-    "mqtt",
-    "profiled",
-    "reference_fp32",
-    "rss_peak_since_start",
-    "service",
-    "usage_error",
-}
-"""Flags that do not affect the time; the `ship:` line names all others."""
-
-NOT_OF_GROSS = {"no_idle_baseline"}
-"""Flags of an energy that do not affect the gross joules, which rank a variant."""
 
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
 Place = tuple[str, str, str]
@@ -377,7 +362,7 @@ def why_not(record: Record, requirements: Requirements) -> str | None:
     reasons = (
         disqualified(record),
         shortfall(record, requirements.demand) if requirements.demand else None,
-        _too_slow(record, requirements.max_latency_ms),
+        _marked(record, _too_slow(record, requirements.max_latency_ms)),
         _above("energy", largest_energy_j(record), requirements.max_energy_j, "J per inference"),
         _above("power", largest_power_w(record), requirements.max_power_w, "W"),
         _above("memory", memory_mib(record), _mib(requirements.max_memory_bytes), "MiB"),
@@ -388,12 +373,17 @@ def why_not(record: Record, requirements: Requirements) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
+def _marked(record: Record, reason: str | None) -> str | None:
+    """Return a reason that rests on a time, with what puts that in doubt."""
+    return reason and f"{reason}{doubts.mark([record])}"
+
+
 def disqualified(record: Record) -> str | None:
     """Return why the record cannot win whatever the requirements, else None."""
     if record.status != "ok" or record.timing is None:
         return f"{record.status}: {record.reason}"
     reason = impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
-    return reason or _missed(record) or _overloaded(record)
+    return reason or _marked(record, _missed(record) or _overloaded(record))
 
 
 def _missed(record: Record) -> str | None:
@@ -598,15 +588,9 @@ def _ratio(decision: Decision, runner_up: str) -> str:
 
 def _flagged(decision: Decision, names: Sequence[str]) -> list[str]:
     """Return the flags of these variants that put their times in doubt, or the joules on which the decision rests."""
-    flags = {name: doubts(decision.candidates[name], joules=decision.rests_on_joules) for name in names}
-    notes = [f"{name} {', '.join(of_one)}" for name, of_one in flags.items() if of_one]
-    return [f"flagged: {'; '.join(notes)}"] if notes else []
-
-
-def doubts(record: Record, *, joules: bool) -> list[str]:
-    """Return the flags that put the time of a record in doubt and, if `joules` count, its energy."""
-    of_energy = record.energy.flags if joules and record.energy else []
-    return sorted({*record.flags} - NOT_OF_TIME | {flag.partition(":")[0] for flag in of_energy} - NOT_OF_GROSS)
+    flags = {name: doubts.of(decision.candidates[name], joules=decision.rests_on_joules) for name in names}
+    notes = [f"{name} {doubts.words(of_one)}" for name, of_one in flags.items() if of_one]
+    return [f"doubtful: {'; '.join(notes)}"] if notes else []
 
 
 def of_processes(decision: Decision) -> str:

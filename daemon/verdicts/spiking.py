@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import OptionValue, Record
-from benchd.daemon.verdicts import one_environment, one_model
+from benchd.daemon.verdicts import doubts, one_environment, one_model
 from benchd.daemon.verdicts.recommend import Requirements, decide, figure, lead, newest, place, variant_name
 from benchd.daemon.verdicts.statistics import Interval
 from benchd.models import catalog
@@ -24,7 +24,7 @@ _UNITS: dict[Quantity, tuple[float, str]] = {"latency": (1.0, "ms"), "energy": (
 class Ratio(Struct, frozen=True):
     """The best spiking variant's figure over that of the best ANN's, in ms or J per inference.
 
-    `interval` is that of 95 %, None with fewer than three processes on a side.
+    `interval` is that of 95 %, None with fewer than three processes on a side. `mark` says that others disturbed them.
     """
 
     spiking_variant: str
@@ -33,6 +33,7 @@ class Ratio(Struct, frozen=True):
     ann: float
     ratio: float
     interval: Interval | None
+    mark: str = ""
 
 
 class SpikingComparison(Struct, frozen=True):
@@ -115,7 +116,7 @@ def _ratio(spiking: Sequence[Record], anns: Sequence[Record], quantity: Quantity
         return f"not known: {differs}"
     snn_value, ann_value, over = figure(snn, quantity).point, figure(ann, quantity).point, lead(ann, snn, quantity)
     ratio, interval = (over.point, Interval(over.low, over.high)) if over else (snn_value / ann_value, None)
-    return Ratio(variant_name(snn), variant_name(ann), snn_value, ann_value, ratio, interval)
+    return Ratio(variant_name(snn), variant_name(ann), snn_value, ann_value, ratio, interval, doubts.mark([snn, ann]))
 
 
 def _best(side: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Record | None:
@@ -144,4 +145,4 @@ def _words(quantity: Quantity, ratio: Ratio | str) -> str:
         interval = f"[{low:.3g}, {high:.3g}]{', not told apart' if low <= 1.0 <= high else ''}"
     sides = ((ratio.spiking_variant, ratio.spiking), (ratio.ann_variant, ratio.ann))
     quotient = " over ".join(f"{name} {scale * value:.4g} {unit}" for name, value in sides)
-    return f"{ratio.ratio:.3g}x {interval} ({quotient})"
+    return f"{ratio.ratio:.3g}x {interval} ({quotient}){ratio.mark}"

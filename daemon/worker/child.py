@@ -111,10 +111,10 @@ class StageClock:
         if then:
             self.enter(then)
 
-    def go_on(self, percent: int | None) -> None:
-        """Say that so much of the stage is done, None if unknown: its deadline begins anew."""
+    def go_on(self, done: str = "") -> None:
+        """Say how far the stage is: the deadline of any but a check begins anew."""
         if self._current:
-            send(self._pipe, Stage(self._current, percent))
+            send(self._pipe, Stage(self._current, done))
 
     def keep(self, outcome: Outcome) -> None:
         """Send what was found so far: it stays if a later stage does not end."""

@@ -14,6 +14,7 @@ import torch
 from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.machine.standard_streams import STDERR, lasting
+from benchd.daemon.machine.ticker import ticker_of
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.measuring.protocol import ExportRequest, Job
 from benchd.daemon.records import Case, OptionValue, Variant
@@ -37,7 +38,7 @@ class _File(NamedTuple):
 
 def main() -> int:
     """Export the requested files; return 0, 1 if a file could not be made, 2 or 7."""
-    sys.stderr, _ = lasting(sys.stderr, STDERR)
+    sys.stderr, _ = lasting(sys.stderr, STDERR, ticker_of(sys.stderr))
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=ExportRequest)
     try:
         with redirect_stdout(sys.stderr):  # libraries print

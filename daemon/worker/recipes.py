@@ -126,7 +126,7 @@ def checked(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> Run
     """Check the model against float64 and count its accuracy if the job asks; return it ready to be timed."""
     workload, loaded = model.workload, model.models[0]
     stages.enter("check")
-    outcome.check, expected, outcome.synaptic_flops = check_and_answers(workload, loaded, job)
+    outcome.check, expected, outcome.synaptic_flops = check_and_answers(workload, loaded, job, stages.go_on)
     outcome.model = completed(job, workload.facts)
     if expected:
         outcome.check = audit.audited(outcome.check, expected, [(0, model.first)], "in its first run")
@@ -150,7 +150,7 @@ def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> N
     counted: Accuracy | str
     if job.inputs.metric:
         plain = partial(top1.plain_fp32, workload, loaded, job)
-        counted = metric.measure(workload, dataset, loaded, plain, job, stages.go_on)
+        counted = metric.measure(workload, dataset, loaded, plain, job, lambda percent: stages.go_on(f"{percent} %"))
     elif isinstance(dataset, Samples):
         counted = "--inputs has no labels of images: give --metric FILE.py:FUNCTION"
     else:
@@ -208,7 +208,7 @@ def _repeated(ready: Run, met: list[int]) -> None:
     outcome = ready.outcome
     if ready.job.case.direction == "training" or outcome.process.timing is None:
         return
-    batches, beat = [ready.pool[place] for place in met], Monotonic(partial(ready.stages.go_on, None)).beat
+    batches, beat = [ready.pool[place] for place in met], Monotonic(ready.stages.go_on).beat
     try:
         with torch.inference_mode():
             if audit.repeated_is_faster(ready.models[0], batches, beat):

@@ -39,11 +39,11 @@ class _Answers:
 
 
 def measure(
-    workload: Workload, dataset: ImageSet, loaded: Loaded, job: Job, go_on: Callable[[int], None]
+    workload: Workload, dataset: ImageSet, loaded: Loaded, job: Job, go_on: Callable[[str], None]
 ) -> Accuracy | str:
     """Return the accuracy over as many images of `dataset` as the job requests, or why there is none.
 
-    `go_on` receives the progress in percent after each part.
+    `go_on` receives the progress after each part.
     """
     indices = dataset.spread(len(dataset) if job.inputs.accuracy == "full" else int(job.inputs.accuracy or 0))
 
@@ -90,7 +90,7 @@ def plain_fp32(workload: Workload, loaded: Loaded, job: Job) -> Loaded:
 
 
 def _answers(
-    model: Loaded, workload: Workload, dataset: ImageSet, indices: list[int], job: Job, go_on: Callable[[int], None]
+    model: Loaded, workload: Workload, dataset: ImageSet, indices: list[int], job: Job, go_on: Callable[[str], None]
 ) -> _Answers:
     digest = hashlib.sha256()
     classes: list[NDArray[np.int64]] = []
@@ -106,7 +106,7 @@ def _answers(
         scores = next(iter(seen.outputs.values()))
         classes.append(_classes(scores[: len(part)], dataset))
         labels.append(right.numpy())
-        go_on(100 * (start + len(part)) // len(indices))
+        go_on(f"image {start + len(part)} of {len(indices)}")
     return _Answers(np.concatenate(classes), np.concatenate(labels), digest.hexdigest())
 
 

@@ -280,12 +280,22 @@ def test_what_only_the_worker_can_know_of_a_command_line_exits_2_too(once, tmp_p
     assert "usage_error" in written(tmp_path)[0].flags
 
 
-def test_the_example_of_the_page_on_own_models_runs(once, tmp_path):
+AUDIO = "lambda batch: batch['audio'].mean(1)"
+TABLE = "lambda numbers, kinds: numbers.sum(1) + kinds.sum(1)"
+OWN = """from torch import nn
+class Net(nn.Module):
+    def forward(self, *values, **named):
+        return ({})(*values, **named)
+"""
+
+
+def test_the_examples_of_the_page_on_own_models_run(once, tmp_path):
     page = (ROOT / "docs" / "own-model.md").read_text()
-    code, command, task, judged = re.findall(r"```(?:python|sh)\n(.*?)```", page, re.DOTALL)
+    code, block, task, judged = re.findall(r"```(?:python|sh)\n(.*?)```", page, re.DOTALL)
+    commands = [line.partition("#")[0].split()[1:] for line in block.splitlines()]
     (tmp_path / "net.py").write_text(code)
     (tmp_path / "task.py").write_text(task)
-    done = once(*command.split()[1:])
+    done = once(*commands[0])
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(record.case.variant.name, record.status) for record in written(tmp_path)] == [
         ("eager", "ok"),
@@ -300,6 +310,11 @@ def test_the_example_of_the_page_on_own_models_runs(once, tmp_path):
     assert "3 cases, at most about 00:00:" in done.stderr
     done = once(*judged.split()[1:], "--variants", "eager", "--output", "judged")
     assert (done.returncode, "right: over 5 of the 5 items of task.py:items" in done.stdout) == (0, True)
+    for name, forward in (("audio", AUDIO), ("table", TABLE)):
+        (tmp_path / f"{name}.py").write_text(OWN.format(forward))
+        (command,) = (one for one in commands if f"{name}.py:Net" in one)
+        done = once(*command, "--variants", "eager")
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_ctrl_c_aborts_the_running_case_and_keeps_what_was_measured(begun, tmp_path):

@@ -92,7 +92,8 @@ def checkout(tmp_path_factory):
     for name in ("lock", "base", "files", "val/a", "bench-out", "onepass", "load", "profiles/before", "profiles/after"):
         (folder / name).mkdir(parents=True)
     (own,) = re.findall("```python\n(# net.py\n.*?)```", (ROOT / "docs/own-model.md").read_text(), re.DOTALL)
-    (folder / "net.py").write_text(own + NET.format(64))
+    for name in ("net.py", "audio.py", "table.py"):
+        (folder / name).write_text(own + NET.format(64))
     (folder / "base/net.py").write_text(NET.format(64))
     (folder / "mynet.py").write_text(NET.format(224))
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "val/a/a.png")

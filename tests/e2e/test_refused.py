@@ -127,7 +127,7 @@ LONG = 300 * "x"  # no file system looks this up: it refuses root too, as a clos
         ("verify",),
         ("replay", "--mqtt", "mqtt://x"),
         ("baseline", "set"),
-        ("ship", "square", "--out"),
+        ("ship", "square", "--output"),
         ("profile", "square", "--output"),
         ("export", "--precision", "int8", "--onnx"),
     ],

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from benchd.daemon.profiling.comparison import mark
 from benchd.daemon.profiling.profile import (
     BenchmarkProfile,
     Finding,
@@ -51,7 +52,8 @@ def sections(profile: Profile, sort: str) -> list[Section]:
     Raises UsageError for an unknown column.
     """
     parts = [_summary(profile), *_sections(profile, sort), _missing(profile)]
-    return [_filled(section) for section in parts if section.rows]
+    behind = mark(profile)
+    return [_filled(one)._replace(title=f"{one.title}{behind}") for one in parts if one.rows]
 
 
 def _sections(profile: Profile, sort: str) -> Iterator[Section]:
@@ -75,7 +77,9 @@ def _sections(profile: Profile, sort: str) -> Iterator[Section]:
 
 def all_finding_lines(profile: Profile) -> list[list[str]]:
     """Return the lines of each finding, its predictions with the digits that the noise of the steps allows."""
-    return [finding_lines(finding, digits(profile)) for finding in profile.findings]
+    behind = mark(profile)
+    made = [finding_lines(finding, digits(profile)) for finding in profile.findings]
+    return [[f"{title}{behind}", *others] for title, *others in made]
 
 
 def digits(profile: Profile) -> int:

@@ -39,10 +39,10 @@ def print_compared(out: TextIO, comparison: Compared) -> None:
     """Print what changed from A to B, the largest change first, and what else differs."""
     console = console_on(out)
     columns = ["what", *figures("A ms", "B ms", "B - A ms", "change %")]
-    print_rows(console, columns, [_changed(comparison.step)], "time per step, B against A")
+    print_rows(console, columns, [_changed(comparison.step)], f"time per step, B against A{comparison.mark}")
     for kind, changes in comparison.changed.items():
         if changes:
-            print_rows(console, columns, [_changed(change) for change in changes[:ROWS]], f"{kind}s")
+            print_rows(console, columns, [_changed(change) for change in changes[:ROWS]], f"{kind}s{comparison.mark}")
         if comparison.same[kind] or changes:
             more = f", {len(changes) - ROWS} smaller changes not shown" if len(changes) > ROWS else ""
             console.print(f"{kind}s: {len(changes)} changed, {comparison.same[kind]} did not{more}", markup=False)

@@ -1,5 +1,6 @@
 """The numerical check before any timing: a variant against the same model in float64 on the same inputs."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import agreement, blame, doubts, references, truth
 from benchd.daemon.worker.check.agreement import Format, Observation, Rule
 from benchd.daemon.worker.check.audit import Expected
-from benchd.daemon.worker.check.observe import observe, of_batches
+from benchd.daemon.worker.check.observe import observe, of_batches, untold
 from benchd.daemon.worker.check.truth import Reference, Truth
 from benchd.daemon.worker.structures import Answers, Batch, cycled, joined, of_batch, rolled, values
 from benchd.daemon.worker.workload import Workload, build
@@ -35,11 +36,11 @@ class Checked(NamedTuple):
     synaptic_flops: float | None
 
 
-def check_and_answers(workload: Workload, loaded: Loaded, job: Job) -> Checked:
-    """Compare the loaded variant with the float64 reference; return what that shows."""
+def check_and_answers(workload: Workload, loaded: Loaded, job: Job, tell: Callable[[str], None] = untold) -> Checked:
+    """Compare the loaded variant with the float64 reference; return what that shows, and `tell` the progress."""
     size = job.case.batch_size
-    images, checked, observed = _observed(workload, loaded, job)
-    right = truth.find(workload, job, images, rule_of(workload, loaded, job), loaded.device)
+    images, checked, observed = _observed(workload, loaded, job, tell)
+    right = truth.find(workload, job, images, rule_of(workload, loaded, job), loaded.device, tell)
     seen_first = range(-(-min(PROJECTED_IMAGES, checked * size) // size))
     first = of_batches(right.exact, seen_first, size, len(images)).outputs
     answers = {} if _draws(workload, job) else dict(sorted(first.items()))
@@ -81,16 +82,18 @@ def _projected(values: NDArray[np.float64]) -> list[float]:
     return [float(drawn.standard_normal(values.size) @ values) for _ in range(PROJECTIONS)]
 
 
-def _observed(workload: Workload, loaded: Loaded, job: Job) -> tuple[Batch, int, Observation]:
+def _observed(
+    workload: Workload, loaded: Loaded, job: Job, tell: Callable[[str], None]
+) -> tuple[Batch, int, Observation]:
     """Return the images, how many batches of them are checked, and the variant's answers to these."""
     size, by_share = job.case.batch_size, workload.judged_by == "codes" or job.case.variant.precision == "int8"
     checked = -(-max(job.limits.check_images, SPIKING_IMAGES if by_share else 0) // size)
     images = _images(workload, size, checked)
-    observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
+    observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed, tell=tell)
     if checked * size < SPIKING_IMAGES and any(map(agreement.is_whole, observed.outputs.values())):
         checked = -(-SPIKING_IMAGES // size)
         images = _images(workload, size, checked)
-        observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed)
+        observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed, tell=tell)
     return images, checked, observed
 
 

@@ -1,6 +1,6 @@
 """A model's answers to some inputs, and the codes that its neurons emit."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,17 +14,28 @@ from benchd.daemon.worker.structures import Batch, Tensors, answered, cast, gath
 from benchd.daemon.worker.workload import shows_codes
 
 
+def untold(done: str) -> None:
+    """Tell nobody how far an observation is."""
+
+
 def observe(
-    loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int, rows: Sequence[int] | None = None
+    loaded: Loaded,
+    plain: nn.Module,
+    images: Batch,
+    batch_size: int,
+    seed: int,
+    rows: Sequence[int] | None = None,
+    tell: Callable[[str], None] = untold,
 ) -> Observation:
     """Run all images batch by batch and gather the outputs and, if visible, the neurons' codes.
 
     `plain` shows which random numbers the model needs, which the loaded form may hide; each image gets those of its
-    number in `rows` (default: counting from 0).
+    number in `rows` (default: counting from 0). `tell` is called with the progress before each batch.
     """
-    outputs, codes, sizes = [], [], []
+    outputs, codes, sizes = [], [], list[int]()
     with torch.inference_mode():
         for inputs in fed(loaded, plain, images, batch_size, seed, rows):
+            tell(f"image {sum(sizes) + 1} of {len(images)}")
             with _codes(loaded.module, len(inputs[0])) as seen:
                 output = loaded.run(*inputs)
             outputs.append(answered(output))

@@ -4,7 +4,7 @@ If a user's model cannot run in float64, float32 on the CPU replaces it.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from benchd.daemon.worker import operations
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import agreement, references
 from benchd.daemon.worker.check.agreement import Bound, Bounds, Format, Observation, Rule
-from benchd.daemon.worker.check.observe import observe, of_batches, of_images
+from benchd.daemon.worker.check.observe import observe, of_batches, of_images, untold
 from benchd.daemon.worker.check.rounding import Rounding
 from benchd.daemon.worker.structures import (
     ONLY,
@@ -65,16 +65,23 @@ class Truth:
     why_fp32: str = ""
 
 
-def find(workload: Workload, job: Job, images: Batch, rule: Rule, device: torch.device) -> Truth:
+def find(
+    workload: Workload,
+    job: Job,
+    images: Batch,
+    rule: Rule,
+    device: torch.device,
+    tell: Callable[[str], None] = untold,
+) -> Truth:
     """Return the truth about these images; raise UnfitModel for a model without one, and the model's own errors."""
-    double = Reference(workload, job, images, torch.float64, device)
+    double = Reference(workload, job, images, torch.float64, device, tell)
     try:
         return Truth(double, rule, double.answers(), double.bounds(rule), _of_file(job.onnx) if job.onnx else "")
     except Exception as error:
         if job.case.model in catalog.MODELS or isinstance(error, BenchdError | ArtifactError):
             raise
         told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-    single = Reference(workload, job, images, torch.float32, torch.device("cpu"))
+    single = Reference(workload, job, images, torch.float32, torch.device("cpu"), tell)
     why = f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
     return Truth(single, rule, single.answers(), single.bounds(rule), why)
 
@@ -128,6 +135,7 @@ class Reference:
     images: Batch
     dtype: torch.dtype
     device: torch.device
+    tell: Callable[[str], None] = untold
 
     def answers(self) -> Observation:
         """Return its answers, stored by an earlier process or computed now."""
@@ -235,7 +243,10 @@ class Reference:
 
     def _run(self, module: nn.Module, images: Batch, rows: Sequence[int] | None = None) -> Observation:
         size = self.workload.reference_batch
-        return observe(self.loaded(module), module, images, size, self.job.case.seed, rows)
+        return observe(self.loaded(module), module, images, size, self.job.case.seed, rows, self._tell)
+
+    def _tell(self, done: str) -> None:
+        self.tell(f"{done} by the reference")
 
     def noisy(self, number_format: Format, seed: int, rows: Sequence[int], times: float = 1.0) -> Observation:
         """Return its answers to the images of these numbers with weights and inputs perturbed by rounding.

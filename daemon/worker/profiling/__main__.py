@@ -3,13 +3,17 @@
 import importlib
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, BinaryIO
 
 import msgspec
 import torch
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.standard_streams import STDERR, lasting
+from benchd.daemon.machine.ticker import ticker_of
+from benchd.daemon.measuring.protocol import Stage
 from benchd.daemon.profiling.profile import Collected, ProfileJob
 from benchd.daemon.worker import building, builds, child
 from benchd.daemon.worker.profiling.nvtx import named_range
@@ -29,26 +33,34 @@ METHODS = {
 
 def main() -> int:
     """Read the job, run its methods, answer whatever happens; under an Nsight tool, which sees stdout, on that."""
-    sys.stderr, _ = lasting(sys.stderr, STDERR)
+    sys.stderr, _ = lasting(sys.stderr, STDERR, ticker_of(sys.stderr))
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProfileJob)
     fd = int(sys.argv[1]) if len(sys.argv) > 1 else os.dup(sys.stdout.fileno())
     with os.fdopen(fd, "wb") as answer:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries and modules print
-        answer.write(msgspec.json.encode(collected(job)) + b"\n")
+        tell = partial(_tell, answer if len(sys.argv) > 1 else None)  # an Nsight tool takes one answer
+        answer.write(msgspec.json.encode(collected(job, tell)) + b"\n")
     return 0
 
 
-def collected(job: ProfileJob) -> Collected:
-    """Return what the job's methods found, or why none could begin."""
+def _tell(pipe: BinaryIO | None, stage: Stage) -> None:
+    if pipe:
+        child.send(pipe, stage)
+        pipe.flush()
+
+
+def collected(job: ProfileJob, tell: Callable[[Stage], None] = lambda _: None) -> Collected:
+    """Return what the job's methods found, or why none could begin; `tell` when each begins."""
     try:
         sys.stderr.write("build and load the model\n")
+        tell(Stage("build"))
         work = open_work(job)
         if job.capture:
             _capture(work)
     except (Exception, SystemExit) as error:  # of whatever a user's module or a backend raises
         status, reason = child.diagnose(error, job)
         return Collected(error=reason, unsupported=status == "unsupported")
-    results = {} if job.capture else _results(work)
+    results = {} if job.capture else _results(work, tell)
     return Collected(
         model=work.facts,
         kernels_ran=builds.kernels_ran(job.case.variant, work.device),
@@ -59,12 +71,13 @@ def collected(job: ProfileJob) -> Collected:
     )
 
 
-def _results(work: Work) -> dict[str, Any]:
+def _results(work: Work, tell: Callable[[Stage], None]) -> dict[str, Any]:
     """Return the result of each method by its field; one that fails costs itself alone."""
     wanted = [name for name in METHODS if name in work.job.methods]
     results: dict[str, Any] = {"failed": []}
     for number, name in enumerate(wanted, 1):
         sys.stderr.write(f"[{number}/{len(wanted)}] {name}\n")
+        tell(Stage("measure", name))
         module, field = METHODS[name]
         try:
             method = importlib.import_module(f"benchd.daemon.worker.profiling.{module}")

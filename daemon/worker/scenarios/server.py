@@ -11,7 +11,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, pairwise
 from statistics import median
 from threading import Lock
@@ -49,7 +48,7 @@ class Server(Scenario):
         if load is None:
             raise ValueError("a server needs a load")
         seed = f"{job.case.seed} {job.raw_name.rpartition('.')[2]}"
-        clock = Monotonic(partial(run.stages.go_on, None))
+        clock = Monotonic(run.stages.go_on)
         count, cap_s = len(streams.steps), job.limits.rule.cap_s
         with measure.no_collection():
             served, trials = serve_load(streams.together, load, cap_s, seed, clock, streams=count)

@@ -238,9 +238,9 @@ def test_standard_output_has_only_what_the_command_prints(sweep, board, tmp_path
 @pytest.mark.parametrize("given", [["--power-modes", "15W,MAXN_SUPER"], ["--power-modes=15W,MAXN_SUPER"]])
 def test_ship_makes_a_folder_for_each_mode(given, board, tmp_path):
     note = ["/bin/sh", "-c", f'echo "$@" >> {board.measured}; cat {board.folder}/mode >> {board.measured}', "benchd"]
-    command = ship.of_each_mode([*note, "ship", "square", *given, "--out", "there"], tmp_path / "out")
+    command = ship.of_each_mode([*note, "ship", "square", *given, "--output", "there"], tmp_path / "out")
     assert run(["15W", "MAXN_SUPER"], command, io.StringIO(), board.root) == 0
-    told = f"ship square --out there --output {tmp_path}/out"
+    told = f"ship square --output there --output {tmp_path}/out"
     assert board.measured.read_text().splitlines() == [f"{told}-15W", "0", f"{told}-MAXN_SUPER", "2"]
     assert current().name == "25W"
 

@@ -28,7 +28,7 @@ from benchd.daemon.shipping.race_limits import Asked
 
 def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
     (tmp_path / "out").write_text("a file")
-    found = CliRunner().invoke(ship.app, ["square", "--out", str(tmp_path / "out")]).exception
+    found = CliRunner().invoke(ship.app, ["square", "--output", str(tmp_path / "out")]).exception
     assert str(found).endswith("already exists; choose a new folder")
 
 
@@ -52,7 +52,7 @@ def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
     ],
 )
 def test_bad_input_says_what_to_do(tmp_path, arguments, kind, words):
-    found = CliRunner().invoke(ship.app, [*arguments, "--out", str(tmp_path / "out")]).exception
+    found = CliRunner().invoke(ship.app, [*arguments, "--output", str(tmp_path / "out")]).exception
     assert isinstance(found, kind)
     assert words in str(found)
     assert "\n" not in str(found)
@@ -73,7 +73,7 @@ def test_a_limit_of_accuracy_races_what_measures_it(tmp_path, monkeypatch, argum
     monkeypatch.setattr(ship, "Session", lambda *_, **__: nullcontext())
     monkeypatch.setattr(ship, "_ship", lambda session, candidates, *_, **__: found.extend(candidates) or 0)
     (tmp_path / "net.py").write_text("def build(): ...\n")
-    done = CliRunner().invoke(ship.app, [*arguments, "--max-drop", "1%", "--device", "cpu", "--out", "out"])
+    done = CliRunner().invoke(ship.app, [*arguments, "--max-drop", "1%", "--device", "cpu", "--output", "out"])
     assert done.exit_code == 0, done.exception
     assert {one.inputs.accuracy for one in found} == {images}
 
@@ -128,7 +128,7 @@ def test_a_page_for_which_there_is_no_room_leaves_the_shipped_folder_as_it_is(tm
 def test_a_folder_in_the_place_of_the_page_is_refused_before_anything_is_measured(tmp_path):
     pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     (tmp_path / "out.html").mkdir()
-    found = CliRunner().invoke(ship.app, ["square", "--report", "--out", str(tmp_path / "out")]).exception
+    found = CliRunner().invoke(ship.app, ["square", "--report", "--output", str(tmp_path / "out")]).exception
     assert isinstance(found, UsageError)
     assert "out.html is a folder; move it away" in str(found)
 
@@ -139,7 +139,7 @@ def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):
         "inspect",
         lambda device: plan.Machine("cpu", True, packages=frozenset(PACKAGES)),
     )
-    found = CliRunner().invoke(ship.app, ["vim_tiny", "--variants", "int8", "--out", str(tmp_path / "out")])
+    found = CliRunner().invoke(ship.app, ["vim_tiny", "--variants", "int8", "--output", str(tmp_path / "out")])
     assert isinstance(found.exception, NotAvailable)
     assert "not int8: int8 inside torch " in found.stderr
     assert found.stderr.count("\n") == 1

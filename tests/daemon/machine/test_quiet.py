@@ -1,6 +1,9 @@
 """A measurement that begins once other processes leave the CPUs alone, beside a process that does not."""
 
 import io
+import os
+import pty
+import socket
 import subprocess
 import sys
 import time
@@ -46,3 +49,58 @@ def test_the_wait_begins_anew_with_each_busy_second(monkeypatch):
     quiet.wait_until_quiet(1.0, out, lambda: False)
     assert time.monotonic() - begun_s >= 2.2  # two steps, of which the second was busy, then a whole second
     assert out.getvalue().endswith("busy machine: other processes use 2 CPUs\n")
+
+
+@pytest.fixture
+def wake():
+    """A socket as that of a session's signals."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def begun(monkeypatch, wake, answers=None, cpus=1.5, quiet_s=0.0):
+    """Return what a start with these answers says where others use so many CPUs."""
+    out, used = io.StringIO(), iter([cpus])
+    monkeypatch.setattr(quiet, "LOOK_S", 0.0)
+    monkeypatch.setattr(quiet, "STEP_S", 0.01)
+    monkeypatch.setattr(quiet, "ASKED_QUIET_S", 0.01)
+    monkeypatch.setattr(quiet.ForeignUse, "cpus", lambda _: next(used, 0.0))
+    quiet.settle(quiet.Start(None, quiet_s, out, answers), wake[0], lambda: False)
+    return out.getvalue()
+
+
+@pytest.fixture
+def terminal():
+    """A terminal: its leader's descriptor, and the stream of what is typed there."""
+    leader, follower = pty.openpty()
+    with os.fdopen(follower) as typed:
+        yield leader, typed
+    os.close(leader)
+
+
+def test_where_nobody_answers_a_busy_machine_is_said_with_its_remedy(monkeypatch, wake):
+    said = begun(monkeypatch, wake)
+    assert said == "BUSY MACHINE: other processes use 1.5 CPUs, so times may be far too long (--quiet-for 30s waits)\n"
+    assert begun(monkeypatch, wake, cpus=0.1) == ""
+
+
+@pytest.mark.parametrize(("typed", "last"), [("g\n", quiet.QUESTION), ("no\nwait\n", "waiting until")])
+def test_a_person_is_asked_until_the_answer_is_one(monkeypatch, wake, terminal, typed, last):
+    os.write(terminal[0], typed.encode())
+    said = begun(monkeypatch, wake, terminal[1])
+    assert said.count(quiet.QUESTION) == typed.count("\n")
+    assert said.splitlines()[-1].startswith(last)
+
+
+@pytest.mark.parametrize("typed", ["s\n", "\x04"])
+def test_a_person_who_stops_or_leaves_stops_it(monkeypatch, wake, terminal, typed):
+    os.write(terminal[0], typed.encode())
+    with pytest.raises(KeyboardInterrupt):
+        begun(monkeypatch, wake, terminal[1])
+
+
+def test_a_signal_ends_the_question(monkeypatch, wake, terminal):
+    wake[1].send(b"\x02")
+    with pytest.raises(KeyboardInterrupt):
+        begun(monkeypatch, wake, terminal[1])

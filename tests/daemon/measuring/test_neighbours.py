@@ -42,7 +42,7 @@ class Stages(Sink):
     def __init__(self):
         self.seen = []
 
-    def stage(self, planned, process, stage, percent=None):
+    def stage(self, planned, process, stage, done=""):
         self.seen.append(stage)
 
 

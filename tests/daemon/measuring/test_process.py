@@ -129,7 +129,7 @@ def test_a_stage_that_says_that_it_goes_on_has_its_deadline_anew(tmp_path, monke
 
     monkeypatch.setattr(process.Worker, "messages", one_at_a_time)
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    line = '{"type":"stage","name":"accuracy","percent":1}'
+    line = '{"type":"stage","name":"accuracy","done":"image 1 of 2"}'
     says = f"go = open('{fifo}'); [(os.write(pipe, b'{line}\\n'), go.readline()) for part in range(5)]"
     limits = msgspec.structs.replace(TINY, check_deadline_s=6.5)
     worker = without_torch(tmp_path, f"{says}; os.write(1, b'all said'); os._exit(3)")

@@ -24,7 +24,7 @@ class Begun(Sink):
     def __init__(self, last=None):
         self.seen, self.last, self.session = [], last, None
 
-    def stage(self, planned, process, stage, percent=None):
+    def stage(self, planned, process, stage, done=""):
         if stage == "import":
             self.seen.append((process, planned.case.variant.name))
             self.session.interrupted = len(self.seen) == self.last

@@ -43,7 +43,7 @@ class Stages(Sink):
     def __init__(self):
         self.seen = []
 
-    def stage(self, planned, process, stage, percent=None):
+    def stage(self, planned, process, stage, done=""):
         self.seen.append((process, stage))
 
 
@@ -250,7 +250,7 @@ def test_what_cannot_be_suspended_is_ended_and_named(opened, tmp_path, monkeypat
 def test_one_that_dies_between_blocks_fails_and_the_other_is_measured(opened, monkeypatch, number):
     begun = []
 
-    def kill(planned, process, stage, percent=None):
+    def kill(planned, process, stage, done=""):
         if stage == "measure" and process == 1 and not begun:
             begun.extend(children())
             os.kill(begun[1], number)

@@ -57,7 +57,8 @@ def test_nothing_changes_between_two_noisy_profiles_of_one_thing():
 def test_another_case_and_a_busy_machine_are_said():
     other = profile([80], {}, foreign_cpus=1.0, workload="train")
     found = comparison.compare(BEFORE, other)
-    assert found.differences == ["workload: eval and train", "B: the machine was busy"]
+    assert found.differences == ["workload: eval and train", "B (busy machine)"]
+    assert found.mark == " (busy machine)"
     assert found.noise == 1.0
 
 

@@ -137,6 +137,14 @@ def test_a_busy_machine_is_said_first_and_leaves_predictions_one_digit():
     assert (digits(busy), digits(shown()), digits(shown_on_cpu())) == (1, 1, 2)
 
 
+def test_each_table_and_finding_of_a_busy_machine_says_so():
+    for foreign_cpus, wanted in ((1.26, True), (0.1, False)):
+        profile = shown(foreign_cpus=foreign_cpus)
+        titles = [section.title for section in sections(profile, GPU_SORT)]
+        titles += [title for title, *_ in all_finding_lines(profile)]
+        assert {title.endswith(" (busy machine)") for title in titles} == {wanted}
+
+
 def test_markdown_leads_with_parts_and_shows_every_layer():
     rows = [LayerRow(name=f"layer{n}", ns=1e6, share=0.01) for n in range(100)]
     text = report.markdown(shown(layers=msgspec.structs.replace(shown().layers, layers=rows)), GPU_SORT)

@@ -34,6 +34,10 @@ def test_a_test_fails_where_the_command_does(fail_on, outcomes):
     assert "+10.00 % [+5.00, +20.00 at 95 %]" in (suite[1][0].get("message") or suite[1][0].text)
 
 
+def test_beside_a_verdict_of_a_busy_machine_it_says_so():
+    assert "| SLOWER (busy machine) |" in comparisons.markdown([one("slower", mark=" (busy machine)")])
+
+
 def test_what_was_broken_off_is_an_error_unless_it_fails():
     given = [one("inconclusive", broken_off=True), one("inconclusive", check_failed=True, broken_off=True)]
     suite = ElementTree.fromstring(comparisons.junit(given, ["check"]))  # noqa: S314

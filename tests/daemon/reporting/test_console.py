@@ -1,6 +1,8 @@
 """What a person reads: the table's cells, its notes, hostile text as text, and the progress lines."""
 
 import io
+import math
+import re
 from dataclasses import replace
 
 import msgspec
@@ -76,7 +78,8 @@ def test_a_file_s_name_holds_no_emoji():
     assert "net.py:child: interrupted" in out.getvalue()
 
 
-def test_what_is_slow_before_the_first_time_is_said_once():
+def test_what_is_slow_before_the_first_time_is_said_once(monkeypatch):
+    monkeypatch.setattr(console, "SAY_S", 0.0)
     err = io.StringIO()
     stages = SlowStages(err)
     of_file = plan.plan([Suite(models=["square"], variants=["onnxruntime"])], LimitsConfig(), Machine("cpu", True))[0]
@@ -84,9 +87,19 @@ def test_what_is_slow_before_the_first_time_is_said_once():
         for planned in (PLAN[0], of_file):
             for stage in ("import", "build", "export", "check", "warm_up", "measure"):
                 stages.stage(planned, process, stage)
-        stages.stage(of_file, process, "check", 40)
-    told = ["eager b1: check", "onnxruntime b1: export", "onnxruntime b1: check", "onnxruntime b1: check 40 %"]
+        stages.stage(of_file, process, "check", "image 4 of 64")
+    of_onnxruntime = ("export", "check", "check image 4 of 64")
+    told = ["eager b1: check", *(f"onnxruntime b1: {what}" for what in of_onnxruntime)]
     assert err.getvalue().splitlines() == [f"square {line}" for line in told]
+
+
+def test_without_a_terminal_the_progress_of_a_stage_is_no_line_each(monkeypatch):
+    err = io.StringIO()
+    stages = SlowStages(err)
+    stages.stage(PLAN[0], 0, "check")
+    monkeypatch.setattr(console, "SAY_S", math.inf)
+    stages.stage(PLAN[0], 0, "check", "image 4 of 64")
+    assert err.getvalue() == "square eager b1: check\n"
 
 
 def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
@@ -94,7 +107,7 @@ def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
     found = Interference(reasons=[["steal"], [], []], clean=clean, as_experienced=all_of_it, all_flagged=False)
     process = ProcessResult(status="ok", timing=timing(), interference=found)
     out, _ = shown(made(processes=[process], flags=["probes_moved", "repeated_input_faster"]))
-    assert "vim_tiny,eager,b1: 1 of 3 blocks disturbed by steal: 4.5 ms excluding them, 5 ms including them" in out
+    assert "1 of 3 blocks of runs disturbed by CPU taken by other virtual machines: 4.5 ms excluding them, 5 ms" in out
     assert "audit: vim_tiny,eager,b1 is faster on inputs that it has seen before" in out
     assert "probed peak rates changed by more than 3 % during this run" in out
     plain, _ = shown(made())
@@ -103,8 +116,8 @@ def test_what_disturbed_and_what_the_audits_found_stand_below_the_table():
 
 def test_a_busy_machine_is_the_first_line_and_no_note():
     out, _ = shown(made(timing=timing(1.0), flags=["busy_machine"]))
-    assert out.startswith("BUSY MACHINE: others used the CPU beside ")
-    assert out.lower().count("busy machine") == 1
+    assert out.startswith("BUSY MACHINE: others slowed vim_tiny down (busy machine)")
+    assert re.search(r"vim_tiny .* busy ", out)
     assert "BUSY" not in shown(made(timing=timing(1.0)))[0]
 
 

@@ -218,6 +218,12 @@ def test_what_cannot_win_is_a_cross_and_neither_ringed_nor_joined(drawn):
     assert points(energy)["cannot win"] == crosses
 
 
+def test_the_charts_of_disturbed_times_say_so(drawn):
+    by_title, words = drawn(record(1, "eager", 9.0, flags=["busy_machine"]), record(1, "custom", 4.0))
+    assert words.count("BUSY MACHINE: others slowed vim_tiny down (busy machine)") == len(by_title)
+    assert points(by_title["Throughput by batch size"])["vim_tiny eager"] == ["vim_tiny,eager,b1 (busy machine)"]
+
+
 def test_variants_of_two_models_are_crosses_in_the_charts_where_they_meet(drawn):
     one, other = (
         msgspec.structs.replace(PASSED, outputs=["scores 10"], inputs_sha256="i", projections=[along])

@@ -387,7 +387,7 @@ def test_the_times_beside_a_change_are_those_it_is_of():
 
 def test_flags_and_presets_of_either_side_are_noted():
     busy = run(flags=["busy_machine", "mqtt", "simulated"], preset="thorough")
-    flagged = "B is flagged busy_machine, simulated"
+    flagged = "B is doubtful: busy machine, simulated"
     assert only([run(preset="thorough")], [busy]).notes == [flagged]
     presets = "A was measured with the preset quick and B with thorough"
     assert only([run(preset="quick")], [busy]).notes == [flagged, presets]

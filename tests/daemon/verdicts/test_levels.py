@@ -95,7 +95,10 @@ def test_blocks_that_depend_on_one_another_are_named(coefficient, fewest, most):
 def test_the_words_are_of_the_processes_or_else_of_the_runs_of_one():
     jumping = [ProcessResult(status="ok", timing=timing(value)) for value in (86.0, 87.0, 176.0, 86.0, 86.5)]
     told = levels.words(made(processes=jumping))
-    assert "86.37 ms in 80 % and 176 ms in 20 % of the processes" in told
+    assert (
+        "jumps between 86.37 ms (80 % of the processes) and 176 ms (20 % of the processes): the cause is not known"
+        in told
+    )
     assert levels.words(made(processes=[ProcessResult(status="ok", timing=timing(10.0))])) is None
     blocks = BlockStatistics(
         count=5,
@@ -108,5 +111,7 @@ def test_the_words_are_of_the_processes_or_else_of_the_runs_of_one():
         stop_reason="cap",
         levels=[Level(10.0, 0.75), Level(13.0, 0.25)],
     )
-    told = levels.words(made(processes=[ProcessResult(status="ok", timing=timing(10.0), blocks=blocks)]))
-    assert "10 ms in 75 % and 13 ms in 25 % of the time of a process" in told
+    told = levels.words(
+        made(processes=[ProcessResult(status="ok", timing=timing(10.0), blocks=blocks)], flags=["busy_machine"])
+    )
+    assert "10 ms (75 % of the time of a process) and 13 ms (25 % of the time of a process): busy machine;" in told

@@ -131,7 +131,7 @@ def test_processes_that_overlap_are_not_told_apart_though_their_medians_differ()
 
 def test_simulated_records_are_named_whatever_decides():
     decided = line(only([candidate("custom", 4.0, flags=["simulated"]), candidate("eager", 8.0)]))
-    assert decided.endswith("(flagged: custom simulated)")
+    assert decided.endswith("(doubtful: custom simulated)")
 
 
 @pytest.mark.parametrize("flag", ["sources_disagree", "gaps", "outlier", "late", "glitch", "counter_reset: it fell"])
@@ -139,14 +139,14 @@ def test_flags_that_put_the_joules_in_doubt_are_named_where_joules_decide_or_are
     doubtful = msgspec.structs.replace(ENERGY, flags=["no_idle_baseline", flag])
     records = [candidate("custom", 4.0, energy=doubtful), candidate("eager", 8.0, energy=ENERGY)]
     for asked in ({"objective": "energy"}, {"max_energy_j": 1.0}):
-        assert f"flagged: custom {flag.partition(':')[0]})" in line(only(records, **asked))
-    assert "flagged" not in line(only(records))
+        assert f"doubtful: custom {flag.partition(':')[0].replace('_', ' ')})" in line(only(records, **asked))
+    assert "doubtful" not in line(only(records))
 
 
 def test_flags_that_put_a_time_in_doubt_and_other_runs_are_named():
     best = candidate("custom", 4.0, flags=["busy_machine", "service", "warm_up_not_steady"])
     decided = line(only([best, candidate("eager", 8.0, flags=["low_clock"], suite_id="s2")]))
-    flagged = "(flagged: custom busy_machine, warm_up_not_steady; eager low_clock)"
+    flagged = "(doubtful: custom busy machine, warm up not steady; eager low clock)"
     assert decided.endswith(f"(2x [1.96, 2.05] eager)  (of different runs)  {flagged}")
 
 

@@ -22,6 +22,6 @@ def test_a_stage_that_goes_on_says_how_far_it_is(tmp_path):
     pipe = io.BytesIO()
     stages = StageClock(pipe, job(tmp_path))
     stages.enter("accuracy")
-    stages.go_on(40)
+    stages.go_on("image 2 of 5")
     lines = [msgspec.json.decode(line, type=Stage) for line in pipe.getvalue().splitlines()]
-    assert lines == [Stage("accuracy"), Stage("accuracy", 40)]
+    assert lines == [Stage("accuracy"), Stage("accuracy", "image 2 of 5")]

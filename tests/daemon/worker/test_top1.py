@@ -184,7 +184,7 @@ def test_images_are_read_in_parts_and_each_part_is_told(tmp_path):
     found, sizes, told = in_this_process(asked(tmp_path, batch_size=6))
     assert found.right == 200
     assert sizes == [66, 66, 66, 2]
-    assert told == [33, 66, 99, 100]
+    assert told == [f"image {number} of 200" for number in (66, 132, 198, 200)]
 
 
 def test_a_rate_encoded_image_gets_the_same_draws_in_any_batch(tmp_path):

@@ -1,0 +1,94 @@
+"""The last line of a terminal while a command works: what it does and for how long, so that no wait looks like a hang.
+
+Nothing is drawn while a case is timed, because that takes a CPU for a moment.
+"""
+
+import os
+import textwrap
+import threading
+import time
+from typing import Any, TextIO
+
+TICK_S = 0.8
+PLAIN_COLUMNS = 80  # of a terminal that does not know its size
+ERASE = b"\r\x1b[J"
+
+
+class Ticker:
+    """The lines below all others of the terminal with this descriptor, drawn anew each second by a thread.
+
+    What else is written there goes through `before` first, which erases them; in a child that draws none itself, those
+    of its parent.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._lock = descriptor, threading.RLock()
+        self._text, self._since_s, self._written_s = "", 0.0, time.monotonic()
+        self._is_at_start = self._is_drawn = True
+        self._ticks, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+
+    def show(self, text: str, *, ticks: bool = True) -> None:
+        """Draw this text from now on, nothing if empty: each second with a clock, or once unless it `ticks`."""
+        with self._lock:
+            if not self._thread.is_alive():
+                self._is_drawn = False
+                self._thread.start()
+            self._since_s = self._since_s if text == self._text else time.monotonic()
+            self._text = text
+            if not (text and ticks):
+                self._ticks.clear()
+                self._erase()
+                self._draw()
+            else:
+                self._ticks.set()
+
+    def before(self, data: Any) -> None:
+        """Make room for data that is about to be written to the terminal."""
+        with self._lock:
+            if self._is_at_start:
+                self._erase()
+            self._written_s = time.monotonic()
+            self._is_at_start = bytes(data[-1:]) == b"\n" if len(data) else self._is_at_start
+
+    def _run(self) -> None:
+        while self._ticks.wait():
+            time.sleep(TICK_S)
+            with self._lock:
+                if self._ticks.is_set() and time.monotonic() - self._written_s >= TICK_S:
+                    self._erase()
+                    self._draw(f", {time.monotonic() - self._since_s:.0f} s")
+
+    def _draw(self, clock: str = "") -> None:
+        if not self._text or not self._is_at_start:
+            return
+        columns = os.get_terminal_size(self._descriptor).columns or PLAIN_COLUMNS
+        lines = textwrap.wrap(self._text + clock, max(columns - 1, 1))
+        back = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
+        self._is_drawn = self._write(("\n".join(lines) + f"{back}\r").encode())
+
+    def _erase(self) -> None:
+        if self._is_drawn:
+            self._write(ERASE)
+            self._is_drawn = not self._thread.is_alive()
+
+    def _write(self, data: bytes) -> bool:
+        try:
+            os.write(self._descriptor, data)
+        except OSError:  # the terminal has gone: there is nobody to show it to
+            self._ticks.clear()
+            return False
+        return True
+
+
+def ticker_of(stream: TextIO | None) -> Ticker | None:
+    """Return a ticker for this stream, None if it is no terminal that can move its cursor."""
+    can_draw = stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return Ticker(stream.fileno()) if stream and can_draw else None
+
+
+def show(stream: TextIO, text: str, *, ticks: bool = True) -> bool:
+    """Show what is being done below all other lines of this stream; return whether it is a terminal that can."""
+    ticker = getattr(getattr(getattr(stream, "buffer", None), "raw", None), "ticker", None)
+    if ticker:
+        ticker.show(text, ticks=ticks)
+    return ticker is not None

@@ -1,0 +1,70 @@
+"""What puts the times of records in doubt, in the words that stand beside what is made of them; pure."""
+
+from collections.abc import Iterable
+
+from benchd.daemon.records import Record
+
+NOT_OF_TIME = {
+    "clock_not_set",
+    "device_memory_of_all",
+    "faster_than_floor",
+    "mqtt",
+    "profiled",
+    "reference_fp32",
+    "rss_peak_since_start",
+    "service",
+    "usage_error",
+}
+"""Flags that do not affect the time; the `ship:` line names all others."""
+
+NOT_OF_GROSS = {"no_idle_baseline"}
+"""Flags of an energy that do not affect the gross joules, which rank a variant."""
+
+BUSY = {
+    "busy_machine": "busy machine",
+    "cpu_quota_throttled": "CPU quota used up",
+    "foreign_gpu_process": "GPU used by others",
+    "steal": "CPU taken by other virtual machines",
+}
+"""Flags of times that others have stretched by any factor."""
+
+PLAIN = BUSY | {
+    "correlated_blocks": "drifting times",
+    "low_clock": "low clock",
+    "major_faults": "memory read from disk",
+    "probes_moved": "peak rates changed",
+    "two_levels": "jumps between two speeds",
+}
+"""Flags in other words than their own."""
+
+
+def of(record: Record, *, joules: bool = False) -> list[str]:
+    """Return the flags that put the time of a record in doubt and, if `joules` count, its energy."""
+    of_energy = record.energy.flags if joules and record.energy else []
+    return sorted({*record.flags} - NOT_OF_TIME | {flag.partition(":")[0] for flag in of_energy} - NOT_OF_GROSS)
+
+
+def words(flags: Iterable[str]) -> str:
+    """Return flags as a person reads them."""
+    return ", ".join(PLAIN.get(flag, flag.replace("_", " ")) for flag in flags)
+
+
+def busy(records: Iterable[Record]) -> list[str]:
+    """Return the flags by which others have stretched the times of these records."""
+    return [flag for flag in BUSY if any(flag in record.flags for record in records)]
+
+
+def mark(records: Iterable[Record]) -> str:
+    """Return what stands behind a figure or a verdict made of these records, empty if nobody disturbed them."""
+    flags = busy(list(records))
+    return f" ({words(flags)})" if flags else ""
+
+
+def warning(records: Iterable[Record]) -> str | None:
+    """Return the line above figures of these records if others have disturbed them."""
+    disturbed = [record for record in records if busy([record])]
+    if not disturbed:
+        return None
+    models = ", ".join(dict.fromkeys(record.case.model for record in disturbed))
+    flags = words(busy(disturbed))
+    return f"BUSY MACHINE: others slowed {models} down ({flags}): times may be far too long (--quiet-for 30s waits)"
