@@ -7,8 +7,8 @@ import pytest
 
 from benchd.daemon.machine import installed
 
-WHEEL = {"url": "file:///home/me/my%20wheels/benchd-0.1.0-py3-none-any.whl", "archive_info": {}}
-CHECKOUT = {"url": "file:///home/me/benchd", "dir_info": {"editable": True}}
+WHEEL = {"url": "file:///srv/me/my%20wheels/benchd-0.1.0-py3-none-any.whl", "archive_info": {}}
+CHECKOUT = {"url": "file:///srv/me/benchd", "dir_info": {"editable": True}}
 PIP = f"{sys.executable} -m pip install"
 
 
@@ -26,10 +26,10 @@ class Distribution:
     ("origin", "by", "line"),
     [
         (None, "", f"{PIP} 'benchd[cpu]'"),
-        (WHEEL, "", f"{PIP} '/home/me/my wheels/benchd-0.1.0-py3-none-any.whl[cpu]'"),
-        (CHECKOUT, "", f"{PIP} -e '/home/me/benchd[cpu]'"),
+        (WHEEL, "", f"{PIP} '/srv/me/my wheels/benchd-0.1.0-py3-none-any.whl[cpu]'"),
+        (CHECKOUT, "", f"{PIP} -e '/srv/me/benchd[cpu]'"),
         (None, "pipx_metadata.json", "pipx install --force 'benchd[cpu]'"),
-        (WHEEL, "uv-receipt.toml", "uv tool install --force '/home/me/my wheels/benchd-0.1.0-py3-none-any.whl[cpu]'"),
+        (WHEEL, "uv-receipt.toml", "uv tool install --force '/srv/me/my wheels/benchd-0.1.0-py3-none-any.whl[cpu]'"),
     ],
 )
 def test_an_extra_is_added_as_benchd_was_installed(monkeypatch, tmp_path, origin, by, line):
