@@ -18,6 +18,13 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 
 SIMULATED = ("Orin Nano 1 (simulated)", "Orin AGX 2 (simulated)", "Desktop GPU 1 (simulated)")
+# what bench-once measures without a name is the subject of other tests
+BRIEFLY = """
+from benchd.daemon import cli
+from benchd.dashboard.demo import start
+start.MEASURED = ("--models", "square", "--variants", "eager", "--preset", "quick")
+cli.benchd()
+"""
 STORY = ("1 slower", "1 silent", "1 throttled", "1 failed check")
 
 
@@ -32,7 +39,7 @@ def environment(tmp_path, child_environment):
 @contextmanager
 def demo(environment, port):
     """Yield the command once it has said where its pages are."""
-    command = [sys.executable, "-m", "benchd.daemon.cli", "demo", "--port", str(port)]
+    command = [sys.executable, "-c", BRIEFLY, "demo", "--port", str(port)]
     environment = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -86,7 +93,7 @@ def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(
             page.goto(f"http://{HOST}:{port}/")
             for words in STORY:
                 page.get_by_role("link", name=words).wait_for(timeout=WAIT_S * 1000)
-            page.get_by_role("cell").filter(has_text="slower since").first.wait_for()
+            page.get_by_text(re.compile("cases slower, .* since ")).first.wait_for()
         children |= parts(process)
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
