@@ -279,7 +279,8 @@ def test_custom_kernels_are_traced_whole():
     want = model(images)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(images), want)
-    for strict in (False, True):
+    # strict export before torch 2.10 refuses a tensor of the module's file: int8 is then made without it
+    for strict in (False,) if torch.__version__.startswith(("2.8.", "2.9.")) else (False, True):
         exported = torch.export.export(model, (images,), strict=strict)
         torch.testing.assert_close(exported.module()(images), want)
         ours = {str(node.target) for node in exported.graph.nodes if "benchd" in str(node.target)}
