@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import numpy as np
-
 from benchd.daemon.records import Accuracy, Record
 from benchd.daemon.verdicts import proportions
 from benchd.daemon.verdicts.statistics import Interval
@@ -62,6 +60,8 @@ def of_metric(
     others change no draw, the loss is bounded by 3 items of `images` as a share's is, at the size of the figure.
     """
     sign = 1.0 if better == "higher" else -1.0
+    import numpy as np  # noqa: PLC0415 - reading records, which the base can, needs none
+
     values, references = np.array(drawn).T
     drops, drop = sign * (references - values), sign * (reference - value)
     (low, high), (drop_low, drop_high) = (np.percentile(each, (2.5, 97.5)) for each in (values, drops))
