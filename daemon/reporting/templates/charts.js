@@ -217,9 +217,9 @@ function legend(chart, below) {
   const named = chart.data.filter((trace) => trace.name && trace.showlegend !== false && trace.type !== "icicle" && trace.type !== "box");
   if (named.length < 2) return;
   for (const trace of named) {
-    const entry = document.createElement("span"), spot = document.createElement("i");
-    spot.style.background = (trace.marker || {}).symbol === "x" ? BAD : trace.colour;
-    entry.append(spot, trace.name);
+    const entry = document.createElement("span"), spot = node("svg", { width: 14, height: 14, "aria-hidden": true }, entry);
+    mark(spot, trace, 7, 7, trace.colour, trace.name);
+    entry.append(trace.name);
     below.append(entry);
   }
 }
