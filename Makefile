@@ -39,7 +39,7 @@ FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_pri
 export PYTHON JETSON_INDEX BOARD
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights pictures wheel bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights pictures wheel release bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -133,6 +133,11 @@ pictures: $(TEST) programs  ## draw docs/pictures from the records in results/ a
 wheel:  ## build the wheel into dist/; needs Python with pip, and no environment
 	rm -rf build dist/benchd-*.whl
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+release: $(TEST)  ## build wheel, sdist, checksums and notes in dist/release, and prove them in fresh Python 3.10 and 3.13
+	@$(call FIND_PYTHON,python3.10); oldest=$$python
+	$(call FIND_PYTHON,python3.13)
+	$(BIN)/python .ci/release.py "$$oldest" "$$python"
 
 bundle: wheel  ## gather what a Jetson without a network needs in dist/bundle-TARGET; TARGET=jetpack62 or jetpack72
 	@$(call FIND_PYTHON,$(if $(filter jetpack72,$(TARGET)),python3.12,python3.10))
