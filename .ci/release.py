@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RELEASE = ROOT / "dist" / "release"
-MEASURED = ROOT / "results/amd-epyc-2-threads/models.jsonl"
+MEASURED = ROOT / "results/amd-epyc-2-threads/records.jsonl"
 EXTRA = os.environ.get("EXTRA", "")
 
 
