@@ -189,7 +189,7 @@ def chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:
 def local(unix_s: float) -> str:
     """Return a time in the browser's zone, in UTC if this machine does not know that."""
     try:
-        return clock(unix_s, ZoneInfo(ui.context.client.storage["zone"]))
+        return clock(unix_s, ZoneInfo(ui.context.client.storage.get("zone", "")))
     except (ZoneInfoNotFoundError, ValueError, OSError):
         return clock(unix_s)
 

@@ -190,6 +190,13 @@ def test_every_flag_is_documented():
     assert {flag for flag in records.FLAGS if f"`{flag}`" not in documented} == set()
 
 
+def test_a_process_with_a_few_slow_blocks_of_few_runs_contradicts_nothing():
+    """Blocks last equally long: on two levels, 9 fast blocks hold 90 runs each and 6 slow ones 9."""
+    medians = [1.0] * 9 + [10.0] * 6
+    assert records._below_blocks(timing(1.0, p90_ms=1.2, max_ms=11.0), medians) is None
+    assert records._below_blocks(timing(1.0, p90_ms=0.9, max_ms=11.0), medians) == "p90_ms 0.9"
+
+
 @pytest.mark.parametrize("name", ["p95_ms", "p99_ms"])
 def test_a_percentile_further_below_the_median_than_the_runs_beyond_it_explain_is_refused(name):
     below = timing(5.0, **{name: 4.6})

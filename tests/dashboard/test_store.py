@@ -166,7 +166,7 @@ def test_a_collector_s_clock_that_was_ahead_freezes_nothing_once_it_is_right(sto
         add(store, message("info", {}, at_s=now_s, retained=True))
         assert content(store, "device") == {"device": [f"('d1', {at_s})"]}
     (device,) = queries.fleet(store, now_s + 600)
-    assert (device.state, device.age_s, device.health.activity) == ("stale", 600.0, repr(now_s))
+    assert (device.state, device.age_s, device.health.activity) == ("silent", 600.0, repr(now_s))
     add(store, message("status", {"state": "offline", "session": "s1"}, at_s=now_s + 1))
     assert states(store).count(("online", "s2")) == 1
 

@@ -182,7 +182,7 @@ def test_what_nobody_knows_is_named_with_what_is_valid(suite, words):
         (
             Suite(variants=["onnxruntime"]),
             Machine("cpu", True, packages=frozenset()),
-            "package onnxruntime is not installed: pip install",
+            "package onnxruntime is not installed: .* -m pip install",
         ),
         (Suite(variants=["onnxruntime-bf16"]), CPU, "fp32, fp16 and int8 only"),
         (Suite(variants=["onnxruntime"], provider="cuda"), CPU, "provider cuda needs an NVIDIA GPU"),
