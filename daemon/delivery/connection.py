@@ -250,6 +250,9 @@ class Connection:
         connection: Any = self._client.socket()
         if connection is not None:  # the disconnect waits behind unsent data
             connection.close()
+        # a client in no cycle closes its own pair of sockets once nobody holds it, and not when garbage is collected
+        client = self._client
+        client.on_connect = client.on_disconnect = client.on_message = client.on_publish = client.on_subscribe = None
 
     def _asked(self) -> dict[str, Any]:
         """Return the requests in the CONNECT packet of MQTT 5."""

@@ -1,5 +1,10 @@
 """A network between a device and a real mosquitto that cuts, stalls and repeats: nothing is lost, nobody misled."""
 
+import gc
+import os
+import socket
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -7,7 +12,8 @@ from links import add, linked, progress
 from proxy import PUBACK, PUBLISH, Cut, forward, kind, proxying
 from waiting import wait_for
 
-from benchd.daemon.delivery.broker import parse_url
+from benchd.daemon.delivery.broker import Ended, parse_url
+from benchd.daemon.delivery.connection import connect
 
 RUNS = [f"r{number}" for number in range(150)]
 CUT = 40
@@ -74,3 +80,23 @@ def test_a_half_open_connection_is_seen_by_both_sides_and_what_waited_goes_out(m
             wait_for(lambda: link.state.connected)
     watcher.until_status("offline")
     assert sorted(set(watcher.results())) == sorted(RUNS)
+
+
+def test_connections_that_fail_leave_no_descriptor_to_the_garbage_collector():
+    def hang_up():
+        for _ in range(6):
+            server.accept()[0].close()
+
+    gc.disable()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        broker = parse_url(f"mqtt://127.0.0.1:{server.getsockname()[1]}")
+        hanging_up = threading.Thread(target=hang_up)
+        hanging_up.start()
+        left = []
+        for _ in range(3):
+            with pytest.raises(Ended):
+                connect(broker, "d1", time.monotonic() + 60)
+            left.append(len(os.listdir("/proc/self/fd")))
+        hanging_up.join()
+    gc.enable()
+    assert left[1:] == left[:-1]
