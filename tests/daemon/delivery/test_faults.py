@@ -1,11 +1,11 @@
 """A network between a device and a real mosquitto that cuts, stalls and repeats: nothing is lost, nobody misled."""
 
 import gc
-import os
 import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from links import add, linked, progress
@@ -96,7 +96,7 @@ def test_connections_that_fail_leave_no_descriptor_to_the_garbage_collector():
         for _ in range(3):
             with pytest.raises(Ended):
                 connect(broker, "d1", time.monotonic() + 60)
-            left.append(len(os.listdir("/proc/self/fd")))
+            left.append(len(list(Path("/proc/self/fd").iterdir())))
         hanging_up.join()
     gc.enable()
     assert left[1:] == left[:-1]
