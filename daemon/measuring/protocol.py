@@ -88,10 +88,14 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Measure(Struct, frozen=True, tag=True):
-    """Measure the case in full. The device rests for `idle_s` before and after; `probes` asks for its peak rates."""
+    """Measure the case in full. The device rests for `idle_s` before and after; `probes` asks for its peak rates.
+
+    With `counts` the work of a model that no formula describes is counted, which is the same in each process.
+    """
 
     idle_s: float = 0.0
     probes: bool = True
+    counts: bool = True
 
 
 class Compare(Struct, frozen=True, tag=True):

@@ -123,7 +123,7 @@ class Supervisor:
         def turn(one: MeasuredCase) -> Turn:
             begins(one)
             number, planned = len(one.outcomes), one.planned
-            recipe = self._recipe(planned, is_last=self._is_last(one, cases))
+            recipe = self._recipe(planned, is_first=not number, is_last=self._is_last(one, cases))
             accuracy = None if number else planned.inputs.accuracy
             return Turn(planned, f"{one.run_id.run_id}.{number}", number, recipe, accuracy=accuracy)
 
@@ -276,11 +276,12 @@ class Supervisor:
             hold_s=energy.hold_s(power, period_s),
         )
 
-    def _recipe(self, planned: Planned, *, is_last: bool) -> Measure:
+    def _recipe(self, planned: Planned, *, is_first: bool, is_last: bool) -> Measure:
         power, period_s = self.session.sampler(self.plan).samples.power, self.session.config.sampling.period_s
         longest_s = planned.limits.deadline_s("idle") / 2  # clocks settle in half as long again
         idle_s = min(longest_s, energy.idle_s(power, period_s))
-        return Measure(idle_s, self._is_to_probe(planned, is_last=is_last) and not planned.beside)
+        probes = self._is_to_probe(planned, is_last=is_last) and not planned.beside
+        return Measure(idle_s, probes, counts=is_first)
 
     def _worker(self, job: Job, turn: Turn) -> Worker:
         return Worker(job, self.session.output / "logs" / f"{job.raw_name}.log", turn.python)

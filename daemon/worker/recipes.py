@@ -34,7 +34,7 @@ def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> 
     """Measure the case in full."""
     model = built(job, stages, outcome)
     ready = checked(model, job, stages, outcome)
-    if recipe.probes:
+    if recipe.counts:
         _counted(model, job, outcome)
     ready.idle_s = recipe.idle_s
     scenario = scenarios.of(job.case.scenario)

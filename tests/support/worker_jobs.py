@@ -73,7 +73,7 @@ def job(
         artifacts=str(folder / "artifacts"),
         spawned_ns=time.monotonic_ns(),
         own=UserModule(module) if module else None,
-        recipe=Measure(probes=probes),
+        recipe=Measure(probes=probes, counts=probes),
     )
 
 

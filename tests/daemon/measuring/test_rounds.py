@@ -60,6 +60,19 @@ def test_each_round_has_one_process_of_each_and_rates_are_probed_in_the_first_an
     assert [process.probes is not None for process in in_order] == [True] * 2 + [False] * 2 + [True] * 2
 
 
+def test_each_case_of_an_own_module_has_a_floor_whoever_probed_the_rates(tmp_path):
+    """The second of three cases with the same settings probes nothing."""
+    own = user_model.module(user_module(tmp_path), [])
+    entries = planned(own, models=[], options={}, variants=["eager"], batch_sizes=[1, 2, 3], processes=1)
+    with session(tmp_path, []) as one:
+        supervisor = Supervisor(one, entries)
+        supervisor.run()
+    assert [process.probes is not None for record in supervisor.records for process in record.processes].count(
+        False
+    ) == 1
+    assert all(record.floor and record.neurobench for record in supervisor.records)
+
+
 def test_one_that_fails_leaves_the_later_rounds(tmp_path):
     own = user_model.module(user_module(tmp_path, forward=HALF_FAILS), [])
     records, seen = run(tmp_path, planned(own, models=[], options={}, processes=2))

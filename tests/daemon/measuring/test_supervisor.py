@@ -68,7 +68,7 @@ def test_a_rest_for_a_slow_sensor_fits_its_stage(tmp_path):
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
     planned = Planned(Case(model="square"), "quick", PRESETS["quick"], True, None)
     with session(tmp_path, source=f"fake={tmp_path / 'script.json'}") as one:
-        recipe = Supervisor(one, [planned])._recipe(planned, is_last=False)
+        recipe = Supervisor(one, [planned])._recipe(planned, is_first=True, is_last=False)
     assert 0.0 < 1.5 * recipe.idle_s < planned.limits.deadline_s("idle")
 
 
