@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from benchd.daemon import trigger
 from benchd.daemon.errors import UsageError, unknown
-from benchd.daemon.records import SCENARIOS, Direction, Inputs, Option, OptionValue, Provider, Scenario
+from benchd.daemon.records import SCENARIOS, Direction, Inputs, Option, OptionValue, Provider, Scenario, file_of
 from benchd.daemon.trigger import Trigger
 
 if sys.version_info >= (3, 11):
@@ -204,8 +204,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def code(self) -> list[tuple[str, Path]]:
         """Return the keys that name a function of a Python file, with that file."""
         named = {"samples": self.samples, "metric": self.metric, "calibration": self.calibration}
-        found = {name: (text or "").partition(".py:") for name, text in named.items()}
-        return [(f"suite.{name}", Path(f"{stem}.py")) for name, (stem, dot_py, _) in found.items() if dot_py]
+        return [(f"suite.{name}", Path(file_of(text))) for name, text in named.items() if text and ".py:" in text]
 
     def trigger(self) -> Trigger | None:
         """Return when the service starts it, None if only a command does."""

@@ -680,6 +680,12 @@ class Inputs(Struct, frozen=True, kw_only=True):
         return Inputs(**asked | {name: _last(asked[name]) for name in names if asked[name]})
 
 
+def file_of(text: str) -> str:
+    """Return the file of FILE or of FILE.py:FUNCTION, which more words may follow."""
+    stem, dot_py, _ = text.partition(".py:")
+    return f"{stem}.py" if dot_py else text
+
+
 def _last(text: str) -> str:
     """Return the name of a file, or `imagefolder:NAME` of a folder."""
     scheme, colon, folder = text.partition(":")

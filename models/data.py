@@ -63,8 +63,7 @@ class ImageSet:
 
     def spread(self, count: int) -> list[int]:
         """Return `count` indices spread evenly over the set, or all of them if it has fewer."""
-        taken = min(count, len(self))
-        return [i * len(self) // taken for i in range(taken)]
+        return spread(len(self), count)
 
     def read(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return float32 images (n, C, H, W) and class indices (n,); raise DataError for one that cannot be read."""
@@ -100,6 +99,12 @@ class Images:
     source: str
     labels: torch.Tensor | None = None
     of: ImageSet | None = None
+
+
+def spread(items: int, count: int) -> list[int]:
+    """Return `count` indices spread evenly over so many items, or all of them if there are fewer."""
+    taken = min(count, items)
+    return [i * items // taken for i in range(taken)]
 
 
 def random_images(shape: tuple[int, ...], count: int, inputs: Literal["unit", "normal"], seed: int) -> torch.Tensor:

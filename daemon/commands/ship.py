@@ -40,20 +40,8 @@ app = application()
 
 @app.command(epilog="Example: benchd ship torchvision:resnet18 --max-latency 50ms --output resnet18-shipped")
 @options.of_suite(
-    *(
-        "module",
-        "onnx",
-        "reference",
-        "inputs",
-        "options",
-        "weights",
-        "data",
-        "samples",
-        "labels",
-        "accuracy",
-        "metric",
-        "calibration",
-    ),
+    *("module", "onnx", "reference", "inputs", "options"),
+    *("weights", "data", "samples", "labels", "accuracy", "metric", "calibration"),
     Chosen("batch_sizes", "Batch sizes that compete."),
     Chosen("variants", "Variants that compete (default: all that can run here)."),
     Chosen("threads", single=True),

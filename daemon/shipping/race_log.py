@@ -15,7 +15,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.machine.environment import variables
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Outcome
-from benchd.daemon.records import Environment, UserFile, UserModule
+from benchd.daemon.records import Environment, UserFile, UserModule, file_of
 from benchd.exporters import code
 from benchd.exporters.artifacts import sha256_of
 
@@ -102,18 +102,12 @@ def _files(planned: Planned) -> dict[str, str]:
     named = [
         inputs.weights or "",
         inputs.labels or "",
-        _file(inputs.samples),
-        _file(inputs.metric),
+        file_of(inputs.samples or ""),
+        file_of(inputs.metric or ""),
         own.path if isinstance(own, UserFile) else "",
     ]
     named += [own.where] if isinstance(own, UserModule) and not own.folder else []
     return {name: sha256_of(Path(name)) for name in named if Path(name).is_file()}
-
-
-def _file(text: str | None) -> str:
-    """Return the path of FILE or FILE.py:FUNCTION."""
-    path, dot_py, _ = (text or "").partition(".py:")
-    return path + dot_py.rstrip(":")
 
 
 def _images(planned: Planned) -> list[tuple[str, int, int]]:

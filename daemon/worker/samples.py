@@ -18,10 +18,12 @@ from torch import Tensor
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine.sysfs import memory_bytes
+from benchd.daemon.measuring.user_inputs import FILES_OF_SAMPLES
 from benchd.daemon.records import DTYPES, InputSpec
 from benchd.daemon.worker import user_module
 from benchd.daemon.worker.structures import Batch, Tensors, content, dtype_of
 from benchd.exporters.artifacts import sha256_of
+from benchd.models import data
 
 TARGETS = "targets"
 """The array of a file that has one target per item."""
@@ -51,8 +53,7 @@ class Samples:
 
     def spread(self, count: int) -> list[int]:
         """Return `count` indices spread evenly over the items, or all of them if there are fewer."""
-        taken = min(count, len(self))
-        return [i * len(self) // taken for i in range(taken)]
+        return data.spread(len(self), count)
 
     def read(self, indices: Sequence[int]) -> tuple[Batch, list[Any]]:
         """Return these items as a batch, and their targets."""
@@ -62,9 +63,11 @@ class Samples:
         batch = next(iter(parts.values())) if len(parts) == 1 else Tensors(parts, shared)
         return batch, [self.targets[i] for i in indices] if self.targets else []
 
-    def described(self, count: int) -> str:
-        """Return in words where `count` of the items come from."""
-        return f"{count} of the {len(self)} items of {self.spec} (SHA-256 {self.sha256[:12]})"
+    def taken(self, count: int) -> tuple[Batch, str]:
+        """Return `count` items spread evenly, or all if there are fewer, and in words where they come from."""
+        indices = self.spread(count)
+        source = f"{len(indices)} of the {len(self)} items of {self.spec} (SHA-256 {self.sha256[:12]})"
+        return self.read(indices)[0], source
 
     def refuse_untargeted(self) -> None:
         """Raise UsageError unless there is a target for each item, which a metric needs."""
@@ -126,7 +129,7 @@ class Samples:
 def open_samples(text: str) -> Samples:
     """Return the items of FILE.npz, FILE.safetensors or FILE.py:FUNCTION; raise UsageError if they cannot be fed."""
     option = f"--inputs {Path(text).name}"
-    if text.endswith((".npz", ".safetensors")):
+    if text.endswith(FILES_OF_SAMPLES):
         arrays = _npz(text, option) if text.endswith(".npz") else _safetensors(text, option)
         targets = arrays.pop(TARGETS, None)
         sha256 = sha256_of(Path(text))

@@ -233,8 +233,7 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Sa
     if job.case.scenario == "pipeline":
         return _frames(job, specs, data.normalisation(dataset, kind))
     if samples:
-        taken = samples.spread(wanted)
-        return _Pool(samples.read(taken)[0], samples.described(len(taken)), of=samples)
+        return _Pool(*samples.taken(wanted), of=samples)
     if job.inputs.data:
         opened = _opened(job, module, specs).taken(wanted)
         return _Pool(opened.images, opened.source, opened.labels, opened.of)
@@ -274,8 +273,7 @@ def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec], sample
     weights = job.inputs.weights
     by_default = demo.DEMO if weights == demo.DEMO else None if weights or job.own else demo.RANDOM
     if samples and not (job.inputs.metric or job.inputs.calibration):
-        taken = samples.spread(job.calibration_images)
-        images, source = samples.read(taken)[0], samples.described(len(taken))
+        images, source = samples.taken(job.calibration_images)
         return Calibration(images, source, data.digests(leading(images)), True)
     named = job.inputs.calibration or by_default
     if named is None:
@@ -287,9 +285,7 @@ def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec], sample
     if named == demo.RANDOM:
         images, source = _drawn(specs, count, _preprocessed(job)[1], CALIBRATION_SEED), f"{count} random inputs"
     elif user_inputs.are_samples(named):
-        others, _ = open_samples(named).read_by(specs)
-        taken = others.spread(count)
-        images, source = others.read(taken)[0], others.described(len(taken))
+        images, source = open_samples(named).read_by(specs)[0].taken(count)
     else:
         opened = _opened(job, module, specs, named).taken(count)
         images, source = opened.images, opened.source
