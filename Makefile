@@ -31,6 +31,8 @@ PACKAGES := daemon models kernels exporters dashboard
 PROCESSES = $$(cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
 # Without bytecode each program that a test starts compiles our sources anew: 0.2 s a command, 0.5 s a run of bench-once.
 PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# Whatever a test hangs in, and no library gives up: after this it fails with the stacks, and the others go on in a new process.
+HANG = -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \
 	tests/daemon tests/kernels tests/test_layout.py tests/test_docs.py \
 	$(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py daemon/measuring/test_turns.py \
@@ -49,10 +51,10 @@ once: $(ONCE)  ## set up and measure this machine once; ARGS is passed to bench-
 	@$(BIN)/bench-once --preset quick --report $(ARGS)
 
 test: $(TEST) programs  ## set up and run the whole test suite; ARGS is passed to pytest
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) $(HANG) $(ARGS)
 
 test-fast: $(TEST) programs  ## run tests without a torch process, one shape per kernel and one bench-once run; 2 minutes
-	@$(PYTEST) --one-each $(FAST) $(ARGS)
+	@$(PYTEST) $(HANG) --one-each $(FAST) $(ARGS)
 
 test-slow: $(TEST) programs  ## run the simulations and combinations that `make test` leaves out; ARGS is passed to pytest
 	@$(BIN)/pytest -m slow $(ARGS)

@@ -2,13 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from broker import free_port, running_broker
+from broker import running_broker
 from browsing import get
 from disks import use_up_space
 from waiting import WAIT_S, wait_for
@@ -25,11 +22,6 @@ def metric(port, name):
     """Return the value of a collector's metric, None while it is unknown."""
     lines = get(port, "/metrics")[2].decode().splitlines()
     return next((float(line.split()[-1]) for line in lines if line.startswith(f"benchd_collector_{name}{{")), None)
-
-
-def maps(pid):
-    """Return what a process has mapped, its modules among them."""
-    return Path(f"/proc/{pid}/maps").read_bytes()
 
 
 def test_a_dashboard_that_is_killed_stores_what_came_meanwhile_when_it_is_started_again(tmp_path):
@@ -61,12 +53,8 @@ def test_a_full_disk_costs_nothing_once_there_is_room(small_disk, tmp_path):
 
 
 def test_ctrl_c_ends_without_a_trace(tmp_path, mosquitto):
-    url = f"sqlite:///{tmp_path}/dashboard.db"
-    command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", mosquitto.url, "--database", url]
-    child = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    command += ["--port", str(free_port())]
-    with subprocess.Popen(command, env=child, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        wait_for(lambda: b"dashboard.db" in maps(process.pid), process)
-        os.killpg(process.pid, signal.SIGINT)
-        _, told = process.communicate(timeout=WAIT_S)
-    assert "Traceback" not in told
+    url, log = f"sqlite:///{tmp_path}/dashboard.db", tmp_path / "log"
+    with serving(mosquitto.url, url, stderr=log) as (_, process):
+        process.send_signal(signal.SIGINT)
+        process.wait(WAIT_S)
+    assert "Traceback" not in log.read_text()

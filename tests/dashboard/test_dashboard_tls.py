@@ -2,8 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from broker import HOST
 from certificates import Authority, serving
+from forked import BENCHD, PAGES, Program
 from waiting import WAIT_S, wait_for
 
 pytest.importorskip("sqlalchemy", reason="needs sqlalchemy, of the extra dashboard")
@@ -48,28 +47,24 @@ def trusted(site, files):
 
 
 @contextmanager
-def command(folder, broker, *arguments):
-    """Start `benchd`; the password lies where systemd would put it."""
+def collecting(folder, broker, database):
+    """Start `benchd dashboard --only collector`; the password lies where systemd would put it."""
     (folder / CREDENTIAL).write_text("right\n")
-    given = [
-        f"--{name.replace('_', '-')}={getattr(broker, name)}" for name in ("ca_file", "certificate_file", "key_file")
-    ]
-    url = f"mqtts://me@{broker.address}"
-    line = [sys.executable, "-m", "benchd.daemon.cli", *arguments, "--mqtt", url, *given]
+    files = {name: getattr(broker, name) for name in ("ca_file", "certificate_file", "key_file")}
+    given = [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
+    given += ["--mqtt", f"mqtts://me@{broker.address}", "--database", database, "--collector", "site"]
+    arguments = ["benchd", "dashboard", "--only", "collector", *given]
     environment = os.environ | {"CREDENTIALS_DIRECTORY": str(folder)}
-    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
+    with Program(BENCHD, arguments, folder, environment, 2, PAGES) as process:
+        yield
+        process.terminate()
 
 
 def test_a_collector_takes_results_over_tls_with_a_certificate_and_a_password_file(trusted, tmp_path):
     database = f"sqlite:///{tmp_path}/dashboard.db"
     with closing(Store(database)) as store:
         found = store.tables["collector"].c.problem, store.tables["result"].c.run_id
-        options = ("dashboard", "--only", "collector", "--collector", "site", "--database", database)
-        with command(tmp_path, trusted, *options):
+        with collecting(tmp_path, trusted, database):
             wait_for(lambda: value(store, select(store.tables["collector"].c.name)) == "site")
             publish_to(trusted, tmp_path, [1])
             wait_for(lambda: value(store, select(found[1])) == "r1")

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 from prometheus_client import generate_latest
 from test_collector import collecting, count
+from test_pages import serving
 
 from benchd.daemon.delivery.broker import parse_url
 from benchd.daemon.delivery.connection import Arrived, connect
@@ -150,21 +150,6 @@ def test_the_alert_rules_fire_for_what_they_name_and_only_then():
 
 
 @contextmanager
-def serving_pages(database, token):
-    """Yield the port of `benchd dashboard --only pages`."""
-    port = free_port()
-    command = [sys.executable, "-m", "benchd.daemon.cli", "dashboard", "--mqtt", "mqtt://127.0.0.1", "--only", "pages"]
-    storage = str(Path(database.removeprefix("sqlite:///")).parent)
-    environment = os.environ | {TOKEN_VARIABLE: token, "NICEGUI_STORAGE_PATH": storage}
-    environment.pop("PYTEST_CURRENT_TEST")  # NiceGUI would take itself for a test's own server
-    with subprocess.Popen([*command, "--database", database, "--port", str(port)], env=environment) as process:
-        try:
-            yield port
-        finally:
-            process.terminate()
-
-
-@contextmanager
 def prometheus(folder, port, token):
     """Yield a function that asks a real Prometheus, configured by our files but for the port, token and haste."""
     (folder / "token").write_text(token)
@@ -207,7 +192,8 @@ def test_a_real_prometheus_finds_all_that_the_grafana_dashboard_asks_for(tmp_pat
     exprs, labels = queries_of_grafana()
     with closing(Store(database)) as store:
         fill(store, time.time() + AHEAD_S - 10.0)  # what is live stays so until Prometheus has come round
-        with serving_pages(database, token) as port, prometheus(tmp_path, port, token) as asking:
+        pages = serving("mqtt://127.0.0.1", database, "--only", "pages", **{TOKEN_VARIABLE: token})
+        with pages as (port, _), prometheus(tmp_path, port, token) as asking:
 
             def answer(expr):
                 return (asking("query", query=expr) or {}).get("result")

@@ -4,25 +4,26 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import psutil
 import pytest
 from broker import HOST, free_port
 from browsing import get, opened, running_browser
+from forked import PAGES, Program
 from waiting import WAIT_S, wait_for
 
 pytest.importorskip("nicegui", reason="needs nicegui, of the extra dashboard")
 
 
 SIMULATED = ("Orin Nano 1 (simulated)", "Orin AGX 2 (simulated)", "Desktop GPU 1 (simulated)")
-# what bench-once measures without a name is the subject of other tests
+# what bench-once measures without a name is the subject of other tests, and the story need not take half a minute
 BRIEFLY = """
 from benchd.daemon import cli
 from benchd.dashboard.demo import start
 start.MEASURED = ("--models", "square", "--variants", "eager", "--preset", "quick")
+start.CONFIG = start.CONFIG.replace("warm_up_cap_s = 1.0", "warm_up_cap_s = 0.1").replace("= 2.0", "= 0.1")
+start.TICK_S = 0.25
 cli.benchd()
 """
 STORY = ("1 slower", "1 silent", "1 throttled", "1 failed check")
@@ -37,15 +38,17 @@ def environment(tmp_path, child_environment):
 
 
 @contextmanager
-def demo(environment, port):
-    """Yield the command once it has said where its pages are."""
-    command = [sys.executable, "-c", BRIEFLY, "demo", "--port", str(port)]
+def demo(environment, port, folder):
+    """Yield the command once it has said where its pages are, and what it says."""
     environment = {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    read_end, write_end = os.pipe()
+    arguments = ["benchd", "demo", "--port", str(port)]
+    with os.fdopen(read_end) as said, Program(BRIEFLY, arguments, folder, environment, write_end, PAGES) as process:
+        os.close(write_end)
         try:
-            assert "seven simulated boards; Ctrl-C stops everything" in process.stderr.readline()
-            assert f"http://{HOST}:{port}/" in process.stderr.readline()
-            yield process
+            assert "seven simulated boards; Ctrl-C stops everything" in said.readline()
+            assert f"http://{HOST}:{port}/" in said.readline()
+            yield process, said
         finally:
             process.terminate()
             process.wait(WAIT_S)
@@ -71,7 +74,7 @@ def has_median(port, board):
 
 def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(environment, tmp_path):
     port = free_port()
-    with demo(environment, port) as process:
+    with demo(environment, port, tmp_path) as (process, _):
         children = parts(process)
         # an open page is drawn anew each second: it is opened once there is something to see
         wait_for(lambda: has_median(port, b"this-machine"), process, step_s=1.0)
@@ -103,28 +106,17 @@ def test_one_command_tells_the_story_of_this_machine_and_seven_simulated_boards(
 
 def test_a_machine_that_cannot_measure_is_said_and_the_boards_go_on(environment, tmp_path):
     port = free_port()
-    with demo(environment | {"XDG_CACHE_HOME": "/proc/absent"}, port) as process:
-        assert "this machine is not measured: error: " in process.stderr.readline()
+    with demo(environment | {"XDG_CACHE_HOME": "/proc/absent"}, port, tmp_path) as (process, said):
+        assert "this machine is not measured: error: " in said.readline()
         wait_for(lambda: has_median(port, b"simulated"), process, step_s=1.0)
-        children = parts(process)
         process.terminate()
         assert process.wait(WAIT_S) == 0
-    assert not alive(children)
     assert not list((tmp_path / "tmp").iterdir())
 
 
-def test_a_demo_that_is_killed_leaves_nothing_running(environment):
-    with demo(environment, free_port()) as process:
+def test_a_demo_that_is_killed_leaves_nothing_running(environment, tmp_path):
+    with demo(environment, free_port(), tmp_path) as (process, _):
         children = parts(process)
         assert children
         process.kill()
         wait_for(lambda: not alive(children))
-
-
-def test_a_port_that_is_taken_is_refused(environment, mosquitto):
-    command = [sys.executable, "-m", "benchd.daemon.cli", "demo", "--port", str(mosquitto.port)]
-    refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WAIT_S)
-    assert (refused.returncode, refused.stderr) == (
-        2,
-        f"error: --port {mosquitto.port} of 127.0.0.1: Address already in use; give another\n",
-    )

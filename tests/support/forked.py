@@ -1,4 +1,4 @@
-"""Workers forked from one that has imported torch: processes as real as the product's, and 1.3 s of CPU cheaper each.
+"""Workers and programs forked from one that has imported what they need: as real as the product's, and 1.3 s cheaper.
 
 What a new interpreter alone takes from its environment, as the settings of malloc, a forked one does not have.
 """
@@ -25,10 +25,11 @@ from benchd.daemon.measuring import process
 if TYPE_CHECKING:
     import pytest
 
-WORKER = "benchd.daemon.worker"
+WORKER, PAGES = "benchd.daemon.worker", "benchd.dashboard.app"
 # before any test changes it; beside other tests, threads that wait in a loop would take all the time
 ENVIRONMENT = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive"}
-SERVE = f"sys.path.insert(0, {str(Path(__file__).parent)!r}); import forked; forked.serve()"
+SERVE = f"sys.path.insert(0, {str(Path(__file__).parent)!r}); import forked; forked.serve(sys.argv[-1])"
+BENCHD = "import sys; from benchd.daemon import cli; sys.exit(cli.benchd())"
 DIES_WITH_PARENT, TAKES_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER
 _OURS: list[socket.socket] = []  # of a command that was itself forked
 LONGEST = 2**18  # bytes of an environment
@@ -42,13 +43,13 @@ class Forked:
     ) -> None:
         output = stdout if isinstance(stdout, int) else stdout.fileno()
         line = {"environment": env, "folder": str(Path.cwd()), "module": command[-2], "pipe": int(command[-1])}
-        self._start(line, [output, errors or output, line["pipe"]])
+        self._start(line, [output, errors or output, line["pipe"]], WORKER)
 
-    def _start(self, line: dict[str, Any], files: list[int]) -> None:
+    def _start(self, line: dict[str, Any], files: list[int], loaded: str) -> None:
         read_end, write_end = os.pipe()
         self.stdin, self.returncode = os.fdopen(write_end, "wb"), None
         line["cpus"] = list(os.sched_getaffinity(0))
-        first = _OURS[0] if _OURS else _first()[0]
+        first = _OURS[0] if _OURS else _first(loaded)[0]
         prctl(TAKES_ORPHANS, 1)
         try:
             socket.send_fds(first, [json.dumps(line).encode()], [read_end, *files])
@@ -80,11 +81,16 @@ class Forked:
 
 
 class Program(Forked):
-    """What Popen gives of Python `code` that runs one of our commands in `folder`; its workers are forked too."""
+    """What Popen gives of Python `code` that runs one of our commands in `folder`; its workers are forked too.
 
-    def __init__(self, code: str, arguments: list[str], folder: Path, env: dict[str, str], errors: int) -> None:
+    It is forked from a process that has `loaded` a module: the worker's, with torch, or the pages', without.
+    """
+
+    def __init__(
+        self, code: str, arguments: list[str], folder: Path, env: dict[str, str], errors: int, loaded: str = WORKER
+    ) -> None:
         line = {"environment": env, "folder": str(folder), "module": arguments[0], "arguments": arguments, "code": code}
-        self._start(line | {"pipe": 3}, [errors] * 3)
+        self._start(line | {"pipe": 3}, [errors] * 3, loaded)
 
     def __enter__(self) -> "Program":
         return self
@@ -151,23 +157,26 @@ def prctl(name: int, value: int) -> None:
 
 
 @functools.cache
-def _first() -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    """Return the process that all workers are forked from, and the connection to it; it ends with this one."""
+def _first(loaded: str) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """Return a process to fork from that has loaded this, and the connection to it; it ends with this one."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
-        command = interpreter.of_code(SERVE, WORKER)
+        command = interpreter.of_code(SERVE, loaded)
         return ours, subprocess.Popen(command, stdin=its.fileno(), env=ENVIRONMENT)
 
 
-def serve() -> NoReturn:
-    """Import torch, then fork a worker for each message on stdin: its environment, folder and files."""
+def serve(loaded: str) -> NoReturn:
+    """Import this, then fork a process for each message on stdin: its environment, folder and files."""
     sys.path.pop(0)
     del sys.modules[__name__]  # what is loaded from no package counts as code of the measured module
     import gc
+    import importlib
 
-    from benchd.daemon.worker import __main__, recipes  # noqa: F401
+    importlib.import_module(loaded)
+    if loaded == WORKER:
+        from benchd.daemon.worker import __main__, recipes  # noqa: F401
 
-    _used_by_some()
+        _used_by_some()
     gc.collect()
     gc.freeze()
     _fork_for(socket.socket(fileno=0))
@@ -226,7 +235,8 @@ def _work(middle: int, line: dict[str, Any], files: list[int]) -> NoReturn:
     code: object = 1
     try:
         if "code" in line:
-            _fork_own_workers()
+            if WORKER in sys.modules:
+                _fork_own_workers()
             exec(line["code"], {"__name__": "__main__"})  # noqa: S102
         else:
             runpy.run_module(line["module"], run_name="__main__", alter_sys=True)

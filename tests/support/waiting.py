@@ -5,7 +5,7 @@ from collections.abc import Callable
 from subprocess import Popen
 from typing import Any
 
-WAIT_S = 1800.0  # after so long nothing more is expected to happen: a hang, not a slow machine
+WAIT_S = 300.0  # after so long nothing more is expected to happen: a hang, not a slow machine
 
 
 def wait_for(
