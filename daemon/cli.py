@@ -17,7 +17,7 @@ from benchd.daemon.machine.standard_streams import STDERR, STDOUT, lasting
 from benchd.daemon.machine.ticker import show, ticker_of
 
 GROUPS = {  # as `benchd --help` shows them; a hyphen is an underscore in the file's name
-    "Decide": ("ship", "verify", "compare", "recommend", "baseline", "noise-floor"),
+    "Decide": ("ship", "verify", "compare", "why", "recommend", "baseline", "noise-floor"),
     "Look": ("report", "show", "profile", "list", "schema"),
     "Fleet": ("run", "dashboard", "watch", "replay", "demo"),
     "Maintain": ("doctor", "selfcheck", "export", "power-sweep"),

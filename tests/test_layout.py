@@ -49,8 +49,9 @@ RANKS = {
     "benchd.daemon.profiling": 7,
     "benchd.daemon.service": 7,
     "benchd.dashboard": 7,
-    "benchd.daemon.commands": 8,
-    "benchd.daemon.worker": 8,
+    "benchd.daemon.why": 8,
+    "benchd.daemon.commands": 9,
+    "benchd.daemon.worker": 9,
 }
 WITH_TORCH = ("benchd.daemon.worker", "benchd.models", "benchd.kernels", "benchd.exporters")
 MOST_LOOSE, MOST_PAIRS = 7, 115

@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -35,6 +35,8 @@ from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
 from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
 
 T = TypeVar("T")
+Decide = Callable[[Sequence[float]], Verdict | None]
+"""The verdict after pairs of these ratios, B over A, or None for one more pair."""
 
 SHORT = StopRule(5, 1, 0.25, 1.25, None)
 INTERLEAVED = interleaved_rule(0.8)
@@ -55,7 +57,8 @@ class Request:
 
     It is one of so many `comparisons`, which share their error.
 
-    With the user's `modules`, one for both sides or one per side, cases omit the model: `eager,b4`.
+    Of `pythons`, `threads` and `variables` there is one for both sides or one per side. So there is of the user's
+    `modules`, with which cases omit the model: `eager,b4`.
     """
 
     cases: list[str]
@@ -64,7 +67,8 @@ class Request:
     pairs: int | None = None
     pythons: list[str] = field(default_factory=list)
     modules: list[UserModule] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
+    threads: Sequence[int | None] = ()
+    variables: Sequence[dict[str, str]] = ()
     samples: str | None = None
     is_aa: bool = False
     comparisons: int = 1
@@ -72,10 +76,11 @@ class Request:
 
 @dataclass
 class Side:
-    """One of the two sides: its case, the interpreter that runs it, its name and its outcomes."""
+    """One of the two sides: its case, the interpreter and variables that it runs with, its name and its outcomes."""
 
     planned: Planned
     python: str
+    variables: Mapping[str, str]
     name: str
     run: RunHeader
     run_id: RunId = field(default_factory=RunId.new)
@@ -96,8 +101,12 @@ class Side:
         return recording.of_planned(self.planned, self.run, self.run_id, self.outcomes)
 
 
-def compare(request: Request, planned: Sequence[Planned], session: Session, err: TextIO) -> tuple[Comparison, int]:
+def compare(
+    request: Request, planned: Sequence[Planned], session: Session, err: TextIO, decide: Decide | None = None
+) -> tuple[Comparison, int]:
     """Measure both planned sides alternately until there is a verdict; return it and the measurement's exit code.
+
+    `decide` replaces the rule that the request describes.
 
     The code is 0, 2 for an error of the command line, 1 if a process failed, 7 if a side cannot run here, or 130 after
     an interrupt; the caller adds the verdict's. The session's sinks get both records, whatever ends the measurement,
@@ -107,7 +116,7 @@ def compare(request: Request, planned: Sequence[Planned], session: Session, err:
     sides = _sides(request, supervisor)
     ratios: list[float] = []
     try:
-        verdict = _alternate(supervisor, sides, request, ratios, err)
+        verdict = _alternate(supervisor, sides, request, decide, ratios, err)
     finally:
         first, second = ([side.record()] if side.outcomes else [] for side in sides)
         for record in (*first, *second):
@@ -137,15 +146,17 @@ def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine)
     for python in request.pythons:
         _versions(python)
     modules: Sequence[UserModule | None] = _both(request.modules) or [None, None]
-    cases = zip(_both(request.cases), modules, strict=True)
-    return [_planned(case, own, request, limits, machine) for case, own in cases]
+    threads: Sequence[int | None] = _both(request.threads) or [None, None]
+    sides = zip(_both(request.cases), modules, threads, strict=True)
+    return [_planned(*side, request, limits, machine) for side in sides]
 
 
 def _sides(request: Request, supervisor: Supervisor) -> tuple[Side, Side]:
     pythons, run = _both(request.pythons) or [sys.executable] * 2, supervisor.session.run(supervisor.suite_id)
+    variables = _both(request.variables) or [{}, {}]
     first, second = (
-        Side(entry, python, _called(entry, python, request), _under(python, run))
-        for entry, python in zip(supervisor.plan, pythons, strict=True)
+        Side(entry, python, own, _called(entry, python, request), _under(python, run))
+        for entry, python, own in zip(supervisor.plan, pythons, variables, strict=True)
     )
     return first, second
 
@@ -164,12 +175,17 @@ def _called(entry: Planned, python: str, request: Request) -> str:
 
 
 def _planned(
-    case_id: str, own: UserModule | None, request: Request, limits: LimitsConfig, machine: plan.Machine
+    case_id: str,
+    own: UserModule | None,
+    threads: int | None,
+    request: Request,
+    limits: LimitsConfig,
+    machine: plan.Machine,
 ) -> Planned:
     if own and not f"{case_id},".startswith(f"{own.model},"):
         case_id = f"{own.model},{case_id}"
     suite = plan.suite_of(case_id, request.preset)
-    suite = msgspec.structs.replace(suite, samples=request.samples, threads=request.threads or suite.threads)
+    suite = msgspec.structs.replace(suite, samples=request.samples, threads=[threads] if threads else suite.threads)
     entry, *others = plan.plan([suite], limits, machine, own)
     if others:
         raise UsageError(f"{case_id} matches {1 + len(others)} cases; add the batch size, as in {entry.case.case_id}")
@@ -213,7 +229,12 @@ def _versions(python: str) -> dict[str, str]:
 
 
 def _alternate(
-    supervisor: Supervisor, sides: tuple[Side, Side], request: Request, ratios: list[float], err: TextIO
+    supervisor: Supervisor,
+    sides: tuple[Side, Side],
+    request: Request,
+    decide: Decide | None,
+    ratios: list[float],
+    err: TextIO,
 ) -> Verdict:
     """Measure pair after pair, each in random order, until there is a verdict; append B over A of each to `ratios`."""
     with supervisor.session.measuring(ending()):
@@ -222,7 +243,9 @@ def _alternate(
             side.run_id = RunId.new()  # whatever it waited
         if _can_interleave(sides, supervisor):
             _interleave(sides)
-        min_effect = _min_effect(sides, request, supervisor.session.machine.device, err)
+        decide = decide or partial(
+            _verdict, request, _min_effect(sides, request, supervisor.session.machine.device, err)
+        )
         while True:
             turn = partial(_turn, number=len(ratios))
             with closing(supervisor.in_turn(random.sample(sides, 2), turn)) as running:
@@ -233,7 +256,7 @@ def _alternate(
                         return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
             ratios.append(effects.ratio(*(side.outcomes[-1].process for side in sides)))
             _tell(sides, ratios, request.pairs, time.monotonic() - started, err)
-            verdict = _verdict(ratios, request, min_effect)
+            verdict = decide(ratios)
             if verdict:
                 return verdict
 
@@ -263,10 +286,17 @@ def _min_effect(sides: Sequence[Side], request: Request, device: str, err: TextI
 
 
 def _turn(side: Side, number: int) -> Turn:
-    return Turn(side.planned, f"{side.run_id.run_id}.{number}", number, Compare(repeats=number == 0), side.python)
+    return Turn(
+        side.planned,
+        f"{side.run_id.run_id}.{number}",
+        number,
+        Compare(repeats=number == 0),
+        side.python,
+        side.variables,
+    )
 
 
-def _verdict(ratios: Sequence[float], request: Request, min_effect: float) -> Verdict | None:
+def _verdict(request: Request, min_effect: float, ratios: Sequence[float]) -> Verdict | None:
     if request.pairs is None:
         return effects.look(ratios, min_effect, request.comparisons)
     if len(ratios) < request.pairs:

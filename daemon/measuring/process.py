@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
@@ -44,10 +45,17 @@ class Child(Generic[T]):
     """
 
     def __init__(
-        self, module: str, job: Job, decoder: msgspec.json.Decoder[T], log: Path | None = None, python: str = ""
+        self,
+        module: str,
+        job: Job,
+        decoder: msgspec.json.Decoder[T],
+        log: Path | None = None,
+        python: str = "",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.rubbish: Rubbish | None = None
         self._log = log
+        self._variables = variables or {}
         self._is_closed = False
         self._mark = uuid.uuid4().hex
         self._temporary = Path(job.cache, "tmp")
@@ -77,7 +85,7 @@ class Child(Generic[T]):
                 stderr=out,
                 pass_fds=[write_end],
                 start_new_session=True,
-                env=environment(job.device, job.cache, job.gpu_uuid) | own,
+                env={**environment(job.device, job.cache, job.gpu_uuid), **self._variables, **own},
             )
         with suppress(OSError):  # it died at once, as below
             Path(f"/proc/{process.pid}/oom_score_adj").write_text(FIRST_TO_KILL)
@@ -155,7 +163,7 @@ class Child(Generic[T]):
 class Worker(Child[Message]):
     """A worker process: one process of a case. Its output goes to the log file."""
 
-    def __init__(self, job: Job, log: Path, python: str = "") -> None:
+    def __init__(self, job: Job, log: Path, python: str = "", variables: Mapping[str, str] | None = None) -> None:
         self._limits = job.limits
         self._runs_own = job.module is not None
         self._outcome: Outcome | None = None
@@ -165,7 +173,7 @@ class Worker(Child[Message]):
         self.done = ""
         self._log_path = log
         self._stage_since = time.monotonic()
-        super().__init__("benchd.daemon.worker", job, msgspec.json.Decoder(Message), log, python)
+        super().__init__("benchd.daemon.worker", job, msgspec.json.Decoder(Message), log, python, variables)
 
     def receive(self) -> bool:
         """Read what has arrived; return True after the outcome or at the end of the pipe."""

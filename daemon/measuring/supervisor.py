@@ -8,7 +8,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class Turn:
     """One process of a case, by its recipe; its raw times and its log are called `name`.
 
-    `python` is another interpreter.
+    `python` is another interpreter, and `variables` are set beside ours.
     """
 
     planned: Planned
@@ -48,6 +48,7 @@ class Turn:
     index: int
     recipe: Recipe
     python: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
     accuracy: ImageCount | None = None
 
     @property
@@ -284,7 +285,7 @@ class Supervisor:
         return Measure(idle_s, probes, counts=is_first)
 
     def _worker(self, job: Job, turn: Turn) -> Worker:
-        return Worker(job, self.session.output / "logs" / f"{job.raw_name}.log", turn.python)
+        return Worker(job, self.session.output / "logs" / f"{job.raw_name}.log", turn.python, turn.variables)
 
     def _with_samples(self, outcome: Outcome, turn: Turn) -> Outcome:
         session = self.session

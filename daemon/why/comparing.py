@@ -1,0 +1,220 @@
+"""The search over two environments with real processes: each step compares A with a mixture, and is kept in a log."""
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
+from benchd.daemon.journal import Journal, explaining
+from benchd.daemon.machine import identity
+from benchd.daemon.measuring import paired
+from benchd.daemon.measuring.paired import Decide, Request
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.shipping import race_log
+from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, look, paired_effect
+from benchd.daemon.verdicts.statistics import Interval
+from benchd.daemon.why import environments
+from benchd.daemon.why.environments import Difference, Side
+from benchd.daemon.why.search import MOST_PAIRS, Applied, Cause, Estimate, Search, Spread, placed
+
+LOG = "why.jsonl"
+CHANGES = ("faster", "slower")
+LEAST_SHARE = 0.15
+"""Of the whole effect: a smaller part of it is not searched."""
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """Differences that change the time together, and by what share of A's time, with its interval."""
+
+    differences: list[str]
+    share: float
+    interval: Interval
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Why B is slower or faster than A.
+
+    `verdict` is that of B, made of the packages and settings of both, against A; `outside` that of the environments as
+    they are, if only those differ. Each cost is of its differences alone, applied to A. Any of the `alternatives` alone
+    costs as much again. Noise, or mixtures that do not run, left a cause among the `unresolved`.
+    """
+
+    case_id: str
+    differences: list[str]
+    verdict: Verdict
+    outside: Verdict | None = None
+    causes: list[Cost] = []
+    alternatives: list[Cost] = []
+    unresolved: list[str] = []
+    comparisons: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether noise hides the answer."""
+        return self.verdict.answer == "inconclusive" or bool(self.unresolved)
+
+
+class _Line(Struct, frozen=True):
+    """A finished comparison: B over A of each pair, none if the mixture cannot run the case, and why."""
+
+    key: str
+    ratios: list[float]
+    reason: str = ""
+
+
+class Interrupted(BenchdError):
+    """A signal has ended the search; the same command goes on with it."""
+
+
+@dataclass
+class Explaining:
+    """A search in a session: one case under two environments; `request` holds all else that a comparison needs.
+
+    Each finished comparison is a line in `LOG`, where the same search finds it after an interrupt.
+    """
+
+    first: Side
+    second: Side
+    request: Request
+    session: Session
+    err: TextIO
+    _differences: dict[str, Difference] = field(default_factory=dict)
+    _spread: Spread = field(default_factory=Spread)
+    _folder: Path = Path()
+    _plain: str = ""
+    _done: int = 0
+    _reason: str = ""
+    _case_id: str = ""
+
+    def explain(self, originals: Sequence[str] = ()) -> Explanation:
+        """Search for the causes; raise Interrupted after a signal, UsageError for sides that do not differ.
+
+        `originals` are the interpreters of both sides, compared as they are if the mixtures of both do not differ.
+        """
+        differences, needs = environments.differences(self.first, self.second)
+        if not differences:
+            raise UsageError("both sides have the same packages, variables and threads: there is nothing to search")
+        self._differences = {difference.name: difference for difference in differences}
+        with explaining(Path("TMPDIR")), tempfile.TemporaryDirectory() as folder:
+            self._folder = Path(folder)
+            self._plain = environments.mixture(self._folder / "a", self.first.installed, [])
+            return self._explained(originals, needs)
+
+    def _explained(self, originals: Sequence[str], needs: Mapping[str, Applied]) -> Explanation:
+        names = list(self._differences)
+        self.err.write("".join(f"difference: {name}\n" for name in names))
+        ratios = self._compared(frozenset(names), self._looks)
+        if not ratios:
+            raise NotAvailable(f"{self._case_id}: {self._reason}")
+        verdict = self._verdict(ratios)
+        explanation = Explanation(case_id=self._case_id, differences=names, verdict=verdict)
+        if verdict.answer not in CHANGES:
+            outside = self._outside(originals) if originals and verdict.answer == "same" else None
+            return msgspec.structs.replace(explanation, outside=outside, comparisons=self._done)
+        self._spread.add(_logs(ratios))
+        effect = paired_effect(ratios).log_ratio
+        least = max(math.log1p(self.request.min_effect), LEAST_SHARE * abs(effect))
+        causes = Search(names, self._measure, least, needs).run(effect)
+        return msgspec.structs.replace(
+            explanation,
+            causes=[_cost(cause) for cause in causes.causes],
+            alternatives=[_cost(cause) for cause in causes.alternatives],
+            unresolved=list(causes.unresolved),
+            comparisons=self._done,
+        )
+
+    def _looks(self, ratios: Sequence[float]) -> Verdict | None:
+        return look(ratios, self.request.min_effect)
+
+    def _verdict(self, ratios: Sequence[float]) -> Verdict:
+        return judge(paired_effect(ratios), LOOK_ALPHA, self.request.min_effect, LOOK_ALPHA)
+
+    def _outside(self, originals: Sequence[str]) -> Verdict | None:
+        """Return the verdict on the environments as they are, if they differ."""
+        sides = (self.first, self.second)
+        ratios = self._pairs("the environments as they are", "originals", originals, sides, self._looks)
+        verdict = self._verdict(ratios) if ratios else None
+        return verdict if verdict and verdict.answer in CHANGES else None
+
+    def _measure(self, applied: Applied, low: float, high: float) -> Estimate | None:
+        def decide(ratios: Sequence[float]) -> Verdict | None:
+            if len(ratios) < 2:
+                return None
+            is_placed = placed(self._spread.of(_logs(ratios)), low, high, len(ratios)) is not None
+            return self._verdict(ratios) if is_placed or len(ratios) >= MOST_PAIRS else None
+
+        ratios = self._compared(applied, decide)
+        if not ratios:
+            return None
+        estimate = self._spread.of(_logs(ratios))
+        self._spread.add(_logs(ratios))
+        return estimate
+
+    def _compared(self, applied: Applied, decide: Decide) -> list[float]:
+        """Return the ratios of A with these differences over A as it is."""
+        chosen = [difference for name, difference in self._differences.items() if name in applied]
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            pythons = [self._plain, environments.mixture(Path(folder), self.first.installed, chosen)]
+            sides = (self.first, environments.mixed(self.first, self.second, chosen))
+            names = "; ".join(difference.name for difference in chosen)
+            what = f"{len(chosen)} of {len(self._differences)} applied: {names}"
+            return self._pairs(what, names, pythons, sides, decide)
+
+    def _pairs(
+        self, what: str, key: str, pythons: Sequence[str], sides: tuple[Side, Side], decide: Decide
+    ) -> list[float]:
+        """Return the ratios of a comparison, from the log if it has ended before; none if a side cannot run the case.
+
+        After a comparison that failed, `_reason` says why.
+        """
+        self._done += 1
+        self.err.write(f"comparison {self._done}, {what}\n")
+        request = replace(
+            self.request,
+            pythons=list(pythons),
+            variables=[side.variables for side in sides],
+            threads=[side.threads for side in sides],
+        )
+        planned = paired.planned_sides(request, self.session.config.limits, self.session.machine)
+        self._case_id = planned[0].case.case_id
+        environment, device_id = self.session.machine.environment(), identity.device_id(self.session.config.device.id)
+        shared = race_log.digest(planned, environment, device_id)
+        facts = (shared, self.first.identity, self.second.identity, key)
+        digest = hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
+        path = self.session.output / LOG
+        kept = next((line for line in _lines(path) if line.key == digest), None)
+        if kept is None:
+            comparison, code = paired.compare(request, planned, self.session, self.err, decide)
+            if code == 130:
+                raise Interrupted("interrupted; the same command goes on with this search")
+            reason = comparison.verdict.reason if code else ""
+            kept = _Line(digest, [] if code else comparison.ratios, reason)
+            with closing(Journal(path)) as written:
+                written.append(msgspec.json.encode(kept))
+        else:
+            self.err.write(f"    measured before: {kept.reason or f'{len(kept.ratios)} pairs'}\n")
+        self._reason = kept.reason
+        return kept.ratios
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    decoder = msgspec.json.Decoder(_Line)
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(msgspec.MsgspecError):  # cut off by a crash: measured again
+            yield decoder.decode(line)
+
+
+def _logs(ratios: Sequence[float]) -> list[float]:
+    return [math.log(ratio) for ratio in ratios]
+
+
+def _cost(cause: Cause) -> Cost:
+    return Cost(differences=list(cause.names), share=cause.cost.share, interval=cause.cost.interval)

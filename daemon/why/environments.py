@@ -1,0 +1,357 @@
+"""What two environments differ in, and mixtures of them: virtual environments made of links to installed packages.
+
+Each file of a chosen package is linked, by its RECORD, from where it is installed. So a mixture needs no index and no
+installer, is made in about a second, and nothing is written into either environment.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from graphlib import TopologicalSorter
+from pathlib import Path, PurePosixPath
+
+import msgspec
+from msgspec import Struct
+from packaging.requirements import InvalidRequirement, Requirement
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.machine import interpreter
+
+ABSENT = "absent"
+LISTING_S = 120.0
+INSTALL_S = 1800.0
+
+_LISTED = """
+import hashlib, json, os, sys
+from importlib.metadata import distributions
+packages = {}
+for each in distributions():
+    name, record = each.metadata["Name"], each.read_text("RECORD")
+    if not name or name in packages:  # the first on the path is the one that is imported
+        continue
+    packages[name] = {
+        "name": name,
+        "version": each.version,
+        "root": str(each.locate_file("")),
+        "files": [str(file) for file in each.files] if record else [],
+        "digest": hashlib.sha256("".join(sorted(
+            line for line in (record or "").splitlines() if ".dist-info/" not in line and not line.endswith(",,")
+        )).encode()).hexdigest(),
+        "requires": each.requires or [],
+    }
+base = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+print(json.dumps({"base": base, "version": sys.version.split()[0], "packages": list(packages.values())}))
+"""
+
+
+class Package(Struct, frozen=True):
+    """An installed distribution: its `files` lie under `root`, `digest` is of their hashes."""
+
+    name: str
+    version: str
+    root: str
+    files: list[str]
+    digest: str
+    requires: list[str] = []
+
+    @property
+    def key(self) -> str:
+        """The name as the packaging standards compare it."""
+        return re.sub(r"[-_.]+", "-", self.name).lower()
+
+
+class Installed(Struct, frozen=True):
+    """What an interpreter imports: the one that its environment was made from, its version and its packages."""
+
+    base: str
+    version: str
+    packages: list[Package]
+
+    @property
+    def by_name(self) -> dict[str, Package]:
+        """The packages by their `key`."""
+        return {package.key: package for package in self.packages}
+
+
+class Side(Struct, frozen=True):
+    """One of two environments: what is installed, the variables set for it, and its CPU threads."""
+
+    installed: Installed
+    variables: dict[str, str] = {}
+    threads: int | None = None
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What two searches must share for one to go on with the comparisons of the other."""
+        packages = sorted((package.key, package.version, package.digest) for package in self.installed.packages)
+        return (self.installed.base, self.installed.version, packages, sorted(self.variables.items()), self.threads)
+
+
+class Difference(Struct, frozen=True):
+    """What B has in place of A, as one candidate: packages that cannot be exchanged one by one, or a setting."""
+
+    name: str
+    packages: dict[str, Package | None] = {}
+    variable: str | None = None
+    threads: bool = False
+
+
+def installed(python: str) -> Installed:
+    """Return what an interpreter's environment contains; raise UsageError if it cannot be asked."""
+    try:
+        done = subprocess.run(
+            interpreter.of_code(_LISTED, python=python), capture_output=True, text=True, check=True, timeout=LISTING_S
+        )
+        return msgspec.json.decode(done.stdout, type=Installed)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--python {python}: {why}; give the interpreter of an environment") from error
+
+
+def with_pins(into: Installed, pins: Sequence[str], cache: Path, options: Sequence[str]) -> Installed:
+    """Return an environment with `name==version` in place of what it has, each installed once below `cache`.
+
+    `options` tell pip where the wheels come from. Raises UsageError for a wheel that cannot be installed.
+    """
+    packages = into.by_name
+    for pin in pins:
+        name, _, version = pin.partition("==")
+        wanted = Package(name, version, "", [], "")
+        present = packages.get(wanted.key)
+        if present is None or present.version != version:
+            packages[wanted.key] = _installed_pin(into, wanted, cache, options)
+    return msgspec.structs.replace(into, packages=list(packages.values()))
+
+
+def _installed_pin(into: Installed, wanted: Package, cache: Path, options: Sequence[str]) -> Package:
+    target = cache / f"{wanted.key}-{wanted.version}-{into.version.rpartition('.')[0]}"
+    if not target.is_dir():
+        if importlib.util.find_spec("pip") is None:
+            raise UsageError(f"pip, which installs {wanted.name}=={wanted.version}, is missing: python -m ensurepip")
+        unfinished = target.with_name(f"{target.name}.{os.getpid()}")
+        # its own configuration could name another index or pins
+        command = [sys.executable, "-m", "pip", "--isolated", "--python", into.base, "install", "--quiet", *options]
+        command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--target", str(unfinished)]
+        try:
+            environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
+            subprocess.run(
+                [*command, f"{wanted.name}=={wanted.version}"],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=INSTALL_S,
+                env=environment,
+            )
+        except subprocess.SubprocessError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            lines = str(getattr(error, "stderr", "") or error).strip().splitlines()
+            raise UsageError(f"{wanted.name}=={wanted.version} cannot be installed: {lines[-1]}") from error
+        unfinished.rename(target)
+    listed = interpreter.of_code(f"import sys; sys.path[:] = [{str(target)!r}, *sys.path]\n{_LISTED}", python=into.base)
+    done = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=LISTING_S)
+    packages = msgspec.json.decode(done.stdout, type=Installed).by_name
+    return packages[wanted.key]
+
+
+def pins(path: Path) -> list[str]:
+    """Return the `name==version` of each line of a lock file; raise UsageError that names a line with anything else."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    read = []
+    for number, line in enumerate(lines, 1):
+        pin = re.sub(r"\s--hash=\S+|\\$|(^|\s)#.*", "", line).partition(";")[0].strip()
+        if not pin or pin.startswith("--hash"):
+            continue
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(\[[\w,.-]*\])?==[\w.!+-]+", pin):
+            raise UsageError(f"{path}:{number}: {line.strip()[:80]!r}: expected NAME==VERSION, as pip freeze writes")
+        read.append(re.sub(r"\[.*\]", "", pin))
+    return read
+
+
+def variables(path: Path) -> dict[str, str]:
+    """Return the `NAME=VALUE` lines of a file; raise UsageError that names a line with anything else."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    read = {}
+    for number, line in enumerate(lines, 1):
+        name, equals, value = line.strip().partition("=")
+        if not name or name.startswith("#"):
+            continue
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise UsageError(f"{path}:{number}: {line.strip()[:80]!r}: expected NAME=VALUE")
+        read[name] = value
+    return read
+
+
+def differences(first: Side, second: Side) -> tuple[list[Difference], dict[str, Set[str]]]:
+    """Return what distinguishes B from A, each after what it needs, and by name all that each needs.
+
+    Raises UsageError for interpreters whose packages cannot be exchanged, and packages without a list of their files.
+    """
+    a, b = first.installed, second.installed
+    if a.version.rpartition(".")[0] != b.version.rpartition(".")[0]:
+        raise UsageError(
+            f"the sides run Python {a.version} and {b.version}, whose packages cannot be mixed: make both environments "
+            "with one Python"
+        )
+    changed = _changed(a, b)
+    groups, needs = _groups(a, b, changed)
+    found = [Difference(_named(a, b, group), {name: b.by_name.get(name) for name in group}) for group in groups]
+    names = {name: difference.name for difference in found for name in difference.packages}
+    needed: dict[str, Set[str]] = {
+        difference.name: {names[other] for name in difference.packages for other in needs[name]} - {difference.name}
+        for difference in found
+    }
+    return [*_settings(first, second), *found], needed
+
+
+def _changed(a: Installed, b: Installed) -> list[str]:
+    before, after = a.by_name, b.by_name
+    changed = [name for name in sorted({*before, *after}) if _identity(before.get(name)) != _identity(after.get(name))]
+    for name in changed:
+        for package in filter(None, (before.get(name), after.get(name))):
+            if not package.files:
+                raise UsageError(
+                    f"{package.name} {package.version} in {package.root} was not installed by pip, so its files are "
+                    "unknown: install it with pip in both environments"
+                )
+    return changed
+
+
+def _identity(package: Package | None) -> tuple[str, str] | None:
+    return (package.version, package.digest) if package else None
+
+
+def _settings(first: Side, second: Side) -> Iterator[Difference]:
+    for name in sorted({*first.variables, *second.variables}):
+        before, after = first.variables.get(name, ABSENT), second.variables.get(name, ABSENT)
+        if before != after:
+            yield Difference(f"{name} {before} → {after}", variable=name)
+    if first.threads != second.threads:
+        yield Difference(f"threads {first.threads or 'all'} → {second.threads or 'all'}", threads=True)
+
+
+def _named(a: Installed, b: Installed, group: Sequence[str]) -> str:
+    words = []
+    for name in group:
+        before, after = a.by_name.get(name), b.by_name.get(name)
+        versions = [package.version if package else ABSENT for package in (before, after)]
+        words.append(
+            f"{name} {' → '.join(versions)}" if len({*versions}) == 2 else f"{name} {versions[0]}, other files"
+        )
+    return " + ".join(words)
+
+
+def _groups(a: Installed, b: Installed, changed: Sequence[str]) -> tuple[list[tuple[str, ...]], dict[str, Set[str]]]:
+    """Return the changed packages by what is exchanged at once, in an order in which each can be, and their needs."""
+    direct: dict[str, set[str]] = {name: set() for name in changed}
+    for name in changed:
+        for other in _unmet(b, name, a, changed):
+            direct[name].add(other)  # B's version of name refuses A's of other
+        for other in _unmet(a, name, b, changed):
+            direct[other].add(name)  # A's version of name refuses B's of other
+    reached: dict[str, Set[str]] = {name: _reached(name, direct) for name in changed}
+    groups = {
+        tuple(sorted(other for other in reached[name] | {name} if name in reached[other] or other == name))
+        for name in changed
+    }
+    group_of = {name: group for group in groups for name in group}
+    graph = {
+        group: {group_of[other] for name in group for other in reached[name]} - {group} for group in sorted(groups)
+    }
+    return list(TopologicalSorter(graph).static_order()), reached
+
+
+def _reached(name: str, direct: Mapping[str, Set[str]]) -> set[str]:
+    reached, left = set[str](), [name]
+    while left:
+        new = direct[left.pop()] - reached
+        reached |= new
+        left += new
+    return reached
+
+
+def _unmet(own: Installed, name: str, other: Installed, changed: Sequence[str]) -> Iterator[str]:
+    """Yield what `name` of one side requires that the other side's package is not, and its own side's is."""
+    package, here, there = own.by_name.get(name), own.by_name, other.by_name
+    for text in package.requires if package else ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue  # an old package's; a mixture that it breaks does not run
+        required = Package(requirement.name, "", "", [], "").key
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        is_met = _meets(requirement, here.get(required))  # what its own side breaks already binds nothing
+        if required in changed and applies and is_met and not _meets(requirement, there.get(required)):
+            yield required
+
+
+def _meets(requirement: Requirement, package: Package | None) -> bool:
+    return package is not None and requirement.specifier.contains(package.version, prereleases=True)
+
+
+def mixed(first: Side, second: Side, applied: Sequence[Difference]) -> Side:
+    """Return A with the settings of B that are among these differences."""
+    variables, threads = dict(first.variables), first.threads
+    for difference in applied:
+        if difference.variable in second.variables:
+            variables[difference.variable] = second.variables[difference.variable]
+        elif difference.variable:
+            variables.pop(difference.variable, None)
+        threads = second.threads if difference.threads else threads
+    return Side(first.installed, variables, threads)
+
+
+def mixture(folder: Path, first: Installed, applied: Iterable[Difference]) -> str:
+    """Make an environment of A with these differences in `folder`, and return its interpreter."""
+    packages: dict[str, Package | None] = {**first.by_name}
+    for difference in applied:
+        packages |= difference.packages
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(first.base)
+    home = Path(first.base).parent
+    (folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n", encoding="utf-8")
+    version = ".".join(first.version.split(".")[:2])
+    target = folder / "lib" / f"python{version}" / "site-packages"
+    target.mkdir(parents=True)
+    for package in packages.values():
+        if package:
+            _link(package, target)
+    return str(python)
+
+
+def _link(package: Package, target: Path) -> None:
+    made = set[Path]()
+    for file in package.files:
+        relative = PurePosixPath(file)
+        if relative.is_absolute() or ".." in relative.parts:
+            continue  # a command in bin, which no worker starts
+        source, link = Path(package.root, relative), target / relative
+        for origin, place in ((source, link), (_bytecode(source), _bytecode(link))):
+            if place.parent not in made:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                made.add(place.parent)
+            _linked(origin, place)
+
+
+def _bytecode(path: Path) -> Path:
+    """Return where Python keeps a module compiled, which an installer's list may lack; any other file is its own."""
+    return Path(importlib.util.cache_from_source(str(path))) if path.suffix == ".py" else path
+
+
+def _linked(origin: Path, place: Path) -> None:
+    if place.exists() or not origin.is_file():
+        return
+    try:
+        os.link(origin, place)
+    except OSError:  # another file system, or another user's file
+        place.symlink_to(origin)

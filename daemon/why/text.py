@@ -1,0 +1,47 @@
+"""What a search found, in sentences."""
+
+from collections.abc import Iterator
+
+from benchd.daemon.verdicts.effects import Verdict
+from benchd.daemon.verdicts.statistics import Interval
+from benchd.daemon.why.comparing import CHANGES, Cost, Explanation
+
+
+def lines(explanation: Explanation) -> Iterator[str]:
+    """Yield the lines that answer why B is slower or faster than A."""
+    verdict = explanation.verdict
+    if verdict.answer not in CHANGES:
+        same = verdict.answer == "same"
+        yield "no difference reproduced: " + ("both sides are equally fast" if same else f"undecided: {verdict.reason}")
+        if explanation.outside:
+            yield (
+                f"but the environments as they are differ: B is {_changed(explanation.outside)}, by something outside "
+                "their packages, such as the interpreter or a file that belongs to none"
+            )
+        return
+    yield f"{explanation.case_id}: B is {_changed(verdict)}"
+    for cause in explanation.causes:
+        together = "together" if len(cause.differences) > 1 else "alone"
+        yield f"  {' and '.join(cause.differences)}, {together}: {_share(cause.share, cause.interval)}"
+    for cause in explanation.alternatives:
+        yield f"  without that, it would be {_named(cause)}: {_share(cause.share, cause.interval)}"
+    if explanation.unresolved:
+        yield f"  the cause is among: {'; '.join(explanation.unresolved)}"
+        yield "  noise, or mixtures of these that do not run, hide which: repeat on a quiet machine"
+    elif not explanation.causes:
+        yield "  no difference alone costs that much again: the effect did not last through the search"
+    yield f"{explanation.comparisons} comparisons; all together err in 2 %"
+
+
+def _changed(verdict: Verdict) -> str:
+    if verdict.effect is None or verdict.interval is None:
+        raise ValueError("a change has an effect")
+    return f"{verdict.answer}: {_share(verdict.effect, verdict.interval)}"
+
+
+def _named(cause: Cost) -> str:
+    return " and ".join(cause.differences)
+
+
+def _share(share: float, interval: Interval) -> str:
+    return f"{100 * share:+.1f} % [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"

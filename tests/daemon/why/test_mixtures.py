@@ -1,0 +1,124 @@
+"""What two environments differ in, and mixtures of them, with real interpreters and planted packages."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packages_made import environment, package
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.why import environments
+from benchd.daemon.why.environments import Side
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """Return a function that plants packages, `name=version` or `name=(version, [requirement])`, as one side."""
+
+    def side(name, **versions):
+        folder = tmp_path / name
+        pairs = {each: (given, []) if isinstance(given, str) else given for each, given in versions.items()}
+        packages = [package(folder, each, *given) for each, given in pairs.items()]
+        return Side(environment(packages))
+
+    return side
+
+
+def names(found):
+    return [difference.name for difference in found[0]]
+
+
+def test_versions_absence_and_other_files_of_one_version_are_differences(planted):
+    a, b = planted("a", same="1.0", newer="1.0", gone="1.0"), planted("b", same="1.0", newer="2.0", added="3.0")
+    changed = package(Path(a.installed.packages[0].root).with_name("c"), "same", "1.0", content="# edited\n")
+    others = [each for each in b.installed.packages if each.name != "same"]
+    found = environments.differences(a, Side(environment([changed, *others])))
+    assert sorted(names(found)) == [
+        "added absent → 3.0",
+        "gone 1.0 → absent",
+        "newer 1.0 → 2.0",
+        "same 1.0, other files",
+    ]
+    assert environments.differences(a, a)[0] == []
+
+
+def test_packages_that_refuse_each_others_versions_are_one_difference_and_a_need_is_known(planted):
+    a = planted("a", torch=("1.0", []), vision=("1.0", ["torch==1.0"]), numpy="1.0", user="1.0")
+    b = planted("b", torch=("2.0", ["numpy>=2"]), vision=("2.0", ["torch==2.0"]), numpy="2.0", user="2.0")
+    found, needs = environments.differences(a, b)
+    both = "torch 1.0 → 2.0 + vision 1.0 → 2.0"
+    assert names((found,)).index("numpy 1.0 → 2.0") < names((found,)).index(both)
+    assert {name for name, needed in needs.items() if needed} == {both}
+    assert needs[both] == {"numpy 1.0 → 2.0"}
+
+
+def test_variables_and_threads_are_differences_and_can_be_taken_over_one_by_one(planted):
+    a, b = planted("a"), planted("b")
+    a = Side(a.installed, {"OMP_NUM_THREADS": "2", "ONLY_A": "1"}, 2)
+    b = Side(b.installed, {"OMP_NUM_THREADS": "1"}, 1)
+    found, _ = environments.differences(a, b)
+    assert names((found,)) == ["OMP_NUM_THREADS 2 → 1", "ONLY_A 1 → absent", "threads 2 → 1"]
+    assert environments.mixed(a, b, found[:1]).variables == {"OMP_NUM_THREADS": "1", "ONLY_A": "1"}
+    assert environments.mixed(a, b, found) == Side(a.installed, b.variables, 1)
+
+
+def test_a_mixture_imports_the_chosen_packages_alone_and_leaves_both_sides_as_they_were(planted, tmp_path):
+    a, b = planted("a", old="1.0", kept="1.0"), planted("b", old="2.0", kept="1.0", added="1.0")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.py")}
+    found, _ = environments.differences(a, b)
+    chosen = [difference for difference in found if difference.name.startswith("old")]
+    python = environments.mixture(tmp_path / "mixture", a.installed, chosen)
+    code = "import importlib.metadata as m; print({d.metadata['Name']: d.version for d in m.distributions()})"
+    done = subprocess.run(
+        [python, "-c", f"import old; print(old.VERSION); {code}"], capture_output=True, text=True, check=True
+    )
+    assert (
+        done.stdout == "2.0\n{'old': '2.0', 'kept': '1.0'}\n" or done.stdout == "2.0\n{'kept': '1.0', 'old': '2.0'}\n"
+    )
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_this_environment_can_be_made_again(tmp_path):
+    here = environments.installed(sys.executable)
+    python = environments.mixture(tmp_path / "mixture", here, [])
+    again = environments.installed(python)
+    assert again.version == here.version
+    assert {each.key: each.version for each in again.packages} == {
+        each.key: each.version for each in here.packages if each.files
+    }
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "told"),
+    [
+        (environments.pins, "numpy>=1\n", "lock:1: 'numpy>=1': expected NAME==VERSION, as pip freeze writes"),
+        (environments.pins, "\n-e .\n", "lock:2: '-e .': expected NAME==VERSION"),
+        (environments.variables, "OMP\n", "lock:1: 'OMP': expected NAME=VALUE"),
+        (environments.variables, "A=1\n2B=3\n", "lock:2: '2B=3': expected NAME=VALUE"),
+    ],
+)
+def test_a_line_of_another_kind_is_named(read, text, told, tmp_path):
+    path = tmp_path / "lock"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        read(path)
+    assert told in str(refused.value)
+
+
+def test_the_lines_of_a_lock_file_are_read_with_their_comments_hashes_and_markers(tmp_path):
+    path = tmp_path / "lock"
+    path.write_text(
+        "# comment\nnumpy==2.0.1 \\\n    --hash=sha256:abc\nuvicorn[standard]==0.3 ; python_version > '3'\n"
+    )
+    assert environments.pins(path) == ["numpy==2.0.1", "uvicorn==0.3"]
+
+
+def test_interpreters_of_two_versions_and_packages_without_a_list_of_files_are_refused(planted):
+    a, b = planted("a", one="1.0"), planted("b", one="2.0")
+    other = Side(environment([], version="3.9.1"))
+    with pytest.raises(UsageError, match=r"make both environments with one Python"):
+        environments.differences(a, other)
+    unlisted = [package(Path(each.root), each.name, each.version, listed=False) for each in b.installed.packages]
+    with pytest.raises(UsageError, match=r"one 2.0 in .* was not installed by pip"):
+        environments.differences(a, Side(environment(unlisted)))
