@@ -2,8 +2,8 @@
 
     probes       the machine's rates and its fingerprint
     correctness  the kernels and the models against their equations, by the test suite
-    kernels      each op at several batch sizes against its reference, torch, torch.compile and installed peers, on a
-                 GPU also in CUDA graphs
+    kernels      each op at several batch sizes against torch, torch.compile and installed peers, on a GPU also
+                 in CUDA graphs
     engines      on a GPU the engines of the races below, which find them in the store
     models       each model's variants against each other and against peers; on a GPU, without --variant, those of RACED
     records      each variant in a process of its own: energy, clocks, memory, check, floor

@@ -1,4 +1,4 @@
-"""Races our kernels against their reference, torch, torch.compile and peers that are installed: `make bench-kernels`.
+"""Races our kernels against torch, torch.compile and peers that are installed: `make bench-kernels`.
 
 Every contender first computes the op's answer, which is compared with the equation's, then all are timed in turns in
 one process. Ratios are times over ours: 8 means that ours is eight times faster.
@@ -77,7 +77,7 @@ def main(
     output: Annotated[Path | None, typer.Option(help="Append one JSON line a contender there.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Print the ops with their shapes and stop.")] = False,
 ) -> None:
-    """Race our kernels against their reference, torch and the peers that are installed."""
+    """Race our kernels against torch and the peers that are installed."""
     if list_:
         _print_ops()
         return
@@ -163,7 +163,6 @@ def _entrants(
     if own is not None:
         prepared["yours"] = lambda: lambda: own(**problem.arguments)
     prepared["torch"] = lambda: problem.call("torch")
-    prepared["reference"] = lambda: problem.call("reference")
     if compiled:
         prepared["torch.compile"] = lambda: compiled_call(problem.call("torch"))
     prepared |= {name: functools.partial(peer, problem.arguments) for name, peer in problem.peers.items()}

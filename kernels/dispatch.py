@@ -10,7 +10,7 @@ from torch import Tensor
 
 Kernel = Literal["native", "triton"]
 
-IMPLEMENTATIONS = {"reference": "reference", "torch": "torch_impl", "triton": "triton_impl", "native": "native"}
+IMPLEMENTATIONS = {"torch": "torch_impl", "triton": "triton_impl", "native": "native"}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton kernels run on the CPU, slowly
 
 _WORDS = {"native": "native", "triton": "Triton"}
@@ -95,7 +95,7 @@ def load_all(package: str) -> None:
 
     Triton's is included only if its kernels can run, so that a CPU-only machine need not wait for its import.
     """
-    for implementation in ("reference", "torch", "native"):
+    for implementation in ("torch", "native"):
         load(package, implementation)
     if torch.cuda.is_available() or INTERPRETED:
         with suppress(Unavailable):  # a missing one is reported when requested

@@ -31,8 +31,8 @@ _OVERLOADS = {"native": "default", "triton": "interpreted" if INTERPRETED else "
 class Op(Generic[Given, Made]):
     """The op `benchd::name` and its implementations, each a function of one NamedTuple: the op's arguments.
 
-    Torch's dispatcher chooses the kernel ("native", "triton"); "torch" and "reference" are functions that compilers
-    trace through. op[kernel] is torch's own op.
+    Torch's dispatcher chooses the kernel ("native", "triton"); "torch" is a function that compilers trace through.
+    op[kernel] is torch's own op.
     """
 
     def __init__(

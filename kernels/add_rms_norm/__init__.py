@@ -22,11 +22,11 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (normed, residual'), both (..., dim).
 
-    hidden and residual (..., dim); without a residual, residual' is hidden, widened; weight (dim,). "reference" and
-    "torch" are differentiable in every tensor, and with nothing to add or widen they return hidden itself as residual'.
-    Raises TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second device or an
-    unknown implementation, and dispatch.Unavailable where the implementation cannot run here: "native" and "triton"
-    neither learn nor compute in float64, and a row of "triton" has at most 8192 numbers.
+    hidden and residual (..., dim); without a residual, residual' is hidden, widened; weight (dim,). "torch" is
+    differentiable in every tensor, and with nothing to add or widen it returns hidden itself as residual'. Raises
+    TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second device or an unknown
+    implementation, and dispatch.Unavailable where the implementation cannot run here: "native" and "triton" neither
+    learn nor compute in float64, and a row of "triton" has at most 8192 numbers.
     """
     _check(hidden, residual, weight)
     return norm_op("add_rms_norm", implementation, Norm(hidden, residual, weight, eps))

@@ -30,10 +30,10 @@ def causal_conv1d(
 ) -> Tensor:
     """Return y (batch, length, channels) in the dtype of x.
 
-    x (batch, length, channels); weight (channels, width); bias (channels,). "reference" and "torch" are differentiable
-    in every tensor. Raises TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second
-    device, an unknown activation or implementation, and dispatch.Unavailable where the implementation cannot run here:
-    "native" and "triton" neither learn nor compute in float64.
+    x (batch, length, channels); weight (channels, width); bias (channels,). "torch" is differentiable in every tensor.
+    Raises TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second device, an unknown
+    activation or implementation, and dispatch.Unavailable where the implementation cannot run here: "native" and
+    "triton" neither learn nor compute in float64.
     """
     _check("causal_conv1d", (), x, weight, bias, activation)
     return conv_op("causal_conv1d", implementation, Conv(x, weight, bias, activation == "silu", reverse))

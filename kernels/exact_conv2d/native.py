@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from benchd.kernels import compiler
-from benchd.kernels.dispatch import Unavailable, require_device, require_inference
-from benchd.kernels.exact_conv2d.whole import Convolution, PackedDigits
+from benchd.kernels.exact_conv2d.whole import PackedDigits
 from benchd.kernels.op import is_watched, op
 from benchd.kernels.spike_conv2d.native import laid_out
 
@@ -22,19 +21,15 @@ _GATHERED = 2**19
 _DEPTH, _ROWS = 64, 16
 
 
-def exact_conv2d(given: Convolution) -> Tensor | None:
-    """Return y, channels last, or None as the public op; Unavailable for a gradient, a GPU or an old CPU."""
-    require_device("exact_conv2d", "native", given.x)
-    require_inference("exact_conv2d", "native", given.x, given.weight, given.bias)
-    if not paths():
-        raise Unavailable("exact_conv2d: this CPU has no AMX, VNNI or dot product of bytes")
-    return convolved(given.x, *given[2:])
-
-
 def convolved(
     x: Tensor, bias: Tensor | None, packed: PackedDigits, scale: Tensor, largest: int, stride: int, padding: int
 ) -> Tensor | None:
-    """Return what `exact_conv2d` does for callers that know that it can run: checks cost as much as a small layer."""
+    """Return y (N, O, H', W') in float32, channels last; None if not all of x are `scale` times whole numbers.
+
+    x (N, C, H, W) in float32 is fastest channels last, bias (O,), scale has one element, and `packed` is `pack` of a
+    weight. Numbers count up to `largest`, at most LARGEST_CODE; times the window's size it is at most MOST_PRODUCTS,
+    which is not checked: checks cost as much as a small layer. Inference only, on a CPU that has one of `paths`.
+    """
     if x.shape[1] * packed.window[1] * packed.window[2] != packed.depth:
         raise ValueError(f"exact_conv2d: a window of {packed.depth} numbers does not fit x {tuple(x.shape)}")
     tensors = x, packed.digits, packed.unit, compiler.in_dtype(scale), bias
@@ -46,13 +41,13 @@ def convolved(
 @cache
 def paths() -> tuple[str, ...]:
     """Return the instructions that this CPU has and the system permits, the fastest first."""
-    return _named(_found()[0])
+    return _named(_by_bits()[0])
 
 
 @cache
 def refused() -> tuple[str, ...]:
     """Return the instructions that this CPU has and the system refuses to this process."""
-    return _named(_found()[1])
+    return _named(_by_bits()[1])
 
 
 def _named(bits: int) -> tuple[str, ...]:
@@ -60,7 +55,7 @@ def _named(bits: int) -> tuple[str, ...]:
 
 
 @cache
-def _found() -> tuple[int, int]:
+def _by_bits() -> tuple[int, int]:
     supported, refused = ctypes.c_int64(), ctypes.c_int64()
     _library().exact_paths(ctypes.byref(supported), ctypes.byref(refused))
     return supported.value, refused.value

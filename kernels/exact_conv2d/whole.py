@@ -1,7 +1,6 @@
 """Weights as whole numbers of a unit, one per output channel, and as the digits that the native kernel reads."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -30,19 +29,6 @@ class PackedDigits(NamedTuple):
     window: tuple[int, int, int]
     depth: int
     per_weight: int
-
-
-class Convolution(NamedTuple):
-    """What is computed: x (N, C, H, W) is `scale` times codes up to `largest`, weight (O, C, kh, kw), bias (O,)."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    packed: PackedDigits
-    scale: Tensor
-    largest: int
-    stride: int
-    padding: int
 
 
 def whole(weight: Tensor, per_weight: int = 3) -> tuple[Tensor, Tensor]:
@@ -76,35 +62,3 @@ def pack(weight: Tensor, per_weight: int = 3) -> PackedDigits:
     digits = blocks.permute(4, 1, 0, 5, 2, 6, 3).flatten(2, 3).contiguous()
     unit = functional.pad(unit, (0, by_code.shape[1] - out_channels))
     return PackedDigits(digits, unit, (out_channels, *weight.shape[2:]), depth, per_weight)
-
-
-def number(sums: Tensor, lower: Tensor, factor: Tensor) -> Tensor:
-    """Return what the native kernel makes of exact sums (..., O, H, W): `lower` are those of the lowest digit."""
-    upper = ((sums - lower) / 256).float()
-    return (upper * 256 + lower.float()) * factor[:, None, None]
-
-
-def lowest(numbers: Tensor) -> Tensor:
-    """Return the lowest digit of whole weights, -128 to 127."""
-    return (numbers + 128).remainder(256) - 128
-
-
-def of_sums(given: Convolution, convolve: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
-    """Return y by exact sums, which `convolve` makes of codes and whole weights in float64; None without codes.
-
-    Only the digits per weight are read from `packed`.
-    """
-    codes = codes_of(given.x, given.scale, given.largest)
-    if codes is None:
-        return None
-    numbers, unit = whole(given.weight, given.packed.per_weight)
-    y = number(convolve(codes, numbers), convolve(codes, lowest(numbers)), unit * given.scale)
-    return y if given.bias is None else y + given.bias[:, None, None]
-
-
-def codes_of(x: Tensor, scale: Tensor, largest: int) -> Tensor | None:
-    """Return x / scale in float64 if all of them are whole up to `largest`, else None."""
-    ratio = x * (1 / scale)
-    codes = ratio.round()
-    right = ((ratio - codes).abs() <= 2.0**-10) & (codes.abs() <= largest)
-    return codes.double() if right.all() else None

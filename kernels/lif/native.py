@@ -1,6 +1,6 @@
 """LIF in C on the CPU: one pass over the currents, with the membranes in registers.
 
-Float32 and float64 are computed as they are and half currents as float32, so spikes equal the reference's bit for bit.
+Float32 and float64 are computed as they are and half currents as float32, so spikes are the equation's bit for bit.
 A current expanded over T is read as one step, never copied out.
 
 A neuron that receives one current at all steps and is reset to 0 is then where it began: with d the step of its first

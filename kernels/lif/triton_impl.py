@@ -1,8 +1,8 @@
 """LIF in Triton: a program keeps the membranes of its neurons in registers over all T steps.
 
-The membrane is float32 and nothing is fused into a multiply-add, so spikes equal the
-reference's bit for bit. Loops over T are unrolled, one compilation per T, and read step t + 1 before they store step t:
-no load may move above a store to memory that might be its own. A current expanded over T is read once.
+The membrane is float32 and nothing is fused into a multiply-add, so spikes are those of the equation bit for bit.
+Loops over T are unrolled, one compilation per T, and read step t + 1 before they store step t: no load may move above a
+store to memory that might be its own. A current expanded over T is read once.
 """
 
 from collections.abc import Mapping

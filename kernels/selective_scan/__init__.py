@@ -53,10 +53,10 @@ def selective_scan(
 ) -> Tensor:
     """Return y (batch, L, E) in the dtype of u.
 
-    u, delta, z (batch, L, E); A (E, N), negative; B, C (batch, L, N); D, delta_bias (E,). "reference" and "torch" are
-    differentiable in every tensor, once. Raises TypeError for a tensor that is not floating point, ValueError for a
-    wrong shape, a second device, an unknown form or implementation, and dispatch.Unavailable where the implementation
-    cannot run here: "native" and "triton" neither learn nor compute in float64.
+    u, delta, z (batch, L, E); A (E, N), negative; B, C (batch, L, N); D, delta_bias (E,). "torch" is differentiable in
+    every tensor, once. Raises TypeError for a tensor that is not floating point, ValueError for a wrong shape, a second
+    device, an unknown form or implementation, and dispatch.Unavailable where the implementation cannot run here:
+    "native" and "triton" neither learn nor compute in float64.
     """
     _check_form("selective_scan", form)
     _check("selective_scan", (), u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)

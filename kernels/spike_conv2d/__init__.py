@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from benchd.kernels.dispatch import Unavailable, chosen, require_convolution, require_floats
-from benchd.kernels.spike_conv2d import native, reference, torch_impl
+from benchd.kernels.spike_conv2d import native, torch_impl
 from benchd.kernels.spike_conv2d.native import pack
 from benchd.kernels.spike_conv2d.packed_weights import PackedWeight, skips_zeros_in
 
 __all__ = ["PackedWeight", "pack", "skips_zeros_in", "spike_conv2d"]
 
-_FUNCTIONS = {"reference": reference.spike_conv2d, "torch": torch_impl.spike_conv2d, "native": native.spike_conv2d}
+_FUNCTIONS = {"torch": torch_impl.spike_conv2d, "native": native.spike_conv2d}
 
 
 def spike_conv2d(
@@ -47,10 +47,10 @@ def spike_conv2d(
 
     x (N, C, H, W) is fastest channels last; weight (O, C, kh, kw); bias (O,). `packed` is `pack(weight)`, for callers
     that keep it; without it "native" packs in each call. "native" multiplies nothing by a zero of x, not even an
-    infinite weight; a NaN in x is kept. "reference" and "torch" are differentiable. Raises TypeError for a tensor that
-    is not floating point, ValueError for a wrong shape or a second device, and dispatch.Unavailable where the
-    implementation cannot run here: "native" neither learns nor computes in float64, and on a GPU there is none but
-    "torch", because skipping zeros would leave its matrix units idle.
+    infinite weight; a NaN in x is kept. "torch" is differentiable. Raises TypeError for a tensor that is not floating
+    point, ValueError for a wrong shape or a second device, and dispatch.Unavailable where the implementation cannot run
+    here: "native" neither learns nor computes in float64, and on a GPU there is none but "torch", because skipping
+    zeros would leave its matrix units idle.
     """
     require_floats("spike_conv2d", x=x, weight=weight, bias=bias, packed=packed)
     if stride < 1 or padding < 0:

@@ -38,10 +38,10 @@ def stbif(
     """Return q as int8 ("codes", no gradient) or s * q in the dtype of `current` ("values"), shaped (T, ...).
 
     `threshold` is a positive float or a tensor of one element on the device of `current`. "values" are differentiable
-    in both, those of "reference" aside: the comparisons v >= s and v < 0 take the derivative of sigmoid(4 x / s), which
-    is (4 / s) sig (1 - sig); the bounds on the tracer are constants. Raises TypeError for a current that is not
-    floating point, ValueError for one without time steps, a threshold that is not one positive number, bounds that do
-    not hold 0, or an unknown output or implementation, and dispatch.Unavailable where the implementation cannot run.
+    in both: the comparisons v >= s and v < 0 take the derivative of sigmoid(4 x / s), which is (4 / s) sig (1 - sig);
+    the bounds on the tracer are constants. Raises TypeError for a current that is not floating point, ValueError for
+    one without time steps, a threshold that is not one positive number, bounds that do not hold 0, or an unknown output
+    or implementation, and dispatch.Unavailable where the implementation cannot run.
     """
     _check_steps("stbif", current)
     _check_neuron(threshold, pos_max, neg_min, output)
@@ -84,9 +84,9 @@ def max_pool_delta(
 
     (T, B, C, H, W) to (T, B, C, H', W') with H' = (H + 2 padding - kernel_size) // stride + 1, in the dtype of
     `values`; windows are square, padding is never the largest. A is summed in float64 and rounded to float32 for
-    float16, bfloat16 and float32 values. Differentiable, "reference" aside: the first of equals in a window takes all.
-    Raises TypeError for values that are not floating point, ValueError for another number of dimensions, no time steps
-    or windows that do not fit, and dispatch.Unavailable as `stbif` does.
+    float16, bfloat16 and float32 values. Differentiable: the first of equals in a window takes all. Raises TypeError
+    for values that are not floating point, ValueError for another number of dimensions, no time steps or windows that
+    do not fit, and dispatch.Unavailable as `stbif` does.
     """
     _check_steps("max_pool_delta", values)
     _check_windows(values, kernel_size, stride, padding)

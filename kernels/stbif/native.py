@@ -1,6 +1,6 @@
 """ST-BIF and the max pool of running sums in C on the CPU: one pass, with the state in the cache, and its gradient.
 
-Float32 and float64 are computed as they are and half tensors as float32, so codes equal the reference's bit for bit.
+Float32 and float64 are computed as they are and half tensors as float32, so codes are the equation's bit for bit.
 The forward pass keeps nothing for a gradient: backwards, a tile of neurons fires once more while it is in the cache.
 """
 

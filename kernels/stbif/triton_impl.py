@@ -1,10 +1,10 @@
 """ST-BIF and the max pool of running sums in Triton, with gradients: a program walks T with its state in registers.
 
-State is float32, or float64 for float64 tensors, and nothing is fused into a multiply-add, so codes equal the
-reference's bit for bit. The forward pass keeps nothing for a gradient: backwards, a block of neurons fires once more
-and leaves its membranes where their gradients will be, the codes beside them. Loops over the T of a neuron are
-unrolled, one compilation per T, and read step t + 1 before they store step t: the compiler moves no load above a store
-that might alias it.
+State is float32, or float64 for float64 tensors, and nothing is fused into a multiply-add, so codes are the
+equation's bit for bit. The forward pass keeps nothing for a gradient: backwards, a block of neurons fires once more and
+leaves its membranes where their gradients will be, the codes beside them. Loops over the T of a neuron are unrolled,
+one compilation per T, and read step t + 1 before they store step t: the compiler moves no load above a store that might
+alias it.
 
 The pool sums each pixel once, in a separate launch, because float64 is slow on a GPU (1/64 of float32 on Orin): summing
 per window, with 3x3 windows and stride 2, would add every pixel 2.25 times.

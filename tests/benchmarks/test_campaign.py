@@ -40,6 +40,7 @@ def run(tmp_path, child_environment):
     return start
 
 
+@pytest.mark.slow
 def test_stages_leave_their_files_the_page_tells_them_and_a_part_that_fails_is_named_alone(run):
     ops = ("--op", "nonsense", "--op", "add_rms_norm")
     done, folder = run("--stage", "probes", "--stage", "kernels", *ops, "--batch-size", "1")

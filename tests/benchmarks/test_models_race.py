@@ -1,9 +1,6 @@
 """The race of models: who runs is checked first, who cannot is named, and peers compute what our models compute."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,25 +17,23 @@ from benchmarks.peer_models import (
 )
 from benchmarks.peers import Missing
 
-ROOT = Path(__file__).parents[2]
 
-
-def test_variants_and_another_model_take_turns_and_who_cannot_is_named(tmp_path, child_environment):
-    rows = tmp_path / "rows.jsonl"
-    command = [sys.executable, "-m", "benchmarks.models", "--model", "square", "--device", "cpu", "--seconds", "0.05"]
-    command += ["--variant", "amp", "--variant", "custom", "--variant", "square/bf16", "--output", str(rows)]
-    command += ["--option", "size=16"]
-    done = subprocess.run(command, check=False, cwd=ROOT, env=child_environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in rows.read_text().splitlines()]
-    found = {row["contender"]: row for row in lines}
-    assert found["eager"]["ratio"] == 1.0
-    assert lines[0]["verdict"] == f"{found['eager']['verdict']}, not raced", "written before the others are loaded"
+def test_variants_and_another_model_take_turns_and_who_cannot_is_named(tmp_path):
+    output = tmp_path / "rows.jsonl"
+    arguments = ["--model", "square", "--device", "cpu", "--seconds", "0.05", "--threads", "1", "--option", "size=16"]
+    for name in ("amp", "custom", "square/bf16"):
+        arguments += ["--variant", name]
+    done = CliRunner().invoke(app, [*arguments, "--output", str(output)])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    rows = {row["contender"]: row for row in lines}
+    assert rows["eager"]["ratio"] == 1.0
+    assert lines[0]["verdict"] == f"{rows['eager']['verdict']}, not raced", "written before the others are loaded"
     for name in ("eager", "amp", "square/bf16"):
-        assert found[name]["right"], found[name]
-        assert found[name]["ratio_low"] <= found[name]["ratio"] <= found[name]["ratio_high"]
-    assert "no custom kernels" in found["custom"]["verdict"]
-    assert found["custom"]["median_ms"] is None
+        assert rows[name]["right"], rows[name]
+        assert rows[name]["ratio_low"] <= rows[name]["ratio"] <= rows[name]["ratio_high"]
+    assert "no custom kernels" in rows["custom"]["verdict"]
+    assert rows["custom"]["median_ms"] is None
     assert "square batch 1 inference" in done.stdout
 
 

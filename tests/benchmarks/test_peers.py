@@ -23,7 +23,7 @@ class Extensions:
     def convolve(self, x, weight, bias, activation):
         assert x.stride(-1) == 1
         self.of_x.append(x.untyped_storage().data_ptr())
-        y = causal_conv1d(x.mT, weight, bias, activation, implementation="reference").mT
+        y = causal_conv1d(x.mT, weight, bias, activation, implementation="torch").mT
         return torch.empty_like(x).copy_(y)
 
     def scan(self, u, delta, A, B, C, D, z, delta_bias, delta_softplus):
@@ -35,7 +35,7 @@ class Extensions:
         self.of_z.append(z.untyped_storage().data_ptr())
         self.projected.append((B.data_ptr(), C.data_ptr()))
         tensors = (u.mT, delta.mT, A, B.mT, C.mT, D, z.mT, delta_bias)
-        y = selective_scan(*tensors, delta_softplus, implementation="reference").mT
+        y = selective_scan(*tensors, delta_softplus, implementation="torch").mT
         return torch.empty_like(z).copy_(y)
 
     def norm(self, x, weight, bias, residual, prenorm, residual_in_fp32, eps):

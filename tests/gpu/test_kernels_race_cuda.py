@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from benchmarks.kernels import app
 
 pytestmark = [pytest.mark.gpu, pytest.mark.area("graphs")]
-OURS = ("benchd", "torch", "reference")
+OURS = ("benchd", "torch")
 OWN = """
 import torch
 

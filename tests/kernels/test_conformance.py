@@ -1,5 +1,6 @@
 """What every op keeps to, whatever it computes: strides, empty batches, dtypes, gradients, compilers and refusals."""
 
+import re
 from functools import partial
 from importlib.util import find_spec
 
@@ -60,9 +61,8 @@ SHAPES = {
     spike_conv2d: {"x": "bchw", "weight": "ocij", "bias": "o"},
 }  # fmt: skip
 LEARNING = {stbif, stbif_block, max_pool_delta}  # in C and in Triton too
-WITHOUT_GRADIENT = {lif, lif_pool, *LEARNING}  # as "reference"
-IMPLEMENTATIONS = ("reference", "torch", "native", *["triton"] * bool(find_spec("triton")))
-KERNELS = IMPLEMENTATIONS[2:]
+IMPLEMENTATIONS = ("torch", "native", *["triton"] * bool(find_spec("triton")))
+KERNELS = IMPLEMENTATIONS[1:]
 # C and Triton are kernels of one declared op: without a GPU the interpreter adds nothing to what torch sees of it
 DECLARED = KERNELS if GPU == "cuda" else ("native",)
 
@@ -90,6 +90,8 @@ def tensors_of(op, batch=2, channels=5, length=9):
 def computed(op, implementation, tensors):
     """Return the results on the device that the implementation is for."""
     device = GPU if implementation == "triton" else "cpu"
+    if op is spike_conv2d and implementation == "reference":
+        implementation = "torch"  # conv2d is its equation
     results = op(**{name: t.to(device) for name, t in tensors.items()}, **OPTIONS[op], implementation=implementation)
     return results if isinstance(results, tuple) else (results,)
 
@@ -124,7 +126,7 @@ def test_an_empty_batch_gives_an_empty_result(op, implementation):
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@over(*IMPLEMENTATIONS[1:])
+@over(*IMPLEMENTATIONS)
 def test_the_result_is_the_reference_s_in_the_dtype_of_the_input(op, implementation, dtype):
     tensors = in_dtype(tensors_of(op), dtype)
     refuses = KERNELS if op not in {lif, lif_pool} else KERNELS[1:]
@@ -152,20 +154,17 @@ def test_a_gradient_is_right_or_refused(op, implementation):
         return
     got, want = (gradients(op, name, in_dtype(tensors, dtype)) for name, dtype in
                  ((implementation, torch.float32), ("torch", torch.float64)))  # fmt: skip
-    if implementation == "reference" and op in WITHOUT_GRADIENT:
-        assert got is None
-    else:
-        assert all(gradient.any() for gradient in want)
-        assert_alike(got, want, 2e-5)
+    assert all(gradient.any() for gradient in want)
+    assert_alike(got, want, 2e-5)
 
 
 def gradients(op, implementation, tensors):
-    """Return those of all tensors, None if the results have none."""
+    """Return those of all tensors."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
     results = [result for result in computed(op, implementation, leaves) if result.requires_grad]
     generator = torch.Generator().manual_seed(2)
     sums = [(result * torch.randn(result.shape, generator=generator).to(result)).sum() for result in results]
-    return torch.autograd.grad(sum(sums), list(leaves.values())) if sums else None
+    return torch.autograd.grad(sum(sums), list(leaves.values()))
 
 
 class Module(torch.nn.Module):
@@ -177,7 +176,7 @@ class Module(torch.nn.Module):
         return self.computed(tensors)
 
 
-@over("torch", *DECLARED)
+@over(*DECLARED)  # those of torch are traced with the models
 def test_a_compiler_and_an_exporter_trace_it_whole(op, implementation):
     module, tensors = Module(op, implementation), tensors_of(op)
     want = module(**tensors)
@@ -255,8 +254,99 @@ def test_a_kernel_says_where_it_runs(op, implementation):
 @over("torch")
 def test_what_is_no_argument_is_refused(op, implementation):
     tensors = tensors_of(op)
-    with pytest.raises(ValueError, match="unknown implementation 'fast'; choose one of reference, torch, triton, nat"):
+    with pytest.raises(ValueError, match="unknown implementation 'fast'; choose one of torch, triton, native, auto"):
         computed(op, "fast", tensors)
-    first = next(iter(tensors))
-    with pytest.raises(TypeError, match=r"floating point, not torch\.int64"):
-        computed(op, implementation, tensors | {first: tensors[first].long()})
+    first, *others = (name for name in tensors if name != "threshold")
+    others = [] if op is stbif_block else others  # bias and residual are converted
+    for name in (first, *others):
+        with pytest.raises(TypeError, match=r"floating point, not torch\.int64"):
+            computed(op, implementation, tensors | {name: tensors[name].long()})
+    for name in others:
+        with pytest.raises(ValueError, match=f"{name} must be on cpu as {first} is, not on meta"):
+            op(**tensors | {name: tensors[name].to("meta")}, **OPTIONS[op], implementation=implementation)
+
+
+REFUSED = [
+    (add_rms_norm, {"hidden": ()}, "hidden must be (..., dim), dim at least 1, not ()"),
+    (add_rms_norm, {"hidden": (2, 0)}, "hidden must be (..., dim), dim at least 1, not (2, 0)"),
+    (add_rms_norm, {"residual": (3,)}, "residual must be (2, 9, 5), not (3,)"),
+    (add_rms_norm, {"weight": (4,)}, "weight must be (5,), not (4,)"),
+    (causal_conv1d, {"x": (2, 3)}, "x must be (batch, length, channels), not (2, 3)"),
+    (causal_conv1d, {"weight": (5, 1, 4)}, "weight must be (5, width), not (5, 1, 4)"),
+    (causal_conv1d, {"weight": (4, 4)}, "weight must be (5, width), not (4, 4)"),
+    (causal_conv1d, {"bias": (4,)}, "bias must be (5,), not (4,)"),
+    (causal_conv1d, {"activation": "relu"}, "activation must be 'silu' or None, not 'relu'"),
+    (causal_conv1d_pair, {"x": (2, 3)}, "x must be (batch, length, channels), not (2, 3)"),
+    (causal_conv1d_pair, {"weight": (5, 4)}, "weight must be (2, 5, width), not (5, 4)"),
+    (causal_conv1d_pair, {"weight": (2, 5, 0)}, "weight must be (2, 5, width), not (2, 5, 0)"),
+    (causal_conv1d_pair, {"bias": (3,)}, "bias must be (2, 5), not (3,)"),
+    (causal_conv1d_pair, {"activation": "relu"}, "activation must be 'silu' or None, not 'relu'"),
+    (lif, {"current": ()}, "(T, ...) with T at least 1"),
+    (lif, {"current": (0, 3)}, "not (0, 3)"),
+    (lif, {"reset": "hard"}, "'zero' or 'subtract', not 'hard'"),
+    (lif_pool, {"current": (2, 3, 4, 4)}, "(T, B, C, H, W), H and W at least 2"),
+    (lif_pool, {"current": (2, 1, 1, 1, 4)}, "(T, B, C, H, W), H and W at least 2"),
+    (lif_pool, {"bias": (1,)}, "bias must be (5,), not (1,)"),
+    (lif_pool, {"bias": (5, 1)}, "bias must be (5,), not (5, 1)"),
+    (lif_pool, {"output": "sum"}, "'mean' or 'counts', not 'sum'"),
+    (stbif, {"current": ()}, "(T, ...) with T at least 1"),
+    (stbif, {"current": (0, 3)}, "not (0, 3)"),
+    (stbif, {"threshold": 0.0}, "positive, not 0.0"),
+    (stbif, {"threshold": (2,)}, "one element, not shape (2,)"),
+    (stbif, {"pos_max": 0, "neg_min": 0}, "neg_min <= 0 < pos_max, not 0 and 0"),
+    (stbif, {"neg_min": 1}, "neg_min <= 0 < pos_max, not 1 and 3"),
+    (stbif, {"output": "spikes"}, "'codes' or 'values', not 'spikes'"),
+    (stbif_block, {"bias": (2, 4)}, "bias must be (T, C), not (2, 4)"),
+    (stbif_block, {"current": (3, 1), "bias": (3,)}, "bias must be (T, C), not (3,)"),
+    (stbif_block, {"residual": (2, 1, 3, 2)}, "residual must be (3, 2, 5, 6, 8)"),
+    (max_pool_delta, {"values": (2, 3, 4, 4)}, "(T, B, C, H, W)"),
+    (max_pool_delta, {"padding": 2}, "padding <= kernel_size/2"),
+    (max_pool_delta, {"stride": 0}, "stride >= 1"),
+    (max_pool_delta, {"values": (2, 1, 3, 1, 4), "kernel_size": 2, "padding": 0}, "no window of 2 fits into (1, 4)"),
+    (selective_scan, {"u": (2, 3)}, "u must be (batch, length, channels), not (2, 3)"),
+    (selective_scan, {"delta": (1, 2, 4)}, "delta must be (2, 9, 5), not (1, 2, 4)"),
+    (selective_scan, {"A": (4, 4)}, "A must be (5, state), not (4, 4)"),
+    (selective_scan, {"B": (2, 9, 5)}, "B must be (2, 9, 4), not (2, 9, 5)"),
+    (selective_scan, {"C": (2, 4)}, "C must be (2, 9, 4), not (2, 4)"),
+    (selective_scan, {"D": (4,)}, "D must be (5,), not (4,)"),
+    (selective_scan, {"z": (1, 1, 3)}, "z must be (2, 9, 5)"),
+    (selective_scan, {"delta_bias": (1,)}, "delta_bias must be (5,)"),
+    (selective_scan_pair, {"u": (2, 9, 5)}, "u must be (2, batch, length, channels), not (2, 9, 5)"),
+    (selective_scan_pair, {"D": (5,)}, "D must be (2, 5), not (5,)"),
+    (bidirectional_scan, {"u": (1, 2, 9, 5)}, "u must be (2, batch, length, channels), not (1, 2, 9, 5)"),
+    (bidirectional_scan, {"low": (2, 2, 3, 2)}, "low must be (2, 2, 9, 2), not (2, 2, 3, 2)"),
+    (bidirectional_scan, {"weight": (2, 5, 4)}, "weight must be (2, 5, 3), not (2, 5, 4)"),
+    (bidirectional_scan, {"bias": (5,)}, "bias must be (2, 5), not (5,)"),
+    (bidirectional_scan, {"A": (5, 4)}, "A must be (2, 5, state), not (5, 4)"),
+    (bidirectional_scan, {"z": (2, 2, 9, 5)}, "z must be (2, 9, 5), not (2, 2, 9, 5)"),
+    (bidirectional_scan, {"low": (2, 2, 9, 0)}, "rank of at least 1), not (2, 2, 9, 0)"),
+    (delta_projection, {"low": (2, 9, 3)}, "low must be (2, batch, length, rank of at least 1), not (2, 9, 3)"),
+    (delta_projection, {"low": (2, 2, 9, 0)}, "rank of at least 1), not (2, 2, 9, 0)"),
+    (delta_projection, {"weight": (2, 5, 1)}, "weight must be (2, channels, 3), not (2, 5, 1)"),
+    (delta_projection, {"bias": (5,)}, "bias must be (2, 5), not (5,)"),
+    (spike_conv2d, {"x": (5, 6, 8)}, "x must be (N, C, H, W)"),
+    (spike_conv2d, {"x": (2, 0, 6, 8), "weight": (4, 0, 3, 3)}, "with something in each image"),
+    (spike_conv2d, {"weight": (4, 1, 3, 3)}, "weight must be (O, 5, kh, kw), not (4, 1, 3, 3)"),
+    (spike_conv2d, {"bias": (3,)}, "bias must be (4,), not (3,)"),
+    (spike_conv2d, {"stride": 0}, "stride >= 1 and padding >= 0, not 0 and 1"),
+    (spike_conv2d, {"padding": -1}, "stride >= 1 and padding >= 0, not 2 and -1"),
+    (spike_conv2d, {"x": (2, 5, 6, 2), "padding": 0}, "a window (3, 3) does not fit in (6, 2)"),
+    (spike_conv2d, {"packed": (7,)}, "packed must be pack(weight)"),
+    (spike_conv2d, {"packed": torch.zeros(720).half()}, "packed must be pack(weight)"),
+]
+
+
+@pytest.mark.parametrize(("op", "changes", "words"), REFUSED)
+def test_a_wrong_argument_is_named_with_what_was_expected(op, changes, words):
+    arguments = tensors_of(op) | OPTIONS[op]
+    arguments |= {name: torch.zeros(each) if isinstance(each, tuple) else each for name, each in changes.items()}
+    with pytest.raises(ValueError, match=re.escape(words)):
+        op(**arguments, implementation="torch")
+
+
+def test_who_has_no_such_kernel_says_what_to_use():
+    with pytest.raises(Unavailable, match="no 'triton' implementation: on a GPU use implementation='torch'"):
+        spike_conv2d(**tensors_of(spike_conv2d), implementation="triton")
+    for op in (selective_scan, selective_scan_pair, bidirectional_scan):
+        with pytest.raises(ValueError, match="form must be 'serial' or 'two_level', not 'parallel'"):
+            op(**tensors_of(op), form="parallel")

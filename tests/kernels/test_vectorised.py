@@ -9,6 +9,8 @@ import pytest
 
 from benchd.kernels import compiler
 
+pytestmark = pytest.mark.slow
+
 # what Debian calls gcc on each machine, and the cross compiler elsewhere
 COMPILERS = {
     "aarch64-linux-gnu-gcc": ("-mcpu=cortex-a76",),

@@ -33,6 +33,7 @@ VARIANTS = [
     for model, given in OPTIONS.items()
     for kernels in (("torch", "custom") if "cuda" in catalog.MODELS[model].custom_kernels else ("torch",))
     for precision in ("fp32", "fp16", "amp")  # bf16 runs as fp16 does
+    if kernels == "custom" or precision == "amp"
     for options in (given, *OTHERS.get(model, []))
 ]
 

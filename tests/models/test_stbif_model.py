@@ -113,7 +113,7 @@ def test_too_few_steps_are_refused_with_both_numbers():
 @torch.no_grad()
 def test_every_layer_of_a_random_build_uses_its_codes(level):
     torch.manual_seed(1)
-    model = build("qann_resnet18", level=level)
+    model = build("qann_resnet18", level=level, **NARROW)
     seen = []
     for quantiser in model.neurons():
         quantiser.register_forward_hook(lambda module, _inputs, output: seen.append(output / module.scale))
@@ -129,7 +129,7 @@ def test_every_layer_of_a_random_build_uses_its_codes(level):
 @torch.no_grad()
 def test_every_spiking_layer_emits_both_signs_of_scaled_codes():
     torch.manual_seed(1)
-    model = build("snn_stbif_resnet18")
+    model = build("snn_stbif_resnet18", **NARROW)
     seen = []
     for neuron in model.neurons():
         neuron.register_forward_hook(lambda module, _inputs, output: seen.append((module.scale, output)))
@@ -142,10 +142,10 @@ def test_every_spiking_layer_emits_both_signs_of_scaled_codes():
 
 def test_builds_are_seeded_and_share_a_state_dict():
     torch.manual_seed(3)
-    first = build("qann_resnet18")
+    first = build("qann_resnet18", **NARROW)
     torch.manual_seed(3)
-    spiking = build("snn_stbif_resnet18")
-    other = build("qann_resnet18")
+    spiking = build("snn_stbif_resnet18", **NARROW)
+    other = build("qann_resnet18", **NARROW)
     assert spiking.state_dict().keys() == first.state_dict().keys()
     assert dict(spiking.named_parameters()).keys() == dict(first.named_parameters()).keys()
     for name, tensor in first.state_dict().items():
@@ -613,7 +613,7 @@ def test_a_custom_qann_convolves_its_codes_in_integers(monkeypatch):
     monkeypatch.setattr(layer, "_ran", ran)
     prefer_integers(monkeypatch)
     torch.manual_seed(0)
-    plain, custom = build("qann_resnet18"), build("qann_resnet18", kernels="custom")
+    plain, custom = (build("qann_resnet18", kernels=kernels, **NARROW) for kernels in ("torch", "custom"))
     custom.load_state_dict(plain.state_dict())
     assert custom.state_dict().keys() == plain.state_dict().keys()
     codes = ([], [])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from simulations import slow
 from torchvision import models
 
 from benchd.models import catalog, data, random_weights, weights
@@ -72,7 +73,7 @@ def older(key):
     ("name", "arguments", "renamed"),
     [
         ("densenet121", {}, 580),
-        ("vit_b_16", {"image_size": 32}, 48),
+        slow("vit_b_16", {"image_size": 32}, 48),
         ("retinanet_resnet50_fpn", {"weights_backbone": None}, 28),
     ],
 )

@@ -57,14 +57,14 @@ def test_a_shipped_net_reaches_the_accuracy_that_its_readme_names(model):
 
 @pytest.mark.parametrize("model", CHECKPOINTS)
 def test_half_precision_answers_as_float32_does(model):
-    few = slice(0, 64)
+    few = slice(0, 24)
     half = answers(loaded(model).half(), images(model).images[few].half()).argmax(1)
-    assert (half == classes(model)[few]).sum() >= 63
+    assert (half == classes(model)[few]).sum() >= 23
 
 
-@pytest.mark.parametrize("every", [4, slow(1)])
+@pytest.mark.parametrize("every", [12, slow(1)])
 def test_the_spiking_net_equals_its_quantised_one_image_for_image(every):
-    """By class, and in float64 all but the last bits: of one in four images, and under `slow` of all."""
+    """By class, and in float64 all but the last bits: of one in twelve images, and under `slow` of all."""
     x, quantised = images("qann_resnet18").images[::every], loaded("qann_resnet18")
     spiking = loaded("snn_stbif_resnet18", time_steps=37)
     assert torch.equal(answers(spiking, x).argmax(1), classes("qann_resnet18")[::every])

@@ -80,7 +80,7 @@ def lively(model):
 @pytest.fixture(scope="module")
 def tiny():
     torch.manual_seed(0)
-    return build("vim_tiny")
+    return build("vim_tiny", depth=4)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,9 @@ def test_autocast_in_bfloat16(tiny, images, wanted):
         assert relative_error(tiny(images), wanted) < 2e-2
 
 
-def test_published_shapes_and_names(tiny):
+def test_published_shapes_and_names():
+    with torch.device("meta"):
+        tiny = build("vim_tiny")
     shapes = {name: tuple(tensor.shape) for name, tensor in tiny.state_dict().items()}
     layer = {
         "norm.weight": (192,),
@@ -191,7 +193,7 @@ def test_published_initial_values(tiny):
     torch.testing.assert_close(mixer.A_b_log.exp(), torch.arange(1, 17).float().expand(384, 16))
     assert torch.equal(mixer.D, torch.ones(384))
     assert mixer.in_proj.weight.std().item() == pytest.approx(0.02, rel=0.02)
-    assert mixer.out_proj.weight.std().item() == pytest.approx(0.02 / math.sqrt(24), rel=0.02)
+    assert mixer.out_proj.weight.std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.02)
     assert tiny.head.bias.abs().max() == 0
 
 
@@ -199,7 +201,7 @@ def test_published_initial_values(tiny):
     ("options", "tokens"), [({"stride": 24}, 82), ({"stride": 32}, 50), ({"patch_size": 32, "stride": 32}, 50)], ids=str
 )
 def test_strides_shorten_the_sequence(options, tokens):
-    model = build("vim_tiny", **options)
+    model = build("vim_tiny", depth=1, **options)
     assert model.pos_embed.shape == (1, tokens, 192)
     assert model.class_index == (tokens - 1) // 2
     with torch.no_grad():
@@ -223,7 +225,7 @@ def test_larger_models_are_wider(name, dim):
 
 
 def test_both_scan_options_are_one_form_in_plain_pytorch(tiny, images):
-    other = build("vim_tiny", scan="two_level")
+    other = build("vim_tiny", scan="two_level", depth=4)
     other.load_state_dict(tiny.state_dict())
     with torch.no_grad():
         assert torch.equal(other(images), tiny(images))
@@ -326,7 +328,7 @@ def small_pair():
 
 @torch.no_grad()
 def test_custom_kernels_are_within_2e_5_of_float64(tiny, images, wanted):
-    model = build("vim_tiny", kernels="custom")
+    model = build("vim_tiny", kernels="custom", depth=4)
     model.load_state_dict(tiny.state_dict())
     assert (model(images).double() - wanted).abs().max() < 2e-5
     assert relative_error(model.bfloat16()(images.bfloat16()), wanted) < 1e-1

@@ -3,18 +3,21 @@
 import io
 import select
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
 from benchd.daemon.measuring.process import Worker
 from benchd.daemon.measuring.protocol import Job, Limits, Measure, Outcome
-from benchd.daemon.records import Case, Inputs, UserFile, UserModule
+from benchd.daemon.records import Case, Inputs, OptionValue, UserFile, UserModule
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import __main__ as worker_main
 from benchd.daemon.worker import backends, user_code, workload
 from benchd.daemon.worker.child import StageClock
+from benchd.models import catalog, demo
 
 # what pytest has imported is no code of a module that is measured in its process
 user_code._INSTALLED.add("tests")
@@ -90,6 +93,22 @@ def changed(a_job: Job, **fields: object) -> Job:
     own = replace(own, **{to: fields.pop(name) for name, to in of_own.items() if name in fields}) if own else own
     job = replace(a_job, own=own, inputs=replace(a_job.inputs, **inputs), case=replace(a_job.case, **case))
     return replace(job, **fields)
+
+
+def catalogued(folder: Path, model: str, options: Mapping[str, OptionValue] | None = None, **fields: object) -> Job:
+    """Return a job of the catalogued model with these options, of random weights and images."""
+    return changed(job(folder, model=model, **fields), options=catalog.entry(model).resolve(options or {}))
+
+
+def trained(folder: Path, model: str, options: Mapping[str, OptionValue] | None = None, **fields: object) -> Job:
+    """Return a job of the trained net of this model that ships, on the images that ship."""
+    completed = demo.complete(model, options or {})
+    return changed(catalogued(folder, model, completed, **fields), weights=demo.DEMO, data=demo.DEMO)
+
+
+def as_loaded(module: Callable[..., Any]) -> backends.Loaded:
+    """Return what runs on a CPU in float32 as a backend loads it."""
+    return backends.Loaded(module, torch.float32, torch.device("cpu"), module)
 
 
 def run(a_job: Job, python: str = "") -> Outcome:

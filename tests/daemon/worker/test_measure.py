@@ -12,12 +12,11 @@ import pytest
 import torch
 from test_server import Slept
 from torch import nn
-from worker_jobs import TINY, job, run_here, user_module
+from worker_jobs import TINY, as_loaded, job, run_here, user_module
 
 from benchd.daemon.verdicts import timings
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import measure, steps
-from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.scenarios import offline
 
 RULE = StopRule(min_blocks=3, min_block_runs=2, min_block_s=0.001, cap_s=0.05, half_width=None)
@@ -180,10 +179,6 @@ def test_warm_up_ends_with_the_run_in_which_its_cap_passes(monkeypatch):
     assert [measure.warm_up(step, cap_s).runs for cap_s in (3.0, 1.0, 0.0)] == [2, 1, 0]
 
 
-def loaded(module):
-    return Loaded(module, torch.float32, torch.device("cpu"), module)
-
-
 class Seen(nn.Module):
     """Keeps which inputs it saw, and in which mode."""
 
@@ -201,8 +196,8 @@ class Seen(nn.Module):
 def test_batches_are_whole_and_rotate():
     module = Seen()
     images = torch.arange(7.0)[:, None].expand(7, 4)
-    pool = steps.batches(images, 2, loaded(module))
-    step = steps.SingleInference(loaded(module), pool)
+    pool = steps.batches(images, 2, as_loaded(module))
+    step = steps.SingleInference(as_loaded(module), pool)
     for index in range(4):
         (nanoseconds,) = step(index)
         assert nanoseconds > 0
@@ -210,13 +205,13 @@ def test_batches_are_whole_and_rotate():
 
 
 def test_fewer_images_than_a_batch_are_repeated():
-    (batch,) = steps.batches(torch.arange(3.0)[:, None], 8, loaded(Seen()))
+    (batch,) = steps.batches(torch.arange(3.0)[:, None], 8, as_loaded(Seen()))
     assert batch[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
 def test_offline_does_a_chunk_and_returns_the_mean_of_one():
     module = Seen()
-    step = offline.Chunk(loaded(module), [torch.zeros(2, 4), torch.ones(2, 4)], runs=3)
+    step = offline.Chunk(as_loaded(module), [torch.zeros(2, 4), torch.ones(2, 4)], runs=3)
     start = time.monotonic_ns()
     (first,) = step(0)
     assert 0 < 3 * first <= time.monotonic_ns() - start
@@ -252,7 +247,7 @@ class Stream:
 )
 def test_offline_says_when_no_two_runs_are_in_flight(ended, waits, monkeypatch):
     monkeypatch.setattr(offline, "WATCHED_RUNS", 4)
-    step = offline.Chunk(loaded(Seen()), [torch.zeros(2, 4)], runs=3)
+    step = offline.Chunk(as_loaded(Seen()), [torch.zeros(2, 4)], runs=3)
     assert not step.waits()  # on a CPU that is known
     step._streams = [Stream(*ended), Stream(True, True)]
     assert step.waits() is waits

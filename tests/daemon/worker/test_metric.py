@@ -3,7 +3,7 @@
 import judged_nets
 import pytest
 import torch
-from worker_jobs import changed, job, run_here
+from worker_jobs import changed, job, run_here, trained
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Variant
@@ -50,10 +50,9 @@ def test_an_object_with_update_and_compute_is_a_metric_and_each_call_begins_anew
 
 
 def test_labels_of_images_are_targets_too(tmp_path):
-    a_job = job(tmp_path, model="snn_onepass", batch_size=4)
-    asked = {"data": "demo", "metric": f"{FILE}:share_right", "accuracy": 8, "weights": "demo"}
-    found = run_here(changed(a_job, **asked)).accuracy
-    assert (found.metric, found.images, found.value) == ("share_right", 8, 1.0)
+    a_job = changed(trained(tmp_path, "vim_tiny", batch_size=4), metric=f"{FILE}:share_right", accuracy=8)
+    accuracy_ = run_here(a_job).accuracy
+    assert (accuracy_.metric, accuracy_.images, accuracy_.value) == ("share_right", 8, 1.0)
 
 
 def test_an_int8_file_is_not_judged_on_what_it_was_calibrated_with(tmp_path):

@@ -2,21 +2,15 @@
 
 import pytest
 import torch
-from worker_jobs import changed, job, run_here, user_module
+from worker_jobs import job, run_here, trained, user_module
 
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import workload
 from benchd.daemon.worker.check.truth import Reference
 from benchd.daemon.worker.profiling.spikes import fan_out
-from benchd.models import catalog, demo
 from benchd.models.cost import cost
 
 CPU = torch.device("cpu")
-
-
-def trained(folder, model, options=None, **fields):
-    options = catalog.entry(model).resolve(demo.CHECKPOINTS[model].options | (options or {}))
-    return changed(job(folder, model=model, **fields), options=options, weights="demo", data="demo")
 
 
 def counted(network, image):

@@ -36,6 +36,7 @@ def installed():
         pytest.skip("its int8 is for x86")
 
 
+@pytest.mark.slow  # inductor's compiler takes ten seconds
 def test_what_is_in_int8_ran_in_int8_and_the_rest_is_in_the_record(installed, tmp_path):
     found = ran(tmp_path, batch_size=2)
     assert found.process.status == "ok", found.process.reason

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.exact_conv2d import exact_conv2d, layer, native
+from benchd.kernels.exact_conv2d import layer, native, pack
 from benchd.kernels.exact_conv2d.layer import Grid, SpikeConvolution
 from benchd.kernels.spike_conv2d import spike_conv2d
 from benchd.models.snn_onepass import SpikeConv2d
@@ -44,7 +44,7 @@ def test_dense_spikes_run_in_integers_and_others_over_their_nonzeros(ran, monkey
     monkeypatch.setitem(layer.LEAST_DENSITY[3], path, (0.25, 0.0))
     dense, sparse = spikes(0.9), spikes(0.001)
     assert layer.ran() == "c, layers by torch"
-    want = exact_conv2d(dense, weight, padding=1, scale=0.5, largest=1)
+    want = native.convolved(dense, None, pack(weight), torch.tensor(0.5), 1, 1, 1)
     assert torch.equal(convolve(dense, weight, padding=1, grid=GRID), want)
     assert layer.ran() == f"c, {path}"
     assert torch.equal(convolve(sparse, weight, padding=1, grid=GRID), spike_conv2d(sparse, weight, padding=1))

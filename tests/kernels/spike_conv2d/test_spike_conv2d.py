@@ -47,26 +47,18 @@ def error(y, want):
 
 
 def in_double(arguments, sizes):
-    return spike_conv2d(*[tensor.double() for tensor in arguments], **sizes, implementation="reference")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_equation_is_that_of_conv2d(shape):
-    (x, weight, bias), sizes = problem(shape)
-    want = functional.conv2d(x.double(), weight.double(), bias.double(), **sizes)
-    torch.testing.assert_close(in_double((x, weight, bias), sizes), want, rtol=1e-12, atol=1e-12)
-    assert error(spike_conv2d(x, weight, bias, **sizes, implementation="torch"), want) < 2e-6
+    return functional.conv2d(*[tensor.double() for tensor in arguments], **sizes)
 
 
 @pytest.mark.parametrize("density", [0.02, 0.2, 1.0])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_native_kernel_gives_the_equation_s_sums(shape, density):
-    (x, weight, bias), sizes = problem(shape, density)
-    want = in_double((x, weight, bias), sizes)
-    assert error(spike_conv2d(x, weight, bias, **sizes), want) < 2e-6
-    without = in_double((x, weight, torch.zeros_like(bias)), sizes)
-    y = spike_conv2d(x, weight, **sizes, packed=pack(weight))
-    torch.testing.assert_close(y.double(), without, rtol=2e-6, atol=2e-6 * want.abs().max().item())
+def test_the_sums_are_those_of_conv2d(density):
+    for shape in SHAPES:
+        (x, weight, bias), sizes = problem(shape, density)
+        want = in_double((x, weight, bias), sizes)
+        assert error(spike_conv2d(x, weight, bias, **sizes), want) < 2e-6
+        assert error(spike_conv2d(x, weight, bias, **sizes, implementation="torch"), want) < 2e-6
+        y = spike_conv2d(x, weight, **sizes, packed=pack(weight)).double()
+        torch.testing.assert_close(y, in_double((x, weight), sizes), rtol=2e-6, atol=2e-6 * float(want.abs().max()))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -122,12 +114,6 @@ def test_zeros_give_the_bias_even_of_infinite_weights():
     assert not spike_conv2d(-torch.zeros(2, 4, 3, 3), torch.ones(70, 4, 3, 3)).any()
 
 
-def test_there_is_no_triton_kernel_and_on_a_gpu_torch_is_named():
-    x, weight = torch.zeros(1, 2, 3, 3), torch.zeros(4, 2, 1, 1)
-    with pytest.raises(Unavailable, match="no 'triton' implementation: on a GPU use implementation='torch'"):
-        spike_conv2d(x, weight, implementation="triton")
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_only_the_plain_implementations_run():
@@ -137,27 +123,6 @@ def test_on_a_gpu_only_the_plain_implementations_run():
         spike_conv2d(*on_gpu, **sizes)
     y = spike_conv2d(*on_gpu, **sizes, implementation="torch")
     assert error(y.cpu(), in_double((x, weight, bias), sizes)) < 1e-3
-
-
-def test_wrong_arguments_are_refused():
-    x, weight, bias = torch.zeros(1, 2, 3, 3), torch.zeros(4, 2, 3, 3), torch.zeros(4)
-    for arguments, sizes, words in (
-        ((x[0], weight), {}, r"x must be \(N, C, H, W\)"),
-        ((x[:, :0], weight[:, :0]), {}, "with something in each image"),
-        ((x, weight[:, :1]), {}, r"weight must be \(O, 2, kh, kw\), not \(4, 1, 3, 3\)"),
-        ((x, weight, bias[:3]), {}, r"bias must be \(4,\), not \(3,\)"),
-        ((x, weight.to("meta")), {}, "weight must be on cpu as x is, not on meta"),
-        ((x, weight), {"stride": 0}, "stride >= 1 and padding >= 0, not 0 and 0"),
-        ((x, weight), {"padding": -1}, "stride >= 1 and padding >= 0, not 1 and -1"),
-        ((x[..., :2], weight), {}, r"a window \(3, 3\) does not fit in \(3, 2\)"),
-        ((x, weight), {"packed": pack(weight)[1:]}, r"packed must be pack\(weight\)"),
-        ((x, weight), {"packed": pack(weight).half()}, r"packed must be pack\(weight\)"),
-        ((x, weight), {"implementation": "fast"}, "unknown implementation 'fast'"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            spike_conv2d(*arguments, **sizes)
-    with pytest.raises(TypeError, match="x must be floating point"):
-        spike_conv2d(x.to(torch.int8), weight)
 
 
 @torch.no_grad()

@@ -9,13 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_check import onepass
 from torch import nn
-from worker_jobs import TINY, changed, job, run_here, user_module
+from worker_jobs import TINY, as_loaded, catalogued, changed, job, run_here, user_module
 
 from benchd.daemon.records import Check
 from benchd.daemon.worker import steps, workload
-from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check import agreement, audit
 from benchd.daemon.worker.check import checking as check
 from benchd.daemon.worker.check.agreement import Observation, Rule
@@ -39,10 +37,6 @@ CACHING = """
             kept[key] = self.fc(images.flatten(1)), images
         return kept[key][0].clone()
 """
-
-
-def loaded(module):
-    return Loaded(module, torch.float32, torch.device("cpu"), module)
 
 
 def measured(folder, forward="pass", **fields):
@@ -84,7 +78,7 @@ class Caching(nn.Module):
 
 @pytest.mark.parametrize("key", [id, torch.Tensor.data_ptr, lambda images: images.numpy().tobytes()])
 def test_a_cache_by_identity_address_or_content_is_seen(key):
-    caching, pool = loaded(Caching(key)), [torch.rand(1, 3, 4, 4) for _ in range(9)]
+    caching, pool = as_loaded(Caching(key)), [torch.rand(1, 3, 4, 4) for _ in range(9)]
     for images in pool:
         caching.run(images)
     assert audit.repeated_is_faster(caching, pool, lambda: None)
@@ -101,7 +95,7 @@ def test_one_new_batch_at_a_time_lies_beside_the_timed_ones(monkeypatch):
 
     monkeypatch.setattr(audit, "rolled", rolled)
     monkeypatch.setattr(audit, "may_be_cached", lambda unseen, seen: True)
-    assert audit.repeated_is_faster(loaded(nn.Identity()), [torch.rand(1, 3, 4, 4)], lambda: None)
+    assert audit.repeated_is_faster(as_loaded(nn.Identity()), [torch.rand(1, 3, 4, 4)], lambda: None)
     assert (len(made), max(most)) == (audit.TRIALS * audit.PAIRS, 2)  # the one before is replaced, then freed
 
 
@@ -171,13 +165,13 @@ def test_other_load_never_looks_like_a_cache_in_every_trial(spread):
 def known(a_job):
     """Return what the timed section of the job has to answer."""
     built = workload.build(a_job)
-    return check.check_and_answers(built, loaded(built.plain), a_job).expected
+    return check.check_and_answers(built, as_loaded(built.plain), a_job).expected
 
 
 def test_training_and_random_encoding_have_no_known_answers(tmp_path):
     assert list(known(job(tmp_path)).outputs) == [0, 1, 2, 3]
     assert known(job(tmp_path, direction="training")) is None
-    assert known(onepass(tmp_path, options={"time_steps": 2, "encoding": "rate"})) is None
+    assert known(catalogued(tmp_path, "snn_onepass", {"time_steps": 2, "encoding": "rate"})) is None
 
 
 def test_large_answers_are_not_all_kept_while_it_is_measured(tmp_path):
@@ -190,7 +184,7 @@ def test_large_answers_are_not_all_kept_while_it_is_measured(tmp_path):
 def test_one_buffer_for_all_answers_is_no_stale_answer():
     buffer = torch.zeros(1)
     step = steps.SingleInference(
-        loaded(buffer.copy_), [torch.full((1,), float(number)) for number in range(2)], known=[0, 1]
+        as_loaded(buffer.copy_), [torch.full((1,), float(number)) for number in range(2)], known=[0, 1]
     )
     for index in range(9):
         step(index)
@@ -198,7 +192,7 @@ def test_one_buffer_for_all_answers_is_no_stale_answer():
 
 
 def test_about_every_second_run_is_audited_and_no_beat_is_missed():
-    module = loaded(nn.Identity())
+    module = as_loaded(nn.Identity())
     pool = [torch.full((1,), float(number)) for number in range(9)]
     step, runs = steps.SingleInference(module, pool, known=[0, 1]), []
     for index in range(200):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from worker_jobs import TINY, build_and_load, changed, job, user_module
+from worker_jobs import TINY, build_and_load, catalogued, changed, job, trained, user_module
 
 from benchd.daemon.errors import UnfitModel
 from benchd.daemon.records import Variant
@@ -40,17 +40,9 @@ def test_while_it_is_timed_a_variant_does_not_share_its_memory_with_the_referenc
     assert right.reference().answers().outputs
 
 
-def onepass(folder, **fields):
-    options = fields.pop("options", {"time_steps": 2})
-    a_job = job(folder, model="snn_onepass", **fields)
-    defaults = {"decay": 0.95, "threshold": 1.0, "reset": "zero", "encoding": "repeat", "p_scale": 1.0}
-    return changed(a_job, options=defaults | {"batch_norm": False} | options)
-
-
-def trained(folder, **fields):
-    """Return a job of the trained net that ships, on the images that ship."""
-    a_job = onepass(folder, **{"options": {"time_steps": 2}} | fields)
-    return changed(a_job, weights="demo", data="demo")
+def onepass(folder, time_steps=2, **fields):
+    """Return a job of the trained OnePass."""
+    return trained(folder, "snn_onepass", {"time_steps": time_steps}, **fields)
 
 
 def test_a_store_that_is_lost_is_not_taken_for_a_model_that_float64_cannot_run(tmp_path):
@@ -163,7 +155,7 @@ def test_nothing_is_held_against_a_reference_that_is_not_finite(tmp_path, where)
 
 
 def test_a_right_spiking_net_is_judged_by_its_codes_on_whole_batches(tmp_path):
-    result = checked(trained(tmp_path, variant=Variant(precision="amp"), batch_size=3))
+    result = checked(onepass(tmp_path, variant=Variant(precision="amp"), batch_size=3))
     assert result.passed
     assert result.rule == "codes"
     assert result.images == 66  # whole batches of 3 that hold 64
@@ -172,7 +164,8 @@ def test_a_right_spiking_net_is_judged_by_its_codes_on_whole_batches(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["repeat", "rate"])
 def test_the_neurons_codes_are_compared_image_by_image(tmp_path, encoding):
-    a_job = onepass(tmp_path, options={"time_steps": 2, "encoding": encoding, "p_scale": 3.0})
+    options = {"time_steps": 2, "encoding": encoding, "p_scale": 3.0}
+    a_job = catalogued(tmp_path, "snn_onepass", options)
     built, loaded = build_and_load(a_job)
     one_by_one = check.observe(loaded, built.plain, built.images[:4], 1, seed=0)
     all_at_once = check.observe(loaded, built.plain, built.images[:4], 4, seed=0)
@@ -234,9 +227,8 @@ FAULTY = [
 
 @pytest.mark.parametrize(("variant", "edit", "run"), FAULTY)
 def test_wrong_variants_of_a_spiking_net_fail_whatever_their_precision(shared, variant, edit, run):
-    a_job = trained(shared, variant=Variant.parse(variant), batch_size=8)
-    found = planted(a_job, edit or (lambda module: None), run)
-    assert found.verdict == "failed"
+    a_job = onepass(shared, variant=Variant.parse(variant), batch_size=8)
+    assert planted(a_job, edit or (lambda module: None), run).verdict == "failed"
 
 
 def last_is_garbage(run, *inputs):
@@ -256,7 +248,7 @@ def last_is_garbage(run, *inputs):
     ],
 )
 def test_one_place_of_the_batch_that_is_always_off_fails(shared, variant, batch_size):
-    found = planted(trained(shared, variant=Variant.parse(variant), batch_size=batch_size), run=last_is_garbage)
+    found = planted(onepass(shared, variant=Variant.parse(variant), batch_size=batch_size), run=last_is_garbage)
     assert found.verdict == "failed"
     assert (
         variant == "bf16"
@@ -274,7 +266,7 @@ def some_are_garbage(run, *inputs):
 
 
 def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
-    found = planted(trained(shared, variant=Variant.parse("custom"), batch_size=8), run=some_are_garbage)
+    found = planted(onepass(shared, variant=Variant.parse("custom"), batch_size=8), run=some_are_garbage)
     assert 0 < found.images_off <= found.images_off_allowed
     assert found.verdict == "failed"
     assert "but its float64 answer does not move in 16 draws of 4 times its rounding" in found.note
@@ -282,7 +274,7 @@ def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
 
 def as_own_file(folder):
     """Return a job of the trained net's exported file as a user's own, which does not tell that it has thresholds."""
-    made = trained(folder, variant=Variant.parse("onnxruntime"), options={"time_steps": 8})
+    made = onepass(folder, 8, variant=Variant.parse("onnxruntime"))
     build_and_load(made)
     (file,) = Path(made.artifacts).rglob("*.onnx")
     limits = msgspec.structs.replace(made.limits, check_images=32)
@@ -334,8 +326,7 @@ def test_an_unseen_input_at_a_threshold_is_excused_and_a_wrong_answer_to_it_is_n
     "variant", ["eager", pytest.param("fp16", marks=pytest.mark.slow), "bf16", "custom", "custom-amp"]
 )
 def test_right_variants_of_a_spiking_net_pass(shared, variant):
-    a_job = trained(shared, variant=Variant.parse(variant), batch_size=8)
-    assert planted(a_job).verdict == "passed"
+    assert planted(onepass(shared, variant=Variant.parse(variant), batch_size=8)).verdict == "passed"
 
 
 def test_a_deep_spiking_net_of_random_weights_is_void_in_half_precision(shared):

@@ -62,8 +62,8 @@ def small_vim(implementation):
 
 
 WORKS = {
-    "onepass": lambda: catalogued("snn_onepass"),
-    "onepass custom": lambda: catalogued("snn_onepass", "custom"),
+    "onepass": lambda: catalogued("snn_onepass", time_steps=3),
+    "onepass custom": lambda: catalogued("snn_onepass", "custom", time_steps=3),
     "stbif": lambda: catalogued("snn_stbif_resnet18", **SHORT),
     "stbif custom": lambda: catalogued("snn_stbif_resnet18", "custom", **SHORT),
     "qann": lambda: catalogued("qann_resnet18", **NARROW),
