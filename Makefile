@@ -41,7 +41,7 @@ FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_pri
 export PYTHON JETSON_INDEX BOARD
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights pictures wheel release bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-nir test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights pictures wheel release bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -79,7 +79,10 @@ test-amqtt: $(TEST)  ## test delivery to amqtt, a broker without MQTT 5, in a se
 	BENCHD_AMQTT=$(VENV)/amqtt $(BIN)/pytest tests/daemon/delivery/test_amqtt.py $(ARGS)
 
 test-neurobench: $(TEST)  ## compare the metrics of spiking nets with NeuroBench's own package
-	BENCHD_NEUROBENCH=$(VENV)/neurobench $(BIN)/pytest tests/daemon/worker/test_neurobench_parity.py $(ARGS)
+	BENCHD_SPIKING=$(VENV)/spiking $(BIN)/pytest tests/daemon/worker/test_neurobench_parity.py $(ARGS)
+
+test-nir: $(TEST)  ## compare nets of snnTorch, SpikingJelly and Norse with the NIR files that these write
+	BENCHD_SPIKING=$(VENV)/spiking $(BIN)/pytest tests/models/test_nir_parity.py $(ARGS)
 
 bench-kernels: $(ONCE)  ## race the kernels against torch and installed peers; ARGS="--list" shows the ops
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)

@@ -122,8 +122,8 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
     `labels` name images on this machine, `samples` and `metric` what --inputs and --metric do, and `accuracy` is the
     number of images for top-1. `onnx` is a user's file that
-    replaces `models`, or `module` the package.module:FUNCTION of an installed package; `inputs` gives what they leave
-    open, as `--input` does. Only `read` accepts them.
+    replaces `models`, `nir` another, or `module` the package.module:FUNCTION of an installed package; `inputs` gives
+    what they leave open, as `--input` does. Only `read` accepts them.
     Each of `rates_hz` is one case of the scenario `server`, or with `find_rate` the highest that meets `deadline_ms`.
     With `device` "cuda" its cases are never measured on the CPU: without a usable GPU they are unsupported.
     """
@@ -168,6 +168,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     module: Annotated[str | None, Option("Your own module, by file or package.", "FILE.py:FUNCTION")] = None
     onnx: Annotated[str | None, Option("Your own ONNX file.", "FILE")] = None
     reference: Annotated[str | None, Option("The fp32 file that a quantised --onnx was made from.", "FILE")] = None
+    nir: Annotated[str | None, Option("Your own spiking net in the format NIR.", "FILE")] = None
     inputs: Annotated[
         list[str],
         Option(
@@ -183,8 +184,11 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.name and not re.fullmatch(NAME, self.name):
             raise UsageError(f"suite.name {self.name!r}: use at most 40 letters, digits, '.', '-' and '_'")
 
-        if self.own and (self.models or self.options or (self.onnx and self.module)):
+        named = [name for name in ("onnx", "module", "nir") if getattr(self, name) is not None]
+        if named and (self.models or len(named) > 1 or (self.options and not self.nir)):
             raise UsageError(f"suite.{self.own}: your own model replaces models and options; remove these")
+        if self.nir is not None and not Path(self.nir).is_absolute():
+            raise UsageError(f"suite.nir {self.nir!r}: give an absolute path, beginning with /")
         if self.module is not None and not re.fullmatch(r"[^\W\d][\w.]*(?<!\.py):[^\W\d]\w*", self.module):
             raise UsageError(f"suite.module {self.module!r}: give package.module:FUNCTION of an installed package")
         if self.onnx is not None and not Path(self.onnx).is_absolute():
@@ -194,12 +198,12 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 f"suite.reference {self.reference!r}: give the absolute path of the fp32 file of suite.onnx"
             )
         if self.inputs and not self.own:
-            raise UsageError("suite.inputs: only for suite.onnx and suite.module; a model defines its own inputs")
+            raise UsageError("suite.inputs: only for your own model; a model of the catalog defines its inputs")
 
     @property
     def own(self) -> str | None:
         """Return the key that names the user's own model, None without one."""
-        return "onnx" if self.onnx is not None else "module" if self.module is not None else None
+        return next((name for name in ("onnx", "module", "nir") if getattr(self, name) is not None), None)
 
     def code(self) -> list[tuple[str, Path]]:
         """Return the keys that name a function of a Python file, with that file."""
@@ -261,7 +265,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             raise UsageError(f"suite.name {twice!r}: used twice; rename one")
         if twice := _twice(one.called for one in self.shipped):
             raise UsageError(f"shipped.name {twice!r}: used twice; give one of them another name")
-        files = {suite.onnx: Path(suite.onnx).stem for suite in self.suite if suite.onnx}
+        files = {path: Path(path).stem for suite in self.suite if (path := suite.onnx or suite.nir)}
         modules = {suite.module: suite.module.rpartition(".")[2] for suite in self.suite if suite.module}
         for key, called_by in (("onnx: two files", files), ("module: two functions", modules)):
             if alike := _twice(called_by.values()):  # records and retained topics are identified by this name
@@ -278,10 +282,11 @@ def _refuse_two_readings(suites: list[Suite]) -> None:
     given: dict[str | None, tuple[list[str], str | None]] = {}
     for suite in suites:
         this = suite.inputs, suite.weights
-        if suite.own and given.setdefault(suite.onnx or suite.module, this) != this:
+        own, link = suite.onnx or suite.module or suite.nir, "function" if suite.module else "link to it"
+        if suite.own and given.setdefault(own, this) != this:
             raise UsageError(
-                f"suite.{suite.own} {suite.onnx or suite.module!r}: two suites give it other inputs or weights, but "
-                f"their results have one name; name another {'link to it' if suite.onnx else 'function'} in one of them"
+                f"suite.{suite.own} {own!r}: two suites give it other inputs or weights, but their results have one "
+                f"name; name another {link} in one of them"
             )
 
 

@@ -730,6 +730,30 @@ class UserModule(Struct, frozen=True, tag="module"):
         return UserModule(self.path if self.folder else PurePath(self.path).name, self.inputs)
 
 
+class UserNir(UserModule, frozen=True, tag="nir"):
+    """A user's NIR file, which a module is built from."""
+
+    @property
+    def where(self) -> str:
+        """Return the file."""
+        return self.path
+
+    @property
+    def function(self) -> str:
+        """Return no name."""
+        return ""
+
+    @property
+    def model(self) -> str:
+        """Return the model name in its records."""
+        return f"own.{self.name}"
+
+    @property
+    def named(self) -> "UserNir":
+        """Return the file without its folder, as records have it."""
+        return UserNir(PurePath(self.path).name, self.inputs)
+
+
 class UserFile(Struct, frozen=True, tag="onnx"):
     """A user's ONNX file and its inputs; `batch_size` is its fixed batch size, null if it accepts any.
 
@@ -759,7 +783,7 @@ class UserFile(Struct, frozen=True, tag="onnx"):
         return msgspec.structs.replace(self, path=self.name, reference=reference)
 
 
-UserModel = UserModule | UserFile
+UserModel = UserModule | UserNir | UserFile
 
 OF_MODULE = "of the module"
 """The `weights` of a module that creates them itself."""

@@ -229,6 +229,32 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     }
 )
 
+NIR = Model(
+    "a spiking net of your own in the exchange format NIR",
+    "benchd.models.nir:build",
+    (),
+    "normal",
+    "codes",
+    options={
+        "time_steps": ModelOption(16, "T, the number of time steps of inputs that benchd draws", minimum=1),
+        "dt": ModelOption(1e-4, "length of a time step, in the unit of the file's time constants", minimum=1e-12),
+        "reset": ModelOption(
+            "zero",
+            "effect of a spike: v = v_reset or v -= v_threshold, at once or in the next step",
+            choices=("zero", "subtract", "delayed_zero", "delayed_subtract"),
+        ),
+        "current": ModelOption(
+            "new", "v integrates the step's new synaptic current, or the old", choices=("new", "old")
+        ),
+        "fires": ModelOption("above", "a neuron fires above the threshold, or at it too", choices=("above", "at")),
+        "gain": ModelOption(
+            "absolute", "r and w_in are the equation's, or what one step adds", choices=("absolute", "per_step")
+        ),
+        "readout": ModelOption("steps", "the answer: what leaves in each step, or the sum", choices=("steps", "sum")),
+    },
+)
+"""The options of `--nir`, which has no name of its own in the catalog."""
+
 _OWN_SIZE = {"image_size": ModelOption(0, "side of the images in pixels; 0 for the model's own", minimum=0)}
 LIBRARIES: Mapping[str, Model] = MappingProxyType(
     {

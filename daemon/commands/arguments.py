@@ -233,21 +233,23 @@ def own_model(given: dict[str, Any], beside: Mapping[str, object]) -> UserModel 
 
     Raises UsageError if it is invalid or conflicts with the options `beside`.
     """
-    module, onnx, reference = (given.pop(name, None) for name in ("module", "onnx", "reference"))
+    module, onnx, nir, reference = (given.pop(name, None) for name in ("module", "onnx", "nir", "reference"))
     inputs: list[str] = given.pop("inputs", [])
-    if module and onnx:
-        raise UsageError("--module and --onnx: give only one of them")
-    if beside.get("--artifacts") and (module or onnx):
+    flags = [flag for flag, value in {"--module": module, "--onnx": onnx, "--nir": nir}.items() if value]
+    if len(flags) > 1:
+        raise UsageError(f"{' and '.join(flags)}: give only one of them")
+    if flags and beside.get("--artifacts"):
         raise UsageError("--artifacts is for files of the catalog's models; measure your own file with --onnx")
-    named = next((name for name, value in beside.items() if value and (module or onnx)), None)
-    if named:
-        raise UsageError(f"{named} with --module or --onnx: your own model runs alone; omit one of them")
+    if named := next((name for name, value in beside.items() if value and flags), None):
+        raise UsageError(f"{named} with {flags[0]}: your own model runs alone; omit one of them")
     if onnx and not Path(onnx).is_file():
         raise UsageError(f"--onnx {onnx}: no such file")
-    if inputs and not (module or onnx):
-        raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
+    if inputs and not flags:
+        raise UsageError("--input is for --module, --onnx and --nir: the catalog's models define their inputs")
     if reference and not (onnx and Path(reference).is_file()):
         raise UsageError(f"--reference {reference}: give the existing fp32 file of a quantised --onnx file")
     if onnx:
         return user_model.onnx_file(Path(onnx).resolve(), inputs, Path(reference).resolve() if reference else None)
+    if nir:
+        return user_model.nir_file(Path(nir), inputs)
     return user_model.module(module, inputs) if module else None

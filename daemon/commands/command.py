@@ -12,7 +12,7 @@ MOST_TOGETHER = 12  # options in one group
 GROUPS = {
     "Cases": "models variants batch-sizes option beside preset processes seed threads direction provider dla",
     "Requests": "scenario streams rate find-rate deadline percentile queue",
-    "Your own model": "module onnx reference input",
+    "Your own model": "module onnx nir reference input",
     "Weights and inputs": "weights data inputs labels accuracy metric calibration",
     "Limits": "max-latency max-power max-energy max-memory min-agreement max-drop min-effect minutes",
     "Trace": "method steps warmup workload kernel-regex snn-kernels sort verify",

@@ -46,6 +46,9 @@ def compare(
         list[str] | None,
         typer.Option(help="With --live: your own module, or one per side.", metavar="FILE.py:FUNCTION"),
     ] = None,
+    nir: Annotated[
+        list[str] | None, typer.Option(help="With --live: your own NIR file, or one per side.", metavar="FILE")
+    ] = None,
     variants: Annotated[
         str | None, typer.Option(help="Only these variants; with --live, a comparison of each.", metavar="A,B")
     ] = None,
@@ -70,12 +73,12 @@ def compare(
     json: arguments.AsJson = False,
 ) -> None:
     """Report whether B is faster than A, slower or the same."""
-    measuring = {"--python": python, "--module": module, "--pairs": pairs}
+    measuring = {"--python": python, "--module": module, "--nir": nir, "--pairs": pairs}
     measuring |= {options.fields()[name].flag: value for name, value in given.items()}
     for option, value in (measuring | {"--config": config}).items():
         if value is not None and not (live or aa):
             raise UsageError(f"{option} is for --live or --aa: two result files are compared as they are")
-    sources = [one.rpartition(":")[0] for one in module or []]
+    sources = [*(one.rpartition(":")[0] for one in module or []), *(nir or [])]
     read = [*map(Path, [*(sides or []), *sources]), *([config] if config else [])]
     journals = [path / results.JOURNAL for path in [*read, *([output] if live or aa else [])]]
     _refuse_overwriting({"--junit": junit, "--markdown": markdown}, [*read, *journals])
@@ -87,7 +90,10 @@ def compare(
     request = Request(
         cases=sides or [],
         pythons=[str(path) for path in python or []],
-        modules=[user_model.module(path, given.get("inputs", [])) for path in module or []],
+        modules=[
+            *(user_model.module(path, given.get("inputs", [])) for path in module or []),
+            *(user_model.nir_file(Path(path), given.get("inputs", [])) for path in nir or []),
+        ],
         pairs=pairs,
         min_effect=arguments.quantity("--min-effect", min_effect, {"%": 0.01}),
         preset=preset,
@@ -153,7 +159,7 @@ def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request
     if request.is_aa and (counts[0] != 1 or max(counts) > 1):
         raise UsageError("--aa compares one case with itself")
     if not request.is_aa and (max(counts) != 2 or counts[0] == 0):
-        raise UsageError("--live takes two cases, or one case and two --python or two --module")
+        raise UsageError("--live takes two cases, or one case and two --python, --module or --nir")
     if not request.modules and not all(cases):
         raise UsageError("--live with --variants and --batch-sizes alone: name the model too, as in vim_tiny")
     made = list(product(*(words or [""] for words in chosen)))

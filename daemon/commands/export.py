@@ -16,7 +16,7 @@ from benchd.daemon.commands.options import Chosen
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import folders, interpreter
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.protocol import CALIBRATION_IMAGES, ExportRequest, encoded
+from benchd.daemon.measuring.protocol import CALIBRATION_IMAGES, ExportRequest, encoded, entry_of
 from benchd.daemon.measuring.session import writable
 from benchd.daemon.records import Inputs, UserFile
 from benchd.daemon.reporting.console import console_on
@@ -34,7 +34,7 @@ app = application()
 
 @app.command(epilog="Example: benchd export vim_tiny --precision fp32,fp16 --batch-sizes 1,dynamic --output artifacts")
 @options.of_suite(
-    *("calibration", "module", Chosen("onnx", "Your own ONNX file, for int8."), "inputs", "options", "weights"),
+    *("calibration", "module", "nir", Chosen("onnx", "Your own ONNX file, for int8."), "inputs", "options", "weights"),
     Chosen("seed", "Seed of random weights (default 0)."),
 )
 def export(
@@ -135,7 +135,11 @@ def _refuse(request: ExportRequest) -> None:
 
 
 def _refuse_own(request: ExportRequest) -> None:
-    if request.options or request.inputs.weights == demo.DEMO or request.to == "tensorrt":
+    entry = entry_of("", request.own)
+    for option in request.options:
+        if entry and option not in entry.options:
+            raise unknown("option", option, sorted(entry.options))
+    if (request.options and not entry) or request.inputs.weights == demo.DEMO or request.to == "tensorrt":
         raise UsageError("your own model has no --option, no --weights demo, and is exported --to onnx")
     if isinstance(request.own, UserFile) and (request.own.precision == "int8" or request.precisions != ["int8"]):
         raise UsageError("--onnx is for a float file and --precision int8")

@@ -31,7 +31,10 @@ from benchd.daemon.verdicts.recommend import Requirements, decide
 
 app = application()
 
-OF_OWN_MODEL: dict[str, object] = {"module": None, "onnx": None, "reference": None, "inputs": [], "weights": None}
+OF_OWN_MODEL: dict[str, object] = {
+    **dict.fromkeys(("module", "onnx", "nir", "reference", "weights")),
+    "inputs": [],
+}
 """The fields of a suite that name a user's model, as they are without one."""
 
 
@@ -123,7 +126,7 @@ def _again(case: str, records: Path | None, output: Path, given: Mapping[str, An
     else:
         sys.stderr.write(f"note: {where} has no record of {case}: its weights and images are the defaults\n")
         fields = msgspec.structs.asdict(plan.suite_of(case, "quick"))
-    replaced = {"models", *OF_OWN_MODEL} if {"module", "onnx"} & given.keys() else set()
+    replaced = {"models", *OF_OWN_MODEL} if {"module", "onnx", "nir"} & given.keys() else set()
     known = options.fields().keys() - replaced
     return {name: value for name, value in fields.items() if name in known and value not in (None, [], {})}
 

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TextIO
+from typing import Annotated, Any, NamedTuple, TextIO, cast
 
 import msgspec
 import typer
@@ -21,7 +21,7 @@ from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.environment import without_credentials
 from benchd.daemon.machine.signals import as_interrupt
-from benchd.daemon.measuring import plan, user_model
+from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session, writable
@@ -66,7 +66,7 @@ app = application()
 @options.of_suite(
     Chosen("variants", "The variant to profile (default: eager)."),
     Chosen("batch_sizes", "Images per step (default: the model's own)."),
-    *("weights", "data", "samples", "options", "module", "inputs"),
+    *("weights", "data", "samples", "options", "module", "nir", "inputs"),
 )
 def profile(
     given: dict[str, Any],
@@ -188,14 +188,10 @@ def _compare(sides: Sequence[Path], out: TextIO, *, as_json: bool) -> None:
 
 def _user_module(model: str | None, given: dict[str, Any]) -> UserModule | None:
     """Take the user's module out of the options; raise UsageError unless there is a model or a module."""
-    module, inputs = given.pop("module", None), given.pop("inputs", [])
-    if not model and not module:
+    own = arguments.own_model(given, beside={"MODEL": model})
+    if not model and not own:
         raise UsageError("name a model, as in `benchd profile vim_tiny`, or a --module; `benchd list` shows the models")
-    if model and module:
-        raise UsageError(f"{model} and --module: give only one of them")
-    if inputs and not module:
-        raise UsageError("--input is for --module: the catalog's models define their inputs")
-    return user_model.module(module, inputs) if module else None
+    return cast(UserModule | None, own)  # the command has no --onnx
 
 
 def _planned(suite: Suite, machine: Machine, own: UserModule | None) -> Planned:

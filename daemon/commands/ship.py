@@ -40,7 +40,7 @@ app = application()
 
 @app.command(epilog="Example: benchd ship torchvision:resnet18 --max-latency 50ms --output resnet18-shipped")
 @options.of_suite(
-    *("module", "onnx", "reference", "inputs", "options"),
+    *("module", "onnx", "nir", "reference", "inputs", "options"),
     *("weights", "data", "samples", "labels", "accuracy", "metric", "calibration"),
     Chosen("batch_sizes", "Batch sizes that compete."),
     Chosen("variants", "Variants that compete (default: all that can run here)."),
@@ -93,7 +93,7 @@ def ship(
     _refuse(asked, minutes)
     own = arguments.own_model(given, beside={"MODEL": model})
     if not (model or own):
-        raise UsageError("give a model, as in `benchd ship vim_tiny`, or your own with --module or --onnx")
+        raise UsageError("give a model, as in `benchd ship vim_tiny`, or your own with --module, --onnx or --nir")
     suite = options.suite(given | {"models": [model] if model else [], "directions": ["inference"]})
     shipping.refuse_existing(out)
     if page:

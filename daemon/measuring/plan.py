@@ -18,7 +18,7 @@ from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu, sandbox
 from benchd.daemon.measuring import loads, user_inputs, user_model
 from benchd.daemon.measuring.process import allocator
-from benchd.daemon.measuring.protocol import Limits, encoded
+from benchd.daemon.measuring.protocol import Limits, encoded, entry_of
 from benchd.daemon.records import (
     DIRECTIONS,
     SCENARIOS,
@@ -34,6 +34,7 @@ from benchd.daemon.records import (
     UserFile,
     UserModel,
     UserModule,
+    UserNir,
     Variant,
     usable_variants,
 )
@@ -244,7 +245,7 @@ def again(record: Record) -> dict[str, Any]:
         fields |= msgspec.structs.asdict(load) | {"rates_hz": [load.rate_hz] if load.rate_hz else []}
         fields["find_rate"] = fields.pop("rate_hz") is None
     if isinstance(own, UserModule):
-        fields["module"] = own.path
+        fields["nir" if isinstance(own, UserNir) else "module"] = own.path
     elif own:
         fields |= {"onnx": own.path, "reference": own.reference}
     else:
@@ -478,6 +479,8 @@ def _of_suite(suite: Suite) -> UserModel | None:
     try:
         if suite.module:
             return user_model.installed(suite.module, suite.inputs)
+        if suite.nir:
+            return user_model.nir_file(Path(suite.nir), suite.inputs)
         reference = Path(suite.reference) if suite.reference else None
         return user_model.onnx_file(Path(suite.onnx), suite.inputs, reference) if suite.onnx else None
     except UsageError as error:
@@ -556,9 +559,9 @@ def _batch_sizes(suite: Suite, model: str, own: UserModel | None, scenario: Scen
 
 def _options(suite: Suite, model: str, own: UserModel | None) -> list[dict[str, OptionValue]]:
     """Return every combination of the options this model has, without default values."""
-    if own:
+    entry = entry_of(model, own)
+    if entry is None:
         return [{}]
-    entry = catalog.entry(model)
     parsed = [
         [(name, entry.options[name].parse(name, value)) for value in values]
         for name, values in sorted(suite.options.items())
@@ -574,9 +577,10 @@ def _options(suite: Suite, model: str, own: UserModel | None) -> list[dict[str, 
 
 def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
     """Raise for an option that no model has; models without it run without it."""
-    if own and suite.options:
+    entries = [entry for model in models if (entry := entry_of(model, own))]
+    if suite.options and not entries:
         raise UsageError(f"option {next(iter(suite.options))!r}: your own model has no options")
-    known = {name for model in models if not own for name in catalog.entry(model).options}
+    known = {name for entry in entries for name in entry.options}
     for name in suite.options:
         if name not in known:
             raise unknown(f"option of {', '.join(models)}", name, sorted(known))

@@ -24,6 +24,7 @@ from benchd.daemon.records import (
     UserFile,
     UserModel,
     UserModule,
+    UserNir,
 )
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.exporters.files import Form, QuantisedFor
@@ -136,6 +137,11 @@ class Pack(Struct, frozen=True, tag=True):
 Recipe = Measure | Compare | Race | Verify | Accompany | Pack
 
 
+def entry_of(model: str, own: UserModel | None) -> catalog.Model | None:
+    """Return the entry with a model's options, None for a user's model without any."""
+    return catalog.entry(model) if own is None else catalog.NIR if isinstance(own, UserNir) else None
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """One process of one case: everything a worker needs to know. Paths come from the command line, never a message.
 
@@ -180,7 +186,8 @@ class Job(Struct, frozen=True, kw_only=True):
     @property
     def options(self) -> dict[str, OptionValue]:
         """Return the options of the case with the catalog's defaults."""
-        return self.case.options if self.own else catalog.entry(self.case.model).resolve(self.case.options)
+        entry = entry_of(self.case.model, self.own)
+        return entry.resolve(self.case.options) if entry else self.case.options
 
 
 class Stage(Struct, frozen=True, tag="stage"):

@@ -12,7 +12,7 @@ import msgspec
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import user_python
 from benchd.daemon.measuring.user_inputs import inputs_of, of_module
-from benchd.daemon.records import InputSpec, UserFile, UserModule
+from benchd.daemon.records import InputSpec, UserFile, UserModule, UserNir
 from benchd.models.catalog import LIBRARIES
 
 
@@ -44,6 +44,13 @@ def installed(text: str, given: Sequence[str]) -> UserModule:
     if place is None:
         raise UsageError(f"{text}: no package {package!r} in this environment; pip install it")
     return UserModule(text, _arguments(given), place)
+
+
+def nir_file(path: Path, given: Sequence[str]) -> UserNir:
+    """Return the file with the inputs of `--input`; raise UsageError if there is none."""
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    return UserNir(str(path.resolve()), _arguments(given))
 
 
 def onnx_file(path: Path, given: Sequence[str], reference: Path | None = None) -> UserFile:

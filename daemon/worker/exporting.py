@@ -16,7 +16,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.machine.standard_streams import STDERR, lasting
 from benchd.daemon.machine.ticker import ticker_of
 from benchd.daemon.measuring.plan import PRESETS
-from benchd.daemon.measuring.protocol import ExportRequest, Job
+from benchd.daemon.measuring.protocol import ExportRequest, Job, entry_of
 from benchd.daemon.records import Case, OptionValue, Variant
 from benchd.daemon.shipping.manifest import PLAN
 from benchd.daemon.worker import backends, workload
@@ -24,7 +24,7 @@ from benchd.daemon.worker.source import Source
 from benchd.exporters import files
 from benchd.exporters.artifacts import Artifact
 from benchd.exporters.files import Precision
-from benchd.models import catalog, demo
+from benchd.models import demo
 
 
 class _File(NamedTuple):
@@ -68,17 +68,13 @@ def _made(request: ExportRequest) -> tuple[list[Artifact], int]:
 
 
 def _wanted(request: ExportRequest) -> Iterator[_File]:
-    own = request.own
-    if own:
-        for precision, batch in product(request.precisions, request.batches):
-            yield _File(_job(request, own.model, {}, precision, batch), precision, batch)
-        return
-    names = sorted(request.options)
-    for model, *chosen in product(request.models, *(request.options[name] for name in names)):
+    names, models = sorted(request.options), [request.own.model] if request.own else request.models
+    for model, *chosen in product(models, *(request.options[name] for name in names)):
         given: dict[str, OptionValue] = dict(zip(names, chosen, strict=True))
         if request.inputs.weights == demo.DEMO:
             given = demo.complete(model, given)
-        options = catalog.entry(model).resolve(given)
+        entry = entry_of(model, request.own)
+        options = entry.resolve(given) if entry else given
         for precision, batch in product(request.precisions, request.batches):
             yield _File(_job(request, model, options, precision, batch), precision, batch)
 

@@ -18,6 +18,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.machine.environment import installed_version
 from benchd.daemon.measuring import user_python
 from benchd.daemon.measuring.protocol import Golden, Job, Packed, Tensor
+from benchd.daemon.records import UserNir
 from benchd.daemon.runtimes import FILE_BACKENDS
 from benchd.daemon.shipping import load_text
 from benchd.daemon.shipping.manifest import CODE, GOLDEN, JUMPING_SHARE, ONNX, WEIGHTS
@@ -37,6 +38,16 @@ GOLDEN_ROWS = 8
 IMPORTED = {"benchd", "numpy", "safetensors", "torch"}
 """What LOAD.md of a PyTorch variant imports besides the standard library."""
 
+NIR = "net.nir"
+_NIR_CODE = """from pathlib import Path
+
+from benchd.models import nir
+
+
+def build():
+    return nir.build(str(Path(__file__).with_name("{nir}")), **{options})
+"""
+
 
 def refuse(job: Job, workload: Workload, answer: Batch) -> None:
     """Raise Unsupported if the variant that gave this answer cannot be deployed as files."""
@@ -48,7 +59,7 @@ def refuse(job: Job, workload: Workload, answer: Batch) -> None:
         complex_ones = [name for name, value in tensors(answer).items() if value.is_complex()]
         if complex_ones:
             raise Unsupported(f"its answer {complex_ones[0]} is complex: return real tensors to ship it")
-        if job.module:
+        if job.module and not isinstance(job.module, UserNir):
             _refuse_name(job.module.name)
 
 
@@ -105,12 +116,22 @@ def _module(job: Job, module: nn.Module, folder: Path) -> str:
         copy = folder / CODE / _place(name, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
+    if isinstance(job.module, UserNir):
+        return _nir(job, job.module, folder / CODE)
     return f"{job.module.name}:{job.module.function}" if job.module else job.case.model
+
+
+def _nir(job: Job, own: UserNir, folder: Path) -> str:
+    """Write a NIR file and the code that builds its net; return by what it is built."""
+    folder.mkdir(exist_ok=True)
+    shutil.copyfile(own.path, folder / NIR)
+    (folder / "net.py").write_text(_NIR_CODE.format(nir=NIR, options=job.options))
+    return "net:build"
 
 
 def _code(job: Job) -> dict[str, Path]:
     """Return the files of a user's module by the names that LOAD.md imports them by; none for another model."""
-    if not job.module:
+    if not job.module or isinstance(job.module, UserNir):
         return {}
     return {**user_code.imported(job.module.package), job.module.name: user_module.file(job.module)}
 
@@ -204,7 +225,9 @@ def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
     if job.case.variant.backend in FILE_BACKENDS:
         return {"numpy": version("numpy")} | backends.packages(job.case.variant, loaded)
     library = job.case.model.partition(":")[0] if ":" in job.case.model else ""
-    wanted = ["numpy", "torch", "safetensors", *([] if job.module else ["benchd"]), *([library] if library else [])]
+    is_nir = isinstance(job.module, UserNir)
+    wanted = ["numpy", "torch", "safetensors", *(["benchd"] if is_nir or not job.module else [])]
+    wanted += [*(["h5py"] if is_nir else []), *([library] if library else [])]
     return {name: version(name) for name in wanted} | _imported_packages(_code(job))
 
 

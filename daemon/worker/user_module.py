@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from benchd.daemon.errors import UnfitModel, Unsupported, UsageError
 from benchd.daemon.measuring import user_inputs
 from benchd.daemon.measuring.protocol import Job
-from benchd.daemon.records import InputSpec, UserModule
+from benchd.daemon.records import InputSpec, UserModule, UserNir
 from benchd.daemon.runtimes import FILE_BACKENDS
 from benchd.daemon.worker.structures import Batch, values
 from benchd.exporters import doubled
+from benchd.models import nir
 
 _OF_COMPILE = "_torchdynamo_orig_callable"  # what torch.compile leaves on a forward, of a module or of a class
 
@@ -32,6 +33,8 @@ def build(own: UserModule, job: Job) -> nn.Module:
     Raises UsageError for an error on the command line, and Unsupported for a kind of module that the case's variant
     cannot run.
     """
+    if isinstance(own, UserNir):
+        return nir.build(own.path, **job.options)
     where, name = own.where, own.function
     option = f"--module {Path(where).name}:{name}"  # messages contain no folder
     source = imported(where, own.folder, option)

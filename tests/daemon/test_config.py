@@ -115,9 +115,11 @@ def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, m
         ("[[suite]]\nmodel = ['x']", r"unknown configuration key 'suite.model'; did you mean 'suite.models'\?"),
         ("[[suite]]\nonnx = 'net.onnx'", r"suite.onnx 'net.onnx': give an absolute path, beginning with /"),
         ("[[suite]]\nonnx = '/net.onnx'\nmodels = ['square']", r"suite.onnx: your own model replaces models"),
-        ("[[suite]]\ninputs = ['3x4x4']", r"suite.inputs: only for suite.onnx and suite.module"),
+        ("[[suite]]\ninputs = ['3x4x4']", r"suite.inputs: only for your own model"),
         ("[[suite]]\nonnx = '/a/net.onnx'\n[[suite]]\nonnx = '/b/net.onnx'", r"suite.onnx: two files are called 'net'"),
         ("[[suite]]\nmodule = 'net.py:build'", r"suite.module 'net.py:build': give package.module:FUNCTION"),
+        ("[[suite]]\nnir = 'net.nir'", r"suite.nir 'net.nir': give an absolute path, beginning with /"),
+        ("[[suite]]\nonnx = '/a/net.onnx'\n[[suite]]\nnir = '/b/net.nir'", r"suite.onnx: two files are called 'net'"),
         ("[[suite]]\nmodule = 'a.net:f'\nonnx = '/net.onnx'", r"suite.onnx: your own model replaces models"),
         (
             "[[suite]]\nmodule = 'a.net:f'\n[[suite]]\nmodule = 'b.net:f'",

@@ -17,5 +17,5 @@ def test_two_modules_without_a_case_are_compared_in_eager(tmp_path):
     module = user_model.module(f"{tmp_path}/net.py:build", ["8"])
     request = Request([], "quick", 0.005, modules=[module, module])
     assert [each.cases for each in compare._requests(request, NOTHING_CHOSEN)] == [["eager"]]
-    with pytest.raises(UsageError, match="two --python or two --module"):
+    with pytest.raises(UsageError, match="two --python, --module or --nir"):
         compare._requests(replace(request, modules=[module]), NOTHING_CHOSEN)

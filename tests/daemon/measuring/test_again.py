@@ -7,7 +7,7 @@ from records_made import made
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.records import Case, Inputs, Load, Neighbour, UserFile, UserModule, Variant
+from benchd.daemon.records import Case, Inputs, Load, Neighbour, UserFile, UserModule, UserNir, Variant
 
 CPU = Machine("cpu", has_cxx=True)
 
@@ -70,3 +70,10 @@ def test_a_user_s_module_is_asked_for_by_its_name_and_inputs():
 def test_preset_and_processes_are_those_of_the_record(limits, preset, processes):
     entry = planned(made(limits=limits, preset=preset))
     assert (entry.limits.processes, entry.preset) == (processes, preset if preset == "standard" else "quick")
+
+
+def test_a_nir_file_is_measured_again_with_its_options():
+    own = UserNir("net.nir", [])
+    fields = plan.again(made(case=Case(model="own.net", options={"dt": 0.001}), own=own))
+    assert (fields["nir"], fields["options"]) == ("net.nir", {"dt": [0.001]})
+    assert UserNir("/srv/x/net.nir").named == own

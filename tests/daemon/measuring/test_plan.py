@@ -20,7 +20,7 @@ from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine import sandbox
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.records import Case, UserFile, UserModule, Variant
+from benchd.daemon.records import Case, UserFile, UserModule, UserNir, Variant
 from benchd.daemon.runtimes import PACKAGES
 from benchd.models import libraries
 
@@ -554,3 +554,18 @@ def test_a_model_of_ones_own_has_no_trained_weights_that_ship(checkpoint):
 def test_weights_are_named_or_a_whole_path(checkpoint):
     assert [plan.named_weights(named) for named in ("demo", "random", checkpoint)] == ["demo", "random", checkpoint]
     assert plan.named_weights("w.pth") == str(Path.cwd() / "w.pth")
+
+
+def test_a_nir_file_has_options_that_multiply_into_cases_and_others_are_refused():
+    own = UserNir("/net.nir")
+    suite = Suite(variants=["eager"], options={"dt": [0.001, 0.0001], "reset": ["subtract"]})
+    cases = [entry.case for entry in plan.plan([suite], LimitsConfig(), CPU, own)]
+    assert [case.case_id for case in cases] == [
+        "own.net,eager,b1,dt=0.001,reset=subtract",
+        "own.net,eager,b1,reset=subtract",
+    ]
+    assert plan.suite_of(cases[0].case_id, "quick").options == {"dt": ["0.001"], "reset": ["subtract"]}
+    with pytest.raises(UsageError, match="did you mean 'reset'"):
+        plan.plan([Suite(options={"rest": ["zero"]})], LimitsConfig(), CPU, own)
+    with pytest.raises(UsageError, match="option reset=none: choose one of zero, subtract"):
+        plan.plan([Suite(options={"reset": ["none"]})], LimitsConfig(), CPU, own)

@@ -1,14 +1,6 @@
-"""NeuroBench's metrics against its own package, at a fixed batch: `make test-neurobench`.
+"""NeuroBench's metrics against its own package, at a fixed batch: `make test-neurobench`."""
 
-BENCHD_NEUROBENCH names a folder that the packages are installed into where they are absent, without what they depend
-on: NeuroBench's metadata demands audio and data set packages that its metrics do not need.
-"""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import frameworks
 import pytest
 import torch
 from torch import nn
@@ -16,20 +8,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchd.daemon.worker.neurobench import measure
 
-PACKAGES = ("neurobench==2.3.0", "snntorch==1.0.0", "tqdm")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
 
 
 @pytest.fixture(scope="module")
 def theirs():
     """A function that returns NeuroBench's results for its form of a net over one batch."""
-    if "BENCHD_NEUROBENCH" not in os.environ:
-        pytest.skip("make test-neurobench runs it")
-    folder = Path(os.environ["BENCHD_NEUROBENCH"]).absolute()
-    if not folder.exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *PACKAGES]
-        subprocess.run(command, check=True)
-    sys.path.append(str(folder))
+    frameworks.require()
     from neurobench.benchmarks import Benchmark
     from neurobench.metrics.static import ConnectionSparsity, Footprint
     from neurobench.metrics.workload import ActivationSparsity, MembraneUpdates, SynapticOperations

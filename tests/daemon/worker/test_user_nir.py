@@ -1,0 +1,77 @@
+"""A NIR file given as a model: measured, checked, counted, exported and packed as a user's module is."""
+
+import importlib
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from worker_jobs import job, run_here
+
+pytest.importorskip("h5py", reason="reads NIR files")
+
+from nir_made import chain, neuron, write
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.measuring.protocol import Pack
+from benchd.daemon.records import UserNir, Variant
+from benchd.daemon.shipping.manifest import CODE
+from benchd.models import nir
+
+
+@pytest.fixture
+def a_job(tmp_path):
+    """A job of a net with a layer of weights between two populations."""
+    layer = {"type": "Affine", "weight": np.random.default_rng(0).normal(size=(3, 3)), "bias": np.full(3, 0.5)}
+    path = write(tmp_path / "net.nir", chain(neuron("LIF"), layer, neuron("CubaLIF")))
+    asked = {"dt": 1e-3, "time_steps": 6, "reset": "subtract"}
+    made = job(tmp_path, model="own.net", options=asked, probes=True)
+    return msgspec.structs.replace(made, own=UserNir(str(path)))
+
+
+@pytest.mark.parametrize("name", ["eager", "onnxruntime", "amp"])
+def test_its_variants_run_checked_by_their_spikes(a_job, name):
+    variant = Variant.parse(name)
+    if variant.backend == "onnxruntime":
+        pytest.importorskip("onnxscript", reason="exports")
+        pytest.importorskip("onnxruntime")
+    outcome = run_here(msgspec.structs.replace(a_job, case=msgspec.structs.replace(a_job.case, variant=variant)))
+    assert outcome.process.status == "ok", outcome.process.reason
+    assert outcome.check.passed, outcome.check.note
+    assert outcome.model.read == {"net.nir": outcome.model.read["net.nir"]}
+    assert outcome.model.options == {
+        "current": "new",
+        "dt": 1e-3,
+        "fires": "above",
+        "gain": "absolute",
+        "readout": "steps",
+        "reset": "subtract",
+        "time_steps": 6,
+    }
+    assert outcome.model.input_shape == [6, 3]
+    if name == "eager":
+        metrics = outcome.neurobench
+        assert (metrics.dense_operations, metrics.effective_macs) == (9 * 6, 0.0)
+        assert 0 < metrics.effective_acs < metrics.dense_operations
+        assert metrics.activation_sparsity is not None
+        assert outcome.counted.matrix_flops == 2 * 9 * 6
+
+
+def test_a_packed_folder_builds_the_same_net_with_the_same_options(a_job, tmp_path, monkeypatch):
+    (tmp_path / "shipped").mkdir()
+    outcome = run_here(msgspec.structs.replace(a_job, recipe=Pack(str(tmp_path / "shipped"))))
+    assert outcome.process.status == "ok", outcome.process.reason
+    assert outcome.packed.entry == "net:build"
+    assert {"benchd", "h5py"} <= outcome.packed.packages.keys()
+    monkeypatch.syspath_prepend(tmp_path / "shipped" / CODE)
+    built = importlib.import_module("net").build()
+    del sys.modules["net"]
+    theirs = nir.build(a_job.own.path, **a_job.options)
+    assert built.state_dict().keys() == theirs.state_dict().keys()
+    assert built.input_shape == theirs.input_shape
+
+
+def test_without_h5py_a_sentence_says_what_to_install(a_job, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(Unsupported, match="reading a NIR file needs the package h5py: pip install h5py"):
+        nir.build(a_job.own.path, **a_job.options)
