@@ -214,6 +214,14 @@ class LayerRow(Struct, frozen=True, kw_only=True):
     modelled_energy_j: float | None = None
 
 
+class Sparsity(Struct, frozen=True, kw_only=True):
+    """NeuroBench's sparsities of one module: the shares of zeros among its weights and among what it puts out."""
+
+    name: str
+    connection: float | None
+    activation: float | None
+
+
 class LayersProfile(Struct, frozen=True, kw_only=True):
     """The time of a forward pass by component and by layer.
 
@@ -221,6 +229,7 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
     medians over the runs: the difference is the cost of synchronisation. `run_ns` are the fused runs and `variation`
     their standard deviation over their mean. `loading` is the construction of the model, if it has parts.
     `measured_energy_j` is per image, over `energy_window`, in which `energy_images` ran without segment boundaries.
+    `sparsity` is that of nets with neurons or activations that are modules.
     With `timed_by` that runtime has measured its own layers: there are no components, and `synchronised_ns` is their
     sum.
     """
@@ -238,6 +247,7 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
     energy_window: Window | None = None
     energy_images: int = 0
     timed_by: str | None = None
+    sparsity: list[Sparsity] = []
     notes: list[str] = []
 
 

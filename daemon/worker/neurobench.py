@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchd.daemon.profiling.profile import Sparsity
 from benchd.daemon.records import NeuroBench
 from benchd.daemon.worker.structures import Batch, values
 
@@ -20,7 +21,8 @@ _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _OTHER_LAYERS = (*_RECURRENT, nn.Bilinear, nn.MultiheadAttention, nn.modules.conv._ConvTransposeNd)
 _ACTIVATIONS = (nn.ReLU, nn.Sigmoid)
-_NEURONS = {"SpikingNeuron", "BaseNode"}  # the base classes of snnTorch and SpikingJelly
+# the base classes of snnTorch, SpikingJelly and Norse
+_NEURONS = {"SpikingNeuron", "BaseNode", "SNNCell", "SNNRecurrentCell", "SNN", "SNNRecurrent"}
 _STATES = ("mem", "v")  # and what they call the membrane potential
 
 
@@ -49,6 +51,23 @@ def measure(module: nn.Module, example: Batch) -> NeuroBench:
     )
 
 
+def by_layer(module: nn.Module, run: Callable[[], object]) -> list[Sparsity]:
+    """Return the sparsities of each layer of weights and each neuron or activation, by its whole name."""
+    seen = {neuron: _Pass() for neuron in _neurons(module)}
+    with ExitStack() as hooks:
+        for neuron, its in seen.items():
+            hooks.callback(neuron.register_forward_hook(its.leaves).remove)
+        run()
+    rows = []
+    for name, part in module.named_modules():
+        weights = [part.weight] if isinstance(part, _LAYERS) else []
+        its = seen.get(part, _Pass())
+        if weights or its.numbers:
+            activation = its.zeros / its.numbers if its.numbers else None
+            rows.append(Sparsity(name=name, connection=_share_zero(weights), activation=activation))
+    return rows
+
+
 def _layers(module: Any) -> list[tuple[nn.Module, Any]]:
     """Return what is called for each layer of weights, and the layer: the same, but in a net that folds them."""
     if hasattr(module, "synapses"):
@@ -60,8 +79,7 @@ def _neurons(module: Any) -> Iterable[nn.Module]:
     """Return what activates: neurons and, as there, ReLU and Sigmoid."""
     own = {id(each) for each in module.neurons()} if hasattr(module, "neurons") else set()
     for part in module.modules():
-        bases = type(part).__mro__
-        is_neuron = any(base.__name__ in _NEURONS or base.__module__.startswith("norse.") for base in bases)
+        is_neuron = any(base.__name__ in _NEURONS for base in type(part).__mro__)
         if is_neuron or isinstance(part, _ACTIVATIONS) or id(part) in own:
             yield part
 
@@ -115,7 +133,7 @@ class _Pass:
         out = output[0] if isinstance(output, tuple) else output
         self.zeros += int((out == 0).sum())
         self.numbers += out.numel()
-        before, after = self._before.pop(neuron), _state(neuron)
+        before, after = self._before.pop(neuron, None), _state(neuron)
         if after is not None:
             self.has_state = True
             if before is not None and before.shape == after.shape:

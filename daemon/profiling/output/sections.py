@@ -19,6 +19,7 @@ from benchd.daemon.profiling.profile import (
     Operator,
     Profile,
     Range,
+    Sparsity,
     StepTime,
     Synchronization,
     TorchProfile,
@@ -277,6 +278,12 @@ LAYERS: Columns[LayerRow] = {
     "modelled mJ per image": lambda row: figure(row.modelled_energy_j, 1e3),
 }
 
+SPARSITIES: Columns[Sparsity] = {
+    "module": lambda row: row.name,
+    "connection sparsity %": lambda row: _percent(row.connection),
+    "activation sparsity %": lambda row: _percent(row.activation),
+}
+
 
 def _memory(memory: MemoryProfile) -> Iterator[Section]:
     peak = sorted(memory.peak_by_category.items(), key=lambda item: -item[1])
@@ -319,6 +326,10 @@ def _layers(layers: LayersProfile) -> Iterator[Section]:
     yield _table("Components", " ".join(whole), LAYERS, _indented(layers.components))
     notes = [*([] if layers.components else whole), *layers.notes]
     yield _table("Layers", " ".join(notes), LAYERS, _indented(layers.layers))
+    note = (
+        "Shares of zeros as NeuroBench counts them: of a layer's weights, and of what neurons and activations put out."
+    )
+    yield _table("Sparsity", note, SPARSITIES, layers.sparsity)
 
 
 def _run_taken(layers: LayersProfile) -> str:

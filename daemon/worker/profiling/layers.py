@@ -22,7 +22,7 @@ from torch import nn
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import LayerRow, LayersProfile
 from benchd.daemon.records import Window
-from benchd.daemon.worker import probes
+from benchd.daemon.worker import neurobench, probes
 from benchd.daemon.worker.profiling import breakdown, costs, segments, spikes
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.segments import Path, Segments
@@ -63,6 +63,7 @@ def run(work: Work) -> LayersProfile:
             runs = [_timed(work, split, number) for number in range(max(MIN_RUNS, work.job.runs))]
             part_costs = costs.count(work.module, work.forward, len(work.images), split)
             part_spikes = list(_spikes(work, split))
+            sparsity = neurobench.by_layer(work.module, work.forward)
             window, passes = _repeated(work)
     fused_ns, coarse, fine = zip(*runs, strict=True)
     rates = probes.probe(work.device, work.job.case.variant.precision)
@@ -80,6 +81,7 @@ def run(work: Work) -> LayersProfile:
         loading=loading,
         energy_window=window,
         energy_images=passes * len(work.images),
+        sparsity=sparsity if any(row.activation is not None for row in sparsity) else [],
         notes=list(_notes(work, components, layers)),
     )
 

@@ -430,3 +430,17 @@ def test_what_has_no_layers_of_its_own_is_refused_with_the_reason(variant, workl
     work = work_of(nn.Linear(2, 2), torch.rand(1, 2), variant=variant, workload=workload)
     with pytest.raises(Unsupported, match="profile"):
         layers.run(work)
+
+
+@pytest.mark.parametrize("name", ["onepass", "stbif"])
+def test_the_sparsity_is_that_of_each_layer_and_population(name):
+    work, found = run_of(name)
+    rows = {row.name: row for row in found.sparsity}
+    modules = dict(work.module.named_modules())
+    for neuron in work.module.neurons():
+        (row,) = (row for row in found.sparsity if modules[row.name] is neuron)
+        assert 0 < row.activation <= 1  # so few steps leave a population silent
+        assert row.connection is None
+    layer = next(name for name, module in modules.items() if isinstance(module, torch.nn.Linear))
+    assert any(0 < (row.activation or 0) < 1 for row in found.sparsity)
+    assert (rows[layer].connection, rows[layer].activation) == (0.0, None)
