@@ -88,39 +88,12 @@ def test_a_second_run_adds_and_changes_nobody_s_password(tmp_path):
     assert "listener 1883" in (folder / "conf.d/benchd.conf").read_text()
 
 
-def test_a_second_run_keeps_the_listener(tmp_path):
-    settings = tmp_path / "etc/mosquitto/conf.d/benchd.conf"
-    run(tmp_path, "--port", "8884", "d1")
-    run(tmp_path, "d1", "d2")
-    assert "listener 8884\n" in settings.read_text()
-    run(tmp_path, "--port", "8885", "d1")
-    assert re.findall("^listener .*", settings.read_text(), re.MULTILINE) == ["listener 8885"]
-
-
-def test_a_password_that_lies_there_is_taken(tmp_path):
-    (tmp_path / "etc/mosquitto/benchd").mkdir(parents=True)
-    (tmp_path / "etc/mosquitto/benchd/collector").write_text("chosen")
-    run(tmp_path, "d1")
-    assert (tmp_path / "etc/mosquitto/benchd/collector").read_text() == "chosen"
-    assert (tmp_path / "etc/mosquitto/benchd/d1").read_text() != "chosen"
-
-
 def test_a_listener_of_the_site_s_own_stays_the_only_one(tmp_path):
     folder = tmp_path / "etc/mosquitto/conf.d"
     folder.mkdir(parents=True)
     (folder / "site.conf").write_text("listener 8883\n")
     run(tmp_path, "d1")
     assert "listener" not in (folder / "benchd.conf").read_text()
-
-
-def test_the_default_port_ends_when_the_site_has_a_listener_of_its_own(tmp_path):
-    folder = tmp_path / "etc/mosquitto/conf.d"
-    for _ in range(2):
-        run(tmp_path, "d1")
-        assert "listener 1883\n" in (folder / "benchd.conf").read_text()
-    (folder / "site.conf").write_text("listener 8883\n")
-    run(tmp_path, "d2")
-    assert "listener" not in (folder / "benchd.conf").read_text(), "passwords go on in the clear"
 
 
 def test_a_port_that_was_asked_for_is_listened_on_beside_a_listener_of_the_site_s_own(tmp_path):
@@ -133,17 +106,6 @@ def test_a_port_that_was_asked_for_is_listened_on_beside_a_listener_of_the_site_
     assert re.findall("^listener .*", (folder / "benchd.conf").read_text(), re.MULTILINE) == ["listener 8885"]
     run(tmp_path, "--port", "8883", "d1")
     assert "listener" not in (folder / "benchd.conf").read_text(), "mosquitto does not listen on one port twice"
-
-
-def test_rules_of_the_site_s_own_stay_and_so_does_the_user_of_a_bridge(tmp_path):
-    folder = tmp_path / "etc/mosquitto"
-    run(tmp_path, "--site", "site-1")
-    (folder / "benchd.acl.d/home.acl").write_text("user home\ntopic read benchd/v1/#")
-    for _ in range(2):
-        run(tmp_path, "d1")
-        rules = (folder / "benchd.acl").read_text()
-        assert rules.count("\nuser home\ntopic read benchd/v1/#\n") == 1
-        assert rules.count("\nuser site-1\ntopic write benchd/v1/+/result/#\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,6 @@ def test_the_command_of_a_service_is_one(name):
     assert given["only"] == name.partition("-")[0]
 
 
-def test_one_port_for_people_and_one_for_devices():
-    assert [port for service in SERVICES.values() for port in service.get("ports", [])] == ["1883:1883", "8420:8420"]
-
-
 def test_every_setting_that_compose_reads_is_described():
     read = set(re.findall(r"\$\{(\w+)\}", (ROOT / "compose.yaml").read_text()))
     page = (ROOT / "docs/containers.md").read_text()

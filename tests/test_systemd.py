@@ -61,11 +61,6 @@ def test_every_hardening_option_of_the_service_has_its_reason_in_the_line_above(
     assert [line for above, line in options if not above.startswith("# ")] == []
 
 
-def test_both_units_are_hardened_alike():
-    service, once = (set(re.findall(HARDENING.pattern[:-1] + r"=(.*)", unit(name), re.MULTILINE)) for name in UNITS)
-    assert service == once
-
-
 def test_no_single_wait_is_as_long_as_the_watchdog_s():
     """Each follows upon a last sign of life that may be WATCHDOG_S old."""
     watchdog_s = float(re.search(r"^WatchdogSec=(\d+)$", unit("benchd.service"), re.MULTILINE)[1])
@@ -93,10 +88,6 @@ def test_a_worker_that_is_killed_for_memory_ends_no_other_case(name):
 
 def test_the_service_is_started_again_for_ever():
     assert {"StartLimitIntervalSec=0", "Restart=on-failure"} <= set(unit("benchd.service").splitlines())
-
-
-def test_the_dashboard_is_started_for_ever():
-    assert {"StartLimitIntervalSec=0", "Restart=on-failure"} <= set(unit(DASHBOARD).splitlines())
 
 
 def test_units_and_code_agree_on_paths():

@@ -28,13 +28,6 @@ def test_records_come_back_as_they_were(tmp_path):
     assert list(read(path)) == [b'{"a":1}', b'{"b":"\xc3\xa4"}', b"x" * 300_000]
 
 
-def test_a_record_of_two_lines_is_refused(tmp_path):
-    path = tmp_path / "records.jsonl"
-    with closing(Journal(path)) as journal, pytest.raises(ValueError, match="must be one line"):
-        journal.append(b"{\n}")
-    assert path.read_bytes() == b""
-
-
 def test_a_torn_last_line_is_named_by_its_number(tmp_path):
     path = tmp_path / "records.jsonl"
     path.write_bytes(b'{"a":1}\n{"b":2}\n{"c":')
@@ -76,16 +69,6 @@ def test_what_was_announced_is_there_after_a_kill(tmp_path):
     assert lines[-1] == b"after"
 
 
-def test_a_journal_that_will_not_move_is_gone_on_with(tmp_path):
-    (tmp_path / "runs").touch()
-    with closing(Journal(tmp_path / "records.jsonl")) as journal:
-        journal.append(b"x")
-        with pytest.raises(UsageError, match=r"runs/records-1000\.jsonl: File exists"):
-            journal.move(tmp_path / "runs/records-1000.jsonl")
-        journal.append(b"y")
-    assert list(read(tmp_path / "records.jsonl")) == [b"x", b"y"]
-
-
 LINES = b"".join(b"%d\n" % number for number in range(10_000))
 ARCHIVE = gzip.compress(LINES)
 
@@ -100,18 +83,6 @@ def test_a_damaged_archive_is_named_as_one(tmp_path, damaged):
     path.write_bytes(damaged)
     with pytest.raises(SchemaError, match=r"records-1000\.jsonl\.gz: a damaged archive .*; restore it from a copy"):
         list(read(path))
-
-
-def test_a_folder_that_cannot_be_made_is_named_with_the_cause(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    path = tmp_path / "file" / "records.jsonl"
-    with pytest.raises(UsageError, match=r"file/records\.jsonl: (File exists|Not a directory)"):
-        Journal(path)
-
-
-def test_a_file_that_is_absent_is_named_with_the_cause(tmp_path):
-    with pytest.raises(UsageError, match=r"records\.jsonl: No such file"):
-        list(read(tmp_path / "records.jsonl"))
 
 
 def test_a_full_disk_is_named_with_the_cause(tmp_path):

@@ -36,12 +36,6 @@ def test_every(text, seconds):
     assert trigger.parse(text, None, None).next_after(1000.0) == 1000.0 + seconds
 
 
-def test_at_is_once_a_day():
-    nightly = trigger.parse(None, "02:30", None)
-    assert nightly.next_after(local("2026-01-31 02:29")) == local("2026-01-31 02:30")
-    assert nightly.next_after(local("2026-01-31 02:30")) == local("2026-02-01 02:30")
-
-
 @pytest.mark.parametrize(
     ("cron", "times"),
     [
@@ -97,7 +91,3 @@ def test_an_hour_that_the_clock_repeats_comes_twice():
 def test_a_mistake_is_named(given, words):
     with pytest.raises(UsageError, match=words):
         trigger.parse(*given)
-
-
-def test_nothing_given_is_no_trigger():
-    assert trigger.parse(None, None, None) is None

@@ -82,14 +82,6 @@ def test_what_makes_no_sense_is_refused_before_anything_is_done(fields, reason, 
     assert not state.exists()
 
 
-def test_a_folder_to_write_is_the_store_and_a_file_is_not(tmp_path, state):
-    def folder(out):
-        return msgspec.structs.replace(REQUEST, out=out).folder
-
-    assert folder(None) == folder("net.onnx") == state
-    assert folder(str(tmp_path / "artifacts")) == tmp_path / "artifacts"
-
-
 def shown(artifacts, as_json=False):
     out = io.StringIO()
     export.show(artifacts, out, as_json)
@@ -154,10 +146,3 @@ def test_the_store_is_pruned_to_a_size_and_says_what_went(state):
     assert out.getvalue() == f"removed {old.key}\nnothing to remove\n"
     assert not old.path.exists()
     assert new.path.exists()
-
-
-def test_a_store_that_cannot_be_used_is_said(state):
-    (state / ".making" / ("left-" + "0" * 32)).mkdir(parents=True)
-    (state / ".locks").write_text("a file")
-    with pytest.raises(UsageError, match=r"artifact store .*; check that it can be written"):
-        export.prune_store(0, io.StringIO())

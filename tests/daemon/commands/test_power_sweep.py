@@ -6,14 +6,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-import typer
 from machines import write
 from waiting import WAIT_S
 
-from benchd.daemon.commands import power_sweep, ship
+from benchd.daemon.commands import ship
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.machine.signals import ending
-from benchd.daemon.measuring import power_modes
 from benchd.daemon.measuring.power_modes import Mode, current, read_modes, run
 
 NANO = """
@@ -30,7 +27,6 @@ GPU MAX_FREQ 612000000
 < POWER_MODEL ID=3 NAME=7W >
 < PM_CONFIG DEFAULT=1 >
 """
-AGX = "".join(f"< POWER_MODEL ID={i} NAME={name} >\n" for i, name in enumerate(["MAXN", "MODE_15W", "MODE_30W"]))
 
 # Keeps its mode in a file; mode 3 needs a reboot and asks, mode 2 takes a while.
 NVPMODEL = """#!/bin/sh
@@ -103,11 +99,6 @@ def test_each_mode_is_measured_once_it_is_in_force_and_the_former_one_comes_back
     ]
 
 
-def test_nothing_is_switched_for_the_mode_that_is_in_force(board):
-    assert run(["25W"], measure(board, "0 0"), io.StringIO(), board.root) == 0
-    assert lines(board.folder / "asked") == []
-
-
 def test_a_mode_that_wants_a_reboot_is_left_out_by_name_and_not_confirmed(board):
     out = io.StringIO()
     assert run(["7W", "15W"], measure(board), out, board.root) == 7
@@ -124,20 +115,6 @@ def test_the_exit_code_is_that_of_the_gravest(codes, code, board):
     assert run(["15W", "25W", "MAXN_SUPER"], measure(board, codes), io.StringIO(), board.root) == code
 
 
-def test_a_measurement_that_dies_is_a_failure_and_the_sweep_goes_on(board):
-    command = ["/bin/sh", "-c", f"echo x >> {board.measured}; kill -KILL $$"]
-    assert run(["15W", "25W"], command, io.StringIO(), board.root) == 1
-    assert lines(board.measured) == ["x", "x"]
-    assert current().name == "25W"
-
-
-def test_an_exception_brings_the_former_mode_back(board):
-    with pytest.raises(FileNotFoundError):
-        run(["15W"], [str(board.folder / "no-such-bench-once")], io.StringIO(), board.root)
-    assert lines(board.folder / "asked") == ["0", "1"]
-    assert current().name == "25W"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_the_measurement_and_brings_the_former_mode_back(number, board):
     command = ["env", f"--default-signal={number.name}", sys.executable, "-c", SWEEP, str(board.root)]
@@ -151,12 +128,6 @@ def test_a_signal_ends_the_measurement_and_brings_the_former_mode_back(number, b
     assert sweep.returncode == 130
     assert told == "power modes: 25W is active, as before\n"
     assert current().name == "25W"
-
-
-def test_the_signal_handlers_are_put_back(board):
-    before = [signal.getsignal(number) for number in ending()]
-    run(["15W"], measure(board), io.StringIO(), board.root)
-    assert [signal.getsignal(number) for number in ending()] == before
 
 
 def test_a_board_that_cannot_go_back_says_how_to_by_hand(board):
@@ -184,21 +155,6 @@ def test_it_measures_as_the_user_who_called_sudo(board, monkeypatch, capfd):
     assert home != os.environ.get("HOME")
 
 
-def test_it_measures_as_oneself_where_nobody_called_sudo(board, capfd):
-    assert run(["15W"], ["id", "-u"], io.StringIO(), board.root) == 0
-    assert capfd.readouterr().out == f"{os.geteuid()}\n"
-
-
-def test_agx_orin_s_names_are_found_without_their_prefix(board):
-    write(board.root, {"etc/nvpmodel.conf": AGX.replace("MODE_15W", "25W").replace("MODE_30W", "MODE_7W")})
-    out = io.StringIO()
-    with pytest.raises(UsageError, match="unknown power mode '7'"):
-        run(["7"], measure(board), out, board.root)
-    write(board.root, {"etc/nvpmodel.conf": AGX})
-    assert run(["15W"], measure(board, "0 0"), out, board.root) == 0
-    assert "MODE_15W is active" in out.getvalue()
-
-
 @pytest.mark.parametrize(
     ("names", "why"), [(["MAXN"], "Valid: 15W, 25W, MAXN_SUPER"), ([], "15W, 25W, MAXN_SUPER, 7W")]
 )
@@ -206,33 +162,6 @@ def test_names_that_the_board_lacks_change_nothing(names, why, board):
     with pytest.raises(UsageError, match=why):
         run(names, measure(board), io.StringIO(), board.root)
     assert lines(board.folder / "asked") == []
-
-
-def test_no_jetson(board, tmp_path, monkeypatch):
-    with pytest.raises(NotAvailable, match=r"nvpmodel\.conf cannot be read"):
-        run(["15W"], ["true"], io.StringIO(), tmp_path / "elsewhere")
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(NotAvailable, match="not on the PATH"):
-        run(["15W"], ["true"], io.StringIO(), board.root)
-
-
-@pytest.mark.parametrize(
-    "sweep",
-    [
-        lambda out: power_sweep.power_sweep("15W", ["-c", "echo {}"]),
-        lambda out: ship.ship(power_modes="15W", out=out),
-    ],
-    ids=["power-sweep", "ship"],
-)
-def test_standard_output_has_only_what_the_command_prints(sweep, board, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(power_modes, "CONFIGURATION", board.root / power_modes.CONFIGURATION)
-    for module, name in ((power_sweep, "BENCH_ONCE"), (ship, "BENCHD")):
-        monkeypatch.setattr(module, name, "/bin/sh")
-    monkeypatch.setattr(sys, "argv", ["benchd", "-c", "echo {}", "--power-modes", "15W"])
-    with pytest.raises(typer.Exit) as end:
-        sweep(tmp_path / "out")
-    said = capfd.readouterr()
-    assert (end.value.exit_code, said.out, said.err.count("power modes: ")) == (0, "{}\n", 2)
 
 
 @pytest.mark.parametrize("given", [["--power-modes", "15W,MAXN_SUPER"], ["--power-modes=15W,MAXN_SUPER"]])

@@ -18,7 +18,7 @@ from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, parse_url
 from benchd.daemon.delivery.delivery import CURSOR
 from benchd.daemon.delivery.log import Log
 from benchd.daemon.delivery.sinks import MqttSink
-from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.errors import NotAvailable
 from benchd.daemon.machine.lock import SERVICE, MachineLock
 from benchd.daemon.records import encode
 
@@ -106,12 +106,6 @@ def test_everything_is_sent_when_asked_for_also_what_is_archived(folder, broker)
     assert run(folder, broker.url) == (0, ["3 sent, 0 refused, 0 left"])
     assert run(folder, broker.url, everything=True) == (0, ["3 sent, 0 refused, 0 left"])
     assert subscriber(broker, "-C", "6") == lines * 2
-
-
-def test_a_folder_without_results_is_a_usage_error(folder):
-    with pytest.raises(UsageError, match=r"contains no records\.jsonl"):
-        send(folder, parse_url("mqtt://h"), 1.0, io.StringIO())
-    assert not list(folder.iterdir())
 
 
 def test_a_folder_that_a_service_delivers_is_left_to_it(folder):

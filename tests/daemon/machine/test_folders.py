@@ -39,13 +39,6 @@ def test_a_folder_that_others_may_write_or_read_is_refused(homeless, mode):
         folders.cache()
 
 
-def test_a_link_in_its_place_is_refused(homeless, tmp_path):
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    homeless.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError, match="of this user alone"):
-        folders.state()
-
-
 def test_folders_that_are_given_take_no_home(homeless, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "s"))

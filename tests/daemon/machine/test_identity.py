@@ -1,16 +1,11 @@
-import os
 import re
 import shutil
 
 import pytest
-from machines import desktop, network_card, orin_nano, write
+from machines import desktop, orin_nano, write
 
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.identity import boot_id, device_id, is_placeholder
-
-
-def test_a_configured_id_is_taken_as_it_is(tmp_path):
-    assert device_id("rack-2-orin_7", root=tmp_path) == "rack-2-orin_7"
 
 
 @pytest.mark.parametrize("configured", ["", "a/b", "a+", "#", "with blank", "-a", "A", "a.b", "ä", "a\n"])
@@ -25,10 +20,6 @@ def test_boards_flashed_from_one_image_differ(tmp_path):
     assert first != second
     assert re.fullmatch(r"orin-[0-9a-f]{6}", first)
     assert re.fullmatch(r"orin-[0-9a-f]{6}", second)
-
-
-def test_a_board_keeps_its_id(tmp_path):
-    assert device_id(None, orin_nano(tmp_path / "a")) == device_id(None, orin_nano(tmp_path / "b"))
 
 
 def test_desktops_cloned_from_one_disk_differ_by_their_network_card(tmp_path):
@@ -49,16 +40,6 @@ def test_what_only_root_may_read_does_not_count_because_users_must_agree(tmp_pat
     assert device_id(None, root) != before
 
 
-@pytest.mark.parametrize(
-    ("device", "assign_type"), [("devices/pci0/usb1/1-1", 0), ("devices/pci0/0000:01:00.0", 1)], ids=["usb", "random"]
-)
-def test_a_card_that_comes_and_goes_does_not_count(device, assign_type, tmp_path):
-    root = desktop(tmp_path)
-    before = device_id(None, root)
-    network_card(root, "a0", "3c:ec:ef:99:99:99", device, assign_type)
-    assert device_id(None, root) == before
-
-
 def test_machine_id_is_the_last_resort_and_then_the_host_name(tmp_path):
     root = desktop(tmp_path)
     shutil.rmtree(root / "sys")
@@ -77,17 +58,7 @@ def test_placeholders(value):
     assert is_placeholder(value)
 
 
-def test_a_serial_is_no_placeholder():
-    assert not is_placeholder("1421223012345")
-
-
 def test_boot_id(tmp_path):
     assert boot_id(orin_nano(tmp_path)) == "c81f324a-8cee-44ef-9e73-7927e7fee33c"
     with pytest.raises(NotAvailable, match="boot_id"):
         boot_id(tmp_path / "nothing")
-
-
-def test_this_machine():
-    assert boot_id() == boot_id()
-    assert device_id(None) == device_id(None)
-    assert re.fullmatch(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}", device_id(None)), os.uname().nodename

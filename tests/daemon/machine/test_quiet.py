@@ -41,16 +41,6 @@ def test_the_wait_says_that_the_machine_is_busy_and_ends_with_an_interrupt(neigh
     assert second.startswith("busy machine: other processes use ")
 
 
-def test_the_wait_begins_anew_with_each_busy_second(monkeypatch):
-    out, used = io.StringIO(), iter([0.0, 2.0, 0.0, 0.0])
-    monkeypatch.setattr(quiet, "STEP_S", 0.6)
-    monkeypatch.setattr(quiet.ForeignUse, "cpus", lambda _: next(used, 0.0))
-    begun_s = time.monotonic()
-    quiet.wait_until_quiet(1.0, out, lambda: False)
-    assert time.monotonic() - begun_s >= 2.2  # two steps, of which the second was busy, then a whole second
-    assert out.getvalue().endswith("busy machine: other processes use 2 CPUs\n")
-
-
 @pytest.fixture
 def wake():
     """A socket as that of a session's signals."""

@@ -47,20 +47,6 @@ def test_what_came_over_the_network_is_one_line_to_systemd_and_to_the_log(heard,
     assert capsys.readouterr().err == f"{said.removeprefix('STATUS=')}\n"
 
 
-def test_without_systemd_nothing_is_sent(monkeypatch):
-    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    with closing(Notifier()) as notifier:
-        notifier.ready()
-
-
-@pytest.mark.parametrize("name", ["gone", "file", "file/gone", "x" * 200])
-def test_a_systemd_that_cannot_be_told_is_no_error(tmp_path, monkeypatch, name):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / name))
-    with closing(Notifier()) as notifier:
-        notifier.watchdog()
-
-
 def test_a_systemd_that_does_not_read_never_blocks_the_service(heard):
     with closing(Notifier()) as notifier:
         for _ in range(10_000):

@@ -63,15 +63,6 @@ def test_a_line_replaces_what_was_drawn_and_no_half_line_is_drawn_over(terminal)
     wait_for(lambda: read() == b"half a line.\r\n")
 
 
-def test_nothing_is_cut_at_80_columns(terminal):
-    stream, read = terminal
-    words = " ".join(f"word{number}" for number in range(20))
-    show(stream, words, ticks=False)
-    wait_for(lambda: all(word.encode() in read() for word in words.split()))
-    shown = read().decode()
-    assert max(map(len, re.sub(r"\x1b\[\w+", "", shown).split("\r\n"))) <= 80
-
-
 def test_elsewhere_nothing_is_drawn(tmp_path):
     with (tmp_path / "out").open("w") as file:
         stream, _ = lasting(file, STDERR, ticker_of(file))

@@ -92,11 +92,6 @@ def test_the_status_of_a_service_that_systemctl_cannot_tell_is_none(tmp_path, mo
     assert sandbox.status(tmp_path / "bin") is None
 
 
-def test_private_devices_are_named(root):
-    drop_in(root, "PrivateDevices=yes")
-    assert reasons(root) == {"nvidia0": "PrivateDevices= hides it"}
-
-
 def test_a_group_that_the_unit_lacks_is_named(root):
     write(root, {"run/jtop.sock": "", "sys/class/powercap/intel-rapl:0/energy_uj": "1\n"})
     (root / "run/jtop.sock").chmod(0o660)
@@ -107,32 +102,6 @@ def test_a_group_that_the_unit_lacks_is_named(root):
     assert "only its owner" in found["energy_uj"]
     drop_in(root, f"SupplementaryGroups={GROUP.gr_name}")
     assert reasons(root)["jtop.sock"] is None
-
-
-def test_only_the_nodes_that_cuda_opens_are_looked_at(root):
-    wanted = ["nvidia0", "nvidiactl", "nvidia-uvm", "nvhost-gpu", "nvhost-ctrl-gpu", "nvhost-as-gpu", "nvmap"]
-    wanted += ["host1x-fence", *(f"nvgpu/igpu0/{name}" for name in ("as", "channel", "ctrl", "power"))]
-    others = ["nvidia-caps/nvidia-cap1", "nvidia-nvswitchctl", "nvidia-modeset", "nvhost-vic", "nvgpu/igpu0/sched"]
-    write(root, {f"dev/{name}": "" for name in [*wanted[1:], *others]})
-    assert {str(access.path.relative_to(root / "dev")) for access in sandbox.examine(root)} == set(wanted)
-
-
-def test_the_memory_of_a_tegra_need_only_be_read(root):
-    write(root, {"dev/nvmap": ""})
-    (root / "dev/nvmap").chmod(0o440)
-    os.chown(root / "dev/nvmap", -1, GROUP.gr_gid)
-    assert reasons(root)["nvmap"] == f"SupplementaryGroups= lacks {GROUP.gr_name}"
-    drop_in(root, f"SupplementaryGroups={GROUP.gr_name}")
-    assert reasons(root)["nvmap"] is None
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to the group root")
-def test_the_group_root_is_never_proposed(root):
-    write(root, {"dev/nvgpu/igpu0/ctrl": ""})
-    (root / "dev/nvgpu/igpu0/ctrl").chmod(0o660)
-    (access,) = (access for access in sandbox.examine(root) if access.path.name == "ctrl")
-    assert "only its owner" in access.reason
-    assert access.remedy.startswith(f"sudo chmod a+rw {access.path}")
 
 
 def test_the_doctor_prints_them_and_exits_with_7(root):

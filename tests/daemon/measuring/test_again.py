@@ -60,18 +60,6 @@ def test_a_record_names_files_without_their_folders():
     )
 
 
-def test_a_user_s_module_is_asked_for_by_its_name_and_inputs():
-    record = made(case=Case(model="own.net.build"), own=UserModule("net.py:build", []), inputs=Inputs(weights="w.pt"))
-    assert {"module": "net.py:build", "weights": "w.pt"}.items() <= plan.again(record).items()
-    assert "models" not in plan.again(record)
-
-
-@pytest.mark.parametrize(("limits", "preset", "processes"), [({"processes": 3.0}, "standard", 3), ({}, "ship", 1)])
-def test_preset_and_processes_are_those_of_the_record(limits, preset, processes):
-    entry = planned(made(limits=limits, preset=preset))
-    assert (entry.limits.processes, entry.preset) == (processes, preset if preset == "standard" else "quick")
-
-
 def test_a_nir_file_is_measured_again_with_its_options():
     own = UserNir("net.nir", [])
     fields = plan.again(made(case=Case(model="own.net", options={"dt": 0.001}), own=own))

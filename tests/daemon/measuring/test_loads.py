@@ -2,10 +2,9 @@
 
 import pytest
 
-from benchd.daemon.commands import once
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import loads, paired, plan
+from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import Case, Variant
 from benchd.daemon.verdicts.demand import CONFIRMATIONS, MOST_TRIALS, TRIAL_SHARE
@@ -82,12 +81,6 @@ def test_no_two_streams_share_a_cuda_stream(device, variant, streams, most):
     assert reason == named if most else "CUDA streams" not in reason
 
 
-def test_a_model_in_cuda_graphs_is_captured_as_often_as_the_plan_counts():
-    from benchd.daemon.worker.backends.cudagraph import SLOTS
-
-    assert loads.CAPTURES == SLOTS
-
-
 SERVER = {"scenarios": ["server"], "rates_hz": [30.0]}
 FOUND = {"scenarios": ["server"], "find_rate": True}
 
@@ -133,13 +126,3 @@ def test_the_plan_counts_the_trials_of_a_search():
     (searched,) = planned(**FOUND, deadline_ms=3.0)
     runs_s = searched.seconds - asked.seconds + asked.limits.rule.cap_s
     assert runs_s == pytest.approx((CONFIRMATIONS + MOST_TRIALS * TRIAL_SHARE) * searched.limits.rule.cap_s)
-
-
-def test_a_found_rate_is_not_compared_live():
-    request = paired.Request(["square,eager,b1,server,rate=highest,deadline=3"], "quick", min_effect=0.01)
-    with pytest.raises(UsageError, match="give both sides one, as rate=30"):
-        paired.planned_sides(request, LimitsConfig(), CPU)
-
-
-def test_the_help_names_every_scenario():
-    assert "pipeline" in once.once.__annotations__["scenarios"].__metadata__[0].help

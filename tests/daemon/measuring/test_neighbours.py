@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-import threading
 import time
 from array import array
 from pathlib import Path
@@ -17,7 +16,7 @@ from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.errors import UsageError
 from benchd.daemon.measuring import neighbours, plan, user_model
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.measuring.protocol import Message, Stage, unmeasured
+from benchd.daemon.measuring.protocol import Message, Stage
 from benchd.daemon.measuring.session import Sink
 from benchd.daemon.measuring.supervisor import Supervisor
 from benchd.daemon.records import Neighbour, Window, decode, encode
@@ -113,11 +112,6 @@ def test_a_neighbour_that_fails_fails_the_case(tmp_path):
     assert "broke" in outcome.process.reason
 
 
-def test_a_neighbour_that_cannot_run_here_is_the_reason():
-    (entry,) = planned(beside="square,cudagraph:30Hz")
-    assert entry.reason == "its neighbour square,cudagraph,b1: CUDA graphs need an NVIDIA GPU"
-
-
 @pytest.mark.parametrize(
     ("beside", "words"),
     [
@@ -134,11 +128,6 @@ def test_a_neighbour_that_cannot_run_here_is_the_reason():
 def test_what_is_no_neighbour_is_refused(beside, words):
     with pytest.raises(UsageError, match=words):
         planned(beside=beside)
-
-
-def test_a_cold_start_has_no_neighbour():
-    with pytest.raises(UsageError, match="not with --scenario cold_start"):
-        planned(beside="square,eager:30Hz", scenarios=["cold_start"])
 
 
 def test_frames_go_on_until_the_end_and_the_newest_is_used():
@@ -160,25 +149,7 @@ def test_frames_go_on_until_the_end_and_the_newest_is_used():
     assert min(values["latency"]) >= 30_000_000
 
 
-def test_the_signal_may_come_at_any_moment_of_a_wait():
-    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("SIGTERM was not noticed"))
-    try:
-        for _ in range(100):
-            with accompanying.until_sigterm() as is_over:
-                signal.setitimer(signal.ITIMER_REAL, 20.0)
-                threading.Timer(0.002, os.kill, (os.getpid(), signal.SIGTERM)).start()
-                accompanying.accompany(lambda index: (1,), 1e6, is_over)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize(("start", "end", "due"), [(0, 1, 10), (0.05, 1.05, 10), (0.01, 0.09, 0), (0.1, 0.2, 1)])
 def test_the_frames_due_in_a_window_are_those_of_the_rate(start, end, due):
     window = Window(round(start * 1e9) + 10**9, round(end * 1e9) + 10**9)
     assert neighbours._releases(window, array("q", [10**9, 10**9 + 5 * 10**8]), 10.0) == due
-
-
-def test_nothing_is_added_to_a_case_that_was_not_measured(tmp_path):
-    outcome = unmeasured("failed", "broke")
-    assert neighbours._with_frames(outcome.process, outcome.process, job(tmp_path)) is outcome.process

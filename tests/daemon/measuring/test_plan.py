@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import jetson_trees
 import msgspec
@@ -16,18 +15,15 @@ from machines import write
 
 from benchd.daemon import records
 from benchd.daemon.config import LimitsConfig, Suite
-from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import sandbox
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
 from benchd.daemon.records import Case, UserFile, UserModule, UserNir, Variant
 from benchd.daemon.runtimes import PACKAGES
-from benchd.models import libraries
 
 CPU = Machine("cpu", has_cxx=True, has_cc=True)
 ALL = frozenset(PACKAGES)
-BARE = Machine("cpu", has_cxx=True, packages=frozenset())
-SPIKING_CUSTOM = Suite(models=["snn_onepass"], variants=["custom"])
 
 
 def ids(suite, machine=CPU, **kwargs):
@@ -46,12 +42,6 @@ def test_the_quick_plan_on_a_cpu():
     ]
 
 
-def test_a_gpu_adds_fp16_and_standard_adds_compile():
-    assert "vim_tiny,fp16,b1" in ids(Suite(preset="quick"), Machine("cuda", has_cxx=True))
-    assert {"vim_tiny,compile,b1", "vim_tiny,compile-amp,b1"} <= set(ids(Suite(preset="standard")))
-    assert not any("compile" in case_id for case_id in ids(Suite(preset="quick")))
-
-
 def test_the_default_quick_plan_fits_in_three_minutes():
     quick = plan.plan([Suite(preset="quick")], LimitsConfig(), CPU)
     assert sum(planned.seconds for planned in quick) <= 180
@@ -65,16 +55,6 @@ def test_lists_multiply_and_a_default_value_leaves_no_trace():
         "snn_onepass,eager,b4,time_steps=4",
         "snn_onepass,eager,b4",
     ]
-
-
-def test_an_option_reaches_the_models_that_have_it():
-    suite = Suite(models=["vim_tiny", "snn_onepass"], variants=["eager"], options={"time_steps": ["2"]})
-    assert ids(suite) == ["vim_tiny,eager,b1", "snn_onepass,eager,b64,time_steps=2"]
-
-
-def test_the_same_case_twice_is_one_case():
-    twice = Suite(models=["square", "square"], variants=["eager", "eager"])
-    assert ids(twice) == ["square,eager,b1"]
 
 
 def test_trained_weights_bring_their_options_along():
@@ -228,12 +208,6 @@ def test_a_file_of_the_user_s_needs_onnx_runtime_in_every_runtime(variant, machi
     assert str(plan.why_not(case, machine, user_onnx=True)).startswith(told)
 
 
-def test_a_model_whose_kernels_have_gradients_trains_on_them():
-    suite = Suite(models=["snn_stbif_resnet18"], variants=["custom"], directions=["training"])
-    (planned,) = plan.plan([suite], LimitsConfig(), CPU)
-    assert planned.reason is None
-
-
 def test_the_worker_has_a_file_for_each_backend():
     assert all(find_spec(f"benchd.daemon.worker.backends.{name}") for name in records.BACKENDS)
 
@@ -254,13 +228,6 @@ def test_a_model_of_a_library_is_planned_as_one_of_the_catalog_without_kernels_o
     assert [entry.reason for entry in planned] == [None, "torchvision:resnet18 has no custom kernels"]
     default = ids(Suite(models=["torchvision:resnet18"], preset="quick"))
     assert default == [f"torchvision_resnet18,{name},b1" for name in ("eager", "compile", "onnxruntime")]
-
-
-def test_a_library_that_is_not_installed_is_not_available(monkeypatch):
-    monkeypatch.setattr(libraries, "_registered", libraries._registered.__wrapped__)
-    monkeypatch.setattr("sys.path", [])
-    with pytest.raises(NotAvailable, match="the package timm is not installed: pip install timm"):
-        ids(Suite(models=["timm:resnet18"]))
 
 
 @pytest.mark.parametrize("preset", ["quick", "standard"])
@@ -319,13 +286,6 @@ def test_a_dla_computes_in_half_precision(monkeypatch):
     ]
     assert reasons[0] == "a DLA computes in fp16 and int8 only: give --variants tensorrt-fp16"
     assert "DLA" not in (reasons[1] or "")
-
-
-@pytest.mark.parametrize(("node", "found"), [("dev/nvidiactl", True), ("dev/nvmap", True), ("dev/null", False)])
-def test_a_gpu_is_seen_by_its_driver_s_device_node(tmp_path, node, found):
-    (tmp_path / "dev").mkdir()
-    (tmp_path / node).touch()
-    assert plan.has_gpu(tmp_path) is found
 
 
 OPEN = """
@@ -394,11 +354,6 @@ def test_a_tegra_that_shows_no_gpu_is_a_closed_one(tmp_path):
     assert plan.closed_gpu(tmp_path) is None
 
 
-def test_every_case_of_a_closed_gpu_says_why():
-    planned = plan.plan([Suite(preset="quick")], LimitsConfig(), Machine("cuda", has_cxx=True, closed_gpu="it is shut"))
-    assert {entry.reason for entry in planned} == {"it is shut"}
-
-
 def test_a_suite_for_the_gpu_is_never_measured_on_the_cpu():
     suite = Suite(preset="quick", device="cuda")
     planned = plan.plan([suite], LimitsConfig(), CPU)
@@ -436,13 +391,6 @@ def test_a_sustained_run_is_long_and_one_and_a_cold_start_is_many_processes():
     assert limits[0].rule.cap_s == 9.0
 
 
-def test_threads_multiply_into_cases_that_their_ids_tell_apart():
-    suite = Suite(models=["square"], variants=["eager"], threads=[1, 2])
-    assert ids(suite) == ["square,eager,b1,threads=1", "square,eager,b1,threads=2"]
-    with pytest.raises(UsageError, match="--threads 0: at least 1"):
-        ids(Suite(threads=[0]))
-
-
 def test_a_search_doubles_the_batch_sizes_of_offline_alone():
     suite = Suite(models=["square"], variants=["eager"], scenarios=["offline", "wake_up"])
     *searched, paced = plan.plan([suite], LimitsConfig(), CPU, search=True)
@@ -478,10 +426,6 @@ def test_a_case_id_names_its_case(case_id):
     assert ids(plan.suite_of(case_id, "quick")) == [case_id]
 
 
-def test_what_a_case_id_leaves_out_is_the_default():
-    assert ids(plan.suite_of("square,bf16", "quick")) == ["square,bf16,b1"]
-
-
 @pytest.mark.parametrize(
     ("case_id", "words"),
     [
@@ -496,11 +440,6 @@ def test_what_a_case_id_leaves_out_is_the_default():
 def test_a_case_id_that_means_nothing_is_refused(case_id, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         ids(plan.suite_of(case_id, "quick"))
-
-
-def test_a_device_that_names_no_gpu_is_refused():
-    with pytest.raises(UsageError, match="is not a GPU"):
-        plan.inspect("tpu")
 
 
 def accuracies(suite, **kwargs):
@@ -522,13 +461,6 @@ def test_accuracy_is_measured_where_weights_and_data_are_there_and_over_as_much_
     assert accuracies(msgspec.structs.replace(suite, data=None)) == {None}
 
 
-def test_whether_a_module_of_ones_own_is_trained_is_not_known():
-    own = UserModule("net.py:build", [3, 4, 4])
-    assert accuracies(Suite(data="imagefolder:images"), own=own) == {None}
-    assert accuracies(Suite(data="imagefolder:images", accuracy=9), own=own) == {9}
-    assert accuracies(Suite(data="imagefolder:images"), own=UserFile("net.onnx", {})) == {plan.POOL_IMAGES}
-
-
 def test_cases_of_one_name_are_planned_once_and_read_the_same(checkpoint):
     suite = Suite(models=["snn_onepass"], variants=["eager"])
     planned = plan.plan([suite, msgspec.structs.replace(suite, preset="quick")], LimitsConfig(), CPU)
@@ -536,24 +468,6 @@ def test_cases_of_one_name_are_planned_once_and_read_the_same(checkpoint):
     for other in ({"weights": checkpoint}, {"data": "imagefolder:images"}):
         with pytest.raises(UsageError, match="the suites 1 and 2 measure snn_onepass,eager,b64 with other inputs, "):
             plan.plan([suite, msgspec.structs.replace(suite, **other)], LimitsConfig(), CPU)
-
-
-def test_weights_are_for_one_model(checkpoint):
-    with pytest.raises(UsageError, match=r"--weights is for one model; name it with --models \(the plan has vim_tiny,"):
-        accuracies(Suite(weights=checkpoint))
-
-
-def test_a_model_of_ones_own_has_no_trained_weights_that_ship(checkpoint):
-    own = UserModule("net.py:build")
-    (planned, *_) = plan.plan([Suite(weights=checkpoint)], LimitsConfig(), CPU, own)
-    assert planned.inputs.weights == checkpoint
-    with pytest.raises(UsageError, match="--weights demo: your own model has none; give a checkpoint of it"):
-        ids(Suite(weights="demo"), own=own)
-
-
-def test_weights_are_named_or_a_whole_path(checkpoint):
-    assert [plan.named_weights(named) for named in ("demo", "random", checkpoint)] == ["demo", "random", checkpoint]
-    assert plan.named_weights("w.pth") == str(Path.cwd() / "w.pth")
 
 
 def test_a_nir_file_has_options_that_multiply_into_cases_and_others_are_refused():

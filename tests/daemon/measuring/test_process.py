@@ -15,10 +15,8 @@ from waiting import WAIT_S, wait_for
 from worker_jobs import TINY, changed, job, run, run_here, user_module
 
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE
-from benchd.daemon.errors import UsageError
-from benchd.daemon.machine import temporary
 from benchd.daemon.measuring import plan, process
-from benchd.daemon.measuring.protocol import Limits, Pack
+from benchd.daemon.measuring.protocol import Limits
 from benchd.daemon.records import Variant
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.models import catalog
@@ -51,12 +49,6 @@ def test_a_worker_and_the_sampler_import_nothing_from_the_current_folder(tmp_pat
     with SamplerProcess(["procfs"], 0.05):
         assert run(job(tmp_path, module=user_module(tmp_path))).process.status == "ok"
     assert not (tmp_path / "mark").exists()
-
-
-def test_a_path_that_no_worker_can_be_told_starts_none(tmp_path):
-    unsaid = msgspec.structs.replace(job(tmp_path), recipe=Pack(os.fsdecode(b"/caf\xe9")))
-    with pytest.raises(UsageError, match="its path is not UTF-8; rename it"):
-        run(unsaid, python="/nowhere")  # which would be another error
 
 
 def test_a_worker_that_a_module_ends(tmp_path):
@@ -195,13 +187,6 @@ def test_what_a_killed_worker_leaves_in_the_temporary_folder_is_removed_once_no_
     assert list(headers.parent.iterdir()) == [headers]
 
 
-@pytest.mark.parametrize("name", ["t", "t" * temporary.LONGEST])
-def test_workers_of_a_data_loader_have_sockets_wherever_the_cache_lies(name, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(name)
-    loads = "from torch.utils.data import DataLoader; [*DataLoader(torch.zeros(2, 1), num_workers=1)]"
-    assert run(job(folder, module=user_module(folder, build=loads))).process.status == "ok"
-
-
 def test_shared_memory_that_a_process_of_torch_guards_is_given_back(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shm")  # a socket's path is short
     share = "torch.multiprocessing.set_sharing_strategy('file_system'); kept = torch.zeros(2**18).share_memory_()"
@@ -237,18 +222,6 @@ def test_the_heap_is_kept_on_a_cpu_alone_and_the_record_says_so(device, kept, tm
     assert {name: value for name, value in environment.items() if name == "MALLOC_MMAP_MAX_"} == kept
     told = plan.Machine(device, has_cxx=True).environment().allocator
     assert told == {name: value for name, value in environment.items() if name.startswith("MALLOC_")}
-
-
-def test_fp32_is_fp32_in_every_runtime(tmp_path, monkeypatch):
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
-    assert process.environment("cuda", str(tmp_path), None)["NVIDIA_TF32_OVERRIDE"] == "0"
-
-
-def test_a_worker_of_an_empty_environment_has_a_path_on_which_a_compiler_finds_itself(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "/opt/bin")
-    assert process.environment("cpu", str(tmp_path), None)["PATH"] == "/opt/bin"
-    monkeypatch.delenv("PATH")
-    assert process.environment("cpu", str(tmp_path), None)["PATH"] == os.defpath
 
 
 @pytest.mark.parametrize(("fails", "deadline_s"), [("time.sleep(1000)", 0.0), ("os._exit(3)", WAIT_S)])

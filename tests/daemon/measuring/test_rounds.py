@@ -93,11 +93,6 @@ def test_an_interrupt_ends_the_round(tmp_path, needs_all):
     assert waiting.timing is None if needs_all else waiting.timing == waiting.processes[0].timing
 
 
-def test_one_without_any_process_has_no_record_after_an_interrupt(tmp_path):
-    records, seen = run(tmp_path, planned(), last=1)
-    assert [(seen[0][1], "aborted")] == [(name, record.status) for name, record in records.items()]
-
-
 @pytest.mark.parametrize(
     ("fields", "sizes"),
     [

@@ -1,7 +1,5 @@
 """What the supervisor decides by itself; whole passes run in tests/e2e."""
 
-import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,9 +9,8 @@ from benchd.daemon.measuring.plan import PRESETS, Planned
 from benchd.daemon.measuring.process import KILLED
 from benchd.daemon.measuring.protocol import Compare, Outcome, unmeasured
 from benchd.daemon.measuring.session import spare_cpu
-from benchd.daemon.measuring.supervisor import Supervisor, Turn, _end_of_search, _rates_of, interleaved_rule
+from benchd.daemon.measuring.supervisor import Supervisor, Turn, _end_of_search, _rates_of
 from benchd.daemon.records import Case, Probes, ProcessResult
-from benchd.daemon.verdicts.statistics import Blocks
 
 
 @pytest.mark.parametrize(
@@ -61,25 +58,6 @@ def test_only_before_the_first_cold_start_another_fills_the_caches(tmp_path, mon
     for number in range(2):
         Supervisor(session(tmp_path), [planned]).process(Turn(planned, f"r1.{number}", number, Compare()))
     assert names == ["r1.ready", "r1.0", "r1.1"]
-
-
-def test_a_rest_for_a_slow_sensor_fits_its_stage(tmp_path):
-    metric = {"metric": "power_w", "scope": "module input VDD_IN", "values": [5.0], "period_s": 10.0}
-    (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
-    planned = Planned(Case(model="square"), "quick", PRESETS["quick"], True, None)
-    with session(tmp_path, source=f"fake={tmp_path / 'script.json'}") as one:
-        recipe = Supervisor(one, [planned])._recipe(planned, is_first=True, is_last=False)
-    assert 0.0 < 1.5 * recipe.idle_s < planned.limits.deadline_s("idle")
-
-
-@pytest.mark.parametrize("cap_s", [0.8, 130.0])
-def test_no_blocks_of_processes_in_turns_are_merged_however_long_they_measure(cap_s):
-    blocks, elapsed_s = Blocks(interleaved_rule(cap_s)), 0.0
-    while not blocks.stop_reason(elapsed_s):
-        elapsed_s += 0.006
-        assert blocks.add(6e6 * (1.0 + 0.1 * math.sin(elapsed_s / cap_s)))  # a drift, for which others are merged
-    summary = blocks.summary()
-    assert (summary.doublings, summary.count) == (0, len(blocks.values_ns))
 
 
 @pytest.mark.parametrize(

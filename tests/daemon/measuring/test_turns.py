@@ -12,7 +12,6 @@ import psutil
 import pytest
 from forked import WORKER
 from sessions_made import session
-from waiting import wait_for
 from worker_jobs import user_module
 
 from benchd.daemon.config import LimitsConfig
@@ -25,16 +24,6 @@ from benchd.daemon.measuring.supervisor import Supervisor, Turn, interleaved_rul
 
 CPU = Machine("cpu", has_cxx=True)
 LIMITS = LimitsConfig(warm_up_cap_s=0.1, measure_cap_s=0.1, check_images=1)
-ALONE = """
-    import pathlib, psutil, subprocess
-    known = pathlib.Path(__file__).with_name("started")
-    before = [one for one in psutil.process_iter() if known.exists() and one.pid == int(known.read_text())]
-    for _ in range(100):  # a process that is killed takes a moment to die
-        alive = [one for one in before if one.is_running() and one.status() != "zombie"]
-        time.sleep(0.1 if alive else 0)
-    assert not alive, "the one before left a process beside this one"
-    known.write_text(str(subprocess.Popen(["sleep", "600"]).pid))
-"""
 
 
 class Stages(Sink):
@@ -86,13 +75,6 @@ def test_both_import_torch_before_the_first_is_measured_and_measure_one_after_th
     assert first.process.window.end_ns < second.process.window.start_ns
 
 
-def test_what_the_first_left_running_does_not_run_beside_the_second(opened, tmp_path):
-    path = user_module(tmp_path, build=ALONE)
-    own = user_model.module(path, [])
-    outcomes = run(opened, entry(f"{own.model},eager,b1", own))
-    assert [(one.process.status, one.process.reason) for one in outcomes] == [("ok", None)] * 2
-
-
 def test_a_cold_start_takes_its_turn_whole(opened):
     sides = [
         Turn(entry(), "turn.0", 0, Compare()),
@@ -112,27 +94,6 @@ def test_one_that_dies_as_it_waits_fails_alone(opened):
         _, outcome = next(running)
     assert outcome.process.status == "failed"
     assert "killed by SIGKILL" in outcome.process.reason
-
-
-def test_one_that_cannot_start_fails_both(opened, tmp_path):
-    (tmp_path / "logs" / "turn.1.log").mkdir(parents=True)
-    outcomes = run(opened, entry())
-    assert [one.process.status for one in outcomes] == ["failed", "failed"]
-    assert not children()
-
-
-def test_who_stops_early_leaves_no_process_behind(opened):
-    supervisor = Supervisor(opened[0], [entry()])
-    with closing(supervisor.in_turn(turns(entry()), as_given)) as running:
-        next(running)
-        assert children()
-    assert not children()
-
-
-def test_an_interrupt_ends_both(opened, monkeypatch):
-    interrupts_at(opened, monkeypatch, "build")
-    assert [one.process.status for one in run(opened, entry())] == ["aborted", "aborted"]
-    wait_for(lambda: not children())
 
 
 SPINNING = """

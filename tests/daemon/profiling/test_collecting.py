@@ -57,13 +57,6 @@ def read(tmp_path):
     return found
 
 
-def test_a_cpu_s_trace_gives_operators_and_frames(read):
-    found = read([STEP, ADD])
-    assert [row.name for row in found.torch.operators] == ["aten::add"]
-    assert [(frame.name, frame.ns) for frame in found.nesting] == [("step 1", 100_000), ("aten::add", 30_000)]
-    assert (found.missing, found.failed, found.occupancy) == ({}, [], None)
-
-
 def test_a_gpu_s_trace_gives_kernels_and_the_occupancy_of_a_record(read):
     found = read([STEP, ADD, LAUNCH, KERNEL], "cuda")
     assert [row.name for row in found.torch.kernels] == ["add"]
@@ -135,10 +128,3 @@ def test_the_energy_of_the_layers_is_that_of_the_samples_in_their_window():
     made = _measured(msgspec.structs.replace(LAYERS, energy_window=window, energy_images=4), sampler, 0.05)
     assert made.measured_energy_j == pytest.approx(6.0 * window.seconds / 4, rel=0.02)
     assert made.energy_scope == "module, by fake"
-
-
-def test_without_a_power_sensor_the_layers_say_so(tmp_path):
-    job = profile_job(tmp_path, options={"time_steps": 2}, methods=["layers"])
-    layers = gathered(tmp_path, job, "procfs").layers
-    assert layers.measured_energy_j is None
-    assert "Measured energy: no_sensor." in layers.notes

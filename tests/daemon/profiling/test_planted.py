@@ -8,7 +8,7 @@ import torch
 from profiles_made import profile
 from torch.profiler import ProfilerActivity
 from torch.utils.data import DataLoader, Dataset
-from traces_made import ORIN, kernel, launch, memory_operation
+from traces_made import ORIN, kernel, launch
 
 from benchd.daemon.profiling.rules import findings
 from benchd.daemon.profiling.trace import tables, trace
@@ -82,10 +82,6 @@ def test_a_data_loader_that_sleeps_is_found(tmp_path):
     assert set(found) == {"input_bound"}
 
 
-def test_nothing_is_found_in_products_alone(tmp_path):
-    assert recorded(tmp_path, [SIDE] * 5, products) == {}
-
-
 def gpu_trace(*, product="ampere_fp16_s16816gemm_fp16_128x64_tn", waits=False):
     """Return three steps of 1 ms in which six kernels of 150 us run, after each of which the host may wait for it.
 
@@ -128,27 +124,6 @@ def test_a_planted_wait_is_found_with_what_it_costs():
     assert found["synchronization"].evidence[1].startswith("aten::item: 6 calls per step wait ")
 
 
-@pytest.mark.parametrize(
-    ("copy", "found"), [("Memcpy HtoD (Pageable -> Device)", {"transfers"}), ("Memcpy DtoD (Device -> Device)", set())]
-)
-def test_a_copy_inside_the_gpu_is_no_transfer(copy, found):
-    made = gpu_trace()
-    for step in range(3):
-        made.memcpys.append(memory_operation(copy, 1000 * step, 200))
-    made.kernels[:] = [row for row in made.kernels if row.start_ns % 1_000_000 >= 200_000]
-    assert {"transfers"} & set(found_in(made, is_cuda=True, variant="custom-fp16")) == found
-
-
-def test_a_wait_for_an_idle_gpu_is_not_the_cause():
-    """The host does other work for 0.9 ms of each step, and then waits for 1 us."""
-    made = Trace(devices=[ORIN], kernels=[], runtime_calls=[], operators=[], annotations=[])
-    for step in range(3):
-        made.annotations.append(_row(Annotation, f"ProfilerStep#{step}", 1000 * step, 1000, on_gpu=False))
-        _launch(made, "ampere_fp16_s16816gemm", 1000 * step, 50, correlation=step + 1)
-        made.runtime_calls.append(_row(RuntimeCall, "cudaStreamSynchronize", 1000 * step + 990, 1, correlation=0))
-    assert "synchronization" not in found_in(made, is_cuda=True)
-
-
 @pytest.mark.parametrize("pause_us", [0, 9000])
 @pytest.mark.parametrize(("late_us", "found"), [([100] * 30, True), ([870] + [1] * 29, False)], ids=["each", "one"])
 def test_a_host_that_is_late_for_each_launch_is_found_and_one_that_does_something_else_is_not(late_us, found, pause_us):
@@ -169,7 +144,3 @@ def test_a_planted_product_in_fp32_is_found():
     found = found_in(gpu_trace(product="ampere_sgemm_128x64_tn"), is_cuda=True, variant="custom")
     assert set(found) == {"no_tensor_cores"}
     assert found["no_tensor_cores"].variant == "custom-fp16"
-
-
-def test_nothing_is_found_in_a_clean_trace_of_a_gpu():
-    assert found_in(gpu_trace(), is_cuda=True, variant="custom-fp16") == {}

@@ -61,11 +61,6 @@ def test_operators_have_the_ten_columns_of_torch_profiler():
     assert section.rows[0] == [EVIL, "50.00", "3", "100.00", "6", "2000", "9", "100.00", "18", "6000", "3"]
 
 
-def test_the_categories_are_those_of_the_median_step():
-    section = tables(shown())["Step time by category"]
-    assert section.rows == [["kernel", "1227", "99.47"], ["data loader", "6.546", "0.53"], ["step", "1234", "100"]]
-
-
 def test_what_was_not_measured_is_a_dash_or_no_column_and_never_zero():
     found = tables(shown_on_cpu(), CPU_SORT)
     assert list(found) == ["Profile", "Step time by category", "Operators", "Modules"]
@@ -73,13 +68,6 @@ def test_what_was_not_measured_is_a_dash_or_no_column_and_never_zero():
     assert column(tables(shown())["Kernels"], "est. occupancy %") == ["-", "33.30"]
     assert "measured occupancy %" not in tables(shown())["Kernels"].headings
     assert column(tables(shown())["Kernels, counted by ncu"], "measured occupancy %") == ["31.00"]
-
-
-def test_the_cost_of_synchronising_is_said():
-    components = tables(shown())["Components"]
-    assert "6 ms without: the synchronisation costs 0.4 ms" in components.note
-    assert column(components, "share %") == ["3.40", "96.60"]
-    assert tables(shown())["Layers"].note == "no state to reset"
 
 
 def test_the_layers_of_a_runtime_are_said_to_be_its_own_and_lead_to_no_conclusion_about_the_model():
@@ -145,14 +133,6 @@ def test_each_table_and_finding_of_a_busy_machine_says_so():
         assert {title.endswith(" (busy machine)") for title in titles} == {wanted}
 
 
-def test_markdown_leads_with_parts_and_shows_every_layer():
-    rows = [LayerRow(name=f"layer{n}", ns=1e6, share=0.01) for n in range(100)]
-    text = report.markdown(shown(layers=msgspec.structs.replace(shown().layers, layers=rows)), GPU_SORT)
-    titles = re.findall("^## (.*)$", text, re.MULTILINE)
-    assert titles[:5] == ["Findings", "Profile", "Step time by category", "Components", "Layers"]
-    assert "layer99" in text
-
-
 def test_markdown_holds_whole_rows_and_no_tag():
     text = report.markdown(shown(), GPU_SORT)
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
@@ -210,10 +190,3 @@ def test_the_charts_hold_steps_nesting_layers_and_memory(page):
     assert icicle["labels"][1].startswith("void k<float")
     assert found["Layers"]["data"][0]["text"] == ["12.5x of floor (matrix)", ""]
     assert found["Memory over a step"]["data"][1]["y"] == [0, 150]
-
-
-def test_a_page_of_one_method_has_its_charts_alone():
-    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
-    page = Page(report.page(shown_on_cpu(), CPU_SORT))
-    assert list(charts(page)) == ["Steps"]
-    assert "None." in "".join(page.words)

@@ -34,10 +34,6 @@ def test_a_test_fails_where_the_command_does(fail_on, outcomes):
     assert "+10.00 % [+5.00, +20.00 at 95 %]" in (suite[1][0].get("message") or suite[1][0].text)
 
 
-def test_beside_a_verdict_of_a_busy_machine_it_says_so():
-    assert "| SLOWER (busy machine) |" in comparisons.markdown([one("slower", mark=" (busy machine)")])
-
-
 def test_what_was_broken_off_is_an_error_unless_it_fails():
     given = [one("inconclusive", broken_off=True), one("inconclusive", check_failed=True, broken_off=True)]
     suite = ElementTree.fromstring(comparisons.junit(given, ["check"]))  # noqa: S314
@@ -50,10 +46,3 @@ def test_what_a_worker_wrote_last_is_valid_xml():
     broken = [one("inconclusive", verdict=Verdict(answer="inconclusive", reason=reason), broken_off=True)]
     suite = ElementTree.fromstring(comparisons.junit(broken, []))  # noqa: S314
     assert "out of luck" in suite[0][0].get("message")
-
-
-def test_markdown_keeps_to_its_cells():
-    table, _, remarks = comparisons.markdown(GIVEN).partition("\n\n- ")
-    assert {line.replace("\\|", "").count("|") for line in table.splitlines()[2:]} == {7}
-    assert "a \\| b &lt;c>" in remarks
-    assert table.splitlines()[4].startswith("| faster against A | 1 | 1.1 |")  # the failed check leads

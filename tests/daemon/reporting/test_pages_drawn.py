@@ -10,7 +10,6 @@ pytest.importorskip("jinja2", reason="the extra `report` is not installed")
 
 from benchd.daemon.profiling.output import report as profiles
 from benchd.daemon.records import encode
-from benchd.daemon.reporting.palette import SHAPES
 from benchd.daemon.reporting.report import page
 
 MOST_BYTES = 1_000_000
@@ -68,10 +67,6 @@ def test_a_page_is_small_and_draws_every_chart(name, made, opened):
     for place in range(charts.count()):
         assert charts.nth(place).locator("svg").locator("circle, rect, path").count() > 1
     assert "NaN" not in shown_page.content()
-
-
-def test_every_number_format_has_a_shape(opened):
-    assert set(opened("report").evaluate("Object.keys(SHAPES)")) == set(SHAPES.values())
 
 
 @pytest.mark.parametrize("type_", ["date", "linear", "log"])

@@ -81,19 +81,6 @@ def test_each_number_of_threads_that_ran_has_a_heading():
     ]
 
 
-def test_images_off_are_counted_only_where_their_number_is_judged():
-    for allowed, counted in ((9, True), (64, False)):  # 64: the mean over the images is judged
-        found = msgspec.structs.replace(RECORDS[0], check=check(images=64, images_off=3, images_off_allowed=allowed))
-        assert ("3 of 64 off" in table(200, [found])) is counted
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_failed_check_is_red(width):
-    shown = table(width, force_terminal=True, color_system="standard", no_color=False)
-    assert re.search(r"\x1b\[1;31m\s*FAILED", shown)
-    assert not re.search(r"\x1b\[1;31m\s*ok", shown)
-
-
 @pytest.mark.parametrize("columns", [70, 130])
 def test_a_terminal_that_is_called_dumb_keeps_its_width(columns):
     code = "import sys; from benchd.daemon.reporting.console import console_on; print(console_on(sys.stdout).width)"
@@ -116,12 +103,6 @@ def test_the_median_of_a_server_that_dropped_half_its_requests_is_dropped(width)
     found = table(width, [made(timing=timing(69.97, low_ms=None, high_ms=None), requests=requests)])
     assert "dropped" in found
     assert "69.97" not in found
-
-
-@pytest.mark.parametrize("width", [160, 100, 60])
-def test_an_interval_wider_than_twice_its_median_is_shown_with_both_ends(width):
-    found = table(width, [made(timing=timing(5.0, low_ms=1.0, high_ms=20.0))])
-    assert "5 [1, 20]" in found
 
 
 @pytest.mark.parametrize(

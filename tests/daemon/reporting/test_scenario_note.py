@@ -113,7 +113,3 @@ def test_a_pipeline_tells_the_share_of_each_stage():
     parts = {"decode": timing(6.0), "model": timing(4.0), "copy": timing(0.0)}
     record = made(case=Case(model="vim_tiny", scenario="pipeline"), timing=timing(10.0), parts=parts)
     assert scenario_note(record).endswith(": decode 6 ms (60 %), copy 0 ms (0 %), model 4 ms (40 %)")
-
-
-def test_a_plain_scenario_has_nothing_to_add():
-    assert scenario_note(made()) is None

@@ -102,11 +102,6 @@ def test_a_failed_check_is_first_and_red_and_each_answer_has_its_colour(terminal
         assert re.search(rf"\x1b\[{code}m{word} *\x1b\[0m", shown)
 
 
-def test_what_to_ship_is_bold(terminal):
-    found = decide([made(check=PASSED)], Requirements())
-    assert re.search(r"\x1b\[1mship: eager", terminal(80, print_decisions, found, False))
-
-
 def test_variants_that_an_own_module_could_also_run_are_named(terminal):
     facts = ModelFacts(
         options={}, input_shape=[4], parameters=1, weights="of the module", weights_sha256="0", data="random"

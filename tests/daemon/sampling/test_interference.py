@@ -1,12 +1,9 @@
-import random
-from itertools import pairwise
-
 import msgspec
 import pytest
 
 from benchd.daemon.records import ProcessResult, Sample, Window
 from benchd.daemon.sampling.interference import assess
-from benchd.daemon.verdicts.disturbed import disturbed
+from benchd.daemon.verdicts.timings import disturbed
 
 BLOCKS = [Window(start, start + 5 * 10**8) for start in range(0, 5 * 10**9, 5 * 10**8)]  # ten, of half a second
 MEDIANS_MS = [2.0, 2.02, 1.98, 2.0, 2.4, 2.01, 1.99, 2.0, 2.02, 1.98]
@@ -63,11 +60,6 @@ def test_throttle_bits(bit):
     assert (flagged(of_cpu, "cpu"), flagged(of_cpu, "cuda")) == (flagged(samples), {})
 
 
-@pytest.mark.parametrize("bit", [0x00, 0x01, 0x02, 0x10, 0x100])
-def test_bits_that_slow_nothing_down(bit):
-    assert flagged(series("gpu_throttle_reasons", lambda t: bit)) == {}
-
-
 def test_a_foreign_process_on_the_gpu():
     samples = series("gpu_foreign_processes", inside(2.1, 2.5, 1, 0))
     assert flagged(samples) == {4: ["foreign_gpu_process"]}
@@ -86,22 +78,9 @@ def test_a_major_fault_is_of_the_block_in_which_it_came(device):
     assert flagged(samples, device) == {4: ["major_faults"]}
 
 
-def test_a_reading_after_the_block_tells_of_the_time_since_the_one_before():
-    samples = series("process_major_faults_per_s", inside(2.2, 3.2, 1.0, 0.0), period_s=1.0)
-    assert sorted(flagged(samples)) == [3, 4]  # from 1.5 s to 2.5 s
-
-
 def test_a_block_shorter_than_the_sampling_takes_the_next_clock():
     samples = series("gpu_clock_hz", inside(3.0, 3.3, 0.5e9, 1.0e9), period_s=0.7)  # 2.45 s, 3.15 s, 3.85 s
     assert flagged(samples) == {5: ["low_clock"], 6: ["low_clock"]}
-
-
-def test_reasons_add_up_and_order_does_not_matter():
-    samples = series("gpu_clock_hz", inside(2.0, 2.5, 0.5e9, 1.0e9))
-    samples += series("cpu_steal_percent", inside(2.2, 2.3, 10.0, 0.0))
-    samples += samples[::2]
-    random.Random(0).shuffle(samples)
-    assert flagged(samples) == {4: ["low_clock", "steal"]}
 
 
 def counted(name):
@@ -119,15 +98,6 @@ class Counting(int):
     __lt__, __le__, __gt__, __ge__ = map(counted, ("__lt__", "__le__", "__gt__", "__ge__"))
 
 
-@pytest.mark.parametrize("metric", ["gpu_clock_hz", "cpu_steal_percent", "process_major_faults_per_s"])
-def test_a_block_of_a_long_run_finds_its_readings_among_all_without_comparing_each(metric):
-    readings = [Sample(i * 10**8, metric, 0.0, "sim", "") for i in range(2000)]
-    bounds = [Counting(i * 10**9) for i in range(201)]
-    Counting.compared = 0
-    assess(readings, [Window(*block) for block in pairwise(bounds)], [2.0] * 200, "cuda")
-    assert 0 < Counting.compared < 200 * 50
-
-
 def test_clean_leaves_the_disturbed_blocks_out_and_as_experienced_does_not():
     found = assess(series("cpu_steal_percent", inside(2.2, 2.3, 10.0, 0.0)), BLOCKS, MEDIANS_MS, "cpu")
     assert found.clean.median_ms == pytest.approx(2.0)
@@ -142,17 +112,6 @@ def test_clean_is_never_empty():
     assert found.all_flagged
     assert found.clean == found.as_experienced
     assert found.clean.blocks == 10
-
-
-def test_one_clean_block_has_no_interval():
-    found = assess(series("gpu_foreign_processes", lambda t: t > 0.6), BLOCKS, MEDIANS_MS, "cuda")
-    assert (found.clean.blocks, found.clean.median_ms, found.clean.low_ms) == (1, 2.0, None)
-
-
-@pytest.mark.parametrize(("blocks", "medians_ms"), [([], []), (BLOCKS, MEDIANS_MS[1:])])
-def test_blocks_and_medians_that_do_not_fit(blocks, medians_ms):
-    with pytest.raises(ValueError, match="blocks and"):
-        assess([], blocks, medians_ms, "cpu")
 
 
 def test_over_processes_the_blocks_add_up_and_the_medians_are_geometric_means():

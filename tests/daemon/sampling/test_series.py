@@ -100,19 +100,3 @@ def test_failures_of_the_window_alone():
     assert samples.cut(Window(0, 99))[1].failures == {}
     assert samples.cut(Window(150, 350))[1].failures == {"fake": "first"}
     assert samples.cut(Window(250, 450))[1].failures == {"fake": "second", "sampler": "died"}
-
-
-def test_how_well_the_period_was_kept():
-    samples = Samples(["fake"], 1e-7)
-    samples.add(batch(500, ticks_ns=[0, 100, 200, 330, 430]))
-    assert samples.cut(Window(0, 200))[1].period_p99_error == 0.0
-    assert samples.cut(Window(200, 330))[1].period_p99_error == pytest.approx(0.3)
-    assert samples.cut(Window(0, 99))[1].period_p99_error is None
-
-
-def test_the_sampler_that_was_named_first_counts_though_another_was_heard_before():
-    samples = Samples(["devfreq", "jtop"], 0.1)
-    loads = [(5, 0.0, "jtop"), (6, 43.7, "devfreq"), (15, 0.0, "jtop")]
-    load = [Sample(t_ns, "gpu_utilization_percent", value, source) for t_ns, value, source in loads]
-    samples.add(batch(30, load))
-    assert samples.cut(Window(0, 30))[0]["gpu_utilization_percent"].mean == 43.7

@@ -38,23 +38,6 @@ def test_what_is_set_is_read_until_it_is_cleared(tmp_path):
         baseline.read("stored")
 
 
-def test_a_baseline_that_cannot_be_stored_is_named(monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", "/proc/x")
-    with pytest.raises(UsageError, match=r"/proc/x/benchd/baseline\.jsonl: No such file"):
-        baseline.store(three_runs())
-
-
-def test_a_baseline_that_cannot_be_cleared_is_named():
-    baseline.path().mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"baseline\.jsonl: Is a directory; choose a folder"):
-        baseline.clear()
-
-
-def test_a_file_or_a_folder_serves_as_a_baseline(tmp_path):
-    written(tmp_path / "records.jsonl", *three_runs())
-    assert baseline.read(str(tmp_path)) == baseline.read(str(tmp_path / "records.jsonl")) == three_runs()
-
-
 def test_the_runs_that_the_service_s_configuration_names_are_shown_and_not_the_stored_ones(tmp_path, capsys):
     baseline.store(three_runs())
     pinned = runs_of_five("a", "b", "c", "d")
@@ -70,12 +53,6 @@ def test_the_runs_that_the_service_s_configuration_names_are_shown_and_not_the_s
     written(tmp_path / "records.jsonl", made(status="failed", timing=None))
     with pytest.raises(UsageError, match=r"no result in .* was successful"):
         show(config)
-
-
-def test_runs_of_which_none_was_successful_are_refused(tmp_path):
-    failed = written(tmp_path / "failed", made(status="failed", timing=None))
-    with pytest.raises(UsageError, match=r"no result in .*failed was successful"):
-        baseline.chosen([failed])
 
 
 @pytest.mark.parametrize(

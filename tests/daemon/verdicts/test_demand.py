@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from records_made import ENERGY, PASSED, made, timing
 
-from benchd.daemon.records import Case, Load, Neighbour, ProcessResult, Requests, Variant
+from benchd.daemon.records import Case, Load, ProcessResult, Requests, Variant
 from benchd.daemon.verdicts.compare import compare
 from benchd.daemon.verdicts.demand import Demand, answering, missing, shortfall
 from benchd.daemon.verdicts.recommend import Requirements, decide, line
@@ -56,24 +56,11 @@ def test_the_fastest_that_meets_the_deadline_ships():
     assert "4.004 ms at 30 requests per second" in line(decision)
 
 
-def test_a_newer_failure_at_the_same_rate_counts_and_not_the_older_success():
-    then, now = server(), msgspec.structs.replace(server(run_id="r2", met=False), t_mono_ns=10**15)
-    assert decided(then, now).ship is None
-    assert "misses 33 ms" in decided(then, now).excluded["eager"]
-
-
 @pytest.mark.parametrize("is_found", [False, True])
 def test_a_higher_rate_or_a_found_one_answers_too(is_found):
     decision = decided(*(server(name, rate_hz=45.0, is_found=is_found) for name in ("eager", "amp")))
     assert len(decision.tied) == 2
     assert decision.excluded == {}
-
-
-def test_variants_that_found_their_rates_are_ranked_by_them():
-    slow, fast = server(rate_hz=45.0, median_ms=4.0, is_found=True), server("amp", rate_hz=60.0, is_found=True)
-    decision = decided(slow, fast)
-    assert list(decision.candidates) == ["eager-amp", "eager"]
-    assert "60 requests per second" in line(decision)
 
 
 def with_energy(record, joules):
@@ -104,12 +91,6 @@ def test_latencies_at_two_rates_are_not_ranked(is_found):
         "was measured at 60 requests per second, not at 30: measure it with --rate 30"
     ]
     assert decision.unsettled == list(decision.excluded)
-
-
-def test_a_record_with_a_neighbour_does_not_answer():
-    alone = server()
-    case = msgspec.structs.replace(alone.case, beside=Neighbour("square,eager,b1", 30.0))
-    assert answering([alone, msgspec.structs.replace(alone, case=case)], DEMAND) == [alone]
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,6 @@ def test_welch_effect_matches_scipy(pairs):
     assert effect.degrees == pytest.approx(wanted.df, rel=1e-6)
 
 
-def test_sides_of_unequal_numbers_have_the_degrees_of_the_smaller():
-    assert welch_effect(A, B[:3]).degrees == welch_effect(A[:3], B).degrees == 2.0
-
-
 @given(arms, arms)
 def test_runs_of_one_process_are_compared_by_students_t(first, second):
     logs = [[math.log(value) for value in arm] for arm in (second, first)]
@@ -76,12 +72,6 @@ def test_one_run_against_several_is_a_prediction_from_their_centres():
     assert (effect.unit, effect.degrees) == ("runs", 2.0)
     assert effect.error == pytest.approx(0.02 * math.sqrt(1 + 1 / 3))
     assert effect.spread == pytest.approx(0.02 * math.sqrt(2))
-
-
-def test_a_run_of_fewer_processes_adds_what_processes_differ_by():
-    runs = [[math.exp(centre - 0.01), math.exp(centre + 0.01)] for centre in (0.0, 0.0, 0.0)]
-    effect = of_one_day(runs, [[1.0]])
-    assert effect.error == pytest.approx(math.sqrt(0.0002 * (1 / 6 + 1 - 1 / 2 * (1 / 3 + 1))))
 
 
 @pytest.mark.parametrize("effect", [of_one_day([A], [A]), of_days([[A, A, A]], [[A, A, A]])], ids=["runs", "days"])
@@ -119,11 +109,6 @@ def test_two_days_further_apart_than_assumed_are_believed():
     assert effect.error == pytest.approx(math.log(1.3) / math.sqrt(2) * math.sqrt(1.5), rel=1e-6)
 
 
-def test_a_wide_interval_of_few_runs_in_a_long_plan_is_a_number():
-    effect = of_one_day([[1.0], [1.3]], [[2.0], [2.1]])
-    assert math.isfinite(judge_plan([effect] * 200)[0].interval.high)
-
-
 def test_times_that_no_machine_measures_still_differ_by_a_number():
     slower, faster = welch_effect([1e-160] * 3, [1e160] * 3), welch_effect([1e160] * 3, [1e-160] * 3)
     for share in (slower.share, faster.share, slower.interval(0.95).high, faster.interval(0.95).low):
@@ -142,12 +127,6 @@ def test_times_that_no_machine_measures_still_differ_by_a_number():
 )
 def test_what_would_decide_grows_with_the_spread(effect, repeats):
     assert deciding_repeats(effect) == repeats
-
-
-def test_equal_times_are_the_same():
-    for effect in (paired_effect([1.0] * 7), of_one_day([[5.0]] * 3, [[5.0]] * 2)):
-        verdict = judge(effect)
-        assert (verdict.answer, verdict.effect, verdict.interval.low) == ("same", 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 """The noise floor: which A/A comparisons count, what a case gets from them, and how it is cleared."""
 
-import errno
 import io
-import os
-from pathlib import Path
 
 import pytest
 
@@ -43,12 +40,6 @@ def test_pairs_in_turns_have_a_floor_of_their_own():
     assert [(one.interleaved, one.floor) for one in noise_floor.every()] == [(False, 0.03), (True, 0.006)]
 
 
-def test_noise_within_the_intervals_is_not_charged_twice():
-    add(*[0.009, -0.009] * 10, half_width=0.01)
-    assert noise_floor.of_device("d", "cpu") == {}
-    assert [(one.counted, one.floor) for one in noise_floor.every()] == [(20, 0.0)]
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -67,11 +58,6 @@ def test_comparisons_that_cannot_tell_do_not_count(fields):
     assert [(one.stored, one.counted, one.floor) for one in noise_floor.every()] == [(13, 4, None)]
     add(0.06)
     assert noise_floor.of_device("d", "cpu") == {"c": 0.06}
-
-
-def test_one_by_chance_among_many_sets_no_floor():
-    add(*[0.001] * 20, 0.06)
-    assert noise_floor.of_device("d", "cpu") == {}
 
 
 def test_a_case_or_all_are_forgotten():
@@ -120,31 +106,3 @@ def test_a_damaged_noise_floor_is_cleared_by_the_command_that_its_message_names(
     noise_floor_(case=None, clear=True)
     assert capsys.readouterr().out == "A/A comparisons forgotten: 2\n"
     assert noise_floor.every() == []
-
-
-@pytest.mark.parametrize(
-    "fields", [{"t_wall": "yesterday"}, {"t_wall": "2999-01-01T00:00:00Z"}, {"effect_low": 0.2, "effect_high": 0.21}]
-)
-def test_what_no_comparison_can_have_stored_does_not_count(fields):
-    add(*[0.01] * 5, **fields)
-    (found,) = noise_floor.every()
-    assert (found.stored, found.counted, found.floor) == (5, 0, None)
-
-
-def test_a_noise_floor_that_cannot_be_cleared_is_named(tmp_path):
-    (tmp_path / "state" / "benchd" / noise_floor.FILE).mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"noise_floor\.jsonl: Is a directory; choose a folder"):
-        noise_floor.clear()
-
-
-def test_a_case_that_cannot_be_forgotten_is_kept_with_the_others(monkeypatch):
-    add(0.001)
-    add(0.001, case_id="other")
-
-    def fail(*_):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(UsageError, match=r"noise_floor\.jsonl: Read-only file system; choose a folder"):
-        noise_floor.clear("c")
-    assert len(noise_floor.every()) == 2

@@ -88,8 +88,3 @@ def test_the_products_of_spikes_replace_the_dense_ones():
 def test_what_is_no_bound_says_why(rates, given, words):
     because = roofline.of(COST, rates, **given).reference_because
     assert because is None if words is None else words in because
-
-
-@pytest.mark.parametrize(("model", "is_convolved"), [("vim_tiny", False), ("qann_resnet18", True), ("square", False)])
-def test_only_nets_of_convolutions_are_convolved(model, is_convolved):
-    assert roofline.is_convolved(Case(model=model)) is is_convolved

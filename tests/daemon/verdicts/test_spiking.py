@@ -100,20 +100,6 @@ def test_joules_of_another_scope_than_the_majoritys_are_not_the_best():
     assert "(eager 4 mJ over custom 2 mJ)" in only(*found)
 
 
-def test_nets_that_no_decision_ranks_together_have_no_ratio():
-    edited = [snn("custom", 4.0), snn("eager", 9.0, code="edited"), ann("custom", 2.0)]
-    assert "latency not known: no checked, comparable variant of snn_stbif_resnet18;" in only(*edited)
-
-
-def test_sides_of_different_code_are_refused():
-    told = only(snn("custom", 4.0, code="old", **OLD), ann("eager", 2.0))
-    assert "latency not known: custom and eager were measured with different code; measure both again;" in told
-
-
-def test_two_nets_of_which_nothing_can_ship_have_no_line():
-    assert comparisons([snn("custom", 4.0, check=WRONG), ann("custom", 2.0, check=WRONG)]) == []
-
-
 @pytest.mark.parametrize("status", ["unsupported", "failed"])
 def test_a_variant_without_a_model_has_no_line_of_its_own(status):
     none = {"status": status, "model": None, "timing": None, "processes": [], "check": None}

@@ -17,7 +17,7 @@ import pytest
 from scipy.signal import lfilter
 from simulations import counts, slow
 
-from benchd.daemon.verdicts.statistics import STOP_RULES, Blocks, combine, mean_interval
+from benchd.daemon.verdicts.statistics import STOP_RULES, Blocks, combine
 
 JITTER = 0.01
 SPIKE_SHARE = 0.01
@@ -97,21 +97,6 @@ def test_the_interval_covers_the_true_median(preset, run_ms, spike_share, coeffi
     summaries = measurements(preset, run_ms, coefficient, spike_share, count)
     assert len(summaries) == count
     assert 93 <= coverage(summaries, true_median_ns(run_ms, spike_share)) <= 97
-
-
-def test_correlated_runs_make_the_blocks_double():
-    independent = measurements("standard", 50, 0.0, 0.0, count=60)
-    correlated = measurements("standard", 50, 0.9, 0.0, count=60)
-    assert sum(summary.doublings > 0 for summary in independent) < 6
-    assert sum(summary.doublings > 0 for summary in correlated) > 45
-
-
-def test_a_plain_interval_on_single_runs_would_not_cover():
-    """The noise is what makes the mechanism necessary: an interval that takes runs as independent misses half."""
-    rng = np.random.default_rng(0)
-    ratios, _ = draw(rng, 0.9, 0.0, rng.standard_normal(400))
-    intervals = [mean_interval(row.tolist()) for row in ratios]
-    assert sum(interval.low <= 1 <= interval.high for interval in intervals) < 0.7 * len(intervals)
 
 
 def resembling(rng, count, processes, coefficient, apart):

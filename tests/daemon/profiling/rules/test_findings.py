@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from profiles_made import (
     CLEAN_CATEGORIES,
-    CLEAN_KERNELS,
     STEP_NS,
     STEPS,
     gpu,
@@ -18,7 +17,6 @@ from profiles_made import (
 )
 
 from benchd.daemon.profiling import verification
-from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.profile import (
     Allocation,
     BenchmarkProfile,
@@ -32,7 +30,6 @@ from benchd.daemon.profiling.rules import evidence, findings
 from benchd.daemon.records import Case, Variant
 from benchd.daemon.verdicts import effects
 from benchd.daemon.verdicts.compare import Comparison
-from benchd.daemon.verdicts.effects import Verdict
 
 
 def sync(idle_share, operator="aten::item"):
@@ -352,33 +349,6 @@ def test_the_vim_write_up_has_all_its_directions_the_largest_gain_first():
     assert "retraining" in fired(VIM)["scan"].advice
 
 
-def test_the_onepass_write_up_is_convolution_elementwise_and_casts():
-    assert set(fired(ONEPASS_CPU)) == {"cpu_convolution", "elementwise_chain", "time_steps"}
-    assert {"casts_and_copies", "elementwise_chain", "time_steps"} <= set(fired(ONEPASS_AMP))
-
-
-def test_a_net_without_spikes_is_not_advised_to_skip_zeros():
-    convolutions = [operator("aten::thnn_conv2d", 0.6), operator("aten::addmm", 0.4)]
-    (found,) = findings.find(on_cpu("eager", model="own.net.build", operators=convolutions))
-    assert (found.rule, found.variant, found.expected) == ("cpu_convolution", "onnxruntime", None)
-    assert "pikes" not in found.advice
-
-
-def test_occupancy_that_ncu_measured_goes_before_the_estimate():
-    measured = kernel("reduce_kernel_0", 0.4, occupancy=None, measured_occupancy=0.2)
-    ill = on_gpu(kernels=beside(kernel("reduce_kernel_0", 0.4)), ncu=NsightCompute(report="r", kernels=[measured]))
-    assert "occupancy 20 %" in fired(ill)["low_occupancy"].evidence[0]
-
-
-def test_tensor_cores_that_ncu_counted_go_before_the_name():
-    product = kernel("my_gemm", 0.25)
-    counted = kernel("my_gemm", 0.25, tensor_cores=True)
-    ill = on_gpu("eager", kernels=beside(product))
-    well = msgspec.structs.replace(ill, ncu=NsightCompute(report="r", kernels=[counted]))
-    assert "no_tensor_cores" in fired(ill)
-    assert "no_tensor_cores" not in fired(well)
-
-
 # one kernel as torch.profiler and as ncu print it
 TRACED = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
@@ -390,14 +360,6 @@ COUNTED = (
 )
 TRACED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(cutlass_80_simt_sgemm_128x32::Params)"
 COUNTED_PRODUCT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32>(T1::Params)"
-
-
-def test_a_kernel_of_a_template_is_found_among_ncu_s_by_its_plain_name():
-    measured = kernel(COUNTED, 0.4, occupancy=None, measured_occupancy=0.2)
-    ill = on_gpu(kernels=beside(kernel(TRACED, 0.4)), ncu=NsightCompute(report="r", kernels=[measured]))
-    assert "occupancy 20 %" in fired(ill)["low_occupancy"].evidence[0]
-    twice = [measured, kernel(COUNTED.replace("add", "mul"), 0.1, measured_occupancy=0.3)]
-    assert "low_occupancy" not in fired(msgspec.structs.replace(ill, ncu=NsightCompute(report="r", kernels=twice)))
 
 
 @pytest.mark.parametrize(
@@ -430,38 +392,10 @@ def test_by_counters_is_said_of_what_was_counted(counted, said):
     assert fired(made)["no_tensor_cores"].evidence[0].endswith(said)
 
 
-def test_kernels_side_by_side_gain_no_more_than_the_time_in_which_the_gpu_works():
-    ill = on_gpu("eager", kernels=[kernel(name, share, occupancy=0.1) for name, share in (("a", 0.6), ("b", 1.2))])
-    made = msgspec.structs.replace(ill, findings=findings.find(ill))
-    expected = {finding.rule: finding.expected for finding in made.findings}
-    assert expected["low_occupancy"] == pytest.approx(1 - 0.94 * 0.8)
-    assert all(0 < ratio <= 1 for ratio in expected.values() if ratio is not None)
-    assert report.markdown(made, "name")
-
-
-def test_a_gain_of_all_the_time_has_no_factor():
-    made = on_gpu(synchronizations=[sync(1.0)])
-    made = msgspec.structs.replace(made, findings=findings.find(made))
-    assert "predicted: about 0 of the time\n" in report.markdown(made, "name")
-
-
 def test_a_scan_without_kernels_of_its_own_is_known_by_its_layers():
     parts = [layer("layers.0.scan", 0.7, parent="layers.0"), layer("layers.0.in_proj", 0.3, parent="layers.0")]
     made = on_gpu("eager", layers=layers(layer("layers.0", 1.0), *parts))
     assert fired(made)["scan"].evidence[0] == "layers named scan: 70 % of the forward pass"
-
-
-def test_a_patch_larger_than_the_image_is_not_proposed():
-    made = on_gpu("eager", options={"patch_size": 128, "stride": 16}, kernels=VIM.torch.kernels)
-    assert "scan" in fired(made)
-    assert "sequence_length" not in fired(made)
-
-
-@pytest.mark.parametrize(("us", "share"), [(10, 0.33), (1000, 0.2)], ids=["as short as a call", "part of the time"])
-def test_layers_that_tell_nothing_of_the_clocks_do_not_put_them_in_doubt(us, share):
-    rows = [layer(name, share, x_of_floor=x) for name, x in (("a", 30.0), ("b", 80.0), ("c", 200.0))]
-    timed = [msgspec.structs.replace(row, ns=1000 * us) for row in rows]
-    assert "far_from_floor" not in fired(on_cpu(layers=layers(*timed)))
 
 
 def test_layers_of_one_kind_are_judged_together():
@@ -476,13 +410,6 @@ def test_on_a_cpu_the_scan_has_one_form_and_proposes_the_kernels_alone():
     assert (fired(made)["scan"].variant, fired(made)["scan"].options) == ("custom", {})
     custom = on_cpu("custom", model="vim_tiny", layers=layers(layer("scan", 0.7)))
     assert fired(custom)["scan"].variant is None
-
-
-def test_training_proposes_only_what_trains():
-    made = on_gpu("eager", **STBIF, workload="train", kernels=VIM.torch.kernels, by_category={"kernel": 1.0})
-    assert "gpu_bound" not in fired(made)
-    assert fired(made)["flips"].variant == "custom"
-    assert fired(made)["no_tensor_cores"].variant is None
 
 
 def test_a_module_of_the_users_own_has_no_kernels_of_ours():
@@ -569,28 +496,3 @@ def test_a_larger_batch_is_judged_by_the_image():
     made = verification.verified(ill, found, compared([10.0, 10.0, 10.0], [20.0, 20.1, 19.9]))
     assert (made.verdict, round(made.measured, 2)) == ("confirmed", 0.5)
     assert "measured 0.5: 10 ms and 5 ms" in made.evidence[-1]
-
-
-def test_a_larger_batch_that_did_not_run_as_requested_confirms_nothing():
-    ill = on_gpu(gpus=[gpu(0.9, 0.3)])
-    fell_back = msgspec.structs.replace(compared([10.0] * 3, [20.0, 20.1, 19.9]), doubt="B: provider_fallback")
-    found = verification.verified(ill, fired(ill)["low_utilization"], fell_back)
-    assert (found.verdict, round(found.measured, 2)) == ("inconclusive", 0.5)
-    assert "provider_fallback" in found.evidence[-1]
-
-
-def test_what_makes_a_comparison_doubtful_confirms_nothing():
-    doubtful = Verdict(answer="inconclusive", effect=-0.5, reason="B: provider_fallback")
-    made = msgspec.structs.replace(compared([10.0] * 3, [5.0, 5.1, 4.9]), verdict=doubtful)
-    found = verification.verified(VIM, fired(VIM)["flips"], made)
-    assert (found.verdict, "provider_fallback" in found.evidence[-1]) == ("inconclusive", True)
-
-
-def test_faster_with_a_failed_check_is_no_confirmation():
-    made = verification.verified(VIM, fired(VIM)["flips"], compared([10.0] * 3, [5.0, 5.1, 4.9], check_failed=True))
-    assert made.verdict == "inconclusive"
-    assert "failed its numerical check" in made.evidence[-1]
-
-
-def test_the_clean_kernels_are_a_whole_step():
-    assert sum(row.total_ns for row in CLEAN_KERNELS) == pytest.approx(0.94 * STEPS * STEP_NS)

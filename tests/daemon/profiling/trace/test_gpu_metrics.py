@@ -39,10 +39,6 @@ def test_the_golden_vector():
     assert (found.kernels, found.without_occupancy) == (5, 1)
 
 
-def test_the_order_of_the_kernels_does_not_matter():
-    assert over(golden()[::-1], 150, 1_000) == over(golden(), 150, 1_000)
-
-
 def test_overlapping_kernels_are_summed_before_the_cap():
     pair = [kernel(0, 10, launch(blocks_per_sm=0.25)), kernel(0, 10, launch(blocks_per_sm=0.5))]
     assert over(pair, 0, 10).sm_efficiency == pytest.approx(0.75, **EXACT)
@@ -58,21 +54,10 @@ def test_a_kernel_that_failed_in_the_calculator_is_counted_and_not_averaged():
     assert alone.utilization == 0.5
 
 
-def test_a_window_without_a_kernel_is_idle():
-    found = over(golden(), 2_000, 3_000)
-    assert (found.kernels, found.utilization, found.sm_efficiency) == (0, 0, 0)
-    assert (found.estimated_occupancy, found.tensor_core_share_by_name) == (None, None)
-
-
 def test_a_kernel_without_its_blocks_leaves_no_efficiency():
     found = over([kernel(0, 10, launch(blocks_per_sm=None)), kernel(20, 10)], 0, 30)
     assert found.sm_efficiency is None
     assert found.utilization == pytest.approx(2 / 3, **EXACT)
-
-
-def test_a_window_without_length_is_refused():
-    with pytest.raises(ValueError, match="no length"):
-        by_device(Trace(kernels=[kernel(5, 0)]))
 
 
 def test_the_share_of_tensor_cores_is_of_kernel_time():
@@ -135,12 +120,6 @@ OPTED_IN = launch(
 )
 
 
-def test_a_kernel_that_ran_had_room_for_a_block_whatever_the_trace_says():
-    found = occupancy(OPTED_IN, H200)
-    assert found.limits == ("shared memory",)
-    assert found.theoretical == found.estimated == pytest.approx(128 / 2048, **EXACT)
-
-
 def test_no_room_for_a_block_on_an_unknown_device_is_unknown():
     assert occupancy(OPTED_IN, VOLTA) is None
     told = launch(grid=(1056, 1, 1), percent=50, active_blocks_per_sm=8)
@@ -177,11 +156,6 @@ def test_from_the_first_step_to_the_end_of_the_last_kernel():
     assert found.estimated_occupancy == pytest.approx(3 / 8 * 128 / 1536, **EXACT)
 
 
-def test_a_trace_without_steps_is_one_window_from_the_first_kernel_to_the_last():
-    (found,) = by_device(Trace(devices=[ORIN], kernels=[kernel(20, 10), kernel(0, 10)])).values()
-    assert found.utilization == pytest.approx(2 / 3, **EXACT)
-
-
 def test_each_device_for_itself_and_an_unknown_one_by_the_traces_percents():
     trace = Trace(devices=[ORIN], kernels=[kernel(0, 10), kernel(0, 20, launch(percent=7), device=1)])
     found = by_device(trace)
@@ -190,7 +164,3 @@ def test_each_device_for_itself_and_an_unknown_one_by_the_traces_percents():
         1: pytest.approx(0.07, **EXACT),
     }
     assert found[0].utilization == 1
-
-
-def test_no_kernel_no_device():
-    assert by_device(Trace(devices=[ORIN])) == {}

@@ -35,12 +35,6 @@ def test_a_thor_has_a_clock_and_no_load(tmp_path):
     assert read(available(build(tmp_path, THOR))) == {"gpu_clock_hz": 510e6}
 
 
-def test_new_values_are_seen(nano):
-    sampler = available(nano)
-    write(nano, {f"{NODE}/device/load": "1000\n", f"{NODE}/cur_freq": "306000000\n"})
-    assert read(sampler) == {"gpu_utilization_percent": 100.0, "gpu_clock_hz": 306e6}
-
-
 def test_the_memory_controller_where_the_kernel_shows_it(nano):
     show_emc(nano)
     sampler = available(nano)
@@ -55,13 +49,6 @@ def test_the_monitor_of_the_memory_at_its_other_place(nano):
     assert read(available(nano))["emc_utilization_percent"] == pytest.approx(10.0)
 
 
-def test_the_memory_s_clock_without_its_monitor(nano):
-    write(nano, {EMC: "2133000000\n"})
-    found = read(available(nano))
-    assert found["emc_clock_hz"] == 2133e6
-    assert "emc_utilization_percent" not in found
-
-
 @pytest.mark.parametrize("name", ["cur_freq", "device/load"])
 @pytest.mark.parametrize("target", ["/proc/self/mem", "/proc/sys/vm/drop_caches", "/proc", "/nowhere"])
 def test_a_file_that_cannot_be_read_is_named(name, target, nano):
@@ -70,23 +57,6 @@ def test_a_file_that_cannot_be_read_is_named(name, target, nano):
     file.symlink_to(target)
     metric = {"cur_freq": "gpu_clock_hz", "device/load": "gpu_utilization_percent"}[name]
     assert metric in Devfreq(nano).unavailable()
-
-
-@pytest.mark.parametrize("load", ["", "garbage", "1001", "-1"])
-def test_a_load_that_is_none_ends_the_reading(load, nano):
-    sampler = available(nano)
-    write(nano, {f"{NODE}/device/load": load})
-    with pytest.raises((OSError, ValueError), match="gpu_utilization_percent"):
-        read(sampler)
-    assert "gpu_utilization_percent" in Devfreq(nano).unavailable()
-
-
-def test_a_clock_of_zero_under_the_memory_s_load_is_no_number(nano):
-    show_emc(nano)
-    sampler = available(nano)
-    write(nano, {EMC: "0\n"})
-    with pytest.raises(OSError, match="emc_utilization_percent"):
-        read(sampler)
 
 
 def test_no_gpu_or_more_than_one(tmp_path):

@@ -37,14 +37,6 @@ def test_values_are_played_in_a_loop_by_the_clock(tmp_path):
     assert seen == [5.0, 5.0, 15.0, 15.0, 10.0, 10.0, 5.0, 5.0]
 
 
-def test_a_scripted_failure_fails_once(tmp_path):
-    fake = Fake(script(tmp_path, fail_at=2))
-    assert len(list(fake.sample())) == 2
-    with pytest.raises(OSError, match="reading 2 fails"):
-        list(fake.sample())
-    assert len(list(fake.sample())) == 2
-
-
 @pytest.mark.parametrize(
     ("fields", "key"),
     [
@@ -62,18 +54,3 @@ def test_a_bad_script_names_the_key(fields, key, tmp_path):
     path = script(tmp_path, **fields)
     with pytest.raises(UsageError, match=rf"script\.json.*\b{key}\b"):
         load(f"fake={path}")
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
-def test_something_else_than_a_script(content, tmp_path):
-    path = tmp_path / "script.json"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"script\.json"):
-        Fake(path)
-
-
-def test_no_script(tmp_path):
-    with pytest.raises(UsageError, match="fake=FILE"):
-        load("fake")
-    with pytest.raises(UsageError, match="No such file"):
-        load(f"fake={tmp_path / 'absent'}")

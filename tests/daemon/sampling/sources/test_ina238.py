@@ -4,8 +4,6 @@ import machines
 import pytest
 
 from benchd.daemon.measuring.capabilities import examine
-from benchd.daemon.records import Sample, Window
-from benchd.daemon.sampling.energy import measure
 from benchd.daemon.sampling.sources import present
 from benchd.daemon.sampling.sources.ina238 import PERIOD_S, Ina238
 
@@ -25,14 +23,6 @@ def test_the_power_of_the_module_is_read_in_microwatts(tmp_path):
     assert (sample.metric, sample.value, sample.source, sample.rail) == ("power_w", 25.0, "ina238", "VIN")
     (source,) = sampler.power_sources()
     assert (source.scope, source.total, source.period_s) == ("module input VIN", True, PERIOD_S)
-
-
-def test_its_energy_is_that_of_the_power(tmp_path):
-    sampler = Ina238(thor(tmp_path))
-    assert sampler.unavailable() is None
-    samples = [Sample(i * 5 * 10**7, "power_w", 25.0 + i % 2 * 1e-3, "ina238", "VIN") for i in range(200)]
-    found = measure(samples, sampler.power_sources(), Window(3 * 10**9, 7 * 10**9), 100, 0.05)
-    assert found.energy_j == pytest.approx(100.0, rel=1e-3)
 
 
 def test_a_driver_that_says_its_interval_is_believed(tmp_path):

@@ -22,7 +22,6 @@ from benchd.daemon.sampling.sources import Metered
 from benchd.daemon.sampling.sources.jtop import (
     BRIDGE,
     INTERVAL_S,
-    RETRY_S,
     SYSTEM_PYTHON,
     UPTIME_GRAIN_NS,
     Jtop,
@@ -166,12 +165,6 @@ class jtop:
 """
 
 
-def test_a_system_s_python_that_pip_may_not_write_into(jtop):
-    if not list(Path("/usr/lib").glob("python3.*/EXTERNALLY-MANAGED")):
-        pytest.skip("pip may write into this system's Python")
-    assert "its scripts/upgrade-jtop.sh makes an environment" in jtop(SYSTEM_PYTHON).unavailable()
-
-
 def test_only_new_readings_and_what_was_read_are_passed_on(bare):
     packages = bare.parent.parent / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     (packages / "jtop.py").write_text(STUB)
@@ -204,14 +197,6 @@ def test_a_bridge_that_fails(body, reason, fake):
     assert reason in sampler.unavailable()
 
 
-def test_a_bridge_that_dies_again_and_again_is_started_ever_more_slowly(fake, tmp_path):
-    starts = tmp_path / "starts"
-    begin = time.monotonic()
-    sampler = fake(f"open({str(starts)!r}, 'a').write('x')")
-    eventually(sampler, lambda _, error: error is not None and starts.stat().st_size == 3)
-    assert time.monotonic() - begin >= RETRY_S * (1 + 2)
-
-
 def test_a_bridge_that_hangs_is_replaced(fake, tmp_path):
     once = tmp_path / "once"
     sampler = fake(
@@ -225,13 +210,6 @@ def test_a_bridge_that_hangs_is_replaced(fake, tmp_path):
     eventually(sampler, some)
 
 
-def test_a_failure_lasts_until_the_next_reading(fake):
-    sampler = fake(f"say({READING})")
-    assert sampler.unavailable() is None
-    for _ in range(3):
-        eventually(sampler, lambda _, error: isinstance(error, ChildProcessError))
-
-
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("other", [UNNAMED, RENAMED], ids=["unnamed", "renamed"])
 def test_a_total_that_became_another_is_left_out_and_named(other, fake):
@@ -242,23 +220,6 @@ def test_a_total_that_became_another_is_left_out_and_named(other, fake):
         (metric, rail, value) for metric, rail, value in other["values"]
     ]
     assert "they were VDD_IN as total beside VDD_SOC" in str(error)
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_board_without_a_total_is_given_none_later(fake):
-    sampler = fake(f"say({UNNAMED})\n{repeating(READING)}")
-    assert sampler.unavailable() is None
-    assert [(source.rail, source.total) for source in sampler.power_sources()] == [("VDD_SOC", False)]
-    samples, error = eventually(sampler, lambda _, error: error is not None)
-    assert ("power_w", "VDD_IN") not in values(samples)
-    assert "now VDD_IN as total" in str(error)
-
-
-def test_the_period_is_the_one_of_the_service(fake):
-    sampler = fake(f"say({READING})\n{repeating(READING | {'interval_s': 1.0})}")
-    assert sampler.unavailable() is None
-    eventually(sampler, some)
-    assert {source.period_s for source in sampler.power_sources()} == {1.0}
 
 
 BOARD = {
@@ -456,51 +417,6 @@ def test_everything_the_service_knows(served, jtop):
     ]
 
 
-def test_nothing_is_left_over_from_the_connection_before(served, jtop):
-    served.set_current("VDD_IN", 4000)
-    before = jtop(served.python)
-    until_available(before)
-    before.close()
-    served.set_current("VDD_IN", 2400)
-    begin_ns = time.monotonic_ns() - UPTIME_GRAIN_NS
-    sampler = jtop(served.python)
-    until_available(sampler)
-    samples, _ = eventually(sampler, some)
-    assert min(sample.t_ns for sample in samples) > begin_ns
-    assert values(samples)["power_w", "VDD_IN"] == 12.0  # nor is it smoothed
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_lost_input_rail_is_no_smaller_total(served, jtop):
-    sampler = jtop(served.python)
-    until_available(sampler)
-    served.lose("VDD_IN")
-    samples, error = eventually(sampler, lambda _, error: error is not None)
-    assert {rail for metric, rail in values(samples) if metric == "power_w"} == {"VDD_CPU_GPU_CV", "VDD_SOC"}
-    assert "no rail as total" in str(error)
-    served.set_current("VDD_IN", 2400)
-    assert values(eventually(sampler, some)[0])["power_w", "VDD_IN"] == 12.0
-
-
-def test_a_service_that_is_killed_and_comes_back(served, jtop):
-    sampler = jtop(served.python)
-    until_available(sampler)
-    served.kill_service()
-    _, error = eventually(sampler, lambda _, error: error is not None)
-    assert "no readings since" in str(error)
-    back_ns = time.monotonic_ns()
-    served.start_service()
-    samples, _ = eventually(sampler, some)
-    assert min(sample.t_ns for sample in samples) > back_ns
-    assert values(samples)["power_w", "VDD_IN"] == 12.0
-
-
-def test_a_user_that_may_not_speak_to_the_service(served, jtop):
-    python = served.script("powerless", "setpriv --bounding-set=-all --inh-caps=-all")
-    os.chown(served.socket, 12345, 12345)
-    assert "sudo usermod -aG jtop" in jtop(python).unavailable()
-
-
 def test_the_bridge_ends_with_its_parent(served):
     bridge = [served.python, "-I", BRIDGE, "0.1"]
     with subprocess.Popen(bridge, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -515,20 +431,3 @@ def test_a_service_that_does_not_run(board, jtop):
     assert "sudo systemctl restart jtop.service" in jtop(board.python).unavailable()
     board.socket.unlink()
     assert "sudo systemctl restart jtop.service" in jtop(board.python).unavailable()
-
-
-OTHER_CLIENT = """
-import jtop, time
-with jtop.jtop(interval=1.6) as client:
-    print(client.interval, flush=True)
-    time.sleep(600)
-"""
-
-
-def test_another_client_that_set_a_slower_rate(served, jtop):
-    with subprocess.Popen([served.python, "-c", OTHER_CLIENT], stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"1.6\n"
-        sampler = jtop(served.python)
-        until_available(sampler)
-        assert {source.period_s for source in sampler.power_sources()} == {1.6}
-        other.kill()

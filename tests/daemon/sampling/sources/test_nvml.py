@@ -4,16 +4,13 @@ import os
 import re
 import time
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 import pytest
 from fake_nvml import FIRST, SECOND, FakeNvml, SamplerChild
 from waiting import WAIT_S
 
-from benchd.daemon.errors import UsageError
-from benchd.daemon.sampling.sources import Metered, Watcher
-from benchd.daemon.sampling.sources.nvml import Gpm, Nvml, throttle_names
+from benchd.daemon.sampling.sources.nvml import throttle_names
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
@@ -127,14 +124,6 @@ def test_changes_of_the_counter_are_stamped_when_they_came(fake):
     assert median(abs(fake.energy_j(0, t_ns) - energy_j) for t_ns, energy_j in rest) < 2.5
 
 
-def test_a_varying_load_is_counted_as_it_is(fake):
-    fake.set(watts=20, swing=100, square_s=0.07)
-    with started(fake, SECOND) as child:
-        (start_ns, start_j), *_, (end_ns, end_j) = changes(child, 40)[1:]
-    bound_j = 2 * 2 * 120 * QUICK_TICK_S
-    assert end_j - start_j == pytest.approx(fake.energy_j(start_ns, end_ns, card=1), abs=bound_j)
-
-
 def test_the_card_is_that_of_the_uuid_and_of_cudas_order(fake, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     for device, watts in ((FIRST, 50.0), ("GPU-1", 100.0), ("cuda", 100.0)):
@@ -166,19 +155,6 @@ def test_what_a_card_does_not_support_is_not_claimed(fake):
     assert [(source["metric"], source["rail"]) for source in sources] == [("power_w", "gpu")]
 
 
-def test_a_field_that_fails_is_named_and_the_others_go_on(fake):
-    with started(fake) as child:
-        before = values(child)
-        fake.set(fail__nvmlDeviceGetTemperature=999, **{f"field__{INSTANT}__0": 4})
-        time.sleep(0.1)
-        samples, failure = child.sample()
-        assert failure == "power_w gpu: Insufficient Permissions; gpu_temp_c: Unknown Error"
-        left = {(metric, rail) for _, metric, _, _, rail in samples if metric != "energy_counter_j"}
-        assert set(before) - left == {("power_w", "gpu"), ("gpu_temp_c", "")}
-        fake.set(fail__nvmlDeviceGetTemperature=0, **{f"field__{INSTANT}__0": 0})
-        assert set(values(child)) == set(before)
-
-
 def test_what_the_driver_refuses_is_named_and_costs_nothing_else(fake):
     fake.set(fail__nvmlDeviceGetTemperature=4, fail__nvmlDeviceGetComputeRunningProcesses_v3=4)
     with started(fake) as child:
@@ -207,23 +183,6 @@ def test_a_counter_that_stands_still_is_named(fake):
         fake.set(stopped_s=5)
         _, failure = until(child, lambda _, failure: failure)
     assert "energy_counter_j gpu: no change for" in failure
-
-
-def test_a_counter_that_starts_anew_is_seen_to_go_back(fake):
-    with started(fake) as child:
-        before = changes(child, 2)
-        fake.set(reset_j=fake.energy_j(0, time.monotonic_ns()))
-        samples, _ = until(
-            child,
-            lambda samples, _: any(late < early for (_, early), (_, late) in pairwise(before + counter(samples))),
-        )
-    assert counter(samples)[-1][1] < 1e3
-
-
-def test_a_driver_without_history_since_the_last_tick_is_no_failure(fake):
-    fake.set(power_tick_s=1e9)
-    with started(fake) as child:
-        assert ("power_w", "gpu_history") not in values(child)
 
 
 def test_history_is_given_once_and_in_order(fake):
@@ -260,21 +219,6 @@ def test_a_thor_s_load_is_read_though_it_has_no_power(fake):
     with started(fake) as child:
         assert values(child)["gpu_utilization_percent", ""] == 87.0
         assert child.ask("power_sources") == []
-
-
-def test_an_old_driver_has_fewer_fields(fake):
-    """It rejects field values that it does not know, and lacks functions."""
-    fake.set(fail__nvmlDeviceGetFieldValues=2, fail__nvmlDeviceGetCurrentClocksEventReasons=13)
-    with started(fake) as child:
-        found = values(child)
-    assert ("gpu_clock_hz", "") in found
-    assert not {("gpu_throttle_reasons", ""), ("power_w", "gpu")} & set(found)
-
-
-def test_a_card_with_mig_disabled_is_whole(fake):
-    fake.set(mig=0)
-    with started(fake) as child:
-        assert ("power_w", "gpu") in values(child)
 
 
 def test_gpm(fake):
@@ -314,12 +258,3 @@ def test_throttle_reasons_have_names():
     assert throttle_names(0) == []
     assert throttle_names(0x24) == ["software power cap", "software thermal slowdown"]
     assert throttle_names(0x4001) == ["idle", "bit 0x4000"]
-
-
-def test_its_place_among_the_samplers():
-    assert isinstance(Nvml(Path(FIRST)), Metered)
-    assert isinstance(Nvml(FIRST), Watcher)
-    assert not isinstance(Gpm(FIRST), Metered)
-    for sampler in (Nvml, Gpm):
-        with pytest.raises(UsageError, match="is not a GPU"):
-            sampler(Path("/sys"))

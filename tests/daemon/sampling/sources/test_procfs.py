@@ -5,14 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jetson_trees import ORIN_NANO, build
 from machines import desktop, orin_nano, write
 
-from benchd.daemon.errors import UsageError
 from benchd.daemon.machine.sysfs import KernelFile
-from benchd.daemon.sampling.sources import SAMPLERS, Watcher, check, load
+from benchd.daemon.sampling.sources import SAMPLERS, Watcher, load
 from benchd.daemon.sampling.sources.procfs import PAGE_BYTES, Procfs
 
 ZERO = (0, 0, 0, 0, 0, 0, 0, 0)
@@ -66,29 +63,6 @@ def test_shares_of_the_time_since_the_last_reading(orin):
     assert sampler.read()["cpu_utilization_percent", ""] == 0.0
 
 
-def test_guest_time_is_not_counted_twice(orin):
-    sampler = Reader(orin)
-    set_cpu(orin, (50, 0, 0, 50, 0, 0, 0, 0), guest=50)
-    assert sampler.read()["cpu_utilization_percent", ""] == pytest.approx(50.0)
-
-
-def test_an_interval_without_a_tick_goes_on(orin):
-    sampler = Reader(orin)
-    assert ("cpu_utilization_percent", "") not in sampler.read()
-    set_cpu(orin, (1, 0, 0, 3, 0, 0, 0, 0))
-    assert sampler.read()["cpu_utilization_percent", ""] == pytest.approx(25.0)
-
-
-@given(before=st.tuples(*[st.integers(0, 10**6)] * 8), after=st.tuples(*[st.integers(0, 10**6)] * 8))
-def test_a_share_is_a_share_even_if_counters_step_back(before, after, tmp_path_factory):
-    root = tmp_path_factory.mktemp("machine")
-    set_cpu(orin_nano(root), before)
-    sampler = Reader(root)
-    set_cpu(root, after)
-    found = sampler.read()
-    assert all(0.0 <= value <= 100.0 for (metric, _), value in found.items() if metric.endswith("_percent"))
-
-
 def test_clocks_of_clusters_and_their_mean_over_cpus(orin):
     write(orin, {"sys/devices/system/cpu/cpufreq/policy4/scaling_cur_freq": "729600\n"})
     found = Reader(orin).read()
@@ -111,27 +85,11 @@ def test_clocks_from_cpuinfo_where_there_is_no_cpufreq(pc):
     assert not [rail for metric, rail in found if rail]
 
 
-def test_a_clock_is_the_mean_over_all_cpus_of_a_large_machine(pc):
-    cpus = [f"processor\t: {cpu}\ncpu MHz\t\t: {1000 + cpu}.000\nflags\t: {'fpu ' * 300}\n\n" for cpu in range(9)]
-    write(pc, {"proc/cpuinfo": "".join(cpus)})
-    assert Reader(pc).read()["cpu_clock_hz", ""] == pytest.approx(1004e6)
-
-
 def test_a_file_of_many_records_is_read_to_its_end():
     file = KernelFile(Path("/proc/self/smaps"))
     assert len(file.read(2**20)) < len(file.read_all())
     mappings = Path("/proc/self/maps").read_bytes().count(b"\n")
     assert file.read_all().count(b"\nSize: ") == pytest.approx(mappings, abs=5)
-
-
-def test_clocks_that_nobody_tells_are_not_claimed(orin):
-    for policy in ("policy0", "policy4"):
-        write(orin, {f"sys/devices/system/cpu/cpufreq/{policy}/scaling_cur_freq": "<unknown>\n"})
-    assert not [metric for metric, _ in Reader(orin).read() if metric == "cpu_clock_hz"]
-
-
-def test_available_memory(orin):
-    assert Reader(orin).read()["memory_available_bytes", ""] == 5000000 * 1024
 
 
 def test_memory_that_only_some_kernels_tell_of(tmp_path):
@@ -140,10 +98,6 @@ def test_memory_that_only_some_kernels_tell_of(tmp_path):
     found = Reader(tmp_path).read()
     assert found["swap_used_bytes", ""] == 500000 * 1024
     assert found["nvmap_used_bytes", ""] == 102400 * 1024
-
-
-def test_memory_that_nobody_tells_is_not_claimed(orin):
-    assert not {"swap_used_bytes", "nvmap_used_bytes"} & {metric for metric, _ in Reader(orin).read()}
 
 
 def test_major_faults_are_a_rate(orin):
@@ -173,16 +127,6 @@ def test_the_watched_process_and_its_end(orin):
     assert ("process_rss_bytes", "") not in sampler.read()
 
 
-def test_two_watched_processes_count_together_until_each_ends(orin):
-    set_process(orin, 77, pages=300)
-    set_process(orin, 78, pages=100)
-    sampler = Reader(orin)
-    sampler.watch(77, 78)
-    assert sampler.read()["process_rss_bytes", ""] == 400 * PAGE_BYTES
-    set_process(orin, 77, state="Z", pages=0)
-    assert sampler.read()["process_rss_bytes", ""] == 100 * PAGE_BYTES
-
-
 def test_a_real_process_that_works_then_ends():
     code = "import sys\nfor line in sys.stdin:\n  sum(range(3_000_000)); print(flush=True)"
     sampler = Reader(Path("/"))
@@ -198,12 +142,6 @@ def test_a_real_process_that_works_then_ends():
         child.stdin.close()
         child.wait()
         assert ("process_rss_bytes", "") not in sampler.read()
-
-
-@pytest.mark.parametrize("missing", ["proc/stat", "proc/meminfo"])
-def test_a_root_without_the_files_is_unavailable_and_says_which(missing, orin):
-    (orin / missing).unlink()
-    assert missing in Procfs(orin).unavailable()
 
 
 @pytest.mark.parametrize("content", ["", "cpu  1 2\n", "cpu a b c d e f g h\n"])
@@ -230,12 +168,6 @@ def test_the_table_holds_samplers_with_their_own_names(tmp_path):
         sampler = load(f"{name}={'cuda' if name in ('nvml', 'gpm') else tmp_path / 'script.json'}")
         assert sampler.name == name
     assert isinstance(load("procfs"), Watcher)
-
-
-@pytest.mark.parametrize("sources", [["prcfs"], ["procfs", "procfs=/x"], ["procfs=/a,b"], [""]])
-def test_sources_that_make_no_sense(sources):
-    with pytest.raises(UsageError, match="sampler"):
-        check(sources)
 
 
 def test_a_kernel_file_is_opened_anew_after_a_failure(tmp_path):

@@ -66,12 +66,6 @@ def unprivileged():
         os.seteuid(before)
 
 
-def test_each_zone_counts_from_its_first_reading_which_is_given_too(tmp_path):
-    rapl = Rapl(laptop(tmp_path))
-    assert rapl.unavailable() is None
-    assert values(rapl) == dict.fromkeys(("package-0", "package-0-core", "package-0-dram", "psys"), 0.0)
-
-
 def test_each_change_is_given_once(tmp_path):
     rapl = started(laptop(tmp_path, energy_uj=5_000_000))
     set_energy(tmp_path, "intel-rapl:0", 5_000_400)
@@ -134,14 +128,6 @@ def test_dies_that_mirror_one_counter_are_counted_once(tmp_path):
     assert values(rapl) == pytest.approx({"package-0-die-0": 300e-6})
 
 
-def test_dies_with_a_counter_each_are_summed(tmp_path):
-    rapl = started(dies(tmp_path, 7_000_000, 7_000_001))
-    assert rapl.power_sources()[0].scope == "CPU package-0-die-0 and package-0-die-1"
-    set_energy(tmp_path, "intel-rapl:0", 7_000_200)
-    set_energy(tmp_path, "intel-rapl:1", 7_000_301)
-    assert values(rapl)["packages"] == pytest.approx(500e-6)
-
-
 def test_a_package_that_fails_is_named_and_leaves_no_smaller_sum(tmp_path):
     rapl = started(server(tmp_path))
     set_energy(tmp_path, "intel-rapl:0", "")
@@ -181,17 +167,6 @@ def test_a_step_that_is_not_to_be_trusted_is_named_and_starts_anew(before_uj, af
     assert samples == []
 
 
-def test_after_it_the_counter_is_seen_to_go_back(tmp_path):
-    rapl = started(laptop(tmp_path, range_uj=None))
-    set_energy(tmp_path, "intel-rapl:0", 500)
-    assert values(rapl)["package-0"] == pytest.approx(500e-6)
-    set_energy(tmp_path, "intel-rapl:0", 100)
-    with pytest.raises(OSError, match="went back"):
-        list(rapl.sample())
-    set_energy(tmp_path, "intel-rapl:0", 300)
-    assert values(rapl)["package-0"] == pytest.approx(200e-6)
-
-
 def test_the_others_go_on_beside_a_zone_that_fails(tmp_path):
     rapl = started(laptop(tmp_path))
     set_energy(tmp_path, "intel-rapl:0:0", "-")
@@ -200,24 +175,6 @@ def test_the_others_go_on_beside_a_zone_that_fails(tmp_path):
     assert next(samples).rail == "psys"
     with pytest.raises(OSError, match="package-0-core: invalid literal"):
         next(samples)
-
-
-def test_a_part_that_cannot_be_read_is_not_claimed(tmp_path):
-    laptop(tmp_path)
-    counter = tmp_path / "sys/class/powercap/intel-rapl:0:1/energy_uj"
-    counter.unlink()
-    counter.symlink_to("/proc/self/mem")  # reads as EIO
-    rapl = started(tmp_path)
-    assert "package-0-dram" not in {source.rail for source in rapl.power_sources()}
-    assert values(rapl) == {}
-
-
-def test_a_package_that_cannot_be_read_is_needed(tmp_path):
-    server(tmp_path)
-    counter = tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj"
-    counter.unlink()
-    counter.symlink_to("/proc/self/mem")
-    assert "Input/output error" in Rapl(tmp_path).unavailable()
 
 
 def test_counters_for_root_alone_say_what_to_do():

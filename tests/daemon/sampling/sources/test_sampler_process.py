@@ -9,16 +9,14 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 from waiting import WAIT_S
 
-from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Sample, Window
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.sampling.sources.__main__ import _Source
 from benchd.daemon.sampling.sources.protocol import Batch, FollowRequest
 
 
@@ -70,26 +68,6 @@ def test_samples_of_all_sources_are_cut_to_the_window(fake):
     assert report.period_p99_error is not None
 
 
-def test_what_was_read_before_a_process_is_followed_covers_the_begin_of_a_window_that_its_spawn_opens(fake):
-    with SamplerProcess([fake()], 0.01) as process:
-        receive_until(process, lambda: samples_since(process, 0, "power_w@VDD_IN") > 2)
-        spawned_ns = time.monotonic_ns()
-        assert process.flush(WAIT_S)
-        process.watch(os.getpid())
-        assert samples_since(process, 0, "power_w@VDD_IN") > samples_since(process, spawned_ns, "power_w@VDD_IN")
-
-
-@pytest.mark.parametrize(("least_s", "readings"), [({}, 3), ({"min_interval_ns": 3600 * 10**9}, 1)])
-def test_a_source_is_not_read_more_often_than_it_wants(least_s, readings):
-    sample = Sample(1, "power_w", 5.0, "fake", "")
-    source = _Source(SimpleNamespace(name="fake", unavailable=lambda: None, sample=lambda: [sample], **least_s))
-    source.look()
-    found = []
-    for _ in range(3):
-        source.read(found)
-    assert found == [sample] * readings
-
-
 def test_a_flush_brings_what_is_younger_than_a_batch(fake):
     with SamplerProcess([fake()], 0.001) as process:
         start_ns = time.monotonic_ns()
@@ -127,12 +105,6 @@ def test_a_bad_script_or_name_is_refused_before_anything_is_measured(fake):
         SamplerProcess(["procf"], 0.1)
 
 
-def test_a_process_that_does_not_come_up(monkeypatch):
-    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
-    with pytest.raises(NotAvailable, match="status 1 before its first reading"), SamplerProcess(["procfs"], 0.1):
-        pass
-
-
 def test_a_cpu_of_its_own(fake):
     cpu = max(os.sched_getaffinity(0))
     with SamplerProcess([fake()], 0.1, cpu=cpu) as process:
@@ -162,15 +134,6 @@ def test_a_process_that_dies_is_started_again_once_a_case(fake):
         process.watch(os.getpid())
         start_ns = time.monotonic_ns()
         receive_until(process, lambda: samples_since(process, start_ns, "power_w@VDD_IN") > 0)
-
-
-def test_death_is_noticed_by_a_flush_too(fake):
-    with SamplerProcess([fake()], 0.01) as process:
-        process.watch(os.getpid())
-        first = process.pid
-        os.kill(first, signal.SIGKILL)
-        assert not process.flush(wait_s=WAIT_S)
-        assert process.pid not in (None, first)
 
 
 def test_a_process_that_hangs_does_not_hold_up_its_owner(fake):
@@ -215,15 +178,6 @@ def pipe_of(process):
     inode = os.fstat(process.fileno()).st_ino
     ours = next(fd for fd in Path(f"/proc/{process.pid}/fd").iterdir() if fd.stat().st_ino == inode)
     return ours.open("wb", buffering=0)
-
-
-def test_old_samples_can_be_let_go(fake):
-    with SamplerProcess([fake()], 0.01) as process:
-        assert process.flush(WAIT_S)
-        now_ns = time.monotonic_ns()
-        assert process.cut(Window(0, now_ns))[1].samples > 0
-        process.samples.drop_before(now_ns)
-        assert process.cut(Window(0, now_ns))[1].samples == 0
 
 
 def test_it_ends_with_its_parent(fake):
