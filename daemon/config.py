@@ -356,12 +356,12 @@ def _refuse_nul(value: Any, key: str) -> None:
 
 def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:
     """Raise UsageError for `key` if anyone but root and the current user may write or replace the file."""
-    for place, found in [(path, status), *((folder, folder.stat()) for folder in path.resolve().parents)]:
+    for place, owned in [(path, status), *((folder, folder.stat()) for folder in path.resolve().parents)]:
         what = "file" if place is path else "folder"
-        is_kept = place is not path and found.st_mode & stat.S_ISVTX  # as in /tmp: nobody can replace another's file
-        if found.st_uid not in (0, os.geteuid()):
+        is_kept = place is not path and owned.st_mode & stat.S_ISVTX  # as in /tmp: nobody can replace another's file
+        if owned.st_uid not in (0, os.geteuid()):
             raise UsageError(f"{key}: refused because another user owns this {what}: sudo chown root {place}")
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept:
+        if owned.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_kept:
             raise UsageError(f"{key}: refused because others may write this {what}: sudo chmod go-w {place}")
 
 

@@ -8,7 +8,7 @@ has a default, so older records of the same major version stay readable.
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import PurePath
@@ -1164,8 +1164,6 @@ class Record(Struct, frozen=True, kw_only=True):
     beside: NeighbourResult | None = None
     energy: Energy | None = None
     telemetry: dict[str, Summary] = {}
-    clocks: dict[str, Summary] = {}
-    temperature: dict[str, Summary] = {}
     memory: Memory | None = None
     occupancy: Occupancy | None = None
     check: Check | None = None
@@ -1186,11 +1184,16 @@ class Record(Struct, frozen=True, kw_only=True):
         return f"{self.device_id}:{self.run_id}"
 
 
-def of_range(environment: Environment, clocks: Mapping[str, Summary]) -> tuple[float, float] | None:
+def ending(telemetry: Mapping[str, Summary], suffix: str) -> dict[str, Summary]:
+    """Return the metrics whose name, without its rail, ends in this: `_clock_hz`, `_temp_c`."""
+    return {name: summary for name, summary in telemetry.items() if name.partition("@")[0].endswith(suffix)}
+
+
+def of_range(environment: Environment, telemetry: Mapping[str, Summary]) -> tuple[float, float] | None:
     """Return the mean clock of the measured device and the highest that it has, in Hz; None if either is unknown."""
     is_cpu = environment.device == "cpu"
     most = environment.cpu_max_hz if is_cpu else environment.gpu_max_hz
-    clock = clocks.get("cpu_clock_hz" if is_cpu else "gpu_clock_hz")
+    clock = telemetry.get("cpu_clock_hz" if is_cpu else "gpu_clock_hz")
     return (clock.mean, most) if clock and most else None
 
 
@@ -1199,7 +1202,7 @@ def _non_finite(value: Any, path: str) -> str | None:
     if isinstance(value, float):
         return None if math.isfinite(value) else path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return next((found for key, item in items if (found := _non_finite(item, f"{path}.{key}"))), None)
+    return next(filter(None, (_non_finite(item, f"{path}.{key}") for key, item in items)), None)
 
 
 def wall_now(timespec: str = "milliseconds") -> str:
@@ -1260,6 +1263,7 @@ _ASCENDING: dict[type[Struct], tuple[tuple[str | int, ...], ...]] = {
     ),
     BlocksResult: (("low_ms", "median_ms", "high_ms"),),
     Window: (("start_ns", "end_ns"),),
+    Energy: ((0, "energy_err_j"), (0, "gap_share", 1)),
     Accuracy: (("low", "value", "high"), ("drop_low", "drop", "drop_high"), ("right", "images")),
     Check: (
         (0, "tie_disagreements", "ties", "images"),
@@ -1298,60 +1302,24 @@ FLAGS = frozenset(
 )
 """The flags of a record; a later minor version may know more."""
 
-BLOCKS_ABOVE = 2.25
-"""The share of runs in blocks whose median lies above a percentile, over that of the runs that do, at most."""
-
 
 def contradiction(record: Record) -> str | None:
-    """Return what a record says that cannot be true, or which of its parts cannot both be, else None."""
+    """Return which parts of a record cannot all be true, else None."""
     if record.case_id != record.case.case_id:
         return f"case_id {record.case_id[:80]} does not match its case, {record.case.case_id}"
     if unix_s(record.t_wall) is None:
         return f"t_wall {record.t_wall[:40]!r} is not an RFC 3339 time"
     if record.schema == SCHEMA and (unknown := sorted(set(record.flags) - FLAGS)):
         return f"{unknown[0][:40]!r} is not a known flag"
-    of_parts = (f"{path}{words}" for path, part in _parts("", record) if (words := _contradicts(part)))
-    return next(itertools.chain(of_parts, _of_processes(record)), None)
-
-
-def _of_processes(record: Record) -> Iterator[str]:
-    """Yield how a record contradicts its processes, and one of these its blocks."""
-    for place, process in enumerate(record.processes):
-        if process.timing and process.blocks and (name := _below_blocks(process.timing, process.blocks.medians_ms)):
-            yield f"processes.{place}.timing.{name} is below too many of its blocks.medians_ms"
-    if record.status != "ok":
-        return
-    if any(process.status != "ok" for process in record.processes):
-        yield "status is ok, and a process is not"
-    timings = [process.timing for process in record.processes if process.timing]
-    if not timings or record.timing is None:
-        return
-    medians = [timing.median_ms for timing in timings]
-    if not _ascend(min(medians), record.timing.median_ms, max(medians)):
-        yield f"timing.median_ms {record.timing.median_ms:g} is not within those of its processes"
-    for name in PERCENTILES:
-        value, of_each = getattr(record.timing, name), [getattr(timing, name) for timing in timings]
-        if value is not None and not all(one is None or _ascend(one, value) for one in of_each):
-            yield f"timing.{name} {value:g} is below that of a process"
-
-
-def _below_blocks(timing: Timing, medians_ms: Sequence[float]) -> str | None:
-    """Return the percentile above which more blocks lie than runs can, if there is one, else None.
-
-    Half of the runs of such a block are above it too, so these blocks have twice as many runs at most, and a tenth more
-    because up to a tenth of the runs are in no block. Blocks last equally long, so that a slow one has fewer runs.
-    """
-    runs = {place: 1.0 / median for place, median in enumerate(medians_ms) if median > 0}
-    for name, percentile in PERCENTILES.items():
-        value, most = getattr(timing, name), BLOCKS_ABOVE * (1.0 - percentile / 100.0) * sum(runs.values())
-        above = [runs[place] for place in runs if value is not None and medians_ms[place] > value]
-        if sum(sorted(above)[:-1]) > most:  # one block may be so by its few runs alone
-            return f"{name} {value:g}"
-    return None
+    if record.check and record.check.passed and record.check.void:
+        return "check.passed and check.void are both true"
+    if record.status == "ok" and any(process.status != "ok" for process in record.processes):
+        return "status is ok, and a process is not"
+    return next((f"{path}{words}" for path, part in _parts("", record) if (words := _disorder(part))), None)
 
 
 def _parts(path: str, holder: Struct) -> Iterator[tuple[str, Struct]]:
-    """Yield what `_contradicts` knows in a record, with the beginning of the paths of its fields."""
+    """Yield the parts of a record that `_ASCENDING` knows, with the beginning of the paths of their fields."""
     for name in holder.__struct_fields__:
         value = getattr(holder, name)
         named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -1359,61 +1327,25 @@ def _parts(path: str, holder: Struct) -> Iterator[tuple[str, Struct]]:
             if not isinstance(part, Struct):  # what a list or a dict holds is all of one type
                 break
             where = f"{path}{name}.{key}." if named else f"{path}{name}."
-            if type(part) in _ASCENDING or isinstance(part, Energy):
+            if type(part) in _ASCENDING:
                 yield where, part
             if isinstance(part, ProcessResult | Interference | NeighbourResult):
                 yield from _parts(where, part)
 
 
-def _contradicts(part: Struct) -> str | None:
-    """Return how the fields of one part contradict each other, else None."""
-    for names in _ASCENDING.get(type(part), ()):
+def _disorder(part: Struct) -> str | None:
+    """Return which field of a part is below one that it cannot be below, else None."""
+    for names in _ASCENDING[type(part)]:
         known = [(name, getattr(part, name) if isinstance(name, str) else name) for name in names]
         known = [(name, value) for name, value in known if value is not None]
         for (low, below), (high, above) in itertools.pairwise(known):
-            if not _ascend(below, above):
+            if below > above + _SLACK * max(1.0, 1e-3 * abs(above)):
                 return f"{_named(high, above)} is below {_named(low, below)}"
-    if isinstance(part, Timing):
-        return _percentile_below(part)
-    if isinstance(part, Check):
-        return _passed_above(part)
-    if isinstance(part, Energy) and (part.energy_err_j < 0.0 or not 0.0 <= part.gap_share <= 1.0):
-        return f"energy_err_j {part.energy_err_j:g} or gap_share {part.gap_share:g} is out of range"
     return None
 
 
 def _named(name: str | int, value: float) -> str:
     return f"{name} {value:g}" if isinstance(name, str) else str(name)
-
-
-def _ascend(*values: float) -> bool:
-    return all(low <= high + _SLACK * max(1.0, 1e-3 * abs(high)) for low, high in itertools.pairwise(values))
-
-
-def _percentile_below(timing: Timing) -> str | None:
-    """Return which percentile is further below the median, a mean of those of blocks, than slow blocks explain."""
-    for name, percentile in PERCENTILES.items():
-        value, share = getattr(timing, name), BLOCKS_ABOVE * (1.0 - percentile / 100.0)
-        if value is not None and not _ascend(timing.median_ms, value + share * (timing.max_ms - value)):
-            return f"{name} {value:g} is below median_ms {timing.median_ms:g}"
-    return None
-
-
-def _passed_above(check: Check) -> str | None:
-    """Return how a check passed although it did not, else None; older ones of codes did not judge the outputs."""
-    if not check.passed:
-        return None
-    if check.void:
-        return "passed and void are both true"
-    if check.images < 1:
-        return "passed is true, and no image was checked"
-    judges_outputs = check.rule == "outputs" or check.flipped_tolerance is not None
-    if check.images_off > check.images_off_allowed == 0:
-        return f"passed is true, and {check.images_off} images are off, of which none may be"
-    few_may_be_off = 0 < check.images_off <= check.images_off_allowed < max(check.images, 3)
-    if judges_outputs and not few_may_be_off and not _ascend(check.typical_error_share, check.tolerance):
-        return f"passed is true, and the error {check.typical_error_share:g} is above the tolerance {check.tolerance:g}"
-    return None
 
 
 class _Header(Struct):

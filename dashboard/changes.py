@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from benchd.daemon.verdicts import setups
-from benchd.daemon.verdicts.compare import Pair, judged, pair
+from benchd.daemon.machine.environment import SOURCES
+from benchd.daemon.records import Record
+from benchd.daemon.verdicts import sameness
+from benchd.daemon.verdicts.compare import ADVISED_PROCESSES, Pair, both_here, clocks, command, judged, pair
 from benchd.daemon.verdicts.effects import Verdict
 from benchd.dashboard.limits import day_s
 from benchd.dashboard.messages import Result
@@ -154,7 +156,33 @@ def _change(
             runs=(len(before), len(now)),
             last_s=(of[0].measured_s, of[1].measured_s),
             pair=pair(*sides, across_setups=is_across),
-            differences=tuple(map(short, setups.changed(one, other)[:DIFFERENCES])) if is_across else (),
-            separating=setups.separating(one, other)[:SEPARATING_CHARS] if is_across else "",
+            differences=tuple(map(short, _differences(one, other)[:DIFFERENCES])) if is_across else (),
+            separating=_separating(one, other)[:SEPARATING_CHARS] if is_across else "",
             is_across=is_across,
         )
+
+
+def _differences(before: Record, now: Record) -> list[str]:
+    """Return what changed between two setups, each as `name was → is`, benchd first."""
+    is_updated = before.tool_version != now.tool_version
+    changes = [_arrow("benchd", before.tool_version, now.tool_version)] if is_updated else []
+    changes += [_arrow(*change) for change in sameness.environment_changes(before.environment, now.environment)]
+    sources = {record.environment.software.get(SOURCES) for record in (before, now)} - {None}
+    changes += ["the sources of benchd"] if len(sources) == 2 and not is_updated else []
+    if differing := clocks(before, now):
+        name, *means_hz = differing
+        changes.append(_arrow(name.removesuffix("_hz").replace("_", " "), *(f"{hz / 1e6:.0f} MHz" for hz in means_hz)))
+    return changes
+
+
+def _arrow(name: str, was: str, now: str) -> str:
+    return f"{name} {was} → {now}"
+
+
+def _separating(before: Record, now: Record) -> str:
+    """Return what would tell which difference between two setups changed the time."""
+    if sameness.environment_difference(before.environment, now.environment) is None:
+        return both_here(now)
+    named = _differences(before, now)
+    undo = f"undo {named[0]}" if len(named) == 1 else f"undo one of the {len(named)} differences at a time"
+    return f"{undo}, run {command(now, ADVISED_PROCESSES)}, and redo it: what changes with it is its effect"

@@ -182,18 +182,18 @@ def show(artifacts: Sequence[Artifact], out: TextIO, as_json: bool) -> None:
 
 def _row(artifact: Artifact) -> list[str]:
     metadata = artifact.metadata
-    facts, found = metadata.facts, metadata.measured
-    parity = found.get("parity")
+    facts, measured = metadata.facts, metadata.measured
+    parity = measured.get("parity")
     return [
         str(facts.get("model", "")),
         str(facts.get("precision", "")),
         str(facts.get("batch", "")),
         str(facts.get("form") or "-"),
-        str(found.get("nodes", "-")),
+        str(measured.get("nodes", "-")),
         f"{metadata.bytes / 1e6:.1f}",
         f"{parity['error_share']:.1e}" if parity else "-",
-        _seconds(found.get("load_s")),
-        _seconds(found.get("export_s")),
+        _seconds(measured.get("load_s")),
+        _seconds(measured.get("export_s")),
         str(facts.get("code_sha256", "-"))[:8],
         str(facts.get("versions", {}).get("torch", "-")),
         "kept" if artifact.reused else "made",

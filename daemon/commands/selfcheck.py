@@ -62,8 +62,8 @@ def selfcheck(
     findings = examine(supervisor.records)
     for reason, variants in plan.cannot_run(machine).items():
         findings.append(SanityResult(", ".join(variants), "run", "not tested", reason))
-    told = SelfCheck(version("benchd"), findings, list(capabilities.examine()), supervisor.records)
-    path, body = folder / "selfcheck.json", msgspec.json.format(msgspec.json.encode(told))
+    result = SelfCheck(version("benchd"), findings, list(capabilities.examine()), supervisor.records)
+    path, body = folder / "selfcheck.json", msgspec.json.format(msgspec.json.encode(result))
     if json:
         sys.stdout.write(f"{body.decode()}\n")
     else:

@@ -27,14 +27,14 @@ def show(
     command: Annotated[bool, typer.Option("--command", help="Print the command that measures it again.")] = False,
 ) -> None:
     """Print records in full, or how to repeat them."""
-    found, where = _found(record, results_), record if _exists(Path(record)) else str(results_)
+    chosen, where = _found(record, results_), record if _exists(Path(record)) else str(results_)
     if command:
-        sys.stderr.writelines(f"note: {note}\n" for one in found for note in _notes(one))
+        sys.stderr.writelines(f"note: {note}\n" for one in chosen for note in _notes(one))
         sys.stdout.writelines(
-            f"{line}\n" for line in dict.fromkeys(compare.command(one, records=where) for one in found)
+            f"{line}\n" for line in dict.fromkeys(compare.command(one, records=where) for one in chosen)
         )
     else:
-        sys.stdout.writelines(f"{line}\n" for one in found for line in lines(one, where))
+        sys.stdout.writelines(f"{line}\n" for one in chosen for line in lines(one, where))
 
 
 def _found(name: str, folder: Path) -> list[Record]:

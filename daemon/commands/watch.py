@@ -58,7 +58,7 @@ def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> Non
             if out.isatty():
                 screen.update(sensors(summaries, report, console.width, most), refresh=True)
             else:
-                out.write("  ".join(f"{name}={found.mean:.6g}" for name, found in sorted(summaries.items())) + "\n")
+                out.write("  ".join(f"{name}={summary.mean:.6g}" for name, summary in sorted(summaries.items())) + "\n")
                 out.flush()
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from benchd.daemon.records import CheckVerdict, Environment, Record, Sample
+from benchd.daemon.records import CheckVerdict, Environment, Record, Sample, ending
 from benchd.daemon.verdicts.effects import Answer
 from benchd.daemon.verdicts.rows import columns
 
@@ -211,7 +211,7 @@ def latest(record: Record, judgement: Judgement | None = None) -> Latest:
     seconds = sum(process.window.seconds for process in record.processes if process.window)
     own = {
         "power_w": record.energy.energy_j / seconds if record.energy and seconds else None,
-        "temp_max_c": max((summary.maximum for summary in record.temperature.values()), default=None),
+        "temp_max_c": max((summary.maximum for summary in ending(record.telemetry, "_temp_c").values()), default=None),
         "verdict": judgement.verdict if judgement else None,
         "verdict_reason": judgement.reason if judgement else None,
         "baseline_ms": judgement.baseline_ms if judgement else None,

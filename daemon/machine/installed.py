@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 def adding(extra: str) -> str:
     """Return the command that adds this extra here: by pip, pipx or uv, from the checkout, the wheel or an index."""
-    found = next(iter(distributions(name="benchd")), None)
-    origin = json.loads((found and found.read_text("direct_url.json")) or "{}")
+    distribution = next(iter(distributions(name="benchd")), None)
+    origin = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
     url = urlsplit(origin.get("url", ""))
     where = unquote(url.path) if url.scheme == "file" else "benchd"
     what = ["-e"] * bool(origin.get("dir_info", {}).get("editable")) + [f"{where}[{extra}]"]

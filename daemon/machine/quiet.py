@@ -23,13 +23,13 @@ class Start:
     """What a session waits for before it measures.
 
     With `waiting` it waits until nobody else measures the machine, and reports that there; then until other processes
-    have left the CPUs alone for `quiet_s`. Without that it says on `told` that the machine is busy, and asks what to do
+    have left the CPUs alone for `quiet_s`. Without that it says on `out` that the machine is busy, and asks what to do
     if `answers` is a person's terminal.
     """
 
     waiting: TextIO | None = None
     quiet_s: float = 0.0
-    told: TextIO | None = None
+    out: TextIO | None = None
     answers: TextIO | None = None
 
 
@@ -49,28 +49,28 @@ def settle(start: Start, wake: socket.socket, is_over: Callable[[], bool]) -> No
 
     Raises KeyboardInterrupt if the answer is to stop.
     """
-    if start.quiet_s or start.told is None:
-        wait_until_quiet(start.quiet_s, start.told, is_over)
+    if start.quiet_s or start.out is None:
+        wait_until_quiet(start.quiet_s, start.out, is_over)
         return
     use = ForeignUse()
     time.sleep(LOOK_S)
     if (cpus := use.cpus()) <= FOREIGN_CPUS:
         return
     advice = "" if start.answers else " (--quiet-for 30s waits)"
-    start.told.write(f"BUSY MACHINE: other processes use {cpus:.2g} CPUs, so times may be far too long{advice}\n")
-    start.told.flush()
-    answer = _answer(start.answers, start.told, wake) if start.answers else "g"
+    start.out.write(f"BUSY MACHINE: other processes use {cpus:.2g} CPUs, so times may be far too long{advice}\n")
+    start.out.flush()
+    answer = _answer(start.answers, start.out, wake) if start.answers else "g"
     if answer == "s":
         raise KeyboardInterrupt
-    wait_until_quiet(ASKED_QUIET_S if answer == "w" else 0.0, start.told, is_over)
+    wait_until_quiet(ASKED_QUIET_S if answer == "w" else 0.0, start.out, is_over)
 
 
-def _answer(answers: TextIO, told: TextIO, wake: socket.socket) -> str:
+def _answer(answers: TextIO, out: TextIO, wake: socket.socket) -> str:
     """Ask until the answer is one of w, g and s; the end of the input, or a signal, is s."""
-    show(told, "")
+    show(out, "")
     while True:
-        told.write(f"{QUESTION}\n")
-        told.flush()
+        out.write(f"{QUESTION}\n")
+        out.flush()
         if wake.fileno() in select.select([answers.fileno(), wake.fileno()], [], [])[0]:
             return "s"
         line = answers.readline()

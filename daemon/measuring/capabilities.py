@@ -30,10 +30,10 @@ from benchd.exporters.tegra import install, is_tegra
 PROBE_TIMEOUT_S = 120.0  # a cold import of torch from an SD card takes most of a minute
 PROBE = """
 import json, warnings, torch
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-warning = str(told[-1].message).partition("\\n")[0] if told else None
+warning = str(warned[-1].message).partition("\\n")[0] if warned else None
 facts = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpu": gpu, "warning": warning}
 try:
     import torchvision

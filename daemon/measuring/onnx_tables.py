@@ -30,7 +30,7 @@ def rows(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, tuple[int, i
     Inputs that index nothing are left out.
     """
     model = inliner.inline_local_functions(model) if model.functions else model
-    return _Graph(model, names).found
+    return _Graph(model, names).ranges
 
 
 class _Index(NamedTuple):
@@ -44,7 +44,7 @@ class _Graph:
     """Follows whole numbers from the inputs to the tables that they index."""
 
     def __init__(self, model: onnx.ModelProto, names: Sequence[str]) -> None:
-        self.found: dict[str, tuple[int, int]] = {}
+        self.ranges: dict[str, tuple[int, int]] = {}
         self._model, nodes = model, list(_nodes(model.graph))
         self._stored = {tensor.name: tensor for tensor in model.graph.initializer}
         self._stored |= {node.output[0]: node.attribute[0].t for node in nodes if node.op_type == "Constant"}
@@ -84,9 +84,9 @@ class _Graph:
         each = sum(index.factors.values())
         low, high = max(0, -((index.constant - first) // each)), (last - index.constant) // each
         for name in index.factors:
-            lowest, highest = self.found.get(name, (low, high))
+            lowest, highest = self.ranges.get(name, (low, high))
             if max(low, lowest) <= min(high, highest):
-                self.found[name] = max(low, lowest), min(high, highest)
+                self.ranges[name] = max(low, lowest), min(high, highest)
 
     def _follow(self, node: NodeProto) -> None:
         read = node.input[:1] if node.op_type.startswith(("Gather", "Slice", "Pad", "CumSum")) else node.input

@@ -29,7 +29,7 @@ from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor, Turn, interleaved_rule
 from benchd.daemon.records import PLAIN, Record, UserModule, wall_now
-from benchd.daemon.verdicts import doubts, effects, noise_floor, one_model
+from benchd.daemon.verdicts import doubts, effects, noise_floor, sameness
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
 from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
@@ -46,8 +46,8 @@ WARM_UP_CAP_S = 0.1
 _VERSIONS = """
 import importlib.metadata, json, sys
 names = sys.argv[1:]
-found = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
-print(json.dumps({name: found[name] for name in names if name in found}))
+installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+print(json.dumps({name: installed[name] for name in names if name in installed}))
 """
 
 
@@ -135,7 +135,7 @@ def _code(sides: Sequence[Side]) -> int:
     statuses = {outcome.process.status for outcome in outcomes}
     if any("usage_error" in outcome.flags for outcome in outcomes):
         return 2
-    is_mixed = any(one_model.difference(side.outcomes) for side in sides)
+    is_mixed = any(sameness.model_difference(side.outcomes) for side in sides)
     return 7 if "unsupported" in statuses else int(statuses != {"ok"} or is_mixed)
 
 
@@ -251,7 +251,7 @@ def _alternate(
             with closing(supervisor.in_turn(random.sample(sides, 2), turn)) as running:
                 for side, outcome in running:
                     side.outcomes.append(outcome)
-                    mixed = one_model.difference(side.outcomes)
+                    mixed = sameness.model_difference(side.outcomes)
                     if outcome.process.status != "ok" or mixed:
                         return Verdict(answer="inconclusive", reason=f"{side.name}: {outcome.process.reason or mixed}")
             ratios.append(effects.ratio(*(side.outcomes[-1].process for side in sides)))

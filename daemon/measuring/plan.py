@@ -685,12 +685,12 @@ def _of_compiler(variant: Variant, machine: Machine) -> Iterator[str]:
 
 def cannot_run(machine: Machine) -> dict[str, list[str]]:
     """Return the names of the variants that cannot run on this machine, by reason."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for name in usable_variants():
         reason = why_not(Case(model="", variant=Variant.parse(name)), machine)
         if reason:
-            found.setdefault(reason, []).append(name)
-    return found
+            by_reason.setdefault(reason, []).append(name)
+    return by_reason
 
 
 def in_rounds(planned: Sequence[Planned]) -> list[list[Planned]]:

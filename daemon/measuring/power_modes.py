@@ -76,7 +76,7 @@ def read_modes(root: Path = Path("/")) -> list[Mode]:
 
 def fastest(modes: Sequence[Mode]) -> Mode | None:
     """Return the fastest of a board's modes by its name: without a limit, else with the most watts; None of none."""
-    watts = {mode: int(found[1]) for mode in modes if (found := _WATTS.search(mode.name))}
+    watts = {mode: int(match[1]) for mode in modes if (match := _WATTS.search(mode.name))}
     unlimited = [mode for name in ("MAXN_SUPER", "MAXN") for mode in modes if mode.name == name]
     return unlimited[0] if unlimited else max(watts, key=lambda mode: watts[mode], default=None)
 

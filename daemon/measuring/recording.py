@@ -46,7 +46,7 @@ from benchd.daemon.records import (
 )
 from benchd.daemon.sampling import energy, interference
 from benchd.daemon.sampling.child import SamplerProcess
-from benchd.daemon.verdicts import accuracy, figures, levels, one_model, roofline, statistics, when
+from benchd.daemon.verdicts import accuracy, figures, roofline, sameness, statistics, timings, when
 
 RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, or not for long
 DISTURBED_SHARE = 0.2
@@ -199,8 +199,6 @@ def record(
         beside=_neighbour(outcomes),
         energy=total if isinstance(total, Energy) else None,
         telemetry=telemetry,
-        clocks=_ending(telemetry, "_clock_hz"),
-        temperature=_ending(telemetry, "_temp_c"),
         memory=_memory(outcomes),
         occupancy=next((outcome.occupancy for outcome in outcomes if outcome.occupancy), None),
         check=_worst_check(outcomes),
@@ -219,7 +217,7 @@ def record(
                 *_slow_clocks(run.environment, telemetry),
             }
         ),
-        missing=_missing(case, timing, total, telemetry, probes, least, outcomes, reason),
+        missing=_missing(case, timing, total, probes, least, outcomes, reason),
         processes=[outcome.process for outcome in outcomes],
     )
 
@@ -235,7 +233,7 @@ def of_planned(
 def _status(outcomes: Sequence[Outcome]) -> tuple[Status, str | None]:
     order: tuple[Status, ...] = ("aborted", "failed", "timeout", "unsupported", "ok")
     worst = min((outcome.process for outcome in outcomes), key=lambda process: order.index(process.status))
-    other = one_model.difference(outcomes) if worst.status == "ok" else None
+    other = sameness.model_difference(outcomes) if worst.status == "ok" else None
     return ("failed", other) if other else (worst.status, worst.reason)
 
 
@@ -425,7 +423,7 @@ def _flags(
         flags.add("faster_than_floor")
     if _foreign_cpus(telemetry, _online_cpus(environment)) > FOREIGN_CPUS:
         flags.add("busy_machine")
-    if one_model.changed(outcomes):
+    if sameness.files_changed(outcomes):
         flags.add("files_changed")
     return sorted(flags | _uneven([outcome.process for outcome in outcomes]))
 
@@ -434,7 +432,7 @@ def _uneven(processes: Sequence[ProcessResult]) -> set[str]:
     """Return the flags of times from which no interval can be trusted: they jump between levels, or depend on time."""
     medians_ms = [process.timing.median_ms for process in processes if process.timing and process.timing.median_ms > 0]
     blocks = [process.blocks for process in processes if process.blocks]
-    flags = {"two_levels"} if levels.found(medians_ms) or any(each.levels for each in blocks) else set()
+    flags = {"two_levels"} if timings.two_levels(medians_ms) or any(each.levels for each in blocks) else set()
     # what makes interleaved blocks depend on each other does so for both processes
     misleading = any(each.is_correlated and not each.is_interleaved for each in blocks)
     return flags | ({"correlated_blocks"} if misleading else set())
@@ -455,7 +453,7 @@ def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:
 
 def _slow_clocks(environment: Environment, telemetry: dict[str, Summary]) -> set[str]:
     """Return the flag of a device that stayed far below its own highest clock from start to end."""
-    clock_range = of_range(environment, _ending(telemetry, "_clock_hz"))
+    clock_range = of_range(environment, telemetry)
     return {"clock_below_range"} if clock_range and clock_range[0] < RANGE_SHARE * clock_range[1] else set()
 
 
@@ -479,10 +477,6 @@ def _online_cpus(environment: Environment) -> int:
     """Return how many CPUs the utilisation is of: all that are online, and not only those that the case may use."""
     spans = [span.partition("-") for span in environment.system.get("online_cpus", "").split(",") if span]
     return sum(int(last or first) - int(first) + 1 for first, _, last in spans) or environment.cpu_count
-
-
-def _ending(telemetry: dict[str, Summary], suffix: str) -> dict[str, Summary]:
-    return {name: summary for name, summary in telemetry.items() if name.partition("@")[0].endswith(suffix)}
 
 
 def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) -> Environment:
@@ -545,7 +539,6 @@ def _missing(
     case: Case,
     timing: Timing | None,
     total: Energy | str | None,
-    telemetry: dict[str, Summary],
     probes: Probes | None,
     least: Floor | str,
     outcomes: Sequence[Outcome],
@@ -556,10 +549,6 @@ def _missing(
     missing |= _missing_timing(case, timing, reason, outcomes)
     if isinstance(least, str):
         missing["floor"] = missing["x_of_floor"] = least
-    if not _ending(telemetry, "_clock_hz"):
-        missing["clocks"] = "no_sensor"
-    if not _ending(telemetry, "_temp_c"):
-        missing["temperature"] = "no_sensor"
     for outcome in outcomes:
         missing |= outcome.missing
     if any(memory.device_peak_bytes for memory in (outcome.process.memory for outcome in outcomes) if memory):

@@ -111,7 +111,7 @@ class Session:
         with MachineLock(waiting=self.start.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
             settle(self.start, self._wake, lambda: self.interrupted)
             if not self.start.quiet_s:
-                self.start = replace(self.start, told=None)  # said, or asked, once in a session
+                self.start = replace(self.start, out=None)  # said, or asked, once in a session
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

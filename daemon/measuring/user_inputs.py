@@ -204,19 +204,19 @@ def numbers_of(spec: InputSpec) -> Any:
     try:
         mapped = np.lib.format.open_memmap(spec.file, mode="r")
         _refuse_large(spec, mapped.nbytes)
-        found = np.array(mapped)
+        held = np.array(mapped)
     except OSError as error:
         raise UsageError(f"--input {spec}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"--input {spec}: not a complete .npy file of numbers ({error})") from error
-    if found.dtype.kind not in "biuf" or np.isnan(found).any():
-        raise UsageError(f"--input {spec}: its {found.dtype} array holds values that are not real numbers")
-    if spec.batch_axis is not None and not found.shape[:1] > (0,):
-        raise UsageError(f"--input {spec}: its first axis counts the items, but its shape is {list(found.shape)}")
-    if not spec.dtype or spec.dtype in ("bfloat16", str(found.dtype)):
-        return np.require(found, requirements=["C", "W"])
+    if held.dtype.kind not in "biuf" or np.isnan(held).any():
+        raise UsageError(f"--input {spec}: its {held.dtype} array holds values that are not real numbers")
+    if spec.batch_axis is not None and not held.shape[:1] > (0,):
+        raise UsageError(f"--input {spec}: its first axis counts the items, but its shape is {list(held.shape)}")
+    if not spec.dtype or spec.dtype in ("bfloat16", str(held.dtype)):
+        return np.require(held, requirements=["C", "W"])
     with np.errstate(invalid="ignore"):  # what it does not hold is said below
-        as_read = found.astype(spec.dtype)
-    if "float" not in spec.dtype and not np.array_equal(as_read, found):
-        raise UsageError(f"--input {spec}: its numbers are {found.dtype}, and some are not {spec.dtype}")
+        as_read = held.astype(spec.dtype)
+    if "float" not in spec.dtype and not np.array_equal(as_read, held):
+        raise UsageError(f"--input {spec}: its numbers are {held.dtype}, and some are not {spec.dtype}")
     return as_read

@@ -7,7 +7,7 @@ import msgspec
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.profiling.profile import Profile, TorchProfile, median_step
-from benchd.daemon.verdicts import doubts, one_environment
+from benchd.daemon.verdicts import doubts, sameness
 
 LEAST_SHARE = 0.002
 """The smallest change that is shown, as a share of the step of A."""
@@ -100,7 +100,7 @@ def _differences(a: Profile, b: Profile) -> list[str]:
     """Return what else differs between the profiles, in words."""
     sides = {"case": (a.case_id, b.case_id), "workload": (a.workload, b.workload), "device": (a.device_id, b.device_id)}
     differences = [f"{name}: {one} and {other}" for name, (one, other) in sides.items() if one != other]
-    differences += one_environment.differences(a.environment, b.environment)
+    differences += sameness.environment_differences(a.environment, b.environment)
     return differences + [f"{side}{mark(one)}" for side, one in (("A", a), ("B", b)) if one.is_disturbed]
 
 

@@ -19,16 +19,17 @@ from benchd.daemon.reporting.results_table import figure, print_table, terms
 from benchd.daemon.reporting.scenario_note import scenario_note
 from benchd.daemon.reporting.tables import figures, print_rows
 from benchd.daemon.runtimes import FILE_BACKENDS
-from benchd.daemon.verdicts import accuracy, alarms, baseline, doubts, levels
+from benchd.daemon.verdicts import accuracy, alarms, baseline, doubts
 from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.compare import centre_ms, runs_ms
-from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.effects import LOOKS, MIN_EFFECT, SAME_MARGIN
 from benchd.daemon.verdicts.figures import worker_peak_bytes
 from benchd.daemon.verdicts.noise_floor import FEWEST, NEWEST_DAYS, NoiseFloor
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, exclusions, line, untried
+from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.spiking import comparisons
 from benchd.daemon.verdicts.statistics import minimum_samples
+from benchd.daemon.verdicts.timings import disturbed, two_levels
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
 NO_INTERVAL = "timing.low_ms"  # in `missing`
@@ -179,7 +180,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [_slow_clock(record) for record in measured if "clock_below_range" in record.flags]
     notes += list(dict.fromkeys(filter(None, map(_uncounted, measured))))
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
-    notes += [note for record in measured if (note := levels.words(record))]
+    notes += [note for record in measured if (note := levels_note(record))]
     notes += [
         f"no interval: {one.case_id}: {one.missing[NO_INTERVAL]}" for one in measured if NO_INTERVAL in one.missing
     ]
@@ -206,7 +207,7 @@ def _cpu_notes(record: Record) -> Iterator[str]:
 
 
 def _slow_clock(record: Record) -> str:
-    mean_hz, most_hz = of_range(record.environment, record.clocks) or (0.0, 0.0)
+    mean_hz, most_hz = of_range(record.environment, record.telemetry) or (0.0, 0.0)
     device = "CPU" if record.environment.device == "cpu" else "GPU"
     clock = f"{mean_hz / 1e6:.0f} of {most_hz / 1e6:.0f} MHz"
     return (
@@ -259,6 +260,19 @@ def _disturbed_note(record: Record) -> str | None:
         f"{doubts.words(disturbance.reasons)}: {figure(disturbance.clean_ms)} ms excluding them, "
         f"{figure(disturbance.as_experienced_ms)} ms including them"
     )
+
+
+def levels_note(record: Record) -> str | None:
+    """Return the levels between which the record's processes jump, or else the runs of one; None without any."""
+    levels, subject = two_levels(process_medians_ms([record])), "the processes"
+    if not levels:
+        levels = next((process.blocks.levels for process in record.processes if process.blocks), [])
+        subject = "the time of a process"
+    if not levels:
+        return None
+    shares = " and ".join(f"{level.ms:.4g} ms ({100 * level.share:.0f} % of {subject})" for level in levels)
+    cause = doubts.words(doubts.busy([record])) or "the cause is not known"
+    return f"{record.case_id}: jumps between {shares}: {cause}; the interval may not cover the median of their mix"
 
 
 def _holds(timing: Timing | None, median_ms: float) -> bool:

@@ -100,7 +100,7 @@ def machines(records: Sequence[Record]) -> list[str]:
 
 def _clocks(group: Sequence[Record]) -> str:
     """Return at which clocks these records ran, of which highest one; empty if not known."""
-    known = [clock_hz for record in group if (clock_hz := of_range(record.environment, record.clocks))]
+    known = [clock_hz for record in group if (clock_hz := of_range(record.environment, record.telemetry))]
     if not known:
         return ""
     low, high = (f"{find(mean_hz for mean_hz, _ in known) / 1e6:.0f}" for find in (min, max))

@@ -19,7 +19,6 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
-from zipfile import BadZipFile, ZipFile
 
 import msgspec
 from msgspec import Struct
@@ -28,7 +27,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring.protocol import Golden, Tensor
 from benchd.daemon.records import Case, Environment, InputSpec, OptionValue, Record
-from benchd.daemon.verdicts import figures, recommend, results
+from benchd.daemon.verdicts import figures, recommend
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.exporters.artifacts import sha256_of
 
@@ -169,25 +168,8 @@ def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
     if schema != SCHEMA:
         raise UsageError(f"{folder}: its schema is {schema[:40]!r}, and this benchd reads {SCHEMA}: use a newer benchd")
     manifest = _decoded(folder, content, Manifest)
-    if wrong := _accepts_any(manifest):
-        raise UsageError(f"{folder}: its {MANIFEST} is damaged ({wrong}); ship it again")
     _refuse_damage(folder, manifest.resources, beat)
-    _refuse_incomplete(folder, manifest)
-    if differs := _unlike_record(folder, manifest):
-        raise UsageError(f"{folder}: its {MANIFEST} says {differs}; ship it again")
     return manifest
-
-
-def _accepts_any(manifest: Manifest) -> str:
-    """Return why golden answers that `benchd ship` never writes would tell nothing, else nothing."""
-    golden, answered = manifest.golden, {output.name for output in manifest.outputs}
-    if golden.batches < 1 or golden.rows != golden.batches * manifest.case.batch_size:
-        return "its golden answers are not whole batches"
-    if not 0 <= golden.rows_off <= JUMPING_SHARE * golden.rows:
-        return "too many of its golden answers may be off"
-    return (
-        "" if answered and answered == golden.tolerances.keys() else "its golden answers are not those of its outputs"
-    )
 
 
 def promised(record: Record) -> Promised:
@@ -207,30 +189,6 @@ def promised(record: Record) -> Promised:
         agreement=f"check ok{recommend.agreement(record.check)}",
         accuracy=record.accuracy.value if record.accuracy else None,
     )
-
-
-def _unlike_record(folder: Path, manifest: Manifest) -> str:
-    """Return what the manifest says otherwise than the record that it is hashed with, empty if nothing."""
-    path = folder / results.JOURNAL
-    if not path.is_file():
-        return f"what it promises, and there is no {results.JOURNAL}"
-    *_, record = results.read(path)
-    of_record = {
-        "case": record.case,
-        "device_id": record.device_id,
-        "environment": record.environment,
-        "weights_sha256": record.model.weights_sha256 if record.model else "",
-        **msgspec.structs.asdict(promised(record)),
-    }
-    said = {name: getattr(manifest, name, None) for name in of_record} | msgspec.structs.asdict(manifest.promised)
-    del of_record["agreement"]  # words, which another version of benchd may choose otherwise
-    unlike = next((name for name, value in of_record.items() if said[name] != value), "")
-    return unlike and f"{unlike} {_short(said[unlike])}, and its {results.JOURNAL} {_short(of_record[unlike])}"
-
-
-def _short(value: object) -> str:
-    """Return a value in a few words: an environment or a case is named, and not told."""
-    return "another one" if isinstance(value, Struct) else str(value)[:80]
 
 
 class _Schema(Struct):
@@ -264,19 +222,6 @@ def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], 
         size = (folder / one.name).stat().st_size
         if size != one.bytes or sha256_of(folder / one.name, beat=beat) != one.sha256:
             raise UsageError(f"{folder}: {one.name} has changed since it was shipped (SHA-256); ship or copy it again")
-
-
-def _refuse_incomplete(folder: Path, manifest: Manifest) -> None:
-    """Raise UsageError if the golden file lacks an array that is read from it."""
-    try:
-        with ZipFile(folder / GOLDEN) as file:
-            held = set(file.namelist())
-    except (OSError, ValueError, BadZipFile) as error:
-        raise UsageError(f"{folder}: its {GOLDEN} is damaged ({error}); ship it again") from error
-    read = [("input", one.name) for one in manifest.inputs] + [("exact", name) for name in manifest.golden.tolerances]
-    arrays = (f"{kind}{place}:{name}" for place in range(manifest.golden.batches) for kind, name in read)
-    if lacking := next((name for name in arrays if f"{name}.npy" not in held), None):
-        raise UsageError(f"{folder}: its {GOLDEN} is damaged (no {lacking[:80]}); ship it again")
 
 
 def remember(folder: Path) -> None:

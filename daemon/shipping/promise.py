@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from benchd.daemon.records import Environment, Record
 from benchd.daemon.shipping.manifest import REBUILT, Manifest
-from benchd.daemon.verdicts import doubts, effects, figures, one_environment, recommend
+from benchd.daemon.verdicts import doubts, effects, figures, recommend, sameness
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import centre
@@ -95,7 +95,7 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = 
         memory_bytes=figures.memory_bytes(record),
         processes=len(now_ms),
         rebuilt=rebuilt or _refused_plan(record),
-        changed=list(one_environment.differences(shipped.environment, record.environment)),
+        changed=list(sameness.environment_differences(shipped.environment, record.environment)),
         t_wall=record.t_wall,
         fingerprint=record.environment.fingerprint,
     )

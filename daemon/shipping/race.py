@@ -28,7 +28,7 @@ from benchd.daemon.shipping.manifest import Asked
 from benchd.daemon.shipping.race_limits import Miss
 from benchd.daemon.shipping.race_log import LoggedProcess, Phase, RaceLog
 from benchd.daemon.shipping.racing import Behind
-from benchd.daemon.verdicts import doubts, effects, one_model, recommend
+from benchd.daemon.verdicts import doubts, effects, recommend, sameness
 from benchd.daemon.verdicts.effects import Verdict
 from benchd.daemon.verdicts.recommend import Requirements
 from benchd.daemon.verdicts.statistics import StopRule
@@ -109,12 +109,12 @@ class Race:
     """The candidates of a supervisor's plan, raced in its session's folder, behind what the log there holds.
 
     The machine's lock is held from before it is made, because a log of another race there is replaced at once.
-    `minutes` limits what is measured now, of which 5 pairs are kept for confirming. `told` receives a line for each
+    `minutes` limits what is measured now, of which 5 pairs are kept for confirming. `out` receives a line for each
     step. `measured_s` is the time of all processes of the log.
     """
 
-    def __init__(self, supervisor: Supervisor, asked: Asked, minutes: float, told: TextIO) -> None:
-        self._supervisor, self._asked, self._minutes, self._told = supervisor, asked, minutes, told
+    def __init__(self, supervisor: Supervisor, asked: Asked, minutes: float, out: TextIO) -> None:
+        self._supervisor, self._asked, self._minutes, self._out = supervisor, asked, minutes, out
         names = _names(supervisor.plan)
         self.candidates = [Candidate(entry, name) for entry, name in zip(supervisor.plan, names, strict=True)]
         self._limits = race_limits.limits(asked)
@@ -136,8 +136,6 @@ class Race:
         by_case = {one.planned.case.case_id: one for one in self.candidates}
         for entry in self._log.entries:
             one = by_case[entry.case_id]
-            if _not_run(entry.outcome):  # as an earlier version logged it
-                continue
             if one.raced or entry.outcome.process.status == "ok":  # why a first one failed may be mended by now
                 self._keep(one, entry)
         kept = sum(len(one.raced) for one in self.candidates)
@@ -199,8 +197,8 @@ class Race:
         Files that changed may be as fast as before or not, and the ones that ship are the last.
         """
         ran = [*(entry.outcome for entry in self._log.entries), *more]
-        changed = ", ".join(one_model.changed(ran))
-        return one_model.difference(ran) or (f"{changed} changed" if changed else None)
+        changed = ", ".join(sameness.files_changed(ran))
+        return sameness.model_difference(ran) or (f"{changed} changed" if changed else None)
 
     def _left(self) -> list[Candidate]:
         return [one for one in self.candidates if one.left is None]
@@ -356,8 +354,8 @@ class Race:
             return f"{undecided}; more time does not help: {STEADIER}"
         more = max(needed - rounds, 1)
         minutes = more * len(left) * self.measured_s / max(len(self._log.entries), 1) / 60.0
-        told = f"{undecided}; that would take about {more} more rounds, {minutes:.2g} minutes (--minutes)"
-        return told if needed <= racing.LOOKS[-1] else f"{told}, too many: raise --min-effect, or stop other programs"
+        words = f"{undecided}; that would take about {more} more rounds, {minutes:.2g} minutes (--minutes)"
+        return words if needed <= racing.LOOKS[-1] else f"{words}, too many: raise --min-effect, or stop other programs"
 
     def _needed(self) -> int | None:
         """Return about how many rounds in all would decide, None if a limit stays in doubt however many there are."""
@@ -451,8 +449,8 @@ class Race:
 
     def _tell(self, text: str, *names: str) -> None:
         """Print a line, with what puts the times of these candidates in doubt."""
-        self._told.write(f"{text}{self._mark(*names)}\n")
-        self._told.flush()
+        self._out.write(f"{text}{self._mark(*names)}\n")
+        self._out.flush()
 
 
 def _concluded(raced: RaceResult, verdict: Verdict) -> RaceResult:

@@ -7,7 +7,7 @@ from benchd.daemon import journal, records
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import folders
 from benchd.daemon.records import Record
-from benchd.daemon.verdicts import one_environment, results
+from benchd.daemon.verdicts import results, sameness
 from benchd.daemon.verdicts.compare import Comparison, compare
 from benchd.daemon.verdicts.effects import MIN_EFFECT
 from benchd.daemon.verdicts.recommend import impossible, wrong
@@ -89,7 +89,10 @@ def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
 
 def is_alike(record: Record, other: Record) -> bool:
     """Return whether two records are of one case in one environment."""
-    return record.case_id == other.case_id and one_environment.difference(record.environment, other.environment) is None
+    return (
+        record.case_id == other.case_id
+        and sameness.environment_difference(record.environment, other.environment) is None
+    )
 
 
 def newest_environment(of_case: Sequence[Record]) -> list[Record]:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.records import Record, UserFile
-from benchd.daemon.verdicts import doubts, levels, one_environment, one_model, when
+from benchd.daemon.verdicts import doubts, sameness, timings, when
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Days, Effect, Verdict, judge_plan, runs_effect
 from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
@@ -144,7 +144,7 @@ def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
     """Return the verdict; no difference where processes jump further than it between two levels, in either side."""
     if verdict.answer not in ("faster", "slower"):
         return verdict
-    pairs = [levels.found(list(chain(*runs))) for runs in (sides.first_ms, sides.second_ms)]
+    pairs = [timings.two_levels(list(chain(*runs))) for runs in (sides.first_ms, sides.second_ms)]
     jumps = [(slow.ms / fast.ms, fast.ms, slow.ms) for fast, slow in filter(None, pairs)]
     jump, fast_ms, slow_ms = max(jumps, default=(1.0, 0.0, 0.0))
     if abs(math.log1p(verdict.effect or 0.0)) >= math.log(jump):
@@ -218,7 +218,7 @@ def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:
 def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     """Return how B's exact answers differ from A's, if weights and inputs are equal and they do."""
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
-    differences = [one_model.differs(a, b) for a, b in pairs if not one_model.other_model(a, b)]
+    differences = [sameness.model_differs(a, b) for a, b in pairs if not sameness.other_model(a, b)]
     return [f"B has the weights of A, but {why}" for why in differences if why]
 
 
@@ -272,7 +272,7 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], across_setups: b
 def _other_network(first: Sequence[Record], second: Sequence[Record]) -> str | None:
     """Return what makes B a different network from A, whose weights may have been trained further; else None."""
     a, b = _measured(first)[-1].model, _measured(second)[-1].model
-    return one_model.other_network(a, b) if a and b else None
+    return sameness.other_network(a, b) if a and b else None
 
 
 def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
@@ -280,7 +280,6 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
     sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
     notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
-    notes += [older for a, b in pairs if (older := one_environment.unnamed(a.environment, b.environment))]
     for side, records in zip("AB", (first, second), strict=True):
         flags = sorted({flag for record in _measured(records) for flag in doubts.of(record)})
         notes += [f"{side} is doubtful: {doubts.words(flags)}"] if flags else []
@@ -292,7 +291,7 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
     """Return why the records of one side are not all of one model, else None; the sides may differ."""
-    differences = [one_model.difference(_measured(side)) for side in sides]
+    differences = [sameness.model_difference(_measured(side)) for side in sides]
     return next((f"{side}: {words}" for side, words in zip("AB", differences, strict=True) if words), None)
 
 
@@ -318,7 +317,7 @@ def _differences(measured: Sequence[Record], across_setups: bool) -> Iterator[st
     for other in measured[1:]:
         if other.device_id != reference.device_id:
             yield f"device {reference.device_id} and {other.device_id}"
-        changed = None if across_setups else one_environment.difference(reference.environment, other.environment)
+        changed = None if across_setups else sameness.environment_difference(reference.environment, other.environment)
         if changed:
             yield changed
         if _inputs(other) != _inputs(reference):
@@ -338,9 +337,9 @@ def _inputs(record: Record) -> tuple[list[list[int]], str] | None:
 def clocks(record: Record, other: Record) -> tuple[str, float, float] | None:
     """Return the name and both means in Hz of the device's measured clock if they differ, else None."""
     name = "cpu_clock_hz" if record.environment.device == "cpu" else "gpu_clock_hz"
-    if name not in record.clocks or name not in other.clocks:
+    if name not in record.telemetry or name not in other.telemetry:
         return None
-    before, after = record.clocks[name].mean, other.clocks[name].mean
+    before, after = record.telemetry[name].mean, other.telemetry[name].mean
     return (name, before, after) if abs(after - before) > CLOCK_SHARE * before else None
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from benchd.daemon.records import Check, Energy, Record, Requests, all_variants
 from benchd.daemon.runtimes import PACKAGES, RUNTIMES
-from benchd.daemon.verdicts import accuracy, doubts, one_environment, one_model
+from benchd.daemon.verdicts import accuracy, doubts, sameness
 from benchd.daemon.verdicts.demand import RATE_SHARE, Demand, answering, shortfall
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES, rounds_effect, welch_effect
 from benchd.daemon.verdicts.figures import (
@@ -136,7 +136,9 @@ def unable(records: Iterable[Record]) -> dict[str, str]:
 
 def _mixed(named: Mapping[str, Record], stale: Container[str]) -> str | None:
     """Return why the variants that were measured are not all of one model, apart from the `stale` ones; else None."""
-    return one_model.difference(record for name, record in named.items() if record.status == "ok" and name not in stale)
+    return sameness.model_difference(
+        record for name, record in named.items() if record.status == "ok" and name not in stale
+    )
 
 
 def place(record: Record) -> Place:
@@ -323,8 +325,8 @@ def _stale(named: Mapping[str, Record]) -> dict[str, str]:
 
 def _than(older: Record, newer: Record) -> str | None:
     """Return how the older measurement differs; two models within one run are a reason against all variants."""
-    changed = one_environment.difference(older.environment, newer.environment)
-    other = one_model.other_model(older, newer) if older.suite_id != newer.suite_id else None
+    changed = sameness.environment_difference(older.environment, newer.environment)
+    other = sameness.other_model(older, newer) if older.suite_id != newer.suite_id else None
     return f"in {changed}" if changed else f"with {other}" if other else None
 
 
@@ -335,7 +337,7 @@ def _superseded(group: Sequence[Record], known: Iterable[Record]) -> dict[str, s
     for record in known:
         newer = last.get((place(record), record.case_id))
         if newer and record.model and newer.model and record.model.weights_sha256 != newer.model.weights_sha256:
-            other = one_model.other_network(record.model, newer.model) or "other weights"
+            other = sameness.other_network(record.model, newer.model) or "other weights"
             reasons[record.case_id, record.model.weights_sha256] = (
                 f"{variant_name(record)} of {record.t_wall}",
                 f"a newer record has {other}",
@@ -570,7 +572,7 @@ def _beside(decision: Decision) -> list[str]:
     """Return the lead over the runner-up, and what may qualify it."""
     named = list(decision.candidates)[:2]
     runs = {decision.candidates[name].suite_id for name in named}
-    changed = one_model.changed(decision.candidates[name] for name in named)
+    changed = sameness.files_changed(decision.candidates[name] for name in named)
     words = [_ratio(decision, named[1])] if len(named) > 1 else []
     words += ["of different runs"] if len(runs) > 1 else []
     words += [f"{', '.join(changed)} changed, its exact answers did not"] if changed else []

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchd.daemon.records import OptionValue, Record
-from benchd.daemon.verdicts.disturbed import disturbed
 from benchd.daemon.verdicts.figures import energy_error_share, latency_ms, median_ms, memory_mib, power_w
+from benchd.daemon.verdicts.timings import disturbed
 
 Cell = str | float | bool | None
 Row = dict[str, Cell]

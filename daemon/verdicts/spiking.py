@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from benchd.daemon.records import OptionValue, Record
-from benchd.daemon.verdicts import doubts, one_environment, one_model
+from benchd.daemon.verdicts import doubts, sameness
 from benchd.daemon.verdicts.recommend import Requirements, decide, figure, lead, newest, place, variant_name
 from benchd.daemon.verdicts.statistics import Interval
 from benchd.models import catalog
@@ -126,9 +126,9 @@ def _best(side: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Record 
 
 def _difference(snn: Record, ann: Record, quantity: Quantity) -> str | None:
     """Return why the figures of the two are not those of one machine, one code and one scope; else None."""
-    if differs := one_environment.difference(snn.environment, ann.environment):
+    if differs := sameness.environment_difference(snn.environment, ann.environment):
         return f"measured in {differs}"
-    if one_model.changed([snn, ann]):
+    if sameness.files_changed([snn, ann]):
         return f"{variant_name(snn)} and {variant_name(ann)} were measured with different code; measure both again"
     if quantity == "energy" and snn.energy and ann.energy and snn.energy.scope != ann.energy.scope:
         return f"its scope is {snn.energy.scope} and {ann.energy.scope}"

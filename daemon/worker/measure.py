@@ -13,7 +13,7 @@ from statistics import median
 import msgspec
 
 from benchd.daemon.records import BlockStatistics, Level, RawFile, WarmUp, Window
-from benchd.daemon.verdicts import levels, statistics
+from benchd.daemon.verdicts import statistics, timings
 from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, StopRule
 from benchd.daemon.worker.steps import Step
 
@@ -131,7 +131,7 @@ def block_statistics(measured: TimedLoop) -> BlockStatistics:
         half_width=summary.half_width,
         converged=summary.converged,
         stop_reason=summary.stop_reason or "",
-        levels=[Level(level.ms / 1e6, level.share) for level in levels.found(summary.pieces_ns)],
+        levels=[Level(level.ms / 1e6, level.share) for level in timings.two_levels(summary.pieces_ns)],
         is_correlated=summary.is_correlated,
     )
 

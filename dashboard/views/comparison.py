@@ -6,7 +6,7 @@ from asyncio import to_thread
 from nicegui import ui
 
 from benchd.daemon.records import PROFILED, Record
-from benchd.daemon.verdicts import one_environment
+from benchd.daemon.verdicts import sameness
 from benchd.daemon.verdicts.compare import compare
 from benchd.daemon.verdicts.effects import MIN_EFFECT, Verdict
 from benchd.dashboard import queries
@@ -41,7 +41,7 @@ def add(store: Store, changes: Changes) -> None:
                 cause(change)
             ui.label(_ratio(pair[0], pair[1])).classes("soft")
             _side_by_side(pair[0], pair[1])
-            changed = list(one_environment.differences(records[0].environment, records[1].environment))
+            changed = list(sameness.environment_differences(records[0].environment, records[1].environment))
             ui.label("Environment: " + ("; ".join(changed) or "the same")).classes("soft").mark("environment")
 
 

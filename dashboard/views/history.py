@@ -10,7 +10,7 @@ from nicegui import ui
 
 from benchd.daemon.machine.environment import SOURCES
 from benchd.daemon.records import Record
-from benchd.daemon.verdicts import one_environment
+from benchd.daemon.verdicts import sameness
 from benchd.daemon.verdicts.history import shifts
 from benchd.dashboard import queries
 from benchd.dashboard.layout import PATIENCE_S, frame, heading, local, notice
@@ -89,6 +89,6 @@ def _changed(before: Result, after: Result, one: Record | None, other: Record | 
         return f"benchd {before.tool_version} to {after.tool_version}"
     if one is None or other is None:
         return "the device's fingerprint"
-    changed = one_environment.difference(one.environment, other.environment)
+    changed = sameness.environment_difference(one.environment, other.environment)
     sources = {side.environment.software.get(SOURCES) for side in (one, other)} - {None}
     return changed or ("the sources of benchd" if len(sources) == 2 else None)

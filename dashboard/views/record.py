@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 from nicegui import ui
 
-from benchd.daemon.records import PROFILED, Energy, ProcessResult, Record
+from benchd.daemon.records import PROFILED, Energy, ProcessResult, Record, ending
 from benchd.daemon.reporting.scenario_note import scenario_figures
 from benchd.daemon.verdicts.compare import command
 from benchd.daemon.verdicts.figures import memory_mib
@@ -115,11 +115,16 @@ def _result(result: Result, record: Record) -> dict[str, object]:
         "memory of the process": _beside_device(record),
         "with build and check": _with_check(record),
         "power mode": record.environment.power_mode,
-        "clocks": [f"{_plain(name)} {figure(found.mean / 1e6, 'MHz')}" for name, found in record.clocks.items()],
-        "temperature": [f"{_plain(name)} {figure(found.mean, '°C')}" for name, found in record.temperature.items()],
+        "clocks": _means(record, "_clock_hz", 1e6, "MHz"),
+        "temperature": _means(record, "_temp_c", 1.0, "°C"),
         "preset": record.preset,
         "flags": record.flags,
     }
+
+
+def _means(record: Record, suffix: str, scale: float, unit: str) -> list[str]:
+    metrics = ending(record.telemetry, suffix)
+    return [f"{_plain(name)} {figure(summary.mean / scale, unit)}" for name, summary in metrics.items()]
 
 
 def _beside_device(record: Record) -> str | None:

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records_made import accuracy, made, timing
+from records_made import made, timing
 
 from benchd.daemon import records
 from benchd.daemon.errors import SchemaError, UsageError
-from benchd.daemon.records import Case, Record, Variant
+from benchd.daemon.records import Case, Variant
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,22 +144,16 @@ def test_no_measured_record_contradicts_itself():
 @pytest.mark.parametrize(
     ("path", "damage", "words"),
     [
-        ("timing.p99_ms", lambda timing: 0.9 * timing["median_ms"], r"timing\.p9\d_ms"),
         ("timing.low_ms", lambda timing: 1.01 * timing["median_ms"], r"timing\.median_ms .* is below low_ms"),
         ("timing.high_ms", lambda timing: 0.99 * timing["low_ms"], r"timing\.high_ms .* is below median_ms"),
         ("timing.max_ms", lambda timing: 0.5 * timing["min_ms"], r"timing\.max_ms"),
         ("parts.compute.mean_ms", lambda timing: 2 * timing["max_ms"], r"parts\.compute\.max_ms"),
         ("processes.0.timing.median_ms", lambda timing: 2 * timing["max_ms"], r"processes\.0\.timing\.max_ms"),
-        ("processes.0.timing.p90_ms", lambda timing: timing["min_ms"], r"timing\.p90_ms .* is below too many of its"),
-        ("timing.p90_ms", lambda timing: timing["min_ms"], r"timing\.p90_ms .* is below that of a process"),
         ("processes.0.window.end_ns", lambda window: window["start_ns"] - 10**9, r"processes\.0\.window\.end_ns"),
         ("processes.0.status", lambda _: "failed", "status is ok, and a process is not"),
-        ("check.error_share", lambda check: 1.01 * check["tolerance"], "passed is true, and the error"),
-        ("check.void", lambda _: True, "passed and void are both true"),
+        ("check.void", lambda _: True, "check.passed and check.void are both true"),
         ("check.ties", lambda check: check["images"] + 1, r"check\.images"),
-        ("energy.energy_err_j", lambda _: -1.0, "energy_err_j -1"),
-        ("check.images_off", lambda check: 1, "passed is true, and 1 images are off"),
-        ("check.images", lambda check: 0, "passed is true, and no image was checked"),
+        ("energy.energy_err_j", lambda _: -1.0, "energy_err_j -1 is below 0"),
         ("check.mean_error_share", lambda check: 1.0, r"check\.error_share .* is below mean_error_share 1"),
         ("check.audited", lambda _: -1, "audited -1 is below 0"),
         ("timing.runs", lambda _: 0, "runs 0 is below 1"),
@@ -173,7 +167,6 @@ def test_no_measured_record_contradicts_itself():
 def test_a_record_whose_parts_contradict_each_other_is_refused_in_one_sentence(path, damage, words):
     """Each is a copy of a measured record with one value that its other values exclude."""
     measured = json.loads(next(line for line in MEASURED if b'"p99_ms":0.' in line and b'"rule":"outputs"' in line))
-    measured["check"] |= {"images_off": 0, "images_off_allowed": 0}
     records.decode(json.dumps(measured).encode())
     *places, field = path.split(".")
     part = measured
@@ -188,33 +181,6 @@ def test_a_record_whose_parts_contradict_each_other_is_refused_in_one_sentence(p
 def test_every_flag_is_documented():
     documented = (ROOT / "docs" / "records.md").read_text()
     assert {flag for flag in records.FLAGS if f"`{flag}`" not in documented} == set()
-
-
-def test_a_process_with_a_few_slow_blocks_of_few_runs_contradicts_nothing():
-    """Blocks last equally long: on two levels, 9 fast blocks hold 90 runs each and 6 slow ones 9."""
-    medians = [1.0] * 9 + [10.0] * 6
-    assert records._below_blocks(timing(1.0, p90_ms=1.2, max_ms=11.0), medians) is None
-    assert records._below_blocks(timing(1.0, p90_ms=0.9, max_ms=11.0), medians) == "p90_ms 0.9"
-
-
-@pytest.mark.parametrize("name", ["p95_ms", "p99_ms"])
-def test_a_percentile_further_below_the_median_than_the_runs_beyond_it_explain_is_refused(name):
-    below = timing(5.0, **{name: 4.6})
-    with pytest.raises(SchemaError, match=f"{name} 4.6 is below median_ms 5"):
-        records.decode(records.encode(made(timing=below)))
-
-
-def test_shares_of_none_and_of_all_contradict_nothing():
-    """Wilson's interval of none right begins at 1e-17."""
-    for right in (0, 100):
-        record = made(accuracy=accuracy(right=right))
-        assert records.decode(records.encode(record)) == record
-
-
-def test_times_that_are_not_of_its_processes_are_refused():
-    record = made(timing=timing(6.0), processes=made().processes)
-    with pytest.raises(SchemaError, match=r"timing\.median_ms 6 is not within those of its processes"):
-        records.decode(records.encode(record))
 
 
 def test_a_later_minor_version_is_read():
@@ -233,8 +199,3 @@ def test_a_record_is_valid_by_the_published_schema_and_a_broken_one_is_not():
     validator.validate(data)
     data["status"] = "splendid"
     assert not validator.is_valid(data)
-
-
-def test_the_key_is_device_and_run():
-    assert made().key == "bench-abc123:r1"
-    assert isinstance(made(), Record)

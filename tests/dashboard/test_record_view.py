@@ -36,12 +36,9 @@ def test_a_stage_takes_the_median_of_an_even_number_of_processes_too():
 
 
 def test_each_clock_and_temperature_has_the_name_of_its_sensor():
-    clocks = {"cpu_clock_hz": 1e9, "cpu_clock_hz@cpu0-3": 2e9, "gpu_memory_clock_hz": 3e9}
-    temperature = {"zone_temp_c@soc-thermal": 51.2, "zone_temp_c@gpu-thermal": 47.0, "gpu_temp_c": 46.0}
-    found = made(
-        clocks={name: Summary(hz, hz, hz, 9, "sysfs") for name, hz in clocks.items()},
-        temperature={name: Summary(celsius, celsius, celsius, 9, "sysfs") for name, celsius in temperature.items()},
-    )
+    means = {"cpu_clock_hz": 1e9, "cpu_clock_hz@cpu0-3": 2e9, "gpu_memory_clock_hz": 3e9}
+    means |= {"zone_temp_c@soc-thermal": 51.2, "zone_temp_c@gpu-thermal": 47.0, "gpu_temp_c": 46.0}
+    found = made(telemetry={name: Summary(mean, mean, mean, 9, "sysfs") for name, mean in means.items()})
     said = record._result(flat(found, 0.0), found)
     assert said["clocks"] == ["cpu 1000 MHz", "cpu cpu0-3 2000 MHz", "gpu_memory 3000 MHz"]
     assert said["temperature"] == ["zone soc-thermal 51.2 °C", "zone gpu-thermal 47 °C", "gpu 46 °C"]

@@ -108,7 +108,7 @@ def far_faster(record):
     """Return three runs of three processes that took a thousandth of the time of this record."""
     faster = timing(1e-3 * record.timing.median_ms)
     processes = [ProcessResult(status="ok", timing=faster)] * 3
-    changed = {"clocks": {}, "timing": faster, "processes": processes}
+    changed = {"telemetry": {}, "timing": faster, "processes": processes}
     return [msgspec.structs.replace(record, run_id=name, suite_id=name, **changed) for name in "abc"]
 
 

@@ -246,7 +246,7 @@ def pin(path, record):
             run_id=f"b{number}",
             suite_id=f"b{number}",
             processes=processes,
-            clocks={},
+            telemetry={},
             t_wall=f"2026-01-0{number + 1}T00:00:00Z",
         )
         for number in range(5)

@@ -7,7 +7,7 @@ from simulations import slow
 
 from benchd.daemon import journal, records
 from benchd.daemon.measuring import process
-from benchd.daemon.verdicts import one_model
+from benchd.daemon.verdicts import sameness
 
 pytest.importorskip("onnxscript", reason="exports")
 onnx = pytest.importorskip("onnx", reason="writes a file")
@@ -106,9 +106,9 @@ def test_a_module_is_measured_as_it_is_now_and_leaves_nothing_behind(run, tmp_pa
     (tmp_path / "own" / "helper.py").write_text("TURNS = 2")
     eager, edited = run("bench-once", "--module", module, "--variants", "eager,onnxruntime")
     assert len({sha256(first), sha256(other), sha256(edited)}) == 3
-    assert one_model.changed([first, other]) == ["$TURNS"]
-    assert one_model.changed([other, edited]) == ["helper.py"]
-    assert one_model.changed([eager, edited]) == []
+    assert sameness.files_changed([first, other]) == ["$TURNS"]
+    assert sameness.files_changed([other, edited]) == ["helper.py"]
+    assert sameness.files_changed([eager, edited]) == []
     assert first.model.weights_sha256 == other.model.weights_sha256 == edited.model.weights_sha256
     kept = tmp_path / "state" / "benchd" / "artifacts"
     assert [path.parent.name for path in kept.glob("*/model.onnx")] == [edited.artifacts[0].key]

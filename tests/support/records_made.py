@@ -3,7 +3,18 @@
 from typing import Any
 
 from benchd.daemon.delivery.messages import Info
-from benchd.daemon.records import Accuracy, Case, Check, Energy, Environment, ModelFacts, ProcessResult, Record, Timing
+from benchd.daemon.records import (
+    Accuracy,
+    BlockStatistics,
+    Case,
+    Check,
+    Energy,
+    Environment,
+    ModelFacts,
+    ProcessResult,
+    Record,
+    Timing,
+)
 from benchd.daemon.verdicts.accuracy import counted
 
 ENVIRONMENT = Environment(
@@ -82,6 +93,12 @@ def timing(median_ms: float = 5.0, **fields: Any) -> Timing:
         "runs": 700,
     }
     return Timing(median_ms=median_ms, **given | fields)
+
+
+def blocks(medians_ms: list[float], **fields: Any) -> BlockStatistics:
+    """Return the statistics of blocks with these medians that ended at the cap, `fields` replaced."""
+    given: dict[str, Any] = {"lag1": None, "doublings": 0, "half_width": None, "converged": False, "stop_reason": "cap"}
+    return BlockStatistics(count=len(medians_ms), runs_per_block=1, medians_ms=medians_ms, **given | fields)
 
 
 def accuracy(*, right: int = 50, gained: int = 0, lost: int = 0, images: int = 100) -> Accuracy:

@@ -4,7 +4,7 @@ from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.profiling.profile import BenchmarkProfile, Distribution, Profile
 from benchd.daemon.records import PROFILED, Occupancy, Record, Timing
 
-ELSEWHERE = ("energy", "clocks", "temperature", "memory", "check", "floor", "x_of_floor", "probes")
+ELSEWHERE = ("energy", "memory", "check", "floor", "x_of_floor", "probes")
 
 
 def record(profile: Profile, run: RunHeader, run_id: RunId, occupancy: Occupancy | None) -> Record:

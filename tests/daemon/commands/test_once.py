@@ -1,6 +1,7 @@
 """The exit code of a pass, and which of several facts decides it."""
 
 import pytest
+import records_made
 from records_made import made
 from sessions_made import session
 from typer.testing import CliRunner
@@ -9,16 +10,13 @@ from benchd.daemon.commands import once
 from benchd.daemon.config import LimitsConfig, Suite
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Machine
-from benchd.daemon.records import Case, Check, Variant
+from benchd.daemon.records import Case, Variant
 from benchd.daemon.verdicts.compare import comparison
 from benchd.daemon.verdicts.effects import Verdict
 
 CPU = Machine("cpu", has_cxx=True)
-FAILED_CHECK = Check(
-    passed=False, rule="outputs", images=1, max_abs_error=1, error_share=1, tolerance=0, argmax_disagreements=0
-)
 OK = made()
-WRONG = made(check=FAILED_CHECK)
+WRONG = made(check=records_made.WRONG)
 DEAD = made(status="failed", timing=None)
 LATE = made(status="timeout", timing=None)
 ABSENT = made(status="unsupported", timing=None, case=Case(model="vim_tiny", variant=Variant("tensorrt")))
@@ -72,15 +70,6 @@ def test_a_verdict_fails_the_pass_where_that_was_asked_for(answers, records, fai
     planned = plan.plan([Suite(models=["vim_tiny"], preset="quick")], LimitsConfig(), CPU)
     comparisons = [comparison(("a", "a"), Verdict(answer=answer), ([], []), ([], [])) for answer in answers]
     assert once.exit_code(planned, records, False, fail_on, comparisons) == code
-
-
-def test_a_configuration_without_suites_keeps_the_quick_preset(tmp_path):
-    file = tmp_path / "device.toml"
-    file.write_text('[device]\nid = "ci-4-core"\n')
-    plain = ["--models", "square", "--variants", "eager", "--dry-run"]
-    named = CliRunner().invoke(once.app, [*plain, "--config", str(file)])
-    assert named.stdout == CliRunner().invoke(once.app, plain).stdout
-    assert "square,eager,b1" in named.stdout
 
 
 def test_models_replace_a_configured_module_with_its_inputs_and_weights(tmp_path):

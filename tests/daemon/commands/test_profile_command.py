@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from profile_shown import shown, shown_on_cpu
-from records_made import ENVIRONMENT, made, timing
+from records_made import ENVIRONMENT, PASSED, made, timing
 
 from benchd.daemon import cli
 from benchd.daemon.commands import profile
@@ -14,13 +14,10 @@ from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.profiling.collecting import Found
 from benchd.daemon.profiling.output.published import record
 from benchd.daemon.profiling.profile import Collected
-from benchd.daemon.records import Check, Occupancy, ProcessResult, decode, encode
+from benchd.daemon.records import Occupancy, ProcessResult, decode, encode
 from benchd.daemon.verdicts import results
 
 RUN = RunHeader(device_id="d", boot_id="b", suite_id="s", tool_version="0", environment=ENVIRONMENT)
-PASSED = Check(
-    passed=True, rule="outputs", images=8, max_abs_error=0, error_share=0, tolerance=1, argmax_disagreements=0
-)
 RUN_ID = RunId("r1", "2026-01-01T00:00:00.000Z", 1)
 
 
@@ -61,16 +58,6 @@ def test_what_cannot_be_is_refused_before_anything_runs(arguments, code, said, t
     assert end.value.code == code
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("profiles/*/*"))
-
-
-def test_a_folder_that_holds_something_is_left_alone(tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine").write_text("mine")
-    monkeypatch.setattr(sys, "argv", ["benchd", "profile", "square", "--device", "cpu", "--output", str(tmp_path)])
-    with pytest.raises(SystemExit) as end:
-        cli.benchd()
-    assert end.value.code == 2
-    assert "give a new folder, or remove this one" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_refusal_leaves_no_empty_folder(tmp_path, child_environment):
@@ -115,13 +102,6 @@ def test_the_record_holds_the_benchmark_s_times_and_is_flagged():
     assert (one.timing.median_ms, one.timing.runs, one.throughput_per_s) == (1200.0, 10, 3.33)
     assert one.parts["backward"].median_ms == 700.0
     assert one.missing["energy"] == "no_sensor"
-
-
-def test_a_record_without_a_benchmark_gives_the_reason():
-    one = record(shown_on_cpu(missing={"benchmark": "no memory"}), RUN, RUN_ID, None)
-    assert (one.timing, one.missing["timing"]) == (None, "no memory")
-    one = record(shown_on_cpu(torch=None, missing={"torch": "no luck"}), RUN, RUN_ID, None)
-    assert (one.status, one.reason) == ("failed", "no luck")
 
 
 def test_a_profile_is_never_ranked_or_compared(tmp_path):

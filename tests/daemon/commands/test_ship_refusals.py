@@ -2,14 +2,12 @@
 
 import errno
 import os
-import tempfile
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import manifests_made
 import pytest
 from machines import write
-from manifests_made import write_whole
 from records_made import made
 from sessions_made import session
 from typer.testing import CliRunner
@@ -24,12 +22,6 @@ from benchd.daemon.runtimes import PACKAGES
 from benchd.daemon.shipping import folder as shipping
 from benchd.daemon.shipping import manifest, race, verifying
 from benchd.daemon.shipping.race_limits import Asked
-
-
-def test_a_file_in_the_place_of_the_folder_is_not_to_be_verified(tmp_path):
-    (tmp_path / "out").write_text("a file")
-    found = CliRunner().invoke(ship.app, ["square", "--output", str(tmp_path / "out")]).exception
-    assert str(found).endswith("already exists; choose a new folder")
 
 
 @pytest.mark.parametrize(
@@ -94,14 +86,6 @@ def test_a_busy_machine_leaves_the_log_of_the_race_that_runs_as_it_is(tmp_path, 
     assert log.read_bytes() == b'{"digest":"of another plan"}\n'
 
 
-def test_a_folder_that_the_command_before_made_is_not_raced_for_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("BENCHD_LOCK_DIR", str(tmp_path))
-    monkeypatch.setattr(ship, "Race", lambda *_: pytest.fail("it raced"))
-    (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match="already exists"):
-        shipped(tmp_path)
-
-
 def test_a_page_for_which_there_is_no_room_leaves_the_shipped_folder_as_it_is(tmp_path, monkeypatch):
     pytest.importorskip("jinja2", reason="the extra `report` is not installed")
     monkeypatch.setenv("BENCHD_LOCK_DIR", str(tmp_path))
@@ -125,14 +109,6 @@ def test_a_page_for_which_there_is_no_room_leaves_the_shipped_folder_as_it_is(tm
     assert not list(tmp_path.glob("*out.html*"))
 
 
-def test_a_folder_in_the_place_of_the_page_is_refused_before_anything_is_measured(tmp_path):
-    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
-    (tmp_path / "out.html").mkdir()
-    found = CliRunner().invoke(ship.app, ["square", "--report", "--output", str(tmp_path / "out")]).exception
-    assert isinstance(found, UsageError)
-    assert "out.html is a folder; move it away" in str(found)
-
-
 def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(
         plan,
@@ -145,30 +121,13 @@ def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):
     assert found.stderr.count("\n") == 1
 
 
-def test_a_folder_that_ship_did_not_write_is_refused(tmp_path):
-    found = CliRunner().invoke(verify.app, [str(tmp_path)]).exception
-    assert isinstance(found, UsageError)
-    assert "no manifest.json" in str(found)
-
-
 @pytest.mark.parametrize(("given", "device"), [([], "cpu"), (["--device", "cuda"], "cuda")])
 def test_a_promise_of_the_cpu_is_verified_there_unless_told_otherwise(tmp_path, monkeypatch, given, device):
     def verify_on(folder, shipped, session, *_, **__):
         raise NotAvailable(session.machine.device)
 
     write(tmp_path, {"weights.safetensors": ""})
-    write_whole(tmp_path, manifests_made.manifest())
+    manifest.write(tmp_path, manifests_made.manifest())
     monkeypatch.setattr(plan, "has_gpu", lambda *root: True)
     monkeypatch.setattr(verifying, "verify", verify_on)
     assert str(CliRunner().invoke(verify.app, [str(tmp_path), *given]).exception) == device
-
-
-def test_a_full_disk_of_temporary_files_is_one_sentence(tmp_path, monkeypatch):
-    def full():
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(manifest, "read", lambda folder: manifests_made.manifest())
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
-    found = CliRunner().invoke(verify.app, [str(tmp_path), "--device", "cpu"]).exception
-    assert isinstance(found, Full)
-    assert str(found) == "TMPDIR: No space left on device; free some space"

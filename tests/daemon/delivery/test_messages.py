@@ -55,7 +55,7 @@ def test_latest_is_flat_in_the_units_of_its_names():
     record = made(
         energy=energy,
         check=check,
-        temperature={
+        telemetry={
             name: Summary(40.0, 45.0, top, 9, "s") for name, top in (("cpu_temp_c", 50.0), ("gpu_temp_c", 60.0))
         },
         processes=[ProcessResult(status="ok", timing=timing(), window=Window(0, 4 * 10**9))],

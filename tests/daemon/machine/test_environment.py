@@ -6,7 +6,7 @@ import pytest
 from machines import desktop, orin_nano, write
 
 from benchd.daemon.machine.environment import describe, fingerprint, variables
-from benchd.daemon.verdicts.one_environment import differences
+from benchd.daemon.verdicts.sameness import environment_differences as differences
 
 
 @pytest.fixture
@@ -42,11 +42,6 @@ def test_a_container_on_a_board_has_the_board_s_gpu_though_nvidia_smi_answers(tm
     (root / "etc/nv_tegra_release").unlink()
     found = describe("cuda", None, root)
     assert (found.gpu, found.driver, found.l4t, found.is_tegra) == ("tegra234 integrated GPU", None, None, True)
-
-
-def test_a_mode_that_is_told_to_an_ordinary_user(tmp_path, tools):
-    tools("nvpmodel", "echo 'NV Power Mode: MAXN'; echo 0; echo 'NVPM ERROR: Permission denied' >&2; exit 255")
-    assert describe("cuda", None, orin_nano(tmp_path)).power_mode == "MAXN"
 
 
 @pytest.mark.parametrize(
@@ -89,25 +84,6 @@ def test_what_jetpack_installed_is_told_where_no_wheel_brings_it(tmp_path, tools
     assert libraries == {"cuda": "12.6.68-1", "cudnn": "9.3.0.75-1", "tensorrt": "10.3.0.30-1+cuda12.5"}
 
 
-def test_a_wheel_goes_before_the_system(tmp_path, tools, monkeypatch):
-    write(
-        tmp_path, {"wheels/nvidia_cudnn_cu12-9.10.2.dist-info/METADATA": "Name: nvidia-cudnn-cu12\nVersion: 9.10.2\n"}
-    )
-    system = "Package: libcudnn9-cuda-12\nStatus: install ok installed\nVersion: 9.3.0.75-1\n"
-    write(tmp_path, {"var/lib/dpkg/status": system})
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "wheels")])
-    assert describe("cuda", None, tmp_path).versions["cudnn"] == "9.10.2"
-
-
-def test_the_flags_that_kernels_care_for(tmp_path, tools):
-    write(
-        tmp_path, {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu avx2 fma sse2 amx_tile avx512f avx\n\nflags\t: x\n"}
-    )
-    assert describe("cpu", None, tmp_path).cpu_flags == ["avx", "fma", "avx2", "avx512f", "amx_tile"]
-    write(tmp_path, {"proc/cpuinfo": "Features\t: fp asimd evtstrm aes asimdhp asimddp\nCPU implementer\t: 0x41\n"})
-    assert describe("cpu", None, tmp_path).cpu_flags == ["asimd", "asimdhp", "asimddp"]
-
-
 def test_the_thermal_state(tmp_path, tools):
     thermal = "sys/class/thermal"
     zones = [("cpu-thermal", "46125"), ("gpu-thermal", "44531"), ("cv0-thermal", "-256000"), ("cpu-thermal", "47000")]
@@ -133,15 +109,6 @@ def test_jetson_clocks_locks_cpu_and_gpu(governor, tmp_path, tools):
     assert describe("cuda", None, root).clocks_locked is True
 
 
-def test_a_cluster_that_is_switched_off_tells_nothing(tmp_path, tools):
-    root = orin_nano(tmp_path)
-    off = {"affected_cpus": "\n", "scaling_governor": "powersave\n", "scaling_max_freq": "2201600\n"}
-    write(root, {f"sys/devices/system/cpu/cpufreq/policy4/{name}": value for name, value in off.items()})
-    write(root, {"sys/devices/system/cpu/cpufreq/policy0/scaling_min_freq": "1510400\n"})
-    found = describe("cpu", None, root)
-    assert (found.cpu_governor, found.cpu_max_hz, found.clocks_locked) == ("schedutil", 1510.4e6, True)
-
-
 def test_a_desktop(tmp_path, tools):
     tools("nvidia-smi", "echo 'NVIDIA GeForce RTX 4090, 560.35.03, 450.00 W'; echo 'NVIDIA RTX 3060, 560.35.03, 170 W'")
     found = describe("cuda", 4, desktop(tmp_path))
@@ -159,32 +126,6 @@ def test_the_gpu_that_is_measured_is_the_one_that_is_told(tmp_path, tools):
     found = describe("cuda", 4, desktop(tmp_path), gpu_uuid="GPU-1a2b")
     assert (found.gpu, found.power_limit_w) == ("NVIDIA RTX 3060", 170.0)
     assert describe("cuda", 4, tmp_path).gpu == "NVIDIA H200"
-
-
-@pytest.mark.parametrize("script", ["echo 'No devices were found'; exit 6", "echo 'NVIDIA-SMI has failed'", "exit 0"])
-def test_a_driver_without_a_gpu(script, tmp_path, tools):
-    tools("nvidia-smi", script)
-    found = describe("cpu", None, desktop(tmp_path))
-    assert (found.gpu, found.driver) == (None, None)
-
-
-def test_an_unknown_arm_core_is_named_by_its_ids(tmp_path, tools):
-    cpuinfo = (
-        "processor\t: 0\nmodel name\t: ARMv8\nCPU implementer\t: 0x41\nCPU part\t: 0xd05\n\n"
-        "processor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd81\n\n"
-        "processor\t: 2\nCPU implementer\t: 0x51\nCPU part\t: 0x001\n\n"
-        "processor\t: 3\nCPU implementer\t: 0x99\nCPU part\t: 0x123\n"
-    )
-    write(tmp_path, {"proc/cpuinfo": cpuinfo})
-    assert describe("cpu", None, tmp_path).cpu_model == (
-        "Cortex-A55, Cortex-A720, Oryon, ARM implementer 0x99 part 0x123"
-    )
-
-
-def test_a_machine_that_tells_nothing(tmp_path, tools):
-    found = describe("cpu", None, tmp_path)
-    assert (found.board, found.soc, found.cpu_model, found.power_mode) == (None, None, "unknown", None)
-    assert (found.machine, found.kernel) == (os.uname().machine, os.uname().release)
 
 
 @pytest.mark.parametrize(
@@ -288,27 +229,11 @@ def test_the_limits_of_a_cgroup_of_version_1(tmp_path, tools):
     assert (found["cpu_limit"], found["cpuset"], found["memory_limit"]) == ("0.6 CPUs", "0-1", "none")
 
 
-def test_a_virtual_machine_and_a_real_one(tmp_path, tools):
-    write(tmp_path, {"proc/cpuinfo": "flags\t\t: fpu hypervisor avx\n"})
-    assert describe("cpu", None, tmp_path).system == {"hypervisor": "hypervisor"}
-    write(tmp_path, {"proc/cpuinfo": "flags\t\t: fpu avx\n"})
-    assert describe("cpu", None, tmp_path).system == {"hypervisor": "none"}
-
-
 def test_the_command_line_has_no_folders_and_no_password(tmp_path, tools, monkeypatch):
     words = ["/opt/x/bin/bench-once", "--output", "/srv/me/out", "--mqtt", "mqtt://me:word@broker", "--weights", "a b"]
     monkeypatch.setattr(sys, "argv", words)
     wanted = ".../bench-once --output .../out --mqtt mqtt://broker --weights 'a b'"
     assert describe("cpu", None, tmp_path).command == wanted
-
-
-def test_what_is_not_utf_8_costs_no_record(tmp_path, tools, monkeypatch):
-    bad, shown = os.fsdecode(b"caf\xe9"), "caf\N{REPLACEMENT CHARACTER}"
-    monkeypatch.setattr(sys, "argv", ["bench-once", "--config", f"{bad}.toml", "--mqtt", f"mqtt://me:{bad}@{bad}"])
-    wanted = f"bench-once --config '{shown}.toml' --mqtt 'mqtt://{shown}'"
-    assert describe("cpu", None, tmp_path).command == wanted
-    given = {"TORCH_LOGS": bad, "LD_PRELOAD": f"/opt/{bad}/lib.so", f"OMP_{bad}": "1"}
-    assert variables(given, {}) == {"LD_PRELOAD": ".../lib.so", "TORCH_LOGS": shown}
 
 
 def test_this_machine():
@@ -367,12 +292,6 @@ def test_the_fingerprint_leaves_out_what_makes_none(tmp_path, tools):
     on_gpu = msgspec.structs.replace(found, device="cuda")
     for change in ({"driver": "another"}, {"power_limit_w": 7.0}, {"gpu_max_hz": 1.0}):
         assert fingerprint(on_gpu) != fingerprint(msgspec.structs.replace(on_gpu, **change))
-
-
-def test_an_update_of_a_jetson_is_one_difference(tmp_path, tools):
-    before = describe("cuda", None, orin_nano(tmp_path))
-    write(tmp_path, {"etc/nv_tegra_release": "# R36 (release), REVISION: 4.7, GCID: 1, BOARD: generic\n"})
-    assert list(differences(before, describe("cuda", None, tmp_path))) == ["l4t: R36.4.3 and R36.4.7"]
 
 
 @pytest.mark.parametrize("ours", [{"versions": {"benchd": "9"}}, {"software": {"benchd_sources": "a1"}}])

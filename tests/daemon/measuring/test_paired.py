@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
-from records_made import timing
+from records_made import blocks, timing
 
 from benchd.daemon.config import LimitsConfig
 from benchd.daemon.measuring import paired
@@ -13,7 +13,7 @@ from benchd.daemon.measuring.paired import Request, Side
 from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.protocol import Outcome
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.records import BlockStatistics, ProcessResult
+from benchd.daemon.records import ProcessResult
 from benchd.daemon.verdicts import effects
 from benchd.daemon.verdicts.effects import ALPHA, LOOK_ALPHA
 
@@ -90,20 +90,6 @@ def test_one_case_against_itself_warms_up_briefly(cases, limits, seconds):
     assert all(side.is_interleaved for side in both)
 
 
-def blocks(medians_ms, starts_ns):
-    return BlockStatistics(
-        count=len(medians_ms),
-        runs_per_block=1,
-        medians_ms=medians_ms,
-        starts_ns=starts_ns,
-        lag1=None,
-        doublings=0,
-        half_width=None,
-        converged=False,
-        stop_reason="cap",
-    )
-
-
 @pytest.mark.parametrize(
     ("starts_ns", "ratio"),
     [([1, 2, 3, 4], 1.5), ([], 3.0)],
@@ -112,7 +98,7 @@ def test_a_pair_of_interleaved_processes_is_the_median_of_its_rounds(starts_ns, 
     """One block of B was disturbed, and A needed one block less; its process median shows both."""
     both = sides("square,eager,b1")
     for side, medians_ms, median_ms in zip(both, ([2.0, 4.0, 8.0], [3.0, 60.0, 8.0, 1.0]), (4.0, 12.0), strict=True):
-        result = ProcessResult(status="ok", timing=timing(median_ms), blocks=blocks(medians_ms, starts_ns))
+        result = ProcessResult(status="ok", timing=timing(median_ms), blocks=blocks(medians_ms, starts_ns=starts_ns))
         side.outcomes.append(Outcome(process=result))
     assert effects.ratio(*(side.outcomes[-1].process for side in both)) == pytest.approx(ratio)
 

@@ -14,7 +14,7 @@ import pytest
 from broker import HOST, free_port
 from links import unstarted
 from machines import write
-from manifests_made import manifest, write_whole
+from manifests_made import manifest
 from records_made import made
 
 from benchd.daemon import records
@@ -178,7 +178,7 @@ def test_a_shipped_folder_that_the_service_may_not_read_ends_no_service(state, t
 
 def test_what_was_shipped_at_the_shell_is_another_user_s_and_the_alarm_names_the_key(state, tmp_path, monkeypatch):
     write(tmp_path / "net", {"code/net.py": ""})
-    write_whole(tmp_path / "net", manifest())
+    manifests.write(tmp_path / "net", manifest())
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "of-the-shell"))
     manifests.remember(tmp_path / "net")
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "of-the-service"))
@@ -287,7 +287,7 @@ def large(state, tmp_path, monkeypatch):
     monkeypatch.setattr(artifacts, "_PIECE", 10)
     folder = tmp_path / "net"
     write(folder, {"weights.safetensors": "w" * 100})
-    write_whole(folder, manifest(case=Case(model="square")))
+    manifests.write(folder, manifest(case=Case(model="square")))
     ship(state, folder)
     return state.settings.shipped[0]
 

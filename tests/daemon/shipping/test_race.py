@@ -4,23 +4,21 @@ import io
 import math
 import random
 import re
-import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from records_made import ENERGY, PASSED, timing
+from records_made import ENERGY, PASSED, blocks, timing
 from sessions_made import session
 
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Golden, Outcome, Pack, Packed, unmeasured
 from benchd.daemon.measuring.supervisor import NOT_RUN, Supervisor
-from benchd.daemon.records import BlockStatistics, Case, Inputs, Memory, ModelFacts, ProcessResult, Variant
+from benchd.daemon.records import Case, Inputs, Memory, ModelFacts, ProcessResult, Variant
 from benchd.daemon.shipping import folder as shipping
-from benchd.daemon.shipping import manifest, race
+from benchd.daemon.shipping import race
 from benchd.daemon.shipping.manifest import Asked
 from benchd.daemon.shipping.race import Race
-from benchd.daemon.shipping.race_log import LoggedProcess
 from benchd.daemon.shipping.racing import AGAINST_FAR, FEW, LOOKS, PROMISED, PROMISED_AT_MOST
 
 MODEL = ModelFacts(options={}, input_shape=[3], parameters=1, weights="w", weights_sha256="w", data="random")
@@ -86,18 +84,7 @@ class Script(Supervisor):
 
 def in_turns(medians_ms):
     bounds_ns = list(range(len(medians_ms) + 1))
-    return BlockStatistics(
-        count=len(medians_ms),
-        runs_per_block=1,
-        medians_ms=medians_ms,
-        bounds_ns=bounds_ns,
-        starts_ns=bounds_ns[:-1],
-        lag1=None,
-        doublings=0,
-        half_width=None,
-        converged=False,
-        stop_reason="cap",
-    )
+    return blocks(medians_ms, bounds_ns=bounds_ns, starts_ns=bounds_ns[:-1])
 
 
 def of_process(figures, number):
@@ -137,14 +124,6 @@ def test_two_that_measured_in_turns_are_compared_block_by_block(tmp_path):
     blocks_ms = {"compile": [4.0, 4.0, 90.0], "onnxruntime": [6.0, 6.0, 6.0]}
     racing, _ = course(tmp_path, {"compile": 4.0, "onnxruntime": 4.2}, blocks_ms=blocks_ms)
     assert racing.run().verdict.effect == pytest.approx(0.5)
-
-
-def test_processes_in_turns_keep_the_configured_time(tmp_path):
-    racing, _ = course(tmp_path, {"eager": 10.0})
-    rule = msgspec.structs.replace(race.LIMITS.rule, cap_s=0.5)
-    one = racing.named("eager")
-    one.planned = replace(one.planned, limits=msgspec.structs.replace(race.LIMITS, rule=rule))
-    assert race._turn(one, "confirm", in_blocks=True).planned.limits.rule.cap_s == 0.5
 
 
 def test_a_runner_up_that_is_far_behind_needs_few_processes(tmp_path):
@@ -197,12 +176,6 @@ def test_beside_each_ratio_and_reason_of_a_busy_machine_it_says_so(tmp_path, fla
         assert found.flags == flags if found.winner else found.reason.endswith(words)
 
 
-def test_the_nearest_is_none_that_fails_its_check(tmp_path):
-    asked = Asked(max_latency_ms=1.0)
-    racing, _ = course(tmp_path, {"eager": 3.0, "compile": 4.0}, asked=asked, failing=("eager",))
-    assert "the nearest is compile" in racing.run().reason
-
-
 def test_what_lies_at_a_limit_is_not_told_to_take_more_time(tmp_path):
     racing, script = course(tmp_path, {"eager": 4.0}, asked=Asked(max_memory_bytes=2**28))
     reason = racing.run().reason
@@ -210,17 +183,6 @@ def test_what_lies_at_a_limit_is_not_told_to_take_more_time(tmp_path):
     assert re.search(r"eager: memory 256 MiB \(256 .* 0 of \d+ above 256\) may or may not stay within 256 MiB", reason)
     assert "more time does not help: change the limit" in reason
     assert "more rounds" not in reason
-
-
-def test_a_faster_one_above_its_limit_puts_nobody_behind(tmp_path):
-    asked = Asked(max_memory_bytes=2**20)
-    racing, _ = course(tmp_path, {"eager": 10.0, "compile": 4.0}, asked=asked)
-    assert "memory 256 MiB is above 1 MiB" in racing.run().reason
-
-
-def test_what_was_not_measured_meets_no_limit(tmp_path):
-    racing, _ = course(tmp_path, {"eager": 10.0}, asked=Asked(max_energy_j=1.0))
-    assert "energy was not measured" in racing.run().reason
 
 
 @pytest.mark.parametrize(
@@ -243,12 +205,6 @@ def test_a_winner_whose_promise_may_break_a_limit_does_not_ship(later_ms, tmp_pa
         assert len(script.ran) == 1 + PROMISED_AT_MOST
 
 
-def test_a_winner_that_one_process_puts_in_doubt_gets_more(tmp_path):
-    times_ms = {"eager": [28.0] * 4 + [32.0, 28.0]}
-    racing, script = course(tmp_path, times_ms, asked=Asked(max_latency_ms=33.0))
-    assert (racing.run().winner, len(script.ran)) == ("eager", 1 + PROMISED + 1)
-
-
 def test_a_winner_whose_interval_is_wider_than_its_time_does_not_ship(tmp_path):
     """Not even behind as many processes as may confirm; the next start measures all of them again."""
     times_ms = {"eager": [4.0] + [2.0, 8.0] * 9}
@@ -262,20 +218,6 @@ def test_a_winner_whose_interval_is_wider_than_its_time_does_not_ship(tmp_path):
         found.reason,
     )
     assert not course(tmp_path, times_ms)[0].named("eager").raced
-
-
-@pytest.mark.parametrize(("asked", "flags"), [(Asked(), []), (Asked(max_energy_j=1.0), ["outlier"])])
-def test_the_flags_of_limited_joules_stand_beside_the_winner(tmp_path, monkeypatch, asked, flags):
-    monkeypatch.setattr(sys.modules[__name__], "ENERGY", msgspec.structs.replace(ENERGY, flags=["outlier"]))
-    racing, _ = course(tmp_path, {"eager": 4.0}, asked=asked, energies_mj=[40.0])
-    found = racing.run()
-    assert (found.winner, found.flags) == ("eager", flags)
-
-
-def test_a_winner_whose_first_processes_promise_nothing_is_measured_on(tmp_path):
-    racing, script = course(tmp_path, {"eager": [4.0] * 3 + [9.0] + [4.0] * 20})
-    assert racing.run().winner == "eager"
-    assert 1 + PROMISED < len(script.ran) <= 1 + PROMISED_AT_MOST
 
 
 def test_when_the_time_is_up_it_says_what_is_open_and_how_long_that_takes(tmp_path):
@@ -299,16 +241,6 @@ def test_an_interrupted_race_goes_on_and_measures_nothing_twice(tmp_path, after)
     assert len(before.ran) - 1 + len(behind.ran) == len(once.ran)
 
 
-def test_a_race_that_goes_on_keeps_its_runner_up_of_two_that_are_alike(tmp_path):
-    for seed in range(3):
-        random.seed(seed)
-        times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 10.0}
-        course(tmp_path / str(seed), times_ms, interrupt_after=3 + 7)[0].run()
-        racing, script = course(tmp_path / str(seed), times_ms)
-        assert racing.run().winner == "compile"
-        assert len(script.ran) == PROMISED + AGAINST_FAR - 7
-
-
 def test_what_could_not_run_is_tried_again_by_the_same_command(tmp_path):
     first, _ = course(tmp_path, {"onnxruntime": 4.0}, not_running=("onnxruntime",))
     assert "pip install onnx onnxscript" in first.run().reason
@@ -316,28 +248,6 @@ def test_what_could_not_run_is_tried_again_by_the_same_command(tmp_path):
     assert (again.run().winner, len(script.ran)) == ("onnxruntime", 1 + PROMISED)
     behind, script = course(tmp_path, {"onnxruntime": 4.0})
     assert (behind.run().winner, len(script.ran)) == ("onnxruntime", 0)
-
-
-@pytest.mark.parametrize("until", [0, 3])
-def test_a_machine_that_can_start_no_process_ends_a_race_that_goes_on(tmp_path, until):
-    times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.2}
-    found = course(tmp_path, times_ms, starting_until=until)[0].run()
-    assert (found.winner, found.is_open) == (None, True)
-    assert found.reason.endswith("not be run: Resource temporarily unavailable; the same command continues from here")
-    again, _ = course(tmp_path, times_ms)
-    assert sum(len(one.raced) for one in again.candidates) == until
-    assert again.run().winner == "compile"
-
-
-def test_what_an_earlier_version_logged_of_such_a_machine_lets_nobody_leave(tmp_path):
-    times_ms = {"eager": 10.0, "compile": 4.0}
-    racing, _ = course(tmp_path, times_ms, starting_until=2)
-    racing.run()
-    for one in racing.candidates:
-        racing._log.add(LoggedProcess(one.planned.case.case_id, "confirm", 0.1, REFUSED))
-    again, _ = course(tmp_path, times_ms)
-    assert [len(one.raced) for one in again.candidates] == [1, 1]
-    assert again.run().winner == "compile"
 
 
 def test_a_line_that_a_crash_truncated_is_measured_again(tmp_path):
@@ -401,18 +311,6 @@ def test_another_model_ends_a_race_and_the_next_begins_anew(tmp_path):
     assert again.run().winner == "compile"
 
 
-def test_answers_of_other_data_end_a_race_that_goes_on_and_the_next_begins_anew(tmp_path):
-    times_ms = {"eager": 10.0, "compile": 4.0, "onnxruntime": 4.0}
-    course(tmp_path, times_ms, interrupt_after=3)[0].run()
-    racing, _ = course(tmp_path, times_ms, data_edited_after=0)
-    assert sum(len(one.raced) for one in racing.candidates) == 3
-    found = racing.run()
-    assert (found.winner, found.is_open) == (None, True)
-    assert found.reason.startswith("its exact answers to the same inputs differ ")
-    assert found.reason.endswith("; the same command starts over")
-    assert not any(one.raced for one in course(tmp_path, times_ms)[0].candidates)
-
-
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
@@ -434,15 +332,6 @@ def test_a_model_that_is_edited_behind_its_race_does_not_ship(tmp_path, monkeypa
         shipping.ship(racing, found, supervisor, Asked(), out)
     assert not out.exists()
     assert not course(tmp_path / "race", times_ms)[0].named("onnxruntime").raced
-
-
-def test_a_race_that_cannot_be_removed_takes_nothing_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(shipping, "_run_load", lambda *_: None)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "race").symlink_to("elsewhere")  # which nothing follows to remove a folder
-    racing, supervisor = course(tmp_path / "race", {"onnxruntime": 4.0})
-    shipped = shipping.ship(racing, racing.run(), supervisor, Asked(), tmp_path / "out")
-    assert (tmp_path / "out/manifest.json").read_bytes() == manifest.encode(shipped)
 
 
 def test_files_that_fail_their_check_do_not_ship(tmp_path):

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from records_made import made, timing
+from records_made import blocks, made, timing
 from test_statistics_coverage import feed
 
-from benchd.daemon.records import BlockStatistics, Level, ProcessResult
-from benchd.daemon.verdicts import levels
-from benchd.daemon.verdicts.statistics import STOP_RULES, Blocks, combine
+from benchd.daemon.records import Level, ProcessResult
+from benchd.daemon.reporting.console import levels_note
+from benchd.daemon.verdicts import timings
+from benchd.daemon.verdicts.statistics import STOP_RULES, Blocks
 
 SETS = 4_000
 
@@ -26,7 +27,7 @@ SETS = 4_000
     ],
 )
 def test_levels_are_found_where_times_jump(times_ms, wanted):
-    found = levels.found(times_ms)
+    found = timings.two_levels(times_ms)
     assert [(pytest.approx(level.ms, rel=5e-3), pytest.approx(level.share)) for level in found] == wanted
 
 
@@ -35,29 +36,8 @@ def test_levels_are_found_where_times_jump(times_ms, wanted):
 def test_equal_processes_have_one_level(processes, spread):
     rng = np.random.default_rng(processes)
     times = np.exp(spread * rng.standard_normal((SETS, processes)))
-    false = np.mean([bool(levels.found(row)) for row in times.tolist()])
+    false = np.mean([bool(timings.two_levels(row)) for row in times.tolist()])
     assert false <= (0.06 if processes == 3 else 0.013)
-
-
-def sets(share_slow, gap, processes=5, spread=0.01):
-    rng = np.random.default_rng(1)
-    slow = rng.random((SETS, processes)) < share_slow
-    return np.exp(np.log1p(gap) * slow + spread * rng.standard_normal((SETS, processes)))
-
-
-@pytest.mark.parametrize(("share_slow", "unseen"), [(0.5, 0.09), (0.2, 0.34)])
-def test_an_interval_that_fails_is_named_unless_every_process_hit_the_same_level(share_slow, unseen):
-    """With 5 processes, 6 and 33 % of the sets hold one level alone: nothing in them tells of the other."""
-    truth, failed, unnamed = np.exp(share_slow * np.log(1.3)), 0, 0
-    for row in sets(share_slow, 0.3).tolist():
-        _, interval = combine(row)
-        covers = interval.low <= truth <= interval.high
-        failed += not covers
-        unnamed += not covers and not levels.found(row)
-        if not covers and max(row) / min(row) > 1.2:
-            assert levels.found(row)
-    assert failed > 0.02 * SETS
-    assert unnamed <= unseen * SETS
 
 
 def dwelling(rng, count, runs, gap, dwell_runs):
@@ -77,7 +57,7 @@ def summary(ratios, run_ms=20.0):
 def test_a_process_that_jumps_between_levels_is_named_if_it_met_both():
     rng = np.random.default_rng(0)
     for ratios in dwelling(rng, 100, 330, 0.3, 50):
-        found = levels.found(summary(ratios).pieces_ns)
+        found = timings.two_levels(summary(ratios).pieces_ns)
         met_both = 0.1 < np.mean(ratios[:200] > 1.15) < 0.9
         assert not met_both or len(found) == 2
 
@@ -94,24 +74,14 @@ def test_blocks_that_depend_on_one_another_are_named(coefficient, fewest, most):
 
 def test_the_words_are_of_the_processes_or_else_of_the_runs_of_one():
     jumping = [ProcessResult(status="ok", timing=timing(value)) for value in (86.0, 87.0, 176.0, 86.0, 86.5)]
-    told = levels.words(made(processes=jumping))
+    told = levels_note(made(processes=jumping))
     assert (
         "jumps between 86.37 ms (80 % of the processes) and 176 ms (20 % of the processes): the cause is not known"
         in told
     )
-    assert levels.words(made(processes=[ProcessResult(status="ok", timing=timing(10.0))])) is None
-    blocks = BlockStatistics(
-        count=5,
-        runs_per_block=1,
-        medians_ms=[10.0] * 5,
-        lag1=None,
-        doublings=0,
-        half_width=None,
-        converged=False,
-        stop_reason="cap",
-        levels=[Level(10.0, 0.75), Level(13.0, 0.25)],
-    )
-    told = levels.words(
-        made(processes=[ProcessResult(status="ok", timing=timing(10.0), blocks=blocks)], flags=["busy_machine"])
+    assert levels_note(made(processes=[ProcessResult(status="ok", timing=timing(10.0))])) is None
+    jumping = blocks([10.0] * 5, levels=[Level(10.0, 0.75), Level(13.0, 0.25)])
+    told = levels_note(
+        made(processes=[ProcessResult(status="ok", timing=timing(10.0), blocks=jumping)], flags=["busy_machine"])
     )
     assert "10 ms (75 % of the time of a process) and 13 ms (25 % of the time of a process): busy machine;" in told

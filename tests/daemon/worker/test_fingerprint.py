@@ -14,7 +14,8 @@ from benchd.daemon.machine.environment import fingerprint
 from benchd.daemon.measuring import recording
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.records import Variant
-from benchd.daemon.verdicts.one_environment import difference, differences
+from benchd.daemon.verdicts.sameness import environment_difference as difference
+from benchd.daemon.verdicts.sameness import environment_differences as differences
 
 CHANGES = {
     "ATEN_CPU_CAPABILITY": "default",

@@ -1,11 +1,70 @@
-"""Whether measurements are of one model: the same options, weights, inputs and exact answers; pure."""
+"""Whether measurements are of one environment and of one model, and what differs; pure.
+
+One model has the same options, weights, inputs and exact answers.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
-from benchd.daemon.records import OF_MODULE, Check, ModelFacts
+import msgspec
+
+from benchd.daemon.machine.environment import comparable
+from benchd.daemon.records import OF_MODULE, Check, Environment, ModelFacts
+
+NAMED = 5
+
+
+def environment_difference(one: Environment, other: Environment) -> str | None:
+    """Return how the environments differ in ways that prevent a comparison, else None."""
+    names = list(environment_differences(one, other))
+    more = f", and {len(names) - NAMED} more" if names[NAMED:] else ""
+    return f"another environment ({', '.join(names[:NAMED])}{more})" if names else None
+
+
+def environment_differences(one: Environment, other: Environment) -> Iterator[str]:
+    """Yield each difference as `name: value and value`."""
+    return (f"{name}: {was} and {now}" for name, was, now in environment_changes(one, other))
+
+
+def environment_changes(one: Environment, other: Environment) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each difference and both values as words."""
+    if one.comparable_part == other.comparable_part:
+        return
+    before, after = _compared(one), _compared(other)
+    was, now = (_flat(msgspec.structs.asdict(environment)) for environment in (one, other))
+    unknown = _unknown(one, other) | _unknown(other, one)
+    for name in before | after:
+        if before.get(name, "unset") != after.get(name, "unset") and name not in unknown:
+            yield name, _word(was, name), _word(now, name)
+
+
+def _unknown(one: Environment, other: Environment) -> set[str]:
+    """Return the names that only `other` has: a later version of benchd, or a worker that got further, knows more."""
+    variables = (other.variables or {}).keys() if one.variables is None else set[str]()
+    return {*variables} | (other.software.keys() - one.software.keys()) | (other.system.keys() - one.system.keys())
+
+
+def _compared(environment: Environment) -> dict[str, Any]:
+    facts = _flat(comparable(environment))
+    return {name: fact for name, fact in facts.items() if name != "driver" or environment.l4t is None}  # it is the L4T
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts with those of each group, such as `versions`, beside the others."""
+    facts = facts | {"variables": facts["variables"] or {}}
+    groups = [value for value in facts.values() if isinstance(value, dict)]
+    return {name: value for name, value in facts.items() if not isinstance(value, dict)} | {
+        name: value for group in groups for name, value in group.items()
+    }
+
+
+def _word(facts: dict[str, Any], name: str) -> str:
+    """Return a value as a person reads it; a variable or a package may be unset."""
+    value = facts.get(name, "unset")
+    return "unknown" if value is None else " ".join(value) if isinstance(value, list) else str(value)
+
 
 OTHER_SHARE = {"codes": 0.05}
 OTHER_SHARE_EXACT = 1e-4
@@ -21,7 +80,7 @@ class Measured(Protocol):
     def check(self) -> Check | None: ...  # noqa: D102
 
 
-def difference(measured: Iterable[Measured]) -> str | None:
+def model_difference(measured: Iterable[Measured]) -> str | None:
     """Return how one of these measurements is of another model, what changed it and what to do; None if all are of one.
 
     Each is compared with the first one, and with the first one that answered the same inputs.
@@ -29,12 +88,12 @@ def difference(measured: Iterable[Measured]) -> str | None:
     firsts: dict[object, Measured] = {}
     for candidate in measured:
         for inputs in dict.fromkeys((None, _answered(candidate.check))) if candidate.model else ():
-            if words := differs(firsts.setdefault(inputs, candidate), candidate):
+            if words := model_differs(firsts.setdefault(inputs, candidate), candidate):
                 return f"{words}; measure every variant again, all of one model"
     return None
 
 
-def differs(record: Measured, other: Measured) -> str | None:
+def model_differs(record: Measured, other: Measured) -> str | None:
     """Return how the second measurement is of another model than the first one, and what changed it; else None.
 
     Exact answers decide, if both answered the same inputs: an edit that leaves them as they are leaves the model as
@@ -45,7 +104,7 @@ def differs(record: Measured, other: Measured) -> str | None:
     words = other_model(record, other) or answers_off(record.check, other.check)
     if words is None:
         return None
-    why = _changed_by(record.model, other.model, changed([record, other]))
+    why = _changed_by(record.model, other.model, files_changed([record, other]))
     return f"{words}: {why}" if why else words
 
 
@@ -55,12 +114,12 @@ def other_model(record: Measured, other: Measured) -> str | None:
     if a is None or b is None:
         return None
     words = other_network(a, b)
-    if words is None and _inputs(a) != _inputs(b):
-        words = f"other inputs ({_inputs(a)} and {_inputs(b)})"
+    if words is None and _model_inputs(a) != _model_inputs(b):
+        words = f"other inputs ({_model_inputs(a)} and {_model_inputs(b)})"
     if words is None and a.weights_sha256 != b.weights_sha256:
         words = "other weights"
     is_answered = _answered(record.check) == _answered(other.check) is not None
-    return words or ("other code or data" if not is_answered and changed([record, other]) else None)
+    return words or ("other code or data" if not is_answered and files_changed([record, other]) else None)
 
 
 def other_network(model: ModelFacts, other: ModelFacts) -> str | None:
@@ -95,7 +154,7 @@ def answers_off(a: Check | None, b: Check | None) -> str | None:
     return f"its exact answers to the same inputs differ by {share:.2g} of their size{where}" if share > limit else None
 
 
-def changed(measured: Iterable[Measured]) -> list[str]:
+def files_changed(measured: Iterable[Measured]) -> list[str]:
     """Return the files and variables that several of these models read and that were not always the same.
 
     What only one of them read says nothing: a process that ended early has read less.
@@ -122,7 +181,7 @@ def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> s
     """Return what changed one model into the other, of `names` if any; empty if its facts say so themselves."""
     if names:
         return f"{', '.join(names)} changed"
-    if other_network(model, other) or _inputs(model) != _inputs(other):
+    if other_network(model, other) or _model_inputs(model) != _model_inputs(other):
         return ""
     if model.weights_sha256 == other.weights_sha256:
         return "neither its files nor its weights changed, so a variable, a file that it reads or its builder did"
@@ -131,7 +190,7 @@ def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> s
     return f"{model.weights} was replaced"
 
 
-def _inputs(facts: ModelFacts) -> tuple[list[str] | list[int], str]:
+def _model_inputs(facts: ModelFacts) -> tuple[list[str] | list[int], str]:
     """Return what the model reads; for a set of images its name, because a larger batch takes more of them."""
     images = facts.data.rpartition(" images of ")[2].partition(", fewer than ")[0]
     return [str(spec) for spec in facts.inputs] or facts.input_shape, images

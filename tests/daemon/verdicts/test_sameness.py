@@ -7,7 +7,7 @@ import pytest
 from records_made import PASSED
 
 from benchd.daemon.records import Check, InputSpec, ModelFacts
-from benchd.daemon.verdicts.one_model import changed, difference
+from benchd.daemon.verdicts.sameness import files_changed, model_difference
 
 FACTS = ModelFacts(
     options={},
@@ -38,8 +38,8 @@ def answered(projections, **fields):
 
 def test_what_is_of_one_model():
     larger = measured(data="all 900 images of imagefolder:x, fewer than the 1024 asked for")
-    assert difference([measured(), Measured(None, None), measured(), measured(check=None), larger]) is None
-    assert difference([]) is None
+    assert model_difference([measured(), Measured(None, None), measured(), measured(check=None), larger]) is None
+    assert model_difference([]) is None
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,9 @@ def test_what_is_of_one_model():
     ],
 )
 def test_facts_that_differ_are_named_with_what_to_do(other, words):
-    found = difference([measured(), measured(), other])
+    found = model_difference([measured(), measured(), other])
     assert found.startswith(words)
     assert found.endswith("; measure every variant again, all of one model")
-
-
-def test_a_file_of_weights_that_differs_was_replaced():
-    one, other = (measured(weights="w.pt", weights_sha256=digest) for digest in "ab")
-    assert difference([one, other]).startswith("other weights: w.pt was replaced; ")
 
 
 @pytest.mark.parametrize(
@@ -79,14 +74,14 @@ def test_a_file_of_weights_that_differs_was_replaced():
     ],
 )
 def test_other_answers_to_the_same_inputs_are_of_another_model_and_what_changed_it_is_named(read, cause):
-    found = difference([measured(), measured(check=answered(OTHERS), read=read)])
+    found = model_difference([measured(), measured(check=answered(OTHERS), read=read)])
     assert found.startswith(f"its exact answers to the same inputs differ by 0.089 of their size: {cause}")
 
 
 def test_an_edit_that_leaves_the_exact_answers_leaves_the_model():
     edited = measured(read={"net.py": "a comment"}, check=answered([1.0, 2.0 + 1e-9]))
-    assert difference([measured(), edited]) is None
-    assert changed([measured(), edited]) == ["net.py"]
+    assert model_difference([measured(), edited]) is None
+    assert files_changed([measured(), edited]) == ["net.py"]
 
 
 @pytest.mark.parametrize(
@@ -99,29 +94,29 @@ def test_an_edit_that_leaves_the_exact_answers_leaves_the_model():
     ],
 )
 def test_where_no_answers_are_comparable_the_code_decides(check):
-    assert difference([measured(), measured(check=check)]) is None
+    assert model_difference([measured(), measured(check=check)]) is None
     edited = measured(check=check, read={"helper.py": "edited"})
-    assert difference([measured(), edited]).startswith("other code or data: helper.py changed; ")
+    assert model_difference([measured(), edited]).startswith("other code or data: helper.py changed; ")
 
 
 def test_answers_are_compared_with_the_first_to_the_same_inputs():
     """The first record answered other inputs, as of another batch."""
     of_batch = {"inputs_sha256": "of another batch"}
     found = [measured(), measured(check=answered([5.0, 5.0], **of_batch)), measured(check=answered(OTHERS, **of_batch))]
-    assert difference(found[:2]) is None
-    assert difference(found).startswith("its exact answers to the same inputs differ")
+    assert model_difference(found[:2]) is None
+    assert model_difference(found).startswith("its exact answers to the same inputs differ")
 
 
 def test_each_output_counts_alone_and_one_less_is_another_network():
     outputs = ["scores 10", "offset 1"]
     two = answered([1e6, 1e6, 1.0, 2.0], outputs=outputs)
-    found = difference([measured(check=two), measured(check=answered([1e6, 1e6, *OTHERS], outputs=outputs))])
+    found = model_difference([measured(check=two), measured(check=answered([1e6, 1e6, *OTHERS], outputs=outputs))])
     assert "differ by 0.089 of their size in offset" in found
-    found = difference([measured(check=two), measured()])
+    found = model_difference([measured(check=two), measured()])
     assert found.startswith("other outputs (output 10, where the other has offset 1, scores 10)")
 
 
 def test_rounding_may_move_a_spike():
     spiking = [measured(check=answered(values, rule="codes")) for values in ([1.0, 2.0], [1.0, 2.05])]
-    assert difference(spiking) is None
-    assert difference([measured(), measured(check=answered([1.0, 2.05]))]) is not None
+    assert model_difference(spiking) is None
+    assert model_difference([measured(), measured(check=answered([1.0, 2.05]))]) is not None
