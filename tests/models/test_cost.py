@@ -58,18 +58,15 @@ def beside_projections(dim, tokens, *, backward=False):
 @pytest.mark.parametrize(
     ("name", "options", "scanned"),
     [
-        ("vim_tiny", {}, 23 * 2 * 197 + 198),
-        ("vim_tiny", {"stride": 64}, 23 * 2 * 17 + 18),
-        ("vim_tiny", {"patch_size": 100, "stride": 100}, 23 * 2 * 5 + 6),
-        ("vim_small", {"patch_size": 14, "stride": 50}, 23 * 2 * 26 + 28),
+        ("vim_tiny", {"depth": 2}, 2 * 197 + 198),
+        ("vim_tiny", {"depth": 3, "patch_size": 100, "stride": 100}, 2 * 2 * 5 + 6),
+        ("vim_small", {"depth": 2, "patch_size": 14, "stride": 50}, 2 * 26 + 28),
         ("vim_base", SMALL_VIM, 3 * 2 * 65 + 66),
         ("snn_onepass", {}, 0),
         ("snn_onepass", {"encoding": "rate", "time_steps": 3, "batch_norm": True}, 0),
-        ("qann_resnet18", {}, 0),
         ("qann_resnet18", {"width": 7}, 0),
-        ("snn_stbif_resnet18", {}, 0),
         ("snn_stbif_resnet18", {"width": 16}, 0),
-        ("snn_stbif_resnet18", {"level": 6, "time_steps": 3}, 0),
+        ("snn_stbif_resnet18", {"level": 6, "time_steps": 3, "width": 8}, 0),
         ("square", {"size": 9}, 0),
     ],
     ids=str,
@@ -102,11 +99,10 @@ def test_parameters_are_those_of_the_module(name, options):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("vim_tiny", {"stride": 64}),
+        ("vim_tiny", {"depth": 3, "stride": 64}),
         ("snn_onepass", {"time_steps": 2}),
         ("snn_onepass", {"encoding": "rate", "time_steps": 2}),
-        ("qann_resnet18", {}),
-        ("snn_stbif_resnet18", {"time_steps": 3}),
+        ("qann_resnet18", {"width": 9}),
         ("snn_stbif_resnet18", {"time_steps": 3, "width": 6}),
         ("square", {"size": 9}),
     ],
@@ -117,7 +113,7 @@ def test_training_is_forward_and_backward(name, options):
     if name == "square":
         inputs.requires_grad_()
     own = cost.cost(name, options, 2, "fp32", "training")
-    beside = beside_projections(192, 23 * 2 * 17 + 18, backward=True) if name == "vim_tiny" else 0
+    beside = beside_projections(192, 2 * 2 * 17 + 18, backward=True) if name == "vim_tiny" else 0
     assert counted(module, inputs, backward=True) == own.matrix_flops + beside
     once = cost.cost(name, options, 2, "fp32", "inference")
     assert own.elementwise_flops == 3 * once.elementwise_flops

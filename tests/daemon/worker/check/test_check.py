@@ -274,7 +274,7 @@ def test_images_that_are_off_and_that_no_rounding_moves_fail(shared):
 
 def as_own_file(folder):
     """Return a job of the trained net's exported file as a user's own, which does not tell that it has thresholds."""
-    made = onepass(folder, 8, variant=Variant.parse("onnxruntime"))
+    made = onepass(folder, 4, variant=Variant.parse("onnxruntime"))
     build_and_load(made)
     (file,) = Path(made.artifacts).rglob("*.onnx")
     limits = msgspec.structs.replace(made.limits, check_images=32)
