@@ -51,7 +51,7 @@ def tensors(shapes):
     return state | positive | counts
 
 
-def published(path, state, wrapping="model", prefix=""):
+def published(path, state):
     """Write what a training script writes: the state dict beside the rest."""
     rest = {
         "optimizer": {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
@@ -59,20 +59,14 @@ def published(path, state, wrapping="model", prefix=""):
         "epoch": 299,
         "scaler": {"scale": 65536.0, "growth_factor": 2.0},
     }
-    torch.save({wrapping: {prefix + key: tensor for key, tensor in state.items()}, **rest}, path)
+    torch.save({"state_dict": {f"module.{key}": tensor for key, tensor in state.items()}, **rest}, path)
     return path
 
 
-WRAPPED = pytest.mark.parametrize(
-    ("wrapping", "prefix"), [("model", ""), ("state_dict", "module."), ("model_ema", "module.")]
-)
-
-
-@WRAPPED
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_onepass_of_its_sources_loads(tmp_path, wrapping, prefix, batch_norm):
+def test_onepass_of_its_sources_loads(tmp_path, batch_norm):
     state = tensors(onepass_shapes(batch_norm=batch_norm))
-    path = published(tmp_path / "best.pth", state, wrapping, prefix)
+    path = published(tmp_path / "best.pth", state)
     own = weights.load("snn_onepass", path, batch_norm=batch_norm).state_dict()
     assert len(own) == len(state) == (18 if batch_norm else 8)
     assert torch.equal(own["fc1.weight"], state["head.1.weight"])
@@ -80,14 +74,12 @@ def test_onepass_of_its_sources_loads(tmp_path, wrapping, prefix, batch_norm):
     assert torch.equal(own["conv2.weight"], state["conv2.weight"])
 
 
-@WRAPPED
-@pytest.mark.parametrize("shape", [(), (1,)], ids=["scalar", "one number"])
-@pytest.mark.parametrize("model", ["qann_resnet18", "snn_stbif_resnet18"])
-def test_a_qann_of_its_sources_loads(tmp_path, wrapping, prefix, shape, model):
+@pytest.mark.parametrize(("model", "shape"), [("qann_resnet18", ()), ("snn_stbif_resnet18", (1,))])
+def test_a_qann_of_its_sources_loads(tmp_path, shape, model):
     state = tensors(qann_shapes(width=8))
     scales = {key: tensor.reshape(shape) for key, tensor in state.items() if key.endswith(".s")}
     assert len(scales) == 17
-    path = published(tmp_path / "best_QANN.pth", state | scales, wrapping, prefix)
+    path = published(tmp_path / "best_QANN.pth", state | scales)
     own = weights.load(model, path, width=8).state_dict()
     assert len(own) == len(state) == 139
     assert own["relu.scale"] == state["relu.s"]

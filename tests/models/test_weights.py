@@ -35,33 +35,17 @@ def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
 
 
-@pytest.mark.parametrize("prefix", ["", "module."])
-@pytest.mark.parametrize("wrapping", [None, *TRAINED, *AVERAGES])
-def test_every_wrapping_gives_the_same_tensors(tmp_path, tensors, wrapping, prefix):
-    content = {prefix + key: tensor for key, tensor in tensors.items()}
-    torch.save({wrapping: content, "epoch": 3} if wrapping else content, tmp_path / "w.pth")
-    assert same(weights.read(tmp_path / "w.pth"), tensors)
-
-
-@pytest.mark.parametrize("average", AVERAGES)
-@pytest.mark.parametrize("trained", TRAINED)
-def test_the_model_comes_before_its_average(tmp_path, tensors, trained, average):
+def test_every_wrapping_gives_the_same_tensors_and_the_model_comes_before_its_average(tmp_path, tensors):
+    distributed = {f"module.{key}": tensor for key, tensor in tensors.items()}
     other = {key: tensor + 1 for key, tensor in tensors.items()}
-    torch.save({average: other, trained: tensors}, tmp_path / "w.pth")
-    assert same(weights.read(tmp_path / "w.pth"), tensors)
-
-
-def test_a_namespace_of_training_arguments_is_read_past(tmp_path, tensors):
-    torch.save({"model": tensors, "args": argparse.Namespace(lr=0.1, epochs=[1, 2])}, tmp_path / "w.pth")
-    assert same(weights.read(tmp_path / "w.pth"), tensors)
-
-
-def test_safetensors_and_text_paths(tmp_path, tensors):
+    contents = [tensors, distributed, {"model": tensors, "args": argparse.Namespace(lr=0.1, epochs=[1, 2])}]
+    contents += [{name: each, "epoch": 3} for name in (*TRAINED, *AVERAGES) for each in (tensors, distributed)]
+    contents += [{average: other, trained: tensors} for average in AVERAGES for trained in TRAINED]
+    for content in contents:
+        torch.save(content, tmp_path / "w.pth")
+        assert same(weights.read(tmp_path / "w.pth"), tensors), content
     save_file(tensors, tmp_path / "w.safetensors")
     assert same(weights.read(str(tmp_path / "w.safetensors")), tensors)
-
-
-def test_parameters_count_as_tensors(tmp_path):
     torch.save({"model": dict(nn.Linear(2, 3).named_parameters())}, tmp_path / "w.pth")
     assert weights.read(tmp_path / "w.pth").keys() == {"weight", "bias"}
 
@@ -74,45 +58,35 @@ class RunsCode:
         return (open, (str(self.path), "w"))
 
 
-@pytest.mark.parametrize("zipped", [True, False], ids=["zip file", "old format"])
-def test_a_file_that_runs_code_is_refused_by_name_and_does_not_run(tmp_path, tensors, zipped):
-    content = {"model": tensors, "args": RunsCode(tmp_path / "touched")}
-    torch.save(content, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(WeightsError, match=r"w\.pth: it holds (_io|io|builtins)\.open, and only tensors are loaded"):
-        weights.read(tmp_path / "w.pth")
-    assert not (tmp_path / "touched").exists()
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_bare_pickles_are_refused_without_running_and_without_unsafe_advice(tmp_path, protocol):
-    (tmp_path / "w.pth").write_bytes(pickle.dumps({"a": RunsCode(tmp_path / "touched")}, protocol=protocol))
-    with pytest.raises(WeightsError, match=r"w\.pth: ") as caught:
-        weights.read(tmp_path / "w.pth")
-    assert not (tmp_path / "touched").exists()
-    assert "weights_only" not in str(caught.value)
-
-
-def test_a_harmless_class_is_refused_by_name_as_well(tmp_path, tensors):
-    torch.save({"model": tensors, "ratio": fractions.Fraction(1, 3)}, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w\.pth: it holds fractions\.Fraction, and only tensors are loaded"):
-        weights.read(tmp_path / "w.pth")
-
-
-@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.6, 0.99])
-def test_truncated_files_are_named(tmp_path, tensors, suffix, share):
-    path = tmp_path / f"w.{suffix}"
-    _ = save_file(tensors, path) if suffix == "safetensors" else torch.save(tensors, path)
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    with pytest.raises(WeightsError, match=rf"w\.{suffix}: "):
+def test_a_file_that_would_run_code_is_refused_and_does_not_run(tmp_path, tensors):
+    path, touched = tmp_path / "w.pth", RunsCode(tmp_path / "touched")
+    only = "and only tensors are loaded"
+    for zipped in (True, False):
+        torch.save({"model": tensors, "args": touched}, path, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(WeightsError, match=rf"w\.pth: it holds (_io|io|builtins)\.open, {only}"):
+            weights.read(path)
+    torch.save({"model": tensors, "ratio": fractions.Fraction(1, 3)}, path)
+    with pytest.raises(WeightsError, match=rf"w\.pth: it holds fractions\.Fraction, {only}"):
         weights.read(path)
+    for protocol in (0, 2, 4):
+        path.write_bytes(pickle.dumps({"a": touched}, protocol=protocol))
+        with pytest.raises(WeightsError, match=r"w\.pth: ") as caught:
+            weights.read(path)
+        assert "weights_only" not in str(caught.value), "that would run it"
+    assert not (tmp_path / "touched").exists()
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_text_and_missing_files_are_named(tmp_path, suffix):
+def test_missing_truncated_and_other_files_are_named(tmp_path, tensors, suffix):
     path = tmp_path / f"w.{suffix}"
     with pytest.raises(WeightsError, match="no such file"):
         weights.read(path)
+    _ = save_file(tensors, path) if suffix == "safetensors" else torch.save(tensors, path)
+    whole = path.read_bytes()
+    for share in (0.0, 0.1, 0.6, 0.99):
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(WeightsError, match=rf"w\.{suffix}: "):
+            weights.read(path)
     path.write_text("not weights at all, only some text that is longer than a header")
     with pytest.raises(WeightsError, match=rf"w\.{suffix}: not a complete") as caught:
         weights.read(path)
