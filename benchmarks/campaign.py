@@ -140,7 +140,7 @@ def main(
         peers=peers,
         compiled=compiled,
     )
-    done = [found for name in stage or STAGES for found in _run(name, settings, minutes * 60)]
+    done = [part for name in stage or STAGES for part in _run(name, settings, minutes * 60)]
     typer.echo(performance.page(folder))
     for each in done:
         if each.status != "ok":
@@ -162,11 +162,11 @@ def _run(stage: str, settings: Settings, seconds: float) -> Iterator[Done]:
     settings.folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
     for part in STAGES[stage](settings):
-        found = finished(stage, part, end)
-        typer.echo(f"{found.status}: {stage} {part.name}, {found.seconds:.0f} s", err=True)
+        done = finished(stage, part, end)
+        typer.echo(f"{done.status}: {stage} {part.name}, {done.seconds:.0f} s", err=True)
         with (settings.folder / "campaign.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(found) + b"\n")
-        yield found
+            file.write(msgspec.json.encode(done) + b"\n")
+        yield done
     keep(settings.scratch, settings.folder)
 
 

@@ -42,7 +42,7 @@ def main(
 ) -> None:
     """Probe this machine and write what was found."""
     where = rows.open_device(device, threads)
-    found = Machine(
+    machine = Machine(
         device=rows.device_name(where),
         environment=environment.describe(where.type, threads),
         probes={precision: probes.probe(where, precision) for precision in PRECISIONS},
@@ -50,9 +50,9 @@ def main(
         versions=rows.versions(),
     )
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    typer.echo(f"{found.device}: a launch takes {found.launch_us:.2f} us")
-    for precision, its in found.probes.items():
+    output.write_bytes(msgspec.json.format(msgspec.json.encode(machine), indent=1) + b"\n")
+    typer.echo(f"{machine.device}: a launch takes {machine.launch_us:.2f} us")
+    for precision, its in machine.probes.items():
         typer.echo(
             f"{precision}: copies {its.copy_bytes_per_s / 1e9:.1f} GB/s, products {its.matrix_flops_per_s / 1e9:.0f} "
             f"GFLOP/s ({its.matrix_dtype}), exponentials {its.exponentials_per_s / 1e9:.2f} G/s ({its.exponentials_by})"

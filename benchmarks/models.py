@@ -181,8 +181,8 @@ def _ours(job: Job, name: str, device: torch.device) -> Entrant:
             backends.prepare(case.variant, built.source, device, case.batch_size)
             loaded = backends.load(case.variant, built.source, device, built.images[: case.batch_size])
             with torch.inference_mode():
-                found = check_and_answers(built, loaded, job).check
-        return Entrant(name, _call(built, loaded, job), _shown(found), found.passed)
+                check = check_and_answers(built, loaded, job).check
+        return Entrant(name, _call(built, loaded, job), _shown(check), check.passed)
     except (Unsupported, UsageError) as error:
         return Entrant(name, None, str(error), right=False)
     except Exception as error:  # whatever a runtime raises
@@ -237,10 +237,10 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
             peer = build(copy.deepcopy(built.plain).to(device, dtype)).eval()
             run = _autocast(peer, device) if variant.precision == "amp" else peer
             with torch.inference_mode():
-                found = check_and_answers(built, Loaded(run, dtype, device, None), job).check
+                check = check_and_answers(built, Loaded(run, dtype, device, None), job).check
         images = _images(built, job).to(device, dtype)
         call = (lambda: run(images)) if job.case.direction == "inference" else _training(peer, images, job)
-        return Entrant(shown, call, _shown(found), found.passed)
+        return Entrant(shown, call, _shown(check), check.passed)
     except Missing as reason:
         return Entrant(shown, None, str(reason), right=False)
     except Exception as raised:  # a peer may raise anything

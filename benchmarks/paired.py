@@ -60,7 +60,7 @@ class _Runner:
         try:
             yield
         except Exception as error:  # whatever a runtime raises
-            self.reason = told(error)
+            self.reason = in_a_line(error)
 
     def warm_up(self, limit_s: float) -> None:
         """Find out how many calls fill a visit; who needs more than `limit_s` for the fewest rounds leaves."""
@@ -81,7 +81,7 @@ class _Runner:
         return [(forth + back) / 2 for forth, back in zip(self.visits[::2], self.visits[1::2], strict=True)]
 
 
-def told(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
     """Return in a line that a contender failed, and of what."""
     words = (str(error).strip() or "no message").splitlines()[0]
     return f"failed: {type(error).__name__}: {words}"
@@ -115,7 +115,7 @@ def race(
             if runner.reason is None:  # it may have left on the way forth
                 runner.visit()
     first = next((runner.rounds() for runner in running if runner.name == against), None)
-    return [_found(runner, first) for runner in runners]
+    return [_result(runner, first) for runner in runners]
 
 
 def visit(call: Callable[[], object], calls: int, device: torch.device) -> float:
@@ -139,7 +139,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _found(runner: _Runner, first: Sequence[float] | None) -> Paired | Dropped:
+def _result(runner: _Runner, first: Sequence[float] | None) -> Paired | Dropped:
     if runner.reason is not None:
         return Dropped(runner.name, runner.reason)
     spent = runner.rounds()

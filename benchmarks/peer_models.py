@@ -109,8 +109,8 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tens
 def _norm(
     x: Tensor, weight: Tensor, bias: None, *, residual: Tensor | None, prenorm: bool, residual_in_fp32: bool, eps: float
 ) -> Any:
-    found = add_rms_norm(x, residual, weight, eps=eps, implementation="torch")
-    return found if prenorm else found[0]
+    results = add_rms_norm(x, residual, weight, eps=eps, implementation="torch")
+    return results if prenorm else results[0]
 
 
 class SpikingJellyOnePass(nn.Module):

@@ -21,7 +21,7 @@ from rich.console import Console
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring.process import environment
 from benchd.exporters import code
-from benchmarks.paired import Dropped, Paired, race, told
+from benchmarks.paired import Dropped, Paired, in_a_line, race
 from benchmarks.peers import PACKAGES
 
 WRONG = 5
@@ -64,7 +64,7 @@ class Entrant:
 
 def failed(name: str, error: Exception) -> Entrant:
     """Return who raised what is neither a missing package nor a wrong name; the others race on."""
-    return Entrant(name, None, told(error), right=False)
+    return Entrant(name, None, in_a_line(error), right=False)
 
 
 @contextmanager
@@ -95,12 +95,12 @@ def fields(entrant: Entrant, result: Paired | Dropped | None) -> dict[str, Any]:
         return {"contender": entrant.name, "verdict": result.reason, "right": False}
     verdict = entrant.verdict if entrant.right or not entrant.call else f"WRONG: {entrant.verdict}"
     verdict += ", not raced" if entrant.call and result is None else ""
-    found: dict[str, Any] = {"contender": entrant.name, "verdict": verdict, "right": entrant.right}
+    columns: dict[str, Any] = {"contender": entrant.name, "verdict": verdict, "right": entrant.right}
     if result is not None:
-        found |= {"median_ms": result.median_ms, "ratio": result.ratio, "rounds": result.rounds}
+        columns |= {"median_ms": result.median_ms, "ratio": result.ratio, "rounds": result.rounds}
         low, high = (result.interval.low, result.interval.high) if result.interval else (None, None)
-        found |= {"ratio_low": low, "ratio_high": high}
-    return found
+        columns |= {"ratio_low": low, "ratio_high": high}
+    return columns
 
 
 def cells(row: Timed) -> tuple[str, str]:

@@ -28,7 +28,7 @@ def sha256(*places: str) -> str:
 
 def versions(*distributions: str) -> dict[str, str]:
     """Return the versions of the installed ones among these distributions, as they were when first asked for."""
-    return {name: found for name in distributions if (found := _version(name))}
+    return {name: version for name in distributions if (version := _version(name))}
 
 
 @functools.cache

@@ -113,12 +113,12 @@ def _drops(node: onnx.NodeProto) -> bool:
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield every tensor that the file stores."""
     nodes = list(_nodes_of(model))
-    graphs = [graph for node in nodes for one in node.attribute for graph in (one.g, *one.graphs)]
+    graphs = [graph for node in nodes for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
     for graph in (model.graph, *graphs):
         yield from graph.initializer
-        yield from (part for one in graph.sparse_initializer for part in (one.values, one.indices))
-    for one in (one for node in nodes for one in node.attribute):
-        yield from (one.t, *one.tensors)
+        yield from (part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices))
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        yield from (attribute.t, *attribute.tensors)
 
 
 def _nodes(path: Path) -> Iterator[onnx.NodeProto]:

@@ -162,12 +162,11 @@ def _name(node: Node) -> str:
 
 
 def _is_observed(graph: GraphModule, node: Node) -> bool:
-    given = node.args[:2]
     return all(
-        isinstance(one, Node)
-        and one.op == "call_module"
-        and isinstance(graph.get_submodule(str(one.target)), ObserverBase)
-        for one in given
+        isinstance(given, Node)
+        and given.op == "call_module"
+        and isinstance(graph.get_submodule(str(given.target)), ObserverBase)
+        for given in node.args[:2]
     )
 
 

@@ -112,7 +112,7 @@ def _other_streams(job: Job, workload: Workload, loaded: Loaded, pool: list[Batc
     # as the first: in inference mode a copied model has parameters without versions, and Vim derives its weights anew
     made = [backends.load(variant, workload.source, loaded.device, example) for _ in range(others)]
     with torch.inference_mode():
-        return [steps.uniform(one, one.run(pool[0].to(loaded.device))) for one in made]
+        return [steps.uniform(other, other.run(pool[0].to(loaded.device))) for other in made]
 
 
 def _counted(job: Job, loaded: Loaded, at_first: device_memory.Held | str, outcome: Outcome) -> Loaded:

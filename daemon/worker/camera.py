@@ -51,7 +51,7 @@ class Camera:
         pixels = picture.float() / 255
         if self.normalisation is None:
             return pixels
-        mean, deviation = (torch.tensor(one, device=pixels.device)[:, None, None] for one in self.normalisation)
+        mean, deviation = (torch.tensor(each, device=pixels.device)[:, None, None] for each in self.normalisation)
         return (pixels - mean) / deviation
 
     def images(self) -> Tensor:
@@ -117,5 +117,5 @@ def _drawn(count: int, seed: int) -> list[Tensor]:
     draw = torch.Generator().manual_seed(seed)
     size = (FRAME_HEIGHT, FRAME_WIDTH)
     shapes = torch.rand((count, 3, 12, 16), generator=draw)
-    soft = [torch.nn.functional.interpolate(one[None], size, mode="bicubic")[0].clamp(0, 1) for one in shapes]
-    return [io.encode_jpeg((255 * one).to(torch.uint8), quality=QUALITY) for one in soft]
+    soft = [torch.nn.functional.interpolate(shape[None], size, mode="bicubic")[0].clamp(0, 1) for shape in shapes]
+    return [io.encode_jpeg((255 * picture).to(torch.uint8), quality=QUALITY) for picture in soft]

@@ -237,4 +237,4 @@ def _imported_packages(code: Mapping[str, Path]) -> dict[str, str]:
     names = (written & set(sys.modules)) - sys.stdlib_module_names - {name.partition(".")[0] for name in code}
     known = packages_distributions()  # on Python 3.10 without those that do not declare their names
     packages = sorted(package for name in names for package in known.get(name, [name]))
-    return {package: found for package in packages if (found := installed_version(package))}
+    return {package: version for package in packages if (version := installed_version(package))}

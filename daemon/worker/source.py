@@ -343,7 +343,8 @@ def _other_versions(artifact: Artifact, facts: Mapping[str, Any]) -> Iterator[st
 def _of_other_code(held: Sequence[Artifact], wanted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for the newest file that is unusable only because other code of benchd exported it."""
     makers = ("versions", "code_sha256")
-    alike = [one for one in held if _shared(one.metadata.facts, makers) in [_shared(facts, makers) for facts in wanted]]
+    asked = [_shared(facts, makers) for facts in wanted]
+    alike = [artifact for artifact in held if _shared(artifact.metadata.facts, makers) in asked]
     for artifact in alike[:1]:
         ours, theirs = wanted[0]["code_sha256"], artifact.metadata.facts.get("code_sha256", "unknown")
         yield (

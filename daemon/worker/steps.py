@@ -198,5 +198,5 @@ class DeviceParts:
 
     def _host_buffers(self, output: Batch) -> tuple[Tensor, ...]:
         if [buffer.shape for buffer in self._buffers] != [part.shape for part in values(output)]:
-            self._buffers = tuple(torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in values(output))
+            self._buffers = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in values(output))
         return self._buffers

@@ -240,11 +240,11 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Sa
     item_bytes = sum(dtype_of(spec).itemsize * math.prod(spec.shape) for spec in specs)
     count = max(batch, job.limits.check_images, min(max(POOL_IMAGES, 2 * batch), POOL_BYTES // item_bytes))
     pool = _drawn(specs, count, kind, job.case.seed)
-    told = _told(specs, kind)
-    return _Pool(pool, told if all(spec.file for spec in specs) else f"random {told}, seed {job.case.seed}")
+    numbers = _ranges(specs, kind)
+    return _Pool(pool, numbers if all(spec.file for spec in specs) else f"random {numbers}, seed {job.case.seed}")
 
 
-def _told(specs: Sequence[InputSpec], kind: Literal["unit", "normal"]) -> str:
+def _ranges(specs: Sequence[InputSpec], kind: Literal["unit", "normal"]) -> str:
     """Return what the inputs' numbers are, without names if all are alike: `normal`, or `ids 0-999, mask 0-1`."""
     numbers = [spec.numbers if spec.numbers != "normal" else kind for spec in specs]
     if len(set(numbers)) == 1:

@@ -244,9 +244,9 @@ class _Bound:
     def _read(self, binding: Any) -> Batch:
         """Return the answer with copies of the open outputs, which are bound anew: the next run has other sizes."""
         outputs = dict(self._outputs[self._newest])
-        for name, found in zip(outputs, binding.get_outputs(), strict=True):
+        for name, output in zip(outputs, binding.get_outputs(), strict=True):
             if name in self._open:
-                outputs[name] = torch.from_numpy(found.numpy()).to(self._device)
+                outputs[name] = torch.from_numpy(output.numpy()).to(self._device)
                 binding.bind_output(name)
         return answer(outputs, self._paths)
 

@@ -134,7 +134,7 @@ def bounds(exact: Observation, draws: Sequence[Draw], rule: Rule) -> Bounds:
     for name in dict.fromkeys(map(_name, exact.judged)):
         values, pairs = _alike(exact, name), list[tuple[Array, Array]]()
         for draw in draws if stable else []:
-            pairs += zip(*(_alike(one, name) for one in draw), strict=True)
+            pairs += zip(*(_alike(drawn, name) for drawn in draw), strict=True)
         outputs[name] = _bound(values, pairs, rule)
         has_channels = len(values) == 1 and name != CODES
         channels[name] = _channel_noise(values[0], pairs, outputs[name], rule) if has_channels else {}
@@ -151,7 +151,7 @@ def _alike(observation: Observation, name: str) -> list[Array]:
 
 def _bound(exact: Sequence[Array], pairs: Sequence[tuple[Array, Array]], rule: Rule) -> Bound:
     whole, finite = is_whole(exact[0]), _numbers(_rows(exact[0]))
-    largest = 1.0 if whole else max(float(np.abs(_numbers(one)).max(initial=0.0)) for one in exact) or 1.0
+    largest = 1.0 if whole else max(float(np.abs(_numbers(part)).max(initial=0.0)) for part in exact) or 1.0
     noise = np.concatenate([_distances(_rows(one), _rows(other)) for one, other in pairs] or [np.zeros(1)]) / largest
     between = _distances(finite, np.roll(finite, 1, axis=0))
     spread = float(between.mean()) / largest if len(exact) == 1 and len(finite) > 1 else math.inf
@@ -447,8 +447,8 @@ def _undefined(exact: Observation) -> str:
 def _mismatch(exact: Observation, observed: Observation) -> str:
     """Return how the answers' shapes differ, empty if they do not."""
     for name in dict.fromkeys([*exact.outputs, *observed.outputs]):
-        sides = [one.outputs.get(name) for one in (exact, observed)]
-        wanted, given = ("nothing" if one is None else "x".join(map(str, one.shape)) for one in sides)
+        sides = [side.outputs.get(name) for side in (exact, observed)]
+        wanted, given = ("nothing" if side is None else "x".join(map(str, side.shape)) for side in sides)
         if wanted != given:
             return f"{_named(name)} is {given}, but {wanted} in float64"
     if exact.codes is not None and observed.codes is not None and exact.codes.shape != observed.codes.shape:

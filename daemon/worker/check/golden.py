@@ -62,7 +62,7 @@ def _answers(
 ) -> Answers:
     """Return the answers to one golden batch by name; raise UnfitModel for other names."""
     own = [spec.name for spec in getattr(workload.plain, "inputs", [])] if workload.source.own else []
-    names = [one.name for one in shipped.inputs]
+    names = [tensor.name for tensor in shipped.inputs]
     if own and own != names:
         raise UnfitModel(f"{NOT_GOLDEN}: {ONNX} reads {', '.join(own)}, not {', '.join(names)}")
     given = [values(cast(torch.from_numpy(arrays[f"input{place}:{name}"]), loaded.dtype))[0] for name in names]
@@ -78,7 +78,7 @@ def _answers(
     if workload.source.own and list(answers) == [ONLY]:
         (only,) = getattr(workload.plain, "outputs")  # noqa: B009 - of a file
         answers = {only: answers[ONLY]}
-    wanted = [one.name for one in shipped.outputs]
+    wanted = [tensor.name for tensor in shipped.outputs]
     if sorted(answers) != sorted(wanted):
         raise UnfitModel(f"{NOT_GOLDEN}: it answers {', '.join(answers)}, not {', '.join(wanted)}")
     return answers

@@ -80,9 +80,9 @@ def find(
     except Exception as error:
         if job.case.model in catalog.MODELS or isinstance(error, BenchdError | ArtifactError):
             raise
-        told = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+        words = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
     single = Reference(workload, job, images, torch.float32, torch.device("cpu"), tell)
-    why = f"compared with float32 on the CPU, because float64 cannot run this model ({told})"
+    why = f"compared with float32 on the CPU, because float64 cannot run this model ({words})"
     return Truth(single, rule, single.answers(), single.bounds(rule), why)
 
 

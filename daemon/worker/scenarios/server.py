@@ -340,7 +340,7 @@ def _served(
         rate_hz=rate_hz,
         latency_ns=array("q", latency_ns.values()),
         asked_ns=[latency_ns.get(request, math.inf) for request in range(queue.asked)],
-        of_stream_ns=[array("q", (latency_ns[request] for request in one)) for one in by_stream],
+        of_stream_ns=[array("q", (latency_ns[request] for request in its)) for its in by_stream],
         service_ns=array("q", (queue.ended_ns[request] - queue.started_ns[request] for request in answered)),
         arrived_ns=arrived_ns[: queue.asked],
         noticed_ns=queue.noticed_ns,
