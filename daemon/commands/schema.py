@@ -1,23 +1,40 @@
-"""`benchd schema`: the JSON Schema of a record, or of a shipped folder's manifest."""
+"""`benchd schema`: the JSON Schema of a record, of a shipped folder's manifest, or of what a command prints."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from benchd.daemon import records
 from benchd.daemon.commands import application
+from benchd.daemon.errors import unknown
+from benchd.daemon.measuring.capabilities import Capability, SelfCheck
 from benchd.daemon.records import Record
+from benchd.daemon.shipping.folder import ShipReport
 from benchd.daemon.shipping.manifest import Manifest
+from benchd.daemon.shipping.promise import Verified
+from benchd.daemon.verdicts.compare import Comparison
+
+SCHEMAS: dict[str, Any] = {
+    "record": Record,
+    "manifest": Manifest,
+    "compare": list[Comparison],
+    "doctor": list[Capability],
+    "selfcheck": SelfCheck,
+    "ship": ShipReport,
+    "verify": Verified,
+}
 
 app = application()
 
 
 @app.command(epilog="Example: benchd schema > record.schema.json")
 def schema(
-    shipped: Annotated[bool, typer.Option("--shipped", help="Print the schema of a shipped manifest.json.")] = False,
+    what: Annotated[str, typer.Argument(help=f"{', '.join(SCHEMAS)}.", metavar="NAME")] = "record",
 ) -> None:
-    """Print the JSON Schema of a record."""
-    printed = records.json_schema(Manifest if shipped else Record)
+    """Print the JSON Schema of a record, a shipped manifest.json, or what a command prints with --json."""
+    if what not in SCHEMAS:
+        raise unknown("schema", what, SCHEMAS)
+    printed = records.json_schema(SCHEMAS[what])
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(printed)).decode() + "\n")

@@ -7,7 +7,6 @@ from typing import Annotated, TextIO
 
 import msgspec
 import typer
-from msgspec import Struct
 from rich.text import Text
 
 from benchd.daemon.commands import application
@@ -15,9 +14,9 @@ from benchd.daemon.commands.arguments import AsJson, Device, QuietFor, Wait, sta
 from benchd.daemon.config import Config, LimitsConfig, Suite
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.measuring import capabilities, plan
+from benchd.daemon.measuring.capabilities import SelfCheck
 from benchd.daemon.measuring.session import Session, made_output
 from benchd.daemon.measuring.supervisor import Supervisor
-from benchd.daemon.records import Record
 from benchd.daemon.reporting.console import Screen, console_on
 from benchd.daemon.reporting.tables import ALARM, GOOD, Cell, print_rows
 from benchd.daemon.verdicts.sanity import SanityResult, examine
@@ -27,15 +26,6 @@ LIMITS = LimitsConfig(warm_up_cap_s=0.5, measure_cap_s=3.0, check_images=4)
 STYLES = {"right": GOOD, "wrong": ALARM, "not tested": ""}
 
 app = application()
-
-
-class SelfCheck(Struct, frozen=True):
-    """The file to attach to a report of a defect."""
-
-    tool_version: str
-    findings: list[SanityResult]
-    machine: list[capabilities.Capability]
-    records: list[Record]
 
 
 @app.command(epilog="Example: benchd selfcheck --output selfcheck")

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from msgspec import Struct
 
 from benchd.daemon import config as configuration
 from benchd.daemon.commands import application, arguments, options
@@ -28,6 +27,7 @@ from benchd.daemon.reporting import report
 from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import folder as shipping
 from benchd.daemon.shipping import race
+from benchd.daemon.shipping.folder import ShipReport
 from benchd.daemon.shipping.manifest import MANIFEST, Asked, Manifest
 from benchd.daemon.shipping.race import Race, RaceResult
 from benchd.daemon.verdicts import doubts
@@ -139,14 +139,6 @@ def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserM
 def _why_not(entry: Planned) -> str | None:
     no_file = "int8 inside torch is quantised where it runs and has no file to deploy: ship onnxruntime-int8"
     return entry.reason or (no_file if entry.case.variant.needs_torchao else None)
-
-
-class ShipReport(Struct, frozen=True):
-    """What --json prints: the folder's manifest, null if nothing shipped, and how the race ended."""
-
-    race: RaceResult
-    folder: str | None = None
-    manifest: Manifest | None = None
 
 
 def _ship(

@@ -22,8 +22,10 @@ from benchd.daemon.machine.environment import installed_version, power_mode_of
 from benchd.daemon.machine.sysfs import text
 from benchd.daemon.measuring import power_modes
 from benchd.daemon.measuring.power_modes import CONFIGURATION, Mode
+from benchd.daemon.records import Record
 from benchd.daemon.runtimes import PACKAGES, Package
 from benchd.daemon.sampling.sources import SAMPLERS, load
+from benchd.daemon.verdicts.sanity import SanityResult
 from benchd.exporters import code, tegra
 from benchd.exporters.tegra import install, is_tegra
 
@@ -68,6 +70,15 @@ class Capability(Struct, frozen=True, rename={"remedy": "cure"}):
     usable: bool
     detail: str
     remedy: str = ""
+
+
+class SelfCheck(Struct, frozen=True):
+    """What `benchd selfcheck` found: the file to attach to a report of a defect."""
+
+    tool_version: str
+    findings: list[SanityResult]
+    machine: list[Capability]
+    records: list[Record]
 
 
 def examine(root: Path = Path("/"), probe_timeout_s: float = PROBE_TIMEOUT_S) -> Iterator[Capability]:

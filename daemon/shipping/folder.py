@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import folders
@@ -21,6 +22,14 @@ from benchd.daemon.shipping.race import Candidate, Race, RaceResult
 from benchd.daemon.verdicts.results import JOURNAL
 
 LOAD_TIMEOUT_S = 900.0
+
+
+class ShipReport(Struct, frozen=True):
+    """What `benchd ship --json` prints: the folder's manifest, null if nothing shipped, and how the race ended."""
+
+    race: RaceResult
+    folder: str | None = None
+    manifest: Manifest | None = None
 
 
 class NotShipped(BenchdError):
