@@ -41,7 +41,7 @@ FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_pri
 export PYTHON JETSON_INDEX BOARD
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-nir test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights pictures wheel release bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-nir test-hub test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights pictures wheel release bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -83,6 +83,9 @@ test-neurobench: $(TEST)  ## compare the metrics of spiking nets with NeuroBench
 
 test-nir: $(TEST)  ## compare nets of snnTorch, SpikingJelly and Norse with the NIR files that these write
 	BENCHD_SPIKING=$(VENV)/spiking $(BIN)/pytest tests/models/test_nir_parity.py $(ARGS)
+
+test-hub: $(TEST)  ## test nets of the Hugging Face Hub and the metrics of torchmetrics, with their own packages
+	BENCHD_HUB=$(VENV)/hub $(BIN)/pytest tests/models/test_hub_net.py tests/daemon/worker/test_torchmetrics.py $(ARGS)
 
 bench-kernels: $(ONCE)  ## race the kernels against torch and installed peers; ARGS="--list" shows the ops
 	@$(BIN)/python -m benchmarks.kernels $(ARGS)

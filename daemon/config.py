@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from benchd.daemon import trigger
 from benchd.daemon.errors import UsageError, unknown
-from benchd.daemon.records import SCENARIOS, Direction, Inputs, Option, OptionValue, Provider, Scenario, file_of
+from benchd.daemon.records import HUB, SCENARIOS, Direction, Inputs, Option, OptionValue, Provider, Scenario, file_of
 from benchd.daemon.trigger import Trigger
 
 if sys.version_info >= (3, 11):
@@ -30,6 +30,7 @@ Core = Annotated[int, msgspec.Meta(ge=0)]
 Load = Annotated[float, msgspec.Meta(ge=0.0, le=100_000.0)]
 MAX_SEED = 2**62  # torch accepts 64 bits, and each image uses its own seed above this
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
+_MODULE = rf"[^\W\d][\w.]*(?<!\.py):[^\W\d]\w*|{HUB}:.*"
 
 
 class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,7 +137,9 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     time_limit_s: Seconds | None = None
     conditions: Conditions = Conditions()
     device: Literal["cuda"] | None = None
-    models: Annotated[list[str], Option("Models, separated by commas; torchvision:NAME and timm:NAME too.", "A,B")] = []
+    models: Annotated[
+        list[str], Option("Models, separated by commas; torchvision:NAME, timm:NAME and hf:ORG/NAME too.", "A,B")
+    ] = []
     variants: Annotated[list[str], Option("Variants, separated by commas.", "A,B")] = []
     batch_sizes: Annotated[list[int], Option("Batch sizes, separated by commas.", "1,4")] = []
     options: Annotated[
@@ -189,7 +192,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise UsageError(f"suite.{self.own}: your own model replaces models and options; remove these")
         if self.nir is not None and not Path(self.nir).is_absolute():
             raise UsageError(f"suite.nir {self.nir!r}: give an absolute path, beginning with /")
-        if self.module is not None and not re.fullmatch(r"[^\W\d][\w.]*(?<!\.py):[^\W\d]\w*", self.module):
+        if self.module is not None and not re.fullmatch(_MODULE, self.module):
             raise UsageError(f"suite.module {self.module!r}: give package.module:FUNCTION of an installed package")
         if self.onnx is not None and not Path(self.onnx).is_absolute():
             raise UsageError(f"suite.onnx {self.onnx!r}: give an absolute path, beginning with /")

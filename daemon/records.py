@@ -73,17 +73,14 @@ class Variant(Struct, frozen=True, order=True):
     kernels: Kernels = "torch"
 
     def __post_init__(self) -> None:
-        if self.precision == "int8" and self.backend in ("compile", "cudagraph"):
+        if self.precision == "int8" and self.backend in ("compile", "aoti", "cudagraph"):
             raise UsageError(
                 f"{self.name}: int8 is compiled already; int8 also runs as onnxruntime-int8, tensorrt-int8, custom-int8"
             )
-        if self.backend in FILE_BACKENDS:
-            if self.kernels == "custom":
-                raise UsageError(f"{self.name}: {self.backend} runs standard ops only, so it cannot use custom kernels")
-            if self.precision == "amp":
-                raise UsageError(
-                    f"{self.name}: amp is torch.autocast and {self.backend} does not run PyTorch; use fp16"
-                )
+        if self.backend in FILE_BACKENDS and self.kernels == "custom":
+            raise UsageError(f"{self.name}: {self.backend} runs standard ops only, so it cannot use custom kernels")
+        if self.backend in (*FILE_BACKENDS, "aoti") and self.precision == "amp":
+            raise UsageError(f"{self.name}: amp is torch.autocast and {self.backend} does not run PyTorch; use fp16")
 
     @property
     def name(self) -> str:
@@ -692,12 +689,23 @@ def _last(text: str) -> str:
     return f"{scheme}:{PurePath(folder).name}" if colon and "/" not in scheme else PurePath(text).name
 
 
+HUB = "hf"
+
+
 class UserModule(Struct, frozen=True, tag="module"):
-    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not define them."""
+    """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not define them.
+
+    `hf:ORG/NAME` is a net of the Hugging Face Hub, whose files are in `folder`.
+    """
 
     path: str
     inputs: list[InputSpec] = []
     folder: str = ""
+
+    @property
+    def is_hub(self) -> bool:
+        """Return whether it is a net of the Hub."""
+        return self.where == HUB
 
     @property
     def where(self) -> str:
@@ -722,6 +730,8 @@ class UserModule(Struct, frozen=True, tag="module"):
     @property
     def model(self) -> str:
         """Return the model name in its records."""
+        if self.is_hub:
+            return self.path
         return f"own.{self.name.rpartition('.')[2] if self.folder else self.name}.{self.function}"
 
     @property
@@ -1352,6 +1362,6 @@ class _Header(Struct):
     schema: str
 
 
-def json_schema(kind: type[Struct] = Record) -> dict[str, Any]:
+def json_schema(kind: Any = Record) -> dict[str, Any]:
     """Return the JSON Schema of a Record, as published in docs/record.schema.json, or of another kind."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(kind)}

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-Backend = Literal["eager", "compile", "cudagraph", "onnxruntime", "openvino", "tensorrt"]
+Backend = Literal["eager", "compile", "aoti", "cudagraph", "onnxruntime", "openvino", "tensorrt"]
 Precision = Literal["fp32", "fp16", "bf16", "amp", "int8"]
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -50,7 +50,8 @@ class Runtime(Struct, frozen=True, kw_only=True):
     """One backend: its name in sentences, its number formats, and the colour of its points in every chart.
 
     `device` is the only one that it runs on, and `elsewhere` says so. `package` is what it needs beside torch.
-    `runs_files` means that it runs an ONNX file, and `allocates` that torch does not count its GPU memory.
+    `runs_files` means that it runs an ONNX file, `allocates` that torch does not count its GPU memory, and
+    `takes_lengths` that one built model runs items of any length.
     """
 
     title: str
@@ -61,11 +62,13 @@ class Runtime(Struct, frozen=True, kw_only=True):
     package: str = ""
     runs_files: bool = False
     allocates: bool = False
+    takes_lengths: bool = False
 
 
 RUNTIMES: dict[Backend, Runtime] = {
-    "eager": Runtime(title="eager PyTorch", colour="#4c8bf5"),
-    "compile": Runtime(title="torch.compile", colour="#8e6cef"),
+    "eager": Runtime(title="eager PyTorch", colour="#4c8bf5", takes_lengths=True),
+    "compile": Runtime(title="torch.compile", colour="#8e6cef", takes_lengths=True),
+    "aoti": Runtime(title="AOTInductor", colour="#b04fd0", precisions=("fp32", "fp16", "bf16")),
     "cudagraph": Runtime(
         title="CUDA graphs", colour="#b8860b", device="cuda", elsewhere="CUDA graphs need an NVIDIA GPU"
     ),
@@ -76,6 +79,7 @@ RUNTIMES: dict[Backend, Runtime] = {
         package="onnxruntime",
         runs_files=True,
         allocates=True,
+        takes_lengths=True,
     ),
     "openvino": Runtime(
         title="OpenVINO",

@@ -132,7 +132,7 @@ def _key(source: Path, command: tuple[str, ...]) -> str:
     digest = hashlib.sha256(source.read_bytes())
     for header in sorted(Path(__file__).parent.glob("*.h")):
         digest.update(header.read_bytes())
-    for piece in (*command, _version(command[0]), _cpu(), str(_openmp())):
+    for piece in (*command, _version(command[0]), cpu(), str(_openmp())):
         digest.update(b"\0" + piece.encode())
     return digest.hexdigest()[:24]
 
@@ -141,8 +141,8 @@ def _version(compiler: str) -> str:
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
 
 
-def _cpu() -> str:
-    """Return the target CPU of the code: a cache folder may be copied to another machine."""
+def cpu() -> str:
+    """Return the CPU that native code is for: a cache folder may be copied to another machine."""
     wanted = ("model name", "flags", "Features", "CPU part")
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(wanted))

@@ -16,7 +16,7 @@ from benchd.daemon.config import MqttConfig
 from benchd.daemon.delivery.broker import Broker, configured
 from benchd.daemon.errors import UsageError, unknown
 from benchd.daemon.machine.quiet import Start
-from benchd.daemon.measuring import user_inputs, user_model
+from benchd.daemon.measuring import hub, user_inputs, user_model
 from benchd.daemon.measuring.protocol import encoded
 from benchd.daemon.records import ImageCount, UserModel
 from benchd.models import data_named, demo
@@ -231,8 +231,15 @@ def folder_of_files(artifacts: Path | None) -> Path | None:
 def own_model(given: dict[str, Any], beside: Mapping[str, object]) -> UserModel | None:
     """Take the options of a user's model out of those given; return the model, None without one.
 
-    Raises UsageError if it is invalid or conflicts with the options `beside`.
+    Raises UsageError if it is invalid or conflicts with the options `beside`, which may name a net of the Hub.
     """
+    named = hub.only(beside.values())
+    if named and not any(map(given.get, ("module", "onnx", "nir"))):
+        return user_model.module(named, given.pop("inputs", []))
+    return _of_options(given, beside)
+
+
+def _of_options(given: dict[str, Any], beside: Mapping[str, object]) -> UserModel | None:
     module, onnx, nir, reference = (given.pop(name, None) for name in ("module", "onnx", "nir", "reference"))
     inputs: list[str] = given.pop("inputs", [])
     flags = [flag for flag, value in {"--module": module, "--onnx": onnx, "--nir": nir}.items() if value]

@@ -18,7 +18,6 @@ from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import manifest, promise, race, verifying
-from benchd.daemon.shipping.manifest import ONNX
 
 app = application()
 
@@ -31,7 +30,8 @@ def verify(
         bool, typer.Option("--trust-code", help="Run Python code that another user or machine shipped.")
     ] = False,
     trust_plan: Annotated[
-        bool, typer.Option("--trust-plan", help="Load a TensorRT plan of another user or machine.")
+        bool,
+        typer.Option("--trust-plan", help="Load a TensorRT plan or AOTInductor package of another user or machine."),
     ] = False,
     device: Device = "auto",
     config: ConfigFile = None,
@@ -67,6 +67,6 @@ def verify(
     else:
         sys.stdout.write(f"{promise.line(verified)}\n")
         if verified.rebuilt:
-            sys.stdout.write(f"    built again from {ONNX}: {verified.rebuilt}\n")
+            sys.stdout.write(f"    built again: {verified.rebuilt}\n")
         sys.stdout.writelines(f"    changed since: {one}\n" for one in verified.changed)
     raise typer.Exit(promise.EXIT_CODES[verified.answer])

@@ -16,11 +16,12 @@ import msgspec
 from benchd.daemon.config import MAX_SEED, LimitsConfig, Suite
 from benchd.daemon.errors import UsageError, require_measure, unknown
 from benchd.daemon.machine import environment, gpu, sandbox
-from benchd.daemon.measuring import loads, user_inputs, user_model
+from benchd.daemon.measuring import hub, loads, user_inputs, user_model
 from benchd.daemon.measuring.process import allocator
 from benchd.daemon.measuring.protocol import Limits, encoded, entry_of
 from benchd.daemon.records import (
     DIRECTIONS,
+    HUB,
     SCENARIOS,
     Case,
     Direction,
@@ -217,7 +218,9 @@ def _reads(planned: Planned) -> tuple[UserModel | None, Inputs]:
 def refuse_unknown(model: str) -> None:
     """Raise UsageError for an unknown or unmeasurable model, NotAvailable for a model of a missing library."""
     if catalog.find(model) is None:
-        raise unknown("model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES)])
+        raise unknown(
+            "model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES), f"{HUB}:ORG/NAME"]
+        )
     if model not in catalog.MODELS:
         libraries.refuse_unknown(model)
 
@@ -476,6 +479,10 @@ def refuse_absent_images(planned: Sequence[Planned], max_accuracy_drop: float | 
 
 def _of_suite(suite: Suite) -> UserModel | None:
     """Return the user's own model that a configuration names instead of models."""
+    if named := next(filter(hub.is_named, suite.models), None):
+        if suite.models[1:]:
+            raise UsageError(f"{named}: a net of the Hub runs alone; name one model")
+        return user_model.module(named, suite.inputs)
     try:
         if suite.module:
             return user_model.installed(suite.module, suite.inputs)
@@ -653,8 +660,8 @@ def _of_settings(case: Case, device: str) -> Iterator[str]:
 def _of_kernels(case: Case, machine: Machine) -> Iterator[str]:
     entry, is_int8 = catalog.find(case.model), case.variant.built_on == "custom-int8"
     lacks_triton = machine.device == "cuda" and "triton" not in machine.packages
-    if case.variant.backend == "compile" and lacks_triton:
-        yield f"torch.compile needs the package triton on a GPU: {remedy(PACKAGES['triton'])}"
+    if case.variant.backend in ("compile", "aoti") and lacks_triton:
+        yield f"torch's compiler needs the package triton on a GPU: {remedy(PACKAGES['triton'])}"
     if case.variant.kernels != "custom":
         return
     if entry and not entry.custom_kernels:

@@ -115,7 +115,7 @@ class Race(Compare, frozen=True, tag=True):
 class Verify(Compare, frozen=True, tag=True, kw_only=True):
     """Compare the files of a shipped `folder`, which must give its golden answers first.
 
-    `engine` is a TensorRT plan to load instead of building one.
+    `engine` is a TensorRT plan or an AOTInductor package to load instead of building one.
     """
 
     folder: str

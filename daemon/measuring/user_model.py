@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.measuring import user_python
+from benchd.daemon.measuring import hub, user_python
 from benchd.daemon.measuring.user_inputs import inputs_of, of_module
 from benchd.daemon.records import InputSpec, UserFile, UserModule, UserNir
 from benchd.models.catalog import LIBRARIES
@@ -20,6 +20,8 @@ def module(text: str, given: Sequence[str]) -> UserModule:
     """Return the module that `--module` and `--input` describe; raise UsageError if it is invalid."""
     file, colon, function = text.rpartition(":")
     inputs = _arguments(given)
+    if hub.is_named(text):
+        return UserModule(text, inputs, str(hub.folder(text)))
     if not colon or not function.isidentifier():
         raise UsageError(f"--module {text}: expected FILE.py:FUNCTION or package.module:FUNCTION")
     if file in LIBRARIES:
@@ -38,7 +40,12 @@ def module(text: str, given: Sequence[str]) -> UserModule:
 
 
 def installed(text: str, given: Sequence[str]) -> UserModule:
-    """Return package.module:FUNCTION of this environment, not of the current folder; raise UsageError if absent."""
+    """Return package.module:FUNCTION of this environment, not of the current folder, or a net of the Hub.
+
+    Raises UsageError if it is absent.
+    """
+    if hub.is_named(text):
+        return module(text, given)
     package = text.partition(":")[0].partition(".")[0]
     place = _place_of(package, [entry for entry in sys.path if Path(entry).is_absolute()])
     if place is None:

@@ -8,8 +8,9 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring import user_inputs
 from benchd.daemon.records import Environment
 from benchd.daemon.runtimes import Precision, openvino_settings
-from benchd.daemon.shipping.manifest import CODE, Manifest
+from benchd.daemon.shipping.manifest import CODE, PACKAGE, Manifest
 from benchd.exporters import sessions, tegra
+from benchd.models import catalog
 
 _PAGE = """# How to load this
 
@@ -101,6 +102,23 @@ def run(inputs):
     with torch.inference_mode(){autocast}:
         answer = call({arguments})
     return {{name: torch.as_tensor(value).float().cpu().numpy() for name, value in {answer}.items()}}"""
+
+_AOTI = """import os
+
+import numpy
+import torch
+{kernels}
+torch.set_num_threads({threads})
+package = torch._C._aoti.AOTIModelPackageLoader("{package}", "model", False, 1, {index})
+names = {names}
+
+
+def run(inputs):
+    given = [torch.from_numpy(value).to("{device}") for value in inputs.values()]
+    given = [value.to(torch.{dtype}) if value.is_floating_point() else value for value in given]
+    with torch.inference_mode():
+        answers = package.boxed_run(given)
+    return {{name: value.float().cpu().numpy() for name, value in zip(names, answers)}}"""
 
 _TENSORRT = """import numpy
 import tensorrt
@@ -228,7 +246,7 @@ def code(manifest: Manifest) -> str:
         tolerances=manifest.golden.tolerances,
         rows_off=manifest.golden.rows_off,
     )
-    texts = {"onnxruntime": _onnx, "openvino": _openvino, "tensorrt": _tensorrt}
+    texts = {"onnxruntime": _onnx, "openvino": _openvino, "tensorrt": _tensorrt, "aoti": _aoti}
     return texts.get(manifest.case.variant.backend, _torch)(manifest) + golden
 
 
@@ -264,6 +282,20 @@ def _tensorrt(manifest: Manifest) -> str:
         inputs=[one.name for one in read],
         outputs=[one.name for one in answered],
         device=manifest.environment.device,
+    )
+
+
+def _aoti(manifest: Manifest) -> str:
+    variant, device = manifest.case.variant, manifest.environment.device
+    module = catalog.entry(manifest.case.model).factory.partition(":")[0] if variant.kernels == "custom" else ""
+    return _AOTI.format(
+        kernels=f"\nimport {module}  # noqa: F401 - its kernels\n" if module else "",
+        threads=_threads(manifest),
+        package=PACKAGE,
+        index=-1 if device == "cpu" else 0,
+        names=[one.name for one in manifest.outputs],
+        device=device,
+        dtype=_HALF.get(variant.precision, "float32"),
     )
 
 

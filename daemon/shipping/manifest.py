@@ -29,6 +29,7 @@ from benchd.daemon.measuring.protocol import Golden, Tensor
 from benchd.daemon.records import Case, Environment, InputSpec, OptionValue, Record
 from benchd.daemon.verdicts import figures, recommend
 from benchd.daemon.verdicts.results import process_medians_ms
+from benchd.exporters import aoti
 from benchd.exporters.artifacts import sha256_of
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ T = TypeVar("T")
 SCHEMA = "benchd.shipped/1"
 MANIFEST, DIGEST, GOLDEN, LOAD = "manifest.json", "manifest.sha256", "golden.npz", "LOAD.md"
 WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
-PLAN, TIMINGS = "model.plan", "timing.cache"
+PLAN, TIMINGS, PACKAGE = "model.plan", "timing.cache", "model.pt2"
 NOT_GOLDEN = "its answers are not the golden ones"
 """The beginning of the reason of a process whose golden answers differ."""
 
@@ -44,7 +45,7 @@ JUMPING_SHARE = 0.25
 """Of the images of a network with thresholds so many may be off: one early spike moves thousands after it."""
 
 REBUILT = "rebuilt, because "
-"""The beginning of a runtime's note that says why a plan was built again."""
+"""The beginning of a runtime's note that says why a plan or a package was built again."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -121,9 +122,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
         return any(one.name.startswith(f"{CODE}/") for one in self.resources)
 
     @property
-    def has_plan(self) -> bool:
-        """Return whether the folder holds a TensorRT plan, which is a program too."""
-        return any(one.name == PLAN for one in self.resources)
+    def program(self) -> str:
+        """Return the name of its TensorRT plan or AOTInductor package, which are programs too; empty without one."""
+        return next((one.name for one in self.resources if one.name in {PLAN, PACKAGE}), "")
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -169,6 +170,8 @@ def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
         raise UsageError(f"{folder}: its schema is {schema[:40]!r}, and this benchd reads {SCHEMA}: use a newer benchd")
     manifest = _decoded(folder, content, Manifest)
     _refuse_damage(folder, manifest.resources, beat)
+    if manifest.program == PACKAGE:
+        aoti.read(folder / PACKAGE)
     return manifest
 
 

@@ -32,14 +32,19 @@ def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> No
 
 
 def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_plan: bool) -> str:
-    """Return why the folder's TensorRT plan is not loaded here but built again from its ONNX file, empty if it is."""
-    if not shipped.has_plan:
+    """Return why the folder's TensorRT plan or AOTInductor package is not loaded here but built again, else nothing.
+
+    The worker compares a package with what it was compiled for.
+    """
+    if not shipped.program:
         return ""
     if not (trust_plan or manifest.is_ours(folder)):
         return (
-            f"this user ({folders.user()}) did not make {PLAN}, which is a program: --trust-plan loads it, or for the "
-            "service trust_plan = true in [[shipped]]"
+            f"this user ({folders.user()}) did not make {shipped.program}, which is a program: --trust-plan loads it, "
+            "or for the service trust_plan = true in [[shipped]]"
         )
+    if shipped.program != PLAN:
+        return ""
     was = shipped.environment
     parts = [
         ("GPU", _gpu(was), _gpu(here)),
@@ -98,7 +103,7 @@ def verify(
     except UsageError as error:
         return _unreadable(shipped, str(error))
     session.reason_to_end()
-    engine = str((folder / PLAN).resolve()) if shipped.has_plan and not rebuilt else ""
+    engine = str((folder / shipped.program).resolve()) if shipped.program and not rebuilt else ""
     supervisor = Supervisor(session, [entry])
     outcomes: list[Outcome] = []
     with session.measuring():

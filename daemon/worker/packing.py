@@ -28,7 +28,17 @@ from benchd.daemon.worker.check import agreement, truth
 from benchd.daemon.worker.check.checking import rule_of
 from benchd.daemon.worker.check.observe import uniforms
 from benchd.daemon.worker.source import paths
-from benchd.daemon.worker.structures import OF_BATCH, Answers, Batch, cast, cycled, of_batch, tensors, values
+from benchd.daemon.worker.structures import (
+    OF_BATCH,
+    Answers,
+    Batch,
+    Tensors,
+    cast,
+    cycled,
+    of_batch,
+    tensors,
+    values,
+)
 from benchd.daemon.worker.workload import Workload
 from benchd.models import data
 
@@ -51,11 +61,16 @@ def build():
 
 def refuse(job: Job, workload: Workload, answer: Batch) -> None:
     """Raise Unsupported if the variant that gave this answer cannot be deployed as files."""
+    if isinstance(workload.images, Tensors) and workload.images.lengths:
+        raise Unsupported("items of different lengths are measured, but a folder promises one size: pad them to ship")
     if not getattr(workload.plain, "answers_numbers", True):
         raise Unsupported("it answers with strings or maps, which cannot be compared after deployment: remove them")
     if job.case.variant.backend not in FILE_BACKENDS:
+        if job.module and job.module.is_hub:
+            raise Unsupported(f"a net of the Hub is deployed as a file: ship one of {', '.join(FILE_BACKENDS)}")
         _state(workload.source.module)
-        load_text.answer(list(tensors(answer)))
+        if job.case.variant.backend != "aoti":
+            load_text.answer(list(tensors(answer)))
         complex_ones = [name for name, value in tensors(answer).items() if value.is_complex()]
         if complex_ones:
             raise Unsupported(f"its answer {complex_ones[0]} is complex: return real tensors to ship it")
@@ -77,11 +92,11 @@ def write(folder: Path, job: Job, workload: Workload, loaded: Loaded, answer: Ba
 
     Raises Unsupported or UnfitModel if it cannot be deployed.
     """
-    variant = job.case.variant
-    if variant.backend in FILE_BACKENDS:
+    is_file = job.case.variant.backend in FILE_BACKENDS
+    if is_file:
         (reads, called), entry = _file(job, workload, folder), ""
     else:
-        reads, called, entry = [], {}, _module(job, workload.source.module, folder)
+        reads, called, entry = [], {}, _module(job, workload, folder)
     inputs, golden = _golden(job, workload, loaded, reads, called, folder)
     return Packed(
         inputs=inputs,
@@ -89,7 +104,7 @@ def write(folder: Path, job: Job, workload: Workload, loaded: Loaded, answer: Ba
         golden=golden,
         preprocessing=_preprocessing(workload),
         entry=entry,
-        provider=loaded.runtime.provider if loaded.runtime else "",
+        provider=loaded.runtime.provider if is_file and loaded.runtime else "",
         packages=_packages(job, loaded),
     )
 
@@ -107,11 +122,13 @@ def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], dict[s
     return reads, {path: name for name, path in paths(artifact).items()}
 
 
-def _module(job: Job, module: nn.Module, folder: Path) -> str:
-    """Write the weights, and the code of a user's module; return by what it is built."""
+def _module(job: Job, workload: Workload, folder: Path) -> str:
+    """Write the weights, the code of a user's module and what was compiled of it; return by what it is built."""
     # each by itself: safetensors refuses names that share memory
-    apart = {name: value.detach().clone().contiguous() for name, value in _state(module).items()}
+    apart = {name: value.detach().clone().contiguous() for name, value in _state(workload.source.module).items()}
     safetensors.torch.save_file(apart, folder / WEIGHTS)
+    for name, path in workload.source.built.items():
+        shutil.copyfile(path, folder / name)
     for name, path in _code(job).items():
         copy = folder / CODE / _place(name, path)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -224,6 +241,9 @@ def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
     """Return the packages that the runtime needs, with their versions here."""
     if job.case.variant.backend in FILE_BACKENDS:
         return {"numpy": version("numpy")} | backends.packages(job.case.variant, loaded)
+    if job.case.variant.backend == "aoti":
+        wanted = ["numpy", "torch", *(["benchd"] if job.case.variant.kernels == "custom" else [])]
+        return {name: version(name) for name in wanted}
     library = job.case.model.partition(":")[0] if ":" in job.case.model else ""
     is_nir = isinstance(job.module, UserNir)
     wanted = ["numpy", "torch", "safetensors", *(["benchd"] if is_nir or not job.module else [])]

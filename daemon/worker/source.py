@@ -50,9 +50,9 @@ class Source:
     have any structure; `input_name` is the user's name of its only input, if any. `provider` is ONNX Runtime's, None
     for the device's default. `dla` is the core that TensorRT uses, None for the GPU alone, and `build_limit_s` how long
     it may build. `calibration` returns the images for an int8 file, or raises Unsupported. `used` lists the opened
-    files, and `calibrated` the digests of the images that they were calibrated with. `engine` is a TensorRT plan to
-    load instead of building one, and `built` the plan that was loaded and the kernels' times of its build, as a shipped
-    folder calls them.
+    files, and `calibrated` the digests of the images that they were calibrated with. `engine` is a TensorRT plan
+    or an AOTInductor package to load instead of building one, and `built` what was loaded and the kernels' times of its
+    build, as a shipped folder calls them. `kernels` are what the module is built on.
     """
 
     module: nn.Module
@@ -62,6 +62,7 @@ class Source:
     weights_sha256: str
     judged_by: Literal["outputs", "codes"]
     folder: Path
+    kernels: str = "torch"
     scope: Mapping[str, Any] = field(default_factory=dict)
     given: Path | None = None
     own: Path | None = None
@@ -242,7 +243,8 @@ class Source:
 
     def _facts(self, precision: files.Precision, batch: int | None, form: files.Form | None) -> dict[str, Any]:
         known = files.onnx_facts(self.model, self.options, self.weights_sha256, precision, batch, form)
-        return known | dict(self.scope)
+        varies = sorted(self.images.lengths) if isinstance(self.images, Tensors) else []
+        return known | dict(self.scope) | ({"lengths": varies} if varies else {})
 
     def _export(self, path: Path, facts: Mapping[str, Any], batch: int | None) -> dict[str, Any]:
         try:
@@ -261,6 +263,7 @@ class Source:
                 judged_by=self.judged_by,
                 outputs=[ONLY_OUTPUT] if answers == [ONLY] else answers,
                 axes=self.images.axes if isinstance(self.images, Tensors) else {},
+                lengths=self.images.lengths if isinstance(self.images, Tensors) else {},
             )
         except onnx.NotExportable as error:
             if not self.is_own:

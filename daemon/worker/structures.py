@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,14 +25,16 @@ class Tensors:
 
     Its methods apply Tensor's method of the same name to each tensor, so that a step need not know which it has.
     `axes` says where the batch is in an input that does not have it in front; None is one that the batch shares.
+    `lengths` (B,) says how much of the axis behind the batch each item fills, in inputs whose items differ in length.
     """
 
     named: dict[str, Tensor]
     axes: Mapping[str, int | None] = field(default_factory=dict)
+    lengths: Mapping[str, Tensor] = field(default_factory=dict)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Tensors":
         """Return these with `change` made to each."""
-        return Tensors({name: change(tensor) for name, tensor in self.named.items()}, self.axes)
+        return replace(self, named={name: change(tensor) for name, tensor in self.named.items()})
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Tensors":
         """Return these on a device."""
@@ -94,7 +96,7 @@ def content(tensor: Tensor) -> NDArray[np.uint8]:
 def like(batch: BatchT, parts: Iterable[Tensor]) -> BatchT:
     """Return these tensors as a batch of the same form and names."""
     if isinstance(batch, Tensors):
-        return Tensors(dict(zip(batch.named, parts, strict=True)), batch.axes)
+        return replace(batch, named=dict(zip(batch.named, parts, strict=True)))
     (only,) = parts
     return only
 
@@ -117,7 +119,23 @@ def by_item(change: Callable[..., Tensor], *batches: BatchT) -> BatchT:
         changed = change(*(value.movedim(axis, 0) for value in same))
         return changed.movedim(0, axis).contiguous() if axis else changed
 
-    return like(batches[0], map(changed, _axes(batches[0]), *map(values, batches)))
+    made = like(batches[0], map(changed, _axes(batches[0]), *map(values, batches)))
+    if not isinstance(made, Tensors):
+        return made
+    every = [batch.lengths for batch in batches if isinstance(batch, Tensors)]
+    return replace(made, lengths={name: change(*(lengths[name] for lengths in every)) for name in made.lengths})
+
+
+def trimmed(batch: BatchT) -> BatchT:
+    """Return a batch as long as its longest item, as a server pads it; one of equal lengths as it is."""
+    if not isinstance(batch, Tensors) or not batch.lengths:
+        return batch
+    longest = {name: int(lengths.max()) for name, lengths in batch.lengths.items()}
+    parts = {
+        name: value[:, : longest.get(name)].contiguous() if name in longest else value
+        for name, value in batch.named.items()
+    }
+    return replace(batch, named=parts, lengths={})
 
 
 def _axes(batch: Batch) -> list[int | None]:

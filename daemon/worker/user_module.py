@@ -35,6 +35,12 @@ def build(own: UserModule, job: Job) -> nn.Module:
     """
     if isinstance(own, UserNir):
         return nir.build(own.path, **job.options)
+    if own.is_hub:
+        from benchd.models import hub_net  # noqa: PLC0415 - transformers is needed for these nets alone
+
+        net = hub_net.build(Path(own.folder))
+        _refuse_kind(job, net)
+        return net
     where, name = own.where, own.function
     option = f"--module {Path(where).name}:{name}"  # messages contain no folder
     source = imported(where, own.folder, option)
@@ -91,7 +97,9 @@ def settle(module: nn.Module, example: Batch) -> None:
 
 
 def file(own: UserModule) -> Path:
-    """Return the Python file of the module, after it was built."""
+    """Return the Python file of the module, after it was built; of a net of the Hub its configuration."""
+    if own.is_hub:
+        return Path(own.folder) / "config.json"
     return Path(str(sys.modules[own.where].__file__)) if own.folder else Path(own.where)
 
 
@@ -196,7 +204,7 @@ def _refuse_kind(job: Job, module: nn.Module) -> None:
     is_scripted = isinstance(module, torch.jit.ScriptModule)
     is_quantised = any(".quantized" in type(part).__module__ for part in module.modules())
     is_compiled = any(hasattr(getattr(part, "forward", None), _OF_COMPILE) for part in module.modules())
-    exports = variant.backend in FILE_BACKENDS
+    exports = variant.backend in (*FILE_BACKENDS, "aoti")
     reasons = {
         "the module is compiled already, so no variant would be what its name says: build it without torch.compile, "
         "which the variant compile calls": is_compiled,

@@ -139,6 +139,7 @@ def _source(
         weights_sha256=facts.weights_sha256,
         judged_by=judged_by,
         folder=Path(job.artifacts),
+        kernels=job.case.variant.built_on,
         scope=_scope(job, facts),
         given=Path(job.given_artifacts) if job.given_artifacts else None,
         own=Path(job.onnx.path) if job.onnx else None,
@@ -369,6 +370,8 @@ def _weights(job: Job) -> str:
     given = job.inputs.weights or (job.onnx and job.onnx.path)
     if given:
         return Path(given).name
+    if job.module and job.module.is_hub:
+        return Path(job.module.folder).name  # in the cache the commit
     return OF_MODULE if job.module else f"random, seed {job.case.seed}"
 
 

@@ -8,7 +8,7 @@ from worker_jobs import changed, job, run_here, trained
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import Variant
 from benchd.daemon.verdicts import accuracy
-from benchd.daemon.worker.metric import open_metric
+from benchd.daemon.worker.metric import _drawn, open_metric
 
 FILE = judged_nets.__file__
 
@@ -85,3 +85,24 @@ def test_items_without_targets_are_refused(tmp_path):
 def test_what_is_no_metric_is_refused(name, reason):
     with pytest.raises(UsageError, match=reason):
         open_metric(f"{FILE}:{name}")
+
+
+def test_of_forty_variants_that_only_round_otherwise_none_is_refused():
+    metric, refused = open_metric(f"{FILE}:share_right"), []
+    for seed in range(40):
+        draw = torch.Generator().manual_seed(seed)
+        exact = torch.randn(400, 3, generator=draw)
+        rounded, targets = exact.half().float(), torch.randint(3, (400,), generator=draw)
+        found = accuracy.of_metric(
+            metric=metric.name,
+            better=metric.better,
+            value=metric.of(rounded, targets),
+            reference=metric.of(exact, targets),
+            drawn=list(_drawn(metric, rounded, exact, targets, lambda percent: None)),
+            images=400,
+            is_identical=False,
+            data="",
+            data_sha256="",
+        )
+        refused += [seed] if accuracy.why_dropped(found, 0.02) else []
+    assert refused == []

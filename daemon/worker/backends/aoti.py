@@ -1,0 +1,129 @@
+"""AOTInductor: what torch.compile generates as a file, stored by all that it was compiled for; no compiler loads it."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from benchd.daemon.errors import Unsupported
+from benchd.daemon.records import RuntimeFacts
+from benchd.daemon.runtimes import Precision
+from benchd.daemon.shipping.manifest import PACKAGE, REBUILT
+from benchd.daemon.worker.backends import Loaded, eager
+from benchd.daemon.worker.source import Source
+from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, cast, tensors, values
+from benchd.exporters import aoti, artifacts, code
+from benchd.exporters.aoti import Made
+from benchd.exporters.artifacts import Artifact, key_of
+from benchd.kernels import compiler
+
+_NO_COMPILER = "an AOTInductor package is compiled by a C++ compiler: install g++ or set CXX, or bring a shipped folder"
+
+
+def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
+    """Return the package ready to run; it is compiled now if the store has none for this torch and this machine."""
+    if getattr(source.module, "encoding", None) == "rate":
+        raise Unsupported("a model that draws random numbers is not exported: use compile")
+    start = time.monotonic()
+    artifact, build_s, notes = _package(source, precision, device, example)
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(artifact.path), "model", False, 1, _index(device))
+    source.built[PACKAGE] = artifact.path
+    made = aoti.read(artifact.path)
+    if source.kernels != "torch":
+        notes.append(f"our kernels in it: {', '.join(f'{count} {name}' for name, count in made.ops.items())}")
+    facts = RuntimeFacts(
+        provider=f"AOTInductor of torch {torch.__version__}",
+        threads=torch.get_num_threads(),
+        build_s=build_s,
+        load_s=time.monotonic() - start - (build_s or 0.0),
+        engine_bytes=artifact.metadata.bytes,
+        notes=notes,
+    )
+    return Loaded(_run(loader, made.outputs), eager.DTYPES[precision], device, None, runtime=facts)
+
+
+def _index(device: torch.device) -> int:
+    return -1 if device.type == "cpu" else device.index or 0
+
+
+def _run(loader: Any, outputs: list[str]) -> Callable[..., Batch]:
+    """Return the package as a function of the model's inputs, which answers by these paths."""
+
+    def run(*inputs: Tensor) -> Batch:
+        answers = loader.boxed_run(list(inputs))
+        return answers[0] if outputs == [ONLY] else Tensors(dict(zip(outputs, answers, strict=True)))
+
+    return run
+
+
+def _package(
+    source: Source, precision: Precision, device: torch.device, example: Batch
+) -> tuple[Artifact, float | None, list[str]]:
+    """Return the package, the seconds of its build if it was compiled now, and notes about that."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    wanted = Made(torch=version("torch"), cpu=compiler.cpu(), gpu=gpu, threads=torch.get_num_threads())
+    notes = []
+    if source.engine:
+        if not (why := aoti.read(source.engine).differs(wanted)):
+            return artifacts.given(source.engine), None, []
+        notes.append(f"{REBUILT}{PACKAGE} was compiled for {why}")
+    facts = {
+        "model": source.model,
+        "precision": precision,
+        "format": aoti.FORMAT,
+        "options": dict(source.options),
+        "weights_sha256": source.weights_sha256,
+        "kernels": source.kernels,
+        "code_sha256": code.sha256(),
+        "read": [[str(value.dtype), list(value.shape)] for value in values(example)],
+        "torch": wanted.torch,
+        "cpu": wanted.cpu,
+        "gpu": gpu,
+        "threads": wanted.threads,
+        **source.scope,
+    }
+    start = time.monotonic()
+    artifact = source.store.produce(
+        key_of(facts), facts, lambda path: _compile(source, precision, device, example, path, wanted)
+    )
+    return artifact, None if artifact.reused else time.monotonic() - start, notes
+
+
+def _compile(
+    source: Source, precision: Precision, device: torch.device, example: Batch, path: Path, wanted: Made
+) -> None:
+    """Compile the module for inputs of the example's sizes and write the package to `path`."""
+    module = eager.load(source, precision, device, example).module
+    inputs = values(cast(example, eager.DTYPES[precision]).to(device))
+    with torch.inference_mode(mode=False), torch.no_grad():
+        given = tuple(value.clone() for value in inputs)
+        outputs = list(tensors(module(*given)))
+        try:
+            program = torch.export.export(InTuple(module), given, strict=False)
+            ops = _ours(program)
+            if source.kernels != "torch" and not ops:
+                raise Unsupported("what torch exports of it calls none of our kernels: use custom-compile")
+            made = msgspec.structs.replace(wanted, outputs=outputs, ops=ops)
+            settings = {"aot_inductor.metadata": aoti.metadata(made)}
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+        except Unsupported:
+            raise
+        except Exception as error:  # whatever the many stages of torch raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            lacks = "InvalidCxxCompiler" in f"{error!r}"
+            raise Unsupported(_NO_COMPILER if lacks else f"torch cannot compile it ahead of time: {reason}") from error
+    aoti.keep_library(path)
+
+
+def _ours(program: ExportedProgram) -> dict[str, int]:
+    """Return how often a program calls each op of our kernels."""
+    targets = (node.target for node in program.graph.nodes if node.op == "call_function")
+    ours = (each.name() for each in targets if isinstance(each, torch._ops.OpOverload) and each.namespace == "benchd")
+    return dict(Counter(name.partition("::")[2] for name in ours))

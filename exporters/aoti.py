@@ -1,0 +1,73 @@
+"""An AOTInductor package, read without torch: what it may hold, and what it says it was compiled for.
+
+It is a zip whose only program is one library. torch's own loaders also unpickle weights and compile C++ that they find
+in one, so a package with any other part is not opened.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
+
+import msgspec
+
+from benchd.daemon.errors import UsageError
+
+FORMAT = "pt2"
+_FOLDER = "data/aotinductor/model"
+_PARTS = re.compile(rf"[\w-]+/({_FOLDER}/[\w.-]+\.(so|json|cubin)|archive_format|archive_version|byteorder|\.data/\w+)")
+_FACTS = "benchd"
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """What a package was compiled for: it runs with the same torch, on the same CPU or GPU, with as many threads.
+
+    `outputs` are the paths of its answers in order, and `ops` how often it calls each of our kernels.
+    """
+
+    torch: str
+    cpu: str
+    gpu: str
+    threads: int
+    outputs: list[str] = []
+    ops: dict[str, int] = {}
+
+    def differs(self, wanted: "Made") -> str:
+        """Return what this was compiled for that is not as `wanted`, empty if all is."""
+        pairs = ((name, getattr(self, name), getattr(wanted, name)) for name in ("torch", "gpu", "threads"))
+        told = [f"{name} {was or 'none'}, not {now or 'none'}" for name, was, now in pairs if was != now]
+        return "; ".join([*told, *(["another CPU or other instructions of it"] if self.cpu != wanted.cpu else [])])
+
+
+def metadata(made: Made) -> dict[str, str]:
+    """Return what the compiler is asked to write into the package, which `read` returns."""
+    return {_FACTS: msgspec.json.encode(made).decode()}
+
+
+def keep_library(package: Path) -> None:
+    """Write a package anew without the sources of its library, which name folders of the machine that made it."""
+    slim = package.with_name(f"{package.name}.slim")
+    with ZipFile(package) as old, ZipFile(slim, "w", ZIP_STORED) as new:
+        for part in old.infolist():
+            if _PARTS.fullmatch(part.filename):
+                new.writestr(part, old.read(part))
+    slim.replace(package)
+
+
+def read(package: Path) -> Made:
+    """Return what the package was compiled for; raise UsageError if it is none of ours or holds another part."""
+    try:
+        with ZipFile(package) as file:
+            names = file.namelist()
+            other = [name for name in names if not _PARTS.fullmatch(name) or ".." in name]
+            if other or len(names) != len(set(names)) or sum(name.endswith(".so") for name in names) != 1:
+                _refuse(package, f"it holds {other[0][:80]!r}" if other else "it does not hold exactly one library")
+            (told,) = (name for name in names if name.endswith(".wrapper_metadata.json"))
+            facts: dict[str, Any] = msgspec.json.decode(file.read(told))
+            return msgspec.json.decode(facts[_FACTS], type=Made)
+    except (OSError, BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, RecursionError) as error:
+        _refuse(package, f"{type(error).__name__}: {error}")
+
+
+def _refuse(package: Path, why: str) -> NoReturn:
+    raise UsageError(f"{package.name} is not an AOTInductor package as benchd writes them: {why}")
