@@ -29,7 +29,7 @@ from benchd.exporters import artifacts, doubled, onnx_files, parity, recurrence,
 from benchd.exporters.files import ONLY_OUTPUT, OPSET, FloatPrecision, Form
 from benchd.exporters.parity import Parity
 
-INPUT = "inputs"
+INPUT, BATCH = "inputs", "batch"
 DYNAMIC_BATCHES = (1, 2, 5)
 LEAST_IMAGES = 8
 INLINE_BYTES = 2**31 - 2**24  # protobuf's limit, less what the graph takes
@@ -74,14 +74,16 @@ def export(
     judged_by: Literal["outputs", "codes"],
     outputs: Sequence[str] = (ONLY_OUTPUT,),
     axes: Mapping[str, int | None] = MappingProxyType({}),
+    lengths: Mapping[str, Tensor] = MappingProxyType({}),
     inline_bytes: int = INLINE_BYTES,
 ) -> Exported:
     """Write `module`, float32 in eval mode on the CPU, to `path`; return facts about the file.
 
     `images` (n, ...) are inputs to compare with, several by the names that the file gives them; `axes` says where n is
-    if not in front, None for an input that a batch shares. The module returns a tensor for each of `outputs`, in a
-    tuple if there are several. `batch` None leaves the batch dynamic. Weights above `inline_bytes` go to a second file
-    beside it. Raises ExportError, leaving no file behind that is not whole or was found wrong.
+    if not in front, None for an input that a batch shares. The axis behind it stays open in inputs with `lengths`, up
+    to the length of `images`; those of the same lengths are of one length. The module returns a tensor for each of
+    `outputs`, in a tuple if there are several. `batch` None leaves the batch dynamic. Weights above `inline_bytes` go
+    to a second file beside it. Raises ExportError, leaving no file behind that is not whole or was found wrong.
     """
     start = time.monotonic()
     named = images if isinstance(images, Mapping) else {INPUT: images}
@@ -92,7 +94,12 @@ def export(
     # time steps lead where there are any
     steps = len(examples[0].shape) - len(taken[0].shape)
     lead = [axis if axis is None else axis + (0 if place else steps) for place, (_, axis) in enumerate(given.values())]
-    dynamic = lead if batch is None else None
+    sizes = [{axis: BATCH} if batch is None and axis is not None else {} for axis in lead]
+    of_length = list(dict.fromkeys(tuple(each.tolist()) for each in lengths.values()))
+    for place, name in enumerate(given):
+        if name in lengths:
+            sizes[place] = sizes[place] | {1: f"length{of_length.index(tuple(lengths[name].tolist()))}"}
+    dynamic = sizes if any(sizes) else None
     names = list(given), list(outputs)
     model = _traced(ready, [_cast(example, _DTYPES[precision]) for example in examples], dynamic, names)
     _lowered(model, form)
@@ -108,7 +115,7 @@ def export(
             input_shape=_shape(written.graph.input[0]),
             export_s=export_s,
         )
-        return _proven(module, given, path, precision, batch, judged_by, exported)
+        return _proven(module, given, list(lengths), path, precision, batch, judged_by, exported)
     except Exception:
         for part in artifacts.parts(path):
             part.unlink(missing_ok=True)
@@ -166,12 +173,19 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 def _traced(
     module: nn.Module,
     examples: Sequence[Tensor],
-    batch_axes: Sequence[int | None] | None,
+    sizes: Sequence[Mapping[int, str]] | None,
     names: tuple[list[str], list[str]],
 ) -> onnx_ir.Model:
-    """Return the graph that torch writes; raise ExportError if a dynamic batch got another range."""
-    size = torch.export.Dim("batch", min=1)
-    dynamic: Any = None if batch_axes is None else tuple(axis if axis is None else {axis: size} for axis in batch_axes)
+    """Return the graph that torch writes; raise ExportError if an open size got another range."""
+    longest = {
+        name: example.shape[axis]
+        for example, open_ones in zip(examples, sizes or [], strict=False)
+        for axis, name in open_ones.items()
+        if name != BATCH
+    }
+    dims = {name: torch.export.Dim(name, min=1, max=most) for name, most in longest.items()}
+    dims[BATCH] = torch.export.Dim(BATCH, min=1)
+    dynamic: Any = sizes and tuple({axis: dims[name] for axis, name in each.items()} or None for each in sizes)
     if dynamic and _gathers(module):
         dynamic = (dynamic,)
     try:
@@ -195,9 +209,10 @@ def _traced(
     if any(str(symbol).startswith("u") for symbol in constraints):
         raise NotExportable("cannot export a model whose sizes depend on the values of its inputs")
     ranges = list(constraints.values())
-    wanted = [] if batch_axes is None else [1]
-    if [bounds.lower for bounds in ranges] != wanted or any(bounds.upper < 2**31 for bounds in ranges):
-        asked = "a fixed batch" if batch_axes is None else "any batch from 1"
+    opened = {name for each in sizes or [] for name in each.values()}
+    wanted = sorted((1, longest.get(name, 2**31)) for name in opened)
+    if sorted((int(bounds.lower), int(min(bounds.upper, 2**31))) for bounds in ranges) != wanted:
+        asked = f"any {' and '.join(sorted(opened))} from 1" if opened else "a fixed batch"
         raise ExportError(f"asked for {asked}, torch traced the ranges {ranges}: the file would be wrong outside them")
     return program.model
 
@@ -252,7 +267,7 @@ def _lowered(model: onnx_ir.Model, form: Form | None) -> None:
         passes(model)
 
 
-def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int | None] | None) -> onnx.ModelProto:
+def _checked(path: Path, shapes: list[list[int]], sizes: Sequence[Mapping[int, str]] | None) -> onnx.ModelProto:
     """Return the file as read back; raise ExportError if it is invalid or not as requested."""
     written = onnx.load(path, load_external_data=False)
     try:
@@ -263,9 +278,9 @@ def _checked(path: Path, shapes: list[list[int]], batch_axes: Sequence[int | Non
     if opsets != {"": OPSET}:
         raise ExportError(f"the file has the opsets {opsets}, not only {OPSET} of the standard one")
     wanted: list[list[int | str]] = [list(shape) for shape in shapes]
-    for shape, axis in zip(wanted, batch_axes or [], strict=False):
-        if axis is not None:
-            shape[axis] = "batch"
+    for shape, named in zip(wanted, sizes or [], strict=False):
+        for axis, name in named.items():
+            shape[axis] = name
     file_shapes = [_shape(value) for value in written.graph.input]
     if file_shapes != wanted:
         raise ExportError(f"the file reads {file_shapes}, not {wanted}")
@@ -279,6 +294,7 @@ def _shape(value: onnx.ValueInfoProto) -> list[int | str]:
 def _proven(
     module: nn.Module,
     given: Mapping[str, tuple[Tensor, int | None]],
+    varying: Sequence[str],
     path: Path,
     precision: FloatPrecision,
     batch: int | None,
@@ -302,12 +318,22 @@ def _proven(
 
         batches = _batches(list(given.values()), batch)
         figures = parity.compare(_Drawn(module), run, batches, precision, judged_by)
+        if varying:
+            halves = [(size, _halved(list(given), values, varying)) for size, values in batches]
+            shorter = parity.compare(_Drawn(module), run, halves, precision, judged_by)
+            figures = max(figures, shorter, key=lambda each: each.error_share)
     except sessions.SessionError as error:
         itself = ", ".join(onnx_files.half(path)) if precision == "fp32" else ""
         raise NotExportable(f"{error}" + (f"; the model computes in {itself} itself" if itself else "")) from error
     except parity.Differs as error:
         raise ExportError(str(error)) from error
     return msgspec.structs.replace(exported, load_s=load_s, parity=figures)
+
+
+def _halved(names: Sequence[str], values: Sequence[Tensor], varying: Sequence[str]) -> list[Tensor]:
+    """Return these inputs at half the length, where they have one."""
+    pairs = zip(names, values, strict=True)
+    return [value[:, : (value.shape[1] + 1) // 2].contiguous() if name in varying else value for name, value in pairs]
 
 
 class _Drawn(nn.Module):

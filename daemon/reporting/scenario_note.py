@@ -22,6 +22,7 @@ def scenario_figures(record: Record) -> str | None:
     """Return the figures of a scenario that has more than one, else None."""
     figures = _NOTES.get(record.case.scenario) or (_streams if record.case.streams > 1 else None)
     phrases = [figures(record)] if figures else []
+    phrases += [words] if (words := _lengths(record)) else []
     return "; ".join([*phrases, _neighbour(record.beside)] if record.beside else phrases) or None
 
 
@@ -63,6 +64,12 @@ def _streams(record: Record) -> str:
     named = {name: timing for name, timing in record.parts.items() if name.startswith("stream_")}
     percentiles = [f"{name.replace('_', ' ')} {_percentiles(timing)}" for name, timing in sorted(named.items())]
     return ", ".join(percentiles)
+
+
+def _lengths(record: Record) -> str:
+    """Return the percentiles of each class of lengths, if the items differ in length."""
+    named = {int(name.partition("_")[2]): part for name, part in record.parts.items() if name.startswith("length_")}
+    return ", ".join(f"length to {length} {_percentiles(part)}" for length, part in sorted(named.items()))
 
 
 def _percentiles(timing: Timing) -> str:

@@ -5,7 +5,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine.sysfs import memory_bytes
@@ -37,7 +38,7 @@ class Samples:
     """All items of a file or a function.
 
     `inputs` has each by name, (N, ...), or without N where all items share it; the name of an only one is "". `targets`
-    has one per item, or none.
+    has one per item, or none. Items of different lengths are filled up with zeros, and `lengths` (N,) says from where.
     """
 
     spec: str
@@ -45,6 +46,7 @@ class Samples:
     count: int
     inputs: dict[str, Tensor]
     targets: list[Any]
+    lengths: dict[str, Tensor] = field(default_factory=dict)
 
     preprocessing = "none: the items are fed as they are"
 
@@ -60,13 +62,17 @@ class Samples:
         rows = torch.tensor(list(indices))
         shared = {name: None for name, value in self.inputs.items() if not value.dim()}
         parts = {name: value if name in shared else value.index_select(0, rows) for name, value in self.inputs.items()}
-        batch = next(iter(parts.values())) if len(parts) == 1 else Tensors(parts, shared)
+        of_rows = {name: length.index_select(0, rows) for name, length in self.lengths.items()}
+        is_plain = len(parts) == 1 and not of_rows
+        batch = next(iter(parts.values())) if is_plain else Tensors(parts, shared, of_rows)
         return batch, [self.targets[i] for i in indices] if self.targets else []
 
     def taken(self, count: int) -> tuple[Batch, str]:
         """Return `count` items spread evenly, or all if there are fewer, and in words where they come from."""
         indices = self.spread(count)
         source = f"{len(indices)} of the {len(self)} items of {self.spec} (SHA-256 {self.sha256[:12]})"
+        for length in self.lengths.values():
+            return self.read(indices)[0], f"{source}, of lengths {length.min()} to {length.max()}"
         return self.read(indices)[0], source
 
     def refuse_untargeted(self) -> None:
@@ -90,8 +96,9 @@ class Samples:
         Raises UsageError for an input without items, and for items that it cannot hold.
         """
         names = [spec.name or str(place) for place, spec in enumerate(specs)]
-        given = self.inputs
+        given, lengths = self.inputs, self.lengths
         if len(given) == len(specs) and (len(specs) == 1 or not set(names) & set(given)):
+            lengths = {name: lengths[own] for name, own in zip(names, given, strict=True) if own in lengths}
             given = dict(zip(names, given.values(), strict=True))
         if set(given) != set(names):
             raise UsageError(
@@ -100,7 +107,7 @@ class Samples:
             )
         values = {name: self._as_read(spec, given[name]) for name, spec in zip(names, specs, strict=True)}
         read = [self._said(spec, values[name]) for name, spec in zip(names, specs, strict=True)]
-        return replace(self, inputs=values), read
+        return replace(self, inputs=values, lengths=lengths), read
 
     def _as_read(self, spec: InputSpec, value: Tensor) -> Tensor:
         wanted = dtype_of(spec) if spec.dtype else value.dtype
@@ -129,15 +136,17 @@ class Samples:
 def open_samples(text: str) -> Samples:
     """Return the items of FILE.npz, FILE.safetensors or FILE.py:FUNCTION; raise UsageError if they cannot be fed."""
     option = f"--inputs {Path(text).name}"
+    lengths: dict[str, Tensor] = {}
     if text.endswith(FILES_OF_SAMPLES):
         arrays = _npz(text, option) if text.endswith(".npz") else _safetensors(text, option)
         targets = arrays.pop(TARGETS, None)
         sha256 = sha256_of(Path(text))
     else:
         items = list(_yielded(text, option))
-        arrays, targets = _gathered([inputs for inputs, _ in items], option), [target for _, target in items]
+        (arrays, lengths), targets = _gathered([inputs for inputs, _ in items], option), [target for _, target in items]
         targets = None if all(target is None for target in targets) else targets
-        sha256 = hashlib.sha256(b"".join(content(value).tobytes() for value in arrays.values())).hexdigest()
+        read = [*arrays.values(), *lengths.values()]
+        sha256 = hashlib.sha256(b"".join(content(value).tobytes() for value in read)).hexdigest()
     values = {name: _fed(value, f"{option}: {name or 'its input'}") for name, value in arrays.items()}
     counts = {name: len(value) for name, value in values.items() if value.dim()}
     if not counts or min(counts.values()) == 0:
@@ -145,9 +154,8 @@ def open_samples(text: str) -> Samples:
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise UsageError(f"{option}: its arrays have different numbers of items ({told})")
-    return Samples(
-        Path(text).name, sha256, next(iter(counts.values())), values, [] if targets is None else list(targets)
-    )
+    count, targets = next(iter(counts.values())), [] if targets is None else list(targets)
+    return Samples(Path(text).name, sha256, count, values, targets, lengths)
 
 
 def _npz(path: str, option: str) -> dict[str, Any]:
@@ -212,20 +220,35 @@ def _leaves(value: Any, path: str, option: str) -> Iterator[tuple[str, Tensor]]:
             raise UsageError(f"{option}: {path or 'an item'} is {type(value).__name__}, not numbers") from error
 
 
-def _gathered(items: Sequence[Mapping[str, Tensor]], option: str) -> dict[str, Tensor]:
+def _gathered(items: Sequence[Mapping[str, Tensor]], option: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the inputs of all items by name, filled up with zeros to the longest, and the lengths of those."""
     gathered: dict[str, Tensor] = {}
+    lengths: dict[str, Tensor] = {}
     for name in items[0] if items else ():
         parts = [item.get(name) for item in items]
-        other = next((i for i, part in enumerate(parts) if part is None or part.shape != items[0][name].shape), None)
+        first = items[0][name].shape
+        other = next(
+            (
+                i
+                for i, part in enumerate(parts)
+                if part is None or part.shape[1:] != first[1:] or part.dim() != len(first)
+            ),
+            None,
+        )
         if other is not None:
             part = parts[other]
             sizes = "missing" if part is None else list(part.shape)
             raise UsageError(
                 f"{option}: {name or 'the input'} is {list(items[0][name].shape)} in item 0 and {sizes} in item "
-                f"{other}; pad the items to one size"
+                f"{other}; items may differ in their first axis alone"
             )
-        gathered[name] = torch.stack([part for part in parts if part is not None])
-    return gathered
+        held = [part for part in parts if part is not None]
+        if len({part.shape for part in held}) > 1:
+            lengths[name] = torch.tensor([len(part) for part in held])
+            gathered[name] = pad_sequence(held, batch_first=True)
+        else:
+            gathered[name] = torch.stack(held)
+    return gathered, lengths
 
 
 def _fed(value: Tensor, what: str) -> Tensor:

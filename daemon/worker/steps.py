@@ -14,9 +14,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchd.daemon.worker.backends import Loaded
-from benchd.daemon.worker.structures import Batch, by_path, bytes_of, cast, cycled, each, first_scores, to_train, values
+from benchd.daemon.worker.structures import (
+    Batch,
+    by_path,
+    bytes_of,
+    cast,
+    cycled,
+    each,
+    first_scores,
+    to_train,
+    trimmed,
+    values,
+)
 
 KNOWN_SHARE = 0.5
+NO_RUN = -1
+"""The nanoseconds of a part in which this run was not."""
+
 SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
 
 
@@ -79,7 +93,7 @@ def batches(images: Batch, batch_size: int, loaded: Loaded) -> list[Batch]:
     count = max(1, len(images) // batch_size) * batch_size
     whole = images[:count] if count <= len(images) else cycled(images, count)
     whole = cast(whole, loaded.dtype)
-    return pinned((whole[start : start + batch_size] for start in range(0, count, batch_size)), loaded.device)
+    return pinned((trimmed(whole[start : start + batch_size]) for start in range(0, count, batch_size)), loaded.device)
 
 
 def pinned(batches: Iterable[Batch], device: torch.device) -> list[Batch]:
@@ -112,16 +126,39 @@ class SingleInference:
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
         self._run, self._pool, self._device = loaded.run, bound(pool, loaded), loaded.device
         self.sample = AuditSample(known)
+        self._place = 0
 
     def __call__(self, index: int) -> tuple[int, ...]:
         """Return the nanoseconds of one inference."""
-        place = self.sample.place(index % len(self._pool))
+        self._place = place = self.sample.place(index % len(self._pool))
         images = self._pool[place]
         start = time.monotonic_ns()
         output = self._run(images.to(self._device, non_blocking=True)).cpu()
         taken_ns = time.monotonic_ns() - start
         self.sample.keep(place, output)
         return (taken_ns,)
+
+
+class ByLength(SingleInference):
+    """One inference, whose time is also that of its class of lengths: up to 16, 32, 64 and so on; else it is -1."""
+
+    def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
+        super().__init__(loaded, pool, known)
+        self._classes = [f"length_{2 ** max(4, (length - 1).bit_length())}" for length in lengths(pool)]
+        self.parts = ("total", *sorted(set(self._classes), key=lambda name: int(name.partition("_")[2])))
+
+    def __call__(self, index: int) -> tuple[int, ...]:
+        """Return the nanoseconds of one inference, and of each class."""
+        (taken_ns,) = super().__call__(index)
+        return taken_ns, *(taken_ns if name == self._classes[self._place] else NO_RUN for name in self.parts[1:])
+
+
+def lengths(pool: Sequence[Batch]) -> list[int]:
+    """Return how long each batch is in the first input whose batches differ in length; nothing if none does."""
+    for inputs in zip(*map(values, pool), strict=True):
+        if len({value.shape for value in inputs}) > 1:
+            return [value.shape[1] for value in inputs]
+    return []
 
 
 class Training:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import RuntimeFacts, Variant
-from benchd.daemon.runtimes import FILE_BACKENDS
+from benchd.daemon.runtimes import FILE_BACKENDS, RUNTIMES
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, spread
 from benchd.exporters.artifacts import Artifact
@@ -59,6 +60,10 @@ def file(variant: Variant, source: Source, device: torch.device, batch: int) -> 
 
 def load(variant: Variant, source: Source, device: torch.device, example: Batch) -> Loaded:
     """Return the source loaded in the variant's backend; `example` is one batch on the CPU, its floats float32."""
+    takes_lengths = RUNTIMES[variant.backend].takes_lengths and not variant.needs_torchao
+    if isinstance(example, Tensors) and example.lengths and not takes_lengths:
+        able = ", ".join(name for name, runtime in RUNTIMES.items() if runtime.takes_lengths)
+        raise Unsupported(f"{variant.label} runs one size and the items differ in length: pad them, or use {able}")
     loaded: Loaded = _module(variant).load(source, variant.precision, device, example)
     return replace(loaded, run=spread(loaded.run)) if isinstance(example, Tensors) else loaded
 

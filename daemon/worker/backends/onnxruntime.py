@@ -20,7 +20,7 @@ from benchd.daemon.worker import onnx_answers
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS
 from benchd.daemon.worker.source import Source, answer, paths
-from benchd.daemon.worker.structures import Batch, cast, float_type, values
+from benchd.daemon.worker.structures import Batch, Tensors, cast, float_type, values
 from benchd.exporters import sessions
 from benchd.exporters.artifacts import Artifact
 from benchd.exporters.sessions import Node, Provider
@@ -188,7 +188,8 @@ class _Bound:
         self._names = [value.name for value in session.get_inputs()]
         self.dtype = float_type([_dtype(value) for value in session.get_inputs()])
         dtypes = [(value.name, _dtype(value)) for value in session.get_outputs()]
-        known = {size for value in session.get_inputs() for size in value.shape if size}
+        varies = isinstance(example, Tensors) and example.lengths
+        known = {size for value in session.get_inputs() for size in value.shape if size and not varies}
         answers = session.run(None, self.feeds(example))
         self._open = {
             value.name

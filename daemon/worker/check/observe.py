@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchd.daemon.worker.backends import Loaded
 from benchd.daemon.worker.check.agreement import Observation
-from benchd.daemon.worker.structures import Batch, Tensors, answered, cast, gathered, of_batch
+from benchd.daemon.worker.structures import Batch, Tensors, answered, cast, gathered, of_batch, trimmed
 from benchd.daemon.worker.workload import shows_codes
 
 
@@ -50,7 +50,7 @@ def fed(
     """Yield what the model is given for each batch, on its device: the images and the random numbers that it needs."""
     rows = range(len(images)) if rows is None else rows
     for start in range(0, len(images), batch_size):
-        batch = images[start : start + batch_size]
+        batch = trimmed(images[start : start + batch_size])
         inputs = [batch, *uniforms(plain, rows[start : start + batch_size], batch, seed)]
         yield [cast(value, loaded.dtype).to(loaded.device) for value in inputs]
 

@@ -36,6 +36,7 @@ from benchd.daemon.worker.structures import (
     of_batch,
     rows_of,
     spread,
+    trimmed,
     values,
 )
 from benchd.daemon.worker.user_onnx import OnnxModule
@@ -162,7 +163,7 @@ class Reference:
                 exact, flops = self._run(module, self.images), None
             exact = replace(exact, outputs={path: _whole(values) for path, values in exact.outputs.items()})
             if not catalogued:
-                first = self.images[: self.workload.reference_batch]
+                first = trimmed(self.images[: self.workload.reference_batch])
                 _refuse_odd(exact, self.loaded(module), first, len(self.images), self.workload.facts.data)
             held: dict[str, np.ndarray] = {f"output {path}": values for path, values in exact.outputs.items()}
             held |= {} if exact.codes is None else {"codes": exact.codes}

@@ -21,7 +21,7 @@ from benchd.daemon.worker.check import audit
 from benchd.daemon.worker.check.audit import Expected
 from benchd.daemon.worker.child import StageClock
 from benchd.daemon.worker.measure import TimedLoop
-from benchd.daemon.worker.steps import SingleInference, Step
+from benchd.daemon.worker.steps import NO_RUN, ByLength, SingleInference, Step, lengths
 from benchd.daemon.worker.streams import Streams
 from benchd.daemon.worker.structures import Batch
 
@@ -96,7 +96,8 @@ class Scenario:
 
     def step(self, run: Run, loaded: Loaded) -> Step:
         """Return the step of one stream."""
-        return SingleInference(loaded, run.pool, run.known)
+        varies = len(run.models) == 1 and lengths(run.pool)
+        return (ByLength if varies else SingleInference)(loaded, run.pool, run.known)
 
     def time(self, run: Run) -> list[int]:
         """Warm up, measure and audit; return the batches that were run."""
@@ -139,7 +140,8 @@ def back_to_back(run: Run, step: Step) -> TimedLoop:
     job, stages = run.job, run.stages
     wait_for_turn = partial(stages.wait_for_turn, "measure") if job.interleaved else None
     measured = measure.measure(step, job.limits.rule, job.hold_s, wait_for_turn)
-    end(run, measured, measured.values_ns)
+    total, *parts = measured.values_ns.items()
+    end(run, measured, dict([total, *((name, array("q", (v for v in ns if v != NO_RUN))) for name, ns in parts)]))
     runs = measured.summary.runs * step.runs
     run.outcome.process.throughput_per_s = job.case.batch_size * runs / run.outcome.process.measured_s
     return measured

@@ -9,6 +9,7 @@ from worker_jobs import changed, job, run_here, user_module
 from benchd.daemon.errors import UsageError
 from benchd.daemon.records import InputSpec
 from benchd.daemon.worker.samples import open_samples
+from benchd.daemon.worker.structures import trimmed
 
 LINES = """
 import torch
@@ -27,8 +28,12 @@ class Set:
 held = Set()
 
 def ragged():
-    yield torch.zeros(3)
-    yield torch.zeros(4)
+    yield torch.zeros(3, 2)
+    yield torch.zeros(3, 4)
+
+def spoken():
+    for length in (3, 5, 4):
+        yield {"audio": torch.ones(length, 2), "mask": torch.ones(length, dtype=torch.bool), "rate": 16000}, length
 
 def triple():
     yield torch.zeros(3), 1, 2
@@ -77,6 +82,19 @@ def test_an_only_input_and_those_by_place_need_no_name(tmp_path, code):
     np.savez(tmp_path / "b.npz", anything=np.zeros((2, 3)))
     for text in (tmp_path / "a.npz", tmp_path / "b.npz", f"{code}:held"):
         assert {spec.name for spec in open_samples(str(text)).specs()} == {""}
+
+
+def test_items_of_different_lengths_are_filled_up_and_a_batch_is_as_long_as_its_longest(code):
+    held = open_samples(f"{code}:spoken")
+    batch, targets = held.read([0, 2])
+    assert (targets, batch.lengths["audio"].tolist(), batch.named["audio"].shape) == ([3, 4], [3, 4], (2, 5, 2))
+    shorter = trimmed(batch)
+    assert (shorter.named["audio"].shape, shorter.named["mask"].tolist()) == ((2, 4, 2), [[1, 1, 1, 0], [1, 1, 1, 1]])
+    assert shorter.named["rate"].tolist() == [16000, 16000]
+    assert trimmed(batch[:1]).named["audio"].shape == (1, 3, 2)
+    assert held.taken(3)[1].endswith("of lengths 3 to 5")
+    read, specs = held.read_by([InputSpec(name, None, []) for name in ("audio", "mask", "rate")])
+    assert (sorted(read.lengths), specs[0].shape) == (["audio", "mask"], [5, 2])
 
 
 def test_a_data_set_ends_at_its_length_and_a_list_is_by_place(code):
@@ -135,7 +153,7 @@ def test_a_damaged_file_is_refused(tmp_path, name):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        ("ragged", r"is \[3\] in item 0 and \[4\] in item 1; pad"),
+        ("ragged", r"is \[3, 2\] in item 0 and \[3, 4\] in item 1; items may differ in their first axis alone"),
         ("triple", "a tuple is"),
         ("words", "an item is str, not numbers"),
         ("nothing", "no items"),
