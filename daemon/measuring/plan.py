@@ -661,7 +661,7 @@ def _of_kernels(case: Case, machine: Machine) -> Iterator[str]:
     entry, is_int8 = catalog.find(case.model), case.variant.built_on == "custom-int8"
     lacks_triton = machine.device == "cuda" and "triton" not in machine.packages
     if case.variant.backend in ("compile", "aoti") and lacks_triton:
-        yield f"torch's compiler needs the package triton on a GPU: {remedy(PACKAGES['triton'])}"
+        yield f"{RUNTIMES[case.variant.backend].title} needs the package triton on a GPU: {remedy(PACKAGES['triton'])}"
     if case.variant.kernels != "custom":
         return
     if entry and not entry.custom_kernels:
