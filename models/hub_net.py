@@ -93,10 +93,10 @@ def _inputs(net: Any, folder: Path) -> list[str]:
 def _sides(config: Any, folder: Path) -> tuple[int, int]:
     """Return height and width of the images: those of the processor, else of the net."""
     path = folder / "preprocessor_config.json"
-    told = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    size = told.get("crop_size") or told.get("size") or getattr(config, "image_size", _SIDE)
+    told: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    size: Any = told.get("crop_size") or told.get("size") or getattr(config, "image_size", _SIDE)
     if isinstance(size, dict):
-        edge = size.get("shortest_edge", _SIDE)
-        return int(size.get("height", edge)), int(size.get("width", edge))
-    height, *width = size if isinstance(size, list | tuple) else [size]
-    return int(height), int(width[0] if width else height)
+        edge: Any = size.get("shortest_edge", _SIDE)
+        size = [size.get("height", edge), size.get("width", edge)]
+    sides = list(map(int, size if isinstance(size, list | tuple) else [size]))
+    return sides[0], sides[-1]

@@ -19,7 +19,7 @@ from benchd.daemon.shipping.manifest import PACKAGE, REBUILT
 from benchd.daemon.worker.backends import Loaded, eager
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import ONLY, Batch, InTuple, Tensors, cast, tensors, values
-from benchd.exporters import aoti, artifacts, code
+from benchd.exporters import aoti, artifacts, code, doubled
 from benchd.exporters.aoti import Made
 from benchd.exporters.artifacts import Artifact, key_of
 from benchd.kernels import compiler
@@ -100,7 +100,7 @@ def _compile(
     source: Source, precision: Precision, device: torch.device, example: Batch, path: Path, wanted: Made
 ) -> None:
     """Compile the module for inputs of the example's sizes and write the package to `path`."""
-    module = eager.load(source, precision, device, example).module
+    module = doubled.copied(source.module).to(device, eager.DTYPES[precision])
     inputs = values(cast(example, eager.DTYPES[precision]).to(device))
     with torch.inference_mode(mode=False), torch.no_grad():
         given = tuple(value.clone() for value in inputs)

@@ -13,12 +13,12 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     """Return the compiled module; compilation happens here, so that it counts as loading, not as the first run."""
     plain = eager.load(source, precision, device, example)
     given = cast(example, plain.dtype).to(device)
-    varies = given.lengths if isinstance(given, Tensors) else {}
+    varies = [given.named[name] for name in given.lengths] if isinstance(given, Tensors) else []
     run = torch.compile(plain.run, dynamic=None if varies else False)
     try:
         with torch.inference_mode():
-            for name in varies:
-                torch._dynamo.maybe_mark_dynamic(given.named[name], 1)
+            for value in varies:
+                torch._dynamo.maybe_mark_dynamic(value, 1)
             run(*values(given))
     except torch._dynamo.exc.BackendCompilerFailed as error:
         if "InvalidCxxCompiler" in str(error):
