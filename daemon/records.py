@@ -1039,10 +1039,24 @@ class Counted(Struct, frozen=True, kw_only=True):
     uncounted: list[str] = []
 
 
+class LayerTime(Struct, frozen=True, kw_only=True):
+    """A layer as its runtime executes it: the median ms of its `calls` in one run, under a profiler.
+
+    `covers` are the nodes of the original file or modules that it computes, empty if only its own name is known.
+    """
+
+    name: str
+    ms: float
+    kind: str = ""
+    calls: float = 1
+    covers: list[str] = []
+
+
 class ProcessResult(Struct, kw_only=True):
     """One worker process of a case, from spawn to exit; the worker fills it in as it runs.
 
-    `cpus` are those that it shared with the other process of its pair, empty if it could use all.
+    `cpus` are those that it shared with the other process of its pair, empty if it could use all. `layers` is a profile
+    taken behind the timed part, if that was asked for.
     """
 
     status: Status
@@ -1067,6 +1081,7 @@ class ProcessResult(Struct, kw_only=True):
     beside: NeighbourResult | None = None
     timeline: list[TimeSlice] = []
     cpus: list[int] = []
+    layers: list[LayerTime] = []
 
     @property
     def measured_s(self) -> float:

@@ -31,6 +31,7 @@ EXACT_INT8 = "session.x64quantprecision"
 # no TF32, as in torch here, and no algorithm search in every session
 CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 _ERRORS_ONLY = 3
+_TIMED = "_kernel_time"
 
 
 class SessionError(Exception):
@@ -156,11 +157,50 @@ def profiled(path: Path, provider: Provider, feeds: dict[str, Any], options: dic
         session = _session(path, provider, settings, options)
         session.run(None, feeds)
         events = json.loads(Path(session.end_profiling()).read_text())
+    return [_node(event) for event in events if _is_node(event)]
+
+
+def timed(
+    path: Path,
+    provider: Provider,
+    feeds: dict[str, Any],
+    options: dict[str, Any],
+    runs: int,
+    threads: int,
+    optimised: Path | None,
+) -> list[list[tuple[Node, float]]]:
+    """Return each node that ran and its ms, in each of some runs of a separate session after one to warm up.
+
+    The graph that the session made of the file is saved as `optimised`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        settings = _settings(threads)
+        settings.enable_profiling = True
+        settings.profile_file_prefix = f"{folder}/profile"
+        if optimised:
+            settings.optimized_model_filepath = str(optimised)
+        session = _session(path, provider, settings, options)
+        for _ in range(1 + runs):
+            session.run(None, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text())
+    whole = [event for event in events if event.get("cat") == "Session" and event["name"] == "model_run"]
     return [
-        Node(event["name"], *(event["args"][key] for key in ("node_index", "provider", "op_name")))
-        for event in events
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
+        [
+            (_node(event), event["dur"] / 1000)
+            for event in events
+            if _is_node(event) and run["ts"] <= event["ts"] <= run["ts"] + run["dur"]
+        ]
+        for run in whole[1:]
     ]
+
+
+def _is_node(event: dict[str, Any]) -> bool:
+    return event.get("cat") == "Node" and str(event["name"]).endswith(_TIMED)
+
+
+def _node(event: dict[str, Any]) -> Node:
+    name = event["name"].removesuffix(_TIMED)
+    return Node(name, *(event["args"][key] for key in ("node_index", "provider", "op_name")))
 
 
 def _onnxruntime() -> Any:

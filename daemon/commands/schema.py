@@ -15,6 +15,7 @@ from benchd.daemon.shipping.folder import ShipReport
 from benchd.daemon.shipping.manifest import Manifest
 from benchd.daemon.shipping.promise import Verified
 from benchd.daemon.verdicts.compare import Comparison
+from benchd.daemon.why.comparing import Explanation
 
 SCHEMAS: dict[str, Any] = {
     "record": Record,
@@ -24,6 +25,7 @@ SCHEMAS: dict[str, Any] = {
     "selfcheck": SelfCheck,
     "ship": ShipReport,
     "verify": Verified,
+    "why": Explanation,
 }
 
 app = application()

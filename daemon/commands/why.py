@@ -1,9 +1,11 @@
 """`benchd why`: what makes one side slower or faster than the other."""
 
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -13,25 +15,37 @@ from benchd.daemon.commands import application, arguments, options
 from benchd.daemon.config import Config
 from benchd.daemon.delivery.sinks import lasting
 from benchd.daemon.errors import UsageError
+from benchd.daemon.journal import explaining
 from benchd.daemon.machine import folders
-from benchd.daemon.measuring import plan, user_model
+from benchd.daemon.machine.quiet import Start
+from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
 from benchd.daemon.measuring.session import Session, made_output
+from benchd.daemon.records import UserFile, UserModel
+from benchd.daemon.reporting.comparisons import print_comparisons
 from benchd.daemon.reporting.console import SlowStages
+from benchd.daemon.shipping import manifest, promise, race, verifying
+from benchd.daemon.verdicts import compare as verdicts
+from benchd.daemon.verdicts import results
 from benchd.daemon.why import environments
 from benchd.daemon.why.comparing import Explaining, Interrupted
 from benchd.daemon.why.environments import Side
 from benchd.daemon.why.text import lines
 
-app = application()
+T = TypeVar("T")
 ONE_PER_SIDE = "once for B alone, or once per side"
+
+app = application()
 
 
 @app.command(epilog="Example: benchd why vim_tiny,eager --python old/bin/python --python new/bin/python")
 @options.of_suite("inputs", "samples")
 def why(
     given: dict[str, Any],
-    case: Annotated[str, typer.Argument(help="The case, as `benchd compare --live` takes it.")] = "",
+    sides: Annotated[
+        list[str] | None,
+        typer.Argument(help="A case, or two; a folder of benchd ship; or two result files.", metavar="[A] [B]"),
+    ] = None,
     python: Annotated[
         list[Path] | None, typer.Option(help="The Python interpreter of each side.", metavar="BIN/python")
     ] = None,
@@ -42,7 +56,10 @@ def why(
         list[Path] | None, typer.Option(help=f"Lines of NAME=VALUE, {ONE_PER_SIDE}.", metavar="FILE")
     ] = None,
     threads: Annotated[list[int] | None, typer.Option(help=f"CPU threads of the model, {ONE_PER_SIDE}.")] = None,
-    module: Annotated[str | None, typer.Option(help="Your own module.", metavar="FILE.py:FUNCTION")] = None,
+    module: Annotated[
+        list[str] | None, typer.Option(help="Your own module, or one per side.", metavar="FILE.py:FUNCTION")
+    ] = None,
+    onnx: Annotated[list[Path] | None, typer.Option(help="An ONNX file, or one per side.", metavar="FILE")] = None,
     wheels: Annotated[
         Path | None, typer.Option(help="Take the packages of --lock from this folder alone.", metavar="DIR")
     ] = None,
@@ -56,39 +73,121 @@ def why(
     quiet_for: arguments.QuietFor = None,
     json: arguments.AsJson = False,
 ) -> None:
-    """Find which package or setting makes B slower or faster than A.
+    """Find which layers, and which package or setting, make B slower or faster than A.
 
-    Tries the differences by halves, in environments that it makes from both. Repeat an interrupted command to resume
+    Tries the differences of two environments by halves, in mixtures of both. Repeat an interrupted command to resume
     it. Exits with 4 if noise hides the cause.
     """
-    if not case and not module:
-        raise UsageError("name the case, as in vim_tiny,eager")
+    named = sides or []
+    paths = [Path(side) for side in named if Path(side).exists()]
+    search = [*(python or []), *(lock or []), *(env or []), *(threads or [])]
+    settings = configuration.read(config) if config else Config()
+    start = arguments.start(wait, quiet_for)
+    if paths and (search or module or onnx or len(paths) != len(named)):
+        raise UsageError(f"{paths[0]}: a folder or a file of results is compared as it is, without further options")
+    if len(paths) == 1:
+        raise typer.Exit(_of_folder(paths[0], settings, device, start, json))
+    if len(paths) == 2:
+        raise typer.Exit(_of_records(paths[0], paths[1], json))
+    own = _own(module, onnx, given.get("inputs", []))
+    cases = named or ["onnxruntime" if own and isinstance(own[0], UserFile) else "eager"] * bool(own)
+    effect = arguments.quantity("--min-effect", min_effect, {"%": 0.01})
+    request = Request(cases, preset, effect, modules=own, samples=given.get("samples"), layers=True)
+    counts = (len(cases), len(own))
+    if not cases or max(counts) > 2 or (search and max(counts) == 2) or (not search and max(counts) < 2):
+        raise UsageError(
+            "give one case, as in vim_tiny,eager, and what differs between the sides: --python, --lock, --env or "
+            "--threads; or two cases, two --module or two --onnx, whose layers are compared"
+        )
     pythons = [str(path) for path in _per_side("--python", python)]
     source = (
         ["--no-index", "--find-links", str(wheels.resolve())] if wheels else ["--index-url", index] if index else []
     )
-    sides = _sides(pythons, lock, env, threads, source)
-    own = [user_model.module(module, given.get("inputs", []))] if module else []
-    effect = arguments.quantity("--min-effect", min_effect, {"%": 0.01})
-    request = Request([case or "eager"], preset, effect, modules=own, samples=given.get("samples"))
-    settings = configuration.read(config) if config else Config()
+    both = _sides(pythons, lock, env, threads, source) if search else None
     machine, folder = plan.inspect(device), made_output(output)
     sinks = [*lasting(folder, settings.mqtt, sys.stderr), SlowStages(sys.stderr)]
-    with Session(settings, machine, folder, sinks, start=arguments.start(wait, quiet_for)) as session:
+    with Session(settings, machine, folder, sinks, start=start) as session:
         try:
-            explanation = Explaining(*sides, request, session, sys.stderr).explain(pythons if not lock else ())
-        except Interrupted as interrupt:
-            sys.stderr.write(f"{interrupt}\n")
-            raise typer.Exit(130) from None
+            code = (
+                _of_environments(*both, request, session, [] if lock else pythons, as_json=json)
+                if both
+                else _of_cases(request, session, as_json=json)
+            )
         finally:
             session.end()
-    code = session.unstored(sys.stderr)
-    text = msgspec.json.encode(explanation).decode() if json else "\n".join(lines(explanation))
+    raise typer.Exit(code or session.unstored(sys.stderr))
+
+
+def _of_environments(
+    first: Side, second: Side, request: Request, session: Session, originals: Sequence[str], *, as_json: bool
+) -> int:
+    try:
+        explanation = Explaining(first, second, request, session, sys.stderr).explain(originals)
+    except Interrupted as interrupt:
+        sys.stderr.write(f"{interrupt}\n")
+        return 130
+    text = msgspec.json.encode(explanation).decode() if as_json else "\n".join(lines(explanation))
     sys.stdout.write(f"{text}\n")
-    raise typer.Exit(code or (4 if explanation.is_open else 0))
+    return 4 if explanation.is_open else 0
 
 
-def _per_side(option: str, given: Sequence[Any] | None) -> list[Any]:
+def _of_cases(request: Request, session: Session, *, as_json: bool) -> int:
+    planned = paired.planned_sides(request, session.config.limits, session.machine)
+    comparison, code = paired.compare(request, planned, session, sys.stderr)
+    print_comparisons(sys.stdout, [comparison], as_json)
+    return code or (4 if comparison.verdict.answer == "inconclusive" else 0)
+
+
+def _of_records(first: Path, second: Path, as_json: bool) -> int:
+    """Divide the changes between two files of results whose processes were profiled."""
+    before, after = results.read(first), results.read(second)
+    comparisons = [each for each in verdicts.compare(before, after, 0.0) if each.layers]
+    if not comparisons:
+        raise UsageError(
+            f"{first} and {second}: no case of both changed beyond noise and has the layers of its processes, which "
+            "benchd why keeps; measure both sides with it: benchd why CASE --python A/bin/python --python B/bin/python"
+        )
+    print_comparisons(sys.stdout, comparisons, as_json)
+    return 0
+
+
+def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_json: bool) -> int:
+    """Measure a shipped folder again, and divide what changed since."""
+    with explaining(folder):
+        shipped = manifest.read(folder)
+    verifying.refuse_untrusted(folder, shipped, trust_code=False)
+    is_of_cpu = device == "auto" and shipped.environment.device == "cpu"
+    machine = plan.inspect("cpu" if is_of_cpu else device)
+    with _temporary() as output, Session(settings, machine, output, [SlowStages(sys.stderr)], start=start) as session:
+        verified = verifying.verify(folder, shipped, session, plan.limited(race.LIMITS, settings.limits))
+    if session.interrupted:
+        return 130
+    words = [promise.line(verified)]
+    words += [f"    {verified.layers.sentence}"] if verified.layers and verified.answer != "slower" else []
+    words += [f"    changed since: {each}" for each in verified.changed]
+    sys.stdout.write((msgspec.json.encode(verified).decode() if as_json else "\n".join(words)) + "\n")
+    return 0 if verified.answer == "slower" else promise.EXIT_CODES[verified.answer]
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    with explaining(Path("TMPDIR")):
+        folder = tempfile.TemporaryDirectory()
+    with folder as path:
+        yield Path(path)
+
+
+def _own(module: Sequence[str] | None, onnx: Sequence[Path] | None, inputs: Sequence[str]) -> list[UserModel]:
+    """Return the user's models; raise UsageError for both kinds at once."""
+    if module and onnx:
+        raise UsageError("--module and --onnx: give only one of them")
+    if inputs and not (module or onnx):
+        raise UsageError("--input is for --module and --onnx: the catalog's models define their inputs")
+    modules = [user_model.module(text, inputs) for text in module or []]
+    return [*modules, *(user_model.onnx_file(path.resolve(), inputs) for path in onnx or [])]
+
+
+def _per_side(option: str, given: Sequence[T] | None) -> list[T]:
     """Return the values of A and B, or none; raise UsageError for more."""
     if len(given or []) > 2:
         raise UsageError(f"{option}: at most once per side")

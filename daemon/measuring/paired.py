@@ -28,7 +28,7 @@ from benchd.daemon.measuring.protocol import Compare, Outcome
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.measuring.supervisor import Supervisor, Turn, interleaved_rule
-from benchd.daemon.records import PLAIN, Record, UserModule, wall_now
+from benchd.daemon.records import PLAIN, Record, UserModel, UserModule, wall_now
 from benchd.daemon.verdicts import doubts, effects, noise_floor, sameness
 from benchd.daemon.verdicts.compare import Comparison, comparison
 from benchd.daemon.verdicts.effects import ALPHA, LOOKS, Verdict
@@ -55,10 +55,10 @@ print(json.dumps({name: installed[name] for name in names if name in installed})
 class Request:
     """What to compare, and how. `pairs` fixes the number of pairs; None means looks after 7, 11 and 15.
 
-    It is one of so many `comparisons`, which share their error.
+    It is one of so many `comparisons`, which share their error. `layers` asks each process for a profile too.
 
     Of `pythons`, `threads` and `variables` there is one for both sides or one per side. So there is of the user's
-    `modules`, with which cases omit the model: `eager,b4`.
+    `modules`, or ONNX files, with which cases omit the model: `eager,b4`.
     """
 
     cases: list[str]
@@ -66,11 +66,12 @@ class Request:
     min_effect: float
     pairs: int | None = None
     pythons: list[str] = field(default_factory=list)
-    modules: list[UserModule] = field(default_factory=list)
+    modules: Sequence[UserModel] = ()
     threads: Sequence[int | None] = ()
     variables: Sequence[dict[str, str]] = ()
     samples: str | None = None
     is_aa: bool = False
+    layers: bool = False
     comparisons: int = 1
 
 
@@ -145,7 +146,7 @@ def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine)
         raise UsageError(f"--pairs {request.pairs}: at least 2")
     for python in request.pythons:
         _versions(python)
-    modules: Sequence[UserModule | None] = _both(request.modules) or [None, None]
+    modules: Sequence[UserModel | None] = _both(request.modules) or [None, None]
     threads: Sequence[int | None] = _both(request.threads) or [None, None]
     sides = zip(_both(request.cases), modules, threads, strict=True)
     return [_planned(*side, request, limits, machine) for side in sides]
@@ -176,7 +177,7 @@ def _called(entry: Planned, python: str, request: Request) -> str:
 
 def _planned(
     case_id: str,
-    own: UserModule | None,
+    own: UserModel | None,
     threads: int | None,
     request: Request,
     limits: LimitsConfig,
@@ -247,7 +248,7 @@ def _alternate(
             _verdict, request, _min_effect(sides, request, supervisor.session.machine.device, err)
         )
         while True:
-            turn = partial(_turn, number=len(ratios))
+            turn = partial(_turn, number=len(ratios), layers=request.layers)
             with closing(supervisor.in_turn(random.sample(sides, 2), turn)) as running:
                 for side, outcome in running:
                     side.outcomes.append(outcome)
@@ -285,12 +286,12 @@ def _min_effect(sides: Sequence[Side], request: Request, device: str, err: TextI
     return max(request.min_effect, *(floors.get(case_id, 0.0) for case_id in case_ids))
 
 
-def _turn(side: Side, number: int) -> Turn:
+def _turn(side: Side, number: int, *, layers: bool) -> Turn:
     return Turn(
         side.planned,
         f"{side.run_id.run_id}.{number}",
         number,
-        Compare(repeats=number == 0),
+        Compare(repeats=number == 0, layers=layers),
         side.python,
         side.variables,
     )

@@ -102,10 +102,11 @@ class Measure(Struct, frozen=True, tag=True):
 class Compare(Struct, frozen=True, tag=True):
     """Time the case for a comparison, which needs no rests, peak rates, parts of an inference or occupancy.
 
-    `repeats` tests whether a repeated input is answered faster.
+    `repeats` tests whether a repeated input is answered faster, and `layers` asks for a profile behind the timed part.
     """
 
     repeats: bool = True
+    layers: bool = False
 
 
 class Race(Compare, frozen=True, tag=True):

@@ -69,6 +69,7 @@ def _remarks(comparison: Comparison) -> list[str]:
         if comparison.verdict.reason
         else []
     )
+    reasons += [f"where: {_case(comparison)}: {comparison.layers.sentence}"] if comparison.layers else []
     return reasons + [f"note: {_case(comparison)}: {note}" for note in comparison.notes]
 
 

@@ -9,10 +9,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from benchd.daemon.records import Environment, Record
+from benchd.daemon.records import Environment, ProcessResult, Record
 from benchd.daemon.shipping.manifest import REBUILT, Manifest
-from benchd.daemon.verdicts import doubts, effects, figures, recommend, sameness
+from benchd.daemon.verdicts import doubts, effects, figures, layers, recommend, sameness
 from benchd.daemon.verdicts.effects import ALPHA, FEWEST_PROCESSES
+from benchd.daemon.verdicts.layers import LayerVerdict
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import centre
 
@@ -39,7 +40,8 @@ class Verified(Struct, frozen=True, kw_only=True):
     """What verifying a shipped folder found; `broken` means other answers than the golden ones.
 
     `change` is the time now over the promised one minus 1, with its 95 % interval. `changed` names what differs in the
-    machine and its software since it was shipped, and `rebuilt` why a TensorRT plan was built again.
+    machine and its software since it was shipped, `rebuilt` why a TensorRT plan was built again. `layers` says where
+    the change is.
     """
 
     name: str
@@ -60,12 +62,20 @@ class Verified(Struct, frozen=True, kw_only=True):
     changed: list[str] = []
     t_wall: str
     fingerprint: str
+    layers: LayerVerdict | None = None
 
 
-def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = "") -> Verified:
+def judge(
+    shipped: Manifest,
+    record: Record,
+    *,
+    is_golden: bool,
+    rebuilt: str = "",
+    confirmed: Sequence[ProcessResult] = (),
+) -> Verified:
     """Return the verdict on what was measured of a folder; `is_golden` is False if its answers were others.
 
-    `rebuilt` says why its plan was built again.
+    `confirmed` are the processes that the promise is of, and `rebuilt` says why its plan was built again.
     """
     now_ms, promised = process_medians_ms([record]), shipped.promised
     elsewhere = other_machine(shipped.environment, record.environment)
@@ -98,6 +108,7 @@ def judge(shipped: Manifest, record: Record, *, is_golden: bool, rebuilt: str = 
         changed=list(sameness.environment_differences(shipped.environment, record.environment)),
         t_wall=record.t_wall,
         fingerprint=record.environment.fingerprint,
+        layers=layers.judge(layers.rounds(confirmed, record.processes)),
     )
 
 
@@ -138,4 +149,6 @@ def line(verified: Verified) -> str:
     if verified.change is not None and verified.change_low is not None and verified.change_high is not None:
         change = f", {verified.change:+.1%} [{verified.change_low:+.1%}, {verified.change_high:+.1%}]"
     why = f" ({verified.reason})" if verified.reason else ""
-    return f"{verified.case_id}: {words}: {verified.now_ms:.4g} ms, promised {verified.promised_ms:.4g} ms{change}{why}"
+    times = f"{verified.now_ms:.4g} ms, promised {verified.promised_ms:.4g} ms{change}"
+    where = f"\n    {verified.layers.sentence}" if verified.layers and verified.answer == "slower" else ""
+    return f"{verified.case_id}: {words}: {times}{why}{where}"

@@ -473,7 +473,10 @@ def _turn(one: Candidate, phase: Phase, *, in_blocks: bool) -> Turn:
         limits = msgspec.structs.replace(limits, check_images=min(LATER_IMAGES, limits.check_images))
     limits = msgspec.structs.replace(limits, rule=interleaved_rule(limits.rule.cap_s)) if in_blocks else limits
     accuracy = None if number else one.planned.inputs.accuracy
-    name, recipe = f"{one.planned.case.case_id}.{phase}.{number}", protocol.Race(repeats=number == 0)
+    name, recipe = (
+        f"{one.planned.case.case_id}.{phase}.{number}",
+        protocol.Race(repeats=number == 0, layers=phase == "confirm"),
+    )
     return Turn(replace(one.planned, limits=limits), name, min(number, 1), recipe, accuracy=accuracy)
 
 

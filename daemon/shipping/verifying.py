@@ -17,6 +17,7 @@ from benchd.daemon.records import Environment, Inputs, UserFile, UserModel, User
 from benchd.daemon.shipping import manifest, promise, race
 from benchd.daemon.shipping.manifest import CODE, NOT_GOLDEN, ONNX, PLAN, WEIGHTS, Manifest
 from benchd.daemon.shipping.promise import Verified
+from benchd.daemon.verdicts import results
 from benchd.models import catalog
 
 PROCESSES = 5
@@ -112,7 +113,7 @@ def verify(
         session.reason_to_end()
 
         def turn(number: int) -> Turn:
-            recipe = Verify(folder=str(folder.resolve()), engine=engine, repeats=number == 0)
+            recipe = Verify(folder=str(folder.resolve()), engine=engine, repeats=number == 0, layers=True)
             return Turn(entry, f"{run_id.run_id}.{number}", number, recipe)
 
         with closing(supervisor.in_turn(range(processes), turn)) as running:
@@ -122,7 +123,8 @@ def verify(
                     break
     record = recording.of_planned(entry, run, run_id, outcomes)
     is_golden = not (record.reason or "").startswith(NOT_GOLDEN)
-    return promise.judge(shipped, record, is_golden=is_golden, rebuilt=rebuilt)
+    confirmed = results.read(folder)[-1].processes
+    return promise.judge(shipped, record, is_golden=is_golden, rebuilt=rebuilt, confirmed=confirmed)
 
 
 def _unreadable(shipped: Manifest, reason: str) -> Verified:

@@ -11,9 +11,10 @@ from statistics import median
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.records import Record, UserFile
-from benchd.daemon.verdicts import doubts, sameness, timings, when
+from benchd.daemon.records import ProcessResult, Record, UserFile
+from benchd.daemon.verdicts import doubts, layers, sameness, timings, when
 from benchd.daemon.verdicts.effects import FEWEST_PROCESSES, MIN_EFFECT, Days, Effect, Verdict, judge_plan, runs_effect
+from benchd.daemon.verdicts.layers import LayerVerdict
 from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import centre
@@ -45,7 +46,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     comparison. `check_failed` counts answers too that, with the weights of the first side, differ from its answers.
     `broken_off`: a process failed, or the measurement was interrupted; of files, B failed at what A measured. `doubt`
     is why the times are not those of the requested cases, and `mark` what stands beside the verdict if others disturbed
-    them.
+    them. `layers` divides the difference, if the processes were profiled.
     """
 
     first: str
@@ -60,6 +61,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     broken_off: bool = False
     doubt: str = ""
     mark: str = ""
+    layers: LayerVerdict | None = None
     notes: list[str] = []
 
 
@@ -205,8 +207,13 @@ def comparison(
         doubt=doubt or "",
         mark=doubts.mark(chain(*records)),
         ratios=list(ratios),
+        layers=layers.judge(layers.rounds(_processes(records[0]), _processes(records[1]), ratios)),
         notes=others + _notes(*records) + left_out,
     )
+
+
+def _processes(records: Sequence[Record]) -> list[ProcessResult]:
+    return [process for record in records for process in record.processes]
 
 
 def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:

@@ -20,6 +20,7 @@ from benchd.daemon.measuring.paired import Decide, Request
 from benchd.daemon.measuring.session import Session
 from benchd.daemon.shipping import race_log
 from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, look, paired_effect
+from benchd.daemon.verdicts.layers import LayerVerdict
 from benchd.daemon.verdicts.statistics import Interval
 from benchd.daemon.why import environments
 from benchd.daemon.why.environments import Difference, Side
@@ -43,14 +44,16 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """Why B is slower or faster than A.
 
     `verdict` is that of B, made of the packages and settings of both, against A; `outside` that of the environments as
-    they are, if only those differ. Each cost is of its differences alone, applied to A. Any of the `alternatives` alone
-    costs as much again. Noise, or mixtures that do not run, left a cause among the `unresolved`.
+    they are, if only those differ. `layers` divides the change. Each cost is of its differences alone, applied to A.
+    Any of the `alternatives` alone costs as much again. Noise, or mixtures that do not run, hide which of the
+    `unresolved` is a cause.
     """
 
     case_id: str
     differences: list[str]
     verdict: Verdict
     outside: Verdict | None = None
+    layers: LayerVerdict | None = None
     causes: list[Cost] = []
     alternatives: list[Cost] = []
     unresolved: list[str] = []
@@ -68,6 +71,7 @@ class _Line(Struct, frozen=True):
     key: str
     ratios: list[float]
     reason: str = ""
+    layers: LayerVerdict | None = None
 
 
 class Interrupted(BenchdError):
@@ -91,7 +95,6 @@ class Explaining:
     _folder: Path = Path()
     _plain: str = ""
     _done: int = 0
-    _reason: str = ""
     _case_id: str = ""
 
     def explain(self, originals: Sequence[str] = ()) -> Explanation:
@@ -102,6 +105,7 @@ class Explaining:
         differences, needs = environments.differences(self.first, self.second)
         if not differences:
             raise UsageError("both sides have the same packages, variables and threads: there is nothing to search")
+        paired.planned_sides(self.request, self.session.config.limits, self.session.machine)  # refuses before the work
         self._differences = {difference.name: difference for difference in differences}
         with explaining(Path("TMPDIR")), tempfile.TemporaryDirectory() as folder:
             self._folder = Path(folder)
@@ -111,11 +115,12 @@ class Explaining:
     def _explained(self, originals: Sequence[str], needs: Mapping[str, Applied]) -> Explanation:
         names = list(self._differences)
         self.err.write("".join(f"difference: {name}\n" for name in names))
-        ratios = self._compared(frozenset(names), self._looks)
+        ends = self._compared(frozenset(names), self._looks, layers=True)
+        ratios = ends.ratios
         if not ratios:
-            raise NotAvailable(f"{self._case_id}: {self._reason}")
+            raise NotAvailable(f"{self._case_id}: {ends.reason}")
         verdict = self._verdict(ratios)
-        explanation = Explanation(case_id=self._case_id, differences=names, verdict=verdict)
+        explanation = Explanation(case_id=self._case_id, differences=names, verdict=verdict, layers=ends.layers)
         if verdict.answer not in CHANGES:
             outside = self._outside(originals) if originals and verdict.answer == "same" else None
             return msgspec.structs.replace(explanation, outside=outside, comparisons=self._done)
@@ -140,7 +145,7 @@ class Explaining:
     def _outside(self, originals: Sequence[str]) -> Verdict | None:
         """Return the verdict on the environments as they are, if they differ."""
         sides = (self.first, self.second)
-        ratios = self._pairs("the environments as they are", "originals", originals, sides, self._looks)
+        ratios = self._pairs("the environments as they are", "originals", originals, sides, self._looks).ratios
         verdict = self._verdict(ratios) if ratios else None
         return verdict if verdict and verdict.answer in CHANGES else None
 
@@ -151,30 +156,34 @@ class Explaining:
             is_placed = placed(self._spread.of(_logs(ratios)), low, high, len(ratios)) is not None
             return self._verdict(ratios) if is_placed or len(ratios) >= MOST_PAIRS else None
 
-        ratios = self._compared(applied, decide)
+        ratios = self._compared(applied, decide).ratios
         if not ratios:
             return None
         estimate = self._spread.of(_logs(ratios))
         self._spread.add(_logs(ratios))
         return estimate
 
-    def _compared(self, applied: Applied, decide: Decide) -> list[float]:
-        """Return the ratios of A with these differences over A as it is."""
+    def _compared(self, applied: Applied, decide: Decide, *, layers: bool = False) -> _Line:
+        """Compare A with these differences with A as it is."""
         chosen = [difference for name, difference in self._differences.items() if name in applied]
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             pythons = [self._plain, environments.mixture(Path(folder), self.first.installed, chosen)]
             sides = (self.first, environments.mixed(self.first, self.second, chosen))
             names = "; ".join(difference.name for difference in chosen)
             what = f"{len(chosen)} of {len(self._differences)} applied: {names}"
-            return self._pairs(what, names, pythons, sides, decide)
+            return self._pairs(what, names, pythons, sides, decide, layers=layers)
 
     def _pairs(
-        self, what: str, key: str, pythons: Sequence[str], sides: tuple[Side, Side], decide: Decide
-    ) -> list[float]:
-        """Return the ratios of a comparison, from the log if it has ended before; none if a side cannot run the case.
-
-        After a comparison that failed, `_reason` says why.
-        """
+        self,
+        what: str,
+        key: str,
+        pythons: Sequence[str],
+        sides: tuple[Side, Side],
+        decide: Decide,
+        *,
+        layers: bool = False,
+    ) -> _Line:
+        """Return a comparison, from the log if it has ended before; without ratios if a side cannot run the case."""
         self._done += 1
         self.err.write(f"comparison {self._done}, {what}\n")
         request = replace(
@@ -182,6 +191,7 @@ class Explaining:
             pythons=list(pythons),
             variables=[side.variables for side in sides],
             threads=[side.threads for side in sides],
+            layers=layers,
         )
         planned = paired.planned_sides(request, self.session.config.limits, self.session.machine)
         self._case_id = planned[0].case.case_id
@@ -196,13 +206,12 @@ class Explaining:
             if code == 130:
                 raise Interrupted("interrupted; the same command goes on with this search")
             reason = comparison.verdict.reason if code else ""
-            kept = _Line(digest, [] if code else comparison.ratios, reason)
+            kept = _Line(digest, [] if code else comparison.ratios, reason, comparison.layers)
             with closing(Journal(path)) as written:
                 written.append(msgspec.json.encode(kept))
         else:
             self.err.write(f"    measured before: {kept.reason or f'{len(kept.ratios)} pairs'}\n")
-        self._reason = kept.reason
-        return kept.ratios
+        return kept
 
 
 def _lines(path: Path) -> Iterator[_Line]:

@@ -20,6 +20,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
             )
         return
     yield f"{explanation.case_id}: B is {_changed(verdict)}"
+    if explanation.layers:
+        yield f"  {explanation.layers.sentence}"
     for cause in explanation.causes:
         together = "together" if len(cause.differences) > 1 else "alone"
         yield f"  {' and '.join(cause.differences)}, {together}: {_share(cause.share, cause.interval)}"

@@ -11,7 +11,18 @@ import torch
 from benchd.daemon.measuring.protocol import Accompany, Compare, Job, Measure, Outcome, Pack, Race, Verify
 from benchd.daemon.records import Accuracy
 from benchd.daemon.verdicts import timings
-from benchd.daemon.worker import accompanying, counting, metric, neurobench, packing, probes, scenarios, steps, top1
+from benchd.daemon.worker import (
+    accompanying,
+    counting,
+    layer_times,
+    metric,
+    neurobench,
+    packing,
+    probes,
+    scenarios,
+    steps,
+    top1,
+)
 from benchd.daemon.worker.building import Built, built
 from benchd.daemon.worker.check import audit, golden
 from benchd.daemon.worker.check.checking import check_and_answers
@@ -173,6 +184,21 @@ def _timed(ready: Run, recipe: Compare) -> None:
     del ready.models[1:]
     if recipe.repeats:
         _repeated(ready, met)
+    if recipe.layers and scenario.is_inference:
+        _divided(ready)
+
+
+def _divided(ready: Run) -> None:
+    """Profile the layers; a runtime that refuses costs only that."""
+    outcome = ready.outcome
+    try:
+        layers = layer_times.measure(ready.models[0], ready.pool[0])
+    except Exception as error:  # of torch and the other runtimes
+        layers = diagnose(error)[1]
+    if isinstance(layers, str):
+        outcome.missing["layers"] = layers
+    else:
+        outcome.process.layers = layers
 
 
 def _device_parts(ready: Run) -> None:

@@ -22,7 +22,7 @@ from benchd.daemon.errors import UsageError
 from benchd.daemon.shipping import manifest
 from benchd.daemon.shipping.folder import refuse_existing
 from benchd.daemon.shipping.racing import PROMISED
-from benchd.daemon.verdicts import doubts
+from benchd.daemon.verdicts import doubts, results
 
 MODULE = """
 import torch
@@ -153,6 +153,9 @@ def test_what_was_shipped_is_verified_and_its_name_is_no_path(shipped, benchd, t
     found = json.loads(done.stdout)
     assert found["answer"] in {"kept", "slower", "faster", "inconclusive"}, found  # a busy machine is slow
     assert found["processes"] == 3
+    of_winner = results.read(folder)[-1]
+    assert all(layer.covers for process in of_winner.processes for layer in process.layers)
+    assert of_winner.processes[0].layers
     of_machine = {"", *doubts.BUSY.values()}  # else why inconclusive
     assert found["answer"] != "kept" or set(found["reason"].split(", ")) <= of_machine
 

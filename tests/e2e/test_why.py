@@ -1,15 +1,37 @@
-"""The command line of `benchd why`: what it refuses before anything is measured."""
+"""The command line of `benchd why`: what it refuses before anything is measured, and layers from files of results."""
+
+import json
 
 import pytest
+from records_made import PASSED, made, timing
+
+from benchd.daemon.records import Case, LayerTime, ProcessResult, Variant, encode
 
 CASE = "square,eager,b1,size=16"
+NET = """
+from collections import OrderedDict
+from torch import nn
+
+def net(*names):
+    return nn.Sequential(OrderedDict((name, nn.Linear(64, 64)) for name in names))
+
+def once():
+    return net("first", "second")
+
+def twice():
+    return net("first", "second", "third")
+"""
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "name the case, as in vim_tiny,eager"),
-        ((CASE,), "both sides have the same packages, variables and threads: there is nothing to search"),
+        ((), "give one case, as in vim_tiny,eager, and what differs between the sides"),
+        ((CASE,), "give one case, as in vim_tiny,eager, and what differs between the sides"),
+        ((CASE, CASE, "--threads", "1"), "give one case, as in vim_tiny,eager, and what differs between the sides"),
+        ((CASE, "--lock", "empty.txt"), "both sides have the same packages, variables and threads"),
+        ((CASE, "--module", "net.py:f", "--onnx", "net.onnx"), "--module and --onnx: give only one of them"),
+        (("lock.txt", CASE), "lock.txt: a folder or a file of results is compared as it is, without further options"),
         ((CASE, *["--threads", "1"] * 3), "--threads: at most once per side"),
         ((CASE, "--python", "absent"), "--python absent: No such file or directory; give the interpreter of"),
         ((CASE, "--lock", "absent.txt"), "absent.txt: "),
@@ -19,6 +41,48 @@ CASE = "square,eager,b1,size=16"
 )
 def test_a_command_line_that_cannot_be_answered_is_refused(arguments, told, here, tmp_path):
     (tmp_path / "lock.txt").write_text("no-such-package==1.0\n")
+    (tmp_path / "empty.txt").write_text("# none\n")
     done = here("benchd", "why", *arguments, "--device", "cpu")
     assert done.returncode == 2
     assert told in done.stderr
+
+
+def results_of(path, second_ms):
+    """Write a record whose processes have the layers conv1 and conv2."""
+    layers = [LayerTime(name="conv1", ms=6.0, kind="Conv"), LayerTime(name="conv2", ms=second_ms, kind="Conv")]
+    processes = [
+        ProcessResult(status="ok", timing=timing(6.0 + second_ms + step / 1000), layers=layers) for step in range(5)
+    ]
+    case = Case(model="vim_tiny", variant=Variant.parse("eager"))
+    record = made(run_id=path.name, case=case, check=PASSED, timing=timing(6.0 + second_ms), processes=processes)
+    path.write_bytes(encode(record) + b"\n")
+    return path
+
+
+def test_two_files_of_results_are_divided_by_the_layers_that_they_hold(here, tmp_path):
+    before, after = results_of(tmp_path / "before.jsonl", 4.0), results_of(tmp_path / "after.jsonl", 9.0)
+    done = here("benchd", "why", str(before), str(after))
+    assert done.returncode == 0, done.stderr
+    assert "5 ms slower: +5 ms conv2; the rest within noise" in done.stdout
+    (comparison,) = json.loads(here("benchd", "why", str(before), str(after), "--json").stdout)
+    assert [change["name"] for change in comparison["layers"]["changes"]] == ["conv2"]
+    again = results_of(tmp_path / "again.jsonl", 4.0)
+    refused = here("benchd", "why", str(before), str(again))
+    assert (refused.returncode, refused.stderr.count("no case of both changed beyond noise")) == (2, 1)
+
+
+@pytest.mark.slow
+def test_two_cases_are_measured_here_and_their_layers_compared(here, tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    modules = [word for name in ("once", "twice") for word in ("--module", f"net.py:{name}")]
+    done = here("benchd", "why", *modules, "--input", "64x64", "--threads", "1", "--device", "cpu", "--json")
+    assert done.returncode == 2
+    done = here("benchd", "why", *modules, "--input", "64x64", "--device", "cpu", "--json")
+    assert done.returncode in {0, 4}, done.stderr
+    (comparison,) = json.loads(done.stdout)
+    records = [json.loads(line) for line in (tmp_path / "why-out" / "records.jsonl").read_text().splitlines()]
+    assert [[layer["name"] for layer in record["processes"][0]["layers"]] for record in records] == [
+        ["other", "first", "second"],
+        ["other", "first", "second", "third"],
+    ]
+    assert comparison["layers"] is None or "third" in {change["name"] for change in comparison["layers"]["changes"]}

@@ -8,10 +8,10 @@ deployed, with their versions. Its row is in benchd.daemon.runtimes.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +24,15 @@ from benchd.daemon.worker.structures import Batch, Tensors, spread
 from benchd.exporters.artifacts import Artifact
 
 
+class LayerRun(NamedTuple):
+    """A layer in one run, as the runtime names it: its operator, and the nodes of the file that it covers, if known."""
+
+    name: str
+    ms: float
+    kind: str = ""
+    covers: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A model that is ready to run: `run` maps a batch on `device`, its floats as `dtype`, to the model's answer.
@@ -31,8 +40,8 @@ class Loaded:
     The answer is a Tensor for every model of the catalog. In checks, a model that draws random numbers gets them as an
     additional argument. `module` is the nn.Module whose inner spikes a check may watch, None if they are not visible.
     `taken` is the GPU memory in bytes that loading and the first runs of a runtime beside torch took, or why it is
-    unknown. `layer_times` takes a number of runs and the tensors of a batch on `device`, and returns each layer's name
-    and milliseconds in each run, for a runtime that measures that itself. `bind` prepares runs on a batch where it
+    unknown. `layer_times` takes a number of runs and the tensors of a batch on `device`, and returns the layers of each
+    run, for a runtime that measures them itself. `bind` prepares runs on a batch where it
     lies, before the clock starts; None for a runtime that takes an input from anywhere at no cost.
     """
 
@@ -42,7 +51,7 @@ class Loaded:
     module: nn.Module | None
     runtime: RuntimeFacts | None = None
     taken: int | str = 0
-    layer_times: Callable[..., list[list[tuple[str, float]]]] | None = None
+    layer_times: Callable[..., list[list[LayerRun]]] | None = None
     bind: Callable[[Batch], None] | None = None
 
 

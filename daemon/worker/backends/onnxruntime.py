@@ -2,9 +2,11 @@
 
 import hashlib
 import shutil
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,10 @@ from benchd.daemon.machine import folders
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker import onnx_answers
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LayerRun, Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS
 from benchd.daemon.worker.source import Source, answer, paths
-from benchd.daemon.worker.structures import Batch, Tensors, cast, float_type, values
+from benchd.daemon.worker.structures import Batch, Tensors, cast, float_type, like, values
 from benchd.exporters import sessions
 from benchd.exporters.artifacts import Artifact
 from benchd.exporters.sessions import Node, Provider
@@ -85,7 +87,29 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     )
     # a GPU reads copies, whose places recur; what is drawn anew for each run lies anywhere
     bind = bound.bind if device.type == "cpu" and source.encode is None and isinstance(bound, _Bound) else None
-    return Loaded(bound, bound.dtype, device, None, runtime=facts, bind=bind)
+    layer_times = partial(_layer_times, artifact, provider, options, bound, example)
+    return Loaded(bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind)
+
+
+def _layer_times(
+    artifact: Artifact,
+    provider: Provider,
+    options: dict[str, Any],
+    bound: "_Bound | _Fed",
+    example: Batch,
+    runs: int,
+    *inputs: Tensor,
+) -> list[list[LayerRun]]:
+    """Return the nodes of each of some runs, in a session for this alone, which saves what it makes of the file."""
+    from benchd.daemon.worker import onnx_layers  # noqa: PLC0415 - reads the file, which most runs need not
+
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder, "optimised.onnx") if provider != "tensorrt" else None  # whose nodes are engines
+        timed = sessions.timed(
+            artifact.path, provider, bound.feeds(like(example, inputs)), options, runs, torch.get_num_threads(), saved
+        )
+        covers = onnx_layers.covered(artifact.path, saved) if saved else {}
+    return [[LayerRun(node.name, ms, node.operator, covers.get(node.name, ())) for node, ms in run] for run in timed]
 
 
 def packages(_: Loaded) -> dict[str, str]:

@@ -20,7 +20,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.shipping.manifest import PLAN, REBUILT, TIMINGS
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LayerRun, Loaded
 from benchd.daemon.worker.backends.cudagraph import SLOTS, Slot, capture, rotating
 from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type
@@ -187,14 +187,14 @@ def _bound(engine: Engine, batch: int, device: torch.device) -> tuple[Context, d
 
 def _layer_times(
     engine: Engine, source: Source, batch: int, device: torch.device, runs: int, *inputs: Tensor
-) -> list[list[tuple[str, float]]]:
-    """Return each layer's name and milliseconds in each of some runs on these inputs, in a context for this alone."""
+) -> list[list[LayerRun]]:
+    """Return the layers of each of some runs on these inputs, in a context for this alone."""
     context, tensors = _bound(engine, batch, device)
     for name, value in zip(engine.inputs, source.inputs(*inputs), strict=True):
         tensors[name].copy_(value)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    return context.layer_times(stream.cuda_stream, runs)
+    return [[LayerRun(*row) for row in run] for run in context.layer_times(stream.cuda_stream, runs)]
 
 
 def _dtype(engine: Engine, name: str) -> torch.dtype:

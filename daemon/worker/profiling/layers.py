@@ -23,6 +23,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.profiling.profile import LayerRow, LayersProfile
 from benchd.daemon.records import Window
 from benchd.daemon.worker import neurobench, probes
+from benchd.daemon.worker.backends import LayerRun
 from benchd.daemon.worker.profiling import breakdown, costs, segments, spikes
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.profiling.segments import Path, Segments
@@ -86,7 +87,7 @@ def run(work: Work) -> LayersProfile:
     )
 
 
-def _by_runtime(work: Work, layer_times: Callable[..., list[list[tuple[str, float]]]]) -> LayersProfile:
+def _by_runtime(work: Work, layer_times: Callable[..., list[list[LayerRun]]]) -> LayersProfile:
     """Return the time of each layer that the runtime itself has measured; what it fused is one layer."""
     count = max(MIN_RUNS, work.job.runs)
     with torch.inference_mode():
@@ -107,11 +108,11 @@ def _by_runtime(work: Work, layer_times: Callable[..., list[list[tuple[str, floa
     )
 
 
-def _summed_ns(run: Iterable[tuple[str, float]]) -> dict[str, float]:
+def _summed_ns(run: Iterable[LayerRun]) -> dict[str, float]:
     """Return the nanoseconds of each layer in one run; one inside a loop is reported at each turn."""
     totals: dict[str, float] = {}
-    for name, ms in run:
-        totals[name] = totals.get(name, 0.0) + ms * 1e6
+    for row in run:
+        totals[row.name] = totals.get(row.name, 0.0) + row.ms * 1e6
     return totals
 
 

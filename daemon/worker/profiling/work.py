@@ -18,7 +18,7 @@ from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.profiling.trace.trace import END_OF_STEP
 from benchd.daemon.records import ModelFacts
 from benchd.daemon.worker import backends, building, workload
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LayerRun, Loaded
 from benchd.daemon.worker.profiling.nvtx import named_range
 from benchd.daemon.worker.steps import now, wait_for
 from benchd.daemon.worker.structures import Batch, cast, cycled, each, first_scores, like, to_train, values
@@ -61,7 +61,7 @@ class Work:
     step: Callable[[], None]
     forward: Callable[[], Any]
     backward: Callable[[], None] | None = None
-    layer_times: Callable[..., list[list[tuple[str, float]]]] | None = None
+    layer_times: Callable[..., list[list[LayerRun]]] | None = None
     loss: nn.Module = field(default_factory=nn.CrossEntropyLoss)
     missing: dict[str, str] = field(default_factory=dict)
 

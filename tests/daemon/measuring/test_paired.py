@@ -62,7 +62,7 @@ class Measured:
 
 def sides(*cases, limits=None):
     made = paired.planned_sides(Request(list(cases), "quick", 0.01), limits or LimitsConfig(), CPU)
-    return tuple(Side(entry, sys.executable, entry.case.case_id, run=None) for entry in made)
+    return tuple(Side(entry, sys.executable, {}, entry.case.case_id, run=None) for entry in made)
 
 
 def test_blocks_are_interleaved_on_a_cpu_without_joules():
@@ -107,4 +107,4 @@ def test_a_pair_of_interleaved_processes_is_the_median_of_its_rounds(starts_ns, 
 def test_several_comparisons_share_the_error_of_one(pairs, alpha):
     ratios = [1.2, 1.21, 1.2, 1.19, 1.2, 1.21, 1.19]
     request = Request(["square,eager,b1"], "quick", 0.005, pairs=pairs, comparisons=4)
-    assert paired._verdict(ratios, request, 0.005).confidence == 1 - alpha / 4
+    assert paired._verdict(request, 0.005, ratios).confidence == 1 - alpha / 4

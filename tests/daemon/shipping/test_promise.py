@@ -10,7 +10,7 @@ from manifests_made import manifest
 from records_made import PASSED, made, timing
 from simulations import counts, most
 
-from benchd.daemon.records import Check, ProcessResult
+from benchd.daemon.records import Check, LayerTime, ProcessResult
 from benchd.daemon.shipping import promise
 from benchd.daemon.shipping.manifest import Promised
 
@@ -42,6 +42,22 @@ def test_times_are_judged_against_the_promise(times, answer, code):
     found = promise.judge(shipped(), measured([10.0 * time for time in times]), is_golden=True)
     assert (found.answer, promise.EXIT_CODES[found.answer]) == (answer, code)
     assert answer in promise.line(found)
+
+
+def test_a_slowdown_names_the_layer_that_it_is_in():
+    def processes(*layers_ms):
+        sizes = zip(("conv1", "conv2"), layers_ms, strict=True)
+        layers = [LayerTime(name=name, ms=ms, kind="Conv") for name, ms in sizes]
+        return [
+            ProcessResult(status="ok", timing=timing(sum(layers_ms) + step / 1000), layers=layers) for step in range(5)
+        ]
+
+    record = made(processes=processes(6.0, 9.0), check=PASSED, timing=timing(15.0))
+    verified = promise.judge(shipped(), record, is_golden=True, confirmed=processes(6.0, 4.0))
+    first, second = promise.line(verified).splitlines()
+    assert " slower: 15 ms, promised 10 ms" in first
+    assert second == "    5 ms slower: +5 ms conv2; the rest within noise"
+    assert "\n" not in promise.line(promise.judge(shipped(), measured([13.0] * 5), is_golden=True))
 
 
 @pytest.mark.parametrize(

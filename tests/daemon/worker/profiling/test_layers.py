@@ -12,6 +12,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.profile import ProfileJob
 from benchd.daemon.records import Case, ModelFacts, Variant
+from benchd.daemon.worker.backends import LayerRun
 from benchd.daemon.worker.profiling import costs, layers, segments
 from benchd.daemon.worker.profiling.work import Work
 from benchd.kernels.exact_conv2d import native
@@ -100,7 +101,8 @@ def test_a_runtime_that_times_its_own_layers_is_believed():
 
     def layer_times(runs, images):
         asked.append((runs, images.shape))
-        return [[("conv + relu", 0.5 + run / 10), ("body", 0.25), ("body", 0.25)] for run in range(runs)]
+        rows = [[("conv + relu", 0.5 + run / 10), ("body", 0.25), ("body", 0.25)] for run in range(runs)]
+        return [[LayerRun(*row) for row in run] for run in rows]
 
     work = catalogued("snn_onepass", "tensorrt")
     work.layer_times = layer_times

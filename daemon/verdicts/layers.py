@@ -1,0 +1,249 @@
+"""Which layers a change of time is in: the layer profiles of two sides, matched and divided; pure.
+
+A profiler slows what it times, so the change itself is that of the processes' plain times, and the profiles only divide
+it. What a runtime calls its layers changes with what it fuses: they are matched by the original nodes that they cover.
+What a process, a clock or another thread count does to all layers alike is each round's median ratio, and a layer is
+named for what it adds beyond that.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from statistics import fmean, median
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.records import LayerTime, ProcessResult
+from benchd.daemon.verdicts.effects import ALPHA, mean_and_variance
+from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
+
+BETWEEN = "between the layers"
+FEWEST_ROUNDS = 3
+FEWEST_LAYERS = 4
+"""With fewer of some size, what all share cannot be told from what one has."""
+
+LEAST_SHARE, LEAST_MS = 0.01, 0.005
+"""Of the whole time, and in itself: a smaller layer says nothing about what all share."""
+
+LEAST_PART, LEAST_BETWEEN = 0.05, 0.2
+"""Of the whole change: a layer with less is not named, nor what is between them, which has the profiler's own time."""
+
+MOST_OF_ONE = 0.5
+"""Of the whole change: if a layer has more beyond what all share, they are not alike."""
+
+
+class Round(Struct, frozen=True):
+    """A process of each side: its plain time per run, and that of each layer under a profiler."""
+
+    first_ms: float
+    second_ms: float
+    first: list[LayerTime]
+    second: list[LayerTime]
+
+
+class LayerChange(Struct, frozen=True, kw_only=True):
+    """Layers that cover common nodes, and the ms per run that they add beyond what all layers share.
+
+    `share` is of the whole change, with the interval of E. C. Fieller, None where that is unbounded.
+    """
+
+    name: str
+    note: str
+    added_ms: float
+    interval_ms: Interval
+    share: float
+    share_interval: Interval | None
+
+
+class LayerVerdict(Struct, frozen=True, kw_only=True):
+    """Where a change of `added_ms` per run is: in the `changes`, the largest first, or in all `layers` alike.
+
+    `common` is the relative change that all layers share, None if they are too few to tell or it is within noise.
+    """
+
+    added_ms: float
+    interval_ms: Interval
+    layers: int
+    changes: list[LayerChange] = []
+    alike: bool = False
+    common: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What a person reads."""
+        whole = f"{abs(self.added_ms):.3g} ms {'slower' if self.added_ms > 0 else 'faster'}"
+        common = "" if self.common is None else f"all layers {100 * self.common:+.1f} %"
+        if self.alike:
+            return f"{whole}: {common}, alike: clocks, threads or the machine"
+        if not self.changes:
+            return f"{whole}: no layer stands out of the noise{common and f'; {common}'}"
+        parts = [f"{each.added_ms:+.3g} ms {each.name}{each.note and f' ({each.note})'}" for each in self.changes]
+        return f"{whole}: {', '.join(parts)}; {f'beyond them {common}' if common else 'the rest within noise'}"
+
+
+class _Group(Struct, frozen=True):
+    """Layers of both sides, by name, that do the same work, and what the sides made of it."""
+
+    name: str
+    first: frozenset[str]
+    second: frozenset[str]
+    note: str
+
+
+def rounds(
+    first: Sequence[ProcessResult], second: Sequence[ProcessResult], ratios: Sequence[float] = ()
+) -> list[Round]:
+    """Return the processes of both sides two by two; a ratio of a live comparison gives the second one's time."""
+    made = []
+    for place, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a.timing and b.timing:
+            second_ms = a.timing.median_ms * ratios[place] if ratios else b.timing.median_ms
+            made.append(Round(a.timing.median_ms, second_ms, a.layers, b.layers))
+    return made
+
+
+def judge(rounds: Sequence[Round]) -> LayerVerdict | None:
+    """Return where the change of time is, None if that is within noise, or a side has no layers."""
+    if len(rounds) < FEWEST_ROUNDS or not all(each.first and each.second for each in rounds):
+        return None
+    added = [each.second_ms - each.first_ms for each in rounds]
+    whole = _interval(added, ALPHA)
+    if not _excludes_zero(whole):
+        return None
+    groups = _groups(rounds[0].first, rounds[0].second)
+    before = [[_sum_ms(each.first, group.first) for group in groups] for each in rounds]
+    after = [[_sum_ms(each.second, group.second) for group in groups] for each in rounds]
+    least_ms = max(LEAST_MS, LEAST_SHARE * fmean(each.first_ms for each in rounds))
+    shared = [_shared(*sides, least_ms) for sides in zip(before, after, strict=True)]
+    beyond = [
+        [late - early * math.exp(factor) for early, late in zip(*sides, strict=True)]
+        for *sides, factor in zip(before, after, shared, strict=True)
+    ]
+    between = [step - sum(late) + sum(early) for step, early, late in zip(added, before, after, strict=True)]
+    columns = [*(list(column) for column in zip(*beyond, strict=True)), between]
+    changes = sorted(_standing_out([*groups, _Group(BETWEEN, frozenset(), frozenset(), "")], columns, added), key=_size)
+    common = math.expm1(fmean(shared)) if _excludes_zero(_interval(shared, ALPHA)) else None
+    change = fmean(added)
+    verdict = LayerVerdict(added_ms=change, interval_ms=whole, layers=len(groups), changes=changes, common=common)
+    if common is None or any(abs(each.added_ms) > MOST_OF_ONE * abs(change) for each in changes):
+        return verdict
+    of_all = fmean(sum(early) for early in before) * common
+    return msgspec.structs.replace(verdict, alike=True) if of_all / change > MOST_OF_ONE else verdict
+
+
+def _size(change: LayerChange) -> float:
+    return -abs(change.added_ms)
+
+
+def _shared(before: Sequence[float], after: Sequence[float], least_ms: float) -> float:
+    """Return the median log ratio of the layers of some size, each with one vote; 0 for too few."""
+    ratios = [math.log(late / early) for early, late in zip(before, after, strict=True) if min(early, late) >= least_ms]
+    return median(ratios) if len(ratios) >= FEWEST_LAYERS else 0.0
+
+
+def _standing_out(
+    groups: Sequence[_Group], columns: Sequence[Sequence[float]], added: Sequence[float]
+) -> Iterator[LayerChange]:
+    """Yield the groups whose change is beyond noise, with 5 % error for all together (S. Holm), and large enough."""
+    left = dict(enumerate(columns))
+    while True:
+        alpha = ALPHA / max(len(left), 1)
+        clear = [place for place, column in left.items() if _excludes_zero(_interval(column, alpha))]
+        if not clear:
+            return
+        for place in clear:
+            column = left.pop(place)
+            least = LEAST_PART if groups[place].name != BETWEEN else LEAST_BETWEEN
+            if abs(fmean(column)) >= least * abs(fmean(added)):
+                yield LayerChange(
+                    name=groups[place].name,
+                    note=groups[place].note,
+                    added_ms=fmean(column),
+                    interval_ms=_interval(column, ALPHA),
+                    share=fmean(column) / fmean(added),
+                    share_interval=_ratio_interval(column, added),
+                )
+
+
+def _interval(values: Sequence[float], alpha: float) -> Interval:
+    centre, variance = mean_and_variance(values)
+    reach = student_t_quantile(1.0 - alpha / 2.0, len(values) - 1.0) * math.sqrt(variance / len(values))
+    return Interval(centre - reach, centre + reach)
+
+
+def _excludes_zero(interval: Interval) -> bool:
+    return not interval.low <= 0.0 <= interval.high
+
+
+def _ratio_interval(parts: Sequence[float], wholes: Sequence[float]) -> Interval | None:
+    """Return the interval of the ratio of two paired means by Fieller's theorem, None where it is unbounded."""
+    count = len(parts)
+    (x, var_x), (y, var_y) = mean_and_variance(parts), mean_and_variance(wholes)
+    covariance = sum((a - x) * (b - y) for a, b in zip(parts, wholes, strict=True)) / (count - 1)
+    weight = student_t_quantile(1.0 - ALPHA / 2.0, count - 1.0) ** 2 / count
+    a, b, c = y * y - weight * var_y, x * y - weight * covariance, x * x - weight * var_x
+    root = b * b - a * c
+    if a <= 0.0 or root < 0.0:
+        return None
+    return Interval((b - math.sqrt(root)) / a, (b + math.sqrt(root)) / a)
+
+
+def _sum_ms(layers: Iterable[LayerTime], names: frozenset[str]) -> float:
+    return math.fsum(layer.ms for layer in layers if layer.name in names)
+
+
+@dataclass
+class _Covering:
+    """Layers of both sides that cover common nodes."""
+
+    nodes: set[str]
+    sides: tuple[list[LayerTime], list[LayerTime]]
+
+
+def _groups(first: Sequence[LayerTime], second: Sequence[LayerTime]) -> list[_Group]:
+    """Return the layers of both sides by what they cover: a fused layer and its parts on the other side are a group.
+
+    What covers nothing common is matched by kind, in its order, so that no two pairs cross; the rest is new or gone.
+    """
+    coverings: list[_Covering] = []
+    for side, layers in enumerate((first, second)):
+        for layer in layers:
+            joined = _Covering({*layer.covers} or {layer.name}, ([], []))
+            touching = [each for each in coverings if each.nodes & joined.nodes]
+            for each in touching:
+                joined.nodes |= each.nodes
+                joined.sides[0].extend(each.sides[0])
+                joined.sides[1].extend(each.sides[1])
+            joined.sides[side].append(layer)
+            coverings = [each for each in coverings if each not in touching] + [joined]
+    both = [_group(*each.sides) for each in coverings if all(each.sides)]
+    alone = [[each.sides[side] for each in coverings if not each.sides[1 - side]] for side in (0, 1)]
+    kinds = [["+".join(layer.kind for layer in part) for part in side] for side in alone]
+    matched = SequenceMatcher(a=kinds[0], b=kinds[1], autojunk=False).get_matching_blocks()
+    pairs = [(block.a + step, block.b + step) for block in matched for step in range(block.size)]
+    both += [_group(alone[0][a], alone[1][b]) for a, b in pairs]
+    gone = [part for place, part in enumerate(alone[0]) if place not in {a for a, _ in pairs}]
+    new = [part for place, part in enumerate(alone[1]) if place not in {b for _, b in pairs}]
+    return both + [_group(part, []) for part in gone] + [_group([], part) for part in new]
+
+
+def _group(first: Sequence[LayerTime], second: Sequence[LayerTime]) -> _Group:
+    heaviest = max(first or second, key=lambda layer: layer.ms)
+    name = heaviest.covers[0] if heaviest.covers else heaviest.name
+    return _Group(
+        name, frozenset(each.name for each in first), frozenset(each.name for each in second), _note(first, second)
+    )
+
+
+def _note(first: Sequence[LayerTime], second: Sequence[LayerTime]) -> str:
+    before, after = (" + ".join(layer.kind or layer.name for layer in side) for side in (first, second))
+    if not first:
+        return f"new: {after}"
+    if not second:
+        return f"gone: {before}"
+    if before != after and any(layer.kind for layer in (*first, *second)):
+        return f"{before} became {after}"
+    counts = [sum(layer.calls for layer in side) for side in (first, second)]
+    return f"runs {counts[1]:g} times, not {counts[0]:g}" if counts[0] != counts[1] else ""

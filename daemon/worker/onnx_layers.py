@@ -1,0 +1,107 @@
+"""Which nodes of a file each node covers that ONNX Runtime made of them, from the graph that it saves when it loads.
+
+It names what it fuses by the last output, or by one of the nodes, with a suffix for its own layout; what it inserts to
+change a layout has a name of its own and belongs to what reads it.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+
+_SUFFIX = re.compile(r"(_nchwc|_token_\d+)+$")
+_PREFIX = re.compile(r"^(fused |Fused)")
+
+
+def covered(original: Path, optimised: Path) -> dict[str, list[str]]:
+    """Return the original nodes of each optimised one, by their names; a node without a name has its first output's."""
+    before = onnx.load(str(original), load_external_data=False).graph.node
+    after = onnx.load(str(optimised), load_external_data=False).graph.node
+    names = {name_of(node) for node in before}
+    producers = {output: node for node in before for output in node.output}
+    covers: dict[str, list[str]] = {}
+    taken = set[str]()
+    for node in after:
+        ends = [_anchor(name, names, producers) for name in (node.name, *node.output)]
+        anchors = list(dict.fromkeys(end for end in ends if end and end not in taken))
+        covers[node.name] = _with_operator(anchors, node.op_type, before, producers, taken)
+        taken.update(covers[node.name])
+    _add_absorbed(covers, before, producers, taken)
+    _add_inserted(covers, after)
+    return covers
+
+
+def name_of(node: onnx.NodeProto) -> str:
+    """Return the name of a node, or of its first output if it has none."""
+    return str(node.name or (node.output[0] if node.output else ""))
+
+
+def _anchor(name: str, names: set[str], producers: Mapping[str, onnx.NodeProto]) -> str | None:
+    """Return the original node that a name of the optimised graph stands for, None for one made up by the runtime."""
+    plain = _SUFFIX.sub("", _PREFIX.sub("", name))
+    if plain in names:
+        return plain
+    return name_of(producers[plain]) if plain in producers else None
+
+
+def _with_operator(
+    anchors: list[str],
+    operator: str,
+    before: list[onnx.NodeProto],
+    producers: Mapping[str, onnx.NodeProto],
+    taken: set[str],
+) -> list[str]:
+    """Return the anchors and what lies between them and the node upstream whose operator the fused one is named for."""
+    by_name = {name_of(node): node for node in before}
+    kinds = {by_name[name].op_type for name in anchors}
+    wanted = _PREFIX.sub("", operator)
+    path = list(anchors)
+    while anchors and wanted not in kinds:
+        node = by_name[path[-1]]
+        feeding = [name_of(producers[name]) for name in node.input if name in producers]
+        upstream = next((name for name in feeding if name not in taken and name not in path), None)
+        if upstream is None:
+            return anchors  # it was made of something else
+        path.append(upstream)
+        kinds.add(by_name[upstream].op_type)
+    return path[::-1]  # the one that it is named for first
+
+
+def _add_absorbed(
+    covers: dict[str, list[str]],
+    before: list[onnx.NodeProto],
+    producers: Mapping[str, onnx.NodeProto],
+    taken: set[str],
+) -> None:
+    """Give a node that nothing covers to what covers the node that feeds it, else to what covers one that it feeds."""
+    owner = {name: optimised for optimised, nodes in covers.items() for name in nodes}
+    readers: dict[str, list[str]] = {}
+    for node in before:
+        for name in node.input:
+            readers.setdefault(name, []).append(name_of(node))
+    for node in before:
+        name = name_of(node)
+        if name in taken:
+            continue
+        near = [name_of(producers[each]) for each in node.input if each in producers]
+        near += [reader for output in node.output for reader in readers.get(output, [])]
+        found = next((owner[each] for each in near if each in owner), None)
+        if found is not None:
+            covers[found].append(name)
+            owner[name] = found
+
+
+def _add_inserted(covers: dict[str, list[str]], after: list[onnx.NodeProto]) -> None:
+    """Give a node of the runtime's own what its reader covers, else what feeds it covers."""
+    feeding = {output: node.name for node in after for output in node.output}
+    reading: dict[str, list[str]] = {}
+    for node in after:
+        for name in node.input:
+            reading.setdefault(name, []).append(node.name)
+    for node in after:
+        if covers[node.name]:
+            continue
+        near = [reader for output in node.output for reader in reading.get(output, [])]
+        near += [feeding[name] for name in node.input if name in feeding]
+        covers[node.name] = next((list(covers[each]) for each in near if covers[each]), [])
