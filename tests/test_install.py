@@ -23,6 +23,13 @@ from benchd.dashboard.store import Store
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "systemd/install.sh"
 NO_CUDA = "raise ImportError('libcudart.so.13: cannot open shared object file')"
+CPU_TORCH = """
+__version__ = "2.9.0"
+class version:
+    cuda = None
+class cuda:
+    is_available = staticmethod(lambda: False)
+"""
 PIP = {"PIP_RETRIES": "0", "PIP_NO_COMPILE": "1"}  # what runs here is compiled when it runs
 BOARD_TORCH = """
 import required_by_torch
@@ -71,7 +78,7 @@ def ours(tmp_path_factory):
 
 @pytest.fixture
 def wheels(tmp_path, ours):
-    return wheels_made.fill(tmp_path / "wheels", ours, "constraints.txt")
+    return wheels_made.fill(tmp_path / "wheels", ours, "constraints.txt", torch=CPU_TORCH)
 
 
 @pytest.fixture

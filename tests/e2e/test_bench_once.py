@@ -145,7 +145,7 @@ def test_a_search_for_the_best_batch_size_ends_by_itself_and_is_replayed_to_a_br
     once, here, tmp_path
 ):
     """Twice the batch takes 250 times as long: a stop of seconds does not make the single image as slow."""
-    slow = user_module(tmp_path, forward="time.sleep(0.002 * 250 ** (len(images) - 1))")
+    slow = user_module(tmp_path, forward="time.sleep(0.0005 * 250 ** (len(images) - 1))")
     with running_broker(tmp_path) as broker:
         pass
     done = once("--module", slow, "--variants", "eager", "--scenario", "offline", "--mqtt", broker.url)
@@ -196,7 +196,7 @@ def test_real_images_and_weights_give_top_1(once, tmp_path):
     assert record.check.note == ""
 
 
-def test_trained_weights_bring_their_options_to_every_model_of_the_plan_and_random_ones_are_asked_for(once, tmp_path):
+def test_trained_weights_bring_their_options_to_every_model_of_the_plan(once, tmp_path):
     models = "vim_tiny,qann_resnet18"
     quickly = ("--variants", "eager", "--batch-sizes", "32", "--accuracy", "128")
     done = once("--models", models, "--weights", "demo", *quickly)
@@ -209,14 +209,6 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan_and_rand
         assert record.accuracy.value > 0.95
         assert record.check.note == ""
         assert record.floor is not None
-    small = ("--models", "qann_resnet18", "--option", "width=16", "--variants", "eager")
-    done = once(*small, "--weights", "random")
-    assert done.returncode == 0, done.stderr
-    random = written(tmp_path)[-1]
-    assert random.model.weights_sha256 != quantised.model.weights_sha256
-    assert (random.model.weights, random.model.data) == ("random, seed 0", "random normal, seed 0")
-    assert random.accuracy is None
-    assert "check: qann_resnet18: agreement on random weights, accuracy unknown" in done.stdout
 
 
 def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tmp_path):
@@ -289,25 +281,23 @@ class Net(nn.Module):
 """
 
 
-def test_the_examples_of_the_page_on_own_models_run(once, tmp_path):
+@pytest.mark.parametrize("variants", ["eager", slow("eager,compile,onnxruntime")])
+def test_the_examples_of_the_page_on_own_models_run(once, tmp_path, variants):
     page = (ROOT / "docs" / "own-model.md").read_text()
     code, block, task, judged = re.findall(r"```(?:python|sh)\n(.*?)```", page, re.DOTALL)
     commands = [line.partition("#")[0].split()[1:] for line in block.splitlines()]
     (tmp_path / "net.py").write_text(code)
     (tmp_path / "task.py").write_text(task)
-    done = once(*commands[0])
+    done = once(*commands[0], "--variants", variants)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(record.case.variant.name, record.status) for record in written(tmp_path)] == [
-        ("eager", "ok"),
-        ("compile", "ok"),
-        ("onnxruntime", "ok"),
-    ]
+    measured = [(record.case.variant.name, record.status) for record in written(tmp_path)]
+    assert measured == [(name, "ok") for name in variants.split(",")]
     assert all(record.check.passed for record in written(tmp_path))
     assert {str(spec) for record in written(tmp_path) for spec in record.model.inputs} == {
         "ids=int64:16:0-999",
         "mask=bool:16",
     }
-    assert "3 cases, at most about 00:00:" in done.stderr
+    assert f"{len(measured)} case" in done.stderr
     done = once(*judged.split()[1:], "--variants", "eager", "--output", "judged")
     assert (done.returncode, "right: over 5 of the 5 items of task.py:items" in done.stdout) == (0, True)
     for name, forward in (("audio", AUDIO), ("table", TABLE)):

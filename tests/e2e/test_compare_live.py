@@ -239,6 +239,7 @@ def test_the_documented_gate_compares_a_change_with_its_base(here, tmp_path, mon
 
 
 def test_a_gate_fails_for_other_answers_of_the_same_weights_and_a_crash_is_an_error(compare, tmp_path):
+    (tmp_path / "config.toml").write_text(f"{LIMITED}measure_cap_s = 0.3\n")
     made = {}
     for name, forward in (("base", "pass"), ("other", "images = images * 1.5"), ("crash", "os.abort()")):
         (tmp_path / name).mkdir()
@@ -262,7 +263,7 @@ def test_where_a_sensor_gives_joules_processes_run_one_after_the_other(compare, 
     metric = {"metric": "power_w", "scope": "module", "values": [5.0, 6.0], "period_s": 0.05}
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
     sampling = '[sampling]\nsources = ["fake=script.json"]\nperiod_s = 0.02\n'
-    (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 1.0\n{sampling}")
+    (tmp_path / "config.toml").write_text(f"{CONFIG}[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.5\n{sampling}")
 
     def compared():
         done = compare("--aa", CASE, "--pairs", "2", "--threads", "1")

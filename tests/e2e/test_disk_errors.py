@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from disks import failing_ext4
-from test_service import LONG_S, degraded, eat, journal_of, site  # noqa: F401 - a fixture
+from test_service import LONG_S, degraded, eat, journal_of, site, under_way  # noqa: F401 - a fixture
 from waiting import WAIT_S, wait_for
 
 
@@ -54,8 +54,8 @@ def failing_disk(site):  # noqa: F811
 
 
 def test_a_disk_that_becomes_read_only_within_a_case_ends_no_service(site, failing_disk):  # noqa: F811
-    with site.configure(cap_s=LONG_S, sizes="[16]").service(is_apart=True) as process:
-        suite_id = site.command("run", suite="small")["suite_id"]
+    suite_id, _ = under_way(site, 16)
+    with site.configure(cap_s=LONG_S, sizes="[16]").service() as process:
         site.begun()
         failing_disk("an error of the test")
         site.command("cancel", suite_id=suite_id)

@@ -102,6 +102,7 @@ def test_a_net_that_answers_in_a_dict_is_exported_for_any_batch_and_its_file_is_
     assert (record.check.passed, record.check.note, record.artifacts[0].key) == (True, RANDOM, file["key"])
 
 
+@pytest.mark.slow
 def test_a_segmentation_net_is_profiled(here, tmp_path):
     arguments = ("torchvision:lraspp_mobilenet_v3_large", "--option", "image_size=32", "--method", "benchmark")
     done = here("benchd", "profile", *arguments, "--preset", "quick", "--device", "cpu", "--output", "profile")

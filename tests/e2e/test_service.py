@@ -162,8 +162,9 @@ class Site(Watcher):
         return json.loads(seen[-1]) if seen else self.until(kind)
 
     def begun(self):
-        """Wait until a case is being timed."""
-        self.until("telemetry")
+        """Wait until a case is under way."""
+        path = self.folder / "state/benchd" / STATE
+        wait_for(lambda: path.exists() and json.loads(path.read_bytes()).get("running"))
 
 
 @pytest.fixture
@@ -266,28 +267,37 @@ def keep(site, **values):
     path.write_bytes(msgspec.json.encode((facts(site) if path.exists() else {}) | values))
 
 
+def under_way(site, *sizes):
+    """Give the next service a run; return its id and cases. A command would have no answer while one is timed."""
+    case_ids = [f"square,eager,b1,size={size}" for size in sizes]
+    suite = Suite(name="small", models=["square"], options={"size": list(sizes)}, variants=["eager"], preset="quick")
+    schedule = begin(Schedule(), suite, case_ids)
+    keep(site, schedule=schedule)
+    return schedule.passes[0].suite_id, case_ids
+
+
 def test_a_service_that_is_stopped_in_a_case_goes_on_with_that_case(site):
-    with site.configure(cap_s=LONG_S, sizes="[16]").service(is_apart=True) as process:
-        cases = site.command("run", suite="small")["cases"]
+    suite_id, (case_id,) = under_way(site, 16)
+    with site.configure(cap_s=LONG_S, sizes="[16]").service() as process:
         site.begun()
         process.terminate()
         aborted = site.until("result/")
-        assert (aborted["status"], aborted["case_id"]) == ("aborted", cases[0])
+        assert (aborted["status"], aborted["case_id"]) == ("aborted", case_id)
         assert process.wait(WAIT_S) == 0
     with site.configure(sizes="[16]").service():
         again = site.until("result/")
-    assert (again["case_id"], again["status"], again["suite_id"]) == (cases[0], "ok", aborted["suite_id"])
+    assert (again["case_id"], again["status"], again["suite_id"]) == (case_id, "ok", suite_id)
 
 
 def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next(site):
-    with site.configure(cap_s=LONG_S).service(is_apart=True) as process:
-        cases = site.command("run", suite="small")["cases"]
+    _, case_ids = under_way(site, 16, 32)
+    with site.configure(cap_s=LONG_S).service() as process:
         site.begun()
         process.kill()
     site.until("status", state="offline")
     with site.configure().service():
-        results = [site.until("result/") for _ in cases]
-    assert [(result["case_id"], result["status"]) for result in results] == [(cases[0], "aborted"), (cases[1], "ok")]
+        results = [site.until("result/") for _ in case_ids]
+    assert [(one["case_id"], one["status"]) for one in results] == list(zip(case_ids, ("aborted", "ok"), strict=True))
     assert results[0]["reason"] == "the service died while this case ran"
 
 
@@ -295,9 +305,7 @@ def test_a_service_that_is_killed_in_a_case_reports_it_and_goes_on_with_the_next
 def test_a_record_that_only_the_log_has_is_taken_up_and_nothing_is_measured_twice(site, connects):
     sizes = [16, 32] if connects else [16]
     site.configure(sizes=str(sizes))
-    case_ids = [f"square,eager,b1,size={size}" for size in sizes]
-    suite = Suite(name="small", models=["square"], options={"size": sizes}, variants=["eager"], preset="quick")
-    keep(site, schedule=begin(Schedule(), suite, case_ids))
+    _, case_ids = under_way(site, *sizes)
     if not connects:
         without_broker(site)
     with site.service(connects=connects, code=DYING) as process:
@@ -325,14 +333,14 @@ def samplers_of(pid):
 
 
 def test_a_running_pass_is_cancelled_by_command(site):
-    with site.configure(cap_s=LONG_S).service(is_apart=True):
-        assert site.command("cancel", suite_id="another")["reason"] == "no such run is in progress"
-        suite_id = site.command("run", suite="small")["suite_id"]
+    suite_id, _ = under_way(site, 16, 32)
+    with site.configure(cap_s=LONG_S).service():
         site.begun()
         assert site.command("cancel", suite_id=suite_id)["accepted"]
         result = site.until("result/")
         assert (result["status"], result["reason"]) == ("aborted", "cancelled by a command")
         assert site.command("status")["health"]["cases_left"] == 0
+        assert site.command("cancel", suite_id="another")["reason"] == "no such run is in progress"
 
 
 def test_a_reload_takes_over_the_new_plan_or_keeps_the_old_one(site):
