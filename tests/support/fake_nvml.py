@@ -1,9 +1,10 @@
 """Cards of a known load behind the real nvidia-ml-py: fake_nvml.c compiled, its settings, and a sampler in a process.
 
-The binding takes its library from LD_LIBRARY_PATH, which a process reads at its start. Run as a program with a
-sampler's name and device, this file answers commands on standard input: unavailable, power_sources, sample, watch PID.
+The binding takes its library from LD_LIBRARY_PATH, which a process reads at its start. Run as a program,
+this file forks samplers, which answer commands on standard input: unavailable, power_sources, sample, watch PID, end.
 """
 
+import io
 import json
 import os
 import subprocess
@@ -33,7 +34,20 @@ class FakeNvml:
         flags = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
         subprocess.run([program(os.environ.get("CC", "cc")), *flags, "-o", library, SOURCE, "-lm"], check=True)
         self.environment = {"LD_LIBRARY_PATH": str(folder), "FAKE_NVML": str(self._file)}
+        self._first: subprocess.Popen[str] | None = None
         self.set()
+
+    def first_process(self) -> "subprocess.Popen[str]":
+        """Return the process that samplers are forked from; it ends with this one."""
+        if self._first is None:
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self._first = subprocess.Popen([sys.executable, __file__], env=os.environ | self.environment, **pipes)
+        return self._first
+
+    def close(self) -> None:
+        """End that process."""
+        if self._first:
+            self._first.communicate()
 
     def set(self, **settings: object) -> None:
         """Change settings at once for all processes; `__` stands for a dot."""
@@ -59,28 +73,26 @@ class FakeNvml:
 
 
 class SamplerChild:
-    """The sampler `nvml` or `gpm` in a process that finds the fake library."""
+    """The sampler `nvml` or `gpm` in a process that finds the fake library, forked from one that has imported it."""
 
     def __init__(self, fake: FakeNvml, name: str, device: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, name, device],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | fake.environment,
-        )
+        self._process = fake.first_process()
+        given = {key: value for key, value in os.environ.items() if key.startswith("CUDA_")}
+        self._say(json.dumps([name, device, given]))
 
     def __enter__(self) -> "SamplerChild":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()
-        assert self._process.returncode == 0
+        assert self.ask("end") == 0
+
+    def _say(self, line: str) -> None:
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
 
     def ask(self, command: str):
         """Return the answer as JSON has it."""
-        self._process.stdin.write(f"{command}\n")
-        self._process.stdin.flush()
+        self._say(command)
         return json.loads(self._process.stdout.readline())
 
     def sample(self) -> tuple[list[tuple[int, str, float, str, str]], str | None]:
@@ -99,15 +111,37 @@ def sampled(sampler) -> tuple[list[object], str | None]:
     return samples, None
 
 
-def main() -> None:
+STDIN = io.FileIO(0)  # not buffered: what a sampler reads, its parent must not have read ahead
+
+
+def serve(name: str, device: str) -> None:
+    """Answer commands until `end`."""
     from benchd.daemon.sampling.sources import nvml
 
-    sampler = {"nvml": nvml.Nvml, "gpm": nvml.Gpm}[sys.argv[1]](sys.argv[2])
-    for line in sys.stdin:
-        command, *arguments = line.split()
-        pids = [int(pid) for pid in arguments]
-        answer = sampled(sampler) if command == "sample" else getattr(sampler, command)(*pids)
+    sampler = {"nvml": nvml.Nvml, "gpm": nvml.Gpm}[name](device)
+    while (line := STDIN.readline().decode().split()) != ["end"]:
+        command, *pids = line
+        answer = sampled(sampler) if command == "sample" else getattr(sampler, command)(*map(int, pids))
         sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    """Fork a sampler for each line: its name, its device and its variables; say its status when it has ended."""
+    import pynvml  # noqa: F401
+
+    from benchd.daemon.sampling.sources import nvml  # noqa: F401
+
+    while line := STDIN.readline():
+        name, device, variables = json.loads(line)
+        if not (pid := os.fork()):
+            for each in [each for each in os.environ if each.startswith("CUDA_")]:
+                del os.environ[each]
+            os.environ.update(variables)
+            serve(name, device)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
         sys.stdout.flush()
 
 

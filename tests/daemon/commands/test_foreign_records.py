@@ -1,14 +1,13 @@
 """Records of another's making, in the commands that show them: nothing in them reaches the terminal as a command."""
 
 import csv
-import subprocess
-import sys
 
 import msgspec
 import pytest
 from records_made import ENVIRONMENT, made
-from waiting import WAIT_S
+from typer.testing import CliRunner
 
+from benchd.daemon.commands import compare, recommend, report
 from benchd.daemon.records import Case, encode
 from benchd.daemon.verdicts import results
 
@@ -36,10 +35,11 @@ def test_no_control_character_comes_back_from_a_file(tmp_path, char):
     assert record.reason == "wrong\N{REPLACEMENT CHARACTER}okay"
 
 
-def said(*arguments):
-    command = [sys.executable, "-m", "benchd.daemon.cli", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
-    return done.stdout + done.stderr
+APPS = {"recommend": recommend.app, "compare": compare.app, "report": report.app}
+
+
+def said(command, *arguments):
+    return CliRunner().invoke(APPS[command], [*map(str, arguments)]).output
 
 
 @pytest.mark.parametrize("command", ["recommend", "compare", "report"])

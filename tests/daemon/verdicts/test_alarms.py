@@ -60,7 +60,7 @@ def first_alarm(is_slower):
     return np.inf
 
 
-@counts(120, 1_000)
+@counts(60, 1_000)
 def test_at_most_one_install_in_twenty_raises_a_false_regression_in_a_month(count):
     """And two deviations; other correlations and pins are those of the documentation, below."""
     found = np.isfinite(hours_to_alarm(count, 0.8, 5)).any(axis=1)

@@ -29,7 +29,7 @@ from benchd.daemon.verdicts.effects import (
 OFFSET = 0.003
 BLOCKS, BLOCK_NOISE, CORRELATION = 20, 0.004, 0.5  # 0.15 % between repetitions in one process
 RESEMBLANCE = 0.4
-MANY, FEWER = counts(1_000, 10_000), counts(400, 2_000)
+MANY, FEWER = counts(500, 10_000), counts(200, 2_000)
 SPREADS = (0.0, 0.003, 0.01, 0.03)
 """One deviation of what differs between runs: nothing, 0.3, 1 and 3 %."""
 
@@ -94,7 +94,7 @@ def test_identical_code_is_rarely_called_different_where_processes_resemble_thos
 
 
 def test_what_is_two_percent_slower_is_never_called_the_same():
-    answers = live_answers(1_000, 0.02)
+    answers = live_answers(500, 0.02)
     assert share(answers, "slower") > 0.99
     assert share(answers, "same", "faster") == 0.0
 
@@ -153,7 +153,7 @@ def compared(rng, days, runs, between_days, effect=0.0, between_runs=0.003):
 
 @pytest.mark.parametrize("between_days", [0.01, 0.03])
 @pytest.mark.parametrize(("days", "runs"), [((1, 1), 1), ((1, 1), 3), ((2, 1), 3), ((3, 1), 1), ((5, 5), 3)])
-@counts(100, 2_000)
+@counts(60, 2_000)
 def test_identical_code_is_rarely_called_different_across_days(count, days, runs, between_days):
     """By the spread of its runs within a day, three runs a day 1 % apart would be called different in 37 to 71 %."""
     rng = np.random.default_rng(20)
@@ -175,7 +175,7 @@ def answers_in_files(shape, between_runs, effect=0.0, seed=5, **options):
 
 @pytest.mark.parametrize("runs", [(3, 1), (2, 2), (3, 3), (10, 5)])
 @pytest.mark.parametrize("between_runs", SPREADS)
-@counts(250, 4_000)
+@counts(120, 4_000)
 def test_verdicts_on_files_rarely_err_however_far_runs_are_apart(count, runs, between_runs):
     """Both ways: identical code called different, and what is 1 or 2 % away called the same if that counts."""
     shape, draws = (count, *runs, 5), 5 * 4 * len(SPREADS)  # the rule errs in 5 %, and not below
@@ -202,7 +202,7 @@ def test_three_processes_per_side_are_enough_for_welch(count, sizes):
 
 @pytest.mark.parametrize("between_runs", [0.0, 0.01])
 @pytest.mark.parametrize("min_effect", [0.005, 0.0])
-@counts(50, 500)
+@counts(25, 500)
 def test_identical_code_stays_green_over_a_plan_of_thirty(count, min_effect, between_runs):
     rng, red = np.random.default_rng(3), 0
     for _ in range(count):
@@ -226,7 +226,7 @@ def decided_by_as_many(shape, between_runs, effect, seed=12):
 @pytest.mark.parametrize("effect", [0.0, 0.005, 0.02])
 @pytest.mark.parametrize("between_runs", [0.003, 0.01])
 def test_as_many_runs_as_an_inconclusive_verdict_names_decide_mostly(between_runs, effect):
-    assert decided_by_as_many((150, 3, 1, 5), between_runs, effect) >= 0.7
+    assert decided_by_as_many((80, 3, 1, 5), between_runs, effect) >= 0.7
 
 
 def found(answers):

@@ -10,7 +10,7 @@ from benchd.daemon.reporting.console import levels_note
 from benchd.daemon.verdicts import timings
 from benchd.daemon.verdicts.statistics import STOP_RULES, Blocks
 
-SETS = 4_000
+SETS = 1_500
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ THOR = {
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    return FakeNvml(tmp_path_factory.mktemp("nvml"))
+    made = FakeNvml(tmp_path_factory.mktemp("nvml"))
+    yield made
+    made.close()
 
 
 @pytest.fixture
