@@ -97,9 +97,7 @@ def settle(module: nn.Module, example: Batch) -> None:
 
 
 def file(own: UserModule) -> Path:
-    """Return the Python file of the module, after it was built; of a net of the Hub its configuration."""
-    if own.is_hub:
-        return Path(own.folder) / "config.json"
+    """Return the Python file of the module, after it was built."""
     return Path(str(sys.modules[own.where].__file__)) if own.folder else Path(own.where)
 
 

@@ -25,6 +25,7 @@ from benchd.daemon.worker.samples import Samples, open_samples
 from benchd.daemon.worker.source import Calibration, Source
 from benchd.daemon.worker.structures import Batch, Tensors, content, cycled, dtype_of, leading
 from benchd.exporters import code, doubled
+from benchd.exporters.artifacts import sha256_of
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import catalog, data, demo, weights
 
@@ -389,6 +390,8 @@ def _read(job: Job, weights_sha256: str) -> dict[str, str]:
     if not job.module:
         return {"benchd": code.sha256()[:12]}
     folder = Path(job.module.folder) if job.module.folder else None
+    if folder and job.module.is_hub:
+        return {"config.json": sha256_of(folder / "config.json")[:12]} | code.versions("transformers")
     return user_code.read(user_module.file(job.module), job.module.package, folder)
 
 

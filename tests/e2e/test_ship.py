@@ -53,8 +53,8 @@ warm_up_cap_s = 0.1
 measure_cap_s = 0.1
 check_images = 2
 """
-OTHERS = ("eager", "fp16", "bf16", "amp", "compile", "compile-amp", "openvino", "openvino-bf16")
-OURS = ("eager", "custom", "custom-int8", "custom-bf16", "custom-compile", "onnxruntime-int8")
+OTHERS = ("eager", "fp16", "bf16", "amp", "aoti", "compile", "compile-amp", "openvino", "openvino-bf16")
+OURS = ("eager", "custom", "custom-int8", "custom-bf16", "custom-aoti", "custom-compile", "onnxruntime-int8")
 OWN = ("--module", "two.py:build", "--input", "x=4x4x4")
 SHORT = ("--config", "tiny.toml", "--device", "cpu", "--wait")
 

@@ -21,7 +21,7 @@ def installed(variable: str, target: str, *packages: str) -> None:
 
 
 HUB = (
-    *("transformers>=5", "huggingface-hub>=1", "tokenizers", "regex", "hf-xet", "tqdm"),
+    *("transformers>=5", "huggingface-hub>=1.31,<2", "tokenizers", "regex", "hf-xet", "tqdm"),
     *("torchmetrics", "lightning-utilities", "pycocotools"),
 )
 """What the nets of the Hub and the metrics of detectors need beside the environment."""

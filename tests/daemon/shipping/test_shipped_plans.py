@@ -85,6 +85,14 @@ def test_a_jetson_loads_the_plan_that_it_made_though_a_worker_names_its_gpu_othe
     assert verifying.why_rebuilt(folder, shipped(environment=was), here, trust_plan=True) == told
 
 
+def test_so_is_a_package_of_aotinductor_which_its_process_compares_with_what_it_was_compiled_for(folder):
+    package = shipped(resources=[Resource("model.pt2", 1, "")])
+    here = msgspec.structs.replace(ORIN, driver="550.1")
+    told = verifying.why_rebuilt(folder, package, here, trust_plan=False)
+    assert told.startswith(f"this user ({folders.user()}) did not make model.pt2, which is a program: --trust-plan")
+    assert verifying.why_rebuilt(folder, package, here, trust_plan=True) == ""
+
+
 def test_a_folder_without_a_plan_needs_no_trust(folder):
     assert verifying.why_rebuilt(folder, shipped(resources=[]), ENVIRONMENT, trust_plan=False) == ""
 
