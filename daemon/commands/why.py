@@ -27,8 +27,11 @@ from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import manifest, promise, race, verifying
 from benchd.daemon.verdicts import compare as verdicts
 from benchd.daemon.verdicts import results
-from benchd.daemon.why import environments
-from benchd.daemon.why.comparing import Explaining, Interrupted
+from benchd.daemon.why import environments, foreign
+from benchd.daemon.why.bridge import Bridging
+from benchd.daemon.why.bridge import lines as way
+from benchd.daemon.why.comparing import Explaining
+from benchd.daemon.why.comparisons import Comparing, Interrupted
 from benchd.daemon.why.environments import Side
 from benchd.daemon.why.text import lines
 
@@ -60,6 +63,9 @@ def why(
         list[str] | None, typer.Option(help="Your own module, or one per side.", metavar="FILE.py:FUNCTION")
     ] = None,
     onnx: Annotated[list[Path] | None, typer.Option(help="An ONNX file, or one per side.", metavar="FILE")] = None,
+    theirs: Annotated[
+        Path | None, typer.Option(help="The result of another tool, to be led back to the case's own.", metavar="FILE")
+    ] = None,
     wheels: Annotated[
         Path | None, typer.Option(help="Take the packages of --lock from this folder alone.", metavar="DIR")
     ] = None,
@@ -92,13 +98,9 @@ def why(
     own = _own(module, onnx, given.get("inputs", []))
     cases = named or ["onnxruntime" if own and isinstance(own[0], UserFile) else "eager"] * bool(own)
     effect = arguments.quantity("--min-effect", min_effect, {"%": 0.01})
-    request = Request(cases, preset, effect, modules=own, samples=given.get("samples"), layers=True)
-    counts = (len(cases), len(own))
-    if not cases or max(counts) > 2 or (search and max(counts) == 2) or (not search and max(counts) < 2):
-        raise UsageError(
-            "give one case, as in vim_tiny,eager, and what differs between the sides: --python, --lock, --env or "
-            "--threads; or two cases, two --module or two --onnx, whose layers are compared"
-        )
+    request = Request(cases, preset, effect, modules=own, samples=given.get("samples"), layers=not theirs)
+    _refuse_counts(max(len(cases), len(own)) if cases else 0, is_single=bool(search or theirs))
+    foreign_result = foreign.read(theirs) if theirs else None
     pythons = [str(path) for path in _per_side("--python", python)]
     source = (
         ["--no-index", "--find-links", str(wheels.resolve())] if wheels else ["--index-url", index] if index else []
@@ -108,24 +110,37 @@ def why(
     sinks = [*lasting(folder, settings.mqtt, sys.stderr), SlowStages(sys.stderr)]
     with Session(settings, machine, folder, sinks, start=start) as session:
         try:
-            code = (
-                _of_environments(*both, request, session, [] if lock else pythons, as_json=json)
-                if both
-                else _of_cases(request, session, as_json=json)
-            )
+            comparing = Comparing(session, sys.stderr)
+            if foreign_result:
+                code = _of_theirs(Bridging(foreign_result, request, comparing), as_json=json)
+            elif both:
+                code = _of_environments(Explaining(*both, request, comparing), [] if lock else pythons, as_json=json)
+            else:
+                code = _of_cases(request, session, as_json=json)
+        except Interrupted as interrupt:
+            sys.stderr.write(f"{interrupt}\n")
+            code = 130
         finally:
             session.end()
     raise typer.Exit(code or session.unstored(sys.stderr))
 
 
-def _of_environments(
-    first: Side, second: Side, request: Request, session: Session, originals: Sequence[str], *, as_json: bool
-) -> int:
-    try:
-        explanation = Explaining(first, second, request, session, sys.stderr).explain(originals)
-    except Interrupted as interrupt:
-        sys.stderr.write(f"{interrupt}\n")
-        return 130
+def _refuse_counts(sides: int, *, is_single: bool) -> None:
+    if sides != (1 if is_single else 2):
+        raise UsageError(
+            "give one case, as in vim_tiny,eager, and what differs between the sides: --python, --lock, --env or "
+            "--threads, or --theirs FILE; or two cases, two --module or two --onnx, whose layers are compared"
+        )
+
+
+def _of_theirs(bridging: Bridging, *, as_json: bool) -> int:
+    bridge = bridging.bridge()
+    sys.stdout.write((msgspec.json.encode(bridge).decode() if as_json else "\n".join(way(bridge))) + "\n")
+    return 0
+
+
+def _of_environments(explaining_both: Explaining, originals: Sequence[str], *, as_json: bool) -> int:
+    explanation = explaining_both.explain(originals)
     text = msgspec.json.encode(explanation).decode() if as_json else "\n".join(lines(explanation))
     sys.stdout.write(f"{text}\n")
     return 4 if explanation.is_open else 0

@@ -46,7 +46,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     comparison. `check_failed` counts answers too that, with the weights of the first side, differ from its answers.
     `broken_off`: a process failed, or the measurement was interrupted; of files, B failed at what A measured. `doubt`
     is why the times are not those of the requested cases, and `mark` what stands beside the verdict if others disturbed
-    them. `layers` divides the difference, if the processes were profiled.
+    them. `layers` divides the difference, if the processes were profiled. `mean_over_median` is of B's runs, for who
+    compares with a tool that prints means.
     """
 
     first: str
@@ -62,6 +63,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     doubt: str = ""
     mark: str = ""
     layers: LayerVerdict | None = None
+    mean_over_median: float | None = None
     notes: list[str] = []
 
 
@@ -207,6 +209,7 @@ def comparison(
         doubt=doubt or "",
         mark=doubts.mark(chain(*records)),
         ratios=list(ratios),
+        mean_over_median=_mean_over_median(records[1]),
         layers=layers.judge(layers.rounds(_processes(records[0]), _processes(records[1]), ratios)),
         notes=others + _notes(*records) + left_out,
     )
@@ -214,6 +217,11 @@ def comparison(
 
 def _processes(records: Sequence[Record]) -> list[ProcessResult]:
     return [process for record in records for process in record.processes]
+
+
+def _mean_over_median(records: Sequence[Record]) -> float | None:
+    timed = [process.timing for process in _processes(records) if process.timing]
+    return median(timing.mean_ms / timing.median_ms for timing in timed) if timed else None
 
 
 def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:

@@ -1,32 +1,25 @@
-"""The search over two environments with real processes: each step compares A with a mixture, and is kept in a log."""
+"""The search over two environments with real processes: each step compares A with a mixture of A and B."""
 
-import hashlib
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 from msgspec import Struct
 
-from benchd.daemon.errors import BenchdError, NotAvailable, UsageError
-from benchd.daemon.journal import Journal, explaining
-from benchd.daemon.machine import identity
-from benchd.daemon.measuring import paired
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.journal import explaining
 from benchd.daemon.measuring.paired import Decide, Request
-from benchd.daemon.measuring.session import Session
-from benchd.daemon.shipping import race_log
 from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, look, paired_effect
 from benchd.daemon.verdicts.layers import LayerVerdict
 from benchd.daemon.verdicts.statistics import Interval
 from benchd.daemon.why import environments
+from benchd.daemon.why.comparisons import Comparing, Line
 from benchd.daemon.why.environments import Difference, Side
 from benchd.daemon.why.search import MOST_PAIRS, Applied, Cause, Estimate, Search, Spread, placed
 
-LOG = "why.jsonl"
 CHANGES = ("faster", "slower")
 LEAST_SHARE = 0.15
 """Of the whole effect: a smaller part of it is not searched."""
@@ -65,37 +58,18 @@ class Explanation(Struct, frozen=True, kw_only=True):
         return self.verdict.answer == "inconclusive" or bool(self.unresolved)
 
 
-class _Line(Struct, frozen=True):
-    """A finished comparison: B over A of each pair, none if the mixture cannot run the case, and why."""
-
-    key: str
-    ratios: list[float]
-    reason: str = ""
-    layers: LayerVerdict | None = None
-
-
-class Interrupted(BenchdError):
-    """A signal has ended the search; the same command goes on with it."""
-
-
 @dataclass
 class Explaining:
-    """A search in a session: one case under two environments; `request` holds all else that a comparison needs.
-
-    Each finished comparison is a line in `LOG`, where the same search finds it after an interrupt.
-    """
+    """A search: one case under two environments; `request` holds all else that a comparison needs."""
 
     first: Side
     second: Side
     request: Request
-    session: Session
-    err: TextIO
+    comparing: Comparing
     _differences: dict[str, Difference] = field(default_factory=dict)
     _spread: Spread = field(default_factory=Spread)
     _folder: Path = Path()
     _plain: str = ""
-    _done: int = 0
-    _case_id: str = ""
 
     def explain(self, originals: Sequence[str] = ()) -> Explanation:
         """Search for the causes; raise Interrupted after a signal, UsageError for sides that do not differ.
@@ -105,25 +79,25 @@ class Explaining:
         differences, needs = environments.differences(self.first, self.second)
         if not differences:
             raise UsageError("both sides have the same packages, variables and threads: there is nothing to search")
-        paired.planned_sides(self.request, self.session.config.limits, self.session.machine)  # refuses before the work
+        case_id = self.comparing.planned(self.request)[0].case.case_id  # refused before any work
         self._differences = {difference.name: difference for difference in differences}
         with explaining(Path("TMPDIR")), tempfile.TemporaryDirectory() as folder:
             self._folder = Path(folder)
             self._plain = environments.mixture(self._folder / "a", self.first.installed, [])
-            return self._explained(originals, needs)
+            return self._explained(case_id, originals, needs)
 
-    def _explained(self, originals: Sequence[str], needs: Mapping[str, Applied]) -> Explanation:
+    def _explained(self, case_id: str, originals: Sequence[str], needs: Mapping[str, Applied]) -> Explanation:
         names = list(self._differences)
-        self.err.write("".join(f"difference: {name}\n" for name in names))
+        self.comparing.err.write("".join(f"difference: {name}\n" for name in names))
         ends = self._compared(frozenset(names), self._looks, layers=True)
         ratios = ends.ratios
         if not ratios:
-            raise NotAvailable(f"{self._case_id}: {ends.reason}")
+            raise NotAvailable(f"{case_id}: {ends.reason}")
         verdict = self._verdict(ratios)
-        explanation = Explanation(case_id=self._case_id, differences=names, verdict=verdict, layers=ends.layers)
+        explanation = Explanation(case_id=case_id, differences=names, verdict=verdict, layers=ends.layers)
         if verdict.answer not in CHANGES:
             outside = self._outside(originals) if originals and verdict.answer == "same" else None
-            return msgspec.structs.replace(explanation, outside=outside, comparisons=self._done)
+            return msgspec.structs.replace(explanation, outside=outside, comparisons=self.comparing.done)
         self._spread.add(_logs(ratios))
         effect = paired_effect(ratios).log_ratio
         least = max(math.log1p(self.request.min_effect), LEAST_SHARE * abs(effect))
@@ -133,7 +107,7 @@ class Explaining:
             causes=[_cost(cause) for cause in causes.causes],
             alternatives=[_cost(cause) for cause in causes.alternatives],
             unresolved=list(causes.unresolved),
-            comparisons=self._done,
+            comparisons=self.comparing.done,
         )
 
     def _looks(self, ratios: Sequence[float]) -> Verdict | None:
@@ -163,7 +137,7 @@ class Explaining:
         self._spread.add(_logs(ratios))
         return estimate
 
-    def _compared(self, applied: Applied, decide: Decide, *, layers: bool = False) -> _Line:
+    def _compared(self, applied: Applied, decide: Decide, *, layers: bool = False) -> Line:
         """Compare A with these differences with A as it is."""
         chosen = [difference for name, difference in self._differences.items() if name in applied]
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
@@ -182,10 +156,7 @@ class Explaining:
         decide: Decide,
         *,
         layers: bool = False,
-    ) -> _Line:
-        """Return a comparison, from the log if it has ended before; without ratios if a side cannot run the case."""
-        self._done += 1
-        self.err.write(f"comparison {self._done}, {what}\n")
+    ) -> Line:
         request = replace(
             self.request,
             pythons=list(pythons),
@@ -193,32 +164,7 @@ class Explaining:
             threads=[side.threads for side in sides],
             layers=layers,
         )
-        planned = paired.planned_sides(request, self.session.config.limits, self.session.machine)
-        self._case_id = planned[0].case.case_id
-        environment, device_id = self.session.machine.environment(), identity.device_id(self.session.config.device.id)
-        shared = race_log.digest(planned, environment, device_id)
-        facts = (shared, self.first.identity, self.second.identity, key)
-        digest = hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
-        path = self.session.output / LOG
-        kept = next((line for line in _lines(path) if line.key == digest), None)
-        if kept is None:
-            comparison, code = paired.compare(request, planned, self.session, self.err, decide)
-            if code == 130:
-                raise Interrupted("interrupted; the same command goes on with this search")
-            reason = comparison.verdict.reason if code else ""
-            kept = _Line(digest, [] if code else comparison.ratios, reason, comparison.layers)
-            with closing(Journal(path)) as written:
-                written.append(msgspec.json.encode(kept))
-        else:
-            self.err.write(f"    measured before: {kept.reason or f'{len(kept.ratios)} pairs'}\n")
-        return kept
-
-
-def _lines(path: Path) -> Iterator[_Line]:
-    decoder = msgspec.json.Decoder(_Line)
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(msgspec.MsgspecError):  # cut off by a crash: measured again
-            yield decoder.decode(line)
+        return self.comparing.pairs(what, request, decide, (self.first.identity, self.second.identity, key))
 
 
 def _logs(ratios: Sequence[float]) -> list[float]:

@@ -7,7 +7,7 @@ STUB = """#!{python} -IS
 import os, sys
 if "benchd.daemon.worker" not in sys.argv:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-sys.stdin.readline()
+job = sys.stdin.readline()
 with open({log!r}, "a+") as log:
     log.write({name!r} + "\\n")
     log.seek(0)
@@ -26,7 +26,8 @@ PASSED = (
 
 
 def interpreter(path: Path, ms: str, *, status: str = "ok", more: str = PASSED, dies: bool = False) -> str:
-    """Write the interpreter and return its path; `ms` is a median in which `turn` counts its workers from 0.
+    """Write the interpreter and return its path; `ms` is a median in which `turn` counts its workers from 0,
+    and `job` is the text of its job.
 
     `more` is further JSON of the outcome, a check that passed unless given. Each turn leaves the file's name as a line
     in `log` beside it.

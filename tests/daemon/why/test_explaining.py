@@ -12,8 +12,9 @@ from stub_interpreter import interpreter
 
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.measuring.paired import Request
-from benchd.daemon.why import comparing, text
+from benchd.daemon.why import comparisons, text
 from benchd.daemon.why.comparing import Explaining
+from benchd.daemon.why.comparisons import Comparing
 from benchd.daemon.why.environments import Side
 
 CASE = "square,eager,b1,size=16"
@@ -32,7 +33,7 @@ def explaining(tmp_path):
             packages = [[package(tmp_path / version, name, version) for name in NAMES] for version in ("1.0", "2.0")]
             a, b = (environment(each, base=base) for each in packages)
             sides = Side(a, first or {}), Side(b, second or {})
-            return Explaining(*sides, Request([CASE], "quick", 0.01), opened, io.StringIO())
+            return Explaining(*sides, Request([CASE], "quick", 0.01), Comparing(opened, io.StringIO()))
 
         yield prepared
 
@@ -48,14 +49,14 @@ def test_the_package_is_named_with_its_cost_and_a_search_that_was_cut_off_goes_o
     first, second, *_ = text.lines(explanation)
     assert re.fullmatch(rf"{re.escape(CASE)}: B is slower: {change}", first)
     assert re.fullmatch(rf"  guilty 1\.0 → 2\.0, alone: {change}", second)
-    log, turns = tmp_path / "out" / comparing.LOG, (tmp_path / "log").read_text()
+    log, turns = tmp_path / "out" / comparisons.LOG, (tmp_path / "log").read_text()
     assert explaining(SLOW).explain() == explanation
     assert (tmp_path / "log").read_text() == turns
     *whole, last = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(whole) + last[:20])
     again = explaining(SLOW)
     assert again.explain().causes[0].differences == ["guilty 1.0 → 2.0"]
-    assert again.err.getvalue().count("measured before") == explanation.comparisons - 1
+    assert again.comparing.err.getvalue().count("measured before") == explanation.comparisons - 1
 
 
 def test_a_variable_is_named_as_a_package_is(explaining):

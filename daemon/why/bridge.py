@@ -1,0 +1,196 @@
+"""From the number of another tool to ours: the same file under its protocol, with one switch at a time.
+
+Switches interact, as a queue does with threads: each is put on the way from our protocol to theirs, once in a fixed
+order and once in the reverse one, and has the mean of both (the Shapley value of two orders).
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.errors import NotAvailable, UsageError
+from benchd.daemon.measuring.paired import Request
+from benchd.daemon.records import Case, Variant
+from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, paired_effect
+from benchd.daemon.why.comparisons import Comparing
+from benchd.daemon.why.foreign import Foreign
+
+ENOUGH = 0.03
+"""The half-width of a log ratio at which a comparison ends."""
+
+FEWEST_PAIRS, MOST_PAIRS = 3, 9
+
+
+class Switch(Struct, frozen=True):
+    """Something that they do otherwise, and the ms that it adds to our number: the mean of both orders, and each."""
+
+    name: str
+    ms: float
+    of_orders_ms: list[float]
+
+
+class Bridge(Struct, frozen=True, kw_only=True):
+    """What leads from `ours_ms`, the median of a call alone, to `theirs`; `unexplained_ms` is what is left.
+
+    `untried` are switches of theirs that this case cannot take, each with the reason.
+    """
+
+    case_id: str
+    theirs: Foreign
+    ours_ms: float
+    switches: list[Switch]
+    unexplained_ms: float
+    untried: list[str] = []
+
+    @property
+    def explained(self) -> float:
+        """The share of the gap that the switches explain."""
+        gap = self.theirs.quoted_ms - self.ours_ms
+        return 1.0 - abs(self.unexplained_ms / gap) if gap else 1.0
+
+
+@dataclass
+class Bridging:
+    """The way from a case of ours to a result of theirs."""
+
+    theirs: Foreign
+    request: Request
+    comparing: Comparing
+    _logs: dict[frozenset[str], float] = field(default_factory=dict)
+    _ours_ms: list[float] = field(default_factory=list)
+    _mean_over_median: float = 1.0
+
+    def bridge(self) -> Bridge:
+        """Measure the switches; raise Interrupted after a signal, NotAvailable if the case cannot run here."""
+        case = self.comparing.planned(self.request)[0].case
+        switches, untried = self._possible(case)
+        self.comparing.err.write("".join(f"they differ in: {name}\n" for name in switches))
+        orders = [list(switches), list(switches)[::-1]]
+        if not switches:
+            self._measure([])
+        ways = [
+            [self._log([switches[name] for name in order[:end]]) for end in range(len(order) + 1)] for order in orders
+        ]
+        ours_ms = median(self._ours_ms)
+        added = {
+            name: [
+                ours_ms * (math.exp(way[order.index(name) + 1]) - math.exp(way[order.index(name)]))
+                for way, order in zip(ways, orders, strict=True)
+            ]
+            for name in switches
+        }
+        steps = [Switch(name, fmean(each), each) for name, each in added.items()]
+        end_ms = ours_ms * math.exp(ways[0][-1])
+        waiting = self.theirs.in_flight / self.theirs.streams - 1.0
+        if waiting > 0.0:
+            steps.append(
+                _computed(f"{self.theirs.in_flight} requests wait for {self.theirs.streams} streams", end_ms * waiting)
+            )
+            end_ms *= 1.0 + waiting  # J. D. C. Little: requests in flight over the rate at which they end
+        if self.theirs.quoted == "mean":
+            steps.append(_computed("mean, not median", end_ms * (self._mean_over_median - 1.0)))
+            end_ms *= self._mean_over_median
+        return Bridge(
+            case_id=case.case_id,
+            theirs=self.theirs,
+            ours_ms=ours_ms,
+            switches=steps,
+            unexplained_ms=self.theirs.quoted_ms - end_ms,
+            untried=untried,
+        )
+
+    def _possible(self, case: Case) -> tuple[dict[str, str], list[str]]:
+        """Return the switches that this case can take, by name, and why it cannot take the others."""
+        possible, untried = {}, []
+        for name, part in _switches(case, self.theirs):
+            reason = self._why_not(part)
+            if reason:
+                untried.append(f"{name}: {reason}")
+            else:
+                possible[name] = part
+        return possible, untried
+
+    def _why_not(self, part: str) -> str:
+        try:
+            self.comparing.planned(replace(self.request, cases=[self._case([part])]))
+        except (UsageError, NotAvailable) as error:
+            return str(error)
+        return ""
+
+    def _case(self, switches: Sequence[str]) -> str:
+        """Return the text of our case with these parts in place of its own."""
+        parts = {_kind(part): part for part in self.request.cases[0].split(",")}
+        return ",".join((parts | {_kind(part): part for part in switches}).values())
+
+    def _log(self, switches: Sequence[str]) -> float:
+        """Return the log ratio of our case with these switches over our case, measured once."""
+        known = frozenset(switches)
+        if switches and known not in self._logs:
+            self._logs[known] = self._measure(switches)
+        return self._logs.get(known, 0.0)
+
+    def _measure(self, switches: Sequence[str]) -> float:
+        cases = [self.request.cases[0], self._case(switches)]
+        what = f"ours with {', '.join(switches) or 'nothing changed'}"
+        line = self.comparing.pairs(what, replace(self.request, cases=cases), _decide)
+        if not line.ratios:
+            raise NotAvailable(f"{cases[1]}: {line.reason}")
+        self._ours_ms += line.first_ms
+        self._mean_over_median = line.mean_over_median
+        return paired_effect(line.ratios).log_ratio
+
+
+def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, str]]:
+    """Yield what they do otherwise, as far as their file tells it, with the part of a case that does so here."""
+    if theirs.precision and theirs.precision != case.variant.precision:
+        variant = msgspec.structs.replace(case.variant, precision=theirs.precision)
+        yield f"{theirs.precision}, not {case.variant.precision}", variant.name
+    if theirs.batch and theirs.batch != case.batch_size:
+        yield f"batch {theirs.batch}, not {case.batch_size}", f"b{theirs.batch}"
+    if theirs.threads and theirs.threads != case.threads:
+        yield f"{theirs.threads} threads, not {case.threads or 'all'}", f"threads={theirs.threads}"
+    if theirs.streams > case.streams:
+        yield f"{theirs.streams} streams, not {case.streams}", f"streams={theirs.streams}"
+
+
+def _kind(part: str) -> str:
+    """Return what a part of a case's text sets; two parts of one kind exclude each other."""
+    if re.fullmatch(r"b\d+", part):
+        return "batch"
+    if "=" in part:
+        return part.partition("=")[0]
+    try:
+        Variant.parse(part)
+    except UsageError:
+        return part
+    return "variant"
+
+
+def _computed(name: str, ms: float) -> Switch:
+    return Switch(name, ms, [ms])
+
+
+def _decide(ratios: Sequence[float]) -> Verdict | None:
+    if len(ratios) < FEWEST_PAIRS:
+        return None
+    verdict = judge(paired_effect(ratios), LOOK_ALPHA, 0.0)
+    width = verdict.interval.high - verdict.interval.low if verdict.interval else 0.0
+    return verdict if width / 2.0 <= ENOUGH or len(ratios) >= MOST_PAIRS else None
+
+
+def lines(bridge: Bridge) -> Iterator[str]:
+    """Yield the way from our number to theirs, a switch a line."""
+    theirs = bridge.theirs
+    yield f"{bridge.case_id}: {bridge.ours_ms:.4g} ms, the median of a call alone"
+    for switch in bridge.switches:
+        spread = max(switch.of_orders_ms) - min(switch.of_orders_ms)
+        yield f"  {switch.ms:+10.4g} ms  {switch.name}{f' (±{spread / 2:.2g} by the order)' if spread else ''}"
+    yield f"  {bridge.unexplained_ms:+10.4g} ms  unexplained"
+    yield f"{theirs.tool}: {theirs.quoted_ms:.4g} ms, {theirs.quoted}: {theirs.means}"
+    for note in (*bridge.untried, *theirs.notes):
+        yield f"  note: {note}"

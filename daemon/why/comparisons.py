@@ -1,0 +1,95 @@
+"""Live comparisons of a search, each kept in a log as it ends: the same command goes on behind the last one."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.errors import BenchdError
+from benchd.daemon.journal import Journal
+from benchd.daemon.machine import identity
+from benchd.daemon.measuring import paired
+from benchd.daemon.measuring.paired import Decide, Request
+from benchd.daemon.measuring.plan import Planned
+from benchd.daemon.measuring.session import Session
+from benchd.daemon.shipping import race_log
+from benchd.daemon.verdicts.layers import LayerVerdict
+
+LOG = "why.jsonl"
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """A finished comparison: B over A of each pair, none if a side cannot run the case, and why; A's medians.
+
+    `mean_over_median` is of B's times.
+    """
+
+    key: str
+    ratios: list[float]
+    first_ms: list[float]
+    mean_over_median: float = 1.0
+    reason: str = ""
+    layers: LayerVerdict | None = None
+
+
+class Interrupted(BenchdError):
+    """A signal has ended the search; the same command goes on with it."""
+
+
+@dataclass
+class Comparing:
+    """The comparisons of one search in a session, `done` so far."""
+
+    session: Session
+    err: TextIO
+    done: int = 0
+
+    def pairs(self, what: str, request: Request, decide: Decide, facts: object = ()) -> Line:
+        """Return a comparison, from the log if one of the same cases, files, machine and `facts` has ended before.
+
+        Raises Interrupted after a signal.
+        """
+        self.done += 1
+        self.err.write(f"comparison {self.done}, {what}\n")
+        planned = self.planned(request)
+        key = self._key(planned, request, facts)
+        path = self.session.output / LOG
+        kept = next((line for line in _lines(path) if line.key == key), None)
+        if kept is not None:
+            self.err.write(f"    measured before: {kept.reason or f'{len(kept.ratios)} pairs'}\n")
+            return kept
+        made, code = paired.compare(request, planned, self.session, self.err, decide)
+        if code == 130:
+            raise Interrupted("interrupted; the same command goes on with this search")
+        line = Line(
+            key=key,
+            ratios=[] if code else made.ratios,
+            first_ms=made.first_ms,
+            mean_over_median=made.mean_over_median or 1.0,
+            reason=made.verdict.reason if code else "",
+            layers=made.layers,
+        )
+        with closing(Journal(path)) as written:
+            written.append(msgspec.json.encode(line))
+        return line
+
+    def planned(self, request: Request) -> Sequence[Planned]:
+        """Return both sides; raise UsageError for an invalid request, NotAvailable for a case that cannot run here."""
+        return paired.planned_sides(request, self.session.config.limits, self.session.machine)
+
+    def _key(self, planned: Sequence[Planned], request: Request, facts: object) -> str:
+        environment, device_id = self.session.machine.environment(), identity.device_id(self.session.config.device.id)
+        shared = race_log.digest(planned, environment, device_id)
+        return hashlib.sha256(msgspec.json.encode((shared, list(request.variables), facts))).hexdigest()
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    decoder = msgspec.json.Decoder(Line)
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(msgspec.MsgspecError):  # cut off by a crash: measured again
+            yield decoder.decode(line)

@@ -1,0 +1,346 @@
+"""Results of other tools, each with what its number means; sources: the tools' own code that prints them.
+
+A file is recognised by its content. What is cut off, failed, or holds two different results is refused in a sentence:
+a wrong number would be explained.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.runtimes import Precision
+
+Statistic = Literal["mean", "median"]
+MOST_BYTES = 64 * 2**20
+
+
+class Foreign(Struct, frozen=True, kw_only=True):
+    """A result of another tool, in ms per call: `latency_ms` by statistic, and the one that people quote.
+
+    `in_flight` requests share as many `streams`: more of them wait, and their wait counts. `same_input` says that every
+    call reads the same values. What the file does not tell is the tool's default, or None. `means` is what the number
+    is, and `notes` what it leaves out.
+    """
+
+    tool: str
+    quoted: Statistic
+    latency_ms: dict[str, float]
+    means: str
+    model: str = ""
+    throughput_per_s: float | None = None
+    batch: int | None = None
+    streams: int = 1
+    in_flight: int = 1
+    threads: int | None = None
+    precision: Precision | None = None
+    same_input: bool = True
+    warm_up: str = ""
+    notes: list[str] = []
+
+    @property
+    def quoted_ms(self) -> float:
+        """The number that is explained."""
+        return self.latency_ms[self.quoted]
+
+
+def read(path: Path) -> Foreign:
+    """Return the result in a file; raise UsageError for one of no known tool, cut off, failed or with two results."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path}: larger than 64 MiB: no result of a tool; give the file that it wrote at its end")
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    try:
+        results = _json_results(text) if re.match(r"\s*(\{|\[\s*\{)", text) else _text_results(text)
+    except _Unreadable as error:
+        raise UsageError(f"{path}: {error}") from error
+    except (KeyError, ValueError, TypeError, IndexError, StopIteration) as error:
+        raise UsageError(f"{path}: a field is missing or no number ({error}): the file is cut off or edited") from error
+    if not results:
+        raise UsageError(
+            f"{path}: not recognised; known are trtexec (log, --exportTimes), benchmark_app (console, report), "
+            "perf_analyzer (-f), onnxruntime_perf_test, LiteRT benchmark_model, optimum-benchmark and ultralytics"
+        )
+    if any(each != results[0] for each in results):
+        raise UsageError(f"{path}: holds {len(results)} different results; give a file with one")
+    return results[0]
+
+
+class _Unreadable(Exception):
+    """Why a recognised file is not read."""
+
+
+def _json_results(text: str) -> list[Foreign]:
+    try:
+        content = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise _Unreadable(f"the JSON is cut off or damaged ({error})") from error
+    if isinstance(content, list):
+        return [_export_times(content)] if content and "computeMs" in content[0] else []
+    if "execution_results" in content or "configuration_setup" in content:
+        return [_benchmark_report(content)]
+    if "forward" in content or "report" in content:
+        return [_optimum(content.get("report", content))]
+    return []
+
+
+def _text_results(text: str) -> list[Foreign]:
+    for marker, reader in _TEXTS.items():
+        if re.search(marker, text, re.MULTILINE):
+            parts = _parts(text, marker)
+            return [reader(part) for part in parts]
+    return []
+
+
+def _parts(text: str, marker: str) -> list[str]:
+    """Return the text from each place where a run of the tool begins."""
+    begins = [match.start() for match in re.finditer(marker, text, re.MULTILINE)]
+    return [text[begin:end] for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
+
+
+def _numbers(text: str, pattern: str) -> list[float]:
+    """Return the numbers of the first match; a decimal comma counts where no number of the line has a point."""
+    match = re.search(pattern, text)
+    if match is None:
+        return []
+    commas = "," in "".join(match.groups()) and "." not in "".join(match.groups())
+    return [float(each.replace(",", ".") if commas else each) for each in match.groups()]
+
+
+def _required(text: str, pattern: str, what: str) -> list[float]:
+    numbers = _numbers(text, pattern)
+    if not numbers:
+        raise _Unreadable(f"{what} is missing: the output is cut off, or of a run that failed")
+    return numbers
+
+
+def _whole(text: str, pattern: str) -> int | None:
+    match = re.search(pattern, text)
+    return int(match[1]) if match else None
+
+
+_PRECISIONS: dict[str, Precision] = {
+    **dict.fromkeys(("float32", "f32", "FP32"), "fp32"),
+    **dict.fromkeys(("float16", "f16", "FP16", "FP32+FP16"), "fp16"),
+    **dict.fromkeys(("bfloat16", "bf16", "BF16"), "bf16"),
+    "INT8": "int8",
+}
+_N = r"([\d.,]+(?:[eE][+-]?\d+)?)"
+
+
+def _trtexec(text: str) -> Foreign:
+    if "&&&& PASSED" not in text:
+        raise _Unreadable("trtexec did not end with PASSED: the log is cut off, or of a run that failed")
+    low, high, mean, middle = _required(
+        text, rf"Latency: min = {_N} ms, max = {_N} ms, mean = {_N} ms, median = {_N} ms", "the line Latency"
+    )
+    queries = _required(text, rf"Throughput: {_N} qps", "the line Throughput")[0]
+    precision = re.search(r"Precision: (\S+)", text)
+    streams = _whole(text, r"Inference Streams: (\d+)") or 1
+    return Foreign(
+        tool="trtexec",
+        quoted="median",
+        latency_ms={"min": low, "max": high, "mean": mean, "median": middle},
+        throughput_per_s=queries,
+        means="copy in, compute and copy out of a query, without its wait behind the one enqueued ahead",
+        streams=streams,
+        in_flight=streams,
+        precision=_PRECISIONS.get(precision[1]) if precision else None,
+        warm_up=_found(text, r"Duration: [\d.]+s \(\+ ([\d.]+ms) warm up\)"),
+        notes=["TF32 unless --noTF32", "transfers unless --noDataTransfers"],
+    )
+
+
+def _found(text: str, pattern: str) -> str:
+    match = re.search(pattern, text)
+    return match[1] if match else ""
+
+
+def _export_times(rows: Sequence[Mapping[str, Any]]) -> Foreign:
+    """Read `trtexec --exportTimes`; older ones begin with the warm-up, which the first 200 ms are."""
+    first = min(float(row["startComputeMs"]) for row in rows)
+    kept = [row for row in rows if float(row["startComputeMs"]) - first >= 200.0] or rows
+    return Foreign(
+        tool="trtexec --exportTimes",
+        quoted="median",
+        latency_ms=_statistics(float(row["latencyMs"]) for row in kept),
+        means="copy in, compute and copy out of a query, without its wait behind the one enqueued ahead",
+        warm_up="200 ms",
+        notes=[f"{len(kept)} of {len(rows)} queries, without the first 200 ms"],
+    )
+
+
+def _statistics(times_ms: Iterable[float]) -> dict[str, float]:
+    times = sorted(times_ms)
+    return {"min": times[0], "median": median(times), "mean": fmean(times), "max": times[-1]}
+
+
+_BENCHMARK_MEANS = "a request among those in flight together, from its start to its answer"
+
+
+def _benchmark_app(text: str) -> Foreign:
+    latency = {
+        name.lower(): _required(text, rf"{name}:\s+{_N} ms", f"the line {name}")[0]
+        for name in ("Average", "Min", "Max")
+    }
+    middle = _required(text, rf"Median:\s+{_N} ms", "the line Median")[0]
+    return Foreign(
+        tool="benchmark_app",
+        quoted="median",
+        latency_ms={"median": middle, "mean": latency["average"], "min": latency["min"], "max": latency["max"]},
+        throughput_per_s=_required(text, rf"Throughput:\s+{_N} FPS", "the line Throughput")[0],
+        means=_BENCHMARK_MEANS,
+        streams=_whole(text, r"NUM_STREAMS: (\d+)") or 1,
+        in_flight=_whole(text, r"Start inference asynchronously, (\d+)") or 1,
+        threads=_whole(text, r"INFERENCE_NUM_THREADS: (\d+)"),
+        precision=_PRECISIONS.get(_found(text, r"INFERENCE_PRECISION_HINT: <Type: '(\w+)'>")),
+        warm_up="one request",
+    )
+
+
+def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
+    found, setup = content.get("execution_results", {}), content.get("configuration_setup", {})
+    if "error" in content or "error" in found:
+        raise _Unreadable("the run of benchmark_app failed")
+    if "throughput" not in found:
+        raise _Unreadable("execution_results holds no results: benchmark_app of 2023 wrote its options there")
+    middle = next((value for name, value in found.items() if re.fullmatch(r"latency( \(ms\))?", name)), None)
+    if middle is None:
+        raise _Unreadable("a percentile in place of the median: run benchmark_app without -latency_percentile")
+    return Foreign(
+        tool="benchmark_app report",
+        quoted="median",
+        latency_ms={
+            "median": float(middle),
+            "mean": float(found["avg latency"]),
+            "min": float(found["min latency"]),
+            "max": float(found["max latency"]),
+        },
+        throughput_per_s=float(found["throughput"]),
+        means=_BENCHMARK_MEANS,
+        batch=int(setup["batch size"]) if "batch size" in setup else None,
+        streams=int(setup.get("number of streams", setup.get("number of parallel infer requests", 1))),
+        in_flight=int(setup.get("number of parallel infer requests", 1)),
+        warm_up="one request",
+    )
+
+
+def _perf_analyzer(text: str) -> Foreign:
+    header, *rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    if any(len(row) != len(header) for row in rows):
+        raise _Unreadable("a row has another number of fields than the header: decimal commas, or cut off")
+    if len(rows) != 1:
+        raise _Unreadable(f"{len(rows)} loads; give the file of one, as from --concurrency-range 1:1")
+    row = dict(zip(header, rows[0], strict=True))
+    spent = ["Client Send", "Network+Server Send/Recv", "Server Queue", "Client Recv"]
+    spent += [f"Server Compute {part}" for part in ("Input", "Infer", "Output")]
+    percentiles = {
+        name.removesuffix(" latency"): float(value) / 1e3 for name, value in row.items() if name.endswith(" latency")
+    }
+    compute = row.get("Server Compute Infer")
+    return Foreign(
+        tool="perf_analyzer",
+        quoted="mean",
+        latency_ms={
+            **{"median" if name == "p50" else name: value for name, value in percentiles.items()},
+            "mean": sum(float(row.get(name, 0.0)) for name in spent) / 1e3,
+        },
+        throughput_per_s=float(row["Inferences/Second"]),
+        means="a request as the client sees it: network, queue and copies of the server too",
+        in_flight=int(row.get("Concurrency", 1)),
+        notes=[f"compute alone: {float(compute) / 1e3:.4g} ms"] if compute else [],
+    )
+
+
+def _onnxruntime(text: str) -> Foreign:
+    mean = _required(text, rf"Average inference time cost(?: total)?: {_N} ms", "Average inference time cost")[0]
+    seconds = {
+        "median" if name == "50" else f"p{name}": value * 1e3
+        for name in ("50", "90", "95", "99")
+        for value in _numbers(text, rf"P{name} Latency: {_N} s")
+    }
+    return Foreign(
+        tool="onnxruntime_perf_test",
+        quoted="mean",
+        latency_ms={"mean": mean, **seconds},
+        throughput_per_s=next(iter(_numbers(text, rf"Number of inferences per second: {_N}")), None),
+        means="the mean of calls one after the other",
+        warm_up="one run",
+        notes=["inputs of -I are not initialised"],
+    )
+
+
+def _litert(text: str) -> Foreign:
+    times = _required(text, rf"Inference \(avg\): {_N}", "the line Inference timings")
+    counts = re.findall(rf"count=(\d+) .*?min={_N} max={_N} avg={_N}", text)
+    latency = {"mean": times[0] / 1e3}
+    if counts:
+        latency |= {"min": float(counts[-1][1]) / 1e3, "max": float(counts[-1][2]) / 1e3}
+    middle = re.findall(rf"median={_N}", text)
+    latency |= {"median": float(middle[-1]) / 1e3} if middle else {}
+    return Foreign(
+        tool="LiteRT benchmark_model",
+        quoted="mean",
+        latency_ms=latency,
+        means="the mean of calls one after the other, on random inputs",
+        threads=_whole(text, r"Num threads: \[(\d+)\]"),
+        warm_up="0.5 s",
+    )
+
+
+def _optimum(content: Mapping[str, Any]) -> Foreign:
+    target = next(name for name in ("forward", "prefill", "call") if name in content)
+    latency = content[target]["latency"]
+    if latency.get("unit") != "s":
+        raise _Unreadable(f"a latency in {latency.get('unit')!r}, not in s")
+    times = _statistics(float(value) * 1e3 for value in latency["values"])
+    return Foreign(
+        tool="optimum-benchmark",
+        quoted="mean",
+        latency_ms=times,
+        throughput_per_s=float(content[target]["throughput"]["value"]) if content[target].get("throughput") else None,
+        means=f"the mean of {target}, all processes as one list",
+        notes=[] if target == "forward" else [f"only {target}"],
+    )
+
+
+def _ultralytics(text: str) -> Foreign:
+    rows = [re.split(r"\s{2,}|\s*│\s*|\s*\|\s*", line.strip(" │|")) for line in text.splitlines()]
+    place = next(number for number, row in enumerate(rows) if any("Inference time" in cell for cell in row))
+    column = next(number for number, cell in enumerate(rows[place]) if "Inference time" in cell)
+    width = len(rows[place]) + 1  # the number of the row has no heading
+    whole = [row for row in rows[place + 1 :] if len(row) == width]
+    numbers = [(float(row[column + 1]), row[1]) for row in whole if re.fullmatch(r"\d+(\.\d+)?", row[column + 1])]
+    if len(numbers) != 1:
+        formats = ", ".join(name for _, name in numbers)
+        raise _Unreadable(f"a table of {len(numbers)} formats ({formats}); keep the row of yours")
+    size = _whole(text, r"imgsz=(\d+)")
+    return Foreign(
+        tool="ultralytics",
+        quoted="mean",
+        latency_ms={"mean": numbers[0][0]},
+        means="the mean of the forward pass alone over the validation images, one by one",
+        model=_found(text, r"Benchmarks complete for (\S+)"),
+        batch=1,
+        same_input=False,
+        notes=[f"imgsz {size}"] if size else [],
+    )
+
+
+_TEXTS: dict[str, Callable[[str], Foreign]] = {
+    r"^&&&& RUNNING TensorRT\.trtexec": _trtexec,
+    r"^\[Step 1/11\]": _benchmark_app,
+    r"^(Concurrency|Request Rate),Inferences/Second": _perf_analyzer,
+    r"^Session creation time cost:": _onnxruntime,
+    r"^.*STARTING!$": _litert,
+    r"Benchmarks complete for ": _ultralytics,
+}

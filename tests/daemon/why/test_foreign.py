@@ -1,0 +1,165 @@
+"""Results of other tools, in the words that they print: read right, or refused in a sentence."""
+
+import json
+from contextlib import suppress
+
+import pytest
+
+from benchd.daemon.errors import UsageError
+from benchd.daemon.why import foreign
+
+TRTEXEC = """&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=net.onnx
+[I] Precision: FP32+FP16
+[I] Inference Streams: 1
+[I] Duration: 3s (+ 200ms warm up)
+[I] Throughput: 400.5 qps
+[I] Latency: min = 2.1 ms, max = 4.4 ms, mean = 2.6 ms, median = 2.5 ms, percentile(90%) = 2.9 ms
+&&&& PASSED TensorRT.trtexec [TensorRT v100300]
+"""
+BENCHMARK_APP = """[Step 1/11] Parsing and validating input arguments
+[ INFO ]   NUM_STREAMS: 2
+[ INFO ]   INFERENCE_NUM_THREADS: 2
+[ INFO ]   INFERENCE_PRECISION_HINT: <Type: 'bfloat16'>
+[Step 10/11] Measuring performance (Start inference asynchronously, 4 inference requests, limits: 4000 ms duration)
+[ INFO ] Latency:
+[ INFO ]    Median:        24.17 ms
+[ INFO ]    Average:       24.69 ms
+[ INFO ]    Min:           14.74 ms
+[ INFO ]    Max:           39.34 ms
+[ INFO ] Throughput:   80.44 FPS
+"""
+PERF_ANALYZER = (
+    "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,"
+    "Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency\n"
+    "1,340.5,10,400,50,20,2400,15,5,2890,3000,3100,3500\n"
+)
+ONNXRUNTIME = """Session creation time cost: 0.05 s
+First inference time cost: 9 ms
+Total inference time cost: 5.1 s
+Total inference requests: 1000
+Average inference time cost total: 5.12 ms
+Number of inferences per second: 195.3
+P50 Latency: 0.0050 s
+P99 Latency: 0.0071 s
+"""
+LITERT = """INFO: STARTING!
+INFO: Num threads: [4]
+INFO: count=10 first=9000 curr=8100 min=8000 max=9000 avg=8200 std=200
+INFO: count=120 first=8200 curr=8100 min=7900 max=9100 avg=8150.5 std=90
+INFO: Inference timings in us: Init: 21000, First inference: 9000, Warmup (avg): 8200, Inference (avg): 8.1505e+03
+"""
+ULTRALYTICS = """Benchmarks complete for yolo11n.pt on coco8.yaml at imgsz=640 (12.3s)
+   Format    Status  Size (MB)  metrics/mAP50-95(B)  Inference time (ms/im)  FPS
+0  ONNX      ✅      10.2       0.6086               31.25                   32.0
+"""
+OPTIMUM = json.dumps(
+    {
+        "forward": {
+            "latency": {"unit": "s", "values": [0.010, 0.012, 0.011]},
+            "throughput": {"unit": "samples/s", "value": 90.9},
+        }
+    }
+)
+REPORT = json.dumps(
+    {
+        "cmd_options": {},
+        "configuration_setup": {"number of parallel infer requests": "4", "batch size": "1"},
+        "execution_results": {
+            "latency (ms)": "24.17",
+            "avg latency": "24.69",
+            "min latency": "14.74",
+            "max latency": "39.34",
+            "throughput": "80.44",
+        },
+    }
+)
+TIMES = json.dumps(
+    [{"startComputeMs": 10.0 * n, "computeMs": 2.0, "latencyMs": 9.0 if n < 20 else 2.5} for n in range(60)]
+)
+FILES = {
+    "trtexec": (TRTEXEC, "median", 2.5, "fp16", 1),
+    "trtexec --exportTimes": (TIMES, "median", 2.5, None, 1),
+    "benchmark_app": (BENCHMARK_APP, "median", 24.17, "bf16", 4),
+    "benchmark_app report": (REPORT, "median", 24.17, None, 4),
+    "perf_analyzer": (PERF_ANALYZER, "mean", 2.9, None, 1),
+    "onnxruntime_perf_test": (ONNXRUNTIME, "mean", 5.12, None, 1),
+    "LiteRT benchmark_model": (LITERT, "mean", 8.1505, None, 1),
+    "optimum-benchmark": (OPTIMUM, "mean", 11.0, None, 1),
+    "ultralytics": (ULTRALYTICS, "mean", 31.25, None, 1),
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def of(text):
+        path = tmp_path / "theirs"
+        path.write_text(text, encoding="utf-8")
+        return foreign.read(path)
+
+    return of
+
+
+@pytest.mark.parametrize("tool", FILES)
+def test_the_number_that_is_quoted_is_read_in_ms_with_its_protocol(tool, read):
+    text, quoted, ms, precision, in_flight = FILES[tool]
+    result = read(text)
+    assert (result.tool, result.quoted, result.precision, result.in_flight) == (tool, quoted, precision, in_flight)
+    assert result.quoted_ms == pytest.approx(ms)
+    assert result.means
+
+
+@pytest.mark.parametrize("tool", FILES)
+def test_a_file_that_is_cut_off_is_refused_or_has_no_other_number(tool, read):
+    text, _, ms, *_ = FILES[tool]
+    for part in range(1, 20):
+        with suppress(UsageError):
+            assert read(text[: len(text) * part // 20]).quoted_ms == pytest.approx(ms)
+
+
+@pytest.mark.parametrize("tool", [tool for tool, (text, *_) in FILES.items() if not text.startswith(("{", "["))])
+def test_the_same_result_twice_is_one_and_two_results_are_refused(tool, read):
+    text, _, ms, *_ = FILES[tool]
+    if tool != "perf_analyzer":
+        assert read(text + text).quoted_ms == pytest.approx(ms)
+    faster = (
+        text.replace("2.5 ms", "1.5 ms").replace("24.17", "14.17").replace("5.12", "4.12").replace("31.25", "21.25")
+    )
+    faster = faster.replace("8.1505e+03", "7.1505e+03").replace(",2400,", ",1400,")
+    with pytest.raises(UsageError, match=r"2 different results|2 loads|another number of fields"):
+        read(text + faster)
+
+
+def test_decimal_commas_of_a_locale_are_read_where_they_are_unambiguous(read):
+    text = BENCHMARK_APP
+    for number in ("24.17", "24.69", "14.74", "39.34", "80.44"):
+        text = text.replace(number, number.replace(".", ","))
+    assert read(text).quoted_ms == pytest.approx(24.17)
+    with pytest.raises(UsageError, match="another number of fields"):
+        read(PERF_ANALYZER.replace("340.5", "340,5"))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("hello\n", "not recognised; known are trtexec"),
+        (TRTEXEC.replace("&&&& PASSED", "&&&& FAILED"), "did not end with PASSED"),
+        ('{"cmd_options": {}, "execution_results": {"error": "no device"}}', "the run of benchmark_app failed"),
+        ('{"cmd_options": {}, "execution_results": {"niter": "1"}}', "benchmark_app of 2023 wrote its options there"),
+        (REPORT.replace("latency (ms)", "latency (95 percentile) (ms)"), "a percentile in place of the median"),
+        (OPTIMUM.replace('"s"', '"ms"'), "a latency in 'ms', not in s"),
+        (
+            ULTRALYTICS + "1  OpenVINO  ✅      10.2       0.6086               11.25                   88.0\n",
+            "2 formats",
+        ),
+        (TRTEXEC.replace("median = 2.5", "median = ?"), "the line Latency is missing"),
+    ],
+)
+def test_what_is_no_whole_result_is_refused_with_the_reason(text, told, read):
+    with pytest.raises(UsageError) as refused:
+        read(text)
+    assert told in str(refused.value)
+
+
+def test_an_absent_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match="absent: No such file"):
+        foreign.read(tmp_path / "absent")
