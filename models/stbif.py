@@ -740,6 +740,12 @@ class SpikingNetwork(FoldedNetwork):
         super().__init__(body, graph, neurons)
         self.time_steps, self.step = time_steps, step
 
+    def emitters(self) -> dict[nn.Module, torch.Tensor]:
+        """Return the modules whose outputs are spikes, a neuron or the layer joined to it, and the height of these."""
+        layers = self.get_submodule(_LAYERS).children()
+        joined = {each.members[1]: each for each in layers if isinstance(each, _SpikingLayer)}
+        return {joined.get(neuron, neuron): neuron.scale for neuron in self.neurons() if isinstance(neuron, StBif)}
+
 
 def _refresh_after_load(network: FoldedNetwork, _: object) -> None:
     network._refresh(force=True)

@@ -26,17 +26,18 @@ from benchd.daemon.measuring.plan import Machine, Planned
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.measuring.session import Session, writable
 from benchd.daemon.profiling import comparison
-from benchd.daemon.profiling.collecting import Found, gather
+from benchd.daemon.profiling.collecting import BREAK_EVEN, Found, gather
 from benchd.daemon.profiling.nsight.nsight import SNN_KERNELS
 from benchd.daemon.profiling.output import report
 from benchd.daemon.profiling.output.published import record
 from benchd.daemon.profiling.output.sections import all_finding_lines, sections, warning
 from benchd.daemon.profiling.output.terminal import print_compared, print_profile
-from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Profile, ProfileJob
+from benchd.daemon.profiling.profile import METHODS, WORKLOADS, Method, Profile, ProfileJob
 from benchd.daemon.profiling.rules.findings import find
 from benchd.daemon.profiling.trace import tables
 from benchd.daemon.profiling.verification import tried
 from benchd.daemon.records import Case, UserModule
+from benchd.models import catalog
 
 COMPARE = "compare"
 USUAL = ("torch", "memory", "benchmark", "layers")
@@ -83,7 +84,8 @@ def profile(
     method: Annotated[
         str | None,
         typer.Option(
-            help="torch, memory, benchmark, layers, nsys, ncu, or all (default: the first four).", metavar="A,B"
+            help="torch, memory, benchmark, layers, break-even, nsys, ncu, or all (default: the first four).",
+            metavar="A,B",
         ),
     ] = None,
     preset: Annotated[str, typer.Option(help="How much to run: quick, standard or thorough.")] = "standard",
@@ -133,6 +135,7 @@ def profile(
     tables.sorted_by([], sort)
     about = {"models": [model] if model else [], "directions": ["training" if what == "train" else "inference"]}
     planned = _planned(options.suite({"variants": ["eager"], "preset": "quick"} | given | about), machine, own)
+    chosen = _methods(methods, planned.case)
     to = arguments.mqtt_config(mqtt, ca_file, certificate_file, key_file)
     folder = _folder(output, planned.case)
     sinks, start = lasting(folder, to, sys.stderr), arguments.start(wait, quiet_for)
@@ -145,7 +148,8 @@ def profile(
         job = ProfileJob(
             **msgspec.structs.asdict(session.job(planned, run.suite_id)),
             workload=what,
-            methods=[one for one in METHODS if {one, "all"} & set(methods or USUAL)],
+            methods=chosen,
+            sweeps=depth.pairs,
             warm_up=depth.warm_up if warmup is None else warmup,
             steps=steps or depth.steps,
             runs=depth.runs,
@@ -174,6 +178,18 @@ def profile(
     sys.stderr.writelines(f"error: {failed}: {gathered.missing[failed]}\n" for failed in gathered.failed)
     unstored = session.unstored(sys.stderr)
     raise typer.Exit(exit_code(made, gathered, by_name=bool(methods) and "all" not in methods) or unstored)
+
+
+def _methods(asked: Sequence[str], case: Case) -> list[Method]:
+    """Return the methods to run; raise NotAvailable for break-even of a net that has no ANN."""
+    entry = catalog.find(case.model)
+    has_ann = bool(entry and entry.ann)
+    if BREAK_EVEN in asked and not has_ann:
+        raise NotAvailable(
+            f"break-even compares a spiking net with its ANN, and the catalog has none of {case.model}: profile "
+            "snn_stbif_resnet18"
+        )
+    return [one for one in METHODS if {one, "all"} & set(asked or USUAL) and (one != BREAK_EVEN or has_ann)]
 
 
 def _compare(sides: Sequence[Path], out: TextIO, *, as_json: bool) -> None:
@@ -245,6 +261,7 @@ def _profile(job: ProfileJob, gathered: Found, shared: RunHeader, run_id: RunId)
         memory=collected.memory,
         benchmark=collected.benchmark,
         layers=collected.layers,
+        break_even=gathered.break_even,
         nsys=gathered.nsys,
         ncu=gathered.ncu,
         nesting=gathered.nesting,

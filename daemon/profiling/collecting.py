@@ -14,9 +14,11 @@ from benchd.daemon.machine.ticker import show
 from benchd.daemon.measuring.process import Child
 from benchd.daemon.measuring.protocol import Stage
 from benchd.daemon.measuring.session import Session
+from benchd.daemon.profiling import break_even
 from benchd.daemon.profiling.nsight import nsight
 from benchd.daemon.profiling.occupancy import of_trace
 from benchd.daemon.profiling.profile import (
+    BreakEven,
     Collected,
     Frame,
     LayersProfile,
@@ -34,6 +36,7 @@ from benchd.daemon.sampling.child import SamplerProcess
 
 CHILD = "benchd.daemon.worker.profiling"
 LEAST_S = 2.0
+BREAK_EVEN: Method = "break-even"
 NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 
 
@@ -50,6 +53,7 @@ class Found:
     torch: TorchProfile | None = None
     nesting: list[Frame] = field(default_factory=list)
     occupancy: Occupancy | None = None
+    break_even: BreakEven | None = None
     nsys: NsightSystems | None = None
     ncu: NsightCompute | None = None
     foreign_cpus: float | None = None
@@ -63,6 +67,8 @@ def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: s
     """
     foreign = ForeignUse()
     collected = _in_child(session, job, deadline_s)
+    if BREAK_EVEN in job.methods:
+        _add_break_even(collected, session, job, deadline_s)
     collected.foreign_cpus = foreign.cpus()
     if collected.collected.trace:
         read_trace(collected, job, collected.collected.trace)
@@ -87,7 +93,8 @@ def _add_nsight(collected: Found, job: ProfileJob, deadline_s: float, kernel_reg
 
 
 def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
-    methods = [method for method in job.methods if method not in NSIGHT]
+    methods = [method for method in job.methods if method not in (*NSIGHT, BREAK_EVEN)]
+    job = msgspec.structs.replace(job, methods=methods)
     collect = _with_energy if "layers" in methods else _collect
     collected = collect(session, job, deadline_s) if methods else Collected()
     if collected.error is None:
@@ -104,8 +111,35 @@ def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collec
     collected = _collect(session, beside, deadline_s)
     sampler.flush()
     layers = collected.layers and _measured(collected.layers, sampler, period_s)
+    for point in collected.sweep.points if collected.sweep else ():
+        point.joules = _joules(sampler, point.window, point.inferences, period_s)
+        point.ann_joules = _joules(sampler, point.ann_window, point.ann_inferences, period_s)
     session.rest()
     return msgspec.structs.replace(collected, layers=layers)
+
+
+def _joules(sampler: SamplerProcess, window: Window | None, inferences: int, period_s: float) -> float | None:
+    """Return the energy of an inference in a window, idle power included; None if it was not measured."""
+    if window is None:
+        return None
+    read = sampler.samples.raw(Window(0, time.monotonic_ns()))
+    measured = energy.measure(read, sampler.samples.power, window, inferences, period_s)
+    return None if isinstance(measured, str) else measured.gross_per_inference_j
+
+
+def _add_break_even(found: Found, session: Session, job: ProfileJob, deadline_s: float) -> None:
+    """Add what sweeps in fresh processes show together, or why one of them failed."""
+    sweeps = []
+    for number in range(1, job.sweeps + 1):
+        sys.stderr.write(f"break-even: process {number} of {job.sweeps}\n")
+        made = _with_energy(session, msgspec.structs.replace(job, methods=[BREAK_EVEN]), deadline_s)
+        if made.sweep is None:
+            found.missing[BREAK_EVEN] = made.error or made.missing[BREAK_EVEN]
+            found.failed += [BREAK_EVEN] * (BREAK_EVEN in made.failed or bool(made.error and not made.unsupported))
+            return
+        sweeps.append(made.sweep)
+        found.collected = made if found.collected.model is None else found.collected
+    found.break_even = break_even.conclude(sweeps)
 
 
 def _measured(layers: LayersProfile, sampler: SamplerProcess, read_period_s: float) -> LayersProfile:

@@ -15,12 +15,12 @@ from benchd.daemon.records import Case, Environment, ModelFacts, OptionValue, Wi
 
 SCHEMA = "benchd.profile/1"
 
-Method = Literal["torch", "memory", "benchmark", "layers", "nsys", "ncu"]
+Method = Literal["torch", "memory", "benchmark", "layers", "break-even", "nsys", "ncu"]
 Workload = Literal["forward", "eval", "train"]
 Category = Literal["kernel", "device_copy", "memcpy", "memset", "runtime", "data_loader", "cpu", "other"]
 
 WORKLOADS: tuple[Workload, ...] = ("forward", "eval", "train")
-METHODS: tuple[Method, ...] = ("torch", "memory", "benchmark", "layers", "nsys", "ncu")
+METHODS: tuple[Method, ...] = ("torch", "memory", "benchmark", "layers", "break-even", "nsys", "ncu")
 
 
 class ProfileJob(Job, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class ProfileJob(Job, frozen=True, kw_only=True):
 
     `capture` marks the child of an Nsight tool: it opens the capture range around its active steps and writes no table
     of its own. With a power sensor the method `layers` repeats the forward pass for `energy_s`, and for `hold_s` before
-    and after.
+    and after. `break-even` has as many processes as `sweeps`.
     """
 
     workload: Workload
@@ -38,6 +38,7 @@ class ProfileJob(Job, frozen=True, kw_only=True):
     runs: int
     capture: bool = False
     energy_s: float = 0.0
+    sweeps: int = 0
 
 
 class Operator(Struct, frozen=True, kw_only=True):
@@ -251,6 +252,77 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
+class RateTimes(Struct, kw_only=True):
+    """One process at one firing rate: medians of a few runs, and of the net without spikes right behind each.
+
+    `kernels` names those that convolved spikes. With a power sensor both were repeated over their windows.
+    """
+
+    rate: float
+    ns: list[float] = []
+    ann_ns: list[float] = []
+    kernels: str = ""
+    window: Window | None = None
+    inferences: int = 0
+    joules: float | None = None
+    ann_window: Window | None = None
+    ann_inferences: int = 0
+    ann_joules: float | None = None
+
+
+class Sweep(Struct, frozen=True, kw_only=True):
+    """One process of the method `break-even`: the points by rate, and the net with spikes of its own."""
+
+    ann: str
+    time_steps: int
+    points: list[RateTimes]
+    own: RateTimes
+
+
+class Crossing(Struct, frozen=True, kw_only=True):
+    """The firing rate at which a spiking net costs what the net without spikes does, in spikes per neuron and step.
+
+    `answer` says whether there is one between 0 and 1; the interval is the bootstrap's of 95 % over processes, of those
+    draws that cross, and `without` the share of draws that do not.
+    """
+
+    answer: Literal["crosses", "always slower", "always faster"]
+    rate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    without: float = 0.0
+
+
+class RatePoint(Struct, frozen=True, kw_only=True):
+    """All processes at one firing rate: medians of the times of a run, of the ratio, and the kernels that ran."""
+
+    rate: float
+    ns: float
+    ann_ns: float
+    ratio: float
+    kernels: str
+
+
+class BreakEven(Struct, frozen=True, kw_only=True):
+    """At which firing rate a spiking net takes the time, and where measured the energy, of `ann`.
+
+    `halves` are the crossings of every other point, and `halves_differ` by how much of the time one half says that it
+    is off where the other crosses, the larger of both. `own` is the net as it is, and `predicted` the ratio that the
+    curve gives for its rate.
+    """
+
+    ann: str
+    time_steps: int
+    processes: int
+    points: list[RatePoint]
+    own: RatePoint
+    predicted: float
+    time: Crossing
+    halves: list[Crossing]
+    halves_differ: float | None = None
+    energy: Crossing | None = None
+
+
 class Range(Struct, frozen=True, kw_only=True):
     """An NVTX range name, as nsys sums it up."""
 
@@ -328,6 +400,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     memory: MemoryProfile | None = None
     benchmark: BenchmarkProfile | None = None
     layers: LayersProfile | None = None
+    break_even: BreakEven | None = None
     nsys: NsightSystems | None = None
     ncu: NsightCompute | None = None
     nesting: list[Frame] = []
@@ -343,7 +416,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     @property
     def measured(self) -> bool:
         """Return whether any method gave a result."""
-        return any(getattr(self, method) is not None for method in METHODS)
+        return any(getattr(self, method.replace("-", "_")) is not None for method in METHODS)
 
 
 class Collected(Struct, frozen=True, kw_only=True, tag="collected"):
@@ -359,6 +432,7 @@ class Collected(Struct, frozen=True, kw_only=True, tag="collected"):
     memory: MemoryProfile | None = None
     benchmark: BenchmarkProfile | None = None
     layers: LayersProfile | None = None
+    sweep: Sweep | None = None
     versions: dict[str, str] = {}
     missing: dict[str, str] = {}
     failed: list[Method] = []

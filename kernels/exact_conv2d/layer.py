@@ -204,6 +204,11 @@ def _has_bf16() -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def calls() -> Counter[str]:
+    """Return how often each kernel has convolved in this process: "c" over the nonzeros, others in integers."""
+    return _ran.copy()
+
+
 def ran() -> str:
     """Return what has computed the layers of this process: "c", instructions of those in integers, and refusals.
 

@@ -133,3 +133,22 @@ def test_an_interrupt_ends_the_child_too(begun, tmp_path):
     assert process.returncode == 130
     assert "interrupted" in told
     assert not Path("/proc", pid.read_text()).exists()
+
+
+def test_the_rate_at_which_spikes_cost_what_the_ann_does(profile, tmp_path):
+    net = ("snn_stbif_resnet18", "--option", "width=8", "--option", "time_steps=4", "--batch-sizes", "1")
+    done = profile(*net, "--variants", "eager", "--method", "break-even", "--preset", "quick", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    found = written(tmp_path)
+    assert (found.break_even.processes, found.break_even.ann) == (3, "qann_resnet18,eager,b1,width=8")
+    assert found.model.options["time_steps"] == 4
+    assert found.break_even.energy is None
+    assert "Break-even" in done.stdout
+    assert "spikes per neuron and step" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_net_without_an_ann_has_no_break_even(profile, tmp_path):
+    done = profile("vim_tiny", "--method", "break-even", "--device", "cpu")
+    assert done.returncode == 7
+    assert "break-even compares a spiking net with its ANN, and the catalog has none of vim_tiny" in done.stderr
+    assert not (tmp_path / "out").exists()

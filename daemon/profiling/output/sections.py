@@ -9,6 +9,8 @@ import msgspec
 from benchd.daemon.profiling.comparison import mark
 from benchd.daemon.profiling.profile import (
     BenchmarkProfile,
+    BreakEven,
+    Crossing,
     Finding,
     GpuUse,
     KernelRow,
@@ -19,6 +21,7 @@ from benchd.daemon.profiling.profile import (
     Operator,
     Profile,
     Range,
+    RatePoint,
     Sparsity,
     StepTime,
     Synchronization,
@@ -74,6 +77,8 @@ def _sections(profile: Profile, sort: str) -> Iterator[Section]:
         yield _benchmark(profile.benchmark)
     if profile.layers:
         yield from _layers(profile.layers)
+    if profile.break_even:
+        yield _break_even(profile.break_even)
 
 
 def all_finding_lines(profile: Profile) -> list[list[str]]:
@@ -330,6 +335,41 @@ def _layers(layers: LayersProfile) -> Iterator[Section]:
         "Shares of zeros as NeuroBench counts them: of a layer's weights, and of what neurons and activations put out."
     )
     yield _table("Sparsity", note, SPARSITIES, layers.sparsity)
+
+
+def _break_even(even: BreakEven) -> Section:
+    steps = even.time_steps
+    notes = [f"{_crossed('time', even.time, steps)}, which is {even.ann} in the same variant."]
+    notes += [f"{_crossed('energy', even.energy, steps)}."] if even.energy else []
+    halves = " and ".join("none" if half.rate is None else f"{half.rate:.3g}" for half in even.halves)
+    off = "" if even.halves_differ is None else f", {even.halves_differ:.2%} of the time apart"
+    notes += [f"From every other rate: {halves}{off}. {even.processes} processes, over which the interval is drawn."]
+    notes += [
+        f"With its own spikes it fires {even.own.rate:.3g} and takes {even.own.ratio:.3g} of that time; the curve says "
+        f"{even.predicted:.3g} for this rate."
+    ]
+    return _table("Break-even", " ".join(notes), RATES, even.points)
+
+
+def _crossed(what: str, crossing: Crossing, time_steps: int) -> str:
+    """Return at which rate the net costs what its ANN does, in one clause."""
+    if crossing.rate is None:
+        return f"At each firing rate it is {crossing.answer.removeprefix('always ')} in {what} than its ANN"
+    interval = "" if crossing.low is None else f" [{crossing.low:.3g}, {crossing.high:.3g}]"
+    without = f" ({crossing.without:.0%} of the draws cross nowhere)" if crossing.without else ""
+    return (
+        f"It takes the {what} of its ANN at {crossing.rate:.3g}{interval} spikes per neuron and step, "
+        f"{crossing.rate * time_steps:.3g} per inference{without}"
+    )
+
+
+RATES: Columns[RatePoint] = {
+    "spikes per neuron and step": lambda row: figure(row.rate),
+    "ms": lambda row: figure(row.ns, 1e-6),
+    "ANN ms": lambda row: figure(row.ann_ns, 1e-6),
+    "ratio": lambda row: figure(row.ratio),
+    "kernels": lambda row: row.kernels or "-",
+}
 
 
 def _run_taken(layers: LayersProfile) -> str:

@@ -25,6 +25,7 @@ from benchd.daemon.worker.steps import wait_for
 # ends with one
 METHODS = {
     "layers": ("layers", "layers"),
+    "break-even": ("break_even", "sweep"),
     "benchmark": ("benchmark", "benchmark"),
     "memory": ("memory", "memory"),
     "torch": ("torch_profiler", "trace"),

@@ -55,7 +55,7 @@ def run(work: Work) -> LayersProfile:
     """
     if work.layer_times:
         return _by_runtime(work, work.layer_times)
-    _require_modules(work)
+    require_modules(work)
     split = segments.of(work.module)
     with named_range("Complete_Profiling_Session"):
         loading = _load(work)
@@ -126,9 +126,10 @@ def _rows(runs: Sequence[Mapping[str, float]]) -> list[LayerRow]:
     ]
 
 
-def _require_modules(work: Work) -> None:
+def require_modules(work: Work) -> None:
+    """Raise Unsupported unless the modules of the work run one by one, without gradients."""
     if work.job.workload == "train":
-        raise Unsupported("layers needs a forward pass without gradients: profile the workload forward or eval")
+        raise Unsupported("a forward pass without gradients is needed: profile the workload forward or eval")
     if work.job.case.variant.backend != "eager":
         raise Unsupported(
             f"the modules of {work.job.case.variant.name} do not run one by one: profile eager, fp16, amp, custom or "

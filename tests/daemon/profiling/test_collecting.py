@@ -13,7 +13,7 @@ from waiting import WAIT_S
 
 from benchd.daemon.machine.signals import as_interrupt
 from benchd.daemon.measuring.plan import PRESETS
-from benchd.daemon.profiling.collecting import Found, _measured, gather, read_trace
+from benchd.daemon.profiling.collecting import Found, _joules, _measured, gather, read_trace
 from benchd.daemon.profiling.profile import Collected, ProfileJob
 from benchd.daemon.records import Case, Sample, Window
 from benchd.daemon.sampling.child import SamplerProcess
@@ -128,3 +128,5 @@ def test_the_energy_of_the_layers_is_that_of_the_samples_in_their_window():
     made = _measured(msgspec.structs.replace(LAYERS, energy_window=window, energy_images=4), sampler, 0.05)
     assert made.measured_energy_j == pytest.approx(6.0 * window.seconds / 4, rel=0.02)
     assert made.energy_scope == "module, by fake"
+    assert _joules(sampler, window, 4, 0.05) == pytest.approx(made.measured_energy_j)
+    assert _joules(sampler, None, 0, 0.05) is None

@@ -1,0 +1,114 @@
+"""At which firing rate a spiking net costs what its counterpart without spikes does: from several sweeps; pure.
+
+Between two rates the ratio of the times is interpolated only if the same kernels ran at both: kernels that skip zeros
+become slower with the rate, others do not, and a switch between them makes a step. Within one kind it is taken as never
+falling. Everything is on logarithms of ratios of neighbours in time, which what disturbs both leaves as they are.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from statistics import fmean, median
+
+from benchd.daemon.profiling.profile import BreakEven, Crossing, RatePoint, RateTimes, Sweep
+
+DRAWS = 500
+_Curve = list[tuple[float, float, str]]  # rate, logarithm of the ratio, kernels
+_Rows = Sequence[Sequence[float]]  # of each process, the logarithm at each rate
+
+
+def conclude(sweeps: Sequence[Sweep]) -> BreakEven:
+    """Return what the sweeps of one or more processes show together."""
+    columns = list(zip(*(sweep.points for sweep in sweeps), strict=True))
+    rates = [(column[0].rate, column[0].kernels) for column in columns]
+    rows = [[_log_ratio(point) for point in sweep.points] for sweep in sweeps]
+    halves = [_curve(rates[first::2], [row[first::2] for row in rows]) for first in (0, 1)]
+    crossings = [_found(half) for half in halves]
+    across = zip(crossings, reversed(halves), strict=True)
+    own = _point([sweep.own for sweep in sweeps])
+    return BreakEven(
+        ann=sweeps[0].ann,
+        time_steps=sweeps[0].time_steps,
+        processes=len(sweeps),
+        points=[_point(column) for column in columns],
+        own=own,
+        predicted=math.exp(_at(own.rate, _curve(rates, rows))),
+        time=_crossing(rates, rows),
+        halves=crossings,
+        halves_differ=max((abs(math.expm1(_at(one.rate, other))) for one, other in across if one.rate), default=None),
+        energy=_energy(sweeps, rates),
+    )
+
+
+def _energy(sweeps: Sequence[Sweep], rates: Sequence[tuple[float, str]]) -> Crossing | None:
+    """Return the crossing of the energies, from the rates at which all processes measured them; None without."""
+    every = [[(point.joules, point.ann_joules) for point in sweep.points] for sweep in sweeps]
+    places = [place for place in range(len(rates)) if all(all(row[place]) for row in every)]
+    rows = [[math.log(snn / ann) for snn, ann in (row[place] for place in places) if snn and ann] for row in every]
+    return _crossing([rates[place] for place in places], rows) if len(places) > 1 else None
+
+
+def _point(column: Sequence[RateTimes]) -> RatePoint:
+    return RatePoint(
+        rate=column[0].rate,
+        ns=median(median(each.ns) for each in column),
+        ann_ns=median(median(each.ann_ns) for each in column),
+        ratio=math.exp(median(map(_log_ratio, column))),
+        kernels=column[0].kernels,
+    )
+
+
+def _log_ratio(point: RateTimes) -> float:
+    return median(math.log(ns / ann_ns) for ns, ann_ns in zip(point.ns, point.ann_ns, strict=True))
+
+
+def _curve(rates: Sequence[tuple[float, str]], rows: _Rows) -> _Curve:
+    columns = zip(rates, zip(*rows, strict=True), strict=True)
+    return list(_rising([(rate, median(column), kernels) for (rate, kernels), column in columns]))
+
+
+def _rising(curve: Sequence[tuple[float, float, str]]) -> Iterator[tuple[float, float, str]]:
+    """Yield the points, those of one kind that fall replaced by their means."""
+    for _, same in groupby(curve, key=lambda point: point[2]):
+        points, pools = list(same), list[list[float]]()
+        for _, value, _ in points:
+            pools.append([value])
+            while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+                last = pools.pop()
+                pools[-1] += last
+        levels = [fmean(pool) for pool in pools for _ in pool]
+        yield from ((rate, level, kernels) for (rate, _, kernels), level in zip(points, levels, strict=True))
+
+
+def _at(rate: float, curve: _Curve) -> float:
+    """Return the logarithm of the ratio at a rate, at a switch of kernels that of the nearer point."""
+    for (low, before, kernels), (high, after, others) in pairwise(curve):
+        if low <= rate <= high:
+            share = (rate - low) / (high - low)
+            return before + (after - before) * (share if kernels == others else round(share))
+    return curve[-1][1]
+
+
+def _found(curve: _Curve) -> Crossing:
+    """Return where the curve crosses, at a switch of kernels in the middle between the two rates."""
+    if curve[0][1] > 0:
+        return Crossing(answer="always slower")
+    for (low, before, kernels), (high, after, others) in pairwise(curve):
+        if before <= 0 < after:
+            share = -before / (after - before) if kernels == others else 0.5
+            return Crossing(answer="crosses", rate=low + share * (high - low))
+    return Crossing(answer="always faster")
+
+
+def _crossing(rates: Sequence[tuple[float, str]], rows: _Rows) -> Crossing:
+    """Return the crossing with its interval, from draws of whole processes."""
+    found = _found(_curve(rates, rows))
+    drawn = random.Random(0)  # noqa: S311 - the same draws for the same sweeps
+    crossings = (_found(_curve(rates, drawn.choices(rows, k=len(rows)))).rate for _ in range(DRAWS))
+    crossing = sorted(rate for rate in crossings if rate is not None)
+    without = 1 - len(crossing) / DRAWS
+    if found.rate is None or len(rows) < 3 or not crossing:
+        return Crossing(answer=found.answer, rate=found.rate, without=without)
+    low, high = (crossing[round(share * (len(crossing) - 1))] for share in (0.025, 0.975))
+    return Crossing(answer=found.answer, rate=found.rate, low=low, high=high, without=without)
