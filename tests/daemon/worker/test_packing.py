@@ -147,7 +147,7 @@ def beyond(answers, exact, golden):
 @pytest.mark.parametrize("variant", ["amp", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_golden_rows_pass_a_right_variant_of_a_spiking_network_and_no_wrong_one(tmp_path, variant):
     spiking = job(tmp_path, model="snn_stbif_resnet18", variant=Variant.parse(variant))
-    weights = {"options": {"width": 16}, "weights": "demo", "data": "demo"}
+    weights = {"options": {"width": 16, "time_steps": 4}, "weights": "demo", "data": "demo"}
     asked = changed(spiking, recipe=Pack(str(tmp_path)), **weights)
     packed = run_here(asked).packed
     arrays, golden = dict(np.load(tmp_path / GOLDEN)), packed.golden

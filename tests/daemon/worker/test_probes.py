@@ -2,14 +2,18 @@
 
 import math
 import subprocess
+import sys
+from types import SimpleNamespace
 from typing import get_args
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from simulations import slow
 from worker_jobs import job, run_here
 
+from benchd.daemon import worker
 from benchd.daemon.records import BytesBy, ExponentialsBy
 from benchd.daemon.worker import probes, recipes
 from benchd.daemon.worker.child import StageClock
@@ -36,9 +40,9 @@ def test_the_last_cache_is_the_largest_that_the_kernel_tells(tmp_path, sizes, fo
     ("precision", "types"),
     [
         ("fp32", {"float32"}),
-        ("fp16", {"float16", "float32"}),
+        slow("fp16", {"float16", "float32"}),
         ("bf16", {"bfloat16", "float32"}),
-        ("amp", {"float16", "bfloat16", "float32"}),
+        slow("amp", {"float16", "bfloat16", "float32"}),
     ],
 )
 def test_every_precision_has_finite_rates(precision, types):
@@ -95,22 +99,17 @@ def test_without_a_compiler_the_exponentials_are_torch_s_and_named_so(monkeypatc
     assert 0 < rate < math.inf
 
 
-BROKEN_TRITON = """
-import subprocess
-def jit(function):
-    raise subprocess.CalledProcessError(1, "gcc")
-"""
+def test_whatever_triton_raises_there_is_another_way(monkeypatch):
+    def jit(function):
+        raise subprocess.CalledProcessError(1, "gcc")
 
-
-def test_whatever_triton_raises_there_is_another_way(tmp_path, printed):
-    (tmp_path / "triton").mkdir()
-    (tmp_path / "triton" / "__init__.py").write_text(BROKEN_TRITON)
-    (tmp_path / "triton" / "language.py").write_text("constexpr = int")
-    code = (
-        "import torch\nfrom benchd.daemon.worker import probes\n"
-        "try:\n    probes._by_triton(torch.device('cpu'))\nexcept probes.Unavailable as error:\n    print(error)"
-    )
-    assert printed(code).startswith("no Triton kernel: Command 'gcc' returned non-zero exit status 1")
+    language = SimpleNamespace(constexpr=int)
+    for name, module in {"triton": SimpleNamespace(jit=jit, language=language), "triton.language": language}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "benchd.daemon.worker.probes_triton", raising=False)
+    monkeypatch.delattr(worker, "probes_triton", raising=False)
+    with pytest.raises(probes.Unavailable, match="no Triton kernel: Command 'gcc' returned non-zero exit status 1"):
+        probes._by_triton(CPU)
 
 
 def test_the_rates_are_probed_before_further_runs_and_a_profiler(tmp_path, monkeypatch):
