@@ -23,8 +23,8 @@ from benchd.models import catalog, demo
 user_code._INSTALLED.add("tests")
 TINY = Limits(
     processes=1,
-    warm_up_cap_s=0.1,
-    rule=StopRule(min_blocks=3, min_block_runs=1, min_block_s=0.02, cap_s=0.1, half_width=None),
+    warm_up_cap_s=0.03,
+    rule=StopRule(min_blocks=3, min_block_runs=1, min_block_s=0.005, cap_s=0.03, half_width=None),
     check_images=4,
 )
 # for runs at a rate, and for streams that begin one after the other

@@ -11,7 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.profiling.profile import ProfileJob
-from benchd.daemon.records import Case, ModelFacts, Variant
+from benchd.daemon.records import Case, ModelFacts, Probes, Variant
+from benchd.daemon.worker import probes
 from benchd.daemon.worker.backends import LayerRun
 from benchd.daemon.worker.profiling import costs, layers, segments
 from benchd.daemon.worker.profiling.work import Work
@@ -21,6 +22,13 @@ from benchd.models.catalog import MODELS, build
 from benchd.models.cost import cost
 
 NO_OPTIONS = {}
+RATES = Probes(
+    copy_bytes_per_s=1e10,
+    matrix_flops_per_s=1e11,
+    matrix_dtype="float32",
+    exponentials_per_s=1e9,
+    exponentials_by="torch",
+)
 NARROW = {"width": 16}  # a sixteenth of the arithmetic, the same layers
 SHORT = NARROW | {"time_steps": 3}
 SMALL_VIM = {"dim": 16, "depth": 3, "patch_size": 8, "stride": 8, "num_classes": 5, "image_size": 32}
@@ -76,6 +84,11 @@ WORKS = {
 
 if not native.paths():
     del WORKS["qann custom"]  # its kernels need a CPU with AMX, VNNI or a dot product of bytes
+
+
+@pytest.fixture(autouse=True)
+def _known_rates(monkeypatch):
+    monkeypatch.setattr(probes, "probe", lambda *_: RATES)  # probing takes longer than most of these runs
 
 
 @pytest.fixture(autouse=True)
