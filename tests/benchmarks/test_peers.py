@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchd.exporters import code
 from benchd.kernels.causal_conv1d import causal_conv1d
 from benchd.kernels.selective_scan import selective_scan
 from benchd.models.vim import Vim
@@ -100,6 +101,7 @@ def test_every_package_that_a_peer_needs_is_told_with_its_version(tmp_path, monk
         folder.mkdir(exist_ok=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 9\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(code, "_version", code._version.__wrapped__)  # what is kept of earlier tests
     assert {"mambapy", *peers.PACKAGES.values()} <= rows.versions().keys()
 
 

@@ -298,11 +298,11 @@ def test_a_wrong_image_or_patch_is_named():
         build("vim_tiny", scan="parallel")
 
 
-def small_pair():
+def small_pair(image_size=64):
     """A small model in float32 twice, on plain PyTorch and on our kernels."""
     torch.manual_seed(2)
-    plain = lively(Vim(32, 2, image_size=64, num_classes=10))
-    custom = Vim(32, 2, image_size=64, num_classes=10, implementation="auto").eval()
+    plain = lively(Vim(32, 2, image_size=image_size, num_classes=10))
+    custom = Vim(32, 2, image_size=image_size, num_classes=10, implementation="auto").eval()
     custom.load_state_dict(plain.state_dict())
     return plain, custom
 
@@ -310,7 +310,7 @@ def small_pair():
 @torch.no_grad()
 @pytest.mark.parametrize("kernels", ["torch", "custom"])
 def test_every_precision_a_compiler_and_an_exporter_take_it(kernels):
-    plain, custom = small_pair()
+    plain, custom = small_pair(32)
     model = custom if kernels == "custom" else copy.deepcopy(plain)
     for dtype, limit in ((torch.float32, 1e-5), (torch.float16, 2e-2), (torch.bfloat16, 1e-1)):
         x = pictures(plain).to(dtype)
@@ -411,7 +411,7 @@ def test_compiled_layers_are_those_called_without_their_ops(batch):
 
 @torch.no_grad()
 def test_compiled_layers_compute_with_the_parameters_that_they_are_given():
-    _, custom = small_pair()
+    _, custom = small_pair(32)
     x, other = pictures(custom).float(), {name: 1.5 * p for name, p in custom.named_parameters()}
     torch._dynamo.reset()
 

@@ -102,14 +102,16 @@ def gradients(current, s, terms, weights, implementation, neuron=NEURON):
     return values.detach(), *torch.autograd.grad((values * weights).sum(), leaves)
 
 
-@pytest.mark.parametrize("names", [[], ["bias", "residual"]], ids=" ".join)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    ("drawn", "shape", "neuron"),
-    [(draw, (2, 7, 3, 4), NEURON), (eighths, (2, 7, 3, 4), TIGHT), (far, (1, 7, 1, 2), NEURON)],
-    ids=["many", "on the threshold", "few and far"],
-)
-def test_the_gradients_are_the_plain_ones_in_double(dtype, names, drawn, shape, neuron):
+CHARGES = {
+    "many": (draw, (2, 7, 3, 4), NEURON),
+    "on the threshold": (eighths, (2, 7, 3, 4), TIGHT),
+    "few and far": (far, (1, 7, 1, 2), NEURON),
+}
+
+
+@pairs(names=[[], ["bias", "residual"]], dtype=[torch.float64, torch.float32, torch.float16], charges=list(CHARGES))
+def test_the_gradients_are_the_plain_ones_in_double(dtype, names, charges):
+    drawn, shape, neuron = CHARGES[charges]
     current, residual, weights = (drawn(5, *shape, seed=seed, dtype=dtype) for seed in range(3))
     terms = {"bias": drawn(5, 7, seed=3, dtype=dtype), "residual": residual}
     terms = {name: terms[name] for name in names}
