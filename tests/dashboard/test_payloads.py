@@ -2,7 +2,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from records_made import ENERGY, WRONG, made
 
@@ -126,6 +126,7 @@ def test_no_body_raises(kind, body):
     assert taken(kind, body)
 
 
+@settings(max_examples=40)  # of five fields each
 @given(
     st.recursive(
         st.none() | st.integers() | st.floats() | st.text(), lambda e: st.lists(e) | st.dictionaries(st.text(), e)

@@ -212,7 +212,7 @@ def test_trained_weights_bring_their_options_to_every_model_of_the_plan(once, tm
 
 
 def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tmp_path):
-    """Three classes of images and five scores: the times stand, and only who asked is let down."""
+    """Three classes of images and five scores: the times stand."""
     for label in range(3):
         (tmp_path / "images" / str(label)).mkdir(parents=True)
         Image.new("RGB", (4, 4), (50 * label,) * 3).save(tmp_path / "images" / str(label) / "0.png")
@@ -222,7 +222,6 @@ def test_an_accuracy_that_was_asked_for_and_cannot_be_had_fails_the_run(once, tm
     assert "error: requested accuracy of own.net.build,eager,b1 was not measured: imagefolder:" in done.stderr
     assert "has 3 classes, but the model has 5" in done.stderr
     assert [record.status for record in written(tmp_path)] == ["ok"]
-    assert once(*arguments).returncode == 0
 
 
 def test_a_variant_that_loses_accuracy_is_out_by_the_limit_and_says_why(here, once, tmp_path):

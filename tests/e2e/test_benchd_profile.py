@@ -76,27 +76,22 @@ def test_the_evaluation_s_profile_as_json(profile, tmp_path):
 BENCHMARK = ("square", "--option", "size=16", "--device", "cpu", "--method", "benchmark", "--preset", "quick")
 
 
-def test_a_record_that_cannot_be_stored_is_said_and_fails(profile, monkeypatch):
+def test_a_record_and_files_that_cannot_be_stored_are_said_and_cost_no_table(profile, monkeypatch):
+    replaced = Path.replace
+
     def publish(sink, record, body):
         raise UsageError("no room")
-
-    monkeypatch.setattr(LogSink, "publish", publish)
-    done = profile(*BENCHMARK, "--steps", "1")
-    assert done.returncode == 1, done.stderr
-    assert "warning: not stored: square,eager,b1,size=16: no room" in done.stderr
-
-
-def test_files_that_cannot_be_written_cost_no_table(profile, monkeypatch):
-    replaced = Path.replace
 
     def full(path, target):
         if target.name.startswith(("profile.json", "report.")) and target.parent.name == "out":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return replaced(path, target)
 
+    monkeypatch.setattr(LogSink, "publish", publish)
     monkeypatch.setattr(Path, "replace", full)
     done = profile(*BENCHMARK, "--steps", "1")
     assert done.returncode == 1, done.stderr
+    assert "warning: not stored: square,eager,b1,size=16: no room" in done.stderr
     assert "profile.json: No space left on device" in done.stderr
     assert "report.md: No space left on device" in done.stderr
     assert "ms" in done.stdout

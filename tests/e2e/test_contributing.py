@@ -75,7 +75,6 @@ def command(copy, tmp_path, child_environment):
 def test_a_record_field_and_an_option_of_a_case_touch_the_files_that_are_named(command, tmp_path):
     (tmp_path / "tiny.toml").write_text("[limits]\nwarm_up_cap_s = 0.1\nmeasure_cap_s = 0.1\ncheck_images = 1\n")
     case = ("--models", "square", "--option", "size=16", "--variants", "eager", "--device", "cpu", "--preset", "quick")
-    assert "--answer" in command("bench_once", "--help")
     command("bench_once", *case, "--config", "tiny.toml", "--wait", "--answer", "42")
     command("benchd", "report", "bench-out", "--format", "csv")
     (row,) = csv.DictReader((tmp_path / "bench-out" / "report.csv").read_text().splitlines())
@@ -87,4 +86,3 @@ def test_a_record_field_and_an_option_of_a_case_touch_the_files_that_are_named(c
 
 def test_an_option_touches_the_command_alone(command):
     command("benchd", "schema", "--answer", "42")
-    assert "--answer" in command("benchd", "schema", "--help")
