@@ -27,10 +27,9 @@ FIND_PYTHON = python=$$($(1) -c 'import sys; print(sys.executable)' 2>/dev/null 
 	|| pyenv whence --path $(1) 2>/dev/null | tail -n 1 || true); python=$${python:-$(1)}
 PACKAGES := daemon models kernels exporters dashboard
 
-# One more than there are cores, because a test often waits for what it has started.
-PROCESSES = $$(cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
+# Four, because a test often waits for what it has started: three use 72 % of two cores.
 # Without bytecode each program that a test starts compiles our sources anew: 0.2 s a command, 0.5 s a run of bench-once.
-PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # Whatever a test hangs in, and no library gives up: after this it fails with the stacks, and the others go on in a new process.
 HANG = -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \
