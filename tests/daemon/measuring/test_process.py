@@ -23,11 +23,16 @@ from benchd.models import catalog
 
 
 @pytest.mark.usefixtures("new_interpreters")
-def test_a_worker_that_does_its_work_has_neither_the_broker_s_password_nor_systemd_s_socket(tmp_path, monkeypatch):
+def test_a_worker_has_no_secret_and_like_the_sampler_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    planted(tmp_path / "here", tmp_path / "mark")
+    monkeypatch.chdir(tmp_path / "here")
     secrets = {PASSWORD_VARIABLE, "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_USEC"}
     for name in (*secrets, "OF_THE_SITE"):
         monkeypatch.setenv(name, "a secret")
-    outcome = run(job(tmp_path, module=user_module(tmp_path, build="print('has', *os.environ)")))
+    with SamplerProcess(["procfs"], 0.05):
+        outcome = run(job(tmp_path, module=user_module(tmp_path, build="print('has', *os.environ)")))
+    assert not (tmp_path / "mark").exists()
     assert (outcome.process.status, outcome.process.reason) == ("ok", None)
     assert outcome.check is not None
     assert outcome.check.passed
@@ -39,16 +44,6 @@ def test_a_worker_that_does_its_work_has_neither_the_broker_s_password_nor_syste
     (line,) = [line for line in (tmp_path / "logs" / "run.log").read_text().splitlines() if line.startswith("has ")]
     assert "OF_THE_SITE" in line
     assert not secrets & set(line.split())
-
-
-@pytest.mark.usefixtures("new_interpreters")
-def test_a_worker_and_the_sampler_import_nothing_from_the_current_folder(tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    planted(tmp_path / "here", tmp_path / "mark")
-    monkeypatch.chdir(tmp_path / "here")
-    with SamplerProcess(["procfs"], 0.05):
-        assert run(job(tmp_path, module=user_module(tmp_path))).process.status == "ok"
-    assert not (tmp_path / "mark").exists()
 
 
 def test_a_worker_that_a_module_ends(tmp_path):

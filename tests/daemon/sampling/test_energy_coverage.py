@@ -234,7 +234,7 @@ def outcomes(name, load_of, fault, sensor, seeds):
     ids=[f"power, {name}" for name in OF_POWERS] + [f"counter, {name}" for name in OF_COUNTERS],
 )
 def test_the_bar_covers_the_truth_over_all_sensors(sensors, name, row):
-    runs = 10
+    runs = 5
     missed = [outcomes(name, *row, sensor, range(runs))[0] for sensor in sensors]
     assert sum(missed) / len(missed) <= most(MISSED, runs * len(missed))
 
