@@ -75,22 +75,17 @@ def qann():
     return build("qann_resnet18", **NARROW)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("extra", [0, 1, 8])
+@pytest.mark.parametrize("kernels", ["torch", "custom"])
 @torch.no_grad()
-def test_a_dyadic_net_is_equal_bit_for_bit_from_its_bound_on(dtype, extra):
-    qann = small_qann().to(dtype)
-    images = dyadic_images().to(dtype)
+def test_a_dyadic_net_is_equal_bit_for_bit_from_its_bound_on_and_not_below(kernels):
     bound = STEP + 3 * 2
-    want = qann(images)
-    assert want.unique().numel() > 10
-    assert torch.equal(convert(qann, bound + extra)(images), want)
-
-
-@torch.no_grad()
-def test_below_its_bound_a_net_may_differ():
-    qann, images = small_qann(), dyadic_images(64)
-    assert not torch.equal(convert(qann, STEP)(images), qann(images))
+    for dtype in (torch.float64, torch.float32):
+        qann, images = small_qann().to(dtype), dyadic_images(64).to(dtype)
+        want = qann(images)
+        assert want.unique().numel() > 10
+        for extra in (0, 1, 8):
+            assert torch.equal(convert(qann, bound + extra, kernels=kernels)(images), want)
+        assert not torch.equal(convert(qann, STEP, kernels=kernels)(images), want)
 
 
 @torch.no_grad()
@@ -211,10 +206,12 @@ def test_derived_weights_follow_replaced_parameters(replace):
     """Whatever memory the new ones get: freed, that of the old ones is the first choice."""
     network, images = convert(small_qann(), 9), dyadic_images()
     convolution, weight = network.conv1, network.conv1.weight.clone()
-    for factor in (2, -1, 4, -2, 1, 8, -4, 16):
+    factors = (2, -1, 4, -2, 1, 8, -4, 16)
+    in_one_storage = torch.stack([weight * factor for factor in factors])
+    for factor, value in zip(factors, in_one_storage, strict=True):
         network(images)
         if replace == "data":
-            convolution.weight.data = weight * factor
+            convolution.weight.data = value
         else:
             if replace == "twice":
                 convolution.weight = nn.Parameter(weight * 3)
@@ -223,17 +220,6 @@ def test_derived_weights_follow_replaced_parameters(replace):
         fresh = small_qann()
         fresh.load_state_dict(network.state_dict())
         assert torch.equal(network(images), convert(fresh, 9)(images)), factor
-
-
-def test_derived_weights_follow_data_at_another_place_of_one_storage():
-    network, images = convert(small_qann(), 9), dyadic_images()
-    both = torch.stack((network.conv1.weight.detach(), -2 * network.conv1.weight.detach()))
-    for weight in both:
-        network.conv1.weight.data = weight
-        fresh = small_qann()
-        fresh.load_state_dict(network.state_dict())
-        with torch.no_grad():
-            assert torch.equal(network(images), convert(fresh, 9)(images))
 
 
 def test_a_net_with_a_parametrised_layer_is_copied():
@@ -254,17 +240,29 @@ def test_inference_folds_only_once():
     assert folded.weight is weight
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-@torch.inference_mode()
-def test_a_dyadic_net_is_equal_in_other_dtypes(dtype):
+@pytest.mark.parametrize("kernels", ["torch", "custom"])
+@torch.no_grad()
+def test_every_precision_a_compiler_and_an_exporter_take_it(kernels):
     """Charges of STEP/8 fit even bfloat16, so casting the converted net must give the cast QANN."""
-    qann, images = small_qann(), dyadic_images().sign() * STEP / 8
-    want = copy.deepcopy(qann).to(dtype)(images.to(dtype))
-    network = convert(qann, 9)
-    network(images)
-    assert torch.equal(network.to(dtype)(images.to(dtype)), want)
-    assert torch.equal(copy.deepcopy(network)(images.to(dtype)), want)
-    assert network(images.to(dtype)).dtype == dtype
+    network, images = convert(small_qann(), STEP, kernels=kernels), dyadic_images()
+    want = network(images)
+    assert torch.equal(torch.compile(network, fullgraph=True, backend="aot_eager")(images), want)
+    for learns in (False, True):
+        with torch.set_grad_enabled(learns):
+            exported = torch.export.export(network, (images,))
+        assert torch.equal(exported.module()(images), want)
+    assert torch.equal(network(images), want)
+    network.conv1.weight.mul_(-1)
+    assert not torch.equal(network(images), want)
+    network.conv1.weight.mul_(-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network(images).isfinite().all()
+    assert network(images[:0]).shape == (0, 3)
+    coarse = images.sign() * STEP / 8
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        want = small_qann().to(dtype)(coarse.to(dtype))
+        assert torch.equal(network.to(dtype)(coarse.to(dtype)), want)
+        assert torch.equal(copy.deepcopy(network)(coarse.to(dtype)), want)
 
 
 def test_with_relus_in_place_of_its_quantisers_the_resnet_is_torchvisions():
@@ -313,17 +311,6 @@ def test_the_quantiser_has_the_gradients_of_lsq():
     assert x.grad.tolist() == [[0, 1, 1, 1], [1, 1, 0, 0]]
     slopes = [0, -0.2, 1 - 0.8, 3 - 2.6, -0.48, 1 - 0.52, 3, 3]
     assert quantiser.scale.grad.item() == pytest.approx(sum(slopes) / (4 * 3) ** 0.5)
-
-
-@torch.no_grad()
-def test_a_compiler_and_an_exporter_take_the_network_whole():
-    network, images = convert(small_qann(), STEP), dyadic_images()
-    want = network(images)
-    assert torch.equal(torch.compile(network, fullgraph=True, backend="aot_eager")(images), want)
-    assert torch.equal(torch.export.export(network, (images,)).module()(images), want)
-    with torch.enable_grad():
-        exported = torch.export.export(network, (images,))
-    assert torch.equal(exported.module()(images), want)
 
 
 @pytest.mark.skipif(
@@ -418,34 +405,25 @@ def test_a_shortcut_from_the_image_and_layers_without_neurons_convert():
     torch.testing.assert_close(network(images), qann(images), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @torch.inference_mode()
-def test_custom_kernels_give_a_dyadic_net_bit_for_bit_and_follow_its_weights(dtype):
-    network, images = convert(small_qann(), 9, kernels="custom").to(dtype), dyadic_images().to(dtype)
-    assert torch.equal(network(images), small_qann().to(dtype)(images))
+def test_custom_kernels_follow_their_weights():
+    network, images = convert(small_qann(), 9, kernels="custom"), dyadic_images()
+    network(images)
     network.load_state_dict(other_qann().state_dict())
-    want = other_qann().to(dtype)(images)
+    want = other_qann()(images)
     assert torch.equal(network(images), want)
-    assert torch.equal(copy.deepcopy(network)(images), want)
     assert torch.equal(copy.deepcopy(network).double()(images.double()), want.double())
 
 
-@torch.no_grad()
-def test_custom_kernels_give_the_resnet_s_codes():
-    torch.manual_seed(0)
-    plain = build("snn_stbif_resnet18", **NARROW).double()
-    custom = build("snn_stbif_resnet18", kernels="custom", **NARROW).double()
-    custom.load_state_dict(plain.state_dict())
-    images, seen = torch.randn(2, 3, 32, 32, dtype=torch.float64), ([], [])
-    for model, codes in zip((plain, custom), seen, strict=True):
-        for neuron in model.neurons():
-            neuron.register_forward_hook(lambda _module, _inputs, output, codes=codes: codes.append(output))
-    # both convolve in another order, so that only the last bits may differ
-    torch.testing.assert_close(custom(images), plain(images), rtol=1e-9, atol=1e-9)
-    assert len(seen[0]) == len(seen[1]) == 17
-    for want, got in zip(*seen, strict=True):
-        assert want.any()
-        assert torch.equal(got, want)
+def codes_of(model, *batches):
+    """Return the outputs of all neurons, flattened, and the logits of each batch."""
+    codes = []
+    keep = lambda _module, _inputs, output: codes.append(output.flatten())  # noqa: E731
+    hooks = [neuron.register_forward_hook(keep) for neuron in model.neurons()]
+    logits = [model(batch) for batch in batches]
+    for hook in hooks:
+        hook.remove()
+    return torch.cat(codes), logits
 
 
 def prefer_integers(monkeypatch):
@@ -455,21 +433,27 @@ def prefer_integers(monkeypatch):
             monkeypatch.setitem(least, instructions, (0.0, 0.0))
 
 
+RESNETS = ["snn_stbif_resnet18", *["qann_resnet18"] * bool(native.paths())]
+
+
+@pytest.mark.parametrize("name", RESNETS)
 @torch.no_grad()
-def test_custom_kernels_give_the_resnet_s_codes_in_float32(monkeypatch):
+def test_custom_kernels_give_the_resnet_s_codes(monkeypatch, name):
     torch.manual_seed(0)
-    plain, custom = (build("snn_stbif_resnet18", kernels=kernels, **NARROW) for kernels in ("torch", "custom"))
+    plain, custom = (build(name, kernels=kernels, **NARROW) for kernels in ("torch", "custom"))
     custom.load_state_dict(plain.state_dict())
-    codes, ran = ([], []), Counter()
+    assert custom.state_dict().keys() == plain.state_dict().keys()
+    images, ran = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)), Counter()
     monkeypatch.setattr(layer, "_ran", ran)
     prefer_integers(monkeypatch)
-    for model, kept in zip((plain, custom), codes, strict=True):
-        for neuron in model.neurons():
-            neuron.register_forward_hook(lambda _module, _inputs, output, kept=kept: kept.append(output.flatten()))
-        model(torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1)))
-    assert ran == {(*native.paths(), "c")[0]: 19}, "all convolutions but the first one read spikes"
+    want, got = (codes_of(model, images, images[:1])[0] for model in (plain, custom))
+    assert ran == {(*native.paths(), "c")[0]: 2 * 19}, "all convolutions but the first one read spikes or codes"
+    assert want.any()
     # sums in another order may move a neuron over its threshold, and with it those behind it
-    assert (torch.cat(codes[0]) != torch.cat(codes[1])).float().mean() < 1e-3
+    assert (got != want).float().mean() < 1e-3
+    (want, (logits,)), (got, (others,)) = (codes_of(model.double(), images.double()) for model in (plain, custom))
+    assert torch.equal(got, want)
+    torch.testing.assert_close(others, logits, rtol=1e-9, atol=1e-9)
 
 
 @torch.inference_mode()
@@ -544,24 +528,6 @@ def test_custom_kernels_read_spikes_in_every_layer_that_they_can_be(synapses, re
 
 
 @torch.no_grad()
-def test_custom_kernels_take_every_precision_a_compiler_and_an_exporter():
-    network, images = convert(small_qann(), STEP, kernels="custom"), dyadic_images()
-    want = network(images)
-    assert torch.equal(torch.compile(network, fullgraph=True, backend="aot_eager")(images), want)
-    assert torch.equal(torch.export.export(network, (images,)).module()(images), want)
-    assert torch.equal(network(images), want)
-    network.conv1.weight.mul_(-1)
-    assert not torch.equal(network(images), want)
-    network.conv1.weight.mul_(-1)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert network(images).isfinite().all()
-    assert network(images[:0]).shape == (0, 3)
-    coarse = images.sign() * STEP / 8
-    for dtype in (torch.float16, torch.bfloat16):
-        assert torch.equal(network.to(dtype)(coarse.to(dtype)), small_qann().to(dtype)(coarse.to(dtype)))
-
-
-@torch.no_grad()
 def test_a_sum_that_others_read_is_not_taken_away_from_them():
     class Branches(nn.Module):
         def __init__(self):
@@ -604,29 +570,6 @@ def test_custom_kernels_learn_what_plain_ones_do():
         torch.testing.assert_close(
             parameter.grad, wanted[name].grad, rtol=1e-7, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
         )
-
-
-@pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")
-@torch.inference_mode()
-def test_a_custom_qann_convolves_its_codes_in_integers(monkeypatch):
-    ran = Counter()
-    monkeypatch.setattr(layer, "_ran", ran)
-    prefer_integers(monkeypatch)
-    torch.manual_seed(0)
-    plain, custom = (build("qann_resnet18", kernels=kernels, **NARROW) for kernels in ("torch", "custom"))
-    custom.load_state_dict(plain.state_dict())
-    assert custom.state_dict().keys() == plain.state_dict().keys()
-    codes = ([], [])
-    for model, kept in zip((plain, custom), codes, strict=True):
-        for neuron in model.neurons():
-            neuron.register_forward_hook(lambda _module, _inputs, output, kept=kept: kept.append(output.flatten()))
-    images = torch.randn(4, 3, 32, 32)
-    for batch in (images, images[:1]):
-        plain(batch), custom(batch)
-    assert ran == {native.paths()[0]: 2 * 19}, "all convolutions but the first one read codes"
-    assert (torch.cat(codes[0]) != torch.cat(codes[1])).float().mean() < 1e-3
-    double = custom.double()(images.double())
-    torch.testing.assert_close(double, plain.double()(images.double()), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.skipif(not native.paths(), reason="needs a CPU with AMX, VNNI or a dot product of bytes")

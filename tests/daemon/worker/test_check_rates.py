@@ -13,13 +13,13 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from worker_jobs import changed, job
+from worker_jobs import catalogued, trained
 
 from benchd.daemon.measuring.plan import PRESETS
 from benchd.daemon.records import Variant
 from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.check import checking as check
-from benchd.models import catalog, demo
+from benchd.models import catalog
 
 pytestmark = pytest.mark.slow
 
@@ -40,15 +40,7 @@ def variants(model):
     return sorted(Variant.parse(name or "eager") for name in names - {"onnxruntime-amp", "onnxruntime-bf16"})
 
 
-def trained(folder, model, variant, **fields):
-    a_job = job(folder, model=model, variant=variant, batch_size=8, **fields)
-    options = catalog.entry(model).resolve(demo.CHECKPOINTS[model].options)
-    return changed(a_job, options=options, weights="demo", data="demo", limits=PRESETS["quick"])
-
-
-def drawn(folder, model, variant, seed):
-    a_job = job(folder, model=model, variant=variant, batch_size=8, seed=seed)
-    return changed(a_job, options=catalog.entry(model).resolve({}), limits=PRESETS["quick"])
+QUICK = {"batch_size": 8, "limits": PRESETS["quick"]}
 
 
 def judged(a_job, plant=None):
@@ -71,7 +63,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_right_variants_with_trained_weights_pass(folder, model):
-    found = {variant.name: judged(trained(folder, model, variant)) for variant in variants(model)}
+    found = {variant.name: judged(trained(folder, model, variant=variant, **QUICK)) for variant in variants(model)}
     sys.stdout.write(f"\n{model}, trained: {Counter(one.verdict for one in found.values())}")
     assert {name: one.note for name, one in found.items() if one.verdict != "passed"} == {}
 
@@ -82,7 +74,7 @@ def test_right_variants_with_random_weights_never_fail(folder, model):
     for variant in variants(model):
         verdicts = Counter()
         for seed in range(SEEDS):
-            found = judged(drawn(folder, model, variant, seed))
+            found = judged(catalogued(folder, model, variant=variant, seed=seed, **QUICK))
             verdicts[found.verdict] += 1
             if found.verdict == "failed" or (variant.precision == "fp32" and not found.passed):
                 failed[variant.name, seed] = found.note
@@ -203,7 +195,7 @@ def test_planted_wrong_variants_never_pass(folder, model):
             if plant.edit is other_option and model in ("vim_tiny", "qann_resnet18"):
                 continue
             # a file is made of the module as it is loaded, so each plant needs a store of its own
-            a_job = trained(folder, model, variant)
+            a_job = trained(folder, model, variant=variant, **QUICK)
             a_job = msgspec.structs.replace(a_job, artifacts=str(folder / f"{plant.name}-{model}"))
             found = judged(a_job, plant)
             if found.passed and (model, variant.name, plant.name) not in BELOW_ROUNDING:
