@@ -40,7 +40,7 @@ FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_pri
 export PYTHON JETSON_INDEX BOARD
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-nir test-hub test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster check types weights pictures wheel release bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-nir test-hub test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster soak-why check types weights pictures wheel release bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -121,6 +121,9 @@ soak-aa: $(ONCE)  ## compare cases with themselves for hours, resuming where it 
 
 soak-gate: $(ONCE)  ## run the gate of docs/ci.md on a planted slowdown and on none, 40 times each; 1.5 hours, resuming where it stopped
 	@$(BIN)/python -m tests.soak.soak_gate $(ARGS)
+
+soak-why: $(ONCE)  ## ask benchd why for ten regressions between wheels of ONNX Runtime; half an hour, resuming where it stopped
+	@$(BIN)/python -m tests.soak.why $(ARGS)
 
 check: $(TEST) types  ## check lint, format and types
 	$(BIN)/ruff check .
