@@ -79,7 +79,7 @@ def asked(name: str, output: Path) -> dict[str, Any]:
     began = time.monotonic()
     command = [BENCHD, "why", "--onnx", "net.onnx", "--lock", "old.txt", "--lock", "new.txt", "--json"]
     done = subprocess.run(
-        [*command, "--threads", "1", "--threads", "1", "--no-wait"],
+        [*command, "--threads", "1", "--threads", "1", "--wait"],
         cwd=folder,
         stdout=subprocess.PIPE,
         text=True,

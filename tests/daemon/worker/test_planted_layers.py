@@ -1,0 +1,104 @@
+"""Layers made slower in a file on purpose, in ONNX Runtime itself: how often the first one named is a planted one."""
+
+import random
+import time
+from collections import Counter
+from statistics import median
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from worker_jobs import build_and_load, changed, job
+
+from benchd.daemon.measuring import user_model
+from benchd.daemon.records import Variant
+from benchd.daemon.verdicts import layers
+from benchd.daemon.verdicts.layers import Round
+from benchd.daemon.worker import layer_times
+
+FLOAT = TensorProto.FLOAT
+DEPTH, ROUNDS, RUNS = 10, 5, 25
+SHAPE = (1, 32, 40, 40)
+FAULTS = ("twice", "no fusion", "copies", "float64", "larger kernel")
+
+
+def net(path, faults):
+    """Write a net of convolutions with ReLU; `faults` are by the number of their layer."""
+    draw, nodes, weights, value = np.random.default_rng(0), [], [], "x"
+
+    def conv(source, number, name, size=3):
+        weight = draw.standard_normal((SHAPE[1], SHAPE[1], size, size)) / (size * np.sqrt(SHAPE[1]))
+        weights.append(numpy_helper.from_array(weight.astype(np.float32), f"w_{name}"))
+        nodes.append(
+            helper.make_node("Conv", [source, f"w_{name}"], [name], name=f"conv{number}", pads=[size // 2] * 4)
+        )
+
+    for number in range(DEPTH):
+        fault = faults.get(number)
+        after = f"c{number}"
+        conv(value, number, after, size=7 if fault == "larger kernel" else 3)
+        if fault == "twice":
+            conv(value, f"{number}_again", f"again{number}")
+            nodes.append(helper.make_node("Add", [after, f"again{number}"], [f"sum{number}"], name=f"sum{number}"))
+            after = f"sum{number}"
+        if fault in {"copies", "no fusion"}:
+            for step in range(6 if fault == "copies" else 1):
+                operator = "Transpose" if fault == "copies" else "Erf"
+                more = {"perm": [0, 1, 3, 2]} if fault == "copies" else {}
+                nodes.append(
+                    helper.make_node(operator, [after], [f"{after}_{step}"], name=f"{operator}{number}_{step}", **more)
+                )
+                after = f"{after}_{step}"
+        if fault == "float64":
+            nodes.append(helper.make_node("Cast", [after], [f"d{number}"], name=f"down{number}", to=TensorProto.DOUBLE))
+            nodes.append(helper.make_node("Relu", [f"d{number}"], [f"e{number}"], name=f"relu{number}"))
+            nodes.append(helper.make_node("Cast", [f"e{number}"], [f"r{number}"], name=f"up{number}", to=FLOAT))
+        else:
+            nodes.append(helper.make_node("Relu", [after], [f"r{number}"], name=f"relu{number}"))
+        value = f"r{number}"
+    ends = [helper.make_tensor_value_info(end, FLOAT, SHAPE) for end in ("x", value)]
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def timed(path):
+    """Return the median ms of a run, and the layers, of a session of its own."""
+    own = user_model.onnx_file(path, [])
+    built, loaded = build_and_load(
+        changed(job(path.parent, model=own.model, variant=Variant.parse("onnxruntime")), own=own)
+    )
+    batch = built.images[:1]
+    times_ms = []
+    for _ in range(RUNS):
+        begun = time.perf_counter()
+        loaded.run(batch)
+        times_ms.append((time.perf_counter() - begun) * 1e3)
+    return median(times_ms[5:]), layer_times.measure(loaded, batch)
+
+
+def first_layers(folder, faults):
+    """Return the numbers of the layers that are named, the largest change first."""
+    before, after = net(folder / "before.onnx", {}), net(folder / "after.onnx", faults)
+    rounds = []
+    for _ in range(ROUNDS):
+        (a, of_a), (b, of_b) = timed(before), timed(after)
+        rounds.append(Round(a, b, of_a, of_b))
+    verdict = layers.judge(rounds)
+    named = [change.name for change in verdict.changes] if verdict else []
+    return ["".join(filter(str.isdigit, name.partition("_")[0])) for name in named]
+
+
+@pytest.mark.slow
+def test_in_nine_of_ten_nets_the_planted_layer_is_the_first_that_is_named(tmp_path):
+    torch.set_num_threads(1)
+    counted = Counter()
+    for seed in range(40):
+        draw = random.Random(seed)
+        chosen = draw.sample(range(1, DEPTH), 2 if seed % 4 == 3 else 1)
+        faults = {number: draw.choice(FAULTS) for number in chosen}
+        named = first_layers(tmp_path, faults)
+        counted["right" if named and int(named[0] or -1) in faults else str(faults)] += 1
+    assert counted["right"] >= 36, counted
