@@ -19,7 +19,7 @@ from benchd.daemon.verdicts.layers import Round
 from benchd.daemon.worker import layer_times
 
 FLOAT = TensorProto.FLOAT
-DEPTH, ROUNDS, RUNS = 10, 5, 25
+DEPTH, ROUNDS, WARM_UP, RUNS = 10, 5, 10, 60
 SHAPE = (1, 32, 40, 40)
 FAULTS = ("twice", "no fusion", "copies", "float64", "larger kernel")
 
@@ -64,28 +64,32 @@ def net(path, faults):
     return path
 
 
-def timed(path):
-    """Return the median ms of a run, and the layers, of a session of its own."""
+def loaded_from(path):
+    """Return the file in a session of its own, and a batch."""
     own = user_model.onnx_file(path, [])
-    built, loaded = build_and_load(
-        changed(job(path.parent, model=own.model, variant=Variant.parse("onnxruntime")), own=own)
-    )
-    batch = built.images[:1]
-    times_ms = []
+    a_job = changed(job(path.parent, model=own.model, variant=Variant.parse("onnxruntime")), own=own)
+    built, loaded = build_and_load(a_job)
+    return loaded, built.images[:1]
+
+
+def timed(*sides):
+    """Return the median ms of a run of each, in turns."""
+    times_ms = [[] for _ in sides]
     for _ in range(RUNS):
-        begun = time.perf_counter()
-        loaded.run(batch)
-        times_ms.append((time.perf_counter() - begun) * 1e3)
-    return median(times_ms[5:]), layer_times.measure(loaded, batch)
+        for (loaded, batch), kept in zip(sides, times_ms, strict=True):
+            begun = time.perf_counter()
+            loaded.run(batch)
+            kept.append((time.perf_counter() - begun) * 1e3)
+    return [median(each[WARM_UP:]) for each in times_ms]
 
 
 def first_layers(folder, faults):
     """Return the numbers of the layers that are named, the largest change first."""
-    before, after = net(folder / "before.onnx", {}), net(folder / "after.onnx", faults)
+    paths = net(folder / "before.onnx", {}), net(folder / "after.onnx", faults)
     rounds = []
     for _ in range(ROUNDS):
-        (a, of_a), (b, of_b) = timed(before), timed(after)
-        rounds.append(Round(a, b, of_a, of_b))
+        sides = [loaded_from(path) for path in paths]
+        rounds.append(Round(*timed(*sides), *(layer_times.measure(*side) for side in sides)))
     verdict = layers.judge(rounds)
     named = [change.name for change in verdict.changes] if verdict else []
     return ["".join(filter(str.isdigit, name.partition("_")[0])) for name in named]
