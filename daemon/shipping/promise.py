@@ -89,6 +89,9 @@ def judge(
         answer, reason = "failed", f"{'' if record.status == 'failed' else f'{record.status}: '}{record.reason}"
     elif elsewhere:
         answer, reason = "another_machine", f"promised on {elsewhere}"
+    divided = layers.judge(layers.rounds(confirmed, record.processes))
+    if answer == "slower" and divided:
+        reason = "; ".join(filter(None, [divided.sentence, reason]))
     return Verified(
         name=shipped.name,
         case_id=shipped.case.case_id,
@@ -108,7 +111,7 @@ def judge(
         changed=list(sameness.environment_differences(shipped.environment, record.environment)),
         t_wall=record.t_wall,
         fingerprint=record.environment.fingerprint,
-        layers=layers.judge(layers.rounds(confirmed, record.processes)),
+        layers=divided,
     )
 
 
@@ -150,5 +153,4 @@ def line(verified: Verified) -> str:
         change = f", {verified.change:+.1%} [{verified.change_low:+.1%}, {verified.change_high:+.1%}]"
     why = f" ({verified.reason})" if verified.reason else ""
     times = f"{verified.now_ms:.4g} ms, promised {verified.promised_ms:.4g} ms{change}"
-    where = f"\n    {verified.layers.sentence}" if verified.layers and verified.answer == "slower" else ""
-    return f"{verified.case_id}: {words}: {times}{why}{where}"
+    return f"{verified.case_id}: {words}: {times}{why}"
