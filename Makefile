@@ -128,7 +128,7 @@ soak-why: $(ONCE)  ## ask benchd why for ten regressions between wheels of ONNX 
 check: $(TEST) types  ## check lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p benchd -p benchmarks $(foreach soak,collector cluster link soak_gate telemetry pages,-m tests.soak.$(soak))
+	$(BIN)/mypy -p benchd -p benchmarks $(foreach soak,collector cluster link soak_gate telemetry pages why,-m tests.soak.$(soak))
 
 types:  ## make the link tree benchd/ that the type checker reads
 	@mkdir -p .typing/benchd

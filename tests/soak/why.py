@@ -77,7 +77,7 @@ def asked(name: str, output: Path) -> dict[str, Any]:
     (folder / "old.txt").write_text("\n".join([f"onnxruntime=={before}", *OTHERS]))
     (folder / "new.txt").write_text(f"onnxruntime=={after}\n")
     began = time.monotonic()
-    command = [BENCHD, "why", "--onnx", "net.onnx", "--lock", "old.txt", "--lock", "new.txt", "--json"]
+    command = [str(BENCHD), "why", "--onnx", "net.onnx", "--lock", "old.txt", "--lock", "new.txt", "--json"]
     done = subprocess.run(
         [*command, "--threads", "1", "--threads", "1", "--wait"],
         cwd=folder,
@@ -131,13 +131,13 @@ def summary(lines: list[dict[str, Any]]) -> Iterator[str]:
         packages = "; ".join(" + ".join(each) for each in line["packages"]) or "none"
         yield f"{line['case']:<30} {effect:>7}  layer {line['layer'] or 'none'}  {packages}  {line['minutes']:.1f} min"
     layers = sum(line["layer"] == "guilty" for line in lines)
-    packages = sum(
+    named = sum(
         len(line["packages"]) == 1 and [each.split()[0] for each in line["packages"][0]] == ["onnxruntime"]
         for line in lines
     )
     minutes = median(line["minutes"] for line in lines) if lines else 0.0
     count = len(lines)
-    yield f"the layer first: {layers} of {count}; the package named: {packages} of {count}; median {minutes:.1f} min"
+    yield f"the layer first: {layers} of {count}; the package named: {named} of {count}; median {minutes:.1f} min"
 
 
 if __name__ == "__main__":
