@@ -58,7 +58,7 @@ def why(
     env: Annotated[
         list[Path] | None, typer.Option(help=f"Lines of NAME=VALUE, {ONE_PER_SIDE}.", metavar="FILE")
     ] = None,
-    threads: Annotated[list[int] | None, typer.Option(help=f"CPU threads of the model, {ONE_PER_SIDE}.")] = None,
+    threads: Annotated[list[int] | None, typer.Option(min=1, help=f"CPU threads of the model, {ONE_PER_SIDE}.")] = None,
     module: Annotated[
         list[str] | None, typer.Option(help="Your own module, or one per side.", metavar="FILE.py:FUNCTION")
     ] = None,

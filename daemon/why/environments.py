@@ -108,7 +108,7 @@ def installed(python: str) -> Installed:
         )
         return msgspec.json.decode(done.stdout, type=Installed)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        why = error.strerror if isinstance(error, OSError) else "it runs no Python code"
         raise UsageError(f"--python {python}: {why}; give the interpreter of an environment") from error
 
 
@@ -159,12 +159,8 @@ def _installed_pin(into: Installed, wanted: Package, cache: Path, options: Seque
 
 def pins(path: Path) -> list[str]:
     """Return the `name==version` of each line of a lock file; raise UsageError that names a line with anything else."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from error
     read = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(path), 1):
         pin = re.sub(r"\s--hash=\S+|\\$|(^|\s)#.*", "", line).partition(";")[0].strip()
         if not pin or pin.startswith("--hash"):
             continue
@@ -176,19 +172,24 @@ def pins(path: Path) -> list[str]:
 
 def variables(path: Path) -> dict[str, str]:
     """Return the `NAME=VALUE` lines of a file; raise UsageError that names a line with anything else."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from error
     read = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(path), 1):
         name, equals, value = line.strip().partition("=")
         if not name or name.startswith("#"):
             continue
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name) or "\0" in value:
             raise UsageError(f"{path}:{number}: {line.strip()[:80]!r}: expected NAME=VALUE")
         read[name] = value
     return read
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: no text in UTF-8") from error
 
 
 def differences(first: Side, second: Side) -> tuple[list[Difference], dict[str, Set[str]]]:
