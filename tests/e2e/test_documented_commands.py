@@ -44,6 +44,7 @@ NOT_RUN = {
     r"podman|for name in ": "podman: docs/containers.md says what was run",
     r"git (clone|worktree) ": "a repository of the user's: tests/e2e/test_compare_live.py makes one",
     r"benchd demo": "nine processes: tests/e2e/test_demo.py",
+    r"bench-once --models hf:": "transformers and a net of the Hub: `make test-hub` makes and measures some",
     r"benchd export ": "a minute of exporting: tests/e2e/test_benchd_export.py does it with a small model",
     r"benchd verify ": "a folder that was shipped: tests/e2e/test_ship.py",
     r"benchd dashboard .*--only collector": "it says nothing while all is well: tests/dashboard/test_collector.py",
