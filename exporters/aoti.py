@@ -15,7 +15,9 @@ from benchd.daemon.errors import UsageError
 
 FORMAT = "pt2"
 _FOLDER = "data/aotinductor/model"
-_PARTS = re.compile(rf"[\w-]+/({_FOLDER}/[\w.-]+\.(so|json|cubin)|archive_format|archive_version|byteorder|\.data/\w+)")
+_PARTS = re.compile(
+    rf"[\w-]+/({_FOLDER}/[\w.-]+\.(so|json|cubin)|archive_format|archive_version|byteorder|version|\.data/\w+)"
+)
 _FACTS = "benchd"
 
 

@@ -242,7 +242,7 @@ def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
     if job.case.variant.backend in FILE_BACKENDS:
         return {"numpy": version("numpy")} | backends.packages(job.case.variant, loaded)
     if job.case.variant.backend == "aoti":
-        wanted = ["numpy", "torch", *(["benchd"] if job.case.variant.kernels == "custom" else [])]
+        wanted = ["numpy", "torch", *(["safetensors", "benchd"] if job.case.variant.kernels == "custom" else [])]
         return {name: version(name) for name in wanted}
     library = job.case.model.partition(":")[0] if ":" in job.case.model else ""
     is_nir = isinstance(job.module, UserNir)
