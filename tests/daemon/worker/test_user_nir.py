@@ -1,11 +1,14 @@
 """A NIR file given as a model: measured, checked, counted, exported and packed as a user's module is."""
 
-import importlib
+import subprocess
 import sys
+from functools import partial
 
 import msgspec
 import numpy as np
 import pytest
+from manifests_made import manifest
+from records_made import ENVIRONMENT
 from worker_jobs import job, run_here
 
 pytest.importorskip("h5py", reason="reads NIR files")
@@ -15,6 +18,7 @@ from nir_made import chain, neuron, write
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.measuring.protocol import Pack
 from benchd.daemon.records import UserNir, Variant
+from benchd.daemon.shipping import load_text
 from benchd.daemon.shipping.manifest import CODE
 from benchd.models import nir
 
@@ -57,18 +61,24 @@ def test_its_variants_run_checked_by_their_spikes(a_job, name):
         assert outcome.counted.matrix_flops == 2 * 9 * 6
 
 
-def test_a_packed_folder_builds_the_same_net_with_the_same_options(a_job, tmp_path, monkeypatch):
-    (tmp_path / "shipped").mkdir()
-    outcome = run_here(msgspec.structs.replace(a_job, recipe=Pack(str(tmp_path / "shipped"))))
-    assert outcome.process.status == "ok", outcome.process.reason
-    assert outcome.packed.entry == "net:build"
+def test_load_md_builds_the_same_net_with_the_same_options(a_job, tmp_path):
+    out = tmp_path / "shipped"
+    out.mkdir()
+    outcome = run_here(msgspec.structs.replace(a_job, recipe=Pack(str(out))))
+    assert outcome.packed, outcome.process.reason
     assert {"benchd", "h5py"} <= outcome.packed.packages.keys()
-    monkeypatch.syspath_prepend(tmp_path / "shipped" / CODE)
-    built = importlib.import_module("net").build()
-    del sys.modules["net"]
-    theirs = nir.build(a_job.own.path, **a_job.options)
-    assert built.state_dict().keys() == theirs.state_dict().keys()
-    assert built.input_shape == theirs.input_shape
+    text = load_text.code(
+        manifest(
+            case=a_job.case,
+            environment=msgspec.structs.replace(ENVIRONMENT, device="cpu"),
+            **{name: getattr(outcome.packed, name) for name in ("inputs", "outputs", "golden", "entry")},
+        )
+    )
+    run = partial(subprocess.run, [sys.executable, "-I", "-B", "-c", text], cwd=out, capture_output=True, text=True)
+    assert run(check=True).stdout == "the answers are the golden ones\n"
+    code = out / CODE / "net.py"
+    code.write_text(code.read_text().replace("'subtract'", "'zero'"))
+    assert "inputs are off" in run(check=False).stderr
 
 
 def test_without_h5py_a_sentence_says_what_to_install(a_job, monkeypatch):
