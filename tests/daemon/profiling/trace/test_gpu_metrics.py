@@ -60,11 +60,6 @@ def test_a_kernel_without_its_blocks_leaves_no_efficiency():
     assert found.utilization == pytest.approx(2 / 3, **EXACT)
 
 
-def test_the_share_of_tensor_cores_is_of_kernel_time():
-    rows = [kernel(0, 30, launch("ampere_fp16_s16816gemm_fp16_128x64")), kernel(0, 10, launch("elementwise"))]
-    assert over(rows, 0, 100).tensor_core_share_by_name == pytest.approx(0.75, **EXACT)
-
-
 @pytest.mark.parametrize(
     ("name", "uses"),
     [
