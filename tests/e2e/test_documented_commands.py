@@ -102,6 +102,7 @@ def checkout(tmp_path_factory):
     (folder / "task.py").write_text("".join(f"def {name}(): ...\n" for name in ("items", "right", "iou")))
     np.savez(folder / "val.npz", images=np.zeros((1, 3, 8, 8), np.float32))
     _onnx_file(folder / "mynet.onnx")
+    (folder / "mynet.nir").touch()
     records = b"".join(encode(_record(name, ms)) + b"\n" for name, ms in (("eager", 10.0), ("custom", 5.0)))
     for name in ("bench-out", "onepass"):
         (folder / name / "records.jsonl").write_bytes(records)
