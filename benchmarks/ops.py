@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,29 +173,16 @@ def _delta_projection(shape: Sequence[int], dtype: torch.dtype, device: torch.de
     return Problem(delta_projection, chosen, flops=2.0 * tokens * rank, exponentials=tokens)
 
 
-def _causal_conv1d(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
-    return _convolution(causal_conv1d, (), shape, dtype, device, {"causal-conv1d": peers.causal_conv1d})
-
-
-def _causal_conv1d_pair(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
-    return _convolution(causal_conv1d_pair, (2,), shape, dtype, device, {})
-
-
-def _convolution(
-    public: Callable[..., Tensor],
-    lead: tuple[int, ...],
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-    others: Mapping[str, Callable[[Mapping[str, Any]], Callable[[], Any]]],
-) -> Problem:
+def _convolution(is_pair: bool, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
     batch, length, channels, width = shape
+    lead = (2,) if is_pair else ()
     arguments = {
         "x": _normal(batch, length, channels, dtype=dtype, device=device),
         "weight": _normal(*lead, channels, width, dtype=dtype, device=device, scale=width**-0.5),
         "bias": _normal(*lead, channels, dtype=dtype, device=device),
     }
     outputs = math.prod(lead) * batch * length * channels
+    public, others = (causal_conv1d_pair, {}) if is_pair else (causal_conv1d, {"causal-conv1d": peers.causal_conv1d})
     return Problem(public, arguments, flops=2.0 * outputs * width, exponentials=outputs, peers=others)
 
 
@@ -232,16 +220,9 @@ def _lif(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Prob
     return Problem(lif, arguments, exact=True, flops=4.0 * math.prod(shape), peers=peers.spikingjelly_lif())
 
 
-def _lif_pool(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
-    return _pooled(_current(shape, dtype, device))
-
-
-def _lif_pool_repeat(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
-    steps, *one = shape
-    return _pooled(_current(one, dtype, device).expand(steps, *one))
-
-
-def _pooled(current: Tensor) -> Problem:
+def _lif_pool(is_steady: bool, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    steps, *step = shape
+    current = _current(step, dtype, device).expand(steps, *step) if is_steady else _current(shape, dtype, device)
     others = peers.spikingjelly_lif(then=_pool) | {"lif by torch steps + avg_pool2d": peers.plain_lif_pool}
     arguments = {"current": current, "decay": 0.95}
     return Problem(lif_pool, arguments, exact=True, flops=5.0 * current.numel(), peers=others)
@@ -301,15 +282,15 @@ OPS: Mapping[str, Op] = {
     "bidirectional_scan": Op(_bidirectional_scan, "batch,length,channels,state,rank", _VIM_MIXER[:2]),
     "conv_scan_gate": Op(_conv_scan_gate, "batch,length,channels,state,rank", _VIM_MIXER),
     "delta_projection": Op(_delta_projection, "batch,length,channels,rank", ((1, 197, 384, 12),)),
-    "causal_conv1d": Op(_causal_conv1d, "batch,length,channels,width", _CONV[:2]),
-    "causal_conv1d_pair": Op(_causal_conv1d_pair, "batch,length,channels,width", _CONV[:2]),
+    "causal_conv1d": Op(partial(_convolution, False), "batch,length,channels,width", _CONV[:2]),
+    "causal_conv1d_pair": Op(partial(_convolution, True), "batch,length,channels,width", _CONV[:2]),
     "add_rms_norm": Op(_add_rms_norm, "rows,dim", ((197, 192), (4 * 197, 192)), rows=197),
     "packed_linear": Op(
         _packed_linear, "rows,inner,outer", ((197, 192, 768), (197, 384, 192), (4 * 197, 192, 768)), rows=197
     ),
     "lif": Op(_lif, "T,...", _NEURONS, place=1),
-    "lif_pool": Op(_lif_pool, "T,batch,channels,height,width", _NEURONS, place=1),
-    "lif_pool_repeat": Op(_lif_pool_repeat, "T,batch,channels,height,width", _NEURONS, place=1),
+    "lif_pool": Op(partial(_lif_pool, False), "T,batch,channels,height,width", _NEURONS, place=1),
+    "lif_pool_repeat": Op(partial(_lif_pool, True), "T,batch,channels,height,width", _NEURONS, place=1),
     "stbif": Op(_stbif, "T,...", _NEURONS, place=1),
     "stbif_block": Op(_stbif_block, "T,batch,channels,...", ((T, 1, 64, 8, 8), (T, 32, 64, 8, 8)), place=1),
     "max_pool_delta": Op(

@@ -22,15 +22,14 @@ Above about half a dense convolution is faster.
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from benchd.kernels.dispatch import Unavailable, chosen, require_convolution, require_floats
-from benchd.kernels.spike_conv2d import native, torch_impl
+from benchd.kernels.spike_conv2d import native
 from benchd.kernels.spike_conv2d.native import pack
 from benchd.kernels.spike_conv2d.packed_weights import PackedWeight, skips_zeros_in
 
 __all__ = ["PackedWeight", "pack", "skips_zeros_in", "spike_conv2d"]
-
-_FUNCTIONS = {"torch": torch_impl.spike_conv2d, "native": native.spike_conv2d}
 
 
 def spike_conv2d(
@@ -58,7 +57,9 @@ def spike_conv2d(
     require_convolution("spike_conv2d", x, weight, bias, padding)
     if packed is not None and (packed.dtype, packed.shape) != (torch.float32, native.packed_shape(weight)):
         raise ValueError(f"spike_conv2d: packed must be pack(weight), not {packed.dtype} {tuple(packed.shape)}")
-    function = _FUNCTIONS.get(chosen(implementation, x.device))
-    if function is None:
+    which = chosen(implementation, x.device)
+    if which == "torch":
+        return functional.conv2d(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), stride, padding)
+    if which == "triton":
         raise Unavailable("spike_conv2d has no 'triton' implementation: on a GPU use implementation='torch', cuDNN's")
-    return function(x, weight, bias, stride, padding, packed)
+    return native.spike_conv2d(x, weight, bias, stride, padding, packed)

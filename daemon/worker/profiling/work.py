@@ -5,8 +5,10 @@
 - `train` runs one batch that lies on the device, the loss and the backward pass, and waits for the device.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -85,12 +87,12 @@ def open_work(job: ProfileJob) -> Work:
     *inputs, labels = (part[:batch].to(device, copy=True) for part in pool.tensors)
     images = like(built.images, inputs)
     loss = nn.CrossEntropyLoss()
-    passes: _Forward | _Training
+    passes: list[Callable[[], Any]] = [partial(_inferred, run, images)]
     if job.workload == "train":
         _refuse_training(job, module)
-        passes = _Training(run, images, labels, module, loss)
-    else:
-        passes = _Evaluation(run, images, pool, loss) if job.workload == "eval" else _Forward(run, images)
+        training = _Training(run, images, labels, module, loss)
+        passes = [training.forward, training.backward]
+    evaluation = _evaluation(run, images, pool, loss) if job.workload == "eval" else None
     return Work(
         module=module,
         images=images,
@@ -98,9 +100,9 @@ def open_work(job: ProfileJob) -> Work:
         labels=labels,
         job=job,
         facts=built.facts,
-        step=passes.step,
-        forward=passes.forward,
-        backward=passes.backward,
+        step=partial(next, evaluation) if evaluation else partial(_step, passes, device),
+        forward=passes[0],
+        backward=passes[1] if passes[1:] else None,
         layer_times=loaded.layer_times,
         loss=loss,
     )
@@ -127,45 +129,30 @@ def _refuse_training(job: ProfileJob, module: nn.Module) -> None:
         raise Unsupported(catalog.TRAINING)
 
 
-def _end_step(device: torch.device) -> None:
-    """Wait for the device, in a range by which the tables tell this wait from those of the model."""
+def _step(passes: Sequence[Callable[[], Any]], device: torch.device) -> None:
+    """Do the passes and wait for the device, in a range by which the tables tell this wait from those of the model."""
+    for each_pass in passes:
+        each_pass()
     with named_range(END_OF_STEP):
         wait_for(device)
 
 
-class _Forward:
-    backward: Callable[[], None] | None = None
-
-    def __init__(self, run: Callable[..., Any], images: Batch) -> None:
-        self._run, self._images, self._device = run, images, values(images)[0].device
-
-    def forward(self) -> Any:
-        with torch.inference_mode():
-            return self._run(self._images)
-
-    def step(self) -> None:
-        self.forward()
-        _end_step(self._device)
+def _inferred(run: Callable[..., Any], images: Batch) -> Any:
+    with torch.inference_mode():
+        return run(images)
 
 
-class _Evaluation(_Forward):
-    def __init__(self, run: Callable[..., Any], images: Batch, pool: TensorDataset, loss: nn.Module) -> None:
-        super().__init__(run, images)
-        self._loss = loss
-        self._batches = _endless(DataLoader(pool, len(images), pin_memory=self._device.type == "cuda"))
-
-    def step(self) -> None:
-        *inputs, labels = next(self._batches)
+def _evaluation(run: Callable[..., Any], images: Batch, pool: TensorDataset, loss: nn.Module) -> Iterator[None]:
+    """Do one whole step for each turn."""
+    device = values(images)[0].device
+    loader = DataLoader(pool, len(images), pin_memory=device.type == "cuda")
+    for *inputs, labels in chain.from_iterable(repeat(loader)):
         with torch.inference_mode():
             with named_range(COPY_RANGE):
-                images = like(self._images, inputs).to(self._device, non_blocking=True)
-                labels = labels.to(self._device, non_blocking=True)
-            self._loss(first_scores(self._run(images)), labels).item()
-
-
-def _endless(loader: DataLoader[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
-    while True:
-        yield from loader
+                batch = like(images, inputs).to(device, non_blocking=True)
+                wanted = labels.to(device, non_blocking=True)
+            loss(first_scores(run(batch)), wanted).item()
+        yield
 
 
 class _Training:
@@ -186,8 +173,3 @@ class _Training:
 
     def backward(self) -> None:
         torch.autograd.backward(self._lost)
-
-    def step(self) -> None:
-        self.forward()
-        self.backward()
-        _end_step(self._labels.device)
