@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from benchd.daemon.verdicts.statistics import Interval, mean_interval
+from benchd.daemon.worker.steps import wait_for
 
 VISIT_S = 0.01
 REST_S = 0.005
@@ -126,17 +127,12 @@ def visit(call: Callable[[], object], calls: int, device: torch.device) -> float
     """
     time.sleep(REST_S)
     call()
-    _finish(device)
+    wait_for(device)
     start = time.perf_counter()
     for _ in range(calls):
         call()
-    _finish(device)
+    wait_for(device)
     return (time.perf_counter() - start) / calls
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _result(runner: _Runner, first: Sequence[float] | None) -> Paired | Dropped:

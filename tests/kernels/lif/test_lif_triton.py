@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pairs import pairs
+from test_lif import channels_last
 
 from benchd.kernels.lif import lif, lif_pool
 
@@ -22,11 +23,6 @@ def randn(*shape, dtype=torch.float32, seed=0):
 def quarters(*shape, dtype):
     """Return currents whose membranes under EXACT are not rounded, so that many meet the threshold itself."""
     return (4 * randn(*shape, seed=3)).round().div(4).to(dtype)
-
-
-def channels_last(current):
-    """Return (T, B, C, H, W) with the channels innermost in memory."""
-    return current.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, current.shape[:2])
 
 
 @pairs(reset=RESETS, dtype=DTYPES, shape=[(1, 257), (3, 255), (8, 2, 7, 37), (4, 0, 3)])

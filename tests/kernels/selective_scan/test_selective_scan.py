@@ -24,17 +24,17 @@ def equation(op, tensors, **options):
     return op(**{name: each.double() for name, each in tensors.items()}, **options, implementation="reference")
 
 
-def inputs(batch, length, channels, states, *, dtype=torch.float32, seed=0, large=False):
+def inputs(batch, length, channels, states, *, lead=(), dtype=torch.float32, seed=0, large=False):
     """Every tensor of the scan; deltas of about 0.05 after softplus, or up to some hundreds."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*lead, *shape, generator=generator)
 
     tensors = {
         "u": normal(batch, length, channels),
         "delta": normal(batch, length, channels) * (60 if large else 1) - 3,
-        "A": -(torch.arange(1, states + 1) + torch.rand(channels, states, generator=generator)),
+        "A": -(torch.arange(1, states + 1) + normal(channels, states).sigmoid()),
         "B": normal(batch, length, states),
         "C": normal(batch, length, states),
         "D": normal(channels),
@@ -44,9 +44,9 @@ def inputs(batch, length, channels, states, *, dtype=torch.float32, seed=0, larg
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def pair_of(first, second):
-    """Stack two sets of inputs for the pair, which has no gate."""
-    return {name: torch.stack((first[name], second[name])) for name in first if name != "z"}
+def pair(*sizes, **options):
+    """Every tensor of the pair of scans, which has no gate."""
+    return {name: tensor for name, tensor in inputs(*sizes, lead=(2,), **options).items() if name != "z"}
 
 
 def layer(batch, length, channels, states, rank, *, dtype=torch.float32, seed=0, large=False):
@@ -118,9 +118,9 @@ def test_half_activations_with_float32_parameters(implementation):
 def test_no_tokens_and_no_channels_give_no_output(implementation):
     for shape in ((2, 0, 3, 2), (1, 4, 0, 2)):
         tensors, both = inputs(*shape), layer(*shape, 1)
-        pair, steps = pair_of(tensors, tensors), {name: both[name] for name in ("low", "weight", "bias")}
+        steps = {name: both[name] for name in ("low", "weight", "bias")}
         assert selective_scan(**tensors, implementation=implementation).shape == shape[:3]
-        assert selective_scan_pair(**pair, implementation=implementation).shape == (2, *shape[:3])
+        assert selective_scan_pair(**pair(*shape), implementation=implementation).shape == (2, *shape[:3])
         assert bidirectional_scan(**both, implementation=implementation).shape == shape[:3]
         assert delta_projection(**steps, implementation=implementation).shape == (2, *shape[:3])
 
@@ -128,8 +128,7 @@ def test_no_tokens_and_no_channels_give_no_output(implementation):
 @pytest.mark.parametrize("implementation", PLAIN)
 @pytest.mark.parametrize("shape", [(1, 1, 3, 2), (2, 50, 9, 4)], ids=str)
 def test_a_pair_is_a_forward_and_a_reverse_scan(implementation, shape):
-    pair = pair_of(*(inputs(*shape, seed=seed) for seed in (1, 2)))
-    assert_near(selective_scan_pair, pair, implementation, delta_softplus=True)
+    assert_near(selective_scan_pair, pair(*shape), implementation, delta_softplus=True)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -177,8 +176,7 @@ class Scan(torch.nn.Module):
 
 
 def test_compiled_as_one_graph_with_gradients():
-    first, second = (inputs(2, 6, 6, 4, dtype=torch.float64, seed=seed) for seed in (5, 6))
-    tensors = {name: tensor.requires_grad_() for name, tensor in pair_of(first, second).items()}
+    tensors = {name: each.requires_grad_() for name, each in pair(2, 6, 6, 4, dtype=torch.float64).items()}
 
     def total(tensors):
         return selective_scan_pair(**tensors, delta_softplus=True, implementation="torch").square().sum()
@@ -235,12 +233,11 @@ def test_a_layer_is_within_2e_6_of_the_equation(implementation, shape, large):
 
 @pytest.mark.parametrize("implementation", PLAIN)
 def test_both_forms_are_one_on_a_cpu(implementation):
-    tensors, one = layer(2, 9, 6, 4, 3), inputs(2, 9, 6, 4)
-    one["delta"] = one["delta"].abs() + 4
-    both = pair_of(one, one)
-    for op, given_tensors in ((bidirectional_scan, tensors), (selective_scan, one), (selective_scan_pair, both)):
-        results = [op(**given_tensors, form=form, implementation=implementation) for form in ("serial", "two_level")]
-        assert torch.equal(*results)
+    layers, scan, both = layer(2, 9, 6, 4, 3), inputs(2, 9, 6, 4), pair(2, 9, 6, 4)
+    for op, tensors in ((bidirectional_scan, layers), (selective_scan, scan), (selective_scan_pair, both)):
+        options = {} if op is bidirectional_scan else {"delta_softplus": True}
+        forms = ("serial", "two_level")
+        assert torch.equal(*(op(**tensors, **options, form=form, implementation=implementation) for form in forms))
 
 
 def test_gradients_of_a_layer():

@@ -5,6 +5,8 @@ import itertools
 import pytest
 import torch
 from pairs import pairs
+from test_selective_scan import OPTIONAL, error
+from test_selective_scan import inputs as on_a_cpu
 from torch.nn import functional
 
 triton_impl = pytest.importorskip("benchd.kernels.selective_scan.triton_impl", reason="needs triton")
@@ -21,27 +23,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TO_STEPS, TO_SOFTPLUS = (4e-6, 1e-6) if DEVICE == "cuda" else (2e-6, 4e-7)
 FORMS = ("serial", "two_level")
 ENOUGH = {"serial": 19, "two_level": 37}  # tokens that take a program through all of its code, by form
-OPTIONAL = ("D", "z", "delta_bias")
 
 
-def inputs(batch, length, channels, states, *, lead=(), dtype=torch.float32, seed=0, large=False):
-    """Every tensor of the scan; deltas of about 0.05 after softplus, or up to some hundreds."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*lead, *shape, generator=generator)
-
-    tensors = {
-        "u": normal(batch, length, channels),
-        "delta": normal(batch, length, channels) * (60 if large else 1) - 3,
-        "A": -(torch.arange(1, states + 1) + normal(channels, states).sigmoid()),
-        "B": normal(batch, length, states),
-        "C": normal(batch, length, states),
-        "D": normal(channels),
-        "z": normal(batch, length, channels),
-        "delta_bias": normal(channels),
-    }
-    return {name: tensor.to(DEVICE, dtype) for name, tensor in tensors.items()}
+def inputs(*sizes, **options):
+    return {name: tensor.to(DEVICE) for name, tensor in on_a_cpu(*sizes, **options).items()}
 
 
 def doubled(tensors):
@@ -55,10 +40,6 @@ def scanned(tensors, *, softplus=True, reverse=False, form="serial", implementat
 
 def equation(tensors, **options):
     return scanned(doubled(tensors), implementation="reference", **options)
-
-
-def error(y, want):
-    return float((y.double() - want).abs().max() / want.abs().max())
 
 
 @pairs(form=FORMS, reverse=[False, True], shape=[(2, 2, 5, 3), (1, 9, 17, 2), (1, 8, 16, 5)])
