@@ -12,7 +12,7 @@ from waiting import WAIT_S
 
 ZONE = "Asia/Kathmandu"  # no machine that tests is there
 BOXES = Path(__file__).with_name("boxes.js").read_text()
-AXE = "async () => (await axe.run({ resultTypes: ['violations'] })).violations.filter((one) => one.impact !== 'minor')"
+AXE = "async () => (await axe.run({ resultTypes: ['violations'] })).violations.filter((rule) => rule.impact !== 'minor')"
 EVERY_LOOK = tuple(product((390, 1024, 1600), ("light", "dark")))
 LOOKS = EVERY_LOOK[::3] + EVERY_LOOK[4:5]  # each width, and both schemes
 
@@ -63,15 +63,15 @@ def faults(page, looks=LOOKS, judged=9):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(color_scheme=scheme)
         wrong += [(width, scheme, fault) for fault in answer(page, BOXES)]
-        found = answer(page, AXE) if place < judged else []
-        wrong += [(width, scheme, one["id"], node["html"][:200]) for one in found for node in one["nodes"]]
+        rules = answer(page, AXE) if place < judged else []
+        wrong += [(width, scheme, rule["id"], node["html"][:200]) for rule in rules for node in rule["nodes"]]
     return wrong
 
 
 def answer(page, function):
     """Return what an asynchronous function of JavaScript returns; `evaluate` would wait for it without end."""
-    page.evaluate(f"void (window.answer = undefined, ({function})().then((found) => (window.answer = {{ found }})))")
-    return page.wait_for_function("window.answer", polling=20).json_value()["found"]
+    page.evaluate(f"void (window.answer = null, ({function})().then((value) => (window.answer = {{ value }})))")
+    return page.wait_for_function("window.answer", polling=20).json_value()["value"]
 
 
 def get(port, path, **headers):

@@ -286,7 +286,8 @@ def large(state, tmp_path, monkeypatch):
     """A configured folder whose file is read in ten pieces."""
     monkeypatch.setattr(artifacts, "_PIECE", 10)
     folder = tmp_path / "net"
-    write(folder, {"weights.safetensors": "w" * 100})
+    record = records.encode(made(case=Case(model="square"))).decode()
+    write(folder, {"weights.safetensors": "w" * 100, "records.jsonl": f"{record}\n"})
     manifests.write(folder, manifest(case=Case(model="square")))
     ship(state, folder)
     return state.settings.shipped[0]
