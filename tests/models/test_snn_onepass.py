@@ -104,28 +104,29 @@ def test_wrong_uniforms_are_refused():
         build("snn_onepass")(images, torch.rand(8, 2, 3, 32, 32))
 
 
-@pytest.mark.parametrize("encoding", ["repeat", "rate"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernels", ["torch", "custom"])
 @torch.no_grad()
-def test_half_weights_give_half_logits_near_the_double_ones(encoding, dtype):
-    model = built(encoding=encoding, p_scale=2.0)
-    images, uniforms = torch.rand(4, 3, 32, 32).to(dtype), torch.rand(8, 4, 3, 32, 32).to(dtype)
-    extra = [uniforms] if encoding == "rate" else []
-    want = model(images.double(), *[tensor.double() for tensor in extra])
-    logits = model.to(dtype)(images, *extra)
-    assert logits.dtype == dtype
-    assert (logits - want).abs().max() < 0.05 * want.abs().max()
-
-
-@torch.no_grad()
-def test_autocast_runs_it_in_bfloat16():
-    model = build("snn_onepass").eval()
-    images = torch.rand(4, 3, 32, 32)
+def test_every_precision_a_compiler_and_an_exporter_take_it(kernels):
+    model, images = build("snn_onepass", kernels=kernels, time_steps=2), torch.rand(4, 3, 32, 32)
     want = model(images)
+    assert model(images[:0]).shape == (0, 10)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(images), want)
+    # strict export before torch 2.10 refuses a tensor of the module's file: int8 is then made without it
+    for strict in (False,) if torch.__version__.startswith(("2.8.", "2.9.")) else (False, True):
+        exported = torch.export.export(model, (images,), strict=strict)
+        torch.testing.assert_close(exported.module()(images), want)
+        ours = {str(node.target) for node in exported.graph.nodes if "benchd" in str(node.target)}
+        # the others know more than an exported graph holds
+        assert ours == ({"benchd.lif_pool.default"} if kernels == "custom" else set())
     with torch.autocast("cpu", torch.bfloat16):
-        logits = model(images)
-    assert logits.dtype == torch.bfloat16
-    assert (logits - want).abs().max() < 0.05 * want.abs().max()
+        answers = {torch.bfloat16: [model(images)]}
+    for dtype in (torch.float16, torch.bfloat16):
+        answers.setdefault(dtype, []).append(model.to(dtype)(images.to(dtype)))
+    for dtype, halves in answers.items():
+        for logits in halves:
+            assert logits.dtype == dtype
+            assert (logits - want).abs().max() < 0.05 * want.abs().max()
 
 
 @pytest.mark.parametrize("encoding", ["repeat", "rate"])
@@ -133,17 +134,6 @@ def test_every_parameter_learns(encoding):
     model = build("snn_onepass", encoding=encoding, batch_norm=True, time_steps=3).train()
     model(torch.rand(2, 3, 32, 32)).square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
-
-
-@torch.no_grad()
-def test_an_empty_batch_and_a_compiler_are_fine():
-    model = build("snn_onepass", time_steps=2)
-    assert model(torch.empty(0, 3, 32, 32)).shape == (0, 10)
-    images = torch.rand(2, 3, 32, 32)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(images), model(images))
-    exported = torch.export.export(model, (images,)).module()
-    torch.testing.assert_close(exported(images), model(images))
 
 
 CUSTOM = [{}, {"reset": "subtract", "time_steps": 3}, {"encoding": "rate", "p_scale": 3.0}, {"batch_norm": True}]
@@ -271,20 +261,6 @@ def test_custom_kernels_take_a_large_batch_in_groups_that_nobody_sees(options, m
     torch.testing.assert_close(model(images, *extra), logits, rtol=1e-5, atol=1e-6)
     assert ran.total() == 2
     assert shown[0].shape == (steps, 50, 128, 8, 8)
-
-
-@torch.no_grad()
-def test_custom_kernels_are_traced_whole():
-    model, images = build("snn_onepass", kernels="custom", time_steps=2), torch.rand(2, 3, 32, 32)
-    want = model(images)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(images), want)
-    # strict export before torch 2.10 refuses a tensor of the module's file: int8 is then made without it
-    for strict in (False,) if torch.__version__.startswith(("2.8.", "2.9.")) else (False, True):
-        exported = torch.export.export(model, (images,), strict=strict)
-        torch.testing.assert_close(exported.module()(images), want)
-        ours = {str(node.target) for node in exported.graph.nodes if "benchd" in str(node.target)}
-        assert ours == {"benchd.lif_pool.default"}, "the others know more than an exported graph holds"
 
 
 @torch.no_grad()
