@@ -31,7 +31,7 @@ PACKAGES := daemon models kernels exporters dashboard
 # Without bytecode each program that a test starts compiles our sources anew: 0.2 s a command, 0.5 s a run of bench-once.
 PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # Whatever a test hangs in, and no library gives up: after this it fails with the stacks, and the others go on in a new process.
-HANG = -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+HANG = -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \
 	tests/daemon tests/kernels tests/test_layout.py tests/test_docs.py \
 	$(addprefix --ignore=tests/,daemon/worker daemon/measuring/test_process.py daemon/measuring/test_turns.py \
