@@ -21,12 +21,11 @@ from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, MatrixRow, matrix
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, more, short
 from benchd.dashboard.views.changes import verdict
-from benchd.dashboard.views.fleet import condition_named, strip_of
+from benchd.dashboard.views.fleet import EMPTY, condition_named, strip_of
 from benchd.dashboard.views.shipped import is_stale, word
 
 NAMED = 4  # boards by name in each condition
 SUBJECTS = 24
-EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
 NONE = "No results yet. Measure something: bench-once --mqtt URL."
 SHAPE: dict[Outcome, str] = {"ships": "✓", "fastest": "◌", "inconclusive": "≈", "nothing": "—"}
 LEGEND = (

@@ -37,7 +37,7 @@ def test_energy_comes_with_scope_error_bar_and_idle(once, tmp_path):
     watts = [5.01, 15.02, 7.03, 6.04, 9.05, 12.06, 5.57]
     metric = {"metric": "power_w", "scope": "module input VDD_IN", "values": watts, "period_s": 0.05}
     (tmp_path / "script.json").write_text(json.dumps({"metrics": [metric]}))
-    limits = (tmp_path / "tiny.toml").read_text().replace("measure_cap_s = 0.1", "measure_cap_s = 2.5")
+    limits = (tmp_path / "tiny.toml").read_text().replace("measure_cap_s = 0.1", "measure_cap_s = 1.0")
     sampling = limits + '[sampling]\nsources = ["fake=script.json"]\nperiod_s = 0.02\n'
     (tmp_path / "tiny.toml").write_text(sampling)
 
