@@ -60,7 +60,8 @@ def test_what_a_program_measures_it_can_read_and_decide_by(told, here):
     for record in printed["record"]:
         valid(here, "record", record)
         assert (record["status"], record["check"]["passed"]) == ("ok", True)
-        assert record["timing"]["low_ms"] <= record["timing"]["median_ms"] <= record["timing"]["high_ms"]
+        low_ms, median_ms, high_ms = (record["timing"][name] for name in ("low_ms", "median_ms", "high_ms"))
+        assert low_ms is None or low_ms <= median_ms <= high_ms  # beside other load there may be too few blocks
     (decision,) = printed["recommend"][0]
     assert {"ship", "candidates", "excluded"} <= decision.keys()
 
