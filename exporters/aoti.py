@@ -7,7 +7,7 @@ in one, so a package with any other part is not opened.
 import re
 from pathlib import Path
 from typing import Any, NoReturn
-from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import msgspec
 
@@ -18,6 +18,9 @@ _FOLDER = "data/aotinductor/model"
 _PARTS = re.compile(
     rf"[\w-]+/({_FOLDER}/[\w.-]+\.(so|json|cubin)|archive_format|archive_version|byteorder|version|\.data/\w+)"
 )
+_SOURCE = re.compile(rf"[\w-]+/{_FOLDER}/[\w.-]+\.wrapper\.cpp")
+"""By this name torch before 2.10 finds the library's metadata; it is kept empty."""
+
 _FACTS = "benchd"
 
 
@@ -53,6 +56,8 @@ def keep_library(package: Path) -> None:
         for part in old.infolist():
             if _PARTS.fullmatch(part.filename):
                 new.writestr(part, old.read(part))
+            elif _SOURCE.fullmatch(part.filename):
+                new.writestr(part, b"")
     slim.replace(package)
 
 
@@ -61,7 +66,7 @@ def read(package: Path) -> Made:
     try:
         with ZipFile(package) as file:
             names = file.namelist()
-            other = [name for name in names if not _PARTS.fullmatch(name) or ".." in name]
+            other = [part.filename for part in file.infolist() if not _is_ours(part)]
             if other or len(names) != len(set(names)) or sum(name.endswith(".so") for name in names) != 1:
                 _refuse(package, f"it holds {other[0][:80]!r}" if other else "it does not hold exactly one library")
             (told,) = (name for name in names if name.endswith(".wrapper_metadata.json"))
@@ -69,6 +74,11 @@ def read(package: Path) -> Made:
             return msgspec.json.decode(facts[_FACTS], type=Made)
     except (OSError, BadZipFile, ValueError, KeyError, TypeError, NotImplementedError, RecursionError) as error:
         _refuse(package, f"{type(error).__name__}: {error}")
+
+
+def _is_ours(part: ZipInfo) -> bool:
+    is_empty_source = bool(_SOURCE.fullmatch(part.filename)) and part.file_size == 0
+    return ".." not in part.filename and (is_empty_source or bool(_PARTS.fullmatch(part.filename)))
 
 
 def _refuse(package: Path, why: str) -> NoReturn:

@@ -71,7 +71,7 @@ def test_a_mixture_imports_the_chosen_packages_alone_and_leaves_both_sides_as_th
     python = environments.mixture(tmp_path / "mixture", a.installed, chosen)
     code = "import importlib.metadata as m; print({d.metadata['Name']: d.version for d in m.distributions()})"
     done = subprocess.run(
-        [python, "-c", f"import old; print(old.VERSION); {code}"], capture_output=True, text=True, check=True
+        [python, "-I", "-c", f"import old; print(old.VERSION); {code}"], capture_output=True, text=True, check=True
     )
     assert (
         done.stdout == "2.0\n{'old': '2.0', 'kept': '1.0'}\n" or done.stdout == "2.0\n{'kept': '1.0', 'old': '2.0'}\n"
