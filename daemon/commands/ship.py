@@ -192,6 +192,6 @@ def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -
         f"{tied}{doubtful}",
         f"    against {shipped.against}{doubtful}",
         f"    {out}: {len(shipped.resources) + 1} files, {sum(one.bytes for one in shipped.resources) / 1e6:.1f} MB, "
-        f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it anywhere",
+        f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it",
     ]
     return "\n".join(lines)

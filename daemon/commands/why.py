@@ -64,7 +64,7 @@ def why(
     ] = None,
     onnx: Annotated[list[Path] | None, typer.Option(help="An ONNX file, or one per side.", metavar="FILE")] = None,
     theirs: Annotated[
-        Path | None, typer.Option(help="The result of another tool, to be led back to the case's own.", metavar="FILE")
+        Path | None, typer.Option(help="The result of another tool, to be explained from ours.", metavar="FILE")
     ] = None,
     wheels: Annotated[
         Path | None, typer.Option(help="Take the packages of --lock from this folder alone.", metavar="DIR")

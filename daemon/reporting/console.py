@@ -299,7 +299,7 @@ def _file_notes(measured: Sequence[Record]) -> list[str]:
     seconds = sum(artifact.seconds for artifact in made)
     text = f"{len(files) - len(made)} of {len(files)} existed already"
     notes = sorted({f"exported files: {artifact.note}" for artifact in files.values() if artifact.note})
-    return [f"exported files: {text}" + (f", the others took {seconds:.1f} s" if made else ""), *notes]
+    return [f"exported files: {text}" + (f"; making the rest took {seconds:.1f} s" if made else ""), *notes]
 
 
 def _energy_notes(measured: Sequence[Record]) -> list[str]:

@@ -183,6 +183,9 @@ def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> s
         return f"{', '.join(names)} changed"
     if other_network(model, other) or _model_inputs(model) != _model_inputs(other):
         return ""
+    before, after = sorted({*model.read} - {*other.read}), sorted({*other.read} - {*model.read})
+    if before and after:
+        return f"it is built from {', '.join(after)}, not from {', '.join(before)}"
     if model.weights_sha256 == other.weights_sha256:
         return "neither its files nor its weights changed, so a variable, a file that it reads or its builder did"
     if model.weights.startswith(("random", OF_MODULE)):

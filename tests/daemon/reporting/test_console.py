@@ -205,13 +205,13 @@ def test_the_plan_says_what_runs_what_cannot_and_how_long():
     assert "plus accuracy, whose time depends on the number of images" in out.getvalue()
 
 
-@pytest.mark.parametrize(("reused", "said"), [(True, "1 of 1 existed already"), (False, "the others took 14.5 s")])
+@pytest.mark.parametrize(("reused", "said"), [(True, "1 of 1 existed already"), (False, "making the rest took 14.5 s")])
 def test_the_files_of_a_variant_say_whether_they_were_there_before(reused, said):
     file = ArtifactFacts(
         key="k", format="onnx", bytes=1, sha256="s", made_at="t", made_on="m", versions={}, reused=reused, seconds=14.5
     )
     table, _ = shown(made(artifacts=[file]))
-    assert f"exported files: {'' if reused else '0 of 1 existed already, '}{said}" in table
+    assert f"exported files: {'' if reused else '0 of 1 existed already; '}{said}" in table
 
 
 def test_each_run_of_a_baseline_counts_alike_in_the_median_that_is_shown():

@@ -78,6 +78,13 @@ def test_other_answers_to_the_same_inputs_are_of_another_model_and_what_changed_
     assert found.startswith(f"its exact answers to the same inputs differ by 0.089 of their size: {cause}")
 
 
+def test_answers_of_another_file_name_both_files():
+    first = measured(read={"two.py": "a"}, check=answered([1.0, 2.0]))
+    second = measured(read={"slow.py": "b"}, check=answered(OTHERS))
+    first.model.read.pop("net.py", None), second.model.read.pop("net.py", None)
+    assert "it is built from slow.py, not from two.py" in model_difference([first, second])
+
+
 def test_an_edit_that_leaves_the_exact_answers_leaves_the_model():
     edited = measured(read={"net.py": "a comment"}, check=answered([1.0, 2.0 + 1e-9]))
     assert model_difference([measured(), edited]) is None
