@@ -31,7 +31,7 @@ def ran(folder, build=CONVS, **fields):
 
 @pytest.fixture
 def installed():
-    pytest.importorskip("torchao", reason="quantises")
+    pytest.importorskip("torchao", reason="quantises, beside a torch that it was made for", exc_type=ImportError)
     if why_not(Case(model="", variant=INT8), CPU):
         pytest.skip("its int8 is for x86")
 
