@@ -1,11 +1,11 @@
-"""The page of a report: five charts and a table in one self-contained HTML file, light or dark."""
+"""The page of a report: six charts and a table in one self-contained HTML file, light or dark."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
-from benchd.daemon.records import Energy, Record, Variant
+from benchd.daemon.records import Energy, Floor, Record, Variant
 from benchd.daemon.reporting.cells import cells
 from benchd.daemon.reporting.page import FOLDER, Chart, render
 from benchd.daemon.reporting.palette import GREY, colour, shape
@@ -207,6 +207,61 @@ def _variants_by_model(measured: Sequence[Record], why: Unable) -> Chart:
     }
 
 
+def _roofline(measured: Sequence[Record], why: Unable) -> Chart:
+    """Return the rate of each case over its products per byte, below the rates that were probed beside it."""
+    known = [record for record in recommend.newest(measured) if record.floor and _products(record.floor)]
+    where = recommend.place_names(map(recommend.place, known))
+    able, unable = _by_fitness(known, why)
+    placed = partial(_placed, why=why)
+    traces: list[Chart] = []
+    for name, group in _grouped(
+        known, lambda record: f"{record.case.variant.precision}{where[recommend.place(record)]}"
+    ):
+        reached = [placed(record)[0] for record in group]
+        roof = max((_roof(record.floor) for record in group if record.floor), key=lambda rates: rates[0])
+        traces.append(_trace(f"roof of {name}", _roof_line(*roof, reached), mode="lines") | {"colour": GREY})
+    traces += [
+        _of_variant(name, list(map(placed, group)), group) for name, group in _grouped(able, recommend.variant_name)
+    ]
+    axes = {"xaxis": _log_axis("FLOP per byte"), "yaxis": _log_axis("GFLOP/s")}
+    note = (
+        "A roof is the lower of the probed peak rate and the probed bandwidth times FLOP per byte. FLOP are products, of "
+        f"a spiking net those of its spikes; where some are not counted, the name says at least. {CROSSED}"
+    )
+    return {
+        "title": "Roofline",
+        "note": note,
+        "data": traces + _crosses(map(placed, unable)),
+        "layout": axes,
+    }
+
+
+def _products(floor: Floor) -> float:
+    """Return the FLOP of one run by which it is placed; 0 for one without products or bytes."""
+    flops = floor.matrix_flops if floor.synaptic_flops is None else floor.synaptic_flops
+    return flops if floor.matrix_ms > 0 and floor.bytes_ms > 0 else 0.0
+
+
+def _roof(floor: Floor) -> tuple[float, float]:
+    """Return the probed GFLOP/s and GB/s that the floor is of."""
+    return 1e-6 * _products(floor) / floor.matrix_ms, 1e-6 * floor.bytes / floor.bytes_ms
+
+
+def _roof_line(peak: float, bandwidth: float, reached: Sequence[float]) -> list[tuple[float, float, str]]:
+    corner = peak / bandwidth
+    ends = (min(corner, *reached) / 2, corner, 2 * max(corner, *reached))
+    return [(x, min(peak, x * bandwidth), f"{peak:.3g} GFLOP/s, {bandwidth:.3g} GB/s") for x in ends]
+
+
+def _placed(record: Record, why: Unable) -> tuple[float, float, str]:
+    floor = record.floor
+    if floor is None:
+        raise ValueError(f"{record.case_id} has no floor")
+    flops, text = _products(floor), _text(record, why)
+    at_least = f" (at least: without {', '.join(floor.uncounted)})" if floor.uncounted else ""
+    return flops / floor.bytes, 1e-6 * flops / _median_ms(record), f"{text}{at_least}"
+
+
 def _consistency(measured: Sequence[Record]) -> Chart:
     """Return the deviation of each process from the median of its case."""
     traces, where = [], recommend.place_names(map(recommend.place, measured))
@@ -245,6 +300,6 @@ def _series(name: str, points: Sequence[tuple[str, float]], mode: str) -> Chart:
     return {"type": "scatter", "mode": mode, "name": name, "x": [x for x, _ in points], "y": [y for _, y in points]}
 
 
-OF_NEWEST = (_latency_against_energy, _throughput_by_batch, _variants_by_model)
+OF_NEWEST = (_latency_against_energy, _throughput_by_batch, _variants_by_model, _roofline)
 OF_ALL = (_consistency, _history)
 """The charts of a page in their order: those of the newest record of each case, and those of all records."""

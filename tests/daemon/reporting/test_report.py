@@ -17,6 +17,7 @@ from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.records import (
     BlocksResult,
     Case,
+    Floor,
     Interference,
     ProcessResult,
     Summary,
@@ -175,6 +176,30 @@ def drawn(tmp_path):
 def points(traces):
     """Return the texts of the points by the name of their trace."""
     return {trace["name"]: trace["text"] for trace in traces}
+
+
+def test_the_roofline_places_a_case_by_its_products_below_the_roof_of_its_probes(drawn):
+    floor = Floor(
+        floor_ms=2.0,
+        bound_by="matrix",
+        matrix_ms=2.0,
+        bytes_ms=0.5,
+        exponentials_ms=0.0,
+        matrix_flops=4_000_000,
+        elementwise_flops=0,
+        bytes=1_000_000,
+        parameters_bytes=0,
+        exponentials=0,
+        uncounted=["aten::sort"],
+    )
+    case = Case(model="vim_tiny", variant=Variant.parse("eager"))
+    traces, words = drawn(made(run_id="placed", case=case, check=PASSED, timing=timing(8.0), floor=floor))
+    roof, placed = traces["Roofline"]
+    assert (placed["x"], placed["y"]) == ([4.0], [0.5])
+    assert placed["text"] == ["vim_tiny,eager,b1 (at least: without aten::sort)"]
+    assert roof["x"] == pytest.approx([0.5, 1.0, 8.0])
+    assert roof["y"] == pytest.approx([1.0, 2.0, 2.0])
+    assert "probed bandwidth" in words
 
 
 def test_what_cannot_win_is_a_cross_and_neither_ringed_nor_joined(drawn):
