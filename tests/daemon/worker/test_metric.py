@@ -87,6 +87,7 @@ def test_what_is_no_metric_is_refused(name, reason):
         open_metric(f"{FILE}:{name}")
 
 
+@pytest.mark.slow  # forty checks; the planted losses above are found, and unchanged nets kept, in each run
 def test_of_forty_variants_that_only_round_otherwise_none_is_refused():
     metric, refused = open_metric(f"{FILE}:share_right"), []
     for seed in range(40):
