@@ -225,8 +225,8 @@ def _roofline(measured: Sequence[Record], why: Unable) -> Chart:
     ]
     axes = {"xaxis": _log_axis("FLOP per byte"), "yaxis": _log_axis("GFLOP/s")}
     note = (
-        "A roof is the lower of the probed peak rate and the probed bandwidth times FLOP per byte. FLOP are products, of "
-        f"a spiking net those of its spikes; where some are not counted, the name says at least. {CROSSED}"
+        "A roof is the lower of the probed peak rate and the probed bandwidth times FLOP per byte. FLOP are products, "
+        f"of a spiking net those of its spikes; where some are not counted, the name says at least. {CROSSED}"
     )
     return {
         "title": "Roofline",
