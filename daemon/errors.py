@@ -2,7 +2,7 @@
 
 BenchdError
 ├── UsageError          an invalid command line or configuration (exit code 2)
-│   └── Full            the disk is full
+│   └── Full            the disk is full, or fails
 ├── NotAvailable        something requested by name is not available (exit code 7)
 ├── Unsupported         a case cannot run on this machine; becomes a Record with this reason
 ├── UnfitModel          a user's model cannot be measured as it is; becomes a Record with this reason
@@ -28,7 +28,7 @@ class UsageError(BenchdError):
 
 
 class Full(UsageError):
-    """The disk is full."""
+    """The disk is full, or takes nothing because it fails."""
 
 
 class NotAvailable(BenchdError):

@@ -129,7 +129,8 @@ def explaining(path: Path) -> Iterator[None]:
         cause = error.strerror or error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Full(f"{path}: {cause}; free some space") from error
-        raise UsageError(f"{path}: {cause}; choose a folder that can be read and written") from error
+        kind = Full if error.errno in (errno.EIO, errno.EROFS) else UsageError  # a disk that fails, as one that is full
+        raise kind(f"{path}: {cause}; choose a folder that can be read and written") from error
 
 
 def _is_torn(file: FileIO) -> bool:

@@ -1,5 +1,6 @@
 """A journal after every way a write can end."""
 
+import errno
 import gzip
 import os
 import subprocess
@@ -11,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchd.daemon.errors import SchemaError, UsageError
-from benchd.daemon.journal import Journal, read
+from benchd.daemon.errors import Full, SchemaError, UsageError
+from benchd.daemon.journal import Journal, explaining, read
 
 
 def append(path, *records):
@@ -109,3 +110,14 @@ def test_a_pipe_or_a_device_is_no_journal(tmp_path, make, put_there):
         path.unlink()
         journal.append(b"{}")
     assert list(read(path)) == [b"{}"]
+
+
+@pytest.mark.parametrize(
+    ("number", "is_full"),
+    [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, True), (errno.EROFS, True), (errno.EACCES, False)],
+)
+def test_a_disk_that_fails_is_told_from_a_path_that_is_wrong(number, is_full, tmp_path):
+    """A service waits for the first, and gives up what it was to do for the second."""
+    with pytest.raises(UsageError) as refused, explaining(tmp_path):
+        raise OSError(number, os.strerror(number))
+    assert isinstance(refused.value, Full) is is_full
