@@ -239,7 +239,7 @@ def _roofline(measured: Sequence[Record], why: Unable) -> Chart:
 def _products(floor: Floor) -> float:
     """Return the FLOP of one run by which it is placed; 0 for one without products or bytes."""
     flops = floor.matrix_flops if floor.synaptic_flops is None else floor.synaptic_flops
-    return flops if floor.matrix_ms > 0 and floor.bytes_ms > 0 else 0.0
+    return flops if min(floor.matrix_ms, floor.bytes_ms, floor.bytes) > 0 else 0.0
 
 
 def _roof(floor: Floor) -> tuple[float, float]:
