@@ -1,7 +1,6 @@
 """`benchd verify`: whether a shipped folder still is what it was, answers as it did, and keeps its promise."""
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from benchd.daemon.config import Config
 from benchd.daemon.errors import UsageError
 from benchd.daemon.journal import explaining
 from benchd.daemon.measuring import plan
-from benchd.daemon.measuring.session import Session
+from benchd.daemon.measuring.session import Session, temporary_output
 from benchd.daemon.reporting.console import SlowStages
 from benchd.daemon.shipping import manifest, promise, race, verifying
 
@@ -53,11 +52,9 @@ def verify(
     is_of_cpu = device == "auto" and shipped.environment.device == "cpu"
     machine = plan.inspect("cpu" if is_of_cpu else device)
     limits = plan.limited(race.LIMITS, settings.limits)
-    with explaining(Path("TMPDIR")):
-        temporary = tempfile.TemporaryDirectory()
     with (
-        temporary as output,
-        Session(settings, machine, Path(output), [SlowStages(sys.stderr)], start=start(wait, quiet_for)) as session,
+        temporary_output() as output,
+        Session(settings, machine, output, [SlowStages(sys.stderr)], start=start(wait, quiet_for)) as session,
     ):
         verified = verifying.verify(folder, shipped, session, limits, processes, trust_plan=trust_plan)
     if session.interrupted:

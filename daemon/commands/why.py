@@ -1,9 +1,7 @@
 """`benchd why`: what makes one side slower or faster than the other."""
 
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,7 +18,7 @@ from benchd.daemon.machine import folders
 from benchd.daemon.machine.quiet import Start
 from benchd.daemon.measuring import paired, plan, user_model
 from benchd.daemon.measuring.paired import Request
-from benchd.daemon.measuring.session import Session, made_output
+from benchd.daemon.measuring.session import Session, made_output, temporary_output
 from benchd.daemon.records import UserFile, UserModel
 from benchd.daemon.reporting.comparisons import print_comparisons
 from benchd.daemon.reporting.console import SlowStages
@@ -173,7 +171,10 @@ def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_jso
     verifying.refuse_untrusted(folder, shipped, trust_code=False)
     is_of_cpu = device == "auto" and shipped.environment.device == "cpu"
     machine = plan.inspect("cpu" if is_of_cpu else device)
-    with _temporary() as output, Session(settings, machine, output, [SlowStages(sys.stderr)], start=start) as session:
+    with (
+        temporary_output() as output,
+        Session(settings, machine, output, [SlowStages(sys.stderr)], start=start) as session,
+    ):
         verified = verifying.verify(folder, shipped, session, plan.limited(race.LIMITS, settings.limits))
     if session.interrupted:
         return 130
@@ -182,14 +183,6 @@ def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_jso
     words += [f"    changed since: {each}" for each in verified.changed]
     sys.stdout.write((msgspec.json.encode(verified).decode() if as_json else "\n".join(words)) + "\n")
     return 0 if verified.answer == "slower" else promise.EXIT_CODES[verified.answer]
-
-
-@contextmanager
-def _temporary() -> Iterator[Path]:
-    with explaining(Path("TMPDIR")):
-        folder = tempfile.TemporaryDirectory()
-    with folder as path:
-        yield Path(path)
 
 
 def _own(module: Sequence[str] | None, onnx: Sequence[Path] | None, inputs: Sequence[str]) -> list[UserModel]:

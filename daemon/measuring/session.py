@@ -258,6 +258,15 @@ def writable(folder: Path, name: str, *, create: bool = True) -> Path:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 
 
+@contextmanager
+def temporary_output() -> Iterator[Path]:
+    """Make a folder for what nobody keeps; raise UsageError if there is no place for one."""
+    with journal.explaining(Path("TMPDIR")):
+        folder = tempfile.TemporaryDirectory()
+    with folder as path:
+        yield Path(path)
+
+
 def made_output(folder: Path, *, create: bool = True) -> Path:
     """Create and test the folder of `--output` and our own as `writable` does; raise UsageError if that fails."""
     writable(folders.cache(), "the cache folder (set XDG_CACHE_HOME to another)", create=create)

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from benchd.daemon.errors import NotAvailable, UsageError
-from benchd.daemon.journal import explaining
 from benchd.daemon.measuring.paired import Decide, Request
+from benchd.daemon.measuring.session import temporary_output
 from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, look, paired_effect
 from benchd.daemon.verdicts.layers import LayerVerdict
 from benchd.daemon.verdicts.statistics import Interval
@@ -81,8 +81,7 @@ class Explaining:
             raise UsageError("both sides have the same packages, variables and threads: there is nothing to search")
         case_id = self.comparing.planned(self.request)[0].case.case_id  # refused before any work
         self._differences = {difference.name: difference for difference in differences}
-        with explaining(Path("TMPDIR")), tempfile.TemporaryDirectory() as folder:
-            self._folder = Path(folder)
+        with temporary_output() as self._folder:
             self._plain = environments.mixture(self._folder / "a", self.first.installed, [])
             return self._explained(case_id, originals, needs)
 

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 from msgspec import Struct
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from benchd.daemon.errors import UsageError
 from benchd.daemon.machine import interpreter
@@ -61,7 +62,7 @@ class Package(Struct, frozen=True):
     @property
     def key(self) -> str:
         """The name as the packaging standards compare it."""
-        return re.sub(r"[-_.]+", "-", self.name).lower()
+        return canonicalize_name(self.name)
 
 
 class Installed(Struct, frozen=True):
@@ -103,13 +104,19 @@ class Difference(Struct, frozen=True):
 def installed(python: str) -> Installed:
     """Return what an interpreter's environment contains; raise UsageError if it cannot be asked."""
     try:
-        done = subprocess.run(
-            interpreter.of_code(_LISTED, python=python), capture_output=True, text=True, check=True, timeout=LISTING_S
-        )
-        return msgspec.json.decode(done.stdout, type=Installed)
+        return _listed(python)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it runs no Python code"
         raise UsageError(f"--python {python}: {why}; give the interpreter of an environment") from error
+
+
+def _listed(python: str, first: str = "") -> Installed:
+    """Return what an interpreter imports, with a folder `first` on its path."""
+    code = f"import sys; sys.path[:] = [*filter(None, [{first!r}]), *sys.path]\n{_LISTED}"
+    done = subprocess.run(
+        interpreter.of_code(code, python=python), capture_output=True, text=True, check=True, timeout=LISTING_S
+    )
+    return msgspec.json.decode(done.stdout, type=Installed)
 
 
 def with_pins(into: Installed, pins: Sequence[str], cache: Path, options: Sequence[str]) -> Installed:
@@ -151,10 +158,7 @@ def _installed_pin(into: Installed, wanted: Package, cache: Path, options: Seque
             lines = str(getattr(error, "stderr", "") or error).strip().splitlines()
             raise UsageError(f"{wanted.name}=={wanted.version} cannot be installed: {lines[-1]}") from error
         unfinished.rename(target)
-    listed = interpreter.of_code(f"import sys; sys.path[:] = [{str(target)!r}, *sys.path]\n{_LISTED}", python=into.base)
-    done = subprocess.run(listed, capture_output=True, text=True, check=True, timeout=LISTING_S)
-    packages = msgspec.json.decode(done.stdout, type=Installed).by_name
-    return packages[wanted.key]
+    return _listed(into.base, str(target)).by_name[wanted.key]
 
 
 def pins(path: Path) -> list[str]:
@@ -288,7 +292,7 @@ def _unmet(own: Installed, name: str, other: Installed, changed: Sequence[str]) 
             requirement = Requirement(text)
         except InvalidRequirement:
             continue  # an old package's; a mixture that it breaks does not run
-        required = Package(requirement.name, "", "", [], "").key
+        required = canonicalize_name(requirement.name)
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         is_met = _meets(requirement, here.get(required))  # what its own side breaks already binds nothing
         if required in changed and applies and is_met and not _meets(requirement, there.get(required)):
