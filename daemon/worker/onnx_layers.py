@@ -32,6 +32,12 @@ def covered(original: Path, optimised: Path) -> dict[str, list[str]]:
     return covers
 
 
+def makers(path: Path) -> dict[str, str]:
+    """Return the node that makes each tensor of a file, by their names."""
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    return {output: name_of(node) for node in nodes for output in node.output}
+
+
 def name_of(node: onnx.NodeProto) -> str:
     """Return the name of a node, or of its first output if it has none."""
     return str(node.name or (node.output[0] if node.output else ""))

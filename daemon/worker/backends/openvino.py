@@ -2,9 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import Tensor
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import OPENVINO_FORMATS, Precision, openvino_settings
-from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends import LayerRun, Loaded
 from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type, values
 from benchd.exporters.artifacts import Artifact
@@ -45,23 +47,63 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         shapes = [list(value.shape) for value in source.inputs(*values(example))]
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         settings = openvino_settings(precision) | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        compiled = core.compile_model(model, "CPU", settings)
-        bound = _Bound(openvino, compiled, source, paths(artifact))
+        bound = _Bound(openvino, core.compile_model(model, "CPU", settings), source, paths(artifact))
     except RuntimeError as error:  # the one exception that its binding raises
         raise Unsupported(f"{artifact.path.name}: OpenVINO cannot run it: {_reason(error)}") from error
-    computed = _computed(compiled, precision)
+    computed = _computed(bound.compiled, precision)
     facts = RuntimeFacts(
         provider=f"OpenVINO {openvino.__version__.partition('-')[0]}",
         threads=torch.get_num_threads(),
         load_s=time.monotonic() - start,
         notes=[f"layers by number format: {', '.join(f'{count} {name}' for name, count in computed.most_common())}"],
     )
-    return Loaded(bound, bound.dtype, device, None, runtime=facts)
+
+    def counted() -> _Bound:
+        return _Bound(openvino, core.compile_model(model, "CPU", settings | {"PERF_COUNT": True}), source, bound.paths)
+
+    return Loaded(
+        bound, bound.dtype, device, None, runtime=facts, layer_times=partial(_layer_times, counted, artifact.path)
+    )
 
 
 def packages(_: Loaded) -> dict[str, str]:
     """Return what runs the file where it is deployed."""
     return {"openvino": version("openvino")}
+
+
+def _layer_times(counted: Callable[[], "_Bound"], path: Path, runs: int, *inputs: Tensor) -> list[list[LayerRun]]:
+    """Return the layers of each of some runs, in a compiled model for this alone."""
+    from benchd.daemon.worker import onnx_layers  # noqa: PLC0415 - reads the file, which most runs need not
+
+    bound, rows, makers = counted(), [], onnx_layers.makers(path)  # it names what makes an output by the output
+    covers = {
+        layer.get_friendly_name(): [
+            makers.get(name, name) for name in str(info["originalLayersNames"].value).split(",") if name
+        ]
+        for layer, info in _layers(bound.compiled)
+    }
+    for name in (each for each, nodes in covers.items() if not nodes):  # a reorder: its name ends with its reader's
+        covers[name] = max((nodes for each, nodes in covers.items() if name.endswith(f"_{each}")), key=len, default=[])
+    for _ in range(runs):
+        bound(*inputs)
+        rows.append(
+            [
+                LayerRun(
+                    layer.node_name,
+                    layer.real_time.total_seconds() * 1e3,
+                    layer.node_type,
+                    covers.get(layer.node_name, ()),
+                )
+                for layer in bound.profile()
+                if str(layer.status) == "Status.EXECUTED"  # not what was folded or needed no work
+            ]
+        )
+    return rows
+
+
+def _layers(compiled: Any) -> list[tuple[Any, Any]]:
+    """Return the layers that OpenVINO made of a file, each with its description."""
+    return [(layer, layer.get_rt_info()) for layer in compiled.get_runtime_model().get_ops()]
 
 
 def _openvino() -> Any:
@@ -76,10 +118,7 @@ def _computed(compiled: Any, precision: Precision) -> Counter[str]:
 
     Raises Unsupported if it is not the variant's, which OpenVINO takes as a hint.
     """
-    layers = [
-        (str(info["layerType"].value), str(info["runtimePrecision"].value))
-        for info in (layer.get_rt_info() for layer in compiled.get_runtime_model().get_ops())
-    ]
+    layers = [(str(info["layerType"].value), str(info["runtimePrecision"].value)) for _, info in _layers(compiled)]
     products = Counter(name for kind, name in layers if kind in _PRODUCTS)
     formats = products or Counter(name for kind, name in layers if kind not in _NO_COMPUTATION)
     wanted = _INT8 if precision == "int8" else {OPENVINO_FORMATS[precision]}
@@ -101,11 +140,11 @@ class _Bound:
     """A compiled model as a function of as many inputs as the file has; each run's outputs get new memory."""
 
     def __init__(self, openvino: Any, compiled: Any, source: Source, paths: Mapping[str, str]) -> None:
+        self.compiled, self.paths = compiled, paths
         self._tensor, self._request, self._source = openvino.Tensor, compiled.create_infer_request(), source.for_runs()
         self.dtype = float_type(_dtype(port) for port in compiled.inputs)
         # in the file's order; a port may have other names beside its own
         self._outputs = [(name, _dtype(port), _shape(port)) for name, port in zip(paths, compiled.outputs, strict=True)]
-        self._paths = paths
 
     def __call__(self, *given: Tensor) -> Batch:
         """Return the outputs."""
@@ -115,7 +154,11 @@ class _Bound:
         for place, output in enumerate(outputs.values()):
             self._request.set_output_tensor(place, self._shared(output))
         self._request.infer()
-        return answer(outputs, self._paths)
+        return answer(outputs, self.paths)
+
+    def profile(self) -> Any:
+        """Return the layers of the last run with their times."""
+        return self._request.profiling_info
 
     def _shared(self, value: Tensor) -> Any:
         return self._tensor(value.numpy(), shared_memory=True)
