@@ -97,7 +97,6 @@ def compare(
         pairs=pairs,
         min_effect=arguments.quantity("--min-effect", min_effect, {"%": 0.01}),
         preset=preset,
-        threads=given.get("threads", []),
         samples=given.get("samples"),
         is_aa=aa,
     )
@@ -106,6 +105,7 @@ def compare(
     if live or aa:
         settings = configuration.read(config) if config else Config()
         start = arguments.start(wait, quiet_for)
+        chosen.append([f"threads={count}" for count in given.get("threads", [])])
         comparisons, code = measured(_requests(request, chosen), settings, plan.inspect(device), output, start)
     else:
         comparisons, code = of_files([Path(side) for side in sides or []], request.min_effect, chosen)

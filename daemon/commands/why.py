@@ -34,7 +34,7 @@ from benchd.daemon.why.environments import Side
 from benchd.daemon.why.text import lines
 
 T = TypeVar("T")
-ONE_PER_SIDE = "once for B alone, or once per side"
+ONE_PER_SIDE = "or a file of results; once for B alone, or once per side"
 
 app = application()
 
@@ -56,7 +56,6 @@ def why(
     env: Annotated[
         list[Path] | None, typer.Option(help=f"Lines of NAME=VALUE, {ONE_PER_SIDE}.", metavar="FILE")
     ] = None,
-    threads: Annotated[list[int] | None, typer.Option(min=1, help=f"CPU threads of the model, {ONE_PER_SIDE}.")] = None,
     module: Annotated[
         list[str] | None, typer.Option(help="Your own module, or one per side.", metavar="FILE.py:FUNCTION")
     ] = None,
@@ -79,12 +78,12 @@ def why(
 ) -> None:
     """Find which layers, and which package or setting, make B slower or faster than A.
 
-    Tries the differences of two environments by halves, in mixtures of both. Repeat an interrupted command to resume
-    it. Exits with 4 if noise hides the cause.
+    Tries the differences of two environments or cases by halves, in mixtures of both. Repeat an interrupted command to
+    resume it. Exits with 4 if noise hides the cause.
     """
     named = sides or []
     paths = [Path(side) for side in named if Path(side).exists()]
-    search = [*(python or []), *(lock or []), *(env or []), *(threads or [])]
+    search = [*(python or []), *(lock or []), *(env or [])]
     settings = configuration.read(config) if config else Config()
     start = arguments.start(wait, quiet_for)
     if paths and (search or module or onnx or len(paths) != len(named)):
@@ -97,14 +96,15 @@ def why(
     cases = named or ["onnxruntime" if own and isinstance(own[0], UserFile) else "eager"] * bool(own)
     effect = arguments.quantity("--min-effect", min_effect, {"%": 0.01})
     request = Request(cases, preset, effect, modules=own, samples=given.get("samples"), layers=not theirs)
-    _refuse_counts(max(len(cases), len(own)) if cases else 0, is_single=bool(search or theirs))
+    _refuse_counts(len(cases), len(own), search=bool(search), theirs=bool(theirs))
     foreign_result = foreign.read(theirs) if theirs else None
     pythons = [str(path) for path in _per_side("--python", python)]
     source = (
         ["--no-index", "--find-links", str(wheels.resolve())] if wheels else ["--index-url", index] if index else []
     )
-    both = _sides(pythons, lock, env, threads, source) if search else None
     machine, folder = plan.inspect(device), made_output(output)
+    is_search = search or (len(own) < 2 and _settings(request, settings, machine) > 1)
+    both = _sides(pythons, lock, env, source) if is_search else None
     sinks = [*lasting(folder, settings.mqtt, sys.stderr), SlowStages(sys.stderr)]
     with Session(settings, machine, folder, sinks, start=start) as session:
         try:
@@ -123,12 +123,25 @@ def why(
     raise typer.Exit(code or session.unstored(sys.stderr))
 
 
-def _refuse_counts(sides: int, *, is_single: bool) -> None:
-    if sides != (1 if is_single else 2):
+def _refuse_counts(cases: int, models: int, *, search: bool, theirs: bool) -> None:
+    if theirs:
+        is_right = cases == 1 and models < 2
+    elif search:
+        is_right = cases in {1, 2} and models < 2
+    else:
+        is_right = max(cases, models) == 2
+    if not is_right:
         raise UsageError(
-            "give one case, as in vim_tiny,eager, and what differs between the sides: --python, --lock, --env or "
-            "--threads, or --theirs FILE; or two cases, two --module or two --onnx, whose layers are compared"
+            "give one case, as in vim_tiny,eager, and what differs between the sides: --python, --lock or --env, or "
+            "--theirs FILE; or two cases, two --module or two --onnx"
         )
+
+
+def _settings(request: Request, settings: Config, machine: plan.Machine) -> int:
+    """Return how many settings two cases of one model differ in, 0 for one case or two models."""
+    first, *others = (each.case.case_id for each in paired.planned_sides(request, settings.limits, machine))
+    changed = environments.changed_parts(first, others[0]) if others else {}
+    return 0 if "model" in changed else len(changed)
 
 
 def _of_theirs(bridging: Bridging, *, as_json: bool) -> int:
@@ -157,8 +170,8 @@ def _of_records(first: Path, second: Path, as_json: bool) -> int:
     comparisons = [each for each in verdicts.compare(before, after, 0.0) if each.layers]
     if not comparisons:
         raise UsageError(
-            f"{first} and {second}: no case of both changed beyond noise and has the layers of its processes, which "
-            "benchd why keeps; measure both sides with it: benchd why CASE --python A/bin/python --python B/bin/python"
+            f"{first} and {second}: no case of both changed beyond noise and has the layers of its processes; measure "
+            f"both environments again: benchd why CASE --lock {first} --lock {second} --env {first} --env {second}"
         )
     print_comparisons(sys.stdout, comparisons, as_json)
     return 0
@@ -206,17 +219,15 @@ def _sides(
     pythons: Sequence[str],
     lock: Sequence[Path] | None,
     env: Sequence[Path] | None,
-    threads: Sequence[int] | None,
     source: Sequence[str],
 ) -> tuple[Side, Side]:
     here = [environments.installed(python) for python in pythons or [sys.executable]]
     pins = _both([environments.pins(path) for path in _per_side("--lock", lock)], list[str]())
     variables = _both([environments.variables(path) for path in _per_side("--env", env)], dict[str, str]())
-    counts = _both(_per_side("--threads", threads), None)
     cache = folders.cache() / "wheels"
     first, second = (
-        Side(environments.with_pins(into, pinned, cache, source), given, count)
-        for into, pinned, given, count in zip(here * (3 - len(here)), pins, variables, counts, strict=True)
+        Side(environments.with_pins(into, pinned, cache, source), given)
+        for into, pinned, given in zip(here * (3 - len(here)), pins, variables, strict=True)
     )
     return first, second
 

@@ -57,8 +57,8 @@ class Request:
 
     It is one of so many `comparisons`, which share their error. `layers` asks each process for a profile too.
 
-    Of `pythons`, `threads` and `variables` there is one for both sides or one per side. So there is of the user's
-    `modules`, or ONNX files, with which cases omit the model: `eager,b4`.
+    Of `pythons` and `variables` there is one for both sides or one per side. So there is of the user's `modules`, or
+    ONNX files, with which cases omit the model: `eager,b4`.
     """
 
     cases: list[str]
@@ -67,7 +67,6 @@ class Request:
     pairs: int | None = None
     pythons: list[str] = field(default_factory=list)
     modules: Sequence[UserModel] = ()
-    threads: Sequence[int | None] = ()
     variables: Sequence[dict[str, str]] = ()
     samples: str | None = None
     is_aa: bool = False
@@ -147,8 +146,7 @@ def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine)
     for python in request.pythons:
         _versions(python)
     modules: Sequence[UserModel | None] = _both(request.modules) or [None, None]
-    threads: Sequence[int | None] = _both(request.threads) or [None, None]
-    sides = zip(_both(request.cases), modules, threads, strict=True)
+    sides = zip(_both(request.cases), modules, strict=True)
     return [_planned(*side, request, limits, machine) for side in sides]
 
 
@@ -176,17 +174,11 @@ def _called(entry: Planned, python: str, request: Request) -> str:
 
 
 def _planned(
-    case_id: str,
-    own: UserModel | None,
-    threads: int | None,
-    request: Request,
-    limits: LimitsConfig,
-    machine: plan.Machine,
+    case_id: str, own: UserModel | None, request: Request, limits: LimitsConfig, machine: plan.Machine
 ) -> Planned:
     if own and not f"{case_id},".startswith(f"{own.model},"):
         case_id = f"{own.model},{case_id}"
-    suite = plan.suite_of(case_id, request.preset)
-    suite = msgspec.structs.replace(suite, samples=request.samples, threads=[threads] if threads else suite.threads)
+    suite = msgspec.structs.replace(plan.suite_of(case_id, request.preset), samples=request.samples)
     entry, *others = plan.plan([suite], limits, machine, own)
     if others:
         raise UsageError(f"{case_id} matches {1 + len(others)} cases; add the batch size, as in {entry.case.case_id}")

@@ -276,7 +276,7 @@ def suite_of(case_id: str, preset: str) -> Suite:
         elif equals:
             named[name] = value
         else:
-            given[_kind(part)].append(part.removeprefix("b") if _kind(part) == "batch_sizes" else part)
+            given[kind_of(part)].append(part.removeprefix("b") if kind_of(part) == "batch_sizes" else part)
     single = loads.named(named)
     given_once = ("seed", "provider", "dla", "percentile", "queue")
     single |= {name: named.pop(name) for name in given_once if name in named}
@@ -287,8 +287,10 @@ def suite_of(case_id: str, preset: str) -> Suite:
         raise UsageError(f"case {case_id}: {error}") from error
 
 
-def _kind(part: str) -> str:
-    """Return the field of a Suite to which a part of a case_id belongs."""
+def kind_of(part: str) -> str:
+    """Return what a part of a case_id behind its model sets: a field of a Suite, or the name of an option."""
+    if "=" in part:
+        return part.partition("=")[0]
     if part in DIRECTIONS:
         return "directions"
     if part in SCENARIOS:

@@ -5,7 +5,6 @@ order and once in the reverse one, and has the mean of both (the Shapley value o
 """
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -15,9 +14,10 @@ from msgspec import Struct
 
 from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.measuring.paired import Request
-from benchd.daemon.records import Case, Variant
+from benchd.daemon.records import Case
 from benchd.daemon.verdicts.effects import LOOK_ALPHA, Verdict, judge, paired_effect
 from benchd.daemon.why.comparisons import Comparing
+from benchd.daemon.why.environments import with_parts
 from benchd.daemon.why.foreign import Foreign
 
 ENOUGH = 0.03
@@ -64,10 +64,12 @@ class Bridging:
     _logs: dict[frozenset[str], float] = field(default_factory=dict)
     _ours_ms: list[float] = field(default_factory=list)
     _mean_over_median: float = 1.0
+    _case_id: str = ""
 
     def bridge(self) -> Bridge:
         """Measure the switches; raise Interrupted after a signal, NotAvailable if the case cannot run here."""
         case = self.comparing.planned(self.request)[0].case
+        self._case_id = case.case_id
         switches, untried = self._possible(case)
         self.comparing.err.write("".join(f"they differ in: {name}\n" for name in switches))
         orders = [list(switches), list(switches)[::-1]]
@@ -117,15 +119,10 @@ class Bridging:
 
     def _why_not(self, part: str) -> str:
         try:
-            self.comparing.planned(replace(self.request, cases=[self._case([part])]))
+            self.comparing.planned(replace(self.request, cases=[with_parts(self._case_id, [part])]))
         except (UsageError, NotAvailable) as error:
             return str(error)
         return ""
-
-    def _case(self, switches: Sequence[str]) -> str:
-        """Return the text of our case with these parts in place of its own."""
-        parts = {_kind(part): part for part in self.request.cases[0].split(",")}
-        return ",".join((parts | {_kind(part): part for part in switches}).values())
 
     def _log(self, switches: Sequence[str]) -> float:
         """Return the log ratio of our case with these switches over our case, measured once."""
@@ -135,7 +132,7 @@ class Bridging:
         return self._logs.get(known, 0.0)
 
     def _measure(self, switches: Sequence[str]) -> float:
-        cases = [self.request.cases[0], self._case(switches)]
+        cases = [self._case_id, with_parts(self._case_id, switches)]
         what = f"ours with {', '.join(switches) or 'nothing changed'}"
         line = self.comparing.pairs(what, replace(self.request, cases=cases), _decide)
         if not line.ratios:
@@ -156,19 +153,6 @@ def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, str]]:
         yield f"{theirs.threads} threads, not {case.threads or 'all'}", f"threads={theirs.threads}"
     if theirs.streams > case.streams:
         yield f"{theirs.streams} streams, not {case.streams}", f"streams={theirs.streams}"
-
-
-def _kind(part: str) -> str:
-    """Return what a part of a case's text sets; two parts of one kind exclude each other."""
-    if re.fullmatch(r"b\d+", part):
-        return "batch"
-    if "=" in part:
-        return part.partition("=")[0]
-    try:
-        Variant.parse(part)
-    except UsageError:
-        return part
-    return "variant"
 
 
 def _computed(name: str, ms: float) -> Switch:

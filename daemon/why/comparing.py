@@ -76,17 +76,21 @@ class Explaining:
 
         `originals` are the interpreters of both sides, compared as they are if the mixtures of both do not differ.
         """
+        planned = self.comparing.planned(self.request)  # refused before any work
+        self.first, self.second = (
+            msgspec.structs.replace(side, case=each.case.case_id)
+            for side, each in zip((self.first, self.second), planned, strict=True)
+        )
         differences, needs = environments.differences(self.first, self.second)
         if not differences:
-            raise UsageError("both sides have the same packages, variables and threads: there is nothing to search")
-        case_id = self.comparing.planned(self.request)[0].case.case_id  # refused before any work
+            raise UsageError("both sides have the same packages, variables and case: there is nothing to search")
         self._differences = {difference.name: difference for difference in differences}
         with temporary_output() as self._folder:
             self._plain = environments.mixture(self._folder / "a", self.first.installed, [])
-            return self._explained(case_id, originals, needs)
+            return self._explained(originals, needs)
 
-    def _explained(self, case_id: str, originals: Sequence[str], needs: Mapping[str, Applied]) -> Explanation:
-        names = list(self._differences)
+    def _explained(self, originals: Sequence[str], needs: Mapping[str, Applied]) -> Explanation:
+        case_id, names = self.first.case, list(self._differences)
         self.comparing.err.write("".join(f"difference: {name}\n" for name in names))
         ends = self._compared(frozenset(names), self._looks, layers=True)
         ratios = ends.ratios
@@ -129,7 +133,10 @@ class Explaining:
             is_placed = placed(self._spread.of(_logs(ratios)), low, high, len(ratios)) is not None
             return self._verdict(ratios) if is_placed or len(ratios) >= MOST_PAIRS else None
 
-        ratios = self._compared(applied, decide).ratios
+        try:
+            ratios = self._compared(applied, decide).ratios
+        except (UsageError, NotAvailable):  # parts of a case that exclude each other
+            return None
         if not ratios:
             return None
         estimate = self._spread.of(_logs(ratios))
@@ -160,7 +167,7 @@ class Explaining:
             self.request,
             pythons=list(pythons),
             variables=[side.variables for side in sides],
-            threads=[side.threads for side in sides],
+            cases=[side.case for side in sides],
             layers=layers,
         )
         return self.comparing.pairs(what, request, decide, (self.first.identity, self.second.identity, key))

@@ -20,7 +20,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from benchd.daemon.errors import UsageError
-from benchd.daemon.machine import interpreter
+from benchd.daemon.machine import environment, interpreter
+from benchd.daemon.measuring import plan
+from benchd.daemon.verdicts import results
 
 ABSENT = "absent"
 LISTING_S = 120.0
@@ -79,26 +81,29 @@ class Installed(Struct, frozen=True):
 
 
 class Side(Struct, frozen=True):
-    """One of two environments: what is installed, the variables set for it, and its CPU threads."""
+    """One of two sides: what is installed, the variables set for it, and the `case_id` that it runs."""
 
     installed: Installed
     variables: dict[str, str] = {}
-    threads: int | None = None
+    case: str = ""
 
     @property
     def identity(self) -> tuple[object, ...]:
         """What two searches must share for one to go on with the comparisons of the other."""
         packages = sorted((package.key, package.version, package.digest) for package in self.installed.packages)
-        return (self.installed.base, self.installed.version, packages, sorted(self.variables.items()), self.threads)
+        return (self.installed.base, self.installed.version, packages, sorted(self.variables.items()), self.case)
 
 
 class Difference(Struct, frozen=True):
-    """What B has in place of A, as one candidate: packages that cannot be exchanged one by one, or a setting."""
+    """What B has in place of A, as one candidate: packages that cannot be exchanged one by one, or a setting.
+
+    `part` is what a part of the case sets, as `threads`.
+    """
 
     name: str
     packages: dict[str, Package | None] = {}
     variable: str | None = None
-    threads: bool = False
+    part: str | None = None
 
 
 def installed(python: str) -> Installed:
@@ -162,7 +167,15 @@ def _installed_pin(into: Installed, wanted: Package, cache: Path, options: Seque
 
 
 def pins(path: Path) -> list[str]:
-    """Return the `name==version` of each line of a lock file; raise UsageError that names a line with anything else."""
+    """Return the `name==version` of a lock file's lines, or of the newest record of a file of results.
+
+    Raises UsageError that names a line with anything else.
+    """
+    if path.suffix == ".jsonl":
+        versions = results.read(path)[-1].environment.versions
+        return [
+            f"{name}=={versions[name]}" for name in environment.DISTRIBUTIONS if name in versions.keys() - {"benchd"}
+        ]
     read = []
     for number, line in enumerate(_lines(path), 1):
         pin = re.sub(r"\s--hash=\S+|\\$|(^|\s)#.*", "", line).partition(";")[0].strip()
@@ -175,7 +188,13 @@ def pins(path: Path) -> list[str]:
 
 
 def variables(path: Path) -> dict[str, str]:
-    """Return the `NAME=VALUE` lines of a file; raise UsageError that names a line with anything else."""
+    """Return the `NAME=VALUE` lines of a file, or the variables of the newest record of a file of results.
+
+    Raises UsageError that names a line with anything else.
+    """
+    if path.suffix == ".jsonl":
+        recorded = results.read(path)[-1].environment
+        return {**(recorded.allocator or {}), **(recorded.variables or {})}
     read = {}
     for number, line in enumerate(_lines(path), 1):
         name, equals, value = line.strip().partition("=")
@@ -240,8 +259,24 @@ def _settings(first: Side, second: Side) -> Iterator[Difference]:
         before, after = first.variables.get(name, ABSENT), second.variables.get(name, ABSENT)
         if before != after:
             yield Difference(f"{name} {before} → {after}", variable=name)
-    if first.threads != second.threads:
-        yield Difference(f"threads {first.threads or 'all'} → {second.threads or 'all'}", threads=True)
+    for kind, (own, other) in changed_parts(first.case, second.case).items():
+        yield Difference(f"{own or 'default'} → {other or 'default'}", part=kind)
+
+
+def changed_parts(first: str, second: str) -> dict[str, tuple[str | None, str | None]]:
+    """Return by what it sets each part that two case_ids do not share, None for one that a side does not have."""
+    a, b = _parts(first), _parts(second)
+    return {kind: (a.get(kind), b.get(kind)) for kind in {**a, **b} if a.get(kind) != b.get(kind)}
+
+
+def with_parts(case_id: str, parts: Iterable[str]) -> str:
+    """Return a case_id with these parts in place of its own."""
+    return ",".join((_parts(case_id) | {plan.kind_of(part): part for part in parts}).values())
+
+
+def _parts(case_id: str) -> dict[str, str]:
+    model, *parts = case_id.split(",")
+    return {"model": model, **{plan.kind_of(part): part for part in parts}}
 
 
 def _named(a: Installed, b: Installed, group: Sequence[str]) -> str:
@@ -305,14 +340,16 @@ def _meets(requirement: Requirement, package: Package | None) -> bool:
 
 def mixed(first: Side, second: Side, applied: Sequence[Difference]) -> Side:
     """Return A with the settings of B that are among these differences."""
-    variables, threads = dict(first.variables), first.threads
-    for difference in applied:
-        if difference.variable in second.variables:
-            variables[difference.variable] = second.variables[difference.variable]
-        elif difference.variable:
-            variables.pop(difference.variable, None)
-        threads = second.threads if difference.threads else threads
-    return Side(first.installed, variables, threads)
+    variables = _taken(first.variables, second.variables, (each.variable for each in applied))
+    parts = _taken(_parts(first.case), _parts(second.case), (each.part for each in applied))
+    return Side(first.installed, variables, ",".join(parts.values()))
+
+
+def _taken(first: Mapping[str, str], second: Mapping[str, str], names: Iterable[str | None]) -> dict[str, str]:
+    """Return the first mapping with what the second one has, or lacks, under these names."""
+    taken = {name for name in names if name}
+    merged = {**first, **{name: value for name, value in second.items() if name in taken}}
+    return {name: value for name, value in merged.items() if name in second or name not in taken}
 
 
 def mixture(folder: Path, first: Installed, applied: Iterable[Difference]) -> str:

@@ -77,9 +77,9 @@ def asked(name: str, output: Path) -> dict[str, Any]:
     (folder / "old.txt").write_text("\n".join([f"onnxruntime=={before}", *OTHERS]))
     (folder / "new.txt").write_text(f"onnxruntime=={after}\n")
     began = time.monotonic()
-    command = [str(BENCHD), "why", "--onnx", "net.onnx", "--lock", "old.txt", "--lock", "new.txt", "--json"]
+    command = [str(BENCHD), "why", "onnxruntime,threads=1", "--onnx", "net.onnx"]
     done = subprocess.run(
-        [*command, "--threads", "1", "--threads", "1", "--wait"],
+        [*command, "--lock", "old.txt", "--lock", "new.txt", "--json", "--wait"],
         cwd=folder,
         stdout=subprocess.PIPE,
         text=True,

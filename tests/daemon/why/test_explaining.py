@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -63,6 +64,13 @@ def test_a_variable_is_named_as_a_package_is(explaining):
     ms = "(5 + turn % 3 / 1000) * (1.2 if os.environ.get('GUILTY') == 'yes' else 1)"
     explanation = explaining(ms, {"SAME": "1"}, {"SAME": "1", "GUILTY": "yes"}).explain()
     assert [cause.differences for cause in explanation.causes] == [["GUILTY absent → yes"]]
+
+
+def test_a_part_of_the_case_is_named_and_parts_that_exclude_each_other_are_passed_over(explaining):
+    ms = "(5 + turn % 3 / 1000) * (1.2 if '\"threads\":1' in job else 1)"
+    search = explaining(ms, {"SAME": "1"}, {"SAME": "1"})
+    search.second, search.request = search.first, replace(search.request, cases=[CASE, f"{CASE},threads=1,seed=7"])
+    assert [cause.differences for cause in search.explain().causes] == [["default → threads=1"]]
 
 
 def test_sides_of_one_speed_name_nobody_and_originals_that_differ_say_where_to_look(explaining, tmp_path):

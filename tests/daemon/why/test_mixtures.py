@@ -4,10 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from packages_made import environment, package
+from records_made import made
 
 from benchd.daemon.errors import UsageError
+from benchd.daemon.records import encode
 from benchd.daemon.why import environments
 from benchd.daemon.why.environments import Side
 
@@ -53,14 +56,14 @@ def test_packages_that_refuse_each_others_versions_are_one_difference_and_a_need
     assert needs[both] == {"numpy 1.0 → 2.0"}
 
 
-def test_variables_and_threads_are_differences_and_can_be_taken_over_one_by_one(planted):
+def test_variables_and_parts_of_the_case_are_differences_and_can_be_taken_over_one_by_one(planted):
     a, b = planted("a"), planted("b")
-    a = Side(a.installed, {"OMP_NUM_THREADS": "2", "ONLY_A": "1"}, 2)
-    b = Side(b.installed, {"OMP_NUM_THREADS": "1"}, 1)
+    a = Side(a.installed, {"OMP_NUM_THREADS": "2", "ONLY_A": "1"}, "square,eager,b1,size=16,threads=2")
+    b = Side(b.installed, {"OMP_NUM_THREADS": "1"}, "square,fp16,b1,size=16")
     found, _ = environments.differences(a, b)
-    assert names((found,)) == ["OMP_NUM_THREADS 2 → 1", "ONLY_A 1 → absent", "threads 2 → 1"]
-    assert environments.mixed(a, b, found[:1]).variables == {"OMP_NUM_THREADS": "1", "ONLY_A": "1"}
-    assert environments.mixed(a, b, found) == Side(a.installed, b.variables, 1)
+    assert names((found,)) == ["OMP_NUM_THREADS 2 → 1", "ONLY_A 1 → absent", "eager → fp16", "threads=2 → default"]
+    assert environments.mixed(a, b, found[:1]) == Side(a.installed, {"OMP_NUM_THREADS": "1", "ONLY_A": "1"}, a.case)
+    assert environments.mixed(a, b, found) == b
 
 
 def test_a_mixture_imports_the_chosen_packages_alone_and_leaves_both_sides_as_they_were(planted, tmp_path):
@@ -113,6 +116,19 @@ def test_the_lines_of_a_lock_file_are_read_with_their_comments_hashes_and_marker
         "# comment\nnumpy==2.0.1 \\\n    --hash=sha256:abc\nuvicorn[standard]==0.3 ; python_version > '3'\n"
     )
     assert environments.pins(path) == ["numpy==2.0.1", "uvicorn==0.3"]
+
+
+def test_a_file_of_results_stands_for_the_packages_and_variables_of_its_newest_record(tmp_path):
+    path = tmp_path / "records.jsonl"
+    described = msgspec.structs.replace(
+        made().environment,
+        versions={"python": "3.11.2", "benchd": "0.1.0", "numpy": "2.0.1"},
+        allocator={"MALLOC_TOP_PAD_": "1"},
+        variables={"OMP_PROC_BIND": "true"},
+    )
+    path.write_bytes(b"".join(encode(made(run_id=name, environment=described)) + b"\n" for name in ("one", "two")))
+    assert environments.pins(path) == ["numpy==2.0.1"]
+    assert environments.variables(path) == {"MALLOC_TOP_PAD_": "1", "OMP_PROC_BIND": "true"}
 
 
 def test_interpreters_of_two_versions_and_packages_without_a_list_of_files_are_refused(planted):
