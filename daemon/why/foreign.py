@@ -193,15 +193,17 @@ def _benchmark_app(text: str) -> Foreign:
         for name in ("Average", "Min", "Max")
     }
     middle = _required(text, rf"Median:\s+{_N} ms", "the line Median")[0]
+    threads, streams = _whole(text, r"INFERENCE_NUM_THREADS: (\d+)"), _whole(text, r"NUM_STREAMS: (\d+)") or 1
     return Foreign(
         tool="benchmark_app",
         quoted="median",
         latency_ms={"median": middle, "mean": latency["average"], "min": latency["min"], "max": latency["max"]},
         throughput_per_s=_required(text, rf"Throughput:\s+{_N} FPS", "the line Throughput")[0],
         means=_BENCHMARK_MEANS,
-        streams=_whole(text, r"NUM_STREAMS: (\d+)") or 1,
+        batch=_whole(text.partition("[Step 6/11]")[2], r"Model inputs:\n.* / \[(\d+),"),
+        streams=streams,
         in_flight=_whole(text, r"Start inference asynchronously, (\d+)") or 1,
-        threads=_whole(text, r"INFERENCE_NUM_THREADS: (\d+)"),
+        threads=threads // streams if threads else None,  # theirs are of all streams together
         precision=_PRECISIONS.get(_found(text, r"INFERENCE_PRECISION_HINT: <Type: '(\w+)'>")),
         warm_up="one request",
     )

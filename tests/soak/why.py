@@ -1,8 +1,9 @@
-"""How often `benchd why` names the layer and the package of regressions between wheels of ONNX Runtime on this machine.
+"""How often `benchd why` is right on this machine: regressions between wheels, and results of benchmark_app.
 
-Each case is a net of 20 nodes or so with one operator that became slower between two published wheels, in environments
-that differ in eight other packages. `make soak-why` takes three minutes a case, installs the wheels once, and resumes
-where it was stopped.
+Each regression is a net of 20 nodes or so with one operator that became slower between two published wheels of ONNX
+Runtime, in environments that differ in eight other packages. Each result of benchmark_app is of a protocol that differs
+from ours in a known way. `make soak-why` takes three minutes a case, installs the wheels once, and resumes where it was
+stopped.
 """
 
 import json
@@ -47,6 +48,35 @@ CASES: dict[str, tuple[str, str, str, int, dict[str, Any], bool]] = {
     "ReduceL1, backwards": ("1.21.0", "1.20.1", "ReduceL1", FLOAT, {"axes": [1], "keepdims": 1}, False),
     "Elu of both signs, backwards": ("1.21.0", "1.20.1", "Elu", FLOAT, {}, False),
 }
+ONE_THREAD = ["-nstreams", "1", "-nireq", "1", "-nthreads", "1"]
+# our case, the options of benchmark_app, and what differs
+PROTOCOLS: dict[str, tuple[str, list[str], list[str]]] = {
+    "one thread": ("openvino,b2,threads=2", ONE_THREAD, ["1 threads, not 2"]),
+    "two threads": ("openvino,b2,threads=1", ["-nstreams", "1", "-nireq", "1"], ["2 threads, not 1"]),
+    "a batch of 8": ("openvino,b2,threads=1", [*ONE_THREAD, "-shape", "[8,32,56,56]"], ["batch 8, not 2"]),
+    "bf16": ("openvino,b2,threads=1", [*ONE_THREAD, "-infer_precision", "bf16"], ["bf16, not fp32"]),
+    "a queue": (
+        "openvino,b2,threads=1",
+        ["-nstreams", "1", "-nireq", "4", "-nthreads", "1"],
+        ["4 requests wait for 1 streams"],
+    ),
+    "two streams": (
+        "openvino,b2,threads=2",
+        ["-nstreams", "2", "-nireq", "2"],
+        ["1 threads, not 2", "2 streams, not 1"],
+    ),
+    "a queue before one thread": (
+        "openvino,b2,threads=2",
+        ["-nstreams", "1", "-nireq", "3", "-nthreads", "1"],
+        ["1 threads, not 2", "3 requests wait for 1 streams"],
+    ),
+    "a batch of 8 in bf16": (
+        "openvino,b2,threads=1",
+        [*ONE_THREAD, "-shape", "[8,32,56,56]", "-infer_precision", "bf16"],
+        ["bf16, not fp32", "batch 8, not 2"],
+    ),
+    "nothing": ("openvino,b2,threads=1", ONE_THREAD, []),
+}
 SHAPE = (2, 32, 56, 56)
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -57,14 +87,15 @@ def main(
     output: Annotated[Path, typer.Option(help=f"Folder of {FILE}.")] = Path("bench-out/soak-why"),
     only: Annotated[str, typer.Option(help="Cases whose name contains this.")] = "",
 ) -> None:
-    """Ask `benchd why` for each regression and print whether layer and package were named."""
+    """Ask `benchd why` for each case and print whether it was right."""
     output.mkdir(parents=True, exist_ok=True)
     done = {line["case"] for line in read(output / FILE)}
-    for name in (each for each in CASES if only in each and each not in done):
-        line = {"case": name, **asked(name, output)}
+    for name in (each for each in (*CASES, *PROTOCOLS) if only in each and each not in done):
+        line = {"case": name, **(asked(name, output) if name in CASES else bridged(name, output))}
         typer.echo(json.dumps(line))
         keep(output / FILE, line)
-    for text in summary(read(output / FILE)):
+    lines = read(output / FILE)
+    for text in (*summary([line for line in lines if line["case"] in CASES]), *of_protocols(lines)):
         typer.echo(text)
 
 
@@ -95,7 +126,50 @@ def asked(name: str, output: Path) -> dict[str, Any]:
     }
 
 
-def net(name: str) -> onnx.ModelProto:
+def bridged(name: str, output: Path) -> dict[str, Any]:
+    """Return what `benchd why --theirs` answers for a result of benchmark_app."""
+    case, options, expected = PROTOCOLS[name]
+    folder = output / name.replace(" ", "_")
+    folder.mkdir(exist_ok=True)
+    onnx.save(net("LeakyRelu, backwards", batch="n"), folder / "net.onnx")
+    whole = ["-shape", f"[{','.join(map(str, SHAPE))}]", "-infer_precision", "f32", "-hint", "none", "-t", "10"]
+    command = [str(BENCHD.with_name("benchmark_app")), "-m", "net.onnx", "-d", "CPU", *whole, *options]
+    theirs = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
+    (folder / "theirs.log").write_text(theirs)
+    command = [str(BENCHD), "why", case, "--onnx", "net.onnx", "--input", "x=32x56x56"]
+    done = subprocess.run(
+        [*command, "--theirs", "theirs.log", "--json", "--wait"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    answer = json.loads(done.stdout) if done.returncode == 0 else {}
+    gap_ms = answer["theirs"]["latency_ms"]["median"] - answer["ours_ms"] if answer else None
+    return {
+        "ours_ms": answer.get("ours_ms"),
+        "gap_ms": gap_ms,
+        "switches": [switch["name"] for switch in answer.get("switches", [])],
+        "expected": expected,
+        "unexplained_ms": answer.get("unexplained_ms"),
+    }
+
+
+def of_protocols(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each result of benchmark_app, and how many were right."""
+    protocols = [line for line in lines if line["case"] in PROTOCOLS]
+    for line in protocols:
+        yield (
+            f"{line['case']:<30} ours {line['ours_ms']:.3g} ms, gap {line['gap_ms']:+.3g} ms, unexplained "
+            f"{line['unexplained_ms']:+.3g} ms: {'; '.join(line['switches']) or 'nothing'}"
+        )
+    named = sum(set(line["switches"]) == set(line["expected"]) for line in protocols)
+    planted = [line for line in protocols if line["expected"]]
+    explained = sum(abs(line["unexplained_ms"]) <= 0.1 * abs(line["gap_ms"]) for line in planted)
+    yield f"what differs named: {named} of {len(protocols)}; 90 % of the gap explained: {explained} of {len(planted)}"
+
+
+def net(name: str, batch: int | str = SHAPE[0]) -> onnx.ModelProto:
     """Return the net of a case: eight convolutions with their activations, and the operator between two casts."""
     *_, operator, kind, attributes, is_positive = CASES[name]
     draw, nodes, weights, value = np.random.default_rng(0), [], [], "x"
@@ -119,7 +193,7 @@ def net(name: str) -> onnx.ModelProto:
                 helper.make_node("Add", [value, "after" if kind != FLOAT else "made"], ["added"], name="added")
             )
             value = "added"
-    ends = [helper.make_tensor_value_info(end, FLOAT, SHAPE) for end in ("x", value)]
+    ends = [helper.make_tensor_value_info(end, FLOAT, (batch, *SHAPE[1:])) for end in ("x", value)]
     graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
 
