@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from benchd.daemon.records import Record
+from benchd.daemon.records import Floor, Record
 from benchd.daemon.reporting.results_table import figure
 from benchd.daemon.verdicts.compare import command
 from benchd.daemon.verdicts.rows import row
 
-WIDTH, INDENT = 80, 26
+WIDTH, INDENT, BAR = 80, 26, 20
 
 
 def lines(record: Record, where: str = "") -> Iterator[str]:
@@ -22,12 +22,31 @@ def lines(record: Record, where: str = "") -> Iterator[str]:
     groups = {name: value for name, value in environment.items() if isinstance(value, dict)}
     yield f"{record.case_id}: {record.status}{f', {record.reason}' if record.reason else ''}"
     yield from _section("", {name: value for name, value in row(record).items() if name not in ("status", "reason")})
+    if record.floor and record.timing:
+        yield from _section("roofline", _roofline(record.floor, record.timing.median_ms))
     yield from _section("environment", {name: value for name, value in environment.items() if name not in groups})
     for name, group in {**groups, "limits": record.limits, "missing": record.missing}.items():
         yield from _section(name, group)
     yield "measure it again"
     yield f"  {command(record, records=where)}"
     yield ""
+
+
+def _roofline(floor: Floor, median_ms: float) -> dict[str, str]:
+    """Return how much of each probed rate a run uses: what is nearest to its roof bounds it."""
+    at_least = f", at least: without {', '.join(floor.uncounted)}" if floor.uncounted else ""
+    products = floor.matrix_flops if floor.synaptic_flops is None else floor.synaptic_flops
+    work = {
+        "products": (products, f"GFLOP/s{at_least}", floor.matrix_ms),
+        "bytes": (floor.bytes, "GB/s", floor.bytes_ms),
+        "exponentials": (floor.exponentials, "G/s", floor.exponentials_ms),
+    }
+    return {
+        name: f"{'█' * round(BAR * min(least_ms / median_ms, 1.0)):░<{BAR}} {100 * least_ms / median_ms:.0f} %, "
+        f"{figure(amount / median_ms / 1e6)} of {figure(amount / least_ms / 1e6)} {unit}"
+        for name, (amount, unit, least_ms) in work.items()
+        if least_ms
+    }
 
 
 def _section(name: str, facts: Mapping[str, object]) -> Iterator[str]:
