@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, str, str, int, dict[str, Any], bool]] = {
     "Elu": ("1.20.1", "1.21.0", "Elu", FLOAT, {}, True),
     "Sigmoid of float64": ("1.20.1", "1.21.0", "Sigmoid", DOUBLE, {}, True),
     "ReduceMean of int64": ("1.20.1", "1.21.0", "ReduceMean", INT64, {"axes": [1], "keepdims": 1}, True),
+    "ReduceSumSquare of int64": ("1.21.0", "1.31.1", "ReduceSumSquare", INT64, {"axes": [2, 3], "keepdims": 1}, True),
     "MatMul of int64": ("1.20.1", "1.21.0", "MatMul", INT64, {}, True),
     "LeakyRelu, backwards": ("1.21.0", "1.20.1", "LeakyRelu", FLOAT, {}, False),
     "Tanh of float64, backwards": ("1.21.0", "1.20.1", "Tanh", DOUBLE, {}, False),
