@@ -57,8 +57,8 @@ class Request:
 
     It is one of so many `comparisons`, which share their error. `layers` asks each process for a profile too.
 
-    Of `pythons` and `variables` there is one for both sides or one per side. So there is of the user's `modules`, or
-    ONNX files, with which cases omit the model: `eager,b4`.
+    Of `pythons`, `variables` and `one_input`, as in `Compare`, there is one for both sides or one per side. So there is
+    of the user's `modules`, or ONNX files, with which cases omit the model: `eager,b4`.
     """
 
     cases: list[str]
@@ -68,6 +68,7 @@ class Request:
     pythons: list[str] = field(default_factory=list)
     modules: Sequence[UserModel] = ()
     variables: Sequence[dict[str, str]] = ()
+    one_input: Sequence[bool] = ()
     samples: str | None = None
     is_aa: bool = False
     layers: bool = False
@@ -81,6 +82,7 @@ class Side:
     planned: Planned
     python: str
     variables: Mapping[str, str]
+    one_input: bool
     name: str
     run: RunHeader
     run_id: RunId = field(default_factory=RunId.new)
@@ -152,10 +154,10 @@ def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine)
 
 def _sides(request: Request, supervisor: Supervisor) -> tuple[Side, Side]:
     pythons, run = _both(request.pythons) or [sys.executable] * 2, supervisor.session.run(supervisor.suite_id)
-    variables = _both(request.variables) or [{}, {}]
+    variables, one_input = _both(request.variables) or [{}, {}], _both(request.one_input) or [False, False]
     first, second = (
-        Side(entry, python, own, _called(entry, python, request), _under(python, run))
-        for entry, python, own in zip(supervisor.plan, pythons, variables, strict=True)
+        Side(entry, python, own, is_one, _called(entry, python, request), _under(python, run))
+        for entry, python, own, is_one in zip(supervisor.plan, pythons, variables, one_input, strict=True)
     )
     return first, second
 
@@ -283,7 +285,7 @@ def _turn(side: Side, number: int, *, layers: bool) -> Turn:
         side.planned,
         f"{side.run_id.run_id}.{number}",
         number,
-        Compare(repeats=number == 0, layers=layers),
+        Compare(repeats=number == 0 and not side.one_input, layers=layers, one_input=side.one_input),
         side.python,
         side.variables,
     )

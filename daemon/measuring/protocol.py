@@ -103,10 +103,12 @@ class Compare(Struct, frozen=True, tag=True):
     """Time the case for a comparison, which needs no rests, peak rates, parts of an inference or occupancy.
 
     `repeats` tests whether a repeated input is answered faster, and `layers` asks for a profile behind the timed part.
+    With `one_input` every run reads the same batch, which stays in the caches.
     """
 
     repeats: bool = True
     layers: bool = False
+    one_input: bool = False
 
 
 class Race(Compare, frozen=True, tag=True):

@@ -24,6 +24,7 @@ ENOUGH = 0.03
 """The half-width of a log ratio at which a comparison ends."""
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 9
+ONE_INPUT = "one_input"
 
 
 class Switch(Struct, frozen=True):
@@ -118,6 +119,8 @@ class Bridging:
         return possible, untried
 
     def _why_not(self, part: str) -> str:
+        if part == ONE_INPUT:
+            return ""
         try:
             self.comparing.planned(replace(self.request, cases=[with_parts(self._case_id, [part])]))
         except (UsageError, NotAvailable) as error:
@@ -132,9 +135,10 @@ class Bridging:
         return self._logs.get(known, 0.0)
 
     def _measure(self, switches: Sequence[str]) -> float:
-        cases = [self._case_id, with_parts(self._case_id, switches)]
+        cases = [self._case_id, with_parts(self._case_id, (part for part in switches if part != ONE_INPUT))]
+        one_input = [False, ONE_INPUT in switches]
         what = f"ours with {', '.join(switches) or 'nothing changed'}"
-        line = self.comparing.pairs(what, replace(self.request, cases=cases), _decide)
+        line = self.comparing.pairs(what, replace(self.request, cases=cases, one_input=one_input), _decide, one_input)
         if not line.ratios:
             raise NotAvailable(f"{cases[1]}: {line.reason}")
         self._ours_ms += line.first_ms
@@ -144,6 +148,8 @@ class Bridging:
 
 def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, str]]:
     """Yield what they do otherwise, as far as their file tells it, with the part of a case that does so here."""
+    if theirs.same_input:
+        yield "one input, which stays in the caches", ONE_INPUT
     if theirs.precision and theirs.precision != case.variant.precision:
         variant = msgspec.structs.replace(case.variant, precision=theirs.precision)
         yield f"{theirs.precision}, not {case.variant.precision}", variant.name

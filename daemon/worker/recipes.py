@@ -175,6 +175,8 @@ def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> N
 def _timed(ready: Run, recipe: Compare) -> None:
     """Time the runs as the scenario does, and nothing that a comparison does not use."""
     scenario = scenarios.of(ready.job.case.scenario)
+    if recipe.one_input:
+        del ready.pool[1:]
     met = scenario.time(ready)
     ready.outcome.missing.setdefault("probes", "a comparison is not compared with a floor")
     if scenario.is_cold:

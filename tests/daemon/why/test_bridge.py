@@ -15,7 +15,7 @@ CASE = "square,eager,b1,size=16"
 # one thread alone takes 2 ms more, bf16 alone 1 ms less, and both together one more than that
 MS = (
     '5 + turn % 3 / 1000 + 2 * (one := \'"threads":1\' in job) - (half := \'"precision":"bf16"\' in job) '
-    "+ (one and half) + 4 * ('\"batch_size\":2' in job)"
+    "+ (one and half) + 4 * ('\"batch_size\":2' in job) - ('\"one_input\":true' in job) / 2"
 )
 
 
@@ -26,7 +26,8 @@ def bridged(tmp_path):
     with session(tmp_path / "out") as opened:
 
         def bridge(**fields):
-            theirs = Foreign(tool="theirs", means="a call", latency_ms={"median": 8.0, "mean": 9.0}, **fields)
+            told = {"same_input": False} | fields
+            theirs = Foreign(tool="theirs", means="a call", latency_ms={"median": 8.0, "mean": 9.0}, **told)
             request = Request([CASE], "quick", 0.01, pythons=[python])
             return Bridging(theirs, request, Comparing(opened, io.StringIO())).bridge()
 
@@ -44,6 +45,11 @@ def test_each_switch_has_the_mean_of_both_orders_and_all_of_them_lead_to_their_n
     assert first.startswith(CASE)
     assert unexplained.endswith("ms  unexplained")
     assert last == "theirs: 8 ms, median: a call"
+
+
+def test_an_input_that_stays_in_the_caches_is_a_switch(bridged):
+    (switch,) = bridged(quoted="median", same_input=True).switches
+    assert (switch.name, switch.ms) == ("one input, which stays in the caches", pytest.approx(-0.5, abs=0.01))
 
 
 def test_requests_that_wait_and_a_mean_need_no_run(bridged):
