@@ -5,6 +5,7 @@ import hashlib
 import math
 import time
 from array import array
+from collections import Counter
 from itertools import pairwise
 
 import msgspec
@@ -12,8 +13,9 @@ import pytest
 import torch
 from test_server import Slept
 from torch import nn
-from worker_jobs import TINY, as_loaded, job, run_here, user_module
+from worker_jobs import TINY, as_loaded, changed, job, run_here, user_module
 
+from benchd.daemon.measuring.protocol import Compare
 from benchd.daemon.verdicts import timings
 from benchd.daemon.verdicts.statistics import StopRule
 from benchd.daemon.worker import measure, steps
@@ -202,6 +204,16 @@ def test_batches_are_whole_and_rotate():
         (nanoseconds,) = step(index)
         assert nanoseconds > 0
     assert module.seen == [[0, 1], [2, 3], [4, 5], [0, 1]]
+
+
+@pytest.mark.parametrize("one_input", [False, True])
+def test_the_runs_of_a_comparison_read_many_batches_or_one_as_asked(one_input, tmp_path):
+    seen = tmp_path / "seen"
+    module = user_module(tmp_path, forward=f"with open('{seen}', 'a') as out: print(images.sum().item(), file=out)")
+    found = run_here(changed(job(tmp_path, module=module), recipe=Compare(repeats=False, one_input=one_input)))
+    assert found.process.status == "ok", found.process.reason
+    batches = Counter(seen.read_text().splitlines()[-found.process.timing.runs :])
+    assert (max(batches.values()) > 0.8 * batches.total()) == one_input  # an audit reads others behind them
 
 
 def test_fewer_images_than_a_batch_are_repeated():
