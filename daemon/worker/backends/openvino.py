@@ -17,6 +17,7 @@ from benchd.daemon.errors import Unsupported
 from benchd.daemon.records import RuntimeFacts
 from benchd.daemon.runtimes import OPENVINO_FORMATS, Precision, openvino_settings
 from benchd.daemon.worker.backends import LayerRun, Loaded
+from benchd.daemon.worker.backends.cudagraph import SLOTS
 from benchd.daemon.worker.source import Source, answer, paths
 from benchd.daemon.worker.structures import Batch, float_type, values
 from benchd.exporters.artifacts import Artifact
@@ -137,28 +138,37 @@ def _reason(error: RuntimeError) -> str:
 
 
 class _Bound:
-    """A compiled model as a function of as many inputs as the file has; each run's outputs get new memory."""
+    """A compiled model as a function of as many inputs as the file has.
+
+    Each of SLOTS requests writes to its own memory, so the second run after a run overwrites its outputs.
+    """
 
     def __init__(self, openvino: Any, compiled: Any, source: Source, paths: Mapping[str, str]) -> None:
         self.compiled, self.paths = compiled, paths
-        self._tensor, self._request, self._source = openvino.Tensor, compiled.create_infer_request(), source.for_runs()
+        self._tensor, self._source = openvino.Tensor, source.for_runs()
         self.dtype = float_type(_dtype(port) for port in compiled.inputs)
         # in the file's order; a port may have other names beside its own
-        self._outputs = [(name, _dtype(port), _shape(port)) for name, port in zip(paths, compiled.outputs, strict=True)]
+        outputs = [(name, _dtype(port), _shape(port)) for name, port in zip(paths, compiled.outputs, strict=True)]
+        self._slots = [
+            (compiled.create_infer_request(), {name: torch.empty(shape, dtype=dtype) for name, dtype, shape in outputs})
+            for _ in range(SLOTS)
+        ]
+        for request, of_request in self._slots:
+            for place, output in enumerate(of_request.values()):
+                request.set_output_tensor(place, self._shared(output))
 
     def __call__(self, *given: Tensor) -> Batch:
         """Return the outputs."""
+        self._slots.append(self._slots.pop(0))
+        request, outputs = self._slots[0]
         for place, value in enumerate(self._source.inputs(*given)):
-            self._request.set_input_tensor(place, self._shared(value.contiguous()))
-        outputs = {name: torch.empty(shape, dtype=dtype) for name, dtype, shape in self._outputs}
-        for place, output in enumerate(outputs.values()):
-            self._request.set_output_tensor(place, self._shared(output))
-        self._request.infer()
+            request.set_input_tensor(place, self._shared(value.contiguous()))
+        request.infer()
         return answer(outputs, self.paths)
 
     def profile(self) -> Any:
         """Return the layers of the last run with their times."""
-        return self._request.profiling_info
+        return self._slots[0][0].profiling_info
 
     def _shared(self, value: Tensor) -> Any:
         return self._tensor(value.numpy(), shared_memory=True)
