@@ -62,7 +62,7 @@ class Measured:
 
 def sides(*cases, limits=None):
     made = paired.planned_sides(Request(list(cases), "quick", 0.01), limits or LimitsConfig(), CPU)
-    return tuple(Side(entry, sys.executable, {}, entry.case.case_id, run=None) for entry in made)
+    return tuple(Side(entry, sys.executable, {}, False, entry.case.case_id, run=None) for entry in made)
 
 
 def test_blocks_are_interleaved_on_a_cpu_without_joules():

@@ -113,8 +113,8 @@ NOTING = """pathlib = __import__("pathlib")
 
 
 def interleaved_entry(own=None, threads=None, cap_s=0.2):
-    case = "eager,b1" if own else "square,eager,b1,size=16"
-    request = Request([case], "quick", 0.01, modules=[own] if own else [], threads=[threads] if threads else [])
+    case = ("eager,b1" if own else "square,eager,b1,size=16") + (f",threads={threads}" if threads else "")
+    request = Request([case], "quick", 0.01, modules=[own] if own else [])
     entry, _ = paired.planned_sides(request, LimitsConfig(warm_up_cap_s=0.1, check_images=1), CPU)
     return replace(entry, limits=msgspec.structs.replace(entry.limits, rule=interleaved_rule(cap_s)))
 
