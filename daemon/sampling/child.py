@@ -1,4 +1,4 @@
-"""The supervisor's side of the sampler process: start it, receive its batches, notice its death, cut to windows."""
+"""The supervisor's side of the sampler process: starts it, collects its samples and detects its death."""
 
 import os
 import select
@@ -23,21 +23,21 @@ from benchd.daemon.sampling.sources.protocol import Batch, FollowRequest, Messag
 START_S = 15.0  # together with the steps around it, less than the unit's watchdog timeout
 FLUSH_S = 2.0
 STOP_S = 1.0
-KEPT_S = 10.0  # before a case: the energy of a cold start needs values from before its spawn, where its window begins
-PIPE_BYTES = 2**18  # minutes of batches, while the owner is busy elsewhere
+KEPT_S = 10.0  # before a case: the energy window of a cold start begins before its process is spawned
+PIPE_BYTES = 2**18  # holds minutes of batches while the owner is busy elsewhere
 ITSELF = "sampler"
 
 
 class NotStarted(NotAvailable):
-    """The sampler process gave no first reading; the message says why."""
+    """The sampler process gave no first reading; the message gives the reason."""
 
 
 class SamplerProcess:
     """A sampler process for the duration of a `with` block.
 
     The owner waits on `fileno()` and calls `receive()` when it is readable. A process that dies is restarted once per
-    case, and the reports of the windows that the gap touches name it as a failure. Entering raises UsageError for
-    invalid sources, and NotStarted if the process does not start.
+    case, and reports of windows that overlap the gap list it as a failure. Entering raises UsageError for invalid
+    sources and NotStarted if the process does not start.
     """
 
     def __init__(self, sources: Sequence[str], period_s: float, cpu: int | None = None) -> None:
@@ -51,7 +51,7 @@ class SamplerProcess:
         self._watched: list[int] = []
 
     def __enter__(self) -> "SamplerProcess":
-        # Never readable: the owner waits on it while there is no process.
+        # Never readable: the owner waits on this pipe while there is no process.
         self._silence = os.pipe()
         try:
             self._child = _Child(self._arguments)
@@ -66,7 +66,7 @@ class SamplerProcess:
         if self._refusal:
             raise UsageError(self._refusal)
         if self._lost:
-            raise NotStarted(f"{self._lost.reason} before its first reading; standard error says why")
+            raise NotStarted(f"{self._lost.reason} before its first reading; see standard error")
         if self.samples.last_tick_ns() is None:
             raise NotStarted(f"the sampler process gave no sample within {START_S:g} s")
 
@@ -87,7 +87,7 @@ class SamplerProcess:
         return self._child.fileno() if self._child else self._silence[0]
 
     def watch(self, *pids: int) -> None:
-        """Begin a case: follow these processes, and drop samples that are too old for it."""
+        """Begin a case: follow the processes `pids` and drop samples that are too old for the case."""
         self.samples.drop_before(time.monotonic_ns() - round(KEPT_S * 1e9))
         self._watched = list(pids)
         self._restarts = 1
@@ -168,7 +168,7 @@ class SamplerProcess:
         self._lost = None
 
     def _lose(self, what: str) -> None:
-        """Record what happened to the process, unless there was none already."""
+        """Record the end of the process, unless an earlier one is still unreported."""
         self._child = None
         since_ns = self.samples.last_tick_ns() or time.monotonic_ns()
         self._lost = self._lost or _Loss(since_ns, f"the sampler process {what}")
@@ -185,7 +185,7 @@ class SamplerProcess:
 
 @dataclass(frozen=True)
 class _Loss:
-    """When the last reading before a process died began, and how it ended."""
+    """How a process ended, and when the last reading before that began."""
 
     since_ns: int
     reason: str
@@ -197,7 +197,7 @@ class _Child:
     def __init__(self, arguments: list[str]) -> None:
         self.asked = 0
         self.answered = 0
-        # A fresh interpreter in its own session, so that a terminal's Ctrl-C does not reach it.
+        # A fresh interpreter in its own session, so that Ctrl-C in the terminal does not reach it.
         self._process = subprocess.Popen(
             interpreter.of_module("benchd.daemon.sampling.sources", *arguments),
             stdin=subprocess.PIPE,
@@ -225,7 +225,7 @@ class _Child:
         return True
 
     def stop(self) -> int | None:
-        """Ask it to end, terminate it, kill it; return its exit status, None if even that did not work in time."""
+        """Let the process exit, else terminate or kill it; return its exit status, or None if it survives all three."""
         self._stdin.close()
         self._stdout.close()
         for end in (self._process.poll, self._process.terminate, self._process.kill):

@@ -1,6 +1,6 @@
-"""Energy over an exact window from the samples around it, always with an error bar; pure.
+"""Energy over an exact window from the samples around it, always with an error bar; pure functions.
 
-Chooses the sources, judges what each gives (`reading.py`), and subtracts the idle power.
+Chooses the sources, judges the reading of each (`reading.py`) and subtracts the idle power.
 """
 
 import math
@@ -15,7 +15,7 @@ from benchd.daemon.sampling.reading import COVERAGE, NoEnergy, Reading, Series, 
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
 GAPS_WIDEN, GAPS_REFUSE = 0.02, 0.10  # shares of the window
-OUTLIER_SHARE = 0.2  # of the bar, from which an outlier is worth a flag
+OUTLIER_SHARE = 0.2  # share of the error bar above which an outlier is flagged
 DOUBT_REFUSE, LATE_REFUSE = 0.25, 0.05  # shares of the energy
 FEWEST_UPDATES = {"energy_counter_j": 3, "power_w": 10}
 
@@ -38,11 +38,11 @@ def measure(
     read_period_s: float,
     idle: tuple[Window, Window] | None = None,
 ) -> Energy | str:
-    """Return the energy of the window, or why there is none: a name such as `no_sensor` or `gaps`, then the facts.
+    """Return the energy of the window, or why there is none: a name such as `no_sensor` or `gaps`, then details.
 
-    `sources` come in order of preference; `samples`, read every `read_period_s`, in any order, duplicates allowed. They
-    begin two sensor periods and an averaging time before the window and end as long after it, under the same load;
-    samples further out improve a counter's time stamps. `idle` is one window before and one after, with the model
+    `sources` are in order of preference. `samples`, read every `read_period_s`, may be unsorted and contain duplicates;
+    they start two sensor periods and an averaging time before the window and end as long after it, under the same load.
+    Samples further out improve a counter's time stamps. `idle` is one window before and one after, with the model
     loaded and the device idle. Raises ValueError for an empty window or no inferences.
     """
     if inferences < 1 or window.seconds <= 0.0:
@@ -74,7 +74,7 @@ def measure(
 def combined(energies: Sequence[Energy]) -> Energy | str:
     """Return the combined energy of a case's processes, or why they cannot be combined.
 
-    Energies and idle powers are means over the windows; the processes' errors are assumed independent.
+    Energies and idle powers are averaged over the windows; errors of different processes are assumed independent.
     """
     first, *others = energies
     for other in others:
@@ -121,8 +121,8 @@ def hold_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
 def idle_s(sources: Sequence[PowerSource], read_period_s: float) -> float:
     """Return the idle time before and after that gives enough values of the preferred source; 0 without sources.
 
-    A power may come at every second tick only: reading all rails of an Orin takes nearly a tick. A counter needs fewer
-    values.
+    Power may be updated only every second tick, because reading all rails of an Orin takes nearly a tick. A counter
+    needs fewer values.
     """
     fewest = max(FEWEST_UPDATES.values()) + 2
     paces = (
@@ -137,23 +137,23 @@ def _is_counter(source: PowerSource) -> bool:
 
 
 def _of_one_scope(sources: Sequence[PowerSource]) -> list[PowerSource]:
-    """Return the sources with the scope of the first total, else of the first source, counters first.
+    """Return the sources with the scope of the first total, or of the first source if none is a total, counters first.
 
-    Parts are never added up, and never replace a lost total.
+    Parts are never added up and never replace a lost total.
     """
     scope = next((source.scope for source in sorted(sources, key=lambda source: not source.total)), "")
     return sorted((source for source in sources if source.scope == scope), key=lambda source: not _is_counter(source))
 
 
 def _series(samples: Sequence[Sample], source: PowerSource, window: Window) -> Series:
-    """Return the source's samples sorted by time, each stamp once."""
+    """Return the source's samples sorted by time, without repeated time stamps."""
     key = (source.metric, source.source, source.rail)
     values = {sample.t_ns: sample.value for sample in samples if (sample.metric, sample.source, sample.rail) == key}
     return [((t_ns - window.start_ns) / 1e9, value) for t_ns, value in sorted(values.items())]
 
 
 def _estimate(samples: Sequence[Sample], source: PowerSource, window: Window, read_period_s: float) -> _Estimate | str:
-    """Return the source's estimate for the window, or why there is none."""
+    """Return the source's estimate for the window, or why it has none."""
     read = counted if _is_counter(source) else polled
     read_period_s = read_period_s if source.stamp_s is None else source.stamp_s
     try:
@@ -164,7 +164,7 @@ def _estimate(samples: Sequence[Sample], source: PowerSource, window: Window, re
 
 
 def _judge(reading: Reading, source: PowerSource, window_s: float, read_period_s: float) -> _Estimate:
-    """Return the energy with its bar after the rules on missing values and short windows; raise NoEnergy."""
+    """Return the energy and its error bar; raise NoEnergy for too few, late or outlying values or too many gaps."""
     share, fewest = reading.gap_s / window_s, FEWEST_UPDATES[source.metric]
     if reading.updates < fewest:
         raise NoEnergy(f"too_few_updates: {reading.updates} in {window_s:.3g} s, at least {fewest} needed")
@@ -185,7 +185,7 @@ def _judge(reading: Reading, source: PowerSource, window_s: float, read_period_s
 
 
 def _shortest_window_s(source: PowerSource, read_period_s: float) -> float:
-    """Return the shortest window with enough values for the bar; below it the bar grows in proportion."""
+    """Return the shortest window with enough values for the error bar, which widens in proportion below it."""
     pace_s = max(source.period_s, read_period_s, source.averaging_s)
     if _is_counter(source):
         return max(3 * pace_s, 0.3)
@@ -193,7 +193,7 @@ def _shortest_window_s(source: PowerSource, read_period_s: float) -> float:
 
 
 def _cross_checked(energy: Energy, second: _Estimate) -> Energy:
-    """Add the second-best source; if the two differ by more than both bars, the bar covers what both say."""
+    """Add the second-best source; if the two differ by more than their error bars, widen the bar to cover both."""
     apart_j = abs(second.energy_j - energy.energy_j)
     disagree = apart_j > second.err_j + energy.energy_err_j
     return msgspec.structs.replace(
@@ -217,7 +217,7 @@ def _net_of_idle(
     inferences: int,
     idle: tuple[Window, Window],
 ) -> Energy:
-    """Add the energy above idle. The baseline is the mean of before and after, with half their difference as error."""
+    """Add the energy above idle: the baseline is the mean of before and after, its error half their difference."""
     before_w, after_w = (_idle_w(samples, source, span) for span in idle)
     if before_w is None or after_w is None:
         return msgspec.structs.replace(energy, flags=[*energy.flags, "no_idle_baseline"])
@@ -232,7 +232,7 @@ def _net_of_idle(
 
 
 def _idle_w(samples: Sequence[Sample], source: PowerSource, span: Window) -> float | None:
-    """Return the median power, or the counter's mean; None for too few values or a counter that decreased."""
+    """Return the median power, or the counter's mean power; None for too few values or a counter that decreased."""
     inside = [(t, value) for t, value in _series(samples, source, span) if 0.0 <= t <= span.seconds]
     values = [value for _, value in inside]
     if len(values) < FEWEST_UPDATES[source.metric] or (_is_counter(source) and values != sorted(values)):

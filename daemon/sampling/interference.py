@@ -1,8 +1,8 @@
-"""Disturbed blocks of a measurement, their causes, and the result without and with them; pure.
+"""Disturbed blocks of a measurement, their causes, and the result with and without them; pure functions.
 
-A reading covers the time since the previous one: counts and shares cover exactly that, and a state may have changed
-anywhere in between. It applies to every block that this time touches, but a clock only to the block in which it was
-read. A block that no reading touches counts as undisturbed.
+A reading covers the time since the previous one: counts and shares cover exactly that time, and a state may have
+changed at any point in it. A reading applies to every block that overlaps this time, but a clock only to the block in
+which it was read. A block that no reading touches counts as undisturbed.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,7 +16,7 @@ from benchd.daemon.records import BlocksResult, Interference, Sample, Window, th
 from benchd.daemon.verdicts.statistics import block_estimate
 
 CLOCK_SHARE = 0.97
-STEAL_PERCENT = 1.0  # one tick of 10 ms in a block of half a second on two CPUs
+STEAL_PERCENT = 1.0  # one 10 ms tick in a half-second block on two CPUs
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class _Reading:
     value: float
 
 
-_SINCE, _READ_AT = attrgetter("since_ns"), attrgetter("t_ns")  # both rise along a series
+_SINCE, _READ_AT = attrgetter("since_ns"), attrgetter("t_ns")  # both increase along a series
 
 
 def assess(
     samples: Sequence[Sample], blocks: Sequence[Window], medians_ms: Sequence[float], device: str
 ) -> Interference:
-    """Return the causes per disturbed block, and the medians without and with the disturbed blocks.
+    """Return the causes per disturbed block, and the medians with and without the disturbed blocks.
 
-    Clocks and throttling are those of `device`, `cuda` or `cpu`; foreign processes of a GPU count for `cuda` alone.
-    `samples` come in any order, duplicates allowed. Raises ValueError for no blocks or a different number of medians.
+    Clocks and throttling are those of `device`, `cuda` or `cpu`; foreign GPU processes count only for `cuda`. `samples`
+    may be unsorted and contain duplicates. Raises ValueError for no blocks or a different number of medians.
     """
     if not blocks or len(blocks) != len(medians_ms):
         raise ValueError(f"{len(blocks)} blocks and {len(medians_ms)} medians")
@@ -59,7 +59,7 @@ def assess(
 
 
 def throttling_of(device: str) -> str:
-    """Return the metric that tells what holds the clocks of this device down."""
+    """Return the metric that gives the throttle reasons of this device, `cuda` or `cpu`."""
     return "gpu_throttle_reasons" if device == "cuda" else "cpu_throttle_reasons"
 
 
@@ -76,7 +76,7 @@ def _result(medians_ms: Sequence[float]) -> BlocksResult:
 def _low_clock(samples: Sequence[Sample], blocks: Sequence[Window], device: str) -> set[int]:
     """Return the blocks whose mean clock is below 97 % of the median block's, in any series of the device.
 
-    On CPUs the mean over all cores counts: the clock of an idle cluster means nothing.
+    On CPUs only the mean over all cores counts, because an idle cluster runs at a low clock.
     """
     metric = "gpu_clock_hz" if device == "cuda" else "cpu_clock_hz"
     low: set[int] = set()
@@ -116,7 +116,7 @@ def _is_positive(value: float) -> bool:
 def _means(
     readings: list[_Reading], blocks: Sequence[Window], select: Callable[[list[_Reading], Window], list[_Reading]]
 ) -> dict[int, float]:
-    """Return the mean of a block's readings, by block, for blocks with readings."""
+    """Return the mean of each block's readings by block index, without the blocks that have none."""
     in_block = {i: select(readings, block) for i, block in enumerate(blocks)}
     return {i: fmean(reading.value for reading in mine) for i, mine in in_block.items() if mine}
 
@@ -132,7 +132,7 @@ def _touching(readings: list[_Reading], block: Window) -> list[_Reading]:
 
 
 def _series(samples: Sequence[Sample], metric: str) -> Iterable[tuple[str, list[_Reading]]]:
-    """Yield the rail and the readings, sorted by time, of each source of the metric."""
+    """Yield the rail and the readings, sorted by time, for each source of the metric."""
     series: dict[tuple[str, str], dict[int, float]] = {}
     for sample in samples:
         if sample.metric == metric:

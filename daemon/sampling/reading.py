@@ -1,10 +1,10 @@
-"""One source's reading of a window: its energy, how uncertain that is and why; pure.
+"""One source's reading of a window: its energy, the uncertainty and the reasons for it; pure functions.
 
-A counter is exact at its changes and linear in between. Powers are joined by straight lines, each value placed in the
-middle of the time that it covers. The standard deviation covers the uncertainty from a sensor's update period, its
-steps and its noise. Samples reveal neither a calibration error nor a load in exact step with a sensor that does not
-average, nor bursts that none of its values met. tests/daemon/sampling/test_energy_coverage.py measures how often a bar
-of COVERAGE standard deviations covers exactly known loads; the numbers below were set by it.
+A counter is exact at its changes and linear in between. Power values are joined by straight lines, each placed in the
+middle of the time that it covers. The standard deviation covers the uncertainty from a sensor's update period,
+resolution and noise. Samples cannot reveal a calibration error, a load exactly in step with a sensor that does not
+average, or bursts between all values. tests/daemon/sampling/test_energy_coverage.py measures how often an error bar of
+COVERAGE standard deviations covers exactly known loads; the constants below were tuned with it.
 """
 
 import math
@@ -17,36 +17,36 @@ from statistics import fmean, linear_regression, median, pstdev
 from benchd.daemon.sampling.sources.protocol import PowerSource
 from benchd.daemon.verdicts.statistics import percentile
 
-COVERAGE = 2.0  # k, the standard deviations in an error bar
-GAP_PERIODS = 2.5  # a larger distance means that values in between are missing
+COVERAGE = 2.0  # k, the number of standard deviations in an error bar
+GAP_PERIODS = 2.5  # at larger distances, values in between are missing
 STALE_ODDS = 1e-6
-GLITCH = 4.0  # times everything else that the sensor showed, or less than its fourth part
-GLITCH_SHARE = 0.01  # of the updates: what occurs more often is a load
-NOTHING_SHARE = 0.1  # of the readings: what shows 0 W more often is a part without a load
-OUTLIER, DIP = 3.0, 1.08  # times the next excursion: in powers, and in the steps of a counter
-OUTLIERS = ((1,), (1, 1), (2,))  # what may be wrong: one value, two, two in a row
-LATEST_S, BEFORE_S = 2.5, 0.5  # how late a sensor may be, and how long before the load it then shows
-LATE_SHARE = 0.8  # of the window: the rest shows the first values to be late
-RIPPLE = 0.6  # of the steps between averages: what the edges of the window are off by
-HIDDEN, HIDDEN_FACTOR = 0.12, 12.0  # of the power, and of these steps, whichever is less: a load nearly in step
+GLITCH = 4.0  # a glitch is above everything else from the sensor by this factor, or below it by as much
+GLITCH_SHARE = 0.01  # of the updates: anything more frequent is a load
+NOTHING_SHARE = 0.1  # of the readings: a part that shows 0 W more often is off
+OUTLIER, DIP = 3.0, 1.08  # times the next excursion: for power values, and for counter steps
+OUTLIERS = ((1,), (1, 1), (2,))  # which values may be wrong: a single one, two separate ones, or two in a row
+LATEST_S, BEFORE_S = 2.5, 0.5  # how late a sensor may be, and how much earlier load it then shows
+LATE_SHARE = 0.8  # of the window: its remainder must show that the first values are late
+RIPPLE = 0.6  # of the steps between averages: the error at the window's edges
+HIDDEN, HIDDEN_FACTOR = 0.12, 12.0  # of the power, and of the steps, whichever is less: a load nearly in step
 
 _UNIFORM = 1 / math.sqrt(12)  # standard deviation of a uniform distribution over its full width
-_LOWER_THIRD = 0.609  # quantile of |differences| of Gaussian values over their standard deviation
+_LOWER_THIRD = 0.609  # tercile of |x - y| for Gaussian x and y, divided by their standard deviation
 
 Series = list[tuple[float, float]]  # seconds after the start of the window, value
 
 
 class NoEnergy(Exception):
-    """Why a source gives no energy: a name, a colon, the observed facts."""
+    """The reason a source gives no energy: a name, a colon and the observed facts."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The energy with its standard deviation, the range of the power, and what the values leave open.
+    """The energy with its standard deviation, the range of the power, and remaining doubts.
 
-    `gap_s` is time without values; `doubt_j` the energy of the few values that stand out, `alone` if by far; `late_j`
-    what the first values lack that may still show the power before the load; `glitches` says that impossible values
-    were left out.
+    `gap_s` is the time without values; `doubt_j` the energy of a few outliers, and `alone` is set if they stand far
+    out; `late_j` is the energy missing from the first values if they still show the power before the load; `glitches`
+    is set if impossible values were dropped.
     """
 
     energy_j: float
@@ -62,7 +62,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class _Run:
-    """A value for as long as it stays the same, which is so many updates of its sensor."""
+    """A value that stays the same for `span_s`, with the number of sensor updates in that time."""
 
     start_s: float
     watts: float
@@ -85,7 +85,7 @@ def counted(series: Series, source: PowerSource, window_s: float, read_period_s:
     pace_s = max(source.period_s, read_period_s)
     runs = [_Run(t0, power_w, t1 - t0, 1) for (t0, t1), power_w in zip(pairwise(times), watts, strict=True)]
     doubt_j, alone = _doubt(runs, DIP)
-    # Two stamps of a fast counter are off by up to its period; those on a grid were put right.
+    # Two stamps of a fast counter are off by up to its period; stamps on a regular grid are already corrected.
     late_s = source.period_s / math.sqrt(2) if source.period_s < 2 * read_period_s else 0.0
     return Reading(
         energy_j=energy_j,
@@ -104,7 +104,7 @@ def counted(series: Series, source: PowerSource, window_s: float, read_period_s:
 
 
 def _change_times(stamps: list[float], tick_s: float, read_s: float, window_s: float) -> tuple[list[float], float]:
-    """Return when the counter changed, and the error of the window's length by these times (sd, s).
+    """Return when the counter changed, and the resulting error of the window's length (standard deviation, s).
 
     A change is seen up to one reading late. If changes are rarer than readings, they follow the sensor's own grid, and
     a line fitted through all stamps locates that grid far better than a single stamp.
@@ -118,7 +118,7 @@ def _change_times(stamps: list[float], tick_s: float, read_s: float, window_s: f
     scatter_s = pstdev(stamp - t for stamp, t in zip(stamps, line, strict=True))
     if scatter_s > read_s:  # the sensor has no regular grid
         return as_seen
-    # Readings may drift against the grid, by at most one reading from the first change to the last.
+    # Readings may drift relative to the grid, by at most one reading from the first change to the last.
     slope_sd = math.hypot(_UNIFORM * 2 * read_s, scatter_s * math.sqrt(12 / len(line))) / (line[-1] - line[0])
     return [t - read_s / 2 for t in line], slope_sd * window_s
 
@@ -128,7 +128,7 @@ def _rates(times: Sequence[float], joules: Sequence[float]) -> list[float]:
 
 
 def held_s(source: PowerSource, read_period_s: float) -> float:
-    """Return how long the load continues around the window for this source."""
+    """Return how long the load must continue before and after the window for this source."""
     return 2 * max(source.period_s, read_period_s) + source.averaging_s
 
 
@@ -139,8 +139,8 @@ def _require_rising(times: list[float], joules: list[float]) -> None:
 
 
 def polled(series: Series, source: PowerSource, window_s: float, read_period_s: float) -> Reading:
-    """Return the reading of a power; raise NoEnergy if its values do not cover the window or never changed at all."""
-    # A value is on average half a period old when read, and the centre of its averaging time lies half of that earlier.
+    """Return the reading of a power sensor; raise NoEnergy if its values do not cover the window or never changed."""
+    # On average, a value is half a period old when read, and its averaging time is centred half of that time earlier.
     age_s = (source.period_s + source.averaging_s) / 2
     every = [(t - age_s, watts) for t, watts in series]
     kept = _without_glitches(every, source.period_s, read_period_s)
@@ -189,7 +189,7 @@ def _runs(points: Series, period_s: float, read_s: float) -> list[_Run]:
 
 
 def _without_glitches(every: Series, period_s: float, read_s: float) -> Series:
-    """Return the points without a few powers of 0 and single updates far outside of everything else ever shown."""
+    """Return the points without occasional zeros and single updates far outside the range of all other values."""
     points = [point for point in every if point[1] > 0.0]
     points = points if len(points) >= (1 - NOTHING_SHARE) * len(every) else every
     runs = _runs(points, period_s, read_s)
@@ -205,7 +205,7 @@ def _without_glitches(every: Series, period_s: float, read_s: float) -> Series:
 
 
 def _missed_sd_j(runs: Sequence[_Run], unseen_s: float) -> float:
-    """Return the uncertainty from bursts that some values met and others missed: a count, as of rare events.
+    """Return the uncertainty from bursts that some values caught and others missed, counted as rare events.
 
     `unseen_s` is the time between two values that no average covers.
     """
@@ -214,10 +214,10 @@ def _missed_sd_j(runs: Sequence[_Run], unseen_s: float) -> float:
 
 
 def _doubt(runs: Sequence[_Run], least: float) -> tuple[float, bool]:
-    """Return the energy of the values that stand out, and whether they do by far; 0 J without any.
+    """Return the energy of the outliers, and whether they stand far out; 0 J if there are none.
 
-    They may be glitches, lone bursts or a counter's resets. They lie `least` times further outside of their neighbours
-    than all other values, and by far if OUTLIER times.
+    Outliers may be glitches, isolated bursts or counter resets. They exceed their neighbours by at least `least` times
+    as much as any other value does, or by OUTLIER times if they stand far out.
     """
     doubts = [(0.0, False)]
     for sizes in OUTLIERS:
@@ -233,9 +233,9 @@ def _doubt(runs: Sequence[_Run], least: float) -> tuple[float, bool]:
 
 
 def _outside(runs: Sequence[_Run], size: int) -> Iterator[tuple[float, float, slice]]:
-    """Yield how far `size` values in a row lie outside of the nearer neighbour in W and of the farther in J, if all do.
+    """Yield each group of `size` successive values outside the range of its neighbours, with its place as a slice.
 
-    The slice is their place.
+    The group is preceded by its distance from the nearer neighbour (W) and its energy beyond the farther one (J).
     """
     for first in range(1, len(runs) - size):
         group, ends = runs[first : first + size], (runs[first - 1].watts, runs[first + size].watts)
@@ -247,10 +247,10 @@ def _outside(runs: Sequence[_Run], size: int) -> Iterator[tuple[float, float, sl
 
 
 def _late_j(values: Series, held_s: float, window_s: float) -> float:
-    """Return the energy that the first values of the window lack if they still show the power before the load.
+    """Return the energy missing from the first values of the window if they still show the power before the load.
 
-    That may be so if all of them lie closer to that power than any later value does: the sensor is later, or averages
-    for longer, than its source says.
+    This is assumed if all of them are closer to that power than any later value: the sensor has a longer delay or
+    averaging time than its source states.
     """
     before = [watts for t, watts in values if -held_s - BEFORE_S < t < -held_s]
     inside = [watts for t, watts in values if 0.0 < t < window_s]
@@ -268,9 +268,9 @@ def _late_j(values: Series, held_s: float, window_s: float) -> float:
 
 
 def _ripple_sd_j(runs: Sequence[_Run], pace_s: float, noise_w: float) -> float:
-    """Return the uncertainty of both edges from a load that varies within an average.
+    """Return the uncertainty at both edges from a load that varies within an average.
 
-    What the averages show of it, as steps beyond those of `noise_w`, is its least: they hide a load in step with them.
+    Steps between averages beyond those of `noise_w` are a lower bound for it: averages hide a load in step with them.
     """
     updates = sum(run.updates for run in runs)
     square = math.fsum((after.watts - before.watts) ** 2 for before, after in pairwise(runs)) / updates
@@ -280,7 +280,7 @@ def _ripple_sd_j(runs: Sequence[_Run], pace_s: float, noise_w: float) -> float:
 
 
 def _edges_sd_j(starts: list[float], ends: list[float], watts: list[float], window_s: float, pace_s: float) -> float:
-    """Return the uncertainty from load steps near the window's edges: the side on which they fell is unknown."""
+    """Return the uncertainty from load steps near the window's edges, which may be on either side of an edge."""
     sides = []
     for edge in (0.0, window_s):
         near = watts[bisect_left(ends, edge - 1.5 * pace_s) : bisect_right(starts, edge + 1.5 * pace_s)]
@@ -289,16 +289,16 @@ def _edges_sd_j(starts: list[float], ends: list[float], watts: list[float], wind
 
 
 def _trapezoid(times: list[float], watts: list[float], window_s: float) -> float:
-    """Return the area under the powers, in J, with both window edges interpolated."""
+    """Return the area under the power curve in J, with the power interpolated at both window edges."""
     ends = [(t, _at(times, watts, t)) for t in (0.0, window_s)]
     inner = [(t, w) for t, w in zip(times, watts, strict=True) if 0.0 < t < window_s]
     return math.fsum((w0 + w1) / 2 * (t1 - t0) for (t0, w0), (t1, w1) in pairwise([ends[0], *inner, ends[1]]))
 
 
 def _unseen_sd_j(times: list[float], watts: list[float], source: PowerSource, read_s: float) -> float:
-    """Return the uncertainty from load steps between two values: time that no average covers, and late readings.
+    """Return the uncertainty from load steps between two values: time outside all averages, and late readings.
 
-    Under a load in step with the readings, all rises have the same error, and so do all falls; one more may be unseen.
+    If the load is in step with the readings, all rises have the same error, as do all falls; one more may be unseen.
     """
     points = list(pairwise(zip(times, watts, strict=True)))
     repeats = sum(after == before for before, after in pairwise(watts)) / len(points)
@@ -315,21 +315,21 @@ def _unseen_sd_j(times: list[float], watts: list[float], source: PowerSource, re
 
 def _noise_sd_w(times: list[float], watts: list[float], source: PowerSource) -> float:
     """Return the noise of single values, from the smaller steps between updates: larger steps are load changes."""
-    # A value read faster than it is updated repeats: compare with the previous update.
+    # A value that is read faster than it is updated repeats, so compare with the previous update.
     stride = max(1, round(source.period_s * (len(times) - 1) / (times[-1] - times[0])))
     steps = sorted(abs(after - before) for before, after in zip(watts, watts[stride:], strict=False))
     return percentile(steps, 100 / 3) / _LOWER_THIRD if steps else 0.0
 
 
 def _resolution_w(watts: list[float]) -> float:
-    """Return the largest step of which all values are multiples: a steady power is constantly off by up to half."""
+    """Return the sensor's resolution in W as the greatest common divisor of its values."""
     return math.gcd(*(round(value * 1e6) for value in watts)) / 1e6
 
 
 def _stale_s(runs: Sequence[_Run], whole: Sequence[_Run], step_w: float) -> float:
-    """Return the longest time without a change of the value, 0 if the changes at other times make that plausible.
+    """Return the longest time without a change in value, or 0 if the changes at other times make that plausible.
 
-    Most of a window may be without one if the sensor is coarse: if at other times it changed by many steps or not.
+    With a coarse sensor the value may be constant for most of a window: other changes are then of many steps or none.
     """
     longest = max(runs, key=lambda run: run.updates)
     brief = longest.span_s < math.fsum(run.span_s for run in runs) / 2
@@ -341,7 +341,7 @@ def _stale_s(runs: Sequence[_Run], whole: Sequence[_Run], step_w: float) -> floa
 
 
 def _around(times: list[float], window_s: float) -> slice:
-    """Return the slice of times around the window, with two (or one) on each side; raise NoEnergy for none."""
+    """Return the slice of times from the window and up to two on each side; raise NoEnergy if one side has none."""
     first, last = bisect_right(times, 0.0) - 1, bisect_left(times, window_s)
     if not times:
         raise NoEnergy("no_samples: nothing was read")
@@ -353,13 +353,13 @@ def _around(times: list[float], window_s: float) -> slice:
 
 
 def _gaps_s(times: list[float], pace_s: float, window_s: float) -> float:
-    """Return the time of the window that lies between values too far apart."""
+    """Return the time within the window between values that are too far apart."""
     gaps = [(a, b) for a, b in pairwise(times) if b - a > GAP_PERIODS * pace_s]
     return math.fsum(max(0.0, min(b, window_s) - max(a, 0.0)) for a, b in gaps)
 
 
 def _at(times: list[float], values: list[float], t: float) -> float:
-    """Return the linearly interpolated value at `t`, which lies within the times."""
+    """Return the linearly interpolated value at `t`, which must be within the times."""
     after = max(1, bisect_left(times, t))
     (t0, t1), (v0, v1) = times[after - 1 : after + 1], values[after - 1 : after + 1]
     return v0 + (v1 - v0) * (t - t0) / (t1 - t0)

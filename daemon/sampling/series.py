@@ -1,4 +1,4 @@
-"""The sampler process's samples, stored by series until they are cut to a window; no process and no clock here."""
+"""The samples of the sampler process, stored by series and cut to a window."""
 
 from array import array
 from bisect import bisect_left, bisect_right
@@ -11,7 +11,7 @@ from benchd.daemon.verdicts.statistics import percentile
 
 
 class Samples:
-    """The samples of the named samplers, read every `period_s`: 16 bytes each."""
+    """The samples of the named samplers, read every `period_s`; each takes 16 bytes."""
 
     def __init__(self, names: Sequence[str], period_s: float) -> None:
         self._names = list(names)
@@ -24,7 +24,7 @@ class Samples:
         self.power: list[PowerSource] = []
 
     def add(self, batch: Batch) -> None:
-        """Add a batch; batches come in order of time."""
+        """Add a batch; batches must be added in order of time."""
         for sample in batch.samples:
             key = (sample.metric, sample.rail, sample.source)
             self._series.setdefault(key, _Series()).add(sample)
@@ -53,12 +53,12 @@ class Samples:
             series.drop_before(t_ns)
         self._series = {key: series for key, series in self._series.items() if series.times_ns}
         del self._ticks_ns[: bisect_left(self._ticks_ns, t_ns)]
-        # The last one before stays: CPU time is interpolated between two.
+        # The last entry before `t_ns` stays, because CPU time is interpolated between two entries.
         del self._cpu[: max(0, bisect_left(self._cpu, (t_ns, 0.0)) - 1)]
         self._failures = [entry for entry in self._failures if entry[0].end_ns >= t_ns]
 
     def latest(self) -> list[Sample]:
-        """Return the last sample of every series."""
+        """Return the last sample of each series."""
         return [
             Sample(series.times_ns[-1], metric, series.last, source, rail)
             for (metric, rail, source), series in self._series.items()
@@ -67,7 +67,7 @@ class Samples:
     def cut(self, window: Window) -> tuple[dict[str, Summary], SamplerReport]:
         """Return the summaries of the samples in the window, by `metric` or `metric@rail`, and how sampling went.
 
-        If two samplers give the same metric of the same rail, the one that was named first counts.
+        If two samplers give the same metric for the same rail, the one listed first is used.
         """
         summaries: dict[str, Summary] = {}
         for (metric, rail, source), series in sorted(self._series.items(), key=self._place):
@@ -103,7 +103,7 @@ class Samples:
         )
 
     def _cpu_s(self, t_ns: int) -> float:
-        """Return the sampler's CPU time at this time, interpolated between the batches around it."""
+        """Return the sampler's CPU time at `t_ns`, interpolated between the batches around it."""
         if not self._cpu:
             return 0.0
         after = bisect_left(self._cpu, (t_ns, 0.0))
@@ -113,14 +113,14 @@ class Samples:
         return cpu0 + (cpu1 - cpu0) * (t_ns - t0) / (t1 - t0)
 
     def _period_error(self, window: Window) -> float | None:
-        """Return the p99 deviation of the time between readings from the period, as a share of the period."""
+        """Return the 99th percentile of the reading intervals' deviation from the period, as a share of the period."""
         ticks, period_ns = self._ticks_ns[_inside(self._ticks_ns, window)], self._period_s * 1e9
         errors = sorted(abs(late - early - period_ns) / period_ns for early, late in pairwise(ticks))
         return percentile(errors, 99) if errors else None
 
 
 class _Series:
-    """The samples of one metric of one rail from one source, in order of time."""
+    """The samples of one metric, rail and source, in order of time."""
 
     def __init__(self) -> None:
         self.times_ns = array("q")

@@ -1,8 +1,8 @@
-"""The sensors: one file per source. A new one is a file with a class like `Procfs` and a line in `SAMPLERS`.
+"""The sensors, with one file per source. To add one, add a file with a class like `Procfs` and a line in `SAMPLERS`.
 
-A sampler is constructed with the path of its root (or its script) and raises UsageError if that is invalid; absent
-hardware is not an error but the answer of `unavailable`. It may raise from `sample`: samples yielded before stay, the
-record names the failure, and the next tick tries again.
+A sampler is constructed with the path of its root (or script) and raises UsageError if that is invalid; absent hardware
+is no error: `unavailable` reports it. `sample` may raise an exception: samples yielded before it are kept, the record
+lists the failure, and the next tick tries again.
 """
 
 import importlib
@@ -32,18 +32,18 @@ SAMPLERS = {
 
 
 class Sampler(Protocol):
-    """One source of samples. The sampler stamps each sample as close to its reading as it can.
+    """One source of samples, each stamped as close to its reading as possible.
 
-    It may set `min_interval_ns`: it is not read again sooner, however short the period.
+    A sampler may set `min_interval_ns`: it is then not read more often, however short the period.
     """
 
     @property
     def name(self) -> str:
-        """Return its name in SAMPLERS, which is the `source` of its samples."""
+        """Return the sampler's name in SAMPLERS, which is the `source` of its samples."""
         ...
 
     def unavailable(self) -> str | None:
-        """Return None after one successful reading of every value it claims to give, else why it gives none."""
+        """Return None after one successful reading of every value the sampler offers, else why it offers none."""
         ...
 
     def sample(self) -> Iterator[Sample]:
@@ -56,7 +56,7 @@ class Watcher(Protocol):
     """A sampler that also follows processes."""
 
     def watch(self, *pids: int) -> None:
-        """Follow these processes from now on, replacing any others."""
+        """Follow these processes from now on, instead of any others."""
         ...
 
 
@@ -65,12 +65,12 @@ class Metered(Protocol):
     """A sampler that also yields power or energy."""
 
     def power_sources(self) -> list[PowerSource]:
-        """Return their meanings, the most complete first; valid once `unavailable` has returned None."""
+        """Describe the power and energy metrics, most complete first; valid once `unavailable` has returned None."""
         ...
 
 
 def check(sources: Sequence[str]) -> list[str]:
-    """Return the samplers' names in `sources`; raise UsageError for one that is unknown, listed twice or unusable."""
+    """Return the sampler names in `sources`; raise UsageError for an unknown, repeated or unusable one."""
     names = [source.partition("=")[0] for source in sources]
     for source, name in zip(sources, names, strict=True):
         if name not in SAMPLERS:
@@ -83,7 +83,7 @@ def check(sources: Sequence[str]) -> list[str]:
 
 
 def load(source: str) -> Sampler:
-    """Return the sampler of a `name` or `name=PATH`; raise UsageError for an invalid one."""
+    """Return the sampler for `name` or `name=PATH`; raise UsageError if it is invalid."""
     check([source])
     name, has_path, path = source.partition("=")
     module, _, kind = SAMPLERS[name].partition(":")
@@ -92,10 +92,10 @@ def load(source: str) -> Sampler:
 
 
 def present(device: str, gpu_uuid: str | None = None, root: Path = Path("/")) -> list[str]:
-    """Return the samplers with hardware on this machine, the best power source of `device` first.
+    """Return the samplers with hardware on this machine, the best power source for `device` first.
 
-    `device` is cpu or cuda, and `gpu_uuid` the GPU for NVML to open. A board's own files come before NVML and jtop,
-    which give some of the same values: jtop's load of the GPU may stay 0.
+    `device` is cpu or cuda, and `gpu_uuid` is the GPU for NVML to open. A board's own files come before NVML and jtop,
+    which offer some of the same values, because jtop's GPU load may stay at 0.
     """
     nvml = f"nvml={gpu_uuid}" if gpu_uuid else "nvml"
     zones = any((root / "sys/devices/virtual/thermal").glob("thermal_zone*"))

@@ -25,7 +25,7 @@ MAX_COMMAND_BYTES = 2**16
 
 
 def main() -> int:
-    """Sample until standard input ends; return 2 after a Refusal."""
+    """Sample until standard input ends; return 2 after sending a Refusal."""
     out = _claim_stdout()
     try:
         arguments = _arguments()
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _claim_stdout() -> int:
-    """Return a descriptor for messages only; libraries' prints go to standard error."""
+    """Return a descriptor for messages only, after redirecting the output of libraries to standard error."""
     out = os.dup(1)
     os.dup2(2, 1)
     return out
@@ -69,8 +69,6 @@ def _write(out: int, message: Message) -> None:
 
 
 class _Source:
-    """A sampler with its last failure."""
-
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
         self.failure: str | None = None
@@ -79,7 +77,7 @@ class _Source:
         self._due_ns = 0
 
     def power(self) -> list[PowerSource]:
-        """Return the meanings of its power and energy metrics while it is available."""
+        """Return the sampler's power sources while it is available."""
         return self.sampler.power_sources() if self._available and isinstance(self.sampler, Metered) else []
 
     def look(self) -> None:
@@ -88,7 +86,7 @@ class _Source:
             return
         try:
             self.failure = self.sampler.unavailable()
-        except Exception as error:  # no sensor may end the others
+        except Exception as error:  # a failing sensor must not stop the others
             self.failure = _reason(error)
         self._available = self.failure is None
 
@@ -98,7 +96,7 @@ class _Source:
             self.failure = None
 
     def read(self, into: list[Sample]) -> None:
-        """Append the current samples unless it is too soon; those before a failure stay."""
+        """Append the current samples unless it is too soon; samples read before a failure are kept."""
         now_ns = time.monotonic_ns()
         if not self._available or now_ns < self._due_ns:
             return
@@ -108,7 +106,7 @@ class _Source:
                 if not math.isfinite(sample.value):
                     raise ValueError(f"{sample.metric} {sample.rail} read as {sample.value}")
                 into.append(sample)
-        except Exception as error:  # no sensor may end the others
+        except Exception as error:  # a failing sensor must not stop the others
             self.failure = _reason(error)
 
 
@@ -117,8 +115,6 @@ def _reason(error: Exception) -> str:
 
 
 class _Loop:
-    """Ticks, commands and batches."""
-
     def __init__(self, sources: list[_Source], period_ns: int, out: int) -> None:
         self._sources = sources
         self._period_ns = period_ns
@@ -142,7 +138,7 @@ class _Loop:
                     source.look()
 
     def _listen(self, until_ns: int) -> bool:
-        """Execute commands until then; return False at the end of standard input."""
+        """Execute commands until `until_ns`; return False at the end of standard input."""
         while True:
             wait_s = max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
             if not select.select([COMMANDS], [], [], wait_s)[0]:
@@ -170,7 +166,7 @@ class _Loop:
             source.read(self._samples)
 
     def _next(self, due_ns: int) -> int:
-        """Return the next future tick of the grid."""
+        """Return the first tick of the grid that is still to come."""
         late = max(0, (time.monotonic_ns() - due_ns) // self._period_ns)
         return due_ns + (late + 1) * self._period_ns
 

@@ -1,4 +1,4 @@
-"""Load and clock of a Jetson's GPU from devfreq, and of its memory from debugfs if running as root."""
+"""GPU load and clock of a Jetson from devfreq and, if running as root, those of its memory from debugfs."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from benchd.daemon.records import Sample
 class Devfreq:
     """Yields `gpu_utilization_percent` and `gpu_clock_hz` at most ten times per second.
 
-    Likewise `emc_clock_hz` and `emc_utilization_percent` of the memory controller, if the kernel exposes them.
+    If the kernel exposes the memory controller, also yields `emc_clock_hz` and `emc_utilization_percent`.
     """
 
     name = "devfreq"
@@ -22,10 +22,10 @@ class Devfreq:
         self._metrics: dict[str, Callable[[], float]] = {}
 
     def unavailable(self) -> str | None:
-        """Return why the GPU's load or clock cannot be read, else None; memory values may be missing."""
+        """Return why the GPU's load or clock cannot be read, else None; memory values are optional."""
         nodes = gpu_nodes(self._root)
         if len(nodes) != 1:
-            return f"{self._root / GPU_CLOCKS} has {len(nodes)} nodes of an integrated GPU"
+            return f"{self._root / GPU_CLOCKS} has {len(nodes)} integrated GPU nodes, not one"
         self._metrics = _gpu(nodes[0]) | _emc(self._root / "sys/kernel")
         try:
             for metric in self._metrics:
@@ -35,7 +35,7 @@ class Devfreq:
         return None
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current values; raise OSError or ValueError at the first that can no longer be read."""
+        """Yield the current values; raise OSError or ValueError at the first that is no longer readable."""
         for metric in self._metrics:
             value = self._read(metric)
             yield Sample(time.monotonic_ns(), metric, value, self.name)
@@ -53,14 +53,14 @@ class Devfreq:
 def _gpu(node: Path) -> dict[str, Callable[[], float]]:
     clock = KernelFile(node / "cur_freq")
     metrics: dict[str, Callable[[], float]] = {"gpu_clock_hz": lambda: int(clock.read())}
-    if node.name != THOR_GPU:  # its kernel has no load
+    if node.name != THOR_GPU:  # Thor's kernel reports no load
         load = KernelFile(node / "device/load")
-        metrics["gpu_utilization_percent"] = lambda: int(load.read()) / 10  # the kernel counts in permille
+        metrics["gpu_utilization_percent"] = lambda: int(load.read()) / 10  # the kernel reports permille
     return metrics
 
 
 def _emc(kernel: Path) -> dict[str, Callable[[], float]]:
-    """Return the readable values of the memory controller: clock and utilization, the clock only, or none."""
+    """Return the memory controller's readable values: clock and utilization, only the clock, or none."""
     rate_path = kernel / "debug/bpmp/debug/clk/emc/rate"
     if number(rate_path) is None:
         return {}
@@ -74,5 +74,5 @@ def _emc(kernel: Path) -> dict[str, Callable[[], float]]:
 
 
 def _emc_utilization(activity: KernelFile, rate: KernelFile) -> Callable[[], float]:
-    # The monitor's average counts percent of a clock in kHz; it lags behind a clock that has just been lowered.
+    # The monitor's average is in percent of a clock in kHz and lags behind a clock that has just been lowered.
     return lambda: min(int(activity.read()) / (int(rate.read()) / 1e3), 100.0)

@@ -2,8 +2,8 @@
 
 {"metrics": [{"metric": "power_w", "rail": "VDD_IN", "values": [5.0, 15.0], "period_s": 0.1}], "fail_at": 3}
 
-Each list is played in a loop, one value per period, on the monotonic clock; `rail` is optional. A `scope` makes a power
-or an energy counter a total that is used for energy. With `fail_at` the reading of that number, counted from 1, fails.
+Each list is played in a loop, one value per period, on the monotonic clock; `rail` is optional. A power or energy
+counter with a `scope` is a total used for energy. Reading number `fail_at`, counted from 1, fails.
 """
 
 import time
@@ -33,7 +33,7 @@ class _Script(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fake:
-    """Plays a script. `clock` gives nanoseconds; the script starts when the sampler is created."""
+    """Plays a script. `clock` returns nanoseconds; the script starts when the sampler is created."""
 
     name = "fake"
 
@@ -65,7 +65,7 @@ class Fake:
         ]
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current value of each metric; raise OSError at the reading that the script makes fail."""
+        """Yield the current value of each metric; raise OSError at reading `fail_at` of the script."""
         self._readings += 1
         if self._readings == self._script.fail_at:
             raise OSError(f"reading {self._readings} fails, as scripted")

@@ -9,12 +9,12 @@ from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
 RAIL = "VIN"
-# The kernel's driver sets 16 samples of three conversions of 1052 us, and averages all of them.
+# The kernel driver averages 16 samples of three conversions of 1052 us each.
 PERIOD_S = 16 * 3 * 1052e-6
 
 
 class Ina238:
-    """Yields `power_w` of the rail VIN, the module's input."""
+    """Yields `power_w` for the rail VIN, the module's input."""
 
     name = "ina238"
 
@@ -32,7 +32,7 @@ class Ina238:
         return None
 
     def _find(self) -> None:
-        """Find the monitor's file, whose hwmon number differs between boots; raise OSError unless there is one."""
+        """Find the monitor's file, whose hwmon number differs between boots; raise OSError unless there is just one."""
         files = [file for chip in i2c_chips(self._root, "ina238") for file in chip.glob("hwmon/hwmon*/power1_input")]
         if len(files) != 1:
             raise OSError(f"{len(files)} INA238 in {self._root / 'sys/bus/i2c/devices'}: a Jetson Thor has one")
@@ -41,7 +41,7 @@ class Ina238:
         self._microwatts = KernelFile(files[0])
 
     def power_sources(self) -> list[PowerSource]:
-        """Return the module's input."""
+        """Return the module's input as the only power source."""
         return [
             PowerSource(
                 source=self.name,
@@ -55,7 +55,7 @@ class Ina238:
         ]
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current power; raise OSError or ValueError if it cannot be read, and look for its file again."""
+        """Yield the current power; if it cannot be read, look for its file again and raise OSError or ValueError."""
         before_ns = time.monotonic_ns()
         try:
             watts = int(self._microwatts.read()) / 1e6

@@ -1,6 +1,6 @@
 """Rail power of a Jetson from its INA3221 monitors: a few sysfs files, no privileges, no child process.
 
-A rail is identified by its label: hwmon device and channel numbers differ between boards and between boots.
+A rail is identified by its label, because hwmon device and channel numbers differ between boards and between boots.
 """
 
 import time
@@ -19,14 +19,14 @@ MODULE_RAILS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
 
 MAX_MILLIVOLTS = 26_000
 FULL_SCALE_UV = 163_800
-OFFSET_UV = 120  # three steps: a rail without load may read a little below zero
-SMALLEST_SHUNT_UOHM = 2000  # of all Orin boards, if the driver does not report it
-RESET_PERIOD_S = 3 * (1.1e-3 + 1.1e-3)  # out of reset: three channels, each its shunt and its bus voltage
+OFFSET_UV = 120  # three steps: a rail without load may read slightly below zero
+SMALLEST_SHUNT_UOHM = 2000  # the smallest on any Orin board, used if the driver does not report it
+RESET_PERIOD_S = 3 * (1.1e-3 + 1.1e-3)  # after a reset: shunt and bus voltage of three channels
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """A driver's file names; `{}` is the channel number. Values are in mV and mA."""
+    """A driver's file names, with `{}` for the channel number. Values are in mV and mA."""
 
     folders: str
     channels: range
@@ -44,7 +44,7 @@ LAYOUTS = (
 class Ina3221:
     """Yields `power_w` per rail label and, on a board without VDD_IN, the sum of the module's rails.
 
-    The sum has no rail, and exists only if each of its parts was read at the same tick.
+    The sum has no rail label and is yielded only if all its parts were read at the same tick.
     """
 
     name = "ina3221"
@@ -54,7 +54,7 @@ class Ina3221:
         self._rails: dict[str, _Rail] = {}
 
     def unavailable(self) -> str | None:
-        """Return why the module's power cannot be read, else None: another rail that fails costs its own values."""
+        """Return why the module's power cannot be read, else None; failures of other rails do not matter."""
         read = set()
         try:
             self._rails = _rails(self._root)
@@ -95,7 +95,7 @@ class Ina3221:
         return MODULE_INPUT not in self._rails and self._rails.keys() >= set(MODULE_RAILS)
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current power of each rail; finally raise OSError naming the rails that failed."""
+        """Yield the current power of each rail; finally raise OSError listing the rails that failed."""
         read: dict[str, Sample] = {}
         failures = []
         for label, rail in self._rails.items():
@@ -116,13 +116,13 @@ class Ina3221:
             raise OSError("; ".join(failures))
 
     def _find_again(self) -> None:
-        """Find the current paths of the same rails; a rail that is gone keeps failing."""
+        """Find the current paths of the same rails; a rail that no longer exists keeps failing."""
         rails = _rails(self._root)
         self._rails = {label: rails.get(label, rail) for label, rail in self._rails.items()}
 
 
 class _Rail:
-    """One channel, with its chip's update period and averaging time in seconds."""
+    """One channel, with the update period and averaging time of its chip in seconds."""
 
     def __init__(self, label: str, folder: Path, layout: _Layout, channel: int) -> None:
         self.period_s, self.averaging_s = _timing(folder)
@@ -133,11 +133,11 @@ class _Rail:
         self._shunt_uohm = number(folder / f"shunt{channel}_resistor") or SMALLEST_SHUNT_UOHM
 
     def read(self) -> tuple[int, float]:
-        """Return when, in the middle of the reading, and the watts.
+        """Return the time at the middle of the reading, and the power in W.
 
         Raises OSError or ValueError if the channel cannot be read, has a different label or is out of range.
         """
-        # A driver that was bound again may have put another rail under the same path.
+        # After the driver is rebound, the same path may belong to another rail.
         label = self._label.read().decode(errors="replace").strip()
         if label != self._name:
             raise ValueError(f"its channel is now labelled {label!r}")
@@ -153,7 +153,7 @@ class _Rail:
 
 
 def _rails(root: Path) -> dict[str, _Rail]:
-    """Return the rails of all chips by label; raise ValueError for an unreadable or repeated label."""
+    """Return the rails of all chips by label; raise ValueError if a label is unreadable or repeated."""
     rails: dict[str, _Rail] = {}
     for folder, layout in _folders(root):
         for channel in layout.channels:
@@ -178,8 +178,8 @@ def _folders(root: Path) -> Iterator[tuple[Path, _Layout]]:
 
 
 def _timing(folder: Path) -> tuple[float, float]:
-    """Return a chip's update period and averaging time in seconds; the latter is 0 for a single conversion."""
+    """Return a chip's update period and averaging time in seconds; the averaging time is 0 for a single conversion."""
     interval_ms, samples = number(folder / "update_interval"), number(folder / "samples")
     period_s = interval_ms / 1e3 if interval_ms else RESET_PERIOD_S
-    # The average is updated at each conversion, and the interval of Jetson's drivers is that of one conversion.
+    # The average is updated at each conversion, and Jetson's drivers report the interval of a single conversion.
     return period_s, period_s * samples if samples and samples > 1 else 0.0

@@ -1,8 +1,7 @@
 """Power, temperatures, GPU, memory and fan of a Jetson from its jtop service; optional, since sysfs needs no service.
 
-Nothing here imports jtop: the bridge does (jtop_bridge.py says why), started with the Python of jtop's service or the
-one given as `jtop=PYTHON`. A bridge that ends or falls silent is restarted, with growing delays while that does not
-help.
+Only the bridge imports jtop (jtop_bridge.py says why). It runs with the Python of the jtop service, or the one given as
+`jtop=PYTHON`. If it ends or falls silent, it is restarted, with increasing delays while restarting does not help.
 """
 
 import re
@@ -36,8 +35,8 @@ UPTIME_GRAIN_NS = 10_000_000
 class _Reading(Struct, frozen=True, tag="reading"):
     """One state of the board at `uptime_s`, updated every `interval_s`.
 
-    `total` is the rail that jtop uses as the board's total, with its watts, None if there is none; `values` hold
-    metric, rail and value.
+    `total` is the rail that jtop uses as the board's total, with its power in W, or None; `values` contains (metric,
+    rail, value) tuples.
     """
 
     uptime_s: float
@@ -60,11 +59,11 @@ class _End(Struct, frozen=True, tag="end"):
 
 
 class Jtop:
-    """Yields each reading of the service once, at most twice per second, stamped by the service within about 10 ms.
+    """Yields each reading of the service once, at most twice per second, stamped by the service to within about 10 ms.
 
     `power_w` by rail, `zone_temp_c` by zone, `gpu_utilization_percent`, `gpu_clock_hz`, `memory_used_bytes`,
     `nvmap_used_bytes`, `fan_speed_percent` and `fan_speed_rpm` by fan, and `nvpmodel_id` with the mode's name as its
-    rail; each if the service has it. Another client may have set a slower or faster rate before.
+    rail, each if the service offers it. Another client may already have set a slower or faster rate.
     """
 
     name = "jtop"
@@ -79,7 +78,7 @@ class Jtop:
         self._interval_s = INTERVAL_S
 
     def unavailable(self) -> str | None:
-        """Return why no reading has come, None once one has. The first call waits for it, at most START_S."""
+        """Return why there is no reading yet, None once there is one. The first call waits up to START_S for it."""
         tried = self._bridge or self._failure
         deadline = time.monotonic() + (0.0 if tried else START_S)
         self._receive()
@@ -91,7 +90,7 @@ class Jtop:
         return self._failure or f"no reading has come from {self._python} yet"
 
     def power_sources(self) -> list[PowerSource]:
-        """Return the total, if jtop has one, and the rails, whose scope is just their name."""
+        """Return jtop's total, if it has one, then the rails, each with its name as the scope."""
         if self._first is None:
             return []
         total = self._first.total_rail
@@ -102,7 +101,7 @@ class Jtop:
         """Yield the readings received since the last call.
 
         Raises ChildProcessError while the bridge is down, and ValueError if the power rails differ from the first
-        reading's: jtop's total then sums different rails.
+        reading's, because jtop's total is then the sum of different rails.
         """
         changed = None
         for reading in self._receive():
@@ -123,7 +122,7 @@ class Jtop:
         self.close()
 
     def _receive(self) -> list[_Reading]:
-        """Return the readings received; start a bridge that is due, drop one that has ended."""
+        """Return the readings received, after starting a bridge that is due or dropping one that has ended."""
         if self._bridge is None and time.monotonic() >= self._due_s:
             self._start()
         if self._bridge is None:
@@ -142,10 +141,10 @@ class Jtop:
         try:
             self._bridge = _Bridge(self._python)
         except OSError as error:
-            self._lose(f"{self._python} does not start: {error.strerror}; give the Python that has jtop as jtop=PYTHON")
+            self._lose(f"{self._python} did not start: {error.strerror}; give the Python that has jtop as jtop=PYTHON")
 
     def _lose(self, reason: str) -> None:
-        """Record the failure and when to retry: soon after a bridge that had lasted, else with doubling delays."""
+        """Record the failure and when to retry: soon if the bridge had lasted, otherwise after twice the last delay."""
         self.close()
         self._failure = reason
         now_s = time.monotonic()
@@ -174,9 +173,9 @@ class Jtop:
 
 
 def python_of(unit: Path) -> Path:
-    """Return the Python of the program that jtop's unit starts, the system's if that is not known.
+    """Return the Python of the program that jtop's unit starts, or the system's if unknown.
 
-    Where pip may not write into the system's Python, as on JetPack 7, jtop has an environment of its own.
+    Where pip must not write into the system's Python, as on JetPack 7, jtop has its own environment.
     """
     program = re.search(r"^ExecStart=(\S+)", text(unit) or "", re.MULTILINE)
     script = text(Path(program[1])) if program else None
@@ -185,17 +184,17 @@ def python_of(unit: Path) -> Path:
 
 
 def _power_rails(reading: _Reading) -> str:
-    return f"{reading.total_rail or 'no rail'} as total beside {', '.join(reading.rails) or 'no others'}"
+    return f"{reading.total_rail or 'no rail'} as total, and {', '.join(reading.rails) or 'no others'}"
 
 
 def _monotonic_ns(uptime_s: float) -> int:
-    """Return the time on CLOCK_MONOTONIC: uptime includes suspends and is truncated to its resolution."""
+    """Return the time on CLOCK_MONOTONIC; uptime includes suspends and is truncated to its resolution."""
     suspended_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
     return round(uptime_s * 1e9) - suspended_ns + UPTIME_GRAIN_NS // 2
 
 
 class _Bridge:
-    """One bridge process and its pipes; raises OSError if its Python cannot be started."""
+    """A bridge process and its pipes; raises OSError if its Python cannot be started."""
 
     def __init__(self, python: Path) -> None:
         self.ended: str | None = None
@@ -215,7 +214,7 @@ class _Bridge:
         return self._stdout.fileno()
 
     def read(self) -> list[_Reading]:
-        """Return the readings received; `ended` then says why there will be no more."""
+        """Return the readings received; once none can follow, `ended` gives the reason."""
         messages, now_s = self._lines.read(), time.monotonic()
         readings = [message for message in messages if isinstance(message, _Reading)]
         for message in messages:
@@ -236,7 +235,7 @@ class _Bridge:
         self.ended = self.ended or f"the bridge to jtop {what}"
 
     def stop(self) -> None:
-        """Kill it: it has no state to clean up."""
+        """Kill the process, which has no state to clean up."""
         self._stdin.close()
         self._stdout.close()
         self._process.kill()

@@ -2,9 +2,9 @@
 
 A separate process because jetson-stats is AGPL-3.0 and benchd must not form one program with it, because it is
 installed for the system's Python and not for benchd's, and because `import jtop` may change how a process starts its
-children. So this file imports nothing of benchd, only the standard library of Python 3.8 or newer. Standard output
-carries readings {"type": "reading", "uptime_s", "interval_s", "total", "values"} and finally {"type": "end", "reason"};
-the process ends when standard input closes.
+children. So this file imports nothing from benchd, only the standard library of Python 3.8 or newer. It writes readings
+{"type": "reading", "uptime_s", "interval_s", "total", "values"} and finally {"type": "end", "reason"} to standard
+output, and exits when standard input closes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _claim_stdout() -> TextIO:
-    """Return a file for messages only; jtop's prints go to standard error."""
+    """Return a file for messages only, after redirecting jtop's own output to standard error."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return out
@@ -54,14 +54,14 @@ def _follow(out: TextIO, interval_s: float) -> None:
     client = import_module("jtop").jtop(interval=interval_s)
     client.attach(_Readings(out))
     client.start()
-    # Not client.ok() as in jtop's manual: that gives up after three of the requested intervals, although another
-    # client may have set a slower one. The parent watches for silence.
+    # Not client.ok() as in jtop's manual, which gives up after three of the requested intervals even if another client
+    # has set a longer interval. The parent watches for silence.
     while client.ok(spin=True):
         client.join(CHECK_S)
 
 
 class _Readings:
-    """jtop's callback for each state, which may be an old one."""
+    """jtop's callback for each state, which may be out of date."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -69,7 +69,7 @@ class _Readings:
 
     def __call__(self, client: Any) -> None:
         uptime_s = client.uptime.total_seconds()
-        # The first may be left over from another connection; a repetition means that the service is late.
+        # The first state may be left over from another connection; a repeated one means that the service is late.
         if self._uptime_s is not None and uptime_s > self._uptime_s:
             _write(self._out, _reading(client, uptime_s))
         self._uptime_s = uptime_s
@@ -86,13 +86,13 @@ def _reading(client: Any, uptime_s: float) -> dict[str, Any]:
 
 
 def _total(power: dict[str, Any]) -> tuple[str, float] | None:
-    """Return the rail and the watts of the total; None if jtop computed it as the sum of the rails it could read."""
+    """Return the rail and power (W) of the total; None if jtop only summed the rails that it could read."""
     total = power.get("tot", {})
     return (total["name"], total["power"] / 1e3) if "name" in total else None
 
 
 def _rails(power: dict[str, Any]) -> list[tuple[str, str, float]]:
-    # Not "avg", which is not a mean over time; not USB-C ports, for which jtop 4 shows negotiated limits.
+    # Not "avg", which is not a mean over time, nor USB-C ports, for which jtop 4 shows negotiated limits.
     rails = power.get("rail", {}).items()
     return [("power_w", name, rail["power"] / 1e3) for name, rail in rails if not Path(UCSI + name).exists()]
 

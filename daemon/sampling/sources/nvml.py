@@ -1,6 +1,6 @@
-"""Power, energy, clocks and load of one NVIDIA GPU by NVML, through nvidia-ml-py; on an Orin NVML reads nothing.
+"""Power, energy, clocks and load of one NVIDIA GPU from NVML, through nvidia-ml-py; on an Orin NVML reads nothing.
 
-`nvml` is read while a case is timed. `gpm`, the performance counters of Hopper and newer, is for a separate run,
+`nvml` is read while a case is timed. `gpm` reads the performance counters of Hopper and newer in a separate run,
 because counting may disturb the timing.
 """
 
@@ -20,11 +20,11 @@ from benchd.daemon.machine.gpu import NO_MIG, check, cuda_uuid, open_nvml
 from benchd.daemon.records import Sample
 from benchd.daemon.sampling.sources.protocol import PowerSource
 
-MIN_INTERVAL_NS = 90_000_000  # of all values but the instantaneous power
+MIN_INTERVAL_NS = 90_000_000  # of all values except the instantaneous power
 POLL_S = 0.0005
-COUNTER_STAMP_S = 5e-3  # the thread that watches the counter reads at 2 kHz, less regularly on a busy machine
+COUNTER_STAMP_S = 5e-3  # the thread that watches the counter polls at 2 kHz, less regularly on a busy machine
 LEAD_NS = 1_000_000  # polling starts this long before a change is due
-LONGEST_PERIOD_S = 0.1  # of any known GPU; used for values that did not change while their period was measured
+LONGEST_PERIOD_S = 0.1  # longest of any known GPU, for values that did not change while the period was measured
 PERIODS_MEASURED = 10
 MEASURE_S = 2.0
 STALE_NS = 2_000_000_000
@@ -50,8 +50,8 @@ _Readings = dict[_Key, Callable[[], float]]
 _ENERGY: _Key = ("energy_counter_j", "gpu")
 _HISTORY: _Key = ("power_w", "gpu_history")
 _LOAD: _Key = ("gpu_utilization_percent", "")
-_UNSUPPORTED = (2, 3, 6, 13)  # NVML's codes: a field it does not know, not supported, no such data, no such function
-_LOST = (1, 15, 999)  # not initialised, GPU lost, unknown error: it may answer again
+_UNSUPPORTED = (2, 3, 6, 13)  # NVML's codes: unknown field, not supported, no such data, no such function
+_LOST = (1, 15, 999)  # not initialised, GPU lost, unknown error: the GPU may come back
 # NVML's field value and scope
 _PRESENT_POWERS: dict[_Key, tuple[int, int]] = {("power_w", "module"): (186, 1), ("power_w", "gpu"): (186, 0)}
 _AVERAGE_POWERS: dict[_Key, tuple[int, int]] = {
@@ -70,20 +70,20 @@ _GPM_METRICS = {
 
 
 def throttle_names(mask: int) -> list[str]:
-    """Return the names of the bits set in `gpu_throttle_reasons`; an unnamed bit as `bit 0x...`."""
+    """Return the names of the bits set in `gpu_throttle_reasons`, with `bit 0x...` for an unnamed bit."""
     bits = [1 << bit for bit in range(mask.bit_length()) if mask >> bit & 1]
     return [THROTTLE_REASONS.get(bit, f"bit {bit:#x}") for bit in bits]
 
 
 class Nvml:
-    """Yields the metrics that the GPU supports; the GPU is given by UUID or as CUDA counts it (`cuda`, `cuda:1`).
+    """Yields the metrics that the GPU supports; the GPU is given by UUID or CUDA index (`cuda`, `cuda:1`).
 
-    At each tick: `power_w` of the rails gpu and module, and the changes of `energy_counter_j` since the last tick,
-    stamped when they occurred. At most ten times per second, the rest: `power_w` of the rails gpu_average,
+    At each tick: `power_w` for the rails gpu and module, and the changes in `energy_counter_j` since the last tick,
+    stamped when they occurred. At most ten times per second, the rest: `power_w` for the rails gpu_average,
     module_average and gpu_history (the driver's own samples); `gpu_clock_hz` (of the SMs), `gpu_memory_clock_hz`,
     `gpu_throttle_reasons` (a mask, see `throttle_names`), `gpu_temp_c`, `gpu_utilization_percent`,
     `gpu_memory_used_bytes` and `gpu_foreign_processes`, the number of processes with a compute context other than the
-    watched ones. A value that the driver refuses is not claimed, and each such reading reports the reason as a failure.
+    watched ones. Values that the driver refuses are left out, and the reason is reported as a failure.
     """
 
     name = "nvml"
@@ -94,7 +94,7 @@ class Nvml:
         self._due_ns = 0
 
     def unavailable(self) -> str | None:
-        """Return None after one reading of every claimed value, else why there is none.
+        """Return None after one reading of every available value, else why there is none.
 
         Takes up to two seconds to measure the update periods of energy and power.
         """
@@ -110,9 +110,9 @@ class Nvml:
         self._others = gpu.answering(self._other_readings(gpu))
         energy = gpu.answering({_ENERGY: gpu.energy_j})
         self._history = _History(gpu) if gpu.answering({_HISTORY: lambda: len(gpu.history(0))}) else None
-        # a Tegra's counts processes, and on a Thor tells the load, which its devfreq does not
+        # On Tegra the process count works; on a Thor so does the load, unlike in devfreq
         if not (self._present or energy or self._history or self._others.keys() & {_LOAD, *_AVERAGE_POWERS}):
-            nothing = f"NVML gives neither power nor load of {gpu.uuid}, as on a Jetson Orin; use ina3221 there"
+            nothing = f"NVML reports neither power nor load for {gpu.uuid}, as on a Jetson Orin; use ina3221 there"
             why = gpu.refused or [nothing]
             raise NotAvailable("; ".join(why))
         self._periods_s = _measured_periods_s(self._present | energy)
@@ -135,11 +135,11 @@ class Nvml:
         return readings | {key: partial(gpu.power_w, *field) for key, field in _AVERAGE_POWERS.items()}
 
     def watch(self, *pids: int) -> None:
-        """Treat these processes as benchd's own: any other that computes on the GPU is foreign."""
+        """Treat these processes as benchd's own: any other process that computes on the GPU is foreign."""
         self._watched = set(pids)
 
     def power_sources(self) -> list[PowerSource]:
-        """Return the module's power sources, which only superchips like Grace Hopper have, then the GPU board's."""
+        """Return the module's power sources, if any (superchips like Grace Hopper), then those of the GPU board."""
         powers = [*self._present, *(key for key in self._others if key in _AVERAGE_POWERS)]
         module = [key for key in powers if key[1].startswith("module")]
         board = [_ENERGY] * bool(self._counter) + [_HISTORY] * bool(self._history)
@@ -160,7 +160,7 @@ class Nvml:
         )
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current values; then raise OSError naming those that could not be read."""
+        """Yield the current values; then raise OSError listing those that could not be read."""
         now_ns = time.monotonic_ns()
         due = now_ns >= self._due_ns
         failures = list(self._gpu.refused) if due else []
@@ -193,7 +193,7 @@ def _named(key: _Key) -> str:
 
 
 def _is_here(pid: int) -> bool:
-    """Return whether a process with this pid exists here: in a container the driver may report the host's pids."""
+    """Return whether a process with this pid exists in this container: the driver may report the host's pids."""
     if pid == 0:  # a process outside this pid namespace
         return False
     try:
@@ -204,7 +204,7 @@ def _is_here(pid: int) -> bool:
 
 
 def _reading(read: Callable[[], float]) -> list[tuple[int, float]]:
-    """Return one value with the midpoint of its reading time."""
+    """Return the value and the midpoint of its reading time, as a list of one."""
     begin_ns, value = time.monotonic_ns(), float(read())
     return [((begin_ns + time.monotonic_ns()) // 2, value)]
 
@@ -235,7 +235,7 @@ class _Gpu:
     def answering(self, readings: _Readings) -> _Readings:
         """Try each reading and return those that give a value; raise NotAvailable if none does.
 
-        `refused` keeps the reasons of the others, except lack of support.
+        `refused` stores the reasons for the others, except lack of support.
         """
         return {key: read for key, read in readings.items() if self._answers(key, read)}
 
@@ -251,11 +251,11 @@ class _Gpu:
         return True
 
     def energy_j(self) -> float:
-        """Return the energy since the driver was loaded."""
+        """Return the energy used since the driver was loaded."""
         return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
 
     def power_w(self, field: int, scope: int) -> float:
-        """Return an NVML field value, which carries its own return code."""
+        """Return the power from an NVML field, whose value carries its own return code."""
         value = self.nvml.nvmlDeviceGetFieldValues(self.handle, [(field, scope)])[0]
         if value.nvmlReturn:
             raise self.nvml.NVMLError(value.nvmlReturn)
@@ -285,7 +285,7 @@ class _History:
         """Return the samples since the last call."""
         try:
             kept = self._gpu.history(self._seen_us)
-        except self._gpu.nvml.NVMLError_NotFound:  # nothing
+        except self._gpu.nvml.NVMLError_NotFound:  # no samples
             return []
         now_ns = time.monotonic_ns()
         from_utc_ns = now_ns - time.time_ns()
@@ -300,7 +300,7 @@ class _History:
 def _measured_periods_s(readings: _Readings) -> dict[_Key, float]:
     """Return the median time between changes of each value, over ten changes or as many as occur in two seconds.
 
-    A value that changed less than three times has none.
+    Values that changed fewer than three times are left out.
     """
     changes: dict[_Key, list[int]] = {key: [] for key in readings}
     values = {key: read() for key, read in readings.items()}
@@ -319,10 +319,10 @@ def _median_gap(times: Sequence[int]) -> float:
 
 
 class _EnergyCounter:
-    """The changes of the energy counter, each stamped when it occurred, by a separate thread.
+    """The changes of the energy counter, stamped when they occur by a separate thread.
 
-    The sampler's ticks would see a change up to a period late, which at 10 Hz is 20 % of a window of 0.5 s. The thread
-    sleeps until shortly before a change is due and then reads at 2 kHz until it occurs.
+    At the sampler's ticks a change would be seen up to a period late, which at 10 Hz is 20 % of a 0.5 s window. The
+    thread sleeps until shortly before a change is due and then polls at 2 kHz until it occurs.
     """
 
     def __init__(self, read_j: Callable[[], float], period_s: float) -> None:
@@ -333,13 +333,13 @@ class _EnergyCounter:
         self._failure: Exception | None = None
 
     def changes(self) -> list[tuple[int, float]]:
-        """Return the changes since the last call as (stamp, J); the first call returns the present value.
+        """Return the changes since the last call as (stamp, J); the first call returns the current value.
 
-        Raises the errors of reading, and TimeoutError for a counter without a change for two seconds.
+        Raises the reading's error, or TimeoutError if the counter has not changed for two seconds.
         """
         if self._thread is None:
             self._follow_from(*_reading(self._read_j)[0])
-        # a failure is raised only after the changes before it were returned
+        # return the changes before a failure before raising it
         if self._changes:
             return [self._changes.popleft() for _ in range(len(self._changes))]
         if self._failure:
@@ -382,7 +382,7 @@ class _EnergyCounter:
         self._changes.append((self._changed_ns, energy_j))
 
     def _stamp_ns(self, now_ns: int) -> int:
-        """Return the time of the change just seen: when it was due, limited to the two readings around it."""
+        """Return the time of the change just seen: when it was due, clamped to between the two readings around it."""
         periods = max(1, (now_ns - self._changed_ns) // self._period_ns)
         return min(max(self._changed_ns + periods * self._period_ns, self._unchanged_ns), now_ns)
 
@@ -390,8 +390,8 @@ class _EnergyCounter:
 class Gpm:
     """Yields performance counters (Hopper and newer) over the time since the last reading, in percent.
 
-    Five times per second: `gpm_sm_occupancy_percent` (of the warps that fit), `gpm_sm_utilization_percent`,
-    `gpm_tensor_percent` and by number format `gpm_hmma_tensor_percent` and `gpm_imma_tensor_percent`,
+    Five times per second: `gpm_sm_occupancy_percent` (of the maximum number of warps), `gpm_sm_utilization_percent`,
+    `gpm_tensor_percent` and, by number format, `gpm_hmma_tensor_percent` and `gpm_imma_tensor_percent`,
     `gpm_dram_bandwidth_percent` and `gpm_graphics_utilization_percent`.
     """
 
@@ -401,7 +401,7 @@ class Gpm:
         self._device = check(str(device))
 
     def unavailable(self) -> str | None:
-        """Return None after one reading of every claimed counter, else why there is none."""
+        """Return None after one reading of every available counter, else why there is none."""
         try:
             self._gpu = gpu = _Gpu(self._device)
         except NotAvailable as error:
@@ -428,7 +428,7 @@ class Gpm:
         self._due_ns = time.monotonic_ns() + GPM_INTERVAL_NS
 
     def _count(self) -> list[tuple[str, int, float]]:
-        """Return each counter since the last reading, as its name, NVML's return code and percent."""
+        """Return the name, NVML return code and percentage of each counter since the last reading."""
         nvml = self._gpu.nvml
         nvml.nvmlGpmSampleGet(self._gpu.handle, self._older)
         self._older, self._newer = self._newer, self._older
@@ -438,7 +438,7 @@ class Gpm:
         return [(_GPM_METRICS[metric.metricId], metric.nvmlReturn, metric.value) for metric in metrics]
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the counters, or nothing if called again too soon; then raise OSError naming those that failed."""
+        """Yield the counters, or nothing if called again too soon; then raise OSError listing those that failed."""
         now_ns = time.monotonic_ns()
         if now_ns < self._due_ns:
             return

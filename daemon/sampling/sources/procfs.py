@@ -1,7 +1,7 @@
 """CPU, memory and the watched process from procfs, CPU clocks from cpufreq: works everywhere, needs no privileges.
 
-The kernel counts CPU time in ticks of 10 ms, so a reading over a short interval is coarse, but the mean is not. If
-power is sampled more than ten times per second, this source skips ticks: it would cost most and add no information.
+The kernel counts CPU time in 10 ms ticks, so a reading over a short interval is coarse, but the mean is not. If power
+is sampled more than ten times per second, this source skips ticks, because reading it costs most and adds little.
 """
 
 import os
@@ -21,17 +21,17 @@ _MEMINFO_KIB = re.compile(rb"^(MemAvailable|SwapTotal|SwapFree|NvMapMemUsed):\s*
 _STOPS = re.compile(rb"^nr_throttled (\d+)", re.MULTILINE)
 _CPUINFO_MHZ = re.compile(rb"^cpu MHz\s*:\s*([0-9.]+)", re.MULTILINE)
 
-_Clock = tuple[str, int, float]  # of CPUs that share one: name, number of CPUs, Hz
+_Clock = tuple[str, int, float]  # of CPUs that share a clock: name, number of CPUs, Hz
 
 
 class Procfs:
-    """Yields at most ten times per second, with shares in percent and the watched processes in percent of one CPU.
+    """Yields at most ten times per second, with shares in percent and process CPU time in percent of one CPU.
 
     `cpu_utilization_percent` and `cpu_steal_percent` over the time since the last reading; `memory_available_bytes`,
-    `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the memory allocated by the GPU's driver;
-    `cpu_quota_stops`, how often a quota of a control group stopped it since the last reading;
-    `process_cpu_percent`, `process_major_faults_per_s` and `process_rss_bytes` of all watched processes that live; and
-    `cpu_clock_hz` if the kernel reports it: the mean over all CPUs and, if CPUs share clocks, one rail per cluster.
+    `swap_used_bytes` and, on a Jetson, `nvmap_used_bytes`, the memory allocated by the GPU driver; `cpu_quota_stops`,
+    how often a control group quota stopped this process since the last reading; `process_cpu_percent`,
+    `process_major_faults_per_s` and `process_rss_bytes`, summed over all live watched processes; and `cpu_clock_hz` if
+    the kernel reports it: the mean over all CPUs and, if CPUs share clocks, one rail per cluster.
     """
 
     name = "procfs"
@@ -48,12 +48,12 @@ class Procfs:
         self._times: tuple[int, int, int] | None = None
 
     def unavailable(self) -> str | None:
-        """Return why CPU or memory figures cannot be read, else None; starts the first interval."""
+        """Return why CPU or memory values cannot be read, else None; starts the first interval."""
         try:
             self._times = self._read_times()
             self._memory()
         except (OSError, ValueError, IndexError) as error:
-            return f"{self._proc} does not hold stat and meminfo as Linux writes them: {error}"
+            return f"{self._proc} does not contain stat and meminfo in Linux's format: {error}"
         return None
 
     def watch(self, *pids: int) -> None:
@@ -61,7 +61,7 @@ class Procfs:
         self._processes = [_Process(self._proc / str(pid) / "stat") for pid in pids]
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current values; raise OSError or ValueError if a file can no longer be read."""
+        """Yield the current values; raise OSError or ValueError if a file is no longer readable."""
         yield from self._cpu()
         yield from self._samples(self._memory())
         yield from self._samples(self._watched())
@@ -81,13 +81,13 @@ class Procfs:
             self._times = times
             return
         total, idle, steal = (now - before for now, before in zip(times, self._times, strict=True))
-        if total > 0:  # else no tick has passed, and the interval continues
+        if total > 0:  # otherwise no tick has passed, and the interval continues
             self._times = times
             yield self._sample("cpu_utilization_percent", _percent(total - idle, total))
             yield self._sample("cpu_steal_percent", _percent(steal, total))
 
     def _read_times(self) -> tuple[int, int, int]:
-        """Return the ticks of all CPUs together: in all, idle, stolen."""
+        """Return the total, idle and stolen ticks, summed over all CPUs."""
         fields = [int(field) for field in self._stat.read(512).split(b"\n", 1)[0].split()[1:9]]
         # Guest time, in the later fields, is already part of user time.
         return sum(fields), fields[3] + fields[4], fields[7]
@@ -132,23 +132,24 @@ class Procfs:
 
 
 def _percent(part: int, whole: int) -> float:
-    # The kernel's idle and I/O wait counts may step back a little.
+    # The kernel's idle and I/O wait counts may decrease slightly.
     return 100.0 * min(max(part, 0), whole) / whole
 
 
 class _Process:
-    """One process's usage; the open file stays with it even if its pid is reused."""
+    """One process's usage; the open file refers to this process even if its pid is reused."""
 
     def __init__(self, stat: Path) -> None:
         self._stat = KernelFile(stat)
         self._before: tuple[int, int, int] | None = None
 
     def read(self) -> dict[str, float]:
-        """Return the metrics: resident bytes and, from the second reading on, the rates since the last one.
+        """Return the metrics: resident bytes and, from the second reading on, the rates since the last reading.
 
         Raises ProcessLookupError or FileNotFoundError for a process that has ended.
         """
-        # The name before the last bracket may hold blanks and brackets; then state, ..., majflt, ..., utime, stime, ...
+        # The name before the last bracket may contain spaces and brackets; then state, ..., majflt, ..., utime, stime,
+        # ...
         fields = self._stat.read().rpartition(b")")[2].split()
         if fields[0] in (b"Z", b"X"):
             raise ProcessLookupError("it has ended (zombie)")
@@ -163,7 +164,7 @@ class _Process:
 
 
 def _clocks(root: Path) -> Callable[[], list[_Clock]]:
-    """Return what reads cpufreq if it gives a value, else /proc/cpuinfo if that does, else nothing, as on some ARM."""
+    """Return a reader of cpufreq or, failing that, of /proc/cpuinfo; on some ARM machines it returns nothing."""
     files = [
         (policy.name, len((text(policy / "affected_cpus") or "0").split()), KernelFile(policy / "scaling_cur_freq"))
         for policy in cpufreq_policies(root)

@@ -1,7 +1,7 @@
-"""Energy of CPU packages from RAPL's counters under /sys/class/powercap, for both Intel and AMD (intel-rapl).
+"""Energy of CPU packages from the RAPL counters in /sys/class/powercap, for Intel and AMD (both as intel-rapl).
 
-The kernel lets only root read them (CVE-2020-8694). A counter wraps after a minute to hours: a step back is undone as
-one wrap if the zone reports its range and the elapsed time allows only one, and is an error otherwise.
+Only root can read them (CVE-2020-8694). A counter wraps after a minute to hours: a decrease is corrected as one wrap if
+the zone reports its range and the elapsed time allows only one, and is an error otherwise.
 """
 
 import re
@@ -15,7 +15,7 @@ from benchd.daemon.sampling.sources.protocol import PowerSource
 
 PERIOD_S = 1e-3  # the processors' update period
 MAX_ZONE_W = 1000.0  # above the power of any zone: a larger step is not a wrap
-MIRROR_TRIES = 5  # the counter may be renewed between two readings
+MIRROR_TRIES = 5  # the counter may be updated between two readings
 ALL_PACKAGES = "packages"
 # not intel-rapl-mmio:N, which is a second view of the same package
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
@@ -23,9 +23,9 @@ _UDEV_RULE = 'SUBSYSTEM=="powercap", RUN+="/bin/chgrp benchd /sys%p/energy_uj", 
 
 
 class Rapl:
-    """Yields `energy_counter_j` per zone since its first reading, at each change; several packages also as a sum.
+    """Yields `energy_counter_j` per zone since its first reading, at each change, and the sum of several packages.
 
-    Rails are the kernel's names: `package-0`, `package-0-core`, `psys`. After an implausible step the zone starts again
+    Rails are the kernel's names: `package-0`, `package-0-core`, `psys`. After an implausible step the zone restarts
     from 0, so that no window across it gives an energy.
     """
 
@@ -37,7 +37,7 @@ class Rapl:
         self._packages_j: float | None = None
 
     def unavailable(self) -> str | None:
-        """Return None if every package, or at least another zone, could be read; else the reason and the remedy."""
+        """Return None if every package, or failing that another zone, can be read; else the reason and the remedy."""
         folders = [path for path in sorted(self._powercap.glob("intel-rapl:*")) if _ZONE.fullmatch(path.name)]
         if not folders:
             return (
@@ -50,11 +50,11 @@ class Rapl:
         return next(filter(None, needed), None)
 
     def power_sources(self) -> list[PowerSource]:
-        """Return the sum of the packages, the platform, then parts, which belong to no sum."""
+        """Return the sum of the packages, the platform, then the parts, which are not included in any sum."""
         packages = {zone.rail: zone.name for zone in self._zones if zone.is_package}
         whole = next(iter(packages)) if len(packages) == 1 else ALL_PACKAGES
         sources = [self._source(whole, f"CPU {' and '.join(packages.values())}", total=True)] if packages else []
-        # after the packages, because not every board is wired for it
+        # after the packages, because not every board measures it
         sources += [self._source(zone.rail, "platform psys", total=True) for zone in self._zones if zone.is_platform]
         rest = [zone for zone in self._zones if not zone.is_platform and zone.rail != whole]
         return sources + [self._source(zone.rail, f"CPU {zone.rail}", total=False) for zone in rest]
@@ -65,7 +65,7 @@ class Rapl:
         )
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the changed counters; then raise OSError naming the zones that failed."""
+        """Yield the changed counters; then raise OSError listing the zones that failed."""
         failures: dict[_Zone, Exception] = {}
         for zone in self._zones:
             try:
@@ -89,7 +89,7 @@ class Rapl:
 
 
 class _Zone:
-    """One counter with its wraps undone: `energy_j` since the first reading, at `t_ns`."""
+    """One counter with its wraps corrected: `energy_j` since the first reading, at `t_ns`."""
 
     def __init__(self, folder: Path) -> None:
         name = text(folder / "name") or folder.name
@@ -108,11 +108,11 @@ class _Zone:
 
     @property
     def name(self) -> str:
-        """Return its rail, and those that repeat its counter."""
+        """Return the zone's rail, and any rails that mirror its counter."""
         return f"{self.rail} (repeated as {', '.join(self.mirrors)})" if self.mirrors else self.rail
 
     def is_mirrored_by(self, other: "_Zone") -> bool:
-        """Return whether the other shows this counter: a reading of it then lies between two of this one."""
+        """Return whether `other` shows the same counter: its reading is then between two readings of this zone."""
         for _ in range(MIRROR_TRIES):
             before, between, after = self.counter_uj(), other.counter_uj(), self.counter_uj()
             if 0 < before <= between <= after:
@@ -141,7 +141,7 @@ class _Zone:
         return True
 
     def _step_uj(self, step_uj: int, elapsed_s: float) -> int:
-        """Return the step with a wrap undone; raise ValueError if it may be a reset or more than one wrap."""
+        """Return the step corrected for a wrap; raise ValueError if it may be a reset or more than one wrap."""
         most_uj = (elapsed_s + PERIOD_S) * MAX_ZONE_W * 1e6
         if self._range_uj and most_uj >= self._range_uj:
             raise ValueError(f"not read for {elapsed_s:.3g} s, in which it may have wrapped more than once")
@@ -154,7 +154,7 @@ class _Zone:
 
 
 def _counted_once(zones: Iterable[_Zone]) -> list[_Zone]:
-    """Return the zones without packages that repeat another's counter, as some kernels show one per die."""
+    """Return the zones without packages that mirror another's counter, as on kernels that list one per die."""
     kept: list[_Zone] = []
     for zone in zones:
         packages = (package for package in kept if package.is_package and zone.is_package)
@@ -167,7 +167,7 @@ def _counted_once(zones: Iterable[_Zone]) -> list[_Zone]:
 
 
 def _refusal(zone: _Zone) -> str | None:
-    """Return why the zone cannot be read and what to do, None if it can be read."""
+    """Return why the zone cannot be read and what to do, or None if it can be read."""
     try:
         zone.counter_uj()
     except PermissionError:

@@ -13,7 +13,7 @@ RANGE_C = (-55.0, 150.0)
 class Thermal:
     """Yields `zone_temp_c` at most twice per second, with the zone's type as the rail.
 
-    A zone whose unit is switched off has no temperature, which is not an error.
+    A zone whose unit is powered off has no temperature, which is not an error.
     """
 
     name = "thermal"
@@ -24,7 +24,7 @@ class Thermal:
         self._zones: dict[str, KernelFile] = {}
 
     def unavailable(self) -> str | None:
-        """Return None if any zone gives a temperature; unreadable zones are left out from then on."""
+        """Return None if any zone gives a temperature; unreadable zones are skipped from then on."""
         self._zones = {}
         readable = 0
         for rail, file in _zones(self._folder).items():
@@ -36,7 +36,7 @@ class Thermal:
         return None if readable else f"no thermal zone in {self._folder} gives a temperature"
 
     def sample(self) -> Iterator[Sample]:
-        """Yield the current temperatures; finally raise OSError naming the zones that failed."""
+        """Yield the current temperatures; finally raise OSError listing the zones that failed."""
         failures = []
         for rail, file in self._zones.items():
             try:
@@ -51,7 +51,7 @@ class Thermal:
 
 
 def _zones(folder: Path) -> dict[str, KernelFile]:
-    """Return the temperature file of each zone by its type, plus its number if the type repeats."""
+    """Return each zone's temperature file by zone type, with the zone number appended if the type repeats."""
     zones: dict[str, KernelFile] = {}
     for zone in sorted(folder.glob("thermal_zone*"), key=lambda path: (len(path.name), path.name)):
         kind = text(zone / "type") or "unnamed"
@@ -61,10 +61,10 @@ def _zones(folder: Path) -> dict[str, KernelFile]:
 
 
 def _celsius(file: KernelFile) -> float | None:
-    """Return the temperature, None while the unit is off; raise OSError or ValueError if there is none."""
+    """Return the temperature in degC, None while the unit is off; raise OSError or ValueError if it is unreadable."""
     try:
         celsius = int(file.read()) / 1e3
-    except BlockingIOError:  # the answer of Tegra's firmware for an unpowered unit
+    except BlockingIOError:  # Tegra's firmware returns this for an unpowered unit
         return None
     if not RANGE_C[0] <= celsius <= RANGE_C[1]:
         raise ValueError(f"{celsius:g} degC is out of range")

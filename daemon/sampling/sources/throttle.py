@@ -1,7 +1,7 @@
-"""What holds a Jetson's clocks down: cooling devices, a lowered limit of the GPU's clock, and over-current events.
+"""What limits a Jetson's clocks: cooling devices, a lowered GPU clock limit, and over-current events.
 
 All from sysfs, without privileges: cur_state of the thermal framework's cooling devices, max_freq of the GPU's devfreq
-node, and oc*_event_cnt of the SoC's over-current monitor. The answer has NVML's form, so that readers know one.
+node, and oc*_event_cnt of the SoC's over-current monitor. The masks use NVML's bits, so readers need only one format.
 """
 
 import time
@@ -18,8 +18,8 @@ LOWERING = ("cpufreq", "devfreq", "throttle")  # in a cooling device's type; the
 class Throttle:
     """Yields `gpu_throttle_reasons` and `cpu_throttle_reasons` at most ten times per second.
 
-    Of NVML's bits, 0x20 means that a cooling device lowers a clock or that the GPU's clock limit is below its highest
-    since the start, and 0x80 that the supply drew too much current since the last reading.
+    The masks use NVML's bits: 0x20 means that a cooling device lowers a clock or that the GPU's clock limit is below
+    its highest value since the start, and 0x80 that the supply drew too much current since the last reading.
     """
 
     name = "throttle"
@@ -33,7 +33,7 @@ class Throttle:
         self._highest_hz = self._counted = 0
 
     def unavailable(self) -> str | None:
-        """Return None if cooling devices that lower clocks can be read, else why it is not known what throttles."""
+        """Return None if the cooling devices that lower clocks can be read, else the reason."""
         folder = self._root / "sys/class/thermal"
         self._cooling = {
             f"{text(device / 'type')} {device.name}": KernelFile(device / "cur_state")
@@ -52,7 +52,7 @@ class Throttle:
         return None
 
     def sample(self) -> Iterator[Sample]:
-        """Yield both masks; raise OSError or ValueError for an unreadable file."""
+        """Yield both masks; raise OSError or ValueError if a file is unreadable."""
         for metric, mask in self._masks().items():
             yield Sample(time.monotonic_ns(), metric, float(mask), self.name)
 

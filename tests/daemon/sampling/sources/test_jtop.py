@@ -219,7 +219,7 @@ def test_a_total_that_became_another_is_left_out_and_named(other, fake):
     assert [(sample.metric, sample.rail, sample.value) for sample in samples[:2]] == [
         (metric, rail, value) for metric, rail, value in other["values"]
     ]
-    assert "they were VDD_IN as total beside VDD_SOC" in str(error)
+    assert "they were VDD_IN as total, and VDD_SOC" in str(error)
 
 
 BOARD = {

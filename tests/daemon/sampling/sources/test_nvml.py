@@ -199,7 +199,7 @@ def test_history_is_given_once_and_in_order(fake):
     ("settings", "device", "reason"),
     [
         ({"fail": 3}, FIRST, "as on a Jetson Orin; use ina3221"),
-        (ORIN, FIRST, "NVML gives neither power nor load of GPU-0000.*; use ina3221"),
+        (ORIN, FIRST, "NVML reports neither power nor load for GPU-0000.*; use ina3221"),
         ({"fail": 15}, FIRST, "GPU is lost"),
         ({"fail__nvmlDeviceGetTemperature": 999}, FIRST, "gpu_temp_c of GPU-0000.*: Unknown Error"),
         ({"mig": 1}, FIRST, "partitioned by MIG; .* disable MIG"),
