@@ -1,4 +1,4 @@
-"""The limits that control groups set to this process: those of its own group and of all around it, versions 1 and 2."""
+"""Limits on this process from its own control group and all enclosing ones, in cgroup versions 1 and 2."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from benchd.daemon.machine.sysfs import number, text
 
 
 def folders(root: Path, controller: str) -> tuple[list[Path], bool]:
-    """Return the groups of a controller, the innermost first, and whether they are of version 1; none without any."""
+    """Return the groups of a controller, innermost first (empty if none), and whether they use cgroup version 1."""
     lines = (line.split(":", 2) for line in (text(root / "proc/self/cgroup") or "").splitlines())
     own = {name: Path(path[1:]) for _, controllers, path in lines for name in controllers.split(",")}
     is_older, mounted = controller in own, root / "sys/fs/cgroup"
@@ -18,13 +18,13 @@ def folders(root: Path, controller: str) -> tuple[list[Path], bool]:
 
 
 def quota_cpus(root: Path = Path("/")) -> float | None:
-    """Return how many CPUs' time the tightest quota leaves, None without one."""
+    """Return the number of CPUs allowed by the tightest quota, or None without a quota."""
     shares = [quota / period for folder in folders(root, "cpu")[0] for quota, period in _quota(folder)]
     return min(shares, default=None)
 
 
 def _quota(folder: Path) -> Iterator[tuple[int, int]]:
-    """Yield the quota of a group and its period in microseconds, nothing without one."""
+    """Yield the group's quota and its period in microseconds, or nothing without a quota."""
     quota, _, period = (text(folder / "cpu.max") or "").partition(" ")
     older = number(folder / "cpu.cfs_quota_us"), number(folder / "cpu.cfs_period_us")
     if quota.isdigit() and period.isdigit():
@@ -34,5 +34,5 @@ def _quota(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def limited(root: Path = Path("/")) -> list[Path]:
-    """Return the files that count how often a quota stopped this process, one for each group that has a quota."""
+    """Return the files that count how often a quota stopped this process, one per group with a quota."""
     return [folder / "cpu.stat" for folder in folders(root, "cpu")[0] if any(_quota(folder))]

@@ -1,4 +1,4 @@
-"""The machine and software of a measurement, read from /proc, /sys, /etc and two vendor tools; no torch."""
+"""The hardware and software environment of a measurement, from /proc, /sys, /etc and two vendor tools; no torch."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ DISTRIBUTIONS = (
     "msgspec",
     *(name for package in PACKAGES.values() for name in package.distributions),
 )
-# The wheels that contain a library, and the package that does if torch uses the system's, as on a Jetson.
+# The wheels that contain a library, and the system package that torch uses instead, as on a Jetson.
 LIBRARIES = {
     "cuda": (("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"), r"cuda-cudart-\d+-\d+"),
     "cudnn": (("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), r"libcudnn\d+(-cuda-\d+)?"),
@@ -43,9 +43,9 @@ SOURCES = "benchd_sources"
 PLAIN = ("fingerprint", "threads", "temperature_c", "cooling", "load", "command", "affinity")
 """The fields of an Environment outside the first part of its fingerprint."""
 
-TOOL_TIMEOUT_S = 10.0  # of nvidia-smi, nvpmodel, and systemctl, whose bus may hang
-OFF_MILLIDEGREES = -200_000  # a unit that is off reads -256 degrees
-# LD_LIBRARY_PATH has only folders; `software` names the libraries that it leads to.
+TOOL_TIMEOUT_S = 10.0  # for nvidia-smi, nvpmodel and systemctl, whose bus may hang
+OFF_MILLIDEGREES = -200_000  # a unit that is powered off reads -256 degrees
+# LD_LIBRARY_PATH contains only folders; `software` lists the libraries found there.
 _VARIABLES = re.compile(
     r"(G?OMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|ATEN|ORT|OV|OPENVINO|CUDA|CUDNN|CUBLAS|TRITON|MALLOC|TCMALLOC|MIMALLOC|TBB)_\w+|"
     r"(PY)?TORCH\w*|PYTHON(MALLOC|DEVMODE|OPTIMIZE|_GIL|_JIT)|NVIDIA_TF32_OVERRIDE|_RJEM_MALLOC_CONF|(HEAP|CPU)PROFILE|"
@@ -54,13 +54,13 @@ _VARIABLES = re.compile(
 _LEFT_OUT = re.compile(
     r"_(DIR|HOME|PATH|ROOT|KEY|PW|PASS|SAS|SIG)$|TOKEN|SECRET|PASSW|PASSPHRASE|PWD|AUTH|BEARER|COOKIE|CREDENTIAL"
 )
-_OPAQUE = re.compile(r"(?=[\w+-]*[0-9])(?=[\w+-]*[A-Za-z])[\w+-]{20,}")  # as no setting is, but every key or token
+_OPAQUE = re.compile(r"(?=[\w+-]*[0-9])(?=[\w+-]*[A-Za-z])[\w+-]{20,}")  # every key or token matches, no setting does
 _CREDENTIALS = re.compile(r"(?<=//)[^/\s]*@|[?#]\S*")
 _FOLDERS = re.compile(r"/?([^/\s:,;=]*/)+")
 _PACKAGE = re.compile(r"^Package: (\S+)\nStatus: install ok installed\n(?:.+\n)*?Version: (\S+)$", re.MULTILINE)
 _L4T = re.compile(r"# (R\d+) \(release\), REVISION: ([\d.]+)")
 
-# Each fact of the system: its file, and a pattern whose group is the value, "none" if that is empty.
+# The system settings, each with its file and a pattern whose group is the value ("none" if empty).
 _SYSTEM = {
     "microcode": ("proc/cpuinfo", r"^microcode\s*: (.+)$"),
     "hypervisor": ("proc/cpuinfo", r"^flags\s*:.*?(?:\b(hypervisor)\b.*)?$"),
@@ -74,17 +74,17 @@ _SYSTEM = {
     "numa_policy": ("proc/self/numa_maps", r"^\S+ (\S+)"),
     "numa_balancing": ("proc/sys/kernel/numa_balancing", r"(.+)"),
 }
-# Each limit of a cgroup: its file in version 2, and controller and file in version 1.
+# The cgroup limits, each with its file in version 2, and the controller and file in version 1.
 _LIMITS = {
     "cpuset": ("cpuset.cpus.effective", "cpuset", "cpuset.effective_cpus"),
     "memory_nodes": ("cpuset.mems.effective", "cpuset", "cpuset.effective_mems"),
     "memory_limit": ("memory.max", "memory", "memory.limit_in_bytes"),
     "memory_high": ("memory.high", "memory", "memory.soft_limit_in_bytes"),
 }
-_EFFECTIVE = ("cpuset", "memory_nodes")  # the innermost already heeds those around it
+_EFFECTIVE = ("cpuset", "memory_nodes")  # the innermost value already includes the limits of enclosing groups
 _UNLIMITED = ("max", "-1", "9223372036854")
 
-# CPU implementer and part of the main id register, as Arm publishes them in the cores' reference manuals.
+# CPU implementer and part number from the main id register, as published in Arm's core reference manuals.
 _ARM_CORES = {
     (0x41, 0xD03): "Cortex-A53",
     (0x41, 0xD04): "Cortex-A35",
@@ -128,8 +128,8 @@ def describe(
 ) -> Environment:
     """Return the environment of a measurement on `device` (cpu or cuda) with `threads` CPU threads.
 
-    `root` is the root of /proc, /sys and /etc, and `allocator` holds the settings of the worker's heap. `gpu_uuid` is
-    the measured GPU, the first if None. Unknown values are None; a worker adds its variables and its software.
+    `root` is the root of /proc, /sys and /etc, and `allocator` the worker's heap settings. `gpu_uuid` is the measured
+    GPU, or the first if None. Unknown values are None; a worker adds its variables and its software.
     """
     policies, gpus = cpufreq_policies(root), gpu_nodes(root)
     gpu, driver, power_limit_w = _gpu(root, gpu_uuid)
@@ -174,19 +174,19 @@ def describe(
 
 
 def fingerprint(environment: Environment) -> str:
-    """Return 16 hex digits for what `comparable` returns, and after a dash 8 for the version and sources of benchd."""
+    """Return 16 hex digits for `comparable`, a dash, and 8 hex digits for the version and sources of benchd."""
     benchd = [environment.versions.get("benchd"), environment.software.get(SOURCES)]
     parts = (comparable(environment), 16), (benchd, 8)
     return "-".join(hashlib.sha256(msgspec.json.encode(part, order="sorted")).hexdigest()[:n] for part, n in parts)
 
 
 def comparable(environment: Environment) -> dict[str, Any]:
-    """Return what two environments share if their measurements may be compared.
+    """Return what must be equal in two environments for their measurements to be comparable.
 
-    Everything counts except benchd itself, which each record names and which a baseline exists to compare; memory below
-    a whole GiB, because firmware and kernel reserve a different amount at each boot, and so with swap, which zram makes
-    a share of it; the threads, which are the case's; what a moment determines (thermal state, load, command line,
-    affinity); and for the device cpu everything about the GPU.
+    This includes everything except benchd itself, which each record lists and which a baseline exists to compare;
+    memory and swap below a whole GiB, because firmware and kernel reserve a different amount at each boot, and zram
+    makes swap a share of memory; the threads, which belong to the case; momentary values (thermal state, load, command
+    line, affinity); and, for the device cpu, everything about the GPU.
     """
     facts = {name: value for name, value in msgspec.structs.asdict(environment).items() if name not in PLAIN}
     facts |= {name: -(-facts[name] // 2**30) for name in ("memory_bytes", "swap_bytes")}
@@ -198,7 +198,7 @@ def comparable(environment: Environment) -> dict[str, Any]:
 
 
 def _joined(values: Iterator[str | None]) -> str | None:
-    """Return the different values, in order, or None for none."""
+    """Return the distinct values in order, or None if there are none."""
     return ", ".join(dict.fromkeys(value for value in values if value)) or None
 
 
@@ -211,7 +211,7 @@ def _os_name(root: Path) -> str:
 
 
 def _board(root: Path) -> str | None:
-    """Return the device tree's model or DMI's, as `vendor product`."""
+    """Return the model from the device tree, or `vendor product` from DMI."""
     model = text(root / "proc/device-tree/model")
     if model:
         return model
@@ -235,7 +235,7 @@ def _soc(root: Path) -> str | None:
 
 
 def _cpu_model(root: Path) -> str:
-    """Return the model name; on ARM the kinds of cores, by name or, if unknown here, by id."""
+    """Return the model name; on ARM the core types by name or, if unknown here, by id."""
     cpuinfo = text(root / "proc/cpuinfo") or ""
     named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     if named and "CPU implementer" not in cpuinfo:
@@ -251,7 +251,7 @@ def _arm_core(implementer: str, part: str) -> str:
 
 
 def _machine(root: Path) -> str:
-    """Return what this machine is to its programs: an emulator shows the host's files and its own uname."""
+    """Return the architecture that programs see: an emulator shows the host's files but its own uname."""
     arch = None if root == Path("/") else text(root / "proc/sys/kernel/arch")
     return arch or os.uname().machine
 
@@ -277,27 +277,27 @@ def _l4t(root: Path) -> str | None:
 def _gpu(root: Path, uuid: str | None) -> tuple[str | None, str | None, float | None]:
     """Return an NVIDIA GPU, its driver and its power limit in watts; on a Tegra its SoC and the L4T release, if known.
 
-    There nvidia-smi, where it answers at all, names the GPU differently in each release.
+    On a Tegra nvidia-smi, where it works at all, gives the GPU a different name in each release.
     """
     soc, release = _soc(root) or _found(root / "proc/sys/kernel/osrelease", "(tegra)") or "", _l4t(root)
     if soc.startswith("tegra"):
         return f"{soc} integrated GPU", release and f"L4T {release}", None
-    chosen = [f"--id={uuid}"] if uuid else []  # unlike CUDA it ignores CUDA_VISIBLE_DEVICES
+    chosen = [f"--id={uuid}"] if uuid else []  # unlike CUDA, nvidia-smi ignores CUDA_VISIBLE_DEVICES
     query = tool_output("nvidia-smi", *chosen, "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader")
     fields = [field.strip() for field in (query or "").partition("\n")[0].split(",")]
     return (fields[0], fields[1], _watts(fields[2])) if len(fields) == 3 else (None, None, None)
 
 
 def _watts(name: str | None) -> float | None:
-    """Return the watts in `450.00 W` or in the name of a power mode, None if it has none, such as MAXN."""
+    """Return the watts in `450.00 W` or in the name of a power mode; None for a name without watts, such as MAXN."""
     match = re.search(r"(\d+(?:\.\d+)?) ?W", name or "")
     return float(match[1]) if match else None
 
 
 def tool_output(*command: str) -> str | None:
-    """Return a tool's output, whatever its exit status; None if it is absent or hangs.
+    """Return a tool's output, whatever its exit status; None if it is missing or hangs.
 
-    `nvpmodel -q` prints the mode for an ordinary user and then fails at what only root may read.
+    `nvpmodel -q` prints the mode for an ordinary user, then fails on something only root can read.
     """
     try:
         done = subprocess.run(
@@ -309,7 +309,7 @@ def tool_output(*command: str) -> str | None:
 
 
 def power_mode_of(root: Path) -> str | None:
-    """Return nvpmodel's mode, else the firmware's profile, None if neither is known."""
+    """Return nvpmodel's mode, else the firmware's profile, or None if neither is known."""
     match = re.search(r"^NV Power Mode: *(.+)$", tool_output("nvpmodel", "-q") or "", re.MULTILINE)
     return match[1].strip() if match else text(root / "sys/firmware/acpi/platform_profile")
 
@@ -317,7 +317,7 @@ def power_mode_of(root: Path) -> str | None:
 def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool | None:
     """Return whether the device's clocks are locked; None if that cannot be known, as for a desktop GPU.
 
-    Locked means that minimum and maximum are equal, as jetson_clocks sets them: the governor then has no choice.
+    Locked means that minimum and maximum are equal, as set by jetson_clocks, which leaves the governor no choice.
     """
     if not policies or (device != "cpu" and not gpus):
         return None
@@ -327,7 +327,7 @@ def _clocks_locked(device: str, gpus: list[Path], policies: list[Path]) -> bool 
 
 
 def _thermal(root: Path, kind: str, file: str, least: int) -> dict[str, int]:
-    """Return by type the highest value above `least` of the kernel's thermal zones or cooling devices."""
+    """Return the highest value above `least` of the kernel's thermal zones or cooling devices, by type."""
     readings: dict[str, int] = {}
     for entry in sorted((root / "sys/class/thermal").glob(f"{kind}*")):
         name, value = text(entry / "type"), number(entry / file)
@@ -339,8 +339,8 @@ def _thermal(root: Path, kind: str, file: str, least: int) -> dict[str, int]:
 def variables(given: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables in `given` that change how a worker computes, except the settings in `ours`.
 
-    Names of secrets and of folders are left out, and so are the folders in a value. What looks like a key in a value is
-    replaced by a hash, except the GPUs in CUDA_VISIBLE_DEVICES.
+    Variables with secrets or folders are left out, and folders in a value are removed. Anything in a value that looks
+    like a key is replaced by a hash, except the GPUs in CUDA_VISIBLE_DEVICES.
     """
     names = (name for name in sorted(given) if _VARIABLES.fullmatch(name) and not _LEFT_OUT.search(name))
     return {name: _public(name, given[name]) for name in names if given[name] != ours.get(name)}
@@ -356,7 +356,7 @@ def _hashed(match: re.Match[str]) -> str:
 
 
 def without_credentials(word: str) -> str:
-    """Return a word of a command line as UTF-8 can hold it; a URL is without its user, password and query."""
+    """Return a command line word as valid UTF-8, with user, password and query removed if it is a URL."""
     word = word.encode(errors="surrogateescape").decode(errors="replace")
     return _CREDENTIALS.sub("", word) if "://" in word else word
 
@@ -368,13 +368,13 @@ def _without_folders(value: str) -> str:
 
 
 def _found(file: Path, pattern: str) -> str | None:
-    """Return the first match's group, "none" if it is empty; None without a match or a file."""
+    """Return the group of the first match ("none" if empty); None without a match or a file."""
     match = re.search(pattern, text(file) or "", re.MULTILINE)
     return (match[1] or "none") if match else None
 
 
 def _system(root: Path) -> dict[str, str]:
-    """Return how kernel, firmware and cgroup are set, and what the kernel does about each vulnerability of the CPU."""
+    """Return the settings of kernel, firmware and cgroup, and the kernel's mitigations of CPU vulnerabilities."""
     settings = {name: _found(root / file, pattern) for name, (file, pattern) in _SYSTEM.items()}
     flaws = {file.name: text(file) for file in (root / "sys/devices/system/cpu/vulnerabilities").glob("*")}
     settings |= {name: flaws[name] for name in sorted(flaws) if flaws[name] != "Not affected"}
@@ -382,7 +382,7 @@ def _system(root: Path) -> dict[str, str]:
 
 
 def _limits(root: Path) -> dict[str, str | None]:
-    """Return the limits of this process's cgroup and of those around it, "none" without any."""
+    """Return the limits of this process's cgroup and all enclosing ones, "none" if unlimited."""
     quota_cpus = cgroup.quota_cpus(root)
     none = "none" if cgroup.folders(root, "cpu")[0] else None
     by_name: dict[str, str | None] = {"cpu_limit": none if quota_cpus is None else f"{quota_cpus:g} CPUs"}
@@ -405,7 +405,7 @@ def _versions(packages: Mapping[str, str]) -> dict[str, str]:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of a distribution, None if it is not installed."""
+    """Return the version of a distribution, or None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -27,24 +27,24 @@ def _folder(of_service: str, of_user: str, at_home: str) -> Path:
 
 
 def _home() -> Path:
-    """Return the user's home, or for a user without one, as in a container, a folder among the temporary files.
+    """Return the user's home; for a user without one, as in a container, a temporary folder.
 
-    What is loaded from it runs, so it must be this user's alone: raises PermissionError if it is not.
+    Code is loaded from it, so raises PermissionError unless it belongs to this user alone.
     """
-    with suppress(RuntimeError):  # no HOME, and no entry in passwd
+    with suppress(RuntimeError):  # no HOME, and no passwd entry
         return Path.home()
     made = Path(tempfile.gettempdir()) / f"benchd-{os.geteuid()}"
     with suppress(FileExistsError):
         made.mkdir(mode=0o700)
     status = made.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        reason = "not a folder of this user alone, who has no home: set HOME to a folder"
+        reason = "not owned by this user alone, who has no home: set HOME to a folder"
         raise PermissionError(errno.EACCES, reason, str(made))
     return made
 
 
 def user() -> str:
-    """Return the name of the user whose folders these are, or the number of one without a name, as in a container."""
+    """Return the name of the user whose folders are used, or the user id if it has no name, as in a container."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -57,7 +57,7 @@ def artifacts() -> Path:
 
 
 def file_id(path: Path) -> tuple[int, int] | None:
-    """Return what tells the file at this path from another one that is put there, None without a file."""
+    """Return what distinguishes the file at this path from a later one at the same path; None without a file."""
     try:
         status = path.stat()
     except OSError:
@@ -66,7 +66,7 @@ def file_id(path: Path) -> tuple[int, int] | None:
 
 
 def sync(path: Path) -> None:
-    """Write a file, or the entries of a folder, through to the disk, so that a power cut does not take it."""
+    """Flush a file, or a folder's entries, to disk, so that they survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -75,7 +75,7 @@ def sync(path: Path) -> None:
 
 
 def replace(path: Path, parts: Iterable[bytes | memoryview], mode: int | None = None) -> None:
-    """Replace the file, or create it, once all of it is written, even if others do so meanwhile; raise OSError."""
+    """Replace or create the file once all of it is written, even if others do the same meanwhile; raise OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
         part = Path(folder) / "part"
@@ -87,7 +87,7 @@ def replace(path: Path, parts: Iterable[bytes | memoryview], mode: int | None = 
 
 
 def write_through(path: Path, content: bytes) -> None:
-    """Replace a file that only this process writes; when this returns, a power cut takes nothing. Raises OSError."""
+    """Replace a file that only this process writes; once this returns, it survives a power cut. Raises OSError."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
         file.write(content)
@@ -98,6 +98,6 @@ def write_through(path: Path, content: bytes) -> None:
 
 
 def listed(folder: Path) -> list[tuple[str, int, int]]:
-    """Return name, size in bytes and time of change in ns of each file below a folder, in order; raise OSError."""
+    """Return the name, size in bytes and modification time in ns of each file below a folder, sorted; raise OSError."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [(str(path), status.st_size, status.st_mtime_ns) for path in files for status in [path.stat()]]

@@ -23,14 +23,14 @@ _REMEDIES = {
 
 
 class Gpu(NamedTuple):
-    """A card as NVML lists it, in the order of the PCI bus."""
+    """A GPU as NVML lists it, in PCI bus order."""
 
     uuid: str
     name: str
 
 
 def open_nvml() -> ModuleType:
-    """Return pynvml with its library initialised; raise NotAvailable with what to install or do."""
+    """Return pynvml with NVML initialised; raise NotAvailable with what to install or do."""
     try:
         nvml = importlib.import_module("pynvml")
     except ModuleNotFoundError as error:
@@ -39,7 +39,7 @@ def open_nvml() -> ModuleType:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         remedy = _REMEDIES.get(error.value, "check whether `nvidia-smi` works")
-        raise NotAvailable(f"NVML does not start ({error}); {remedy}") from error
+        raise NotAvailable(f"NVML failed to initialise ({error}); {remedy}") from error
     return nvml
 
 
@@ -53,7 +53,7 @@ def check(device: str) -> str:
 def cuda_uuid(device: str) -> str:
     """Return the full UUID of a device as CUDA would number it in this environment.
 
-    Raises NotAvailable if the GPU or NVML is missing, and UsageError for what `check` refuses.
+    Raises NotAvailable if the GPU or NVML is missing, and UsageError if `check` rejects the device.
     """
     check(device)
     nvml = open_nvml()
@@ -68,7 +68,7 @@ def cuda_uuid(device: str) -> str:
 
 
 def utilization_percent(uuid: str) -> float:
-    """Return the share of NVML's last sampling period with a kernel running on this GPU; raise NotAvailable."""
+    """Return the share of NVML's last sampling period in which this GPU ran a kernel; raise NotAvailable."""
     nvml = open_nvml()
     try:
         return float(nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByUUID(uuid)).gpu)
@@ -79,10 +79,10 @@ def utilization_percent(uuid: str) -> float:
 
 
 def measured(device: str) -> str | None:
-    """Return the UUID of the GPU that `device` means; None if NVML cannot tell and no particular one was requested.
+    """Return the UUID of the GPU `device`; None if NVML cannot tell and no particular GPU was requested.
 
-    Also None on a Tegra: its one GPU has no NVML, or a UUID without the `GPU-` that CUDA_VISIBLE_DEVICES expects.
-    Raises what `cuda_uuid` raises for `cuda:N` and for a UUID.
+    Also None on a Tegra: NVML does not list its GPU, or gives a UUID without the `GPU-` that CUDA_VISIBLE_DEVICES
+    expects. Raises the errors of `cuda_uuid` for `cuda:N` or a UUID.
     """
     try:
         uuid = cuda_uuid("cuda" if device == "auto" else device)
@@ -94,7 +94,7 @@ def measured(device: str) -> str | None:
 
 
 def choose(gpus: Sequence[Gpu], device: str, environ: Mapping[str, str]) -> str:
-    """Return the UUID of `device` among these; raise as `cuda_uuid` does."""
+    """Return the UUID of `device` among `gpus`; raise the errors of `cuda_uuid`."""
     if device.startswith("MIG-"):
         raise NotAvailable(f"{device}: {NO_MIG}")
     if device.startswith("GPU-"):
@@ -113,8 +113,8 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """Return the GPUs that CUDA would show under `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`, in its order.
 
     As in CUDA, the list ends at the first entry that is not a GPU or mixes indices with UUIDs, and is empty if a GPU is
-    named twice (CUDA programming guide, environment variables). Raises NotAvailable for MIG instances, and for indices
-    into different models of cards unless they are ordered by bus.
+    listed twice (CUDA programming guide, environment variables). Raises NotAvailable for MIG instances, and for indices
+    with different GPU models unless they are ordered by bus.
     """
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
@@ -146,7 +146,7 @@ def _by_index(gpus: Sequence[Gpu], listed: str, environ: Mapping[str, str]) -> l
 
 
 def _counted(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
-    """Return them as CUDA numbers them; only CUDA knows which of different cards it considers fastest."""
+    """Return the GPUs in CUDA's order; only CUDA knows which of several models it considers fastest."""
     if environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1:
         raise NotAvailable("CUDA numbers different GPUs from the fastest; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return list(gpus)
@@ -161,7 +161,7 @@ def _unique(gpus: Sequence[Gpu], start: str) -> str:
 
 
 def mismatch(sampled: str, ran_on: str) -> str | None:
-    """Return why the readings of GPU `sampled` do not apply to a case that ran on another GPU, None if it is the same.
+    """Return why the readings of GPU `sampled` do not apply to a case run on another GPU, or None if it is the same.
 
     torch reports UUIDs without `GPU-`.
     """

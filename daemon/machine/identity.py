@@ -1,4 +1,4 @@
-"""The machine's identity, stable over boots and equal for every user, and the id of this boot."""
+"""The machine's identity, which stays the same across boots and users, and the id of this boot."""
 
 import hashlib
 import re
@@ -32,22 +32,22 @@ _PLACEHOLDERS = {
 
 
 def device_id(configured: str | None, root: Path = Path("/")) -> str:
-    """Return the configured id, else the host name and six hex digits of a hash of the board's serial.
+    """Return the configured id, else the host name and six hex digits of a hash of the board's serial number.
 
-    Neither the host name nor /etc/machine-id suffices: boards flashed from one image share both. Raises UsageError
-    for a configured id that cannot be a topic level.
+    The host name and /etc/machine-id do not suffice: boards flashed from one image share them. Raises UsageError for a
+    configured id that cannot be a topic level.
     """
     if configured is not None:
         return checked(configured)
     host = text(root / "proc/sys/kernel/hostname") or socket.gethostname()
     slug = re.sub(r"[^a-z0-9]+", "-", host.partition(".")[0].lower()).strip("-")[:40] or "device"
-    # A sandbox may hide every serial; then only the host name is left.
+    # A sandbox may hide every serial number, which leaves only the host name.
     serial = next(_serials(root), host)
     return f"{slug}-{hashlib.sha256(serial.encode()).hexdigest()[:6]}"
 
 
 def checked(name: str, what: str = "device id") -> str:
-    """Return the name; raise UsageError unless it is a lower-case slug of `a-z 0-9 _ -`, one level of a topic."""
+    """Return the name; raise UsageError unless it is a lower-case slug of `a-z 0-9 _ -`, a valid topic level."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
         raise UsageError(
             f"{what} {name!r}: use lower-case letters, digits, '-' and '_', starting with a letter or digit"
@@ -56,7 +56,7 @@ def checked(name: str, what: str = "device id") -> str:
 
 
 def boot_id(root: Path = Path("/")) -> str:
-    """Return the kernel's id of this boot: CLOCK_MONOTONIC stamps compare only within one."""
+    """Return the kernel's id of this boot; CLOCK_MONOTONIC stamps are comparable only within one boot."""
     identifier = text(root / "proc/sys/kernel/random/boot_id")
     if identifier is None:
         raise NotAvailable("/proc/sys/kernel/random/boot_id cannot be read; benchd needs Linux with /proc mounted")
@@ -64,13 +64,13 @@ def boot_id(root: Path = Path("/")) -> str:
 
 
 def is_placeholder(value: str) -> bool:
-    """Return whether this is a vendor placeholder for a serial or a name."""
+    """Return whether this is a vendor's placeholder for a serial number or a name."""
     digits = re.sub(r"[^0-9a-z]", "", value.lower())
     return value.strip().lower() in _PLACEHOLDERS or len(set(digits)) < 2
 
 
 def _serials(root: Path) -> Iterator[str]:
-    """Yield candidates that identify this board, best first."""
+    """Yield candidate serial numbers of this board, best first."""
     dmi = root / "sys/class/dmi/id"
     files = [root / "proc/device-tree/serial-number", dmi / "product_uuid", dmi / "board_serial"]
     serials = [text(file) for file in files if _readable_by_all(file)]
@@ -79,7 +79,7 @@ def _serials(root: Path) -> Iterator[str]:
 
 
 def _readable_by_all(file: Path) -> bool:
-    # A source that only root may read would give the service and a shell user two ids for one machine.
+    # A source that only root can read would give the service and a shell user different ids for the same machine.
     try:
         return bool(file.stat().st_mode & 0o004)
     except OSError:
@@ -87,7 +87,7 @@ def _readable_by_all(file: Path) -> bool:
 
 
 def _macs(root: Path) -> Iterator[str | None]:
-    """Yield the addresses of built-in network cards, except those set or made up at boot."""
+    """Yield the addresses of built-in network cards, except those set or generated at boot."""
     for card in sorted((root / "sys/class/net").glob("*")):
         device = card / "device"
         plugged_in = any(part.startswith("usb") for part in device.resolve().parts)

@@ -1,4 +1,4 @@
-"""How this benchd was installed, and so the line that adds one of its extras."""
+"""How this benchd was installed, and the command that adds an extra to it."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 
 def adding(extra: str) -> str:
-    """Return the command that adds this extra here: by pip, pipx or uv, from the checkout, the wheel or an index."""
+    """Return the command that adds this extra here: with pip, pipx or uv, from the checkout, the wheel or an index."""
     distribution = next(iter(distributions(name="benchd")), None)
     origin = json.loads((distribution and distribution.read_text("direct_url.json")) or "{}")
     url = urlsplit(origin.get("url", ""))
@@ -19,6 +19,6 @@ def adding(extra: str) -> str:
         return shlex.join(["pipx", "install", "--force", *what])
     if (Path(sys.prefix) / "uv-receipt.toml").exists():
         return shlex.join(["uv", "tool", "install", "--force", *what])
-    if not any(distributions(name="pip")):  # to find its spec would have setuptools put the old distutils in place
+    if not any(distributions(name="pip")):  # find_spec("pip") would make setuptools install the old distutils
         return shlex.join(["uv", "pip", "install", "--python", sys.executable, *what])
     return shlex.join([sys.executable, "-m", "pip", "install", *what])

@@ -1,4 +1,4 @@
-"""Reads a child's pipe: JSON lines, each a message or rubbish."""
+"""Reads JSON lines from a child's pipe; each line is a message or rubbish."""
 
 import os
 from contextlib import suppress
@@ -6,14 +6,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-MOST_BYTES = 2**24  # of one line
-READ_BYTES = 2**16  # at once: who writes without a pause keeps its reader from nothing else
+MOST_BYTES = 2**24  # per line
+READ_BYTES = 2**16  # per call: a child that writes without pause must not keep the reader from its other work
 
 T = TypeVar("T")
 
 
 class Rubbish(NamedTuple):
-    """The beginning of a line that is not a message."""
+    """The beginning of a line that is not a valid message."""
 
     line: bytes
 
@@ -24,7 +24,7 @@ class Rubbish(NamedTuple):
 class Lines(Generic[T]):
     """Reads the messages that have arrived at a pipe's read end, without waiting for more.
 
-    `ended` means that the other end is closed; an incomplete last line is then dropped.
+    `ended` is set once the other end is closed; an incomplete last line is then dropped.
     """
 
     def __init__(self, fd: int, decoder: msgspec.json.Decoder[T], most_bytes: int = MOST_BYTES) -> None:
@@ -38,7 +38,7 @@ class Lines(Generic[T]):
         return self._fd
 
     def read(self) -> list[T | Rubbish]:
-        """Return the messages of complete lines; an incomplete one waits for its rest, and the next call for more."""
+        """Return the messages in complete lines; the rest stays for the next call."""
         read = b""
         with suppress(BlockingIOError):
             while not self.ended and len(read) < READ_BYTES:

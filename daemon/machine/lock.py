@@ -20,7 +20,7 @@ from benchd.daemon.machine.sysfs import text
 NAME = "benchd.lock"
 FOLDER_VARIABLE = "BENCHD_LOCK_DIR"
 ACTIVITY = Path("/run/benchd/activity.json")
-SERVICE = "service.lock"  # of whoever writes a state folder
+SERVICE = "service.lock"  # held by the process that writes a state folder
 MODE = 0o644
 RUN_LOCK = Path("/run/lock")
 FREE_POLL_S = 0.5
@@ -45,19 +45,19 @@ class Busy(NotAvailable):
 
 
 class Activity(Struct):
-    """What the service measures now, and when it ends at the latest, on CLOCK_MONOTONIC."""
+    """What the service is measuring, and when it will end at the latest, on CLOCK_MONOTONIC."""
 
     case_id: str
     ends_s: float
 
 
 class MachineLock:
-    """Holds the lock over a `with` block; entering raises Busy, with the holder's name, if it is taken.
+    """Holds the lock for a `with` block; entering raises Busy, with the holder's name, if it is taken.
 
-    With `waiting` it waits for the holder instead, and reports that there once.
+    If `waiting` is given, entering waits for the holder instead and reports that there once.
 
-    The file remains, readable for all, so that later processes of any user lock the same one. The lock ends with the
-    process that holds it, however that ends.
+    The file remains, readable by everyone, so that later processes of any user lock the same file. The lock is released
+    when the process that holds it ends, however that happens.
     """
 
     def __init__(self, path: Path | None = None, waiting: TextIO | None = None) -> None:
@@ -96,13 +96,13 @@ class MachineLock:
         os.close(self._fd)
 
     def _open(self) -> int:
-        """Open the file for reading; create it if absent, but never replace another user's."""
+        """Open the file for reading; create it if missing, but never replace another user's."""
         try:
-            with suppress(FileExistsError):  # as nearly always
+            with suppress(FileExistsError):  # almost always
                 fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
                 os.fchmod(fd, MODE)  # regardless of the umask
                 os.close(fd)
-            # does not block if somebody has put a named pipe there
+            # O_NONBLOCK, in case somebody has put a named pipe there
             return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise NotAvailable(
@@ -120,7 +120,7 @@ def _busy(holder: str, path: Path) -> Busy:
 
 
 def _holder(file: os.stat_result) -> str | None:
-    """Return a description of the process that /proc/locks names for this file, None if it names none."""
+    """Return a description of the process that /proc/locks lists for this file, or None if it lists none."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for line in (text(Path("/proc/locks")) or "").splitlines():
         fields = line.split()
@@ -132,7 +132,7 @@ def _holder(file: os.stat_result) -> str | None:
 
 
 def _doing(path: Path = ACTIVITY) -> str:
-    """Return what the service reports it is measuring, empty if nothing or if that is over."""
+    """Return what the service reports it is measuring; empty if it measures nothing or that has ended."""
     try:
         activity = msgspec.json.decode(text(path) or "", type=Activity)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""How much of the CPUs other processes use, and what is done about it before anything is measured."""
+"""How much CPU time other processes use, and what to do about it before a measurement."""
 
 import os
 import select
@@ -11,10 +11,10 @@ from typing import TextIO
 
 from benchd.daemon.machine.ticker import show
 
-FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU already slows threads that wait for each other
+FOREIGN_CPUS = 0.25  # used by other processes; less than one CPU is enough to slow threads that wait for each other
 STEP_S, SAY_S = 1.0, 10.0
-LOOK_S = 0.2  # 20 ticks of the CPUs' accounting
-ASKED_QUIET_S = 5.0  # for which a person who chose to wait has the CPUs left alone
+LOOK_S = 0.2  # 20 ticks of CPU accounting
+ASKED_QUIET_S = 5.0  # how long the CPUs must be quiet for a user who chose to wait
 QUESTION = "w: wait until the CPUs are quiet, g: go on, s: stop"
 
 
@@ -22,9 +22,9 @@ QUESTION = "w: wait until the CPUs are quiet, g: go on, s: stop"
 class Start:
     """What a session waits for before it measures.
 
-    With `waiting` it waits until nobody else measures the machine, and reports that there; then until other processes
-    have left the CPUs alone for `quiet_s`. Without that it says on `out` that the machine is busy, and asks what to do
-    if `answers` is a person's terminal.
+    If `waiting` is given, the session waits there until no other process measures on this machine, then until other
+    processes have left the CPUs alone for `quiet_s`. Otherwise it reports on `out` that the machine is busy, and asks
+    what to do if `answers` is a terminal.
     """
 
     waiting: TextIO | None = None
@@ -34,18 +34,18 @@ class Start:
 
 
 class ForeignUse:
-    """The CPU time of other processes since this object was made; children count as this process once they ended."""
+    """The CPU time of other processes since this object was created; ended children count as this process."""
 
     def __init__(self) -> None:
         self._begun_s, self._begun_used_s = time.monotonic(), _foreign_s()
 
     def cpus(self) -> float:
-        """Return the mean number of CPUs that others have used."""
+        """Return the mean number of CPUs that other processes have used."""
         return max(0.0, (_foreign_s() - self._begun_used_s) / (time.monotonic() - self._begun_s))
 
 
 def settle(start: Start, wake: socket.socket, is_over: Callable[[], bool]) -> None:
-    """Wait, say that the machine is busy, or ask what to do, as `start` says; the socket `wake` ends a question.
+    """Wait, report that the machine is busy, or ask what to do, according to `start`; `wake` interrupts a question.
 
     Raises KeyboardInterrupt if the answer is to stop.
     """
@@ -66,7 +66,7 @@ def settle(start: Start, wake: socket.socket, is_over: Callable[[], bool]) -> No
 
 
 def _answer(answers: TextIO, out: TextIO, wake: socket.socket) -> str:
-    """Ask until the answer is one of w, g and s; the end of the input, or a signal, is s."""
+    """Ask until the answer is w, g or s; the end of input or a signal counts as s."""
     show(out, "")
     while True:
         out.write(f"{QUESTION}\n")
@@ -79,9 +79,9 @@ def _answer(answers: TextIO, out: TextIO, wake: socket.socket) -> str:
 
 
 def wait_until_quiet(quiet_s: float, out: TextIO | None, is_over: Callable[[], bool]) -> None:
-    """Return once others have used at most FOREIGN_CPUS in every second of `quiet_s`, or `is_over`.
+    """Return once other processes have used at most FOREIGN_CPUS in each second of `quiet_s`, or once `is_over`.
 
-    `out` gets a line at the start, and one in ten seconds while they use more.
+    `out` gets a line at the start, and every ten seconds while they use more.
     """
     if quiet_s <= 0 or out is None:
         return
@@ -101,6 +101,6 @@ def wait_until_quiet(quiet_s: float, out: TextIO | None, is_over: Callable[[], b
 
 
 def _foreign_s() -> float:
-    """Return how long the CPUs of this machine have worked for others since it booted, together."""
+    """Return the total CPU time of other processes since boot, over all CPUs."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])

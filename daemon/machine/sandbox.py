@@ -1,6 +1,6 @@
 """Which devices the installed unit blocks and by which option, and the service's status.
 
-Reads the unit and its drop-ins under /etc/systemd/system as systemd does: each file adds to a list, and an empty value
+Reads the unit and its drop-ins in /etc/systemd/system as systemd does: each file adds to a list, and an empty value
 clears it. Sources: systemd.exec(5), systemd.resource-control(5).
 """
 
@@ -18,8 +18,8 @@ from benchd.daemon.machine.sysfs import text
 
 NAME = "benchd.service"
 UNIT = f"etc/systemd/system/{NAME}"
-# what CUDA opens for a desktop GPU and for an integrated one (L4T 35 and 36), WSL's node, jtop's socket, and the energy
-# counters of a CPU
+# what CUDA opens for a desktop GPU and for an integrated one (L4T 35 and 36), the WSL node, jtop's socket, and a CPU's
+# energy counters
 WANTED = (
     "dev/nvidia[0-9]*",
     "dev/nvidiactl",
@@ -38,15 +38,15 @@ WANTED = (
     "run/jtop.sock",
     "sys/class/powercap/*/energy_uj",
 )
-READ_ALONE = ("nvmap", "energy_uj")  # by name; the others need write access too
+READ_ALONE = ("nvmap", "energy_uj")  # by name; the rest also need write access
 YES = {"yes", "true", "1", "on"}
-ROOT = 0  # a group that no service joins
+ROOT = 0  # the service never joins this group
 Options = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
 class Access:
-    """The service's access to a path: `reason` is None or names the blocking option, `remedy` is the line to add."""
+    """The service's access to a path: `reason` is None or the blocking option, `remedy` is the line to add."""
 
     path: Path
     reason: str | None = None
@@ -67,10 +67,10 @@ def hidden(node: Path, root: Path = Path("/")) -> Access | None:
 
 
 def status(root: Path = Path("/")) -> tuple[str, str] | None:
-    """Return the service's state and its status line; None if systemd does not run, answer or know it."""
+    """Return the service's state and its status line; None if systemd does not run, respond or know it."""
     if not (root / "run/systemd/system").is_dir():
         return None
-    # no answer in a container or a chroot that sees the host's /run
+    # fails in a container or chroot that sees the host's /run
     shown = tool_output("systemctl", "show", NAME, "--property=LoadState,ActiveState,StatusText")
     properties = dict(line.split("=", 1) for line in (shown or "").splitlines() if "=" in line)
     return (properties["ActiveState"], properties["StatusText"]) if properties.get("LoadState") == "loaded" else None
@@ -116,7 +116,7 @@ def _hidden(path: Path, options: Options, names: dict[int, list[str]]) -> Access
     if (policy == "auto" and not allowed) or any(_allows(entry, path, drivers) for entry in allowed):
         return None
     node = drivers[0] if drivers else f"/dev/{path.name}"
-    return Access(path, f"DevicePolicy={policy}, and no DeviceAllow= names it", f"DeviceAllow={node} rw")
+    return Access(path, f"DevicePolicy={policy}, and no DeviceAllow= lists it", f"DeviceAllow={node} rw")
 
 
 def _allows(entry: str, path: Path, drivers: list[str]) -> bool:

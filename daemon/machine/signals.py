@@ -1,4 +1,4 @@
-"""Signals: as a byte on a socket, so that they wake a loop that waits in `select`, or as an interrupt."""
+"""Signals, delivered as a byte on a socket, which wakes a loop waiting in `select`, or as an interrupt."""
 
 import signal
 import socket
@@ -11,7 +11,7 @@ from types import FrameType
 def on_signals(
     numbers: Sequence[signal.Signals], take: Callable[[int, FrameType | None], None]
 ) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Pass these signals to `take` and write one byte each to the first socket; restore the old handlers afterwards.
+    """Pass these signals to `take` and write a byte for each to the first socket; finally restore the old handlers.
 
     A byte sent to the second socket wakes the loop from another thread.
     """
@@ -31,17 +31,17 @@ def on_signals(
 
 
 def ending() -> tuple[signal.Signals, ...]:
-    """Return the signals that end a run, including a lost remote shell unless nohup blocks that."""
+    """Return the signals that end a run, including a lost remote shell unless nohup blocks it."""
     is_held = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *([] if is_held else [signal.SIGHUP]))
 
 
 @contextmanager
 def as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt, once, for each other signal that ends a run, so that what was started ends too."""
+    """Raise KeyboardInterrupt once for any other signal that ends a run, so that child processes end too."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a lost shell's SIGHUP comes twice: from the kernel and from the shell
+        signal.signal(number, signal.SIG_IGN)  # SIGHUP of a lost shell comes twice: from the kernel and from the shell
         raise KeyboardInterrupt
 
     old = {number: signal.signal(number, interrupt) for number in ending() if number != signal.SIGINT}

@@ -1,6 +1,6 @@
 """Standard output and error without a reader, on a full disk or in an encoding that lacks a character.
 
-What cannot be written is discarded or escaped, and the work goes on.
+Output that cannot be written is discarded or escaped, and the work continues.
 """
 
 import codecs
@@ -13,7 +13,7 @@ from benchd.daemon.machine.ticker import Ticker
 
 STDOUT, STDERR = 1, 2
 ESCAPED = "benchd_escaped"
-"""How a stream writes a character that its encoding lacks: as JSON does, so that JSON stays JSON."""
+"""Error handler for a character that the encoding lacks: escapes it as JSON does, so that JSON stays valid."""
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
@@ -26,9 +26,9 @@ codecs.register_error(ESCAPED, _escaped)
 
 
 class Discarding(io.FileIO):
-    """A standard stream that discards what cannot be written any more, also of the children that inherit it.
+    """A standard stream that discards what can no longer be written, including output of children that inherit it.
 
-    A reader that leaves, as `| head` does, is no failure; a full disk is, and `failure` says so.
+    A reader that goes away, such as `| head`, is not a failure; a full disk is, and sets `failure`.
     """
 
     failure: str | None = None
@@ -48,13 +48,13 @@ class Discarding(io.FileIO):
 
 
 def lasting(stream: TextIO | None, descriptor: int, ticker: Ticker | None = None) -> tuple[TextIO, Discarding | None]:
-    """Return a stream to use in place of sys.stdout or sys.stderr, None if closed, and the file that it writes to.
+    """Return a stream to replace sys.stdout or sys.stderr (None if closed), and the file that it writes to.
 
-    A stream in memory is returned as it is: nobody reads it who could leave. The given stream, too, escapes from now on
-    what its encoding lacks. A terminal's `ticker` makes room for what is written.
+    An in-memory stream is returned unchanged: it has no reader to lose. The given stream also escapes characters that
+    its encoding lacks from now on. A terminal's `ticker` makes room for the output.
     """
     if stream is None:
-        _discard(descriptor)  # or the next file that is opened takes its place
+        _discard(descriptor)  # otherwise the next file to be opened would use this descriptor
         stream = open(descriptor, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     try:
         file = Discarding(stream.fileno(), "w", closefd=False)

@@ -1,4 +1,4 @@
-"""Small files under /proc, /sys and /etc: read once, or kept open and read repeatedly."""
+"""Small files in /proc, /sys and /etc: read once, or kept open and read repeatedly."""
 
 import os
 from pathlib import Path
@@ -8,16 +8,16 @@ THOR_GPU = "gpu-gpc-0"
 
 
 def text(path: Path) -> str | None:
-    """Return the file's text without surrounding blanks and NUL bytes; None if it is absent or unreadable."""
+    """Return the file's text without surrounding whitespace and NUL bytes; None if it is missing or unreadable."""
     try:
-        # Python turns EAGAIN, as from a thermal zone whose unit is off, into None instead of an error
+        # read_bytes returns None for EAGAIN, as from a thermal zone whose unit is powered off
         return (path.read_bytes() or b"").decode(errors="replace").strip("\0 \t\r\n") or None
     except OSError:
         return None
 
 
 def number(path: Path) -> int | None:
-    """Return the whole number in the file; None if it is absent, unreadable or not a number."""
+    """Return the whole number in the file; None if it is missing, unreadable or not a number."""
     try:
         return int(text(path) or "")
     except ValueError:
@@ -34,24 +34,24 @@ def cpufreq_policies(root: Path) -> list[Path]:
 
 
 def gpu_nodes(root: Path) -> list[Path]:
-    """Return the devfreq nodes of a Jetson's GPU: the part after the address differs between L4T releases.
+    """Return the devfreq nodes of a Jetson's GPU, whose name after the address differs between L4T releases.
 
-    A Thor has one for each clock domain, of which that of the graphics clusters counts.
+    A Thor has one node per clock domain, of which only that of the graphics clusters is returned.
     """
     nodes = sorted((root / GPU_CLOCKS).glob("*"))
     return [node for node in nodes if node.name.rpartition(".")[2] in ("ga10b", "gv11b", "gpu", THOR_GPU)]
 
 
 def i2c_chips(root: Path, kind: str) -> list[Path]:
-    """Return the folders of the chips on an I2C bus whose name has this kind in it."""
+    """Return the folders of the I2C chips whose name contains `kind`."""
     chips = sorted((root / "sys/bus/i2c/devices").glob("*"))
     return [chip for chip in chips if kind in (text(chip / "name") or "")]
 
 
 class KernelFile:
-    """A file of procfs or sysfs that stays open between readings.
+    """A procfs or sysfs file that stays open between readings.
 
-    It is opened by the first reading, and again after a failed one: the path may then be a new file.
+    It is opened by the first reading and reopened after a failed one, because the path may then be a new file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class KernelFile:
         self._fd: int | None = None
 
     def read(self, size: int = 4096, start: int = 0) -> bytes:
-        """Return at most `size` bytes from `start` on, as they are now; raise OSError on failure."""
+        """Return up to `size` current bytes from offset `start`; raise OSError on failure."""
         if self._fd is None:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -69,7 +69,7 @@ class KernelFile:
             raise
 
     def read_all(self) -> bytes:
-        """Return the whole file; of one with many records the kernel gives a page at most at a time."""
+        """Return the whole file, even if the kernel returns a file with many records a page at a time."""
         content = bytearray()
         while part := self.read(start=len(content)):
             content += part
@@ -86,5 +86,5 @@ class KernelFile:
 
 
 def memory_bytes() -> int:
-    """Return how much memory this machine has."""
+    """Return this machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

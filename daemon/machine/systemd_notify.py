@@ -1,4 +1,4 @@
-"""Reports the service to systemd: its states over the socket in NOTIFY_SOCKET, if there is one, and its log.
+"""Reports the service to systemd: its state over NOTIFY_SOCKET, if set, and its log.
 
 Source: sd_notify(3). RELOADING includes the time that `Type=notify-reload` requires; older versions ignore it.
 """
@@ -19,11 +19,11 @@ def log(line: str) -> None:
 
 
 class Notifier:
-    """Sends state lines to systemd. A message that systemd does not accept is lost, as sd_notify permits."""
+    """Sends state lines to systemd. Messages that systemd does not accept are lost, as sd_notify permits."""
 
     def __init__(self) -> None:
         path = os.environ.get("NOTIFY_SOCKET", "")
-        # a leading @ stands for the NUL of an abstract name
+        # a leading @ stands for the NUL of an abstract socket name
         self._address = f"\0{path[1:]}" if path.startswith("@") else path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) if path else None
 
@@ -59,5 +59,5 @@ class Notifier:
 
 
 def _line(text: str) -> str:
-    """Return one line of bounded length: part may come from the network, and systemd would obey any further line."""
+    """Return a single line of limited length: part may come from the network, and systemd would obey further lines."""
     return "".join(char if char.isprintable() else " " for char in text[:LINE_CHARS])

@@ -1,6 +1,6 @@
-"""The last line of a terminal while a command works: what it does and for how long, so that no wait looks like a hang.
+"""The last line of a terminal while a command works, which shows that it is not hanging: what it does and for how long.
 
-Nothing is drawn while a case is timed, because that takes a CPU for a moment.
+Nothing is drawn while a case is timed, because drawing takes a CPU for a moment.
 """
 
 import os
@@ -10,15 +10,15 @@ import time
 from typing import Any, TextIO
 
 TICK_S = 0.8
-PLAIN_COLUMNS = 80  # of a terminal that does not know its size
+PLAIN_COLUMNS = 80  # for a terminal that does not know its size
 ERASE = b"\r\x1b[J"
 
 
 class Ticker:
-    """The lines below all others of the terminal with this descriptor, drawn anew each second by a thread.
+    """Status lines at the bottom of the terminal with this descriptor, redrawn each second by a thread.
 
-    What else is written there goes through `before` first, which erases them; in a child that draws none itself, those
-    of its parent.
+    Any other output must be passed to `before` first, which erases them; in a child that draws none of its own, it
+    erases those of its parent.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -28,7 +28,7 @@ class Ticker:
         self._ticks, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
 
     def show(self, text: str, *, ticks: bool = True) -> None:
-        """Draw this text from now on, nothing if empty: each second with a clock, or once unless it `ticks`."""
+        """Draw this text from now on (none if empty): each second with the elapsed time, or once if not `ticks`."""
         with self._lock:
             if not self._thread.is_alive():
                 self._is_drawn = False
@@ -74,20 +74,20 @@ class Ticker:
     def _write(self, data: bytes) -> bool:
         try:
             os.write(self._descriptor, data)
-        except OSError:  # the terminal has gone: there is nobody to show it to
+        except OSError:  # the terminal has gone
             self._ticks.clear()
             return False
         return True
 
 
 def ticker_of(stream: TextIO | None) -> Ticker | None:
-    """Return a ticker for this stream, None if it is no terminal that can move its cursor."""
+    """Return a ticker for this stream, or None if it is not a terminal that can move its cursor."""
     can_draw = stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return Ticker(stream.fileno()) if stream and can_draw else None
 
 
 def show(stream: TextIO, text: str, *, ticks: bool = True) -> bool:
-    """Show what is being done below all other lines of this stream; return whether it is a terminal that can."""
+    """Show what is being done below all other lines of this stream; return whether the terminal supports that."""
     ticker = getattr(getattr(getattr(stream, "buffer", None), "raw", None), "ticker", None)
     if ticker:
         ticker.show(text, ticks=ticks)

@@ -56,7 +56,7 @@ def test_a_listed_device_is_free(root):
 def test_a_device_that_no_line_names_is_shown_with_the_line_to_add(root):
     driver(root, "nvidia-new")
     (access,) = sandbox.examine(root)
-    assert access.reason == "DevicePolicy=closed, and no DeviceAllow= names it"
+    assert access.reason == "DevicePolicy=closed, and no DeviceAllow= lists it"
     assert access.remedy == "DeviceAllow=char-nvidia-new rw"
     drop_in(root, (SYSTEMD / "drop-ins/jetson.conf").read_text())
     assert reasons(root) == {"nvidia0": None}

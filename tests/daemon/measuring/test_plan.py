@@ -118,7 +118,7 @@ def test_what_the_trained_weights_are_not_of_is_named(suite, words):
         (Suite(processes=100_000_000), r"--processes 100000000: at least 1 and at most 1000"),
         (
             Suite(models=["snn_stbif_resnet18"], options={"level": ["16"], "time_steps": ["4"]}),
-            r"time_steps=4 is below 7, the least for level 16",
+            r"time_steps=4 is below 7, the minimum for level 16",
         ),
     ],
 )
@@ -323,7 +323,7 @@ int open64(const char *, int, ...) __attribute__((alias("open")));
     ("refused", "unit", "closed"),
     [
         (errno.EPERM, "", "/dev/nvidiactl cannot be opened: a device rule closes it"),
-        (errno.EPERM, "DevicePolicy=closed", "DevicePolicy=closed, and no DeviceAllow= names it"),
+        (errno.EPERM, "DevicePolicy=closed", "DevicePolicy=closed, and no DeviceAllow= lists it"),
         (errno.EPERM, "ProtectClock=yes", "ProtectClock= hides it before systemd 253"),
         (errno.EACCES, "", "its mode excludes this user"),
         (errno.ENODEV, "", None),
