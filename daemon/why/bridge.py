@@ -1,7 +1,7 @@
-"""From the number of another tool to ours: the same file under its protocol, with one switch at a time.
+"""From another tool's number to ours: the same file under that tool's protocol, changed one switch at a time.
 
-Switches interact, as a queue does with threads: each is put on the way from our protocol to theirs, once in a fixed
-order and once in the reverse one, and has the mean of both (the Shapley value of two orders).
+Switches interact, as a queue does with threads: each is applied on the way from our protocol to theirs, once in a fixed
+order and once in reverse, and is assigned the mean of the two effects (the Shapley value for two orders).
 """
 
 import math
@@ -21,14 +21,14 @@ from benchd.daemon.why.environments import with_parts
 from benchd.daemon.why.foreign import Foreign
 
 ENOUGH = 0.03
-"""The half-width of a log ratio at which a comparison ends."""
+"""A comparison ends once the half-width of its log ratio is this small."""
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 9
 ONE_INPUT = "one_input"
 
 
 class Switch(Struct, frozen=True):
-    """Something that they do otherwise, and the ms that it adds to our number: the mean of both orders, and each."""
+    """Something the other tool does differently, and the ms it adds to our number: mean of both orders, and each."""
 
     name: str
     ms: float
@@ -36,9 +36,9 @@ class Switch(Struct, frozen=True):
 
 
 class Bridge(Struct, frozen=True, kw_only=True):
-    """What leads from `ours_ms`, the median of a call alone, to `theirs`; `unexplained_ms` is what is left.
+    """The steps from `ours_ms`, the median of a single call, to `theirs`; `unexplained_ms` is the remainder.
 
-    `untried` are switches of theirs that this case cannot take, each with the reason.
+    `untried` lists their switches that this case does not support, each with the reason.
     """
 
     case_id: str
@@ -57,7 +57,7 @@ class Bridge(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Bridging:
-    """The way from a case of ours to a result of theirs."""
+    """The search for what leads from one of our cases to a result of another tool."""
 
     theirs: Foreign
     request: Request
@@ -72,7 +72,7 @@ class Bridging:
         case = self.comparing.planned(self.request)[0].case
         self._case_id = case.case_id
         switches, untried = self._possible(case)
-        self.comparing.err.write("".join(f"they differ in: {name}\n" for name in switches))
+        self.comparing.err.write("".join(f"difference: {name}\n" for name in switches))
         orders = [list(switches), list(switches)[::-1]]
         if not switches:
             self._measure([])
@@ -94,7 +94,7 @@ class Bridging:
             steps.append(
                 _computed(f"{self.theirs.in_flight} requests wait for {self.theirs.streams} streams", end_ms * waiting)
             )
-            end_ms *= 1.0 + waiting  # J. D. C. Little: requests in flight over the rate at which they end
+            end_ms *= 1.0 + waiting  # Little's law: requests in flight divided by the rate at which they end
         if self.theirs.quoted == "mean":
             steps.append(_computed("mean, not median", end_ms * (self._mean_over_median - 1.0)))
             end_ms *= self._mean_over_median
@@ -108,7 +108,7 @@ class Bridging:
         )
 
     def _possible(self, case: Case) -> tuple[dict[str, str], list[str]]:
-        """Return the switches that this case can take, by name, and why it cannot take the others."""
+        """Return the switches that this case supports, by name, and why it does not support the others."""
         possible, untried = {}, []
         for name, part in _switches(case, self.theirs):
             reason = self._why_not(part)
@@ -128,7 +128,7 @@ class Bridging:
         return ""
 
     def _log(self, switches: Sequence[str]) -> float:
-        """Return the log ratio of our case with these switches over our case, measured once."""
+        """Return the log ratio of our case with these switches to our case; each set is measured only once."""
         known = frozenset(switches)
         if switches and known not in self._logs:
             self._logs[known] = self._measure(switches)
@@ -147,7 +147,7 @@ class Bridging:
 
 
 def _switches(case: Case, theirs: Foreign) -> Iterator[tuple[str, str]]:
-    """Yield what they do otherwise, as far as their file tells it, with the part of a case that does so here."""
+    """Yield what the other tool does differently, as far as its file says, with the equivalent part of our case."""
     if theirs.same_input:
         yield "one input, which stays in the caches", ONE_INPUT
     if theirs.precision and theirs.precision != case.variant.precision:
@@ -174,7 +174,7 @@ def _decide(ratios: Sequence[float]) -> Verdict | None:
 
 
 def lines(bridge: Bridge) -> Iterator[str]:
-    """Yield the way from our number to theirs, a switch a line."""
+    """Yield the steps from our number to theirs, one switch per line."""
     theirs = bridge.theirs
     yield f"{bridge.case_id}: {bridge.ours_ms:.4g} ms, the median of a call alone"
     for switch in bridge.switches:

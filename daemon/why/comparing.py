@@ -1,4 +1,4 @@
-"""The search over two environments with real processes: each step compares A with a mixture of A and B."""
+"""The search over two environments in real processes: each step compares A with a mixture of A and B."""
 
 import math
 import tempfile
@@ -22,11 +22,11 @@ from benchd.daemon.why.search import MOST_PAIRS, Applied, Cause, Estimate, Searc
 
 CHANGES = ("faster", "slower")
 LEAST_SHARE = 0.15
-"""Of the whole effect: a smaller part of it is not searched."""
+"""Share of the whole effect: smaller parts of it are not searched."""
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """Differences that change the time together, and by what share of A's time, with its interval."""
+    """Differences that change the time together: the change as a share of A's time, with its interval."""
 
     differences: list[str]
     share: float
@@ -36,10 +36,10 @@ class Cost(Struct, frozen=True, kw_only=True):
 class Explanation(Struct, frozen=True, kw_only=True):
     """Why B is slower or faster than A.
 
-    `verdict` is that of B, made of the packages and settings of both, against A; `outside` that of the environments as
-    they are, if only those differ. `layers` divides the change. Each cost is of its differences alone, applied to A.
-    Any of the `alternatives` alone costs as much again. Noise, or mixtures that do not run, hide which of the
-    `unresolved` is a cause.
+    `verdict` compares B, made of the packages and settings of both sides, with A; `outside` compares the environments
+    as they are, if only these differ. `layers` divides the change by layer. Each cost is of its differences alone,
+    applied to A. Each of the `alternatives` alone has the same cost. Noise, or mixtures that do not run, hide which of
+    the `unresolved` is a cause.
     """
 
     case_id: str
@@ -60,7 +60,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Explaining:
-    """A search: one case under two environments; `request` holds all else that a comparison needs."""
+    """A search: one case in two environments; `request` contains everything else that a comparison needs."""
 
     first: Side
     second: Side
@@ -72,11 +72,11 @@ class Explaining:
     _plain: str = ""
 
     def explain(self, originals: Sequence[str] = ()) -> Explanation:
-        """Search for the causes; raise Interrupted after a signal, UsageError for sides that do not differ.
+        """Search for the causes; raise Interrupted after a signal, UsageError if the sides do not differ.
 
-        `originals` are the interpreters of both sides, compared as they are if the mixtures of both do not differ.
+        `originals` are the interpreters of the two sides, which are compared directly if their mixtures do not differ.
         """
-        planned = self.comparing.planned(self.request)  # refused before any work
+        planned = self.comparing.planned(self.request)  # rejects invalid requests before any work
         self.first, self.second = (
             msgspec.structs.replace(side, case=each.case.case_id)
             for side, each in zip((self.first, self.second), planned, strict=True)
@@ -120,7 +120,7 @@ class Explaining:
         return judge(paired_effect(ratios), LOOK_ALPHA, self.request.min_effect, LOOK_ALPHA)
 
     def _outside(self, originals: Sequence[str]) -> Verdict | None:
-        """Return the verdict on the environments as they are, if they differ."""
+        """Return the verdict on the original environments, or None if they do not differ."""
         sides = (self.first, self.second)
         ratios = self._pairs("the environments as they are", "originals", originals, sides, self._looks).ratios
         verdict = self._verdict(ratios) if ratios else None
@@ -144,7 +144,7 @@ class Explaining:
         return estimate
 
     def _compared(self, applied: Applied, decide: Decide, *, layers: bool = False) -> Line:
-        """Compare A with these differences with A as it is."""
+        """Compare A with these differences applied against plain A."""
         chosen = [difference for name, difference in self._differences.items() if name in applied]
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             pythons = [self._plain, environments.mixture(Path(folder), self.first.installed, chosen)]

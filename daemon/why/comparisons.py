@@ -1,4 +1,4 @@
-"""Live comparisons of a search, each kept in a log as it ends: the same command goes on behind the last one."""
+"""Live comparisons of a search, each logged when it ends, so that the same command resumes after the last one."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ LOG = "why.jsonl"
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """A finished comparison: B over A of each pair, none if a side cannot run the case, and why; A's medians.
+    """A finished comparison: the ratio B / A per pair (none if a side cannot run, with the reason), and A's medians.
 
-    `mean_over_median` is of B's times.
+    `mean_over_median` is for B's times.
     """
 
     key: str
@@ -38,19 +38,19 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 class Interrupted(BenchdError):
-    """A signal has ended the search; the same command goes on with it."""
+    """A signal ended the search; the same command resumes it."""
 
 
 @dataclass
 class Comparing:
-    """The comparisons of one search in a session, `done` so far."""
+    """The comparisons of a search in a session, of which `done` have ended or started."""
 
     session: Session
     err: TextIO
     done: int = 0
 
     def pairs(self, what: str, request: Request, decide: Decide, facts: object = ()) -> Line:
-        """Return a comparison, from the log if one of the same cases, files, machine and `facts` has ended before.
+        """Return a comparison, from the log if it contains one with the same cases, files, machine and `facts`.
 
         Raises Interrupted after a signal.
         """
@@ -65,7 +65,7 @@ class Comparing:
             return kept
         made, code = paired.compare(request, planned, self.session, self.err, decide)
         if code == 130:
-            raise Interrupted("interrupted; the same command goes on with this search")
+            raise Interrupted("interrupted; the same command resumes this search")
         line = Line(
             key=key,
             ratios=[] if code else made.ratios,
@@ -91,5 +91,5 @@ class Comparing:
 def _lines(path: Path) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(msgspec.MsgspecError):  # cut off by a crash: measured again
+        with suppress(msgspec.MsgspecError):  # truncated by a crash: measured again
             yield decoder.decode(line)

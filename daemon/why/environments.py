@@ -1,7 +1,7 @@
-"""What two environments differ in, and mixtures of them: virtual environments made of links to installed packages.
+"""How two environments differ, and mixtures of them: virtual environments made of links to installed packages.
 
-Each file of a chosen package is linked, by its RECORD, from where it is installed. So a mixture needs no index and no
-installer, is made in about a second, and nothing is written into either environment.
+Each file of a chosen package, as listed in its RECORD, is linked from where it is installed. A mixture therefore needs
+no index or installer, takes about a second to make, and leaves both environments untouched.
 """
 
 import importlib.util
@@ -52,7 +52,7 @@ print(json.dumps({"base": base, "version": sys.version.split()[0], "packages": l
 
 
 class Package(Struct, frozen=True):
-    """An installed distribution: its `files` lie under `root`, `digest` is of their hashes."""
+    """An installed distribution: its `files` are relative to `root`, `digest` covers their hashes."""
 
     name: str
     version: str
@@ -63,12 +63,12 @@ class Package(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The name as the packaging standards compare it."""
+        """The name, normalised as in the packaging standards."""
         return canonicalize_name(self.name)
 
 
 class Installed(Struct, frozen=True):
-    """What an interpreter imports: the one that its environment was made from, its version and its packages."""
+    """What an interpreter imports: its base interpreter, its version and its packages."""
 
     base: str
     version: str
@@ -81,7 +81,7 @@ class Installed(Struct, frozen=True):
 
 
 class Side(Struct, frozen=True):
-    """One of two sides: what is installed, the variables set for it, and the `case_id` that it runs."""
+    """One of the two sides: what is installed, its environment variables, and the `case_id` that it runs."""
 
     installed: Installed
     variables: dict[str, str] = {}
@@ -89,15 +89,15 @@ class Side(Struct, frozen=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What two searches must share for one to go on with the comparisons of the other."""
+        """What two searches must share for one to continue with the other's comparisons."""
         packages = sorted((package.key, package.version, package.digest) for package in self.installed.packages)
         return (self.installed.base, self.installed.version, packages, sorted(self.variables.items()), self.case)
 
 
 class Difference(Struct, frozen=True):
-    """What B has in place of A, as one candidate: packages that cannot be exchanged one by one, or a setting.
+    """A candidate, by which B differs from A: a setting, or packages that can only be exchanged together.
 
-    `part` is what a part of the case sets, as `threads`.
+    `part` is the setting of the case that differs, such as `threads`.
     """
 
     name: str
@@ -107,16 +107,16 @@ class Difference(Struct, frozen=True):
 
 
 def installed(python: str) -> Installed:
-    """Return what an interpreter's environment contains; raise UsageError if it cannot be asked."""
+    """Return what an interpreter's environment contains; raise UsageError if the interpreter does not run."""
     try:
         return _listed(python)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it runs no Python code"
+        why = error.strerror if isinstance(error, OSError) else "it does not run Python code"
         raise UsageError(f"--python {python}: {why}; give the interpreter of an environment") from error
 
 
 def _listed(python: str, first: str = "") -> Installed:
-    """Return what an interpreter imports, with a folder `first` on its path."""
+    """Return what an interpreter imports with the folder `first` at the start of its path."""
     code = f"import sys; sys.path[:] = [*filter(None, [{first!r}]), *sys.path]\n{_LISTED}"
     done = subprocess.run(
         interpreter.of_code(code, python=python), capture_output=True, text=True, check=True, timeout=LISTING_S
@@ -125,9 +125,9 @@ def _listed(python: str, first: str = "") -> Installed:
 
 
 def with_pins(into: Installed, pins: Sequence[str], cache: Path, options: Sequence[str]) -> Installed:
-    """Return an environment with `name==version` in place of what it has, each installed once below `cache`.
+    """Return the environment with each pinned `name==version` replaced, installed once below `cache`.
 
-    `options` tell pip where the wheels come from. Raises UsageError for a wheel that cannot be installed.
+    `options` tell pip where to find the wheels. Raises UsageError for a wheel that cannot be installed.
     """
     packages = into.by_name
     for pin in pins:
@@ -145,7 +145,7 @@ def _installed_pin(into: Installed, wanted: Package, cache: Path, options: Seque
         if importlib.util.find_spec("pip") is None:
             raise UsageError(f"pip, which installs {wanted.name}=={wanted.version}, is missing: python -m ensurepip")
         unfinished = target.with_name(f"{target.name}.{os.getpid()}")
-        # its own configuration could name another index or pins
+        # pip's own configuration could set another index or pins
         command = [sys.executable, "-m", "pip", "--isolated", "--python", into.base, "install", "--quiet", *options]
         command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--target", str(unfinished)]
         try:
@@ -167,9 +167,9 @@ def _installed_pin(into: Installed, wanted: Package, cache: Path, options: Seque
 
 
 def pins(path: Path) -> list[str]:
-    """Return the `name==version` of a lock file's lines, or of the newest record of a file of results.
+    """Return the `name==version` lines of a lock file, or the packages of the newest record in a file of results.
 
-    Raises UsageError that names a line with anything else.
+    Raises UsageError with the line if it contains anything else.
     """
     if path.suffix == ".jsonl":
         versions = results.read(path)[-1].environment.versions
@@ -188,9 +188,9 @@ def pins(path: Path) -> list[str]:
 
 
 def variables(path: Path) -> dict[str, str]:
-    """Return the `NAME=VALUE` lines of a file, or the variables of the newest record of a file of results.
+    """Return the `NAME=VALUE` lines of a file, or the variables of the newest record in a file of results.
 
-    Raises UsageError that names a line with anything else.
+    Raises UsageError with the line if it contains anything else.
     """
     if path.suffix == ".jsonl":
         recorded = results.read(path)[-1].environment
@@ -212,19 +212,19 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: no text in UTF-8") from error
+        raise UsageError(f"{path}: not UTF-8 text") from error
 
 
 def differences(first: Side, second: Side) -> tuple[list[Difference], dict[str, Set[str]]]:
-    """Return what distinguishes B from A, each after what it needs, and by name all that each needs.
+    """Return how B differs from A, each difference after those that it needs, and the names that each one needs.
 
-    Raises UsageError for interpreters whose packages cannot be exchanged, and packages without a list of their files.
+    Raises UsageError if the interpreters' packages cannot be exchanged or a package does not list its files.
     """
     a, b = first.installed, second.installed
     if a.version.rpartition(".")[0] != b.version.rpartition(".")[0]:
         raise UsageError(
-            f"the sides run Python {a.version} and {b.version}, whose packages cannot be mixed: make both environments "
-            "with one Python"
+            f"the sides run Python {a.version} and {b.version}, whose packages cannot be mixed: create both "
+            "environments with the same Python version"
         )
     changed = _changed(a, b)
     groups, needs = _groups(a, b, changed)
@@ -264,13 +264,13 @@ def _settings(first: Side, second: Side) -> Iterator[Difference]:
 
 
 def changed_parts(first: str, second: str) -> dict[str, tuple[str | None, str | None]]:
-    """Return by what it sets each part that two case_ids do not share, None for one that a side does not have."""
+    """Return the parts that differ between two case_ids, by what they set, with None for a missing part."""
     a, b = _parts(first), _parts(second)
     return {kind: (a.get(kind), b.get(kind)) for kind in {**a, **b} if a.get(kind) != b.get(kind)}
 
 
 def with_parts(case_id: str, parts: Iterable[str]) -> str:
-    """Return a case_id with these parts in place of its own."""
+    """Return a case_id with these parts instead of its own."""
     return ",".join((_parts(case_id) | {plan.kind_of(part): part for part in parts}).values())
 
 
@@ -291,13 +291,13 @@ def _named(a: Installed, b: Installed, group: Sequence[str]) -> str:
 
 
 def _groups(a: Installed, b: Installed, changed: Sequence[str]) -> tuple[list[tuple[str, ...]], dict[str, Set[str]]]:
-    """Return the changed packages by what is exchanged at once, in an order in which each can be, and their needs."""
+    """Return the changed packages in groups that must be exchanged together, in dependency order, and their needs."""
     direct: dict[str, set[str]] = {name: set() for name in changed}
     for name in changed:
         for other in _unmet(b, name, a, changed):
-            direct[name].add(other)  # B's version of name refuses A's of other
+            direct[name].add(other)  # B's version of `name` excludes A's of `other`
         for other in _unmet(a, name, b, changed):
-            direct[other].add(name)  # A's version of name refuses B's of other
+            direct[other].add(name)  # A's version of `name` excludes B's of `other`
     reached: dict[str, Set[str]] = {name: _reached(name, direct) for name in changed}
     groups = {
         tuple(sorted(other for other in reached[name] | {name} if name in reached[other] or other == name))
@@ -320,16 +320,16 @@ def _reached(name: str, direct: Mapping[str, Set[str]]) -> set[str]:
 
 
 def _unmet(own: Installed, name: str, other: Installed, changed: Sequence[str]) -> Iterator[str]:
-    """Yield what `name` of one side requires that the other side's package is not, and its own side's is."""
+    """Yield the requirements of `name` that its own side's packages meet but the other side's do not."""
     package, here, there = own.by_name.get(name), own.by_name, other.by_name
     for text in package.requires if package else ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            continue  # an old package's; a mixture that it breaks does not run
+            continue  # from an old package; a mixture that breaks it does not run
         required = canonicalize_name(requirement.name)
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        is_met = _meets(requirement, here.get(required))  # what its own side breaks already binds nothing
+        is_met = _meets(requirement, here.get(required))  # a requirement that its own side already breaks does not bind
         if required in changed and applies and is_met and not _meets(requirement, there.get(required)):
             yield required
 
@@ -339,21 +339,21 @@ def _meets(requirement: Requirement, package: Package | None) -> bool:
 
 
 def mixed(first: Side, second: Side, applied: Sequence[Difference]) -> Side:
-    """Return A with the settings of B that are among these differences."""
+    """Return A with those settings of B that are among these differences."""
     variables = _taken(first.variables, second.variables, (each.variable for each in applied))
     parts = _taken(_parts(first.case), _parts(second.case), (each.part for each in applied))
     return Side(first.installed, variables, ",".join(parts.values()))
 
 
 def _taken(first: Mapping[str, str], second: Mapping[str, str], names: Iterable[str | None]) -> dict[str, str]:
-    """Return the first mapping with what the second one has, or lacks, under these names."""
+    """Return the first mapping with the values of the second for these names, or without those that it lacks."""
     taken = {name for name in names if name}
     merged = {**first, **{name: value for name, value in second.items() if name in taken}}
     return {name: value for name, value in merged.items() if name in second or name not in taken}
 
 
 def mixture(folder: Path, first: Installed, applied: Iterable[Difference]) -> str:
-    """Make an environment of A with these differences in `folder`, and return its interpreter."""
+    """Create an environment of A with these differences in `folder`, and return its interpreter."""
     packages: dict[str, Package | None] = {**first.by_name}
     for difference in applied:
         packages |= difference.packages
@@ -376,7 +376,7 @@ def _link(package: Package, target: Path) -> None:
     for file in package.files:
         relative = PurePosixPath(file)
         if relative.is_absolute() or ".." in relative.parts:
-            continue  # a command in bin, which no worker starts
+            continue  # a command in bin, which workers never start
         source, link = Path(package.root, relative), target / relative
         for origin, place in ((source, link), (_bytecode(source), _bytecode(link))):
             if place.parent not in made:
@@ -386,7 +386,7 @@ def _link(package: Package, target: Path) -> None:
 
 
 def _bytecode(path: Path) -> Path:
-    """Return where Python keeps a module compiled, which an installer's list may lack; any other file is its own."""
+    """Return where Python stores a module's bytecode, which RECORD may not list; other files are unchanged."""
     return Path(importlib.util.cache_from_source(str(path))) if path.suffix == ".py" else path
 
 
@@ -395,5 +395,5 @@ def _linked(origin: Path, place: Path) -> None:
         return
     try:
         os.link(origin, place)
-    except OSError:  # another file system, or another user's file
+    except OSError:  # on another file system, or owned by another user
         place.symlink_to(origin)

@@ -1,7 +1,7 @@
-"""Results of other tools, each with what its number means; sources: the tools' own code that prints them.
+"""Results of other tools, each with the meaning of its number; sources: the code of the tools that prints them.
 
-A file is recognised by its content. What is cut off, failed, or holds two different results is refused in a sentence:
-a wrong number would be explained.
+A file is recognised by its content. Truncated and failed output and files with two different results are rejected with
+a reason, because benchd would otherwise explain a wrong number.
 """
 
 import csv
@@ -23,11 +23,11 @@ MOST_BYTES = 64 * 2**20
 
 
 class Foreign(Struct, frozen=True, kw_only=True):
-    """A result of another tool, in ms per call: `latency_ms` by statistic, and the one that people quote.
+    """A result of another tool, in ms per call: `latency_ms` by statistic, and the statistic that is usually quoted.
 
-    `in_flight` requests share as many `streams`: more of them wait, and their wait counts. `same_input` says that every
-    call reads the same values. What the file does not tell is the tool's default, or None. `means` is what the number
-    is, and `notes` what it leaves out.
+    `in_flight` requests share `streams` streams: any excess waits, and its wait counts. `same_input` is set if every
+    call reads the same values. Values missing from the file are the tool's default, or None. `means` says what the
+    number is, and `notes` what it leaves out.
     """
 
     tool: str
@@ -47,15 +47,17 @@ class Foreign(Struct, frozen=True, kw_only=True):
 
     @property
     def quoted_ms(self) -> float:
-        """The number that is explained."""
+        """The number to explain."""
         return self.latency_ms[self.quoted]
 
 
 def read(path: Path) -> Foreign:
-    """Return the result in a file; raise UsageError for one of no known tool, cut off, failed or with two results."""
+    """Return the result in a file; raise UsageError for an unknown tool, truncated or failed output, or two results."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{path}: larger than 64 MiB: no result of a tool; give the file that it wrote at its end")
+            raise UsageError(
+                f"{path}: larger than 64 MiB, so not a result; give the file that the tool wrote at its end"
+            )
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
@@ -64,7 +66,7 @@ def read(path: Path) -> Foreign:
     except _Unreadable as error:
         raise UsageError(f"{path}: {error}") from error
     except (KeyError, ValueError, TypeError, IndexError, StopIteration) as error:
-        raise UsageError(f"{path}: a field is missing or no number ({error}): the file is cut off or edited") from error
+        raise UsageError(f"{path}: a field is missing or not a number ({error}): truncated or edited file") from error
     if not results:
         raise UsageError(
             f"{path}: not recognised; known are trtexec (log, --exportTimes), benchmark_app (console, report), "
@@ -76,14 +78,14 @@ def read(path: Path) -> Foreign:
 
 
 class _Unreadable(Exception):
-    """Why a recognised file is not read."""
+    """Why a recognised file cannot be used."""
 
 
 def _json_results(text: str) -> list[Foreign]:
     try:
         content = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise _Unreadable(f"the JSON is cut off or damaged ({error})") from error
+        raise _Unreadable(f"the JSON is truncated or damaged ({error})") from error
     if isinstance(content, list):
         return [_export_times(content)] if content and "computeMs" in content[0] else []
     if "execution_results" in content or "configuration_setup" in content:
@@ -102,13 +104,13 @@ def _text_results(text: str) -> list[Foreign]:
 
 
 def _parts(text: str, marker: str) -> list[str]:
-    """Return the text from each place where a run of the tool begins."""
+    """Split the text where a run of the tool begins."""
     begins = [match.start() for match in re.finditer(marker, text, re.MULTILINE)]
     return [text[begin:end] for begin, end in zip(begins, [*begins[1:], len(text)], strict=True)]
 
 
 def _numbers(text: str, pattern: str) -> list[float]:
-    """Return the numbers of the first match; a decimal comma counts where no number of the line has a point."""
+    """Return the numbers of the first match; commas are decimal if no number in the line has a point."""
     match = re.search(pattern, text)
     if match is None:
         return []
@@ -119,7 +121,7 @@ def _numbers(text: str, pattern: str) -> list[float]:
 def _required(text: str, pattern: str, what: str) -> list[float]:
     numbers = _numbers(text, pattern)
     if not numbers:
-        raise _Unreadable(f"{what} is missing: the output is cut off, or of a run that failed")
+        raise _Unreadable(f"{what} is missing: the output is truncated, or the run failed")
     return numbers
 
 
@@ -139,7 +141,7 @@ _N = r"([\d.,]+(?:[eE][+-]?\d+)?)"
 
 def _trtexec(text: str) -> Foreign:
     if "&&&& PASSED" not in text:
-        raise _Unreadable("trtexec did not end with PASSED: the log is cut off, or of a run that failed")
+        raise _Unreadable("trtexec did not end with PASSED: the log is truncated, or the run failed")
     low, high, mean, middle = _required(
         text, rf"Latency: min = {_N} ms, max = {_N} ms, mean = {_N} ms, median = {_N} ms", "the line Latency"
     )
@@ -166,7 +168,7 @@ def _found(text: str, pattern: str) -> str:
 
 
 def _export_times(rows: Sequence[Mapping[str, Any]]) -> Foreign:
-    """Read `trtexec --exportTimes`; older ones begin with the warm-up, which the first 200 ms are."""
+    """Read `trtexec --exportTimes`; files of older versions begin with the warm-up, the first 200 ms."""
     first = min(float(row["startComputeMs"]) for row in rows)
     kept = [row for row in rows if float(row["startComputeMs"]) - first >= 200.0] or rows
     return Foreign(
@@ -203,7 +205,7 @@ def _benchmark_app(text: str) -> Foreign:
         batch=_whole(text.partition("[Step 6/11]")[2], r"Model inputs:\n.* / \[(\d+),"),
         streams=streams,
         in_flight=_whole(text, r"Start inference asynchronously, (\d+)") or 1,
-        threads=threads // streams if threads else None,  # theirs are of all streams together
+        threads=threads // streams if threads else None,  # the tool's threads are shared by all streams
         precision=_PRECISIONS.get(_found(text, r"INFERENCE_PRECISION_HINT: <Type: '(\w+)'>")),
         warm_up="one request",
     )
@@ -214,10 +216,10 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
     if "error" in content or "error" in found:
         raise _Unreadable("the run of benchmark_app failed")
     if "throughput" not in found:
-        raise _Unreadable("execution_results holds no results: benchmark_app of 2023 wrote its options there")
+        raise _Unreadable("execution_results contains no results: benchmark_app of 2023 wrote its options there")
     middle = next((value for name, value in found.items() if re.fullmatch(r"latency( \(ms\))?", name)), None)
     if middle is None:
-        raise _Unreadable("a percentile in place of the median: run benchmark_app without -latency_percentile")
+        raise _Unreadable("a percentile instead of the median: run benchmark_app without -latency_percentile")
     return Foreign(
         tool="benchmark_app report",
         quoted="median",
@@ -239,7 +241,7 @@ def _benchmark_report(content: Mapping[str, Any]) -> Foreign:
 def _perf_analyzer(text: str) -> Foreign:
     header, *rows = [row for row in csv.reader(io.StringIO(text)) if row]
     if any(len(row) != len(header) for row in rows):
-        raise _Unreadable("a row has another number of fields than the header: decimal commas, or cut off")
+        raise _Unreadable("a row and the header differ in length: decimal commas, or truncated")
     if len(rows) != 1:
         raise _Unreadable(f"{len(rows)} loads; give the file of one, as from --concurrency-range 1:1")
     row = dict(zip(header, rows[0], strict=True))
@@ -319,7 +321,7 @@ def _ultralytics(text: str) -> Foreign:
     rows = [re.split(r"\s{2,}|\s*│\s*|\s*\|\s*", line.strip(" │|")) for line in text.splitlines()]
     place = next(number for number, row in enumerate(rows) if any("Inference time" in cell for cell in row))
     column = next(number for number, cell in enumerate(rows[place]) if "Inference time" in cell)
-    width = len(rows[place]) + 1  # the number of the row has no heading
+    width = len(rows[place]) + 1  # the column of row numbers has no heading
     whole = [row for row in rows[place + 1 :] if len(row) == width]
     numbers = [(float(row[column + 1]), row[1]) for row in whole if re.fullmatch(r"\d+(\.\d+)?", row[column + 1])]
     if len(numbers) != 1:

@@ -1,10 +1,10 @@
-"""Which of the differences between two environments changes a time: bisection over a measured effect; pure.
+"""Which of the differences between two environments changes a time: bisection over a measured effect; pure functions.
 
-A first to B, the differences form a chain, each prefix of which can be installed. The time of a prefix is known at both
+The differences from A to B form a chain, and each prefix of it can be installed. The time of a prefix is known at both
 ends; between two ends that differ, the prefix in the middle is measured until it equals one of them or is clearly
-neither. That is dd (A. Zeller, R. Hildebrandt, IEEE TSE 28, 2002) on an effect with an error in place of pass and fail:
-about log2 n comparisons for a cause. A cause is then applied to A alone, in processes that the search did not use,
-because the one that was chosen for being large looks larger than it is; what does nothing alone acts with a partner.
+neither. This is dd (A. Zeller, R. Hildebrandt, IEEE TSE 28, 2002) with a noisy effect instead of pass and fail: about
+log2 n comparisons per cause. Each cause is then applied to A alone in fresh processes, because a cause chosen for its
+large effect looks larger than it is; one without any effect of its own acts together with a partner.
 """
 
 import math
@@ -17,18 +17,18 @@ from benchd.daemon.verdicts.effects import as_share, mean_and_variance
 from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
 
 ERROR = 0.0025
-"""Of one comparison; the eight or so of a search err in 2 %."""
+"""Error of one comparison; the eight or so comparisons of a search together err in 2 %."""
 
 FEWEST_PAIRS = 3
 MOST_PAIRS = 15
 NEAR, APART = 0.35, 0.1
-"""The shares of the distance between two ends: closer than NEAR counts as an end, farther than APART as neither."""
+"""Shares of the distance between two ends: closer than NEAR counts as an end, farther than APART as neither."""
 
 Applied = Set[str]
 
 
 class Estimate(Struct, frozen=True):
-    """A mean log ratio over A, its standard error and the degrees of freedom of that."""
+    """A mean log ratio to A, its standard error and the error's degrees of freedom."""
 
     log_ratio: float
     error: float
@@ -36,12 +36,12 @@ class Estimate(Struct, frozen=True):
 
     @property
     def reach(self) -> float:
-        """Half the width of the interval that is wrong in `ERROR` of all cases."""
+        """Half the width of the interval, which is wrong in a share `ERROR` of all cases."""
         return student_t_quantile(1.0 - ERROR / 2.0, self.degrees) * self.error
 
     @property
     def share(self) -> float:
-        """The time over A's, minus 1."""
+        """The time divided by A's, minus 1."""
         return as_share(self.log_ratio)
 
     @property
@@ -56,23 +56,23 @@ class Estimate(Struct, frozen=True):
 
 
 Measure = Callable[[Applied, float, float], Estimate | None]
-"""Compares A, with some differences applied, with A; None if that mixture cannot run the case.
+"""Compares A with some differences applied against plain A; None if that mixture cannot run the case.
 
-The two numbers are the log ratios that it may equal, so that it ends as soon as it can tell.
+The two numbers are the log ratios to decide between: the comparison ends once it can tell.
 """
 
 
 class Cause(Struct, frozen=True):
-    """Differences that change the time together, and what they cost when they alone are applied to A."""
+    """Differences that change the time together, and their cost when applied to A alone."""
 
     names: tuple[str, ...]
     cost: Estimate
 
 
 class Causes(Struct, frozen=True):
-    """What a search found: the causes, and others of which each suffices as well.
+    """The result of a search: the causes, and alternatives, each of which has the same effect.
 
-    `unresolved` are the differences among which noise, or mixtures that do not run, left the cause.
+    `unresolved` are the differences that contain the cause, hidden by noise or by mixtures that do not run.
     """
 
     causes: list[Cause] = []
@@ -88,23 +88,23 @@ class Spread:
     degrees: int = 0
 
     def of(self, logs: Sequence[float]) -> Estimate:
-        """Return the mean of at least two, with the spread of these and of the comparisons before."""
+        """Return the mean of at least two log ratios, with a standard error pooled over previous comparisons."""
         centre, variance = mean_and_variance(logs)
         degrees = self.degrees + len(logs) - 1
         pooled = (self.squares + variance * (len(logs) - 1)) / degrees
         return Estimate(centre, math.sqrt(pooled / len(logs)), degrees)
 
     def add(self, logs: Sequence[float]) -> None:
-        """Count a comparison that has ended."""
+        """Add a finished comparison."""
         if len(logs) > 1:
             self.squares += mean_and_variance(logs)[1] * (len(logs) - 1)
             self.degrees += len(logs) - 1
 
 
 def placed(estimate: Estimate, low: float, high: float, pairs: int = MOST_PAIRS) -> float | None:
-    """Return which of two log ratios this one equals, or its own if it is clearly neither; None while that is open.
+    """Return `low` or `high`, if the estimate equals it, its own log ratio if clearly neither, or None if undecided.
 
-    After the last pair the end that the interval contains counts, if it excludes the other.
+    After the last pair it is the end within the interval, if the other end is outside.
     """
     if pairs < FEWEST_PAIRS:
         return None
@@ -122,11 +122,11 @@ def placed(estimate: Estimate, low: float, high: float, pairs: int = MOST_PAIRS)
 
 
 class _Unclear(Exception):
-    """The differences between two ends cannot be told apart; holds their names."""
+    """The differences between two ends cannot be told apart; contains their names."""
 
 
 def _explains(fewer: Cause, more: Cause) -> bool:
-    """Return whether some of the differences of a cause cost as much without the others."""
+    """Return whether `fewer` has the same cost as `more` with only some of its differences."""
     apart = abs(fewer.cost.log_ratio - more.cost.log_ratio)
     return {*fewer.names} < {*more.names} and apart <= fewer.cost.reach + more.cost.reach
 
@@ -135,7 +135,7 @@ def _explains(fewer: Cause, more: Cause) -> bool:
 class Search:
     """The search over a `chain` of differences, each after those that it needs; effects below `least` do not count.
 
-    `needs` are the differences without which one cannot be installed.
+    `needs` gives, for each difference, the others without which it cannot be installed.
     """
 
     chain: Sequence[str]
@@ -144,7 +144,7 @@ class Search:
     needs: Mapping[str, Applied] = field(default_factory=dict)
 
     def run(self, whole: float) -> Causes:
-        """Return what causes the log ratio of B over A."""
+        """Return the causes of B's log ratio to A."""
         try:
             causes = self._causes(self.chain, whole)
             return Causes(causes, self._alternatives(causes, whole))
@@ -168,7 +168,7 @@ class Search:
     def _steps(
         self, base: Applied, chain: Sequence[str], low: float, high: float
     ) -> Iterator[tuple[tuple[str, ...], float, float]]:
-        """Yield the differences at which the time changes along a chain on top of `base`, with both log ratios."""
+        """Yield the differences at which the time changes along a chain on top of `base`, with the log ratios."""
         if abs(high - low) < self.least:
             return
         splits = sorted(range(1, len(chain)), key=lambda split: abs(2 * split - len(chain)))
@@ -176,7 +176,7 @@ class Search:
             estimate = self.measure(self._closed({*base, *chain[:split]}), low, high)
             if estimate is not None:
                 break
-        else:  # one difference, or several of which no part runs without the rest
+        else:  # one difference, or several that only run together
             yield tuple(chain), low, high
             return
         between = self._placed(estimate, low, high, chain)
@@ -197,7 +197,7 @@ class Search:
         high: float,
         by_itself: Mapping[tuple[str, ...], float],
     ) -> Cause:
-        """Apply a step alone, and add partners from the differences before it until it costs what it did after them."""
+        """Apply a step alone, then add earlier differences as partners until it costs as much as it did after them."""
         step = high - low
         while True:
             estimate = self.measure(self._closed(names), 0.0, step)
@@ -219,7 +219,7 @@ class Search:
             names |= frozenset(partner)
 
     def _alternatives(self, causes: Sequence[Cause], whole: float) -> list[Cause]:
-        """Return causes among the other differences, if those without the ones found cost as much as with them."""
+        """Return causes among the other differences, if these alone cost as much as all of them."""
         guilty = {name for cause in causes for name in cause.names}
         rest = [name for name in self.chain if not self._closed({name}) & guilty]
         if not causes or not rest:

@@ -1,4 +1,4 @@
-"""What a search found, in sentences."""
+"""A search's result in sentences."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def lines(explanation: Explanation) -> Iterator[str]:
         yield "  noise, or mixtures of these that do not run, hide which: repeat on a quiet machine"
     elif not explanation.causes:
         yield "  no difference alone costs that much again: the effect did not last through the search"
-    yield f"{explanation.comparisons} comparisons; all together err in 2 %"
+    yield f"{explanation.comparisons} comparisons; together they err in 2 %"
 
 
 def _changed(verdict: Verdict) -> str:

@@ -34,7 +34,7 @@ def twice():
         (("lock.txt", CASE), "lock.txt: a folder or a file of results is compared as it is, without further options"),
         ((CASE, *["--env", "empty.txt"] * 3), "--env: at most once per side"),
         ((CASE, "--python", "absent"), "--python absent: No such file or directory; give the interpreter of"),
-        ((CASE, "--python", "/bin/ls", "--python", "/bin/ls"), "--python /bin/ls: it runs no Python code; give the"),
+        ((CASE, "--python", "/bin/ls", "--python", "/bin/ls"), "--python /bin/ls: it does not run Python code; give"),
         ((CASE, "--lock", "absent.txt"), "absent.txt: No such file or directory"),
         (("square,eager", "square,fp32,threads=0"), "threads"),
         ((CASE, "--lock", "lock.txt", "--wheels", "."), "no-such-package==1.0 cannot be installed: "),

@@ -134,7 +134,7 @@ def test_a_file_of_results_stands_for_the_packages_and_variables_of_its_newest_r
 def test_interpreters_of_two_versions_and_packages_without_a_list_of_files_are_refused(planted):
     a, b = planted("a", one="1.0"), planted("b", one="2.0")
     other = Side(environment([], version="3.9.1"))
-    with pytest.raises(UsageError, match=r"make both environments with one Python"):
+    with pytest.raises(UsageError, match=r"environments with the same Python version"):
         environments.differences(a, other)
     unlisted = [package(Path(each.root), each.name, each.version, listed=False) for each in b.installed.packages]
     with pytest.raises(UsageError, match=r"one 2.0 in .* was not installed by pip"):
