@@ -1,7 +1,7 @@
-"""An AOTInductor package, read without torch: what it may hold, and what it says it was compiled for.
+"""An AOTInductor package, read without torch: which parts it may contain, and what it says it was compiled for.
 
-It is a zip whose only program is one library. torch's own loaders also unpickle weights and compile C++ that they find
-in one, so a package with any other part is not opened.
+It is a zip whose only program is one library. torch's own loaders also unpickle weights and compile any C++ in a
+package, so a package with other parts is not opened.
 """
 
 import re
@@ -19,15 +19,15 @@ _PARTS = re.compile(
     rf"[\w-]+/({_FOLDER}/[\w.-]+\.(so|json|cubin)|archive_format|archive_version|byteorder|version|\.data/\w+)"
 )
 _SOURCE = re.compile(rf"[\w-]+/{_FOLDER}/[\w.-]+\.wrapper\.cpp")
-"""By this name torch before 2.10 finds the library's metadata; it is kept empty."""
+"""The name under which torch before 2.10 looks for the library's metadata; the file is empty."""
 
 _FACTS = "benchd"
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What a package was compiled for: it runs with the same torch, on the same CPU or GPU, with as many threads.
+    """What a package was compiled for: it runs with the same torch, CPU or GPU, and number of threads.
 
-    `outputs` are the paths of its answers in order, and `ops` how often it calls each of our kernels.
+    `outputs` are the paths of its answers in order, and `ops` counts its calls of each of our kernels.
     """
 
     torch: str
@@ -38,19 +38,19 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     ops: dict[str, int] = {}
 
     def differs(self, wanted: "Made") -> str:
-        """Return what this was compiled for that is not as `wanted`, empty if all is."""
+        """Return how this differs from `wanted`, or an empty string if it does not."""
         pairs = ((name, getattr(self, name), getattr(wanted, name)) for name in ("torch", "gpu", "threads"))
         told = [f"{name} {was or 'none'}, not {now or 'none'}" for name, was, now in pairs if was != now]
-        return "; ".join([*told, *(["another CPU or other instructions of it"] if self.cpu != wanted.cpu else [])])
+        return "; ".join([*told, *(["another CPU or instruction set"] if self.cpu != wanted.cpu else [])])
 
 
 def metadata(made: Made) -> dict[str, str]:
-    """Return what the compiler is asked to write into the package, which `read` returns."""
+    """Return the metadata for the compiler to write into the package, which `read` returns."""
     return {_FACTS: msgspec.json.encode(made).decode()}
 
 
 def keep_library(package: Path) -> None:
-    """Write a package anew without the sources of its library, which name folders of the machine that made it."""
+    """Rewrite a package without the sources of its library, which contain paths of the machine that made it."""
     slim = package.with_name(f"{package.name}.slim")
     with ZipFile(package) as old, ZipFile(slim, "w", ZIP_STORED) as new:
         for part in old.infolist():
@@ -62,13 +62,13 @@ def keep_library(package: Path) -> None:
 
 
 def read(package: Path) -> Made:
-    """Return what the package was compiled for; raise UsageError if it is none of ours or holds another part."""
+    """Return what the package was compiled for; raise UsageError if it is not one of ours or has other parts."""
     try:
         with ZipFile(package) as file:
             names = file.namelist()
             other = [part.filename for part in file.infolist() if not _is_ours(part)]
             if other or len(names) != len(set(names)) or sum(name.endswith(".so") for name in names) != 1:
-                _refuse(package, f"it holds {other[0][:80]!r}" if other else "it does not hold exactly one library")
+                _refuse(package, f"it holds {other[0][:80]!r}" if other else "it does not contain exactly one library")
             (told,) = (name for name in names if name.endswith(".wrapper_metadata.json"))
             facts: dict[str, Any] = msgspec.json.decode(file.read(told))
             return msgspec.json.decode(facts[_FACTS], type=Made)
@@ -82,4 +82,4 @@ def _is_ours(part: ZipInfo) -> bool:
 
 
 def _refuse(package: Path, why: str) -> NoReturn:
-    raise UsageError(f"{package.name} is not an AOTInductor package as benchd writes them: {why}")
+    raise UsageError(f"{package.name} is not an AOTInductor package written by benchd: {why}")

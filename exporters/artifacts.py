@@ -1,9 +1,9 @@
-"""A store of exported files: a folder keyed by everything a file was made from; its bytes are verified at each use.
+"""A store of exported files, in folders keyed by everything a file was made from; contents are verified at each use.
 
     FOLDER/vim_tiny-fp16-onnx-3f2a91c04b7d5e60a1b2c3d4e5f60718/
         model.onnx       the content
         model.onnx.data  its weights, if they are too large for one file
-        metadata.json    the facts, size, SHA-256, and when and where it was made; touched at each use
+        metadata.json    facts, size, SHA-256, and when and where it was made; touched at each use
     FOLDER/.making/      files being written, or left by a crash
     FOLDER/.locks/       one empty file per key, for flock; removed with its entry
 
@@ -30,7 +30,7 @@ from benchd.exporters import code
 
 SCHEMA = "benchd.artifact/1"
 DATA = ".data"
-"""What the name of a file of weights ends in, beside the file that it belongs to."""
+"""Suffix of a separate weights file, after the name of the file that it belongs to."""
 Writer = Callable[[Path], object]
 
 _METADATA = "metadata.json"
@@ -39,15 +39,15 @@ _KEY = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*-[0-9a-f]{32}")
 _DISTRIBUTIONS = ("benchd", "torch", "onnx", "onnxscript", "onnxruntime", "tensorrt")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PIECE = 2**20
-_RUN = "suite_id"  # the fact that limits an artifact to one run
+_RUN = "suite_id"  # the fact that restricts an artifact to one run
 
 
 class ArtifactError(Exception):
-    """The store cannot be used, or an artifact cannot be made; the message names the folder and what to do."""
+    """The store is unusable, or an artifact cannot be made; the message contains the folder and what to do."""
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """An artifact's metadata; its key was computed from `facts`, and `measured` comes from its writer."""
+    """An artifact's metadata: its key was computed from `facts`, and `measured` comes from its writer."""
 
     schema: str = SCHEMA
     bytes: int
@@ -60,7 +60,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
-    """A file in the store. `reused` says that it already existed; `note` says why an earlier one was discarded."""
+    """A file in the store. `reused` is set if it already existed; `note` says why an earlier one was discarded."""
 
     key: str
     path: Path
@@ -75,9 +75,9 @@ class _Damaged(Exception):
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """Return the name of the artifact with these facts: readable labels, then a hash of everything.
+    """Return the name of the artifact with these facts: readable labels, then a hash of all facts.
 
-    Facts are JSON values; their order does not matter. "model", "precision" and "format" are the labels.
+    Facts are JSON values in any order. "model", "precision" and "format" are the labels.
     """
     labels = [re.sub(r"[^A-Za-z0-9_.]+", "_", str(facts[name]))[:40] for name in _LABELS if facts.get(name)]
     digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:32]
@@ -87,9 +87,9 @@ def key_of(facts: Mapping[str, Any]) -> str:
 class ArtifactStore:
     """The artifacts in `folder`, created at the first write; together they take at most `limit_bytes`, if given.
 
-    An artifact returned by a store is in use until the store is closed or its process ends: no store removes it. For
-    one thread, and a context manager that closes it. `notes` lists what was discarded as damaged, and why. `read_only`
-    is for another owner's folder: nothing in it is touched.
+    An artifact returned by a store is in use until the store is closed or its process ends: no store removes it
+    meanwhile. For a single thread, and a context manager that closes it. `notes` lists what was discarded as damaged,
+    and why. `read_only` is for a folder with another owner, which is then left untouched.
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None = None, *, read_only: bool = False) -> None:
@@ -100,9 +100,9 @@ class ArtifactStore:
         self.notes: list[str] = []
 
     def get(self, key: str) -> Artifact | None:
-        """Return the artifact if it exists and its bytes are intact, else None.
+        """Return the artifact if it exists and its contents are intact, else None.
 
-        A damaged one is removed, with a line in `notes`. Read access to the folder is enough.
+        A damaged artifact is removed, with a line in `notes`. Read access to the folder is enough.
         """
         try:
             return self._verified(key)
@@ -110,16 +110,16 @@ class ArtifactStore:
             if self._read_only or not os.access(self._folder, os.W_OK):
                 self.notes.append(f"{key}: {damage}")
                 return None
-        # damaged, or seen during replacement: holding the lock decides which
+        # damaged, or being replaced: holding the lock tells which
         with self._locked(key):
             return self._verified_or_removed(key)
 
     def put(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
         """Return the artifact that `writer(path)` writes, replacing any earlier one.
 
-        `path` does not exist yet; its name ends in the fact "format". A mapping of JSON values that the writer returns
-        is stored as `measured`. Raises ArtifactError, leaving nothing behind, if the disk is full or not writable, and
-        the writer's errors.
+        `path` does not exist yet; its name ends in the fact "format". If the writer returns a mapping of JSON values,
+        it is stored as `measured`. Raises ArtifactError, leaving nothing behind, if the disk is full or not writable,
+        and the writer's errors.
         """
         with self._locked(key):
             made = self._make(key, facts, writer)
@@ -127,9 +127,9 @@ class ArtifactStore:
         return made
 
     def produce(self, key: str, facts: Mapping[str, Any], writer: Writer) -> Artifact:
-        """Return the artifact, made by `writer` if it does not exist; raises as `put` does.
+        """Return the artifact, made by `writer` if it does not exist; raises the errors of `put`.
 
-        If another process is making it, this waits and returns that one.
+        If another process is making it, this waits for that process and returns its artifact.
         """
         known = len(self.notes)
         artifact = self.get(key)
@@ -144,15 +144,15 @@ class ArtifactStore:
         return msgspec.structs.replace(made, note="; ".join(self.notes[known:]))
 
     def list(self) -> tuple[Artifact, ...]:
-        """Return the artifacts sorted by name, bytes unverified, without entries that have no readable metadata."""
+        """Return the artifacts with readable metadata, sorted by name, without verifying their contents."""
         entries = ((entry, _metadata(entry)) for entry in self._entries())
         return tuple(_artifact(entry, metadata) for entry, metadata in entries if metadata is not None)
 
     def prune(self, limit_bytes: int, run: str | None = None) -> tuple[str, ...]:
         """Remove the least recently used artifacts until the rest take at most `limit_bytes`; return their keys.
 
-        Artifacts in use stay, and those that another user lets nobody remove. Leftovers of killed processes, and
-        entries without metadata or content, go first; with `run`, artifacts limited to another run go too.
+        Artifacts that are in use, or that another user does not let us remove, stay. Leftovers of killed processes and
+        entries without metadata or content go first, and with `run` also artifacts restricted to another run.
         """
         with self._explaining():
             self._sweep()
@@ -178,7 +178,7 @@ class ArtifactStore:
         self.close()
 
     def _verified(self, key: str) -> Artifact | None:
-        """Return the artifact, now in use, or None if there is none; raise _Damaged."""
+        """Return the artifact, marked as in use, or None if there is none; raise _Damaged."""
         entry = self._entry(key)
         if not entry.is_dir():
             return None
@@ -197,12 +197,12 @@ class ArtifactStore:
             raise
         self._in_use.append(fd)
         if not self._read_only:
-            with suppress(OSError):  # a read-only folder records no order of use
+            with suppress(OSError):  # a read-only folder does not record the last use
                 os.utime(entry / _METADATA)
         return artifact
 
     def _verified_or_removed(self, key: str) -> Artifact | None:
-        """Do as `_verified` while holding the lock, and remove a damaged entry."""
+        """Call `_verified` while holding the lock, and remove a damaged entry."""
         try:
             return self._verified(key)
         except _Damaged as damage:
@@ -222,7 +222,7 @@ class ArtifactStore:
             self._require_one_file(path)
             fd = _opened(path)
             self._in_use.append(fd)
-            # the lock stays with the renamed file, so nobody removes what was just made
+            # the lock stays with the renamed file, so nobody removes the new entry
             fcntl.flock(fd, fcntl.LOCK_SH)
             metadata = _describe(path, facts, written if isinstance(written, Mapping) else {})
             (scratch / _METADATA).write_bytes(msgspec.json.format(msgspec.json.encode(metadata)))
@@ -244,8 +244,8 @@ class ArtifactStore:
 
     @contextmanager
     def _removing(self, scratch: Path) -> Iterator[None]:
-        """Remove `scratch` first, and again after an error; report a full disk with the size needed."""
-        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed: the lock is ours
+        """Remove `scratch` before the block and after an error; report a full disk with the size needed."""
+        shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process: we hold the lock
         try:
             yield
         except BaseException as error:
@@ -294,7 +294,7 @@ class ArtifactStore:
     def _sweep(self) -> None:
         for path in [*(self._folder / ".making").glob("*"), *self._entries()]:
             with suppress(PermissionError), self._locked(path.name, wait=False) as free:
-                # without the lock it might be one that another process is replacing
+                # without the lock, another process may be replacing the entry
                 if free and not (path.parent == self._folder and _is_whole(path)):
                     shutil.rmtree(path, ignore_errors=True)
 
@@ -304,7 +304,7 @@ class ArtifactStore:
                 return False
             try:
                 fd = os.open(artifact.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except FileNotFoundError:  # another process has removed it since it was listed
+            except FileNotFoundError:  # removed by another process since it was listed
                 return True
             try:
                 unused = _flocked(fd, fcntl.LOCK_EX, wait=False)
@@ -332,7 +332,7 @@ def _file_name(facts: Mapping[str, Any]) -> str:
 
 
 def _metadata(entry: Path) -> Metadata | None:
-    """Return the metadata of an entry if it is readable and belongs to this entry."""
+    """Return an entry's metadata if it is readable and belongs to this entry."""
     try:
         metadata = msgspec.json.decode((entry / _METADATA).read_bytes(), type=Metadata)
     except (OSError, msgspec.MsgspecError):
@@ -342,7 +342,7 @@ def _metadata(entry: Path) -> Metadata | None:
 
 
 def _is_whole(entry: Path) -> bool:
-    """Return whether an entry has its metadata and its content, whatever bytes that holds."""
+    """Return whether an entry has its metadata and its content, without verifying the content."""
     metadata = _metadata(entry)
     content = entry / _file_name(metadata.facts) if metadata else entry
     return content.is_file() and not content.is_symlink()
@@ -368,19 +368,19 @@ def _require_content(path: Path, metadata: Metadata) -> None:
     held = parts(path)
     size = sum(part.stat().st_size for part in held)
     if size != metadata.bytes:
-        raise _Damaged(f"it holds {size} bytes, not {metadata.bytes}")
+        raise _Damaged(f"it has {size} bytes, not {metadata.bytes}")
     if sha256_of(*held) != metadata.sha256:
         raise _Damaged("its bytes have changed since it was written (SHA-256)")
 
 
 def parts(path: Path) -> list[Path]:
-    """Return the files of an artifact: its own, and that of its weights beside it if there is one."""
+    """Return the files of an artifact: its own and, if present, its separate weights file."""
     data = path.with_name(path.name + DATA)
     return [path, data] if data.exists() else [path]
 
 
 def given(path: Path, beside: Sequence[Path] = (), **facts: str) -> Artifact:
-    """Return a file that is in no store, with those `beside` it, as an artifact made when it was written."""
+    """Return a file outside any store, with the files `beside` it, as an artifact made when it was written."""
     made_at = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
     held = [path, *beside]
     size, sha256 = sum(part.stat().st_size for part in held), sha256_of(*held)
@@ -389,7 +389,7 @@ def given(path: Path, beside: Sequence[Path] = (), **facts: str) -> Artifact:
 
 
 def sha256_of(*paths: Path, beat: Callable[[], None] = lambda: None) -> str:
-    """Return the SHA-256 of the files, one after the other, in hexadecimal digits; `beat` is called for each piece."""
+    """Return the hex SHA-256 of the concatenated files; `beat` is called for each piece read."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb", buffering=0) as file:
@@ -409,12 +409,12 @@ def _is_at(fd: int, path: Path) -> bool:
 def _lock(path: Path, *, wait: bool) -> tuple[int, bool]:
     """Return the open lock file, and whether the lock was acquired."""
     while True:
-        # to read: the lock of another member of the group may be read-only, and flock does not mind
+        # read-only, because another group member's lock may be, and flock does not mind
         fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         free = _flocked(fd, fcntl.LOCK_EX, wait=wait)
         if not free or _is_at(fd, path):
             return fd, free
-        os.close(fd)  # its holder removed it: the next process gets a new file
+        os.close(fd)  # its holder removed it: open a new file
 
 
 def _flocked(fd: int, operation: int, *, wait: bool) -> bool:
@@ -439,7 +439,7 @@ def _describe(path: Path, facts: Mapping[str, Any], measured: Mapping[str, Any])
 
 
 def _machine() -> str:
-    """Return the board's name if it has one, else the machine type."""
+    """Return the board's name if known, else the machine type."""
     try:
         return Path("/proc/device-tree/model").read_text().strip("\0\n ")
     except OSError:

@@ -1,4 +1,4 @@
-"""What quantising after training needs and says, whoever does it; needs neither torch nor ONNX."""
+"""What post-training quantisation requires and reports, whichever tool does it; needs neither torch nor ONNX."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,14 @@ LEAST_IMAGES = 16
 
 
 class CannotQuantise(Exception):
-    """A model or its calibration images do not allow a quantised file; the message says why."""
+    """The model or its calibration images do not allow a quantised file; the message says why."""
 
 
 class Quantised(msgspec.Struct, frozen=True):
-    """What a quantised file is: the layers in int8, those left in float32 with the reason, and its agreement.
+    """A quantised file: the layers in int8, those left in float32 with the reason, and its agreement.
 
-    `exact` names the int8 layers whose inputs are exact integers. Errors are against the float32 file on calibration
-    images, as shares of its largest output; `agreeing` of `images` rows have the same class.
+    `exact` lists the int8 layers whose inputs are exact integers. Errors are relative to the float32 file on
+    calibration images, as shares of its largest output; `agreeing` of `images` rows have the same class.
     """
 
     layers: list[str]
@@ -32,7 +32,7 @@ class Quantised(msgspec.Struct, frozen=True):
 
 
 def refuse_few(images: Sequence[NDArray[Any]], source: str) -> None:
-    """Raise CannotQuantise for calibration images from which no range can be learned."""
+    """Raise CannotQuantise if no range can be learned from the calibration images."""
     if len(images) < LEAST_IMAGES:
         raise CannotQuantise(f"calibration needs at least {LEAST_IMAGES} images, not {len(images)} ({source})")
     if not all(np.isfinite(image).all() for image in images if image.dtype.kind == "f"):
@@ -43,9 +43,9 @@ def refuse_few(images: Sequence[NDArray[Any]], source: str) -> None:
 
 
 def agreement(exact: Sequence[NDArray[Any]], answers: Sequence[NDArray[Any]], batch: int) -> dict[str, Any]:
-    """Return the figures of Quantised for what a model answered batch by batch, in int8 (`found`) and in float.
+    """Return the figures of Quantised for a model's answers in float (`exact`) and int8, batch by batch.
 
-    An answer is one row per item if the batch leads it, else one row. Raises CannotQuantise if one is not finite.
+    An answer has a row per item if its first axis is the batch, else a single row. Raises CannotQuantise unless finite.
     """
     before, after = (
         np.concatenate([part.reshape(batch if part.shape[:1] == (batch,) else 1, -1) for part in parts], dtype=float)

@@ -1,4 +1,4 @@
-"""The code of benchd and the versions that made a stored file, for its key and facts. Torch-free."""
+"""The code of benchd and the versions that a stored file was made with, for its key and facts. Torch-free."""
 
 import functools
 import hashlib
@@ -6,14 +6,14 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]  # of a checkout, or benchd's folder among the installed packages
+ROOT = Path(__file__).parents[1]  # of a checkout, or of the installed benchd package
 SHIPPED = ("models", "kernels", "exporters")
 _SUFFIXES = (".py", ".c", ".h")
 
 
 @functools.cache
 def sha256(*places: str) -> str:
-    """Return a hash over the source in these files and folders of benchd, the same for a checkout and an install.
+    """Return a hash of the source in these files and folders of benchd, equal for a checkout and an install.
 
     Without arguments it covers the code that builds, runs and exports the models.
     """
@@ -27,13 +27,13 @@ def sha256(*places: str) -> str:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Return the versions of the installed ones among these distributions, as they were when first asked for."""
+    """Return the versions of the installed ones among these distributions, as of the first call."""
     return {name: version for name in distributions if (version := _version(name))}
 
 
 @functools.cache
 def _version(distribution: str) -> str | None:
-    """Return its version, or None; the metadata of one takes a millisecond to read."""
+    """Return the distribution's version, or None; cached, because reading the metadata takes a millisecond."""
     with suppress(PackageNotFoundError):
         return version(distribution)
     return None

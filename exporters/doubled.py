@@ -1,4 +1,4 @@
-"""A module in float64 whose large weights stay in float32: each is read in float64 only while an operation uses it.
+"""A module in float64 whose large weights stay in float32 and are converted only while an operation uses them.
 
 The copies of a module share these weights, so that a check needs little more memory than the module and its largest
 weight in float64.
@@ -17,17 +17,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 LARGE = 2**20
-"""The most elements of a weight that a copy of a module holds itself, and that a linear layer reads together."""
+"""Weights with more elements are shared between copies, and read by a linear layer in parts of this size."""
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """Return a deep copy that shares the memory of the large weights, so nothing may write to them."""
+    """Return a deep copy that shares the memory of the large weights, which must not be written to."""
     memo = {id(weight): _sharing(weight) for weight in _large(module).values()}
     return copy.deepcopy(module, memo)
 
 
 def in_float64(module: nn.Module) -> nn.Module:
-    """Return a copy in float64, except for its large weights, which `reading` reads in float64."""
+    """Return a copy in float64, except for its large weights, which `reading` converts on use."""
     doubled = copied(module)
     kept = _large(doubled).keys()
     doubled._apply(lambda value: value.double() if value.is_floating_point() and id(value) not in kept else value)
@@ -40,18 +40,18 @@ def reading(module: nn.Module) -> Callable[..., Any]:
 
 
 def places(module: nn.Module) -> set[int]:
-    """Return the addresses of the large weights, which copies share, so that nothing may write there."""
+    """Return the addresses of the large weights, which copies share and nothing may overwrite."""
     return {weight.data_ptr() for weight in _large(module).values()}
 
 
 def _run(module: nn.Module, *inputs: Tensor) -> Any:
-    ctypes.CDLL(None).malloc_trim(0)  # a kept heap has holes that no weight of this run fits
+    ctypes.CDLL(None).malloc_trim(0)  # fragments of the kept heap would be too small for this run's weights
     with _Reading(_large(module)):
         return module(*inputs)
 
 
 def _large(module: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the large weights in float32 by identity; TorchScript reads its own where no mode sees it."""
+    """Return the large float32 weights by identity, except in TorchScript, whose reads no mode intercepts."""
     scripted = (part for part in module.modules() if isinstance(part, torch.jit.ScriptModule))
     hidden = {id(weight) for part in scripted for weight in part.parameters()}
     return {
@@ -69,14 +69,14 @@ def _sharing(weight: nn.Parameter) -> nn.Parameter:
 
 
 def _selects(func: Any, padding: object = None, max_norm: object = None, **named: object) -> bool:
-    """Return whether an operation answers with some numbers of its weight and changes none of it."""
+    """Return whether an operation only selects elements of its weight, without changing it."""
     if func is functional.embedding:
         return max_norm is None and named.get("max_norm") is None
     return getattr(func, "__name__", "") in ("__getitem__", "index_select")
 
 
 class _Reading(TorchFunctionMode):
-    """Gives each operation the weights that it reads in float64."""
+    """Converts the large weights of each operation to float64."""
 
     def __init__(self, weights: Mapping[int, nn.Parameter]) -> None:
         super().__init__()
@@ -96,10 +96,10 @@ class _Reading(TorchFunctionMode):
         return func(*args, **named)
 
     def _linear(self, read: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return a linear layer's answer, computed in parts of its rows."""
+        """Return the output of a linear layer, computed in parts of its rows."""
         rows, columns = weight.shape
         count = min(rows, max(1, LARGE // columns))
-        held = torch.empty(count, columns, dtype=torch.float64, device=weight.device)  # once: a kept heap never shrinks
+        held = torch.empty(count, columns, dtype=torch.float64, device=weight.device)  # once: the heap never shrinks
         answers = []
         for first in range(0, rows, count):
             part = slice(first, first + count)
@@ -108,7 +108,7 @@ class _Reading(TorchFunctionMode):
         return torch.cat(answers, dim=-1)
 
     def _exact(self, value: Tensor) -> Tensor:
-        """Return a weight as it is read; any other value stays."""
+        """Return a large weight in float64, and any other value unchanged."""
         if id(value) not in self._weights:
             return value
         return value.detach().double()

@@ -12,27 +12,27 @@ Precision = Literal["fp32", "fp16", "int8"]
 FloatPrecision = Literal["fp32", "fp16"]
 Form = Literal["scan", "two_level"]
 Target = Literal["cpu", "cpu_without_scan", "cuda", "tensorrt"]
-"""Where a file runs; some runtimes of a CPU do not read a Scan node."""
+"""Where a file runs; some CPU runtimes do not support the Scan node."""
 
 QuantisedFor = Literal["cpu", "avx2", "arm", "tensorrt"]
-"""What runs a quantised file: ONNX Runtime on an x86 CPU, on one whose byte products overflow, so that weights get 7
-bits, or on another CPU, whose kernels want int8 with a zero point of 0; else TensorRT, where outputs stay in float."""
+"""What runs a quantised file: ONNX Runtime on an x86 CPU, on one whose byte products overflow (7-bit weights), or on
+another CPU, whose kernels require int8 with a zero point of 0; else TensorRT, where outputs stay in float."""
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8")
 QUANTISED_FOR: tuple[QuantisedFor, ...] = ("cpu", "avx2", "arm", "tensorrt")
 FORMS: tuple[Form, ...] = ("scan", "two_level")
-# TensorRT 10.3 reads 9 to 20; from 19 on, Pad and AveragePool have no CUDA kernel in ONNX Runtime before 1.25, and each
-# of them would cross to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
+# TensorRT 10.3 supports 9 to 20; from 19 on, Pad and AveragePool have no CUDA kernel in ONNX Runtime before 1.25, and
+# each of them would copy to the CPU and back (microsoft/onnxruntime issues 26393 and 27729)
 OPSET = 18
-# whose version shows in the file; torchvision brings the layers of the ResNets
+# whose version affects the file; torchvision provides the layers of the ResNets
 EXPORTERS = ("torch", "torchvision", "timm", "onnx", "onnx-ir", "onnxscript")
 ONLY_OUTPUT = "outputs"  # the file's output name for a model with a single tensor
 
 
 def form(options: Mapping[str, Any], target: Target) -> Form | None:
-    """Return the form of the scan for this target, None for a model without one; `options` are all the model's.
+    """Return the form of the scan for this target, or None for a model without one; `options` must be complete.
 
-    Measured: on a CPU one Scan node keeps its state in the cache; a GPU launches kernels for each of its iterations.
+    Measured: on a CPU one Scan node keeps its state in the cache; a GPU launches kernels for each iteration of it.
     """
     if "scan" not in options:
         return None
@@ -40,7 +40,7 @@ def form(options: Mapping[str, Any], target: Target) -> Form | None:
 
 
 def quantised_for(target: Target) -> QuantisedFor:
-    """Return what an int8 file for this target is made for: x86 has fast kernels for uint8 activations only."""
+    """Return what an int8 file for this target is made for: x86 has fast kernels only for uint8 activations."""
     if target not in ("cpu", "cpu_without_scan"):
         return "tensorrt"
     if not is_x86():
@@ -49,12 +49,12 @@ def quantised_for(target: Target) -> QuantisedFor:
 
 
 def is_x86() -> bool:
-    """Return whether this machine's CPU is an x86 one."""
+    """Return whether this machine's CPU is x86."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
 def overflows(root: Path = Path("/")) -> bool:
-    """Return whether this x86 CPU adds two products of bytes in 16 bits, which overflow: it has no VNNI."""
+    """Return whether this x86 CPU adds two byte products in 16 bits, which overflow, because it lacks VNNI."""
     match = re.search(r"^flags\s*:(.*)$", (root / "proc/cpuinfo").read_text(), re.MULTILINE)
     return not {"avx512_vnni", "avx_vnni"} & set(match[1].split() if match else [])
 
@@ -67,10 +67,10 @@ def onnx_facts(
     batch: int | None,
     form: Form | None,
 ) -> dict[str, Any]:
-    """Return the facts of an ONNX file's key in `benchd.exporters.artifacts.ArtifactStore`.
+    """Return the facts that determine an ONNX file's key in `benchd.exporters.artifacts.ArtifactStore`.
 
     `batch` None means a dynamic batch. The facts include what makes the file: `code_sha256` of benchd, and `versions`,
-    which may differ for a file from another machine; those of an int8 file include ONNX Runtime's, which writes it.
+    which may differ for a file from another machine; for an int8 file they include ONNX Runtime, which writes it.
     """
     makers = (*EXPORTERS, *sessions.DISTRIBUTIONS) if precision == "int8" else EXPORTERS
     return {

@@ -1,8 +1,8 @@
 """Exports a built model to an ONNX file of standard operators, and proves that the file computes that model.
 
-The precision is part of the graph: an fp16 file has float16 weights, inputs and outputs, and keeps in float32 what the
-model keeps there. A model that draws random numbers is exported without its encoder. torch's exporter is not trusted:
-it may declare a batch size dynamic but have traced a fixed one, or write a different opset than requested.
+The precision is part of the graph: an fp16 file has float16 weights, inputs and outputs, and float32 wherever the model
+uses it. A model that draws random numbers is exported without its encoder. torch's exporter is not trusted: it may
+declare a batch size dynamic although it traced a fixed one, or write a different opset than requested.
 """
 
 import copy
@@ -32,7 +32,7 @@ from benchd.exporters.parity import Parity
 INPUT, BATCH = "inputs", "batch"
 DYNAMIC_BATCHES = (1, 2, 5)
 LEAST_IMAGES = 8
-INLINE_BYTES = 2**31 - 2**24  # protobuf's limit, less what the graph takes
+INLINE_BYTES = 2**31 - 2**24  # protobuf's limit, minus the size of the graph
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _TRACED_BATCH = 2  # torch treats a batch of one as a constant
@@ -43,13 +43,13 @@ class ExportError(Exception):
 
 
 class NotExportable(ExportError):
-    """torch cannot export the model, or ONNX Runtime cannot load what it exports; the message says why."""
+    """torch cannot export the model, or ONNX Runtime cannot load the result; the message says why."""
 
 
 class Exported(msgspec.Struct, frozen=True):
     """Facts about a checked file; without ONNX Runtime `parity` is null and `unchecked` says so.
 
-    `outputs` are their names in the file: one that an input has too was changed.
+    `outputs` are the output names in the file: a name also used by an input was changed.
     """
 
     opset: int
@@ -79,11 +79,11 @@ def export(
 ) -> Exported:
     """Write `module`, float32 in eval mode on the CPU, to `path`; return facts about the file.
 
-    `images` (n, ...) are inputs to compare with, several by the names that the file gives them; `axes` says where n is
-    if not in front, None for an input that a batch shares. The axis behind it stays open in inputs with `lengths`, up
-    to the length of `images`; those of the same lengths are of one length. The module returns a tensor for each of
-    `outputs`, in a tuple if there are several. `batch` None leaves the batch dynamic. Weights above `inline_bytes` go
-    to a second file beside it. Raises ExportError, leaving no file behind that is not whole or was found wrong.
+    `images` (n, ...) are the inputs for the comparison, by their names in the file if there are several. `axes` gives
+    the axis of n where it is not the first, or None for an input shared by the batch. Inputs with `lengths` keep the
+    next axis dynamic, up to the length of `images`, and those with the same lengths share it. The module returns a
+    tensor for each of `outputs`, in a tuple if there are several. `batch` None leaves the batch dynamic. Weights above
+    `inline_bytes` go to a second file. Raises ExportError, leaving no incomplete or wrong file behind.
     """
     start = time.monotonic()
     named = images if isinstance(images, Mapping) else {INPUT: images}
@@ -91,7 +91,7 @@ def export(
     ready = _prepared(module, precision)
     taken = [_repeated(values, axis, range(batch or _TRACED_BATCH)) for values, axis in given.values()]
     examples = [_inputs(module, taken[0]), *taken[1:]]
-    # time steps lead where there are any
+    # time steps, if any, are the first axis
     steps = len(examples[0].shape) - len(taken[0].shape)
     lead = [axis if axis is None else axis + (0 if place else steps) for place, (_, axis) in enumerate(given.values())]
     sizes = [{axis: BATCH} if batch is None and axis is not None else {} for axis in lead]
@@ -123,7 +123,7 @@ def export(
 
 
 def _save(model: onnx_ir.Model, path: Path, inline_bytes: int) -> None:
-    """Write the model to one file, or its large weights to a second one, without which a file has at most 2 GB."""
+    """Write the model to one file, or to two, with large weights in the second: a file is limited to 2 GB."""
     weights = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     is_small = sum(weight.nbytes for weight in weights if weight is not None) <= inline_bytes
     onnx_ir.save(model, path, external_data=None if is_small else path.name + artifacts.DATA)
@@ -149,7 +149,7 @@ class _Encoded(nn.Module):
 
 
 def _inputs(module: nn.Module, images: Tensor) -> Tensor:
-    """Return the file's input for these images: for a model with random encoding, one draw."""
+    """Return the file's input for these images, which is one random draw for a model with random encoding."""
     encode: Any = getattr(module, "encode", None)
     return images if encode is None else encode(images, _uniforms(module, images))
 
@@ -162,7 +162,7 @@ def _uniforms(module: nn.Module, images: Tensor) -> Tensor | None:
 
 
 def _repeated(values: Tensor, axis: int | None, places: Sequence[int]) -> Tensor:
-    """Return a copy, because torch takes the sizes behind a view as open, of the items at these places, repeated."""
+    """Return the items at these places, repeated, as a copy: torch takes the sizes behind a view as dynamic."""
     return values.clone() if axis is None else values.index_select(axis, torch.tensor(places) % values.shape[axis])
 
 
@@ -176,7 +176,7 @@ def _traced(
     sizes: Sequence[Mapping[int, str]] | None,
     names: tuple[list[str], list[str]],
 ) -> onnx_ir.Model:
-    """Return the graph that torch writes; raise ExportError if an open size got another range."""
+    """Return the graph that torch writes; raise ExportError if a dynamic size was traced with another range."""
     longest = {
         name: example.shape[axis]
         for example, open_ones in zip(examples, sizes or [], strict=False)
@@ -201,7 +201,7 @@ def _traced(
                 input_names=names[0],
                 output_names=names[1],
             )
-    except Exception as error:  # its many stages raise anything
+    except Exception as error:  # any of its many stages may raise anything
         raise NotExportable(f"torch {torch.__version__} cannot export this: {_cause(error)}") from error
     if program is None or program.exported_program is None:
         raise ExportError(f"torch {torch.__version__} wrote no program")
@@ -218,14 +218,14 @@ def _traced(
 
 
 def _gathers(module: nn.Module) -> bool:
-    """Return whether the module takes any number of inputs, which torch.export treats as one tuple."""
+    """Return whether the module takes a variable number of inputs, which torch.export treats as one tuple."""
     kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
     return inspect.Parameter.VAR_POSITIONAL in kinds
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporter's remarks on its internals; real problems are raised."""
+    """Hide the exporter's messages about its internals; real problems are raised."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     try:
@@ -276,7 +276,7 @@ def _checked(path: Path, shapes: list[list[int]], sizes: Sequence[Mapping[int, s
         raise ExportError(f"the file is not valid ONNX: {error}") from error
     opsets = {entry.domain: entry.version for entry in written.opset_import}
     if opsets != {"": OPSET}:
-        raise ExportError(f"the file has the opsets {opsets}, not only {OPSET} of the standard one")
+        raise ExportError(f"the file uses the opsets {opsets}, not only the standard opset {OPSET}")
     wanted: list[list[int | str]] = [list(shape) for shape in shapes]
     for shape, named in zip(wanted, sizes or [], strict=False):
         for axis, name in named.items():
@@ -301,7 +301,7 @@ def _proven(
     judged_by: Literal["outputs", "codes"],
     exported: Exported,
 ) -> Exported:
-    """Load the file in ONNX Runtime and compare its numbers; raise ExportError if they differ."""
+    """Run the file in ONNX Runtime and compare its outputs; raise ExportError if they differ."""
     reason = sessions.why_not()
     if reason:
         return msgspec.structs.replace(exported, unchecked=f"numbers not compared: {reason}")
@@ -331,13 +331,13 @@ def _proven(
 
 
 def _halved(names: Sequence[str], values: Sequence[Tensor], varying: Sequence[str]) -> list[Tensor]:
-    """Return these inputs at half the length, where they have one."""
+    """Return these inputs, with the `varying` ones cut to half their length."""
     pairs = zip(names, values, strict=True)
     return [value[:, : (value.shape[1] + 1) // 2].contiguous() if name in varying else value for name, value in pairs]
 
 
 class _Drawn(nn.Module):
-    """The module on the draws that `_inputs` makes, whatever its dtype."""
+    """The module applied to the draws from `_inputs`, whatever its dtype."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -350,7 +350,7 @@ class _Drawn(nn.Module):
 
 
 def _batches(given: Sequence[tuple[Tensor, int | None]], batch: int | None) -> list[tuple[int, list[Tensor]]]:
-    """Return inputs in batches of the file's size, or of three if it takes any, each with its size."""
+    """Return inputs in batches of the file's size, or of three if its batch is dynamic, each with its size."""
     sizes = DYNAMIC_BATCHES if batch is None else (batch,) * -(-LEAST_IMAGES // batch)
     places = [range(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
     return [(len(each), [_repeated(values, axis, each) for values, axis in given]) for each in places]

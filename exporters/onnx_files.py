@@ -1,4 +1,4 @@
-"""What an ONNX file says about itself without its weights: the names that it reads and answers by."""
+"""What can be read from an ONNX file without its weights: the names of its inputs and outputs, for example."""
 
 from collections.abc import Collection, Iterator
 from itertools import count
@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 _DRAWING = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-# what computes floats, and nothing that other operators take as sizes or places
+# operators that compute floats, which no other operator uses as a size or index
 _COMPUTING_NAMES = (
     "BatchNormalization Conv ConvTranspose Erf Exp GRU Gelu Gemm InstanceNormalization LSTM LayerNormalization "
     "LogSoftmax MatMul RNN Sigmoid Softmax Tanh"
@@ -20,14 +20,14 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 
 
 def names_of(path: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the file's inputs and of its outputs, in order."""
+    """Return the names of the file's inputs and outputs, in order."""
     graph = onnx.load(path, load_external_data=False).graph
     held = {tensor.name for tensor in graph.initializer}
     return [value.name for value in graph.input if value.name not in held], [value.name for value in graph.output]
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the files that hold weights of this one, sorted; raise ValueError for one outside its folder."""
+    """Return the external weight files, sorted; raise ValueError for one outside the file's folder."""
     model = onnx.load(path, load_external_data=False)
     places = {entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"}
     outside = [place for place in places if Path(place).is_absolute() or ".." in Path(place).parts]
@@ -44,7 +44,7 @@ def cut_short(model: onnx.ModelProto, folder: Path) -> list[str]:
 
 
 def foreign(path: Path) -> list[str]:
-    """Return the file's operators that neither ONNX nor ONNX Runtime defines, such as plugins of TensorRT."""
+    """Return the file's operators that neither ONNX nor ONNX Runtime defines, such as TensorRT plugins."""
     model = onnx.load(path, load_external_data=False)
     own = {function.domain for function in model.functions}
     return sorted(
@@ -64,7 +64,7 @@ def drawing(path: Path) -> list[str]:
 
 
 def half(path: Path) -> list[str]:
-    """Return the names of the types in half precision that the file casts to."""
+    """Return the names of the half-precision types that the file casts to."""
     kinds = {cast.i for node in _nodes(path) if node.op_type == "Cast" for cast in node.attribute if cast.name == "to"}
     return [name for kind, name in _HALF.items() if kind in kinds]
 
@@ -72,7 +72,7 @@ def half(path: Path) -> list[str]:
 def rounded(path: Path, share: float, seed: int, *, floating: bool) -> bytes:
     """Return the file with random errors up to this share of each number, or of a tensor's largest if not `floating`.
 
-    They are drawn anew in every run, and added to the weights and the results of the operators that compute.
+    The errors are added to the weights and to the outputs of computing operators, and are drawn again in every run.
     """
     model = onnx.shape_inference.infer_shapes(onnx.load(path, load_external_data=False))
     graph, number = model.graph, count()
@@ -111,7 +111,7 @@ def _drops(node: onnx.NodeProto) -> bool:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor that the file stores."""
+    """Yield every tensor stored in the file."""
     nodes = list(_nodes_of(model))
     graphs = [graph for node in nodes for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
     for graph in (model.graph, *graphs):
@@ -126,7 +126,7 @@ def _nodes(path: Path) -> Iterator[onnx.NodeProto]:
 
 
 def _nodes_of(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Yield every node of the file, those of subgraphs and functions too."""
+    """Yield every node of the file, including those of subgraphs and functions."""
     left = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     while left:
         yield (node := left.pop())

@@ -1,8 +1,8 @@
-"""The deviation of an exported file from its model: both against the model in float64, on the same images.
+"""The deviation of an exported file from its model, each compared with the model in float64 on the same images.
 
-A file may be twice as far off as its model in that precision: where the model jumps, as to another class, the file may.
-A wrong graph is wrong on most images, while a spiking neuron that fires one step later because of rounding changes few.
-So spiking and quantised models are judged by the median image and by their answers.
+A file may deviate twice as much as its model in the same precision: where the model jumps, as to another class, so may
+the file. A wrong graph is wrong on most images, while a spiking neuron that fires one step later because of rounding
+changes few. Spiking and quantised models are therefore judged by the median image and by their answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 class Parity(msgspec.Struct, frozen=True):
-    """The comparison; errors are of the file's outputs, `error_share` is relative to the largest absolute output."""
+    """The comparison: errors of the file's outputs, with `error_share` relative to the largest absolute output."""
 
     batch_sizes: list[int]
     images: int
@@ -31,11 +31,11 @@ class Parity(msgspec.Struct, frozen=True):
     argmax_disagreements: int
 
 
-_HIDING = 1 / 3  # of the largest output: rounding that moves the model's own answers so far leaves no class to compare
+_HIDING = 1 / 3  # of the largest output: a larger rounding error of the model itself makes its class meaningless
 
 
 class Differs(Exception):
-    """The file does not compute what its model does; the message gives the figures."""
+    """The file does not compute the same as its model; the message contains the figures."""
 
 
 def compare(
@@ -47,8 +47,8 @@ def compare(
 ) -> Parity:
     """Return how `run` agrees with `module` on batches of its inputs, each with its size; raise Differs if it does not.
 
-    Each output is judged separately, and the figures are of the worst one. A model that cannot run in float64 is judged
-    against itself in float32.
+    Each output is judged separately, and the figures are for the worst one. A model that cannot run in float64 is
+    compared with itself in float32.
     """
     try:
         exact = _outputs(doubled.reading(doubled.in_float64(module)), batches, torch.float64)
@@ -86,7 +86,7 @@ def _judged(
     if judged_by == "codes":
         agrees = agrees and (parity.argmax_disagreements <= _disagreements(plain, exact) + 1 or own > _HIDING)
     if np.isnan(exact).any():
-        raise Differs("the model's own answer is NaN for these inputs, so its file cannot be compared: give others")
+        raise Differs("the model's own answer is NaN for these inputs, so its file cannot be compared: change them")
     if not agrees:  # NaN does not agree either
         raise Differs(
             f"the file is off by {parity.error_share:.1e} of the largest output, and {parity.argmax_disagreements} of "
@@ -96,7 +96,7 @@ def _judged(
 
 
 def _distances(exact: np.ndarray, answers: np.ndarray) -> np.ndarray:
-    """Return the largest distance in each row; two infinities of the same sign do not differ."""
+    """Return the largest distance in each row; infinities of the same sign do not differ."""
     with np.errstate(invalid="ignore"):  # inf - inf
         return np.where(exact == answers, 0.0, np.abs(answers - exact)).max(axis=1, initial=0.0)
 
@@ -114,7 +114,7 @@ def _outputs(
 
 
 def _rows(answers: Sequence[Sequence[np.ndarray]], sizes: Sequence[int]) -> list[np.ndarray]:
-    """Return each output (N, ...) in float64: a row per item, or per batch if the batch is not the first dimension."""
+    """Return each output (N, ...) in float64: a row per item, or per batch if the batch is not the first axis."""
     rows = [
         [
             part.reshape(size if part.shape[:1] == (size,) else 1, -1).astype(np.float64)

@@ -1,7 +1,7 @@
-"""Post-training quantisation inside torch, by torchao: an exported graph whose products Inductor runs in int8 on x86.
+"""Post-training quantisation in torch with torchao: an exported graph whose products Inductor runs in int8 on x86.
 
-Weights are symmetric per output channel, activations have one scale and one zero point per tensor, which torchao's
-histograms of the calibration images set. The first and the last layer stay in float32, as in a quantised file.
+Weights are symmetric per output channel; activations have one scale and zero point per tensor, from torchao's
+histograms of the calibration images. The first and last layers stay in float32, as in a quantised file.
 """
 
 import copy
@@ -27,10 +27,10 @@ _COMPARED_IMAGES = 64
 
 
 class Prepared:
-    """A module exported for inputs of these shapes, with observers around the products that are to be in int8.
+    """A module exported for inputs of these shapes, with observers around the products to be quantised.
 
-    `layers` names these products, `left_fp32` the others with the reason. Raises CannotQuantise if it cannot be
-    exported or has nothing to quantise.
+    `layers` lists these products, and `left_fp32` the others with the reason. Raises CannotQuantise if the module
+    cannot be exported or has nothing to quantise.
     """
 
     def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
@@ -44,13 +44,13 @@ class Prepared:
             raise CannotQuantise(f"torchao quantises none of its {len(products)} products (convolutions and linear)")
 
     def calibrate(self, path: Path, batches: Sequence[Sequence[Tensor]]) -> Quantised:
-        """Write the ranges that the activations have over these batches to `path`; return what quantising does."""
+        """Write the activation ranges over these batches to `path`; return the result of quantising with them."""
         observing = copy.deepcopy(self._graph)
         try:
             with torch.no_grad():
                 for batch in batches:
                     observing(*batch)
-        except RuntimeError as error:  # of a histogram without ends
+        except RuntimeError as error:  # from a histogram without bounds
             raise CannotQuantise(f"an activation has no range on the calibration images: {_line(error)}") from error
         ranges = {name: value.contiguous() for name, value in _ranges(observing)}
         ends = [value for name, value in ranges.items() if name.endswith(("min_val", "max_val"))]
@@ -68,7 +68,7 @@ class Prepared:
         return convert_pt2e(graph)
 
     def _compared(self, graph: GraphModule, batches: Sequence[Sequence[Tensor]]) -> Quantised:
-        """Return the errors of the quantised graph against the module on the first images."""
+        """Return the errors of the quantised graph relative to the module on the first images."""
         some = batches[: -(-_COMPARED_IMAGES // len(batches[0][0]))]
         with torch.no_grad():
             exact, answers = (
@@ -85,16 +85,16 @@ class Prepared:
 
 
 def _prepared(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[GraphModule, dict[str, str]]:
-    """Return the graph with observers, and the reasons of what was left out before.
+    """Return the graph with observers, and the products left out before that with the reasons.
 
-    torchao finds its patterns by the modules in a graph of strict export, which not every module has.
+    torchao finds its patterns by the modules in a strictly exported graph, which not every module supports.
     """
     try:
         try:
             return _observed(module, inputs, strict=True)
         except CannotQuantise:
             raise
-        except Exception:  # export and torchao raise anything
+        except Exception:  # export and torchao may raise anything
             return _observed(module, inputs, strict=False)
     except CannotQuantise:
         raise
@@ -109,18 +109,18 @@ def _observed(module: nn.Module, inputs: tuple[Tensor, ...], *, strict: bool) ->
         graph = torch.export.export(copy.deepcopy(module), inputs, strict=strict).module()
     left = _left_out(graph)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The input of ")  # a pooling stays in float32
+        warnings.filterwarnings("ignore", "The input of ")  # pooling stays in float32
         return prepare_pt2e(graph, _quantizer()), left
 
 
 def _quantizer() -> Any:
     config = x86.get_default_x86_inductor_quantization_config(reduce_range=files.overflows())
     quantizer = x86.X86InductorQuantizer().set_global(config)
-    return quantizer.set_function_type_qconfig(torch.mul, None)  # two activations
+    return quantizer.set_function_type_qconfig(torch.mul, None)  # a product of two activations
 
 
 def _left_out(graph: GraphModule) -> dict[str, str]:
-    """Mark what is to stay in float32; return it with the reasons."""
+    """Mark the products that stay in float32; return them with the reasons."""
     products = list(_products(graph))
     able = list(dict.fromkeys(_name(node) for node in products if _has_weight(node)))
     left = {_name(node): "neither of its inputs is constant" for node in products if not _has_weight(node)}
@@ -149,7 +149,7 @@ def _has_weight(node: Node) -> bool:
 
 
 def _weight(node: Node) -> Node:
-    """Return what the product's second argument is made of: a constant, through its observer."""
+    """Return the node behind the product's second argument and its observer: a constant."""
     weight = node.args[1]
     while isinstance(weight, Node) and weight.op == "call_module":
         weight = weight.args[0]
@@ -157,7 +157,7 @@ def _weight(node: Node) -> Node:
 
 
 def _name(node: Node) -> str:
-    """Return the layer of a product: its module as the weight names it, or its node."""
+    """Return a product's layer name: the module of its weight, or its node."""
     return str(_weight(node).target).removesuffix(".weight") if _has_weight(node) else node.name
 
 
@@ -171,7 +171,7 @@ def _is_observed(graph: GraphModule, node: Node) -> bool:
 
 
 def _ranges(graph: GraphModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield what the observers have seen, by observer and buffer."""
+    """Yield the ranges that the observers have seen, by observer and buffer."""
     for name, part in graph.named_modules():
         if isinstance(part, ObserverBase):
             for buffer, value in part.named_buffers(recurse=False):

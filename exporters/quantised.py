@@ -1,8 +1,8 @@
-"""Post-training quantisation of an exported float file to QDQ int8; ONNX Runtime's own tools do the work.
+"""Post-training quantisation of an exported float file to QDQ int8, using ONNX Runtime's own tools.
 
-Weights are symmetric per output channel, activations symmetric per tensor. Activations that lie on a grid, such as
-spikes and codes, keep it exactly: their scale is its step. What stays in float32 is named with its reason, in the
-result and in the file's metadata.
+Weights are symmetric per output channel, activations symmetric per tensor. Activations on a grid, such as spikes and
+codes, are represented exactly: their scale is the step of the grid. Whatever stays in float32 is listed with the reason
+in the result and in the file's metadata.
 """
 
 import json
@@ -28,9 +28,9 @@ Feed = dict[str, NDArray[Any]]
 PERCENTILE = 99.999
 _BINS = 2048
 _LARGEST_CODE = 127
-_GRID_ERROR = 1e-4  # of a step: what float32 leaves of an exact multiple
+_GRID_ERROR = 1e-4  # of a step: rounding error of an exact multiple in float32
 _PRODUCTS = ("Conv", "MatMul", "Gemm")
-# ONNX Runtime runs a Conv or Gemm in integers only if its output is quantised too; elsewhere that costs accuracy
+# ONNX Runtime runs a Conv or Gemm in integers only if its output is quantised too, which costs accuracy elsewhere
 _FLOAT_OUTPUTS = ["MatMul"]
 
 
@@ -39,8 +39,8 @@ def quantise(
 ) -> Quantised:
     """Write the float32 file `source` in int8 to `path`, with ranges from running `feeds` through it.
 
-    `smooth` moves outlier channels and the scale of each token of a state-space model out of its activations. `about`
-    goes into the file's metadata. Raises CannotQuantise, leaving no file, for a model without layers to quantise, for
+    `smooth` moves outlier channels, and the scale of each token, out of a state-space model's activations. `about` goes
+    into the file's metadata. Raises CannotQuantise, leaving no file, for a model without layers to quantise, for
     activations that are not finite, and if the result is not quantised as requested.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def _prepared(source: Path, path: Path) -> ModelProto:
 
     try:
         quant_pre_process(source, path, skip_symbolic_shape=True)
-    except Exception as error:  # its many steps raise anything
+    except Exception as error:  # any of its many steps may raise anything
         raise CannotQuantise(f"ONNX Runtime cannot prepare it: {str(error).strip().splitlines()[0]}") from error
     model = onnx.load(path)
     used = {node.domain for node in model.graph.node}
@@ -82,7 +82,7 @@ def _prepared(source: Path, path: Path) -> ModelProto:
 
 
 def _name(nodes: Iterable[NodeProto]) -> None:
-    """Give nodes without a name, which ONNX allows, one that no other has."""
+    """Give unnamed nodes, which ONNX allows, unique names."""
     taken = {node.name for node in nodes}
     for place, node in enumerate(nodes):
         if not node.name:
@@ -92,7 +92,7 @@ def _name(nodes: Iterable[NodeProto]) -> None:
 
 
 def _chosen(model: ModelProto, *, recurrent: bool) -> tuple[list[NodeProto], dict[str, str]]:
-    """Return the nodes to quantise, and why each other product stays in float32."""
+    """Return the nodes to quantise, and the reasons why other products stay in float32."""
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     products = [node for node in model.graph.node if node.op_type in _PRODUCTS]
     left: dict[str, str] = {}
@@ -119,10 +119,11 @@ def _chosen(model: ModelProto, *, recurrent: bool) -> tuple[list[NodeProto], dic
 def _seen(
     model: ModelProto, chosen: Sequence[NodeProto], feeds: Sequence[Feed], *, smooth: bool
 ) -> tuple[dict[str, float | None], dict[str, NDArray[Any]]]:
-    """Return what the inputs of the nodes are: the step of the grid, None if on none; or magnitudes to `smooth` by.
+    """Return the grid step of each node input (None if not on a grid), and the magnitudes to `smooth` by.
 
-    A tensor with at most 127 codes to either side of 0 is exact in int8 with this step as its scale. The inputs of
-    projections are smoothed by their largest magnitudes (tokens, channels). Raises for one that is not finite.
+    A tensor with at most 127 codes on either side of 0 is exact in int8 with the step as its scale. The inputs of
+    projections are smoothed by their largest magnitudes (tokens, channels). Raises CannotQuantise unless all are
+    finite.
     """
     by_token = {node.input[0] for node in chosen if smooth and node.op_type == "MatMul"}
     magnitudes: dict[str, NDArray[Any] | None] = {}
@@ -153,7 +154,7 @@ def activations(model: ModelProto, names: Sequence[str], feeds: Sequence[Feed]) 
 
 
 def _merged(seen: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the distinct magnitudes with those of `value`, None if they are too many for a grid."""
+    """Return the distinct magnitudes including those of `value`, or None if there are too many for a grid."""
     if seen is None:
         return None
     merged = _distinct(np.concatenate([seen, np.abs(value).ravel()]))
@@ -161,7 +162,7 @@ def _merged(seen: NDArray[Any] | None, value: NDArray[Any]) -> NDArray[Any] | No
 
 
 def _distinct(magnitudes: NDArray[Any]) -> NDArray[Any]:
-    """Return the distinct magnitudes above 0; those within float32's rounding of one another count once."""
+    """Return the distinct positive magnitudes; those within float32's rounding error of each other count once."""
     values = np.unique(magnitudes[magnitudes > 0])
     if not len(values):
         return values
@@ -185,13 +186,13 @@ def _converted(
     target: QuantisedFor,
     folder: Path,
 ) -> ModelProto:
-    """Return the QDQ model; `scales` are known ones by tensor, and percentiles of the activations give the others."""
+    """Return the QDQ model, with known `scales` by tensor and the rest from percentiles of the activations."""
     from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType  # noqa: PLC0415
     from onnxruntime.quantization.calibrate import TensorData, TensorsData  # noqa: PLC0415 - 1.23 has them only there
 
     is_for_tensorrt, is_signed = target == "tensorrt", target in ("arm", "tensorrt")
     floats = list(_PRODUCTS) if is_for_tensorrt else _FLOAT_OUTPUTS
-    # ONNX Runtime has fast kernels on x86 only for uint8 activations: the same grid with a zero point of 128
+    # ONNX Runtime's fast x86 kernels require uint8 activations: the same grid with a zero point of 128
     kind, zero = (QuantType.QInt8, np.array(0, np.int8)) if is_signed else (QuantType.QUInt8, np.array(128, np.uint8))
     known = {
         name: [{"scale": np.array(scale, np.float32), "zero_point": zero, "quant_type": kind}]
@@ -199,7 +200,7 @@ def _converted(
     }
     unknown = {node.op_type for node in chosen if node.input[0] not in scales or node.op_type not in floats}
     ranges = _ranges(model, sorted(unknown), feeds, folder)
-    for name, scale in scales.items():  # it asks for a range even of a tensor whose scale is known
+    for name, scale in scales.items():  # the quantiser requires a range even for a tensor with a known scale
         ends = np.array([-scale, scale], np.float32) * _LARGEST_CODE
         ranges[name] = TensorData(lowest=ends[0], highest=ends[1])
     measured = TensorsData(CalibrationMethod.Percentile, ranges)
@@ -226,7 +227,7 @@ def _converted(
     try:
         with _quiet():
             quantizer.quantize_model()
-            quantizer.model.topological_sort()  # checkers require an order that it leaves to whoever saves
+            quantizer.model.topological_sort()  # checkers require an order that the quantiser leaves to its caller
     except Exception as error:  # it raises ValueError, KeyError, AssertionError and more
         raise CannotQuantise(f"ONNX Runtime cannot quantise it: {str(error).strip().splitlines()[0]}") from error
     return quantizer.model.model
@@ -245,7 +246,7 @@ def _ranges(model: ModelProto, kinds: Sequence[str], feeds: Sequence[Feed], fold
     with _quiet():
         calibrator = create_calibrator(path, kinds, str(augmented), method, extra_options=options)
         calibrator.infer_session = sessions.open_session(augmented, level=sessions.LOWER[-1], spin=False)
-        for feed in feeds:  # one at a time: it keeps every activation of what it is given
+        for feed in feeds:  # one at a time, because it keeps all activations of its input
             calibrator.collect_data(_Reader([feed]))
         return dict(calibrator.compute_data().items())
 
@@ -273,7 +274,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
-    """Raise unless each of these nodes reads dequantised activations and weights, with scales that are numbers."""
+    """Raise unless each of these nodes reads dequantised activations and weights with positive scales."""
     held = {tensor.name: tensor for tensor in model.graph.initializer}
     by_output = {output: node for node in model.graph.node for output in node.output}
     products = {node.name: node for node in model.graph.node if node.op_type in _PRODUCTS}
@@ -287,7 +288,7 @@ def _refuse_unquantised(model: ModelProto, names: Sequence[str]) -> None:
 
 
 def _compared(source: Path, path: Path, feeds: Sequence[Feed], most: int = 64) -> dict[str, Any]:
-    """Return the errors of the int8 file against the float32 one; raise if its answers are not finite."""
+    """Return the errors of the int8 file relative to the float32 file; raise if its answers are not finite."""
     files = [sessions.open_session(file, spin=False) for file in (source, path)]
     exact, answers = ([session.run(None, feed)[0] for feed in feeds[:most]] for session in files)
     return agreement(exact, answers, len(next(iter(feeds[0].values()))))

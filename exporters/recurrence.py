@@ -1,4 +1,4 @@
-"""The selective recurrence in ONNX, in two forms of standard ops; the faster one depends on the runtime.
+"""The selective recurrence in ONNX, in two forms made of standard ops; which is faster depends on the runtime.
 
     h[t] = exp(delta[t] A) h[t-1] + x[t] B[t]      y[t] = sum over n of h[t] C[t]      h[-1] = 0
 
@@ -24,7 +24,7 @@ from benchd.kernels.selective_scan.torch_impl import ONNX_OPERATOR
 
 
 def expand(model: ir.Model, form: Form) -> None:
-    """Replace every node of ONNX_OPERATOR in `model` by its form in standard ops, in place."""
+    """Replace every ONNX_OPERATOR node in `model` by its form in standard ops, in place."""
     domain, _, name = ONNX_OPERATOR.partition("::")
     for node in [node for node in model.graph if (node.domain, node.op_type) == (domain, name)]:
         build = _Form(node)
@@ -36,7 +36,7 @@ def expand(model: ir.Model, form: Form) -> None:
 
 
 class _Form:
-    """The standard nodes that replace one node; values of 6 dimensions are (chunks, chunk, *batch, ., .)."""
+    """The standard nodes that replace one node; 6-dimensional values are (chunks, chunk, *batch, ., .)."""
 
     def __init__(self, node: ir.Node) -> None:
         self.tape = ir.tape.Tape()
@@ -52,10 +52,10 @@ class _Form:
             raise ValueError(f"{self._name}: at most one batch size may be dynamic, not {shape}")
 
     def scan(self) -> ir.Value:
-        """Return y by a Scan over the tokens."""
+        """Return y, computed by a Scan over the tokens."""
         delta, x, C = (self._op("Unsqueeze", value, self._int(-2)) for value in (self._delta, self._x, self._C))
         B = self._op("Unsqueeze", self._B, self._int(-1))
-        # zeros of the state's shape, whichever the batch
+        # zeros in the shape of the state, for any batch
         first = self._op("Gather", B, self._constant(np.int64(0)))
         start = self._op("Mul", self._op("Mul", first, self._A), self._zero())
         _, y = self.tape.op_multi_out(
@@ -67,7 +67,7 @@ class _Form:
         return self._op("Squeeze", y, self._int(-2))
 
     def _token(self) -> ir.Graph:
-        """Return the body: the state (*batch, N, E) and one token to the next state and y (*batch, 1, E)."""
+        """Return the Scan body: from the state (*batch, N, E) and one token to the next state and y (*batch, 1, E)."""
         kind, names = self._delta.type, ("state", "delta", "x", "B", "C")
         state, delta, x, B, C = inputs = [ir.Value(name=f"{self._name}.{name}", type=kind) for name in names]
         tape = ir.tape.Tape()
@@ -79,7 +79,7 @@ class _Form:
         return ir.Graph(inputs, [state, y], nodes=tape.nodes, name=f"{self._name}.token")
 
     def two_level(self) -> ir.Value:
-        """Return y by steps inside all chunks at once, then from chunk to chunk."""
+        """Return y, computed step by step in all chunks at once, then from chunk to chunk."""
         chunk = max(1, math.isqrt(self._length))
         chunks = -(-self._length // chunk)
         delta, x, C = (self._chunked(value, chunks, chunk, axis=-2) for value in (self._delta, self._x, self._C))
@@ -97,14 +97,14 @@ class _Form:
         return self._op("Slice", y, self._int(0), self._int(self._length), self._int(0))
 
     def _handed_on(self, products: Sequence[ir.Value], states: Sequence[ir.Value]) -> ir.Value:
-        """Return the state entering each chunk; zeros for the first."""
+        """Return the state entering each chunk (zeros for the first)."""
         entering = [self._op("Mul", states[0], self._zero())]
         for product, state in zip(products[:-1], states[:-1], strict=True):
             entering.append(self._op("Add", self._op("Mul", product, entering[-1]), state))
         return self._op("Concat", *entering, axis=0)
 
     def _chunked(self, value: ir.Value, chunks: int, chunk: int, *, axis: int) -> ir.Value:
-        """Return (length, *batch, n) as (chunks, chunk, *batch, 1, n), or (..., n, 1) for the axis -1.
+        """Return (length, *batch, n) as (chunks, chunk, *batch, 1, n), or as (..., n, 1) for axis -1.
 
         The zero tokens at the end do not change the state.
         """

@@ -25,10 +25,10 @@ PROVIDERS: dict[Provider, str] = {
     "tensorrt": "TensorrtExecutionProvider",
 }
 LOWER: tuple[Level, ...] = ("ORT_ENABLE_EXTENDED", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL")
-"""The levels of graph optimisation below the usual one; at the last the file runs node by node as written."""
+"""Graph optimisation levels below the default; at the last one the file runs node by node as written."""
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 EXACT_INT8 = "session.x64quantprecision"
-# no TF32, as in torch here, and no algorithm search in every session
+# no TF32, as with torch here, and no algorithm search in every session
 CUDA_OPTIONS = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
 _ERRORS_ONLY = 3
 _TIMED = "_kernel_time"
@@ -39,11 +39,11 @@ class SessionError(Exception):
 
 
 class OnnxRuntimeUnavailable(SessionError):
-    """ONNX Runtime is not installed correctly; the message says what to type."""
+    """ONNX Runtime is not installed correctly; the message gives the command to run."""
 
 
 def why_not() -> str | None:
-    """Return why ONNX Runtime cannot be used here, as far as visible without importing it; else None."""
+    """Return why ONNX Runtime cannot be used here, as far as known without importing it, else None."""
     version = installed()
     if len(version) > 1:
         both = " ".join(version)
@@ -54,14 +54,14 @@ def why_not() -> str | None:
 
 
 def cuda_build() -> str:
-    """Return what to do for the build with CUDA's and TensorRT's providers."""
+    """Return the command to install the build with the CUDA and TensorRT providers."""
     if sys.version_info < (3, 11) and not is_tegra():
-        return "use Python 3.11 or newer: the last onnxruntime-gpu for 3.10 needs CUDA 12, and torch brings CUDA 13"
+        return "use Python 3.11 or newer: the last onnxruntime-gpu for 3.10 needs CUDA 12, and torch includes CUDA 13"
     return install("onnxruntime-gpu")
 
 
 def installed() -> dict[str, str]:
-    """Return the version of each distribution of ONNX Runtime that is installed; of two, one overwrote the other."""
+    """Return the version of each installed ONNX Runtime distribution; the second of two overwrote the first."""
     return code.versions(*DISTRIBUTIONS)
 
 
@@ -77,10 +77,10 @@ def open_session(
 ) -> Any:
     """Return an onnxruntime.InferenceSession of the file on this provider, which never falls back to another.
 
-    `threads` limits the CPU threads inside an operator; None uses all CPUs of this process. `options` are the
-    provider's, `level` is that of graph optimisation, and without `spin` threads sleep while they wait, which halves
-    the CPU time of a network of many small operators. `edited` is loaded in the file's place. Raises SessionError if
-    the file cannot be loaded, which names the lower level at which it can, and OnnxRuntimeUnavailable.
+    `threads` limits the CPU threads within an operator; None uses all CPUs of this process. `options` are provider
+    options, `level` is the graph optimisation level, and without `spin` waiting threads sleep, which halves the CPU
+    time of a network of many small operators. `edited` is loaded instead of the file. Raises SessionError if the file
+    cannot be loaded, with the lower level at which it can, and OnnxRuntimeUnavailable.
     """
     settings = _settings(threads)
     if not spin:
@@ -95,7 +95,7 @@ def _settings(threads: int | None) -> Any:
     settings.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     settings.inter_op_num_threads = 1
     settings.log_severity_level = _ERRORS_ONLY
-    # without VNNI byte products overflow in 16 bits: weights beyond 7 bits then take the exact, slower way
+    # without VNNI byte products overflow in 16 bits: weights of more than 7 bits need the exact, slower way
     settings.add_session_config_entry(EXACT_INT8, "1")
     return settings
 
@@ -113,15 +113,15 @@ def _session(
     if name not in ort.get_available_providers():
         raise OnnxRuntimeUnavailable(f"this onnxruntime {ort.__version__} has no {name}: {cuda_build()}")
     if provider != "cpu" and hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # the CUDA libraries from torch's wheels
+        ort.preload_dlls()  # the CUDA libraries in torch's wheels
     if provider == "tensorrt" and find_spec("tensorrt"):
-        import_module("tensorrt")  # loads libnvinfer from its wheel, where the provider would not look
+        import_module("tensorrt")  # loads libnvinfer from its wheel, where the provider does not look
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     try:
         session = ort.InferenceSession(edited or str(path), settings, [(name, options)], enable_fallback=0)
     except Exception as error:  # its exception classes have no common base
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        if level not in LOWER and provider != "tensorrt":  # whose builds take minutes
+        if level not in LOWER and provider != "tensorrt":  # builds for TensorRT take minutes
             reason += _below(path, provider, settings, options)
         raise SessionError(f"{path.name}: ONNX Runtime {ort.__version__} cannot load it: {reason}") from error
     if session.get_providers()[0] != name:
@@ -131,7 +131,7 @@ def _session(
 
 
 def _below(path: Path, provider: Provider, settings: Any, options: dict[str, Any]) -> str:
-    """Return that it is the optimiser that cannot load a file, and the highest level that can; empty if none can."""
+    """Return the highest optimisation level at which the file loads, as advice; empty if there is none."""
     for level in LOWER:
         with suppress(SessionError):
             _session(path, provider, settings, options, level)
@@ -149,7 +149,7 @@ class Node(NamedTuple):
 
 
 def profiled(path: Path, provider: Provider, feeds: dict[str, Any], options: dict[str, Any]) -> list[Node]:
-    """Return the nodes that ran, in order, from one profiled run of a separate session."""
+    """Return the nodes that ran, in order, in one profiled run of a separate session."""
     with tempfile.TemporaryDirectory() as folder:
         settings = _settings(None)
         settings.enable_profiling = True
@@ -169,9 +169,9 @@ def timed(
     threads: int,
     optimised: Path | None,
 ) -> list[list[tuple[Node, float]]]:
-    """Return each node that ran and its ms, in each of some runs of a separate session after one to warm up.
+    """Return each node that ran and its ms, in each of `runs` of a separate session after one to warm up.
 
-    The graph that the session made of the file is saved as `optimised`.
+    The session's optimised graph is saved as `optimised`.
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = _settings(threads)

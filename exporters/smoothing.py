@@ -1,11 +1,11 @@
-"""Outliers of a state-space model moved out of the activations that are quantised, without changing what it computes.
+"""Moves outliers out of the activations of a state-space model before quantisation, without changing its result.
 
-The input X (B, tokens, channels) of a projection W varies in range from token to token, which come in a fixed order,
-and from channel to channel. With static scales t per token and s per channel
+The range of a projection's input X (B, tokens, channels) varies from token to token, in a fixed order, and from channel
+to channel. With static scales t per token and s per channel,
 
     X W = diag(t) (diag(1 / t) X diag(1 / s)) (diag(s) W)
 
-and the middle factor fills one range. Sources: PTQ4VM (WACV 2025, per-token static scales), SmoothQuant (ICML 2023, s).
+has a middle factor of uniform range. Sources: PTQ4VM (WACV 2025, static scales per token), SmoothQuant (ICML 2023, s).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-STRENGTH = 0.5  # of the two ranges that a channel's scale balances, as in SmoothQuant
+STRENGTH = 0.5  # exponent that balances activation and weight ranges in a channel's scale, as in SmoothQuant
 _LEAST = 1e-5
 
 
 def smooth(model: ModelProto, chosen: Sequence[NodeProto], largest: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-    """Rewrite the chosen MatMuls of the model in place; return the int8 scale of each new input by its name.
+    """Rewrite the chosen MatMuls of the model in place; return the int8 scale of each new input by name.
 
-    `chosen` are nodes of `model`, and `largest` has the magnitudes (tokens, channels) of their inputs by name; those
-    without stay as they are.
+    `chosen` are nodes of `model`, and `largest` contains the magnitudes (tokens, channels) of their inputs by name;
+    nodes without them stay unchanged.
     """
     projections = [node for node in chosen if node.op_type == "MatMul" and node.input[0] in largest]
     return dict(_rewritten(model, node, largest[node.input[0]]) for node in projections)
 
 
 def _rewritten(model: ModelProto, node: NodeProto, largest: NDArray[Any]) -> tuple[str, float]:
-    """Put the two scalings around one projection; return its new input and that input's int8 scale."""
+    """Insert the two scalings around one projection; return its new input and that input's int8 scale."""
     weight = next(tensor for tensor in model.graph.initializer if tensor.name == node.input[1])
     values = numpy_helper.to_array(weight)
     tokens = np.maximum(largest.max(axis=1), _LEAST)

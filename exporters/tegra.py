@@ -1,7 +1,7 @@
 """Whether this machine is a Jetson, which JetPack it runs, and where its packages come from.
 
-Also a script for what has no environment yet, and perhaps an old Python: `python3 exporters/tegra.py WHAT [ROOT]`
-prints `index`, `constraints`, `beside` or `release` of this board, or ends with a sentence if benchd cannot run on it.
+Also a script for use without an environment and with an old Python: `python3 exporters/tegra.py WHAT [ROOT]` prints
+`index`, `constraints`, `beside` or `release` for this board, or exits with a message if benchd cannot run on it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from benchd.daemon.runtimes import Package
 
 WHEELS = "https://pypi.jetson-ai-lab.io/"
-"""The community index that NVIDIA's Jetson AI Lab keeps: pip's has no builds for a board's GPU."""
+"""The community index of NVIDIA's Jetson AI Lab: PyPI has no builds for a board's GPU."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release of JetPack: what a board that runs it needs.
+    """A release of JetPack and what a board that runs it needs.
 
-    `l4t` are the versions of L4T that it is built on, without their last part; `repository` is NVIDIA's of libraries
-    for its Ubuntu, and `beside` what torch of its index is linked with and does not require.
+    `l4t` lists the L4T versions that it is based on, without the last part; `repository` is NVIDIA's library repository
+    for its Ubuntu, and `beside` lists what the index's torch links to without requiring it.
     """
 
     jetpack: str
@@ -47,41 +47,41 @@ RELEASES = (
     Release("7.0 to 7.1", ("38.0", "38.2", "38.4"), "24.04", "3.12", "13.0", *_SBSA),
     Release("7.2", ("39.2",), "24.04", "3.12", "13.2", *_SBSA),
 )
-"""In order. Sources: NVIDIA's release notes, OE4T/meta-tegra 2224."""
+"""Oldest first. Sources: NVIDIA's release notes, OE4T/meta-tegra 2224."""
 
 _KEYRING = "cuda-keyring_1.1-1_all.deb"
 _LIBRARY = f"""with NVIDIA's CUDA repository, whose key comes first:
   wget https://developer.download.nvidia.com/compute/cuda/repos/{{repository}}/{_KEYRING}
   sudo dpkg -i {_KEYRING} && sudo apt update && sudo apt install {{package}}"""
-# what torch of a board's index is linked with and neither it nor a flashed board brings
+# libraries that torch from a board's index links to, but that neither it nor a flashed board includes
 _LIBRARIES = {"libcudss": "cudss", "libcusparseLt": "libcusparselt0", "libnvpl_blas": "nvpl", "libnvpl_lapack": "nvpl"}
 
 
 class TooOld(Exception):
-    """Why benchd does not run on the JetPack of a board, and what to do."""
+    """Why benchd does not run on the board's JetPack, and what to do."""
 
 
 def is_tegra(root: Path = Path("/")) -> bool:
-    """Return whether this is one of NVIDIA's Tegra SoCs, as on a Jetson and in a container there.
+    """Return whether this is an NVIDIA Tegra SoC, as on a Jetson and in a container there.
 
-    The device tree tells, or the kernel: a container without privileges does not see that tree (jetson-gpio 73).
+    According to the device tree or the kernel: an unprivileged container does not see the tree (jetson-gpio 73).
     """
     telling = (root / file for file in ("proc/device-tree/compatible", "proc/sys/kernel/osrelease"))
     return any(file.exists() and b"tegra" in file.read_bytes() for file in telling)
 
 
 def l4t(root: Path = Path("/")) -> str:
-    """Return the version of L4T such as "36.4.3"; empty if the board does not say, as in most containers."""
+    """Return the L4T version, such as "36.4.3"; empty if the board does not say, as in most containers."""
     file = root / "etc/nv_tegra_release"
     match = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", file.read_text() if file.exists() else "")
     return f"{match[1]}.{match[2]}" if match else ""
 
 
 def release_of(version: str, system: str = "") -> tuple[Release, bool]:
-    """Return the release of a version of L4T, with or without its R, and whether it is one of RELEASES itself.
+    """Return the release for an L4T version, with or without its R, and whether RELEASES lists that version.
 
-    For one that is not, it is the last known before it. Without a version it is the last with the Ubuntu that `system`
-    names, such as "Ubuntu 22.04.5 LTS", else the newest. Raises TooOld for JetPack 6.0 and older.
+    For an unlisted version it is the last known release before it. Without a version it is the last release for the
+    Ubuntu in `system`, such as "Ubuntu 22.04.5 LTS", else the newest. Raises TooOld for JetPack 6.0 and older.
     """
     if not version:
         return next((known for known in reversed(RELEASES) if f"Ubuntu {known.ubuntu}" in system), RELEASES[-1]), False
@@ -97,24 +97,24 @@ def release_of(version: str, system: str = "") -> tuple[Release, bool]:
 
 
 def release(root: Path = Path("/")) -> tuple[Release, bool]:
-    """Return the release of this board as `release_of` does."""
+    """Return the release of this board; raises the errors of `release_of`."""
     file = root / "etc/os-release"
     system = re.search(r"^PRETTY_NAME=(.+)", file.read_text() if file.exists() else "", re.MULTILINE)
     return release_of(l4t(root), system[1] if system else "")
 
 
 def described(root: Path = Path("/")) -> str:
-    """Return the JetPack of this board in words; raise TooOld as `release_of` does."""
+    """Return a description of this board's JetPack; raise TooOld like `release_of`."""
     (known, is_known), version = release(root), l4t(root)
     why = (
-        f"the last known before L4T {version}" if version else "assumed: nothing here names its L4T, as in a container"
+        f"the last known before L4T {version}" if version else "assumed: its L4T version is unknown, as in a container"
     )
     return known.jetpack + ("" if is_known else f", {why}")
 
 
 def install(packages: str, root: Path = Path("/")) -> str:
-    """Return the line that installs these packages on this machine: on a Jetson from its board's index."""
-    usual = f"pip install {packages}"  # on a Jetson they are there by then, and it adds what they require
+    """Return the command that installs these packages on this machine: on a Jetson from its board's index."""
+    usual = f"pip install {packages}"  # on a Jetson they are installed by then, and this adds their requirements
     if not is_tegra(root):
         return usual
     try:
@@ -127,13 +127,13 @@ def install(packages: str, root: Path = Path("/")) -> str:
 
 
 def library(error: str, root: Path = Path("/")) -> str | None:
-    """Return what installs the library that an error of torch's import names; None of one that no board lacks."""
+    """Return what installs the library named in an import error of torch, or None if every board has it."""
     package = next((package for name, package in _LIBRARIES.items() if name in error), None)
     return package and _LIBRARY.format(repository=release(root)[0].repository, package=package)
 
 
 def remedy(package: Package, root: Path = Path("/")) -> str:
-    """Return what installs a package of a runtime on this machine."""
+    """Return what installs a runtime's package on this machine."""
     if is_tegra(root) and (package.wheel or package.on_board):
         return package.on_board or install(package.wheel, root)
     from benchd.daemon.machine.installed import adding  # noqa: PLC0415 - the script runs without benchd
@@ -142,7 +142,7 @@ def remedy(package: Package, root: Path = Path("/")) -> str:
 
 
 def install_from(board_index: str, packages: str) -> str:
-    """Return the line that installs these packages from the index of a board, without what they require."""
+    """Return the command that installs these packages from a board's index, without their requirements."""
     return f"pip install --no-deps --index-url {board_index} {packages}"
 
 
@@ -151,7 +151,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def main(question: str, root: str = "/") -> int:
-    """Print one fact about the board, return the exit status."""
+    """Print one fact about the board; return the exit status."""
     try:
         known, _ = release(Path(root))
     except TooOld as error:

@@ -1,7 +1,7 @@
 """Builds a TensorRT engine from an ONNX file, and runs it by device addresses; TensorRT 10.3 and newer.
 
 The file defines the precision, and networks are strongly typed: TensorRT computes in the file's types. A plan (a
-serialised engine) fits one TensorRT version and one kind of GPU; its engine name says how it was built.
+serialised engine) fits one TensorRT version and one type of GPU; its engine name says how it was built.
 """
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ class BuildError(Exception):
 
 
 class OutOfMemory(BuildError):
-    """The build needs more memory than available; the message says what may help."""
+    """The build needs more memory than is available; the message says what may help."""
 
 
 class NoLayerOnDla(BuildError):
-    """Every layer would fall back to the GPU; the message names the file."""
+    """All layers would fall back to the GPU; the message contains the file name."""
 
 
 class OutOfTime(BuildError):
-    """The build was ended at its limit; what it has timed is kept, and the message says so."""
+    """The build stopped at its time limit; its timings are kept, and the message says so."""
 
 
 class EngineError(Exception):
-    """An engine refuses a shape, an address or a run; the message quotes its log."""
+    """An engine rejects a shape, an address or a run; the message quotes its log."""
 
 
 class ForeignPlan(EngineError):
-    """A plan that this TensorRT on this GPU cannot load; rebuilding it helps."""
+    """A plan that this TensorRT cannot load on this GPU; rebuilding it helps."""
 
 
 class BatchRange(msgspec.Struct, frozen=True):
-    """The range of batch sizes of an engine and the one it is tuned for; for files with a dynamic batch.
+    """The batch sizes that an engine supports and the one it is tuned for; for files with a dynamic batch.
 
     Raises ValueError unless 1 <= minimum <= optimum <= maximum.
     """
@@ -104,9 +104,9 @@ class BatchRange(msgspec.Struct, frozen=True):
 
 
 class BuildRecipe(msgspec.Struct, frozen=True):
-    """How a plan was built, as encoded in its name; under weak typing TensorRT chooses types itself.
+    """How a plan was built, as encoded in its name; with weak typing TensorRT chooses the types itself.
 
-    `dla_share` is the share of layers that run on the DLA, None without one; the others fell back to the GPU.
+    `dla_share` is the share of layers that run on the DLA (None without a DLA); the others fell back to the GPU.
     """
 
     typing: Typing
@@ -130,7 +130,7 @@ def engine_facts(
     flags: Sequence[str],
     profile: BatchRange,
 ) -> dict[str, Any]:
-    """Return the facts of an engine's key in `benchd.exporters.artifacts.ArtifactStore`: its inputs and its target."""
+    """Return the facts that determine an engine's key in `benchd.exporters.artifacts.ArtifactStore`."""
     return {
         "format": "plan",
         "onnx_sha256": onnx_sha256,
@@ -144,12 +144,12 @@ def engine_facts(
 
 
 def gpu_name() -> str:
-    """Return the current GPU's name and multiprocessors: every Orin has one name, and power modes turn some off."""
+    """Return the current GPU's name and multiprocessor count: all Orins share a name, and power modes disable some."""
     return f"{torch.cuda.get_device_name()} {torch.cuda.get_device_properties('cuda').multi_processor_count} SM"
 
 
 def default_workspace_bytes(root: Path = Path("/")) -> int | None:
-    """Return min(1 GiB, 25 % of available memory) on a Tegra, where the GPU has the CPU's memory; else None: no limit.
+    """Return min(1 GiB, 25 % of available memory) on a Tegra, whose GPU shares the CPU's memory; else None (no limit).
 
     Raises OSError or ValueError if a Tegra's /proc/meminfo cannot be parsed.
     """
@@ -185,7 +185,7 @@ def load() -> TensorRT:
 
 
 def require_version(version: str) -> None:
-    """Raise TensorRtUnavailable for a TensorRT older than 10.3, which has a different API."""
+    """Raise TensorRtUnavailable for TensorRT older than 10.3, which has a different API."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise TensorRtUnavailable(f"TensorRT {version} is too old; benchd needs {OLDEST[0]}.{OLDEST[1]} or newer")
 
@@ -205,9 +205,9 @@ def build(
     """Build the engine of `onnx` for the current GPU, write it to `plan` and kernel timings to `timing_cache`.
 
     If a strongly typed build fails on TensorRT 10, a weakly typed one in `precision` replaces it, and the result says
-    so. With `dla` its layers are for that core of the DLA, except those that only the GPU can run. The build ends
-    itself after `limit_s`. Raises BuildError, including OutOfMemory, OutOfTime and NoLayerOnDla, and
-    TensorRtUnavailable if TensorRT does not start or finds no such core.
+    so. With `dla`, layers are built for that DLA core, except those that only the GPU supports. The build stops after
+    `limit_s`. Raises BuildError, including OutOfMemory, OutOfTime and NoLayerOnDla, and TensorRtUnavailable if TensorRT
+    does not start or has no such core.
     """
     start = time.monotonic()
     note = ""
@@ -227,7 +227,7 @@ def build(
 
 
 class _Build:
-    """One attempt; what TensorRT's objects need of each other lives as long as this."""
+    """One attempt; keeps alive the TensorRT objects that depend on each other."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class _Build:
     def write(self, plan: Path, typing: Typing, precision: str) -> BuildRecipe:
         strong = 1 << int(self._trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
         network = self._builder.create_network(strong if typing == "strong" else 0)
-        parser = self._trt.OnnxParser(network, self._logger)  # holds the weights until the plan is built
+        parser = self._trt.OnnxParser(network, self._logger)  # owns the weights until the plan is built
         self._parse(parser)
         config = self._config(network)
         if typing == "weak" and precision != "fp32":
@@ -274,7 +274,7 @@ class _Build:
         config = self._builder.create_builder_config()
         config.profiling_verbosity = self._trt.ProfilingVerbosity.DETAILED
         config.progress_monitor = self._monitor
-        config.clear_flag(self._trt.BuilderFlag.TF32)  # on by default, and not fp32
+        config.clear_flag(self._trt.BuilderFlag.TF32)  # on by default, but not fp32
         if self._workspace_bytes is not None:
             config.set_memory_pool_limit(self._trt.MemoryPoolType.WORKSPACE, self._workspace_bytes)
         if self._dla is not None:
@@ -286,16 +286,16 @@ class _Build:
         return config
 
     def _dla_share(self, network: INetworkDefinition, config: IBuilderConfig) -> float | None:
-        """Return the share of layers that can run on the DLA; none is an error, because the GPU alone would run."""
+        """Return the share of layers that can run on the DLA; raise NoLayerOnDla for none: only the GPU would run."""
         if self._dla is None:
             return None
         able = [config.can_run_on_DLA(network.get_layer(i)) for i in range(network.num_layers)]
         if not any(able):
-            raise NoLayerOnDla(f"no layer of {self._onnx.name} can run on the DLA, and all would fall back to the GPU")
+            raise NoLayerOnDla(f"no layer of {self._onnx.name} can run on the DLA: all would fall back to the GPU")
         return sum(able) / len(able)
 
     def _set_timing_cache(self, config: IBuilderConfig) -> None:
-        """Start from the kept times, or from none where they are another GPU's or damaged: that costs time alone."""
+        """Start from the kept timings, or from none if they are damaged or from another GPU, which only costs time."""
         kept = self._timing_cache.read_bytes() if self._timing_cache.exists() else b""
         for content in dict.fromkeys((kept, b"")):
             timing = config.create_timing_cache(content)
@@ -319,7 +319,7 @@ class _Build:
         except MemoryError as error:
             raise _out_of_memory(str(error)) from error
         times = memoryview(config.get_timing_cache().serialize())
-        folders.replace(self._timing_cache, [times])  # a failed build has timed kernels too
+        folders.replace(self._timing_cache, [times])  # even a failed build has timed kernels
         if plan is None and self._late:
             raise OutOfTime(_NOT_IN_TIME)
         if plan is None:
@@ -328,13 +328,13 @@ class _Build:
 
 
 def parser_error(error: ParserError) -> str:
-    """Return one line with the node's name, its operator, what is wrong and where the parser says so."""
+    """Return one line with the node's name, its operator, the problem and its location in the parser's source."""
     node = error.node_name() or f"number {error.node()}"
     return f"node {node} ({error.node_operator()}): {error.desc()} [{Path(error.file()).name}:{error.line()}]"
 
 
 def _dynamic_inputs(network: INetworkDefinition) -> Iterator[tuple[str, Shape]]:
-    """Yield name and shape of each input with a dynamic dimension; raise BuildError where that cannot be the batch."""
+    """Yield name and shape of each input with a dynamic dimension; raise BuildError if that cannot be the batch."""
     for i in range(network.num_inputs):
         tensor = network.get_input(i)
         shape = _shape(tensor.shape)
@@ -355,7 +355,7 @@ def _with_batch(shape: Sequence[int], batch: int) -> Shape:
 
 
 def _failure(errors: Sequence[str]) -> BuildError:
-    """Return the error of a build that gave no plan: TensorRT tells why in its log alone."""
+    """Return the error of a build without a plan: TensorRT gives the reason only in its log."""
     for line in errors:
         if _OUT_OF_MEMORY.search(line):
             return _out_of_memory(line)
@@ -370,11 +370,11 @@ def _last(errors: Sequence[str]) -> str:
     return "; ".join(errors[-_ERRORS_SHOWN:]) or "its log names no error"
 
 
-# pybind11 wants subclasses of its own classes, which are there only once TensorRT is
+# pybind11 requires subclasses of its own classes, which exist only once TensorRT is imported
 
 
 def _logger(trt: TensorRT, errors: list[str]) -> ILogger:
-    """Return a logger that appends errors to the list and drops the rest."""
+    """Return a logger that appends errors to the list and drops all other messages."""
     severe = (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR)
 
     def log(_: object, severity: object, message: str) -> None:
@@ -394,7 +394,7 @@ def _layer_times(trt: TensorRT, rows: list[tuple[str, float]]) -> IProfiler:
 
 
 def _monitor(trt: TensorRT, until_s: float, late: list[str]) -> IProgressMonitor:
-    """Return a monitor that ends a build at `until_s` on the monotonic clock, and then appends the phase to `late`."""
+    """Return a monitor that stops a build at `until_s` on the monotonic clock, and then appends the phase to `late`."""
 
     def step_complete(_: object, phase_name: str, _step: int) -> bool:
         if time.monotonic() >= until_s:
@@ -408,7 +408,7 @@ def _monitor(trt: TensorRT, until_s: float, late: list[str]) -> IProgressMonitor
 
 
 def _started(create: Callable[[], T], errors: Sequence[str]) -> T:
-    """Return what `create` makes; pybind11 says TypeError where TensorRT gives nothing, as on too old a driver."""
+    """Return the result of `create`; pybind11 raises TypeError if TensorRT returns nothing, as with an old driver."""
     try:
         return create()
     except TypeError as error:
@@ -416,10 +416,10 @@ def _started(create: Callable[[], T], errors: Sequence[str]) -> T:
 
 
 class Engine:
-    """A plan made ready to run on the current CUDA device; raises ForeignPlan or TensorRtUnavailable.
+    """A plan loaded on the current CUDA device and ready to run; raises ForeignPlan or TensorRtUnavailable.
 
-    `inputs` and `outputs` are the names of its tensors in the file's order, `errors` what its log has said. `dla` is
-    the core of a plan that was built for one.
+    `inputs` and `outputs` are its tensor names in the file's order, and `errors` the errors in its log. `dla` is the
+    core of a plan that was built for one.
     """
 
     def __init__(self, trt: TensorRT, plan: Path, dla: int | None = None) -> None:
@@ -439,50 +439,50 @@ class Engine:
         engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
         if engine is None:
             raise ForeignPlan(
-                f"{plan.name} was made by another TensorRT than {self.trt.__version__} or for another GPU: "
+                f"{plan.name} was made by a TensorRT other than {self.trt.__version__} or for another GPU: "
                 f"{_last(self.errors)}"
             )
         return engine
 
     @property
     def device_memory_bytes(self) -> int:
-        """Return what one context takes for activations."""
+        """Return the memory that one context uses for activations."""
         return self._engine.device_memory_size_v2
 
     @property
     def aux_streams(self) -> int:
-        """Return on how many streams beside the caller's an engine runs its layers."""
+        """Return the number of streams, in addition to the caller's, that run the engine's layers."""
         return self._engine.num_aux_streams
 
     def dtype(self, name: str) -> str:
-        """Return the tensor's type by TensorRT's name, such as FLOAT or HALF."""
+        """Return TensorRT's name of the tensor's type, such as FLOAT or HALF."""
         return self._engine.get_tensor_dtype(name).name
 
     def shapes(self, batch: int) -> dict[str, Shape]:
-        """Return the inputs' shapes for this batch size, which counts where the file left it open."""
+        """Return the input shapes; `batch` is used where the file leaves it dynamic."""
         return {name: _with_batch(_shape(self._engine.get_tensor_shape(name)), batch) for name in self.inputs}
 
     def context(self) -> Context:
-        """Return a context of its own memory: one run at a time, beside those of other contexts."""
+        """Return a context with its own memory, which runs one call at a time, independently of other contexts."""
         context = self._engine.create_execution_context()
         if context is None:
-            raise EngineError(f"TensorRT gives no context: {_last(self.errors)}")
+            raise EngineError(f"TensorRT creates no context: {_last(self.errors)}")
         return Context(self, context)
 
 
 class Context:
-    """An engine's state of one run: shapes, then addresses, then runs. Made by `Engine.context`.
+    """An engine's state for one run: set shapes, then addresses, then run. Made by `Engine.context`.
 
-    Each method raises EngineError where TensorRT refuses.
+    Each method raises EngineError if TensorRT rejects the call.
     """
 
     def __init__(self, engine: Engine, context: IExecutionContext) -> None:
-        self._context = context  # first, for it goes first: the engine and the profiler outlive it
+        self._context = context  # first, to be destroyed first: the engine and the profiler outlive it
         self._engine = engine
         self._profiler: IProfiler | None = None
 
     def set_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """Take the shapes of all inputs by name and return those of all outputs."""
+        """Set the shapes of all inputs by name and return those of all outputs."""
         for name, shape in shapes.items():
             self._require(self._context.set_input_shape(name, self._engine.trt.Dims(shape)), f"{name} {shape}")
         missing = self._context.infer_shapes()
@@ -490,18 +490,18 @@ class Context:
         return {name: _shape(self._context.get_tensor_shape(name)) for name in self._engine.outputs}
 
     def bind(self, addresses: Mapping[str, int]) -> None:
-        """Take the device addresses of all inputs and outputs, whose memory must live as long as this."""
+        """Set the device addresses of all inputs and outputs, whose memory must outlive this context."""
         for name, address in addresses.items():
             self._require(self._context.set_tensor_address(name, address), f"the address of {name}")
 
     def run(self, stream: int) -> None:
-        """Enqueue one run on a CUDA stream, by its handle; not the default one, on which TensorRT synchronises."""
+        """Enqueue one run on the CUDA stream with this handle, not the default one, on which TensorRT synchronises."""
         self._require(self._context.execute_async_v3(stream), "the run")
 
     def layer_times(self, stream: int, runs: int) -> list[list[tuple[str, float]]]:
-        """Return each layer's name and milliseconds in each of some runs, after one to warm up.
+        """Return each layer's name and milliseconds in each of `runs`, after one to warm up.
 
-        From here on each run waits for its end, so this takes a context that nothing else uses.
+        From here on each run waits for its end, so the context must not be used for anything else.
         """
         rows: list[tuple[str, float]] = []
         self._profiler = self._context.profiler = _layer_times(self._engine.trt, rows)

@@ -592,7 +592,7 @@ def test_a_given_plan_is_loaded_and_one_that_is_refused_is_built_once(libraries,
     (tmp_path / "plan").write_bytes(b"of another GPU")
     _, artifact, built, notes = backend._engine(trt, source, onnx, "fp16", 4)
     assert built
-    assert notes[0].startswith("rebuilt, because plan was made by another TensorRT")
+    assert notes[0].startswith("rebuilt, because plan was made by a TensorRT other than")
     assert source.built.keys() == {"model.plan", "timing.cache"}
     _, again, built, notes = backend._engine(trt, source, onnx, "fp16", 4)
     assert (again.path, built, notes[0].startswith("rebuilt, ")) == (artifact.path, None, True)

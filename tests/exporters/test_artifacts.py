@@ -146,7 +146,7 @@ def link(entry):
 
 DAMAGE = {
     "a flipped bit": (flip, "SHA-256"),
-    "half the content": (cut("model.onnx", 5000), "holds 5000 bytes, not 10240"),
+    "half the content": (cut("model.onnx", 5000), "has 5000 bytes, not 10240"),
     "no content": (lambda entry: (entry / "model.onnx").unlink(), "content cannot be opened"),
     "content elsewhere": (link, "content cannot be opened"),
     "half the metadata": (cut("metadata.json", 60), "metadata cannot be read"),

@@ -256,7 +256,7 @@ class Exporting(Affine):
     [
         (Branch, None, "asked for any batch from 1, torch traced the ranges"),
         (Doubling, None, "asked for any batch from 1, torch traced the ranges"),
-        (Foreign, 1, "the file has the opsets .*'foreign': 1.*, not only 18 of the standard one"),
+        (Foreign, 1, "the file uses the opsets .*'foreign': 1.*, not only the standard opset 18"),
         (Unknown, 1, "cannot export this: .*linalg_eig"),
         (Exporting, 1, r"off by 1\.0e-02 of the largest output"),
     ],

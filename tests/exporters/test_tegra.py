@@ -53,7 +53,7 @@ def test_a_container_on_a_board_has_the_newest_release_of_its_ubuntu(tmp_path, s
     known, exactly = tegra.release(board(tmp_path, "", system))
     assert tegra.is_tegra(tmp_path)
     assert (known.index, exactly) == (index, False)
-    assert tegra.described(tmp_path).startswith(f"{jetpack}, assumed: nothing here names its L4T")
+    assert tegra.described(tmp_path).startswith(f"{jetpack}, assumed: its L4T version is unknown")
 
 
 def test_a_container_that_hides_the_device_tree_is_known_by_its_kernel(tmp_path):
