@@ -1,4 +1,4 @@
-"""The models benchd knows by name: a torch-free table, and `build`, which imports torch."""
+"""The models that benchd knows by name: a torch-free table, and `build`, which imports torch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 OptionValue = int | float | bool | str
 Kernels = Literal["torch", "custom", "custom-int8"]
-"""What a model is built on: the best plain PyTorch, the project's own kernels, or these with int8 weights on a CPU."""
+"""What a model runs on: the best plain PyTorch, our own kernels, or our kernels with int8 weights on a CPU."""
 
-NO_INT8 = "ours convolve only the integers of spiking and quantised nets; onnxruntime-int8 quantises others"
+NO_INT8 = "our kernels convolve only the integers of spiking and quantised nets; onnxruntime-int8 quantises others"
 TRAINING = "training is measured on eager and, for the ST-BIF net, on custom"
 
 
 @dataclass(frozen=True)
 class ModelOption:
-    """One typed option of a model; `minimum` is inclusive and `choices`, where given, are all there is."""
+    """A typed option of a model; `minimum` is inclusive, and `choices`, if given, is the complete list."""
 
     default: OptionValue
     help: str
@@ -32,7 +32,7 @@ class ModelOption:
     minimum: float | None = None
 
     def parse(self, name: str, value: OptionValue) -> OptionValue:
-        """Return `value`, text from a command line included, in the option's type; raise UsageError."""
+        """Return `value`, which may be command line text, in the option's type; raise UsageError if it is invalid."""
         parsed = _convert(name, value, type(self.default))
         if self.choices and parsed not in self.choices:
             raise UsageError(f"option {name}={value}: choose one of {', '.join(map(str, self.choices))}")
@@ -53,7 +53,7 @@ def _convert(name: str, value: OptionValue, kind: type) -> OptionValue:
         converted: OptionValue = kind(value)
     except (ValueError, OverflowError):
         raise UsageError(f"option {name}={value}: expected {kind.__name__}") from None
-    if isinstance(converted, int) and converted.bit_length() > 63:  # no record could hold it
+    if isinstance(converted, int) and converted.bit_length() > 63:  # no record could store it
         raise UsageError(f"option {name}={value}: more than 64 bits")
     if isinstance(converted, float) and not math.isfinite(converted):
         raise UsageError(f"option {name}={value}: expected a finite number")
@@ -65,15 +65,14 @@ class Model:
     """A catalogued model: its builder, input and options.
 
     `factory` is "module:function"; the function takes `name`, `kernels` and the options as keywords and returns an
-    nn.Module in eval mode. `input_shape` is one image's shape, an option's name standing for its value, or empty if the
-    built module says it. `inputs` says how seeded random images are drawn: "unit" uniform in [0, 1), "normal" standard
-    normal (a normalised image).
-    Spiking and quantised models are judged by flipped codes, the others by their outputs. `refuse` returns why a
-    combination of options makes no sense, else None. `custom_kernels` are the devices on which the model can run ours,
-    `custom_int8` says that they take int8 weights too, on a CPU, and `custom_training` that they have gradients.
-    `ann` is the model of the same weights without spikes. `cost` names the formula of `cost.py` that counts its
-    operations. `is_planned` says that a plan which names no model has it, and `batch_size` is that of a plan which
-    names none.
+    nn.Module in eval mode. `input_shape` is the shape of one image, in which an option's name stands for its value, or
+    is empty if the built module defines it. `inputs` is the distribution of seeded random images: "unit" for uniform in
+    [0, 1), "normal" for standard normal (a normalised image). Spiking and quantised models are judged by flipped codes,
+    the others by their outputs. `refuse` returns why a combination of options makes no sense, else None.
+    `custom_kernels` are the devices on which the model can run our kernels; `custom_int8` is set if they support int8
+    weights on a CPU, `custom_training` if they have gradients. `ann` is the model with the same weights but without
+    spikes. `cost` names the formula in `cost.py` that counts its operations. `is_planned` includes the model in a plan
+    that lists no models, and `batch_size` is used by a plan without batch sizes.
     """
 
     summary: str
@@ -93,7 +92,7 @@ class Model:
     batch_size: int = 1
 
     def resolve(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """Return all options with their values, defaults included; raise UsageError."""
+        """Return the values of all options, including defaults; raise UsageError for an invalid one."""
         for name in options:
             if name not in self.options:
                 raise unknown("option", name, sorted(self.options))
@@ -104,11 +103,11 @@ class Model:
         return values
 
     def without_defaults(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-        """Return the options that differ from their default: what a case is named by."""
+        """Return the options that differ from their defaults, which are part of the case's name."""
         return {name: value for name, value in options.items() if value != self.options[name].default}
 
     def image_shape(self, options: Mapping[str, OptionValue]) -> tuple[int, ...]:
-        """Return the shape of one input, without the batch, under these options."""
+        """Return the shape of one input with these options, without the batch."""
         values = self.resolve(options)
         return tuple(int(values[size]) if isinstance(size, str) else size for size in self.input_shape)
 
@@ -132,16 +131,16 @@ _ONEPASS_OPTIONS = {
 }
 _RESNET_OPTIONS = {
     "level": ModelOption(8, "quantisation level L: codes 0..L//2-1", minimum=4),
-    "width": ModelOption(64, "channels of the first stage; each further one doubles them", minimum=1),
+    "width": ModelOption(64, "channels of the first stage; each further stage doubles them", minimum=1),
 }
 
 
 def _too_few_steps(options: Mapping[str, Any]) -> str | None:
-    """Return why T is too short: the input is spread over L//2-1 steps and would be truncated."""
+    """Return why T is too small: the input is spread over L//2-1 steps and would be truncated."""
     step = options["level"] // 2 - 1
     if options["time_steps"] >= step:
         return None
-    return f"time_steps={options['time_steps']} is below {step}, the least for level {options['level']}"
+    return f"time_steps={options['time_steps']} is below {step}, the minimum for level {options['level']}"
 
 
 def _patch_too_large(options: Mapping[str, Any]) -> str | None:
@@ -253,7 +252,7 @@ NIR = Model(
         "readout": ModelOption("steps", "the answer: what leaves in each step, or the sum", choices=("steps", "sum")),
     },
 )
-"""The options of `--nir`, which has no name of its own in the catalog."""
+"""The options of `--nir`, whose nets are not in the catalog."""
 
 _OWN_SIZE = {"image_size": ModelOption(0, "side of the images in pixels; 0 for the model's own", minimum=0)}
 LIBRARIES: Mapping[str, Model] = MappingProxyType(
@@ -281,7 +280,7 @@ LIBRARIES: Mapping[str, Model] = MappingProxyType(
 
 
 def find(name: str) -> Model | None:
-    """Return the model of this name, catalogued or of a library as in `torchvision:resnet18`, None for any other.
+    """Return the model with this name, from the catalog or a library as in `torchvision:resnet18`, else None.
 
     `libraries.refuse_unknown` checks whether the library has the model.
     """
@@ -296,7 +295,7 @@ def trains(name: str, variant: str) -> bool:
 
 
 def entry(name: str) -> Model:
-    """Return the model of this name; raise UsageError."""
+    """Return the model with this name; raise UsageError if it is unknown."""
     model = find(name)
     if model is None:
         raise unknown("model", name, MODELS)
@@ -306,8 +305,8 @@ def entry(name: str) -> Model:
 def build(name: str, *, kernels: Kernels = "torch", **options: Any) -> nn.Module:
     """Return the model `name` in eval mode, in float32, with seeded random weights from torch's global generator.
 
-    With all `kernels` it accepts the same state dict.
-    Raises UsageError, or benchd.kernels.dispatch.Unavailable if the kernels cannot run here.
+    The state dict is the same for all `kernels`. Raises UsageError, or benchd.kernels.dispatch.Unavailable if the
+    kernels cannot run here.
     """
     model = entry(name)
     module, function = model.factory.split(":")

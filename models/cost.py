@@ -1,32 +1,32 @@
 """The minimum work of one run of a catalogued model, by formula: operations, exponentials, bytes; torch-free.
 
-    matrix_flops       2 per multiply-add of the convolutions, linear layers and projections. A convolution is counted
-                       directly, and with the taps that fall on padding, as every counter does
+    matrix_flops       2 per multiply-add of the convolutions, linear layers and projections. Convolutions are counted
+                       as direct, including the taps on padding, as every counter does
     elementwise_flops  the other additions, multiplications, divisions and comparisons
-    exponentials       those of the scan, of softplus and of SiLU; softplus' logarithm counts as one, because the same
-                       unit of a GPU does it
-    bytes              each parameter once, the images, the logits, and what crosses from one fused step to the next,
-                       written once and read by each step that needs it
+    exponentials       those of the scan, softplus and SiLU; softplus' logarithm counts as one, because the same unit
+                       of a GPU computes it
+    bytes              each parameter once, the images, the logits, and the values passed from one fused step to the
+                       next, written once and read by each step that needs them
 
-The fused steps, and what crosses between them, whatever the precision:
+The fused steps, and the values passed between them, for any precision:
 
-    Vision Mamba   patch embedding; each layer but the last; the last one and the head, for the class token alone.
-                   The residual stream crosses, in float32
-    OnePass        conv1, LIF and pool; conv2, LIF and pool; the head. Counts of spikes cross, one byte a pooled number
-                   and time step
-    ResNet-18      stem and its pool; each convolution with batch norm, shortcut and neurons; pool and fc. Codes cross,
-                   one byte a number, and time step where it spikes
+    Vision Mamba   patch embedding; each layer except the last; the last layer and the head, for the class token only.
+                   The residual stream is passed on in float32
+    OnePass        conv1, LIF and pool; conv2, LIF and pool; the head. Spike counts are passed on, one byte per pooled
+                   value and time step
+    ResNet-18      stem and its pool; each convolution with batch norm, shortcut and neurons; pool and fc. Codes are
+                   passed on, one byte per value, and per time step in the spiking net
 
-What is the same at every time step counts once: OnePass' conv1 on a repeated image, stem and fc of the ST-BIF net.
+Whatever is the same at every time step counts once: OnePass' conv1 on a repeated image, stem and fc of the ST-BIF net.
 
-Training is forward and backward without an optimiser. Each figure is the least by itself: the operations and the
-exponentials as if all values of the forward pass were kept, the bytes as if only what crosses were.
+Training is forward and backward without an optimiser. Each figure is a minimum by itself: operations and exponentials
+assume that all values of the forward pass were kept, bytes that only the passed values were.
 
-    matrix_flops       three times the forward's, less the gradient that the image does not need
+    matrix_flops       three times the forward's, minus the gradient that the image does not need
     elementwise_flops  three times the forward's
-    exponentials       the forward's: the derivatives are made of the same values
-    bytes              parameters twice and their gradients once; images and what crosses are read once more; a gradient
-                       for each number that a step reads of another, written and read; the logits and their gradient
+    exponentials       the forward's: the derivatives use the same values
+    bytes              parameters twice and their gradients once; images and passed values read again; a gradient for
+                       each value passed between steps, written and read; the logits and their gradient
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from benchd.models import catalog
 from benchd.models.catalog import OptionValue
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "amp": 4}
-SILU, NORM, LIF, QUANTISER, ST_BIF = 2, 5, 5, 7, 9  # elementwise operations per number, without exponentials
+SILU, NORM, LIF, QUANTISER, ST_BIF = 2, 5, 5, 7, 9  # elementwise operations per value, without exponentials
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The minimum work of one run of a batch; `parameters_bytes` is the parameters' part of `bytes`."""
+    """The minimum work of one run of a batch; `parameters_bytes` is the part of `bytes` for parameters."""
 
     matrix_flops: int
     elementwise_flops: int
@@ -60,9 +60,9 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class _Forward:
-    """The forward pass of one image. `first_flops` are those of `matrix_flops` whose input is the image.
+    """The forward pass of one image. `first_flops` is the part of `matrix_flops` with the image as input.
 
-    `written` and `read` are the numbers that cross between the steps, of `width` bytes each.
+    `written` and `read` count the values passed between steps, of `width` bytes each.
     """
 
     parameters: int = 0
@@ -78,7 +78,7 @@ class _Forward:
 
 
 def parameters(model: str, options: Mapping[str, OptionValue]) -> int:
-    """Return how many numbers the parameters of the catalogued model hold."""
+    """Return the number of parameters of the catalogued model."""
     return _forward(model, options).parameters
 
 
@@ -89,10 +89,10 @@ def cost(
     precision: Literal["fp32", "fp16", "bf16", "amp"],
     direction: Literal["inference", "training"],
 ) -> Cost:
-    """Return the cost of one run of the catalogued model over a batch; raises UsageError for an unknown one.
+    """Return the cost of one run of the catalogued model on a batch; raises UsageError if it is unknown.
 
-    The model is the catalog's: weights with a different number of classes make another model. Omitted `options` have
-    their defaults.
+    The model is as in the catalog: weights with a different number of classes make it a different model. Omitted
+    `options` have their defaults.
     """
     forward = _forward(model, options)
     training = direction == "training"
@@ -131,7 +131,7 @@ def _vim(options: Mapping[str, Any]) -> _Forward:
     inner, rank, patch_numbers, classes = 2 * dim, -(-dim // 16), 3 * patch**2, options["num_classes"]
     patches = ((side - patch) // options["stride"] + 1) ** 2
     tokens = depth * (patches + 1)
-    # the last layer: its scans meet at the class token, the one token that passes its gate
+    # the last layer: its scans meet at the class token, the only token that passes its gate
     scanned = 2 * (tokens - patches - 1) + patches + 2
     gated = tokens - patches
     low = rank + 2 * _STATES
@@ -139,7 +139,7 @@ def _vim(options: Mapping[str, Any]) -> _Forward:
     layer = dim + 3 * dim * inner + 2 * inner * (_TAPS + 1 + low + rank + 1 + _STATES + 1)
     return _Forward(
         parameters=dim * (patch_numbers + 1 + 1 + patches + 1) + depth * layer + dim + (dim + 1) * classes,
-        # in_proj to u, to z and out_proj; x_proj and dt_proj
+        # in_proj for u and z, out_proj; x_proj and dt_proj
         matrix_flops=embedding + 2 * inner * (dim * (tokens + 2 * gated) + scanned * (low + rank)) + 2 * dim * classes,
         first_flops=embedding,
         # norms and residual; the short convolution; the scan with its softplus; sum of the directions and gate
@@ -173,7 +173,7 @@ def _onepass(options: Mapping[str, Any]) -> _Forward:
     )
 
 
-_STAGES = ((1, 1, 8), (1, 2, 4), (2, 4, 2), (4, 8, 1))  # channels in and out by width, side of a 32x32 image
+_STAGES = ((1, 1, 8), (1, 2, 4), (2, 4, 2), (4, 8, 1))  # channels in and out as multiples of the width, side for 32x32
 
 
 def _resnet(options: Mapping[str, Any]) -> _Forward:
@@ -182,7 +182,7 @@ def _resnet(options: Mapping[str, Any]) -> _Forward:
     stem, pooled, fc = first * 3 * 49, first * 8**2, 8 * first * 10
     weights, norms, products, numbers = 0, first, 0, 0
     for before, width, side in ((first * before, first * width, side) for before, width, side in _STAGES):
-        # two blocks of two convolutions; where the width changes, a fifth takes the shortcut there
+        # two blocks of two convolutions; where the width changes, a fifth one is in the shortcut
         changes = before != width
         convolutions = 9 * before * width + 27 * width**2 + changes * before * width
         weights += convolutions
@@ -197,7 +197,8 @@ def _resnet(options: Mapping[str, Any]) -> _Forward:
         elementwise_flops=steps * (neuron * (first * 16**2 + 4 * numbers) + 8 * pooled + 2 * numbers),
         inputs=3 * 32**2,
         outputs=10,
-        # the first half of a block is read once, its output by the next block and by its shortcut, the last by the head
+        # each block: the output of its first half is read once, its own by the next block and its shortcut, the last by
+        # the head
         written=steps * (pooled + 4 * numbers),
         read=steps * (2 * pooled + 6 * numbers - 8 * first),
         width=1,

@@ -1,10 +1,10 @@
 """Images for measuring and checking a model: seeded random ones, or real ones from a folder on this machine.
 
 Real images get the preprocessing that the model was trained with, chosen by the catalog's `dataset` and `inputs`:
-ImageNet is resized to 256/224 of the input's side (bicubic), cropped at the centre and normalised; CIFAR-10 is taken as
-it is, normalised for `inputs` "normal" and left in [0, 1] for "unit". The digits that ship, "demo", are enlarged to the
-input's side and get equal channels. A model of the user's own may bring its own. torchvision is imported only to read
-images from a folder: it takes a second, in each process that is measured.
+ImageNet is resized to 256/224 of the input's side (bicubic), centre-cropped and normalised; CIFAR-10 is used as is,
+normalised for `inputs` "normal" and left in [0, 1] for "unit". The included digits, "demo", are enlarged to the input's
+side, with equal channels. A user's own model may define its own preprocessing. torchvision is imported only to read
+images from a folder: it takes a second in each measured process.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _DIGITS_MAX, _DIGITS_CLASSES = 16, 10
 def normalisation(
     dataset: str | None, inputs: Literal["unit", "normal"]
 ) -> tuple[Sequence[float], Sequence[float]] | None:
-    """Return mean and deviation of each channel that a data set's images are normalised with, None for "unit"."""
+    """Return each channel's mean and standard deviation for normalising a data set's images, None for "unit"."""
     return _NORMALISATION.get(dataset or "imagenet", _NORMALISATION["imagenet"]) if inputs == "normal" else None
 
 
 Preprocess = Callable[[Any], torch.Tensor]
-"""From a PIL image to one input of a model."""
+"""Converts a PIL image to one input of a model."""
 
 
 @dataclass(frozen=True)
 class ImageSet:
     """Labelled images on this machine, each read and preprocessed on demand.
 
-    `classes` is the number of classes; with labels from a file, which may omit classes, a lower bound. `preprocessing`
-    says in words how an image becomes an input.
+    `classes` is the number of classes, or a lower bound with labels from a file, which may omit classes.
+    `preprocessing` describes how an image becomes an input.
     """
 
     spec: str
@@ -66,12 +66,12 @@ class ImageSet:
         return spread(len(self), count)
 
     def read(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return float32 images (n, C, H, W) and class indices (n,); raise DataError for one that cannot be read."""
+        """Return float32 images (n, C, H, W) and class indices (n,); raise DataError if an image cannot be read."""
         images, labels = zip(*(self.opened[i] for i in indices), strict=True)
         return torch.stack(images), torch.tensor(labels)
 
     def taken(self, count: int) -> Images:
-        """Return `count` images spread evenly over the set, or all if it has fewer; raise as `read` does."""
+        """Return `count` images spread evenly over the set, or all if it has fewer; raise the errors of `read`."""
         images, classes = self.read(self.spread(count))
         source = f"{len(images)} of the {len(self)} images of {self.spec}"
         if len(images) < count:
@@ -93,7 +93,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Images:
-    """Float32 images (n, C, H, W) and a description of their origin; real ones also have labels (n,) and the set."""
+    """Float32 images (n, C, H, W) and a description of their origin; real images also have labels (n,) and the set."""
 
     images: torch.Tensor
     source: str
@@ -102,7 +102,7 @@ class Images:
 
 
 def spread(items: int, count: int) -> list[int]:
-    """Return `count` indices spread evenly over so many items, or all of them if there are fewer."""
+    """Return `count` indices spread evenly over this many items, or all of them if there are fewer."""
     taken = min(count, items)
     return [i * items // taken for i in range(taken)]
 
@@ -117,7 +117,7 @@ def random_images(shape: tuple[int, ...], count: int, inputs: Literal["unit", "n
 
 
 def digests(images: torch.Tensor) -> list[str]:
-    """Return a short hash of each image's values, by which images calibrated with are kept out of an accuracy."""
+    """Return a short hash of each image's values, used to exclude calibration images from the accuracy."""
     return [hashlib.sha256(image.contiguous().numpy().tobytes()).hexdigest()[:16] for image in images]
 
 
@@ -131,15 +131,14 @@ def open_set(
     preprocess: Preprocess | None = None,
     calibrating: bool = False,
 ) -> ImageSet:
-    """Return the set that `spec` names, without reading an image.
+    """Return the set described by `spec`, without reading an image.
 
-    `spec` is "demo" (the digits that ship), "cifar10:DIR" (the test set; DIR holds cifar-10-batches-py) or
-    "imagefolder:DIR" (DIR/<class>/<image>, the classes numbered in the order of their names). `labels` is a file that
-    names the images of DIR and their classes in place of folders. `dataset` and `inputs` are those of the model's
-    catalog entry; without them, those that the scheme suggests. With `calibrating`, images that the other call never
-    returns: of the digits those of the training part, of CIFAR-10 the training set. `preprocess` replaces the
-    preprocessing of a folder's.
-    Raises DataError for an unknown scheme, a missing or empty folder, a wrong layout, and labels that do not fit.
+    `spec` is "demo" (the included digits), "cifar10:DIR" (the test set; DIR contains cifar-10-batches-py) or
+    "imagefolder:DIR" (DIR/<class>/<image>, with classes numbered in alphabetical order). `labels` is a file that lists
+    images of DIR and their classes, instead of folders. `dataset` and `inputs` come from the model's catalog entry, by
+    default from the scheme. With `calibrating`, the images are disjoint from those without it: the training part of the
+    digits, the training set of CIFAR-10. `preprocess` replaces the preprocessing of a folder's images. Raises DataError
+    for an unknown scheme, a missing or empty folder, a wrong layout, and labels that do not fit.
     """
     scheme, folder = data_named.parse(spec, labels)
     if scheme == demo.DEMO:
@@ -157,14 +156,14 @@ def open_set(
 
 
 def described(preprocess: Preprocess) -> str:
-    """Return the name of a function, whose str() is an address, or what a transform says of itself."""
+    """Return a function's name, because its str() is an address, or a transform's description of itself."""
     if hasattr(preprocess, "__qualname__"):
         return f"{preprocess.__module__}.{preprocess.__qualname__}"
     return " ".join(str(preprocess).split())
 
 
 class _Digits:
-    """The digits that ship, for one kind of input."""
+    """The included digits, for one kind of input."""
 
     def __init__(self, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"], calibrating: bool) -> None:
         if len(input_shape) != 3:
@@ -182,7 +181,7 @@ class _Digits:
 def enlarged(digits: torch.Tensor, input_shape: tuple[int, ...], inputs: Literal["unit", "normal"]) -> torch.Tensor:
     """Return digits (n, 8, 8), 0 to 16, as images (n, *input_shape).
 
-    At 32 pixels they are multiples of 1/1024 before they are normalised, exact in every precision.
+    At 32 pixels they are multiples of 1/1024 before normalisation, which are exact in every precision.
     """
     channels, *sides = input_shape
     grey = digits[:, None].float() / _DIGITS_MAX
@@ -191,14 +190,14 @@ def enlarged(digits: torch.Tensor, input_shape: tuple[int, ...], inputs: Literal
 
 
 def _enlarging(input_shape: tuple[int, ...], inputs: str) -> str:
-    """Say what `enlarged` does."""
+    """Describe what `enlarged` does."""
     _, height, width = input_shape
     steps = f"grey digits of 8x8, /{_DIGITS_MAX}, enlarged to {height}x{width} (bilinear), equal channels"
     return steps + (f", mean {_DIGITS_MEAN}, deviation {_DIGITS_STD}" if inputs == "normal" else "")
 
 
 class _Listed:
-    """The images that a file of labels names, by their paths inside a folder."""
+    """The images listed in a file of labels, by their paths inside a folder."""
 
     def __init__(self, folder: str, labels: str) -> None:
         named = data_named.read_listed(folder, labels)
@@ -220,7 +219,7 @@ def _picture(path: str) -> Any:
 
     try:
         return folder.pil_loader(path)
-    # a SyntaxError is that of a PNG
+    # Pillow raises SyntaxError for a damaged PNG
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"cannot read {path}; replace or remove it: {error}") from error
 
@@ -238,7 +237,7 @@ def _open_cifar10(folder: str, train: bool) -> Any:
 
 
 def _open_image_folder(folder: str, train: bool) -> Any:
-    del train  # one folder is one set: the caller names another one
+    del train  # each folder is a single set, so this has no training images
     from torchvision import datasets  # noqa: PLC0415 - see above
 
     try:
@@ -253,7 +252,7 @@ _OPENERS = {"cifar10": _open_cifar10, "imagefolder": _open_image_folder}
 
 
 def _preprocessing(dataset: str, inputs: str, input_shape: tuple[int, ...]) -> tuple[v2.Compose, str]:
-    """Return the transform of a PIL image, and what it does in words."""
+    """Return the transform of a PIL image, and a description of it."""
     from torchvision.transforms import v2  # noqa: PLC0415 - see above
 
     if len(input_shape) != 3 or input_shape[0] != 3:

@@ -1,4 +1,4 @@
-"""The values of `--data` and `--labels`, read without torch: scheme and folder of a data set, a file of labels."""
+"""Parses `--data` and `--labels` without torch: scheme and folder of a data set, a file of labels."""
 
 import re
 from pathlib import Path
@@ -14,9 +14,9 @@ class DataError(ValueError):
 
 
 def parse(spec: str, labels: str | Path | None = None) -> tuple[str, str]:
-    """Return the scheme and the folder of `imagefolder:DIR`; `demo`, the digits that ship, has none.
+    """Return the scheme and folder of `imagefolder:DIR`; `demo`, the included digits, has no folder.
 
-    Raises DataError for another scheme, no folder, and `labels` of a set that has its own.
+    Raises DataError for an unknown scheme, a missing folder, or `labels` for a set that has its own.
     """
     expected = f"{demo.DEMO}, {' or '.join(f'{name}:DIR' for name in SCHEMES)}"
     if spec == demo.DEMO and not labels:
@@ -27,15 +27,15 @@ def parse(spec: str, labels: str | Path | None = None) -> tuple[str, str]:
     if not Path(folder).is_dir():
         raise DataError(f"{folder} is not a folder: give the folder of the images, as {expected}")
     if labels and scheme != "imagefolder":
-        raise DataError(f"--labels names images of imagefolder:DIR; {scheme} has its own labels")
+        raise DataError(f"--labels is only for imagefolder:DIR; {scheme} has its own labels")
     return scheme, folder
 
 
 def read_labels(path: str | Path) -> dict[str, int]:
     """Return the class index of each image by its path inside the data set's folder, in the order of the lines.
 
-    A line is a path and a class index from 0 on, with a tab, a comma or a blank between them; empty lines are skipped.
-    Raises DataError that names the file and the line.
+    A line contains a path and a non-negative class index, separated by a tab, comma or space; empty lines are skipped.
+    Raises DataError with the file and the line.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
@@ -50,16 +50,16 @@ def read_labels(path: str | Path) -> dict[str, int]:
             raise DataError(f"{path}:{number}: {name} already has a label")
         labels[name] = label
     if not labels:
-        raise DataError(f"{path} holds no labels: expected lines of a path and a class index, as in cat/1.png 0")
+        raise DataError(f"{path} contains no labels: expected lines of a path and a class index, as in cat/1.png 0")
     return labels
 
 
 def read_listed(folder: str, labels: str | Path) -> dict[str, int]:
-    """Return what `read_labels` does; raise DataError too if the folder lacks one of the images."""
+    """Return the result of `read_labels`; also raise DataError if the folder lacks one of the images."""
     named = read_labels(labels)
     missing = next((name for name in named if not Path(folder, name).is_file()), None)
     if missing is not None:
-        raise DataError(f"{labels} names {missing}, which is not a file in {folder}")
+        raise DataError(f"{labels} lists {missing}, which is not a file in {folder}")
     return named
 
 

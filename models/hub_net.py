@@ -1,6 +1,6 @@
-"""Nets of the Hugging Face Hub from a folder, by the AutoModel of their architecture.
+"""Hugging Face Hub nets from a folder, built with the AutoModel class of their architecture.
 
-Nothing is downloaded, no code of the folder is run, and no pickle is read.
+Nothing is downloaded, no code from the folder is run, and no pickle is read.
 
     images   pixel_values (B, channels, H, W)             logits; pred_boxes; class and mask logits of queries
     audio    input_values (B, samples) or (B, frames, mels)   logits
@@ -31,7 +31,7 @@ _WORDS, _SAMPLES, _SIDE = 128, 16000, 224
 
 
 class HubNet(nn.Module):
-    """A net that answers with what its task is judged by, under the Hub's names; the inputs are given by name."""
+    """A net that returns the outputs its task is judged by, under the Hub's names; inputs are passed by name."""
 
     preprocess: Any = None
 
@@ -43,7 +43,7 @@ class HubNet(nn.Module):
             self.preprocess = _Preprocess(transformers.AutoImageProcessor.from_pretrained(folder, **_TRUST))
 
     def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """Return the answers of the task, of an encoder its last hidden state."""
+        """Return the task's outputs, or the last hidden state of an encoder."""
         answer = self.net(**inputs)
         return {name: answer[name] for name in _ANSWERS if name in answer} or {
             "last_hidden_state": answer["last_hidden_state"]
@@ -61,7 +61,7 @@ class _Preprocess:
 
 
 def build(folder: Path) -> HubNet:
-    """Return the net of a folder in float32 and eval mode; raise UnfitModel if the folder lacks weights of it."""
+    """Return the net in a folder, in float32 and eval mode; raise UnfitModel if some weights are missing."""
     config: Any = transformers.AutoConfig.from_pretrained(folder, **_TRUST)
     config.use_cache = False
     architecture = next(iter(config.architectures or []), "")
@@ -76,7 +76,7 @@ def build(folder: Path) -> HubNet:
 
 
 def _inputs(net: Any, folder: Path) -> list[str]:
-    """Return the inputs of one item as `--input` gives them, of the sizes that the folder names."""
+    """Return the inputs of one item in the format of `--input`, with the sizes given in the folder."""
     config, name = net.config, net.main_input_name
     if name == "pixel_values":
         height, width = _sides(config, folder)
@@ -85,13 +85,13 @@ def _inputs(net: Any, folder: Path) -> list[str]:
         mels = getattr(config, "num_mel_bins", None)
         return [f"{name}={config.max_length}x{mels}" if mels else f"{name}={_SAMPLES}"]
     if name == "input_ids":
-        words = min(_WORDS, getattr(config, "max_position_embeddings", _WORDS) - 2)  # RoBERTa begins behind its padding
+        words = min(_WORDS, getattr(config, "max_position_embeddings", _WORDS) - 2)  # RoBERTa starts after its padding
         return [f"{name}=int64:{words}:0-{config.vocab_size - 1}", f"attention_mask=int64:{words}:1-1"]
-    raise UnfitModel(f"{type(net).__name__} reads {name}: images, audio and text are known here; give it with --module")
+    raise UnfitModel(f"{type(net).__name__} reads {name}: only images, audio and text are supported here; use --module")
 
 
 def _sides(config: Any, folder: Path) -> tuple[int, int]:
-    """Return height and width of the images: those of the processor, else of the net."""
+    """Return the height and width of the images: the processor's, else the net's."""
     path = folder / "preprocessor_config.json"
     told: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     size: Any = told.get("crop_size") or told.get("size") or getattr(config, "image_size", _SIDE)

@@ -1,4 +1,4 @@
-"""Models of another library by name, as in `torchvision:resnet18`: the names it has, without importing torch."""
+"""Models of another library by name, as in `torchvision:resnet18`: lists its names without importing torch."""
 
 import difflib
 import importlib.util
@@ -14,20 +14,20 @@ _REGISTERED = re.compile(r"^@register_model\b(?:\(name=[\"'](\w+)[\"']\))?.*?^de
 # torchvision models that benchd does not measure: a part of the name, and the reason
 _NOT_MEASURED = {
     "quantized_": "its int8 modules run only in eager; measure the float model of the same name",
-    "raft_": "optical flow reads two images; measure it as your own module, with --module",
+    "raft_": "optical flow takes two images; measure it as your own module, with --module",
     "rcnn": "a two-stage detector proposes a varying number of regions per image, but shapes are fixed here; "
     "one-stage detectors (ssd, retinanet, fcos) are measured",
 }
 
 
 def refuse_unknown(name: str) -> None:
-    """Raise UsageError unless the library that `name` begins with has such a model, and one that is measured here.
+    """Raise UsageError unless the library before the colon in `name` has such a model that can be measured here.
 
     Raises NotAvailable if the library is not installed.
     """
     library, _, model = name.partition(":")
     known = _registered(library)
-    architecture = model.partition(".")[0] if library == "timm" else model  # resnet18.a1_in1k: which weights
+    architecture = model.partition(".")[0] if library == "timm" else model  # resnet18.a1_in1k: suffix for weights
     if not _NAME.fullmatch(model) or (known and architecture not in known):
         close = difflib.get_close_matches(model, sorted(known), n=1)
         hint = f"; did you mean {library}:{close[0]}?" if close else ""
@@ -39,7 +39,7 @@ def refuse_unknown(name: str) -> None:
 
 @cache
 def _registered(library: str) -> frozenset[str]:
-    """Return the names that the library's source registers; none if it does so in another way than today's."""
+    """Return the names registered in the library's source; none if a future version registers them differently."""
     spec = importlib.util.find_spec(library)
     if spec is None or spec.origin is None:
         raise NotAvailable(f"the package {library} is not installed: pip install {library}")

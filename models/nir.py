@@ -1,13 +1,13 @@
 """A net in NIR, the exchange format of spiking frameworks, as a module that runs all time steps in one call.
 
-Each neuron is stepped by forward Euler, as the frameworks do, with what the file leaves open as options:
+Each neuron is stepped by forward Euler, as in the frameworks; whatever the file leaves open is an option:
 
-    I <- I + dt / tau_syn (w_in x - I)                 of CubaLIF and CubaLI; elsewhere I = x
-    v <- v + dt / tau (v_leak - v + r I)               of IF and I: v <- v + dt r I
-    a spike where v > v_threshold, which then resets v
+    I <- I + dt / tau_syn (w_in x - I)                 for CubaLIF and CubaLI; elsewhere I = x
+    v <- v + dt / tau (v_leak - v + r I)               for IF and I: v <- v + dt r I
+    a spike if v > v_threshold, which then resets v
 
-`gain` "per_step" takes the first factor of x, w_in or r, for what one step adds in place of dt / tau times it. A state
-begins at v_leak, or at 0 without a leak. Edges that close a cycle pass on the previous step. Equations: neuroir.org.
+With `gain` "per_step", the first factor of x, w_in or r, is what one step adds, instead of dt / tau times it. A state
+starts at v_leak, or at 0 without a leak. Edges that close a cycle carry the previous step. Equations: neuroir.org.
 """
 
 import math
@@ -29,14 +29,14 @@ from benchd.models.nir_file import Graph, Node, read
 
 State = tuple[Tensor, ...]
 
-_LONGEST = 4096  # steps of a delay
+_LONGEST = 4096  # the longest delay, in steps
 
 
 class _Stepped(nn.Module):
-    """A node with a state: `step` takes what arrives, as `charged`, and a state to what leaves and the next state."""
+    """A node with a state: `step` takes its charge and a state, and returns its output and the next state."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what leaves in all steps (T, B, ...)."""
+        """Return the output of all steps (T, B, ...)."""
         state, leaving = None, []
         for charge in self.charged(x).unbind():
             out, state = self.step(charge, state)
@@ -44,11 +44,11 @@ class _Stepped(nn.Module):
         return torch.stack(leaving)
 
     def charged(self, x: Tensor) -> Tensor:
-        """Return what the states take of an input of one step or of all."""
+        """Return the charge for an input of one step or of all steps."""
         return x
 
     def step(self, charge: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """Return what leaves (B, ...), and the next state."""
+        """Return the output (B, ...) and the next state."""
         raise NotImplementedError
 
     def _keep(self, **values: Any) -> None:
@@ -87,11 +87,11 @@ class _Neurons(_Stepped):
             self.emitted = nn.Identity()
 
     def charged(self, x: Tensor) -> Tensor:
-        """Return what is added to the synapses, or to the potentials of neurons without them."""
+        """Return the charge added to the synapses, or to the potentials of neurons without synapses."""
         return x * self.gain
 
     def step(self, charge: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """Return spikes, or potentials of neurons that do not spike."""
+        """Return spikes, or the potentials of non-spiking neurons."""
         if state is None:
             zeros = torch.zeros_like(charge)
             state = (zeros + self.rest if self.leaks else zeros, zeros, zeros.bool())
@@ -113,7 +113,7 @@ class _Neurons(_Stepped):
 
 
 def _rate(node: Node, name: str, dt: float) -> np.ndarray:
-    """Return dt over a time constant."""
+    """Return dt divided by a time constant."""
     times = node[name].astype(np.float64)
     if (times < dt).any():
         raise UsageError(f"{name} {times.min():g} is shorter than the time step {dt:g}: give another --option dt=")
@@ -121,7 +121,7 @@ def _rate(node: Node, name: str, dt: float) -> np.ndarray:
 
 
 class _Delay(_Stepped):
-    """Hands on what arrived a whole number of steps ago, for each number its own; 0 before that."""
+    """Delays each element by its own whole number of steps; returns 0 before that."""
 
     steps: Tensor
 
@@ -134,7 +134,7 @@ class _Delay(_Stepped):
         self._different = sorted(set(steps.astype(int).reshape(-1).tolist()))
 
     def step(self, charge: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """Return what arrived then, and the last inputs, the newest first."""
+        """Return the delayed input, and the last inputs, newest first."""
         held = (charge, *(state or ()))[: self._different[-1] + 1]
         late = torch.zeros_like(charge)
         for steps in self._different:
@@ -213,7 +213,7 @@ def _pool(node: Node) -> nn.Module:
 
 
 def _flatten(node: Node) -> nn.Module:
-    """Return it for a batch, which the axes of a file leave out."""
+    """Return the flatten layer for a batch, an axis that files omit."""
     first, last = int(node["start_dim"]), int(node["end_dim"])
     return nn.Flatten(first + (first >= 0), last + (last >= 0))
 
@@ -235,7 +235,7 @@ _NEURONS = ("CubaLI", "CubaLIF", "I", "IF", "LI", "LIF")
 
 
 def _module(name: str, node: Node, dt: float, dialect: Mapping[str, str]) -> nn.Module:
-    """Return the module of a node; raise UsageError for a type that is not known or parameters that do not fit."""
+    """Return a node's module; raise UsageError for an unknown type or parameters that do not fit."""
     kind = node["type"]
     try:
         if kind in _NEURONS:
@@ -248,13 +248,13 @@ def _module(name: str, node: Node, dt: float, dialect: Mapping[str, str]) -> nn.
         said = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise UsageError(f"node {name} ({kind}): {said}") from error
     known = ", ".join(sorted([*_NEURONS, *_LAYERS, "Delay"]))
-    raise UsageError(f"node {name} is of the type {kind}, which benchd does not know; it knows {known}")
+    raise UsageError(f"node {name} has the type {kind}, which benchd does not know; it knows {known}")
 
 
 class _Group:
-    """Nodes that run together: one over all steps, or those of cycles step by step, in this order.
+    """Nodes that run together: a single one over all steps, or those of cycles step by step, in this order.
 
-    In a cycle, nodes without a state whose output only returns come first and read the step before: `early`.
+    In a cycle, stateless nodes that only feed back come first and read the previous step: `early`.
     """
 
     def __init__(self, names: Sequence[str], edges: Iterable[tuple[str, str]], stateless: Iterable[str]) -> None:
@@ -270,9 +270,9 @@ class _Group:
 
 
 class NirNet(nn.Module):
-    """The net of a graph: inputs (B, T, ...) to what its Output receives, (B, T, ...) or summed over T.
+    """The net of a graph: inputs (B, T, ...) to the values of its Output, (B, T, ...) or summed over T.
 
-    Whole numbers and True and False are read as numbers of the weights' type.
+    Integers and booleans are converted to the weights' type.
     """
 
     _numbers: Tensor
@@ -291,7 +291,7 @@ class NirNet(nn.Module):
         edges = [(start, end) for start, end in graph.edges if end in self._keys]
         stateless = [name for name in kept if not hasattr(self._of(name), "step")]
         self._groups = [_Group(names, edges, stateless) for names in _cycles(kept, edges)]
-        self.register_buffer("_numbers", torch.zeros(()), persistent=False)  # of the type that all are of
+        self.register_buffer("_numbers", torch.zeros(()), persistent=False)  # has the type shared by all buffers
 
     def _of(self, name: str) -> Any:
         return self.nodes[self._keys[name]]
@@ -302,7 +302,7 @@ class NirNet(nn.Module):
         return [each.emitted for each in ordered if hasattr(each, "emitted")]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the Output receives."""
+        """Return the values that reach the Output."""
         values = {self._input: x.to(self._numbers.dtype).transpose(0, 1)}
         for group in self._groups:
             values |= self._stepped(group, values) if group.is_cycle else self._whole(group, values)
@@ -313,14 +313,14 @@ class NirNet(nn.Module):
         return out.sum(1) if self._is_summed else out
 
     def _whole(self, group: _Group, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what leaves a node (T, B, ...)."""
+        """Return the output of a single node (T, B, ...)."""
         (name,) = group.names
         node, x = self._of(name), _sum(values[source] for source in group.sources[name])
         is_stepped = hasattr(node, "step")
         return {name: node(x) if is_stepped else node(x.flatten(0, 1)).unflatten(0, x.shape[:2])}
 
     def _stepped(self, group: _Group, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what leaves the nodes of cycles (T, B, ...)."""
+        """Return the outputs of nodes in cycles (T, B, ...)."""
         outside = {source for sources in group.sources.values() for source in sources} - set(group.names)
         leaving: dict[str, list[Any]] = {name: [] for name in group.names if name not in group.early}
         states: dict[str, State] = {}
@@ -330,7 +330,7 @@ class NirNet(nn.Module):
             for name in group.names:
                 node = self._of(name)
                 arriving = [value for source in group.sources[name] if (value := latest.get(source)) is not None]
-                if not arriving:  # what returns, before the first step
+                if not arriving:  # feedback, before the first step
                     latest[name] = _at_rest(node)
                 elif hasattr(node, "step"):
                     latest[name], states[name] = node.step(node.charged(_sum(arriving)), states.get(name))
@@ -346,13 +346,13 @@ def _sum(arriving: Iterable[Tensor]) -> Tensor:
 
 
 def _at_rest(node: Any) -> Tensor | None:
-    """Return what leaves a layer to which nothing has come, without a batch: its bias, None for 0."""
+    """Return a layer's output without any input, for one item: its bias, or None for 0."""
     bias: Tensor | None = getattr(node, "bias", None)
     return None if bias is None else bias.reshape(-1, *[1] * (node.weight.dim() - 2))
 
 
 def _in_order(graph: Graph) -> list[str]:
-    """Return the nodes between Input and Output, without the Input, each behind one that leads to it."""
+    """Return the nodes between Input and Output, excluding the Input, each after one that leads to it."""
     reached, leading = _reach(graph.edges, graph.input), _reach([edge[::-1] for edge in graph.edges], graph.output)
     if graph.input not in leading:
         raise UsageError("nothing leads from the Input to the Output")
@@ -362,7 +362,7 @@ def _in_order(graph: Graph) -> list[str]:
 
 
 def _reach(edges: Iterable[tuple[str, ...]], first: str) -> list[str]:
-    """Return the nodes that can be reached from the first, in the order in which a search in depth leaves them."""
+    """Return the nodes reachable from the first, in depth-first post-order."""
     following: dict[str, list[str]] = defaultdict(list)
     for start, end in edges:
         following[start].append(end)
@@ -380,7 +380,7 @@ def _reach(edges: Iterable[tuple[str, ...]], first: str) -> list[str]:
 
 
 def _cycles(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
-    """Yield the nodes, those that reach each other together, behind all that lead to them."""
+    """Yield the strongly connected components, each after all that lead to it."""
     reached = {name: set(_reach(edges, name)) for name in names}
     together = {
         name: tuple(other for other in names if other in reached[name] and name in reached[other]) for name in names
@@ -395,8 +395,8 @@ def _cycles(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> Iterator[
 def build(path: str, **options: Any) -> NirNet:
     """Return the net in a file in eval mode; the options are the catalog's.
 
-    Raises UsageError with the file's name for one that is damaged or has nodes that are unknown or do not fit together,
-    and Unsupported without h5py.
+    Raises UsageError with the file's name if it is damaged or has nodes that are unknown or do not fit together, and
+    Unsupported without h5py.
     """
     graph = read(Path(path))
     try:

@@ -1,7 +1,7 @@
 """Reads a net in NIR, the exchange format of spiking frameworks: an HDF5 file of nodes and edges, without torch.
 
-Nothing in such a file is code, but HDF5 may read other files and expand without bound: links, external and virtual data
-sets, filters that are plugins and too large content are refused. Format: Pedersen et al., Neuromorphic intermediate
+Such a file contains no code, but HDF5 can read other files and expand without bound: links, external and virtual data
+sets, plugin filters and overly large content are rejected. Format: Pedersen et al., Neuromorphic intermediate
 representation, Nature Communications, 2024.
 """
 
@@ -16,12 +16,12 @@ from benchd.daemon.errors import Unsupported, UsageError
 
 _MOST_NODES = 1024
 _DEEPEST = 16
-_MOST_BYTES, _MOST_EXPANDED = 2**30, 64  # of content; of a larger file so many times its size
+_MOST_BYTES, _MOST_EXPANDED = 2**30, 64  # of content; for larger files, the ratio of content to file size
 _FILTERS = {1, 2, 3, 32000}  # deflate, shuffle, checksum, lzf
 _GRAPH, _INPUT, _OUTPUT = "NIRGraph", "Input", "Output"
 
 Node = dict[str, Any]
-"""The type of a node and its parameters: arrays, and text of some paddings."""
+"""A node's type and parameters: arrays, and text for some paddings."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Graph:
 
 
 def read(path: Path) -> Graph:
-    """Return the net in a file; raise UsageError for one that is damaged or refused, Unsupported without h5py."""
+    """Return the net in a file; raise UsageError if it is damaged or rejected, Unsupported without h5py."""
     try:
         import h5py  # noqa: PLC0415 - an optional package
     except ImportError as error:
@@ -43,7 +43,7 @@ def read(path: Path) -> Graph:
     try:
         with h5py.File(path, "r") as file:
             content = _Reader(h5py, max(_MOST_BYTES, _MOST_EXPANDED * path.stat().st_size)).group(file, 0)
-    except (OSError, RuntimeError, KeyError, ValueError) as error:  # h5py raises all of them for a damaged file
+    except (OSError, RuntimeError, KeyError, ValueError) as error:  # h5py raises any of these for a damaged file
         raise UsageError(f"{path.name}: not a complete NIR file: {error}") from error
     except UsageError as error:
         raise UsageError(f"{path.name}: {error}") from error
@@ -57,7 +57,7 @@ def read(path: Path) -> Graph:
 
 
 class _Reader:
-    """Reads groups as dictionaries, and refuses what would read elsewhere or more than `bytes_left`."""
+    """Reads groups as dictionaries, and rejects anything that reads other files or more than `bytes_left`."""
 
     def __init__(self, h5py: Any, bytes_left: int) -> None:
         self._h5py, self._bytes_left, self._objects_left = h5py, bytes_left, 32 * _MOST_NODES
@@ -82,7 +82,7 @@ class _Reader:
 
     def _values(self, name: str, dataset: Any) -> Any:
         if dataset.external or dataset.is_virtual:
-            raise UsageError(f"the data of {name} lie in another file")
+            raise UsageError(f"the data of {name} are in another file")
         chain = dataset.id.get_create_plist()
         if not {chain.get_filter(place)[0] for place in range(chain.get_nfilters())} <= _FILTERS:
             raise UsageError(f"{name} needs a filter that HDF5 loads as a plugin")
@@ -101,7 +101,7 @@ class _Reader:
 
 
 def _flat(graph: Mapping[str, Any], prefix: str) -> Graph:
-    """Return a graph with the nodes of its subgraphs in their place, named `outer.inner`."""
+    """Return a graph in which subgraphs are replaced by their nodes, named `outer.inner`."""
     inner: dict[str, Graph] = {}
     nodes: dict[str, Node] = {}
     edges: list[tuple[str, str]] = []
@@ -137,11 +137,11 @@ def _pairs(edges: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _ends(own: Mapping[str, Node], prefix: str) -> Sequence[str]:
-    """Return the names of the one Input and the one Output among a graph's own nodes."""
+    """Return the names of the single Input and the single Output among a graph's own nodes."""
     ends = []
     for kind in (_INPUT, _OUTPUT):
         names = [name for name, node in own.items() if node["type"] == kind]
         if len(names) != 1:
-            raise UsageError(f"the graph {prefix or 'node'} has {len(names)} nodes {kind}, and needs one")
+            raise UsageError(f"the graph {prefix or 'node'} has {len(names)} {kind} nodes, but needs one")
         ends.append(f"{prefix}{names[0]}")
     return ends

@@ -1,8 +1,8 @@
-"""Random weights of a net that was built to be trained, so that its outputs depend on every part and on the input.
+"""Random weights that make the outputs of a trainable net depend on all its parts and on the input.
 
-Fresh nets are not like trained ones: batch norm has seen nothing, so that numbers vanish (1e-14 in EfficientNet) or
-overflow half precision (1e8 in ResNet-152), heads are zero (ViT), and residual branches are all but switched off by a
-scale of zero or 1e-6. A variant that leaves out a layer would pass every check.
+Fresh nets are unlike trained ones: batch norm has no statistics, so values vanish (1e-14 in EfficientNet) or overflow
+half precision (1e8 in ResNet-152), heads are zero (ViT), and residual branches are all but switched off by a scale of
+zero or 1e-6. A variant that leaves out a layer would pass every check.
 """
 
 import torch
@@ -14,9 +14,9 @@ _SWITCHED_OFF = 1e-3
 
 
 def settle(net: nn.Module, input_shape: tuple[int, ...]) -> None:
-    """Switch on what is switched off, and give batch norm the statistics of seeded normal inputs (8, *input_shape).
+    """Activate inactive parts, and set batch norm's statistics from seeded normal inputs (8, *input_shape).
 
-    What is drawn comes from torch's global generator. `net` is left in eval mode.
+    Random values come from torch's global generator. `net` is left in eval mode.
     """
     for name, parameter in net.named_parameters():
         if not name.endswith("bias") and max(map(abs, parameter.aminmax())) < _SWITCHED_OFF:
@@ -26,7 +26,7 @@ def settle(net: nn.Module, input_shape: tuple[int, ...]) -> None:
 
 @torch.no_grad()
 def _switch_on(parameter: nn.Parameter) -> None:
-    """Set a scale per channel to one, and draw a matrix so that it keeps the size of its input."""
+    """Set a per-channel scale to one, or draw a matrix that preserves the magnitude of its input."""
     if parameter.numel() == max(parameter.shape):
         parameter.fill_(1.0)
     else:
@@ -35,11 +35,11 @@ def _switch_on(parameter: nn.Parameter) -> None:
 
 @torch.no_grad()
 def calibrate(net: nn.Module, inputs: torch.Tensor) -> None:
-    """Give batch norm the statistics of one pass over these inputs; `net` is left in eval mode."""
+    """Set batch norm's statistics from one pass over these inputs; `net` is left in eval mode."""
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.momentum = 1.0  # statistics of these inputs alone
+        norm.momentum = 1.0  # use only the statistics of these inputs
         norm.train()
     if norms:
         net(inputs)

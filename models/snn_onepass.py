@@ -1,9 +1,9 @@
-"""OnePass: a small spiking CNN for CIFAR-10 whose LIF neurons see all T time steps in one call.
+"""OnePass: a small spiking CNN for CIFAR-10 whose LIF neurons process all T time steps in one call.
 
     conv1 3->64, LIF, avgpool 2, conv2 64->128, LIF, avgpool 2, fc1 8192->256, ReLU, fc2 256->10, mean over T
 
-T folds into the batch for everything but the neurons, and with the repeat encoding conv1 runs once, because its input
-is the same at each step. Both are exact in eval mode; in training, batch norm sees all steps as one batch.
+T is folded into the batch for everything except the neurons, and with repeat encoding conv1 runs once, because its
+input is the same at each step. This is exact in eval mode; in training, batch norm sees all steps as one batch.
 Architecture: dftorresro/SNN-CIFAR10.
 """
 
@@ -24,19 +24,19 @@ from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
 
 PUBLISHED_NAMES = {r"^head\.1\.": "fc1.", r"^head\.3\.": "fc2."}
-"""Patterns of the keys of the sources' checkpoints, and what ours are named."""
+"""Key patterns in the source's checkpoints, and our names for them."""
 
 _FRAMES = 128
-"""So many time steps of images at once: their currents stay in the cache of a CPU, in memory that is not new."""
+"""Time steps of images processed together: their currents stay in a CPU's cache, in reused memory."""
 
 _MOST_PERIODS = 64
-"""Time steps at most whose currents are kept at hand, to be added up at their multiples."""
+"""Maximum number of time steps whose currents are kept, to be added up at multiples of the step."""
 
-_COUNTS = Grid(torch.tensor(0.25), 4)  # what leaves pooled neurons: the number of spikes in a window, 0 to 4
+_COUNTS = Grid(torch.tensor(0.25), 4)  # output of pooled neurons: the number of spikes in a window, 0 to 4
 
 
 class PooledLif(nn.Module):
-    """LIF neurons whose spikes leave as 2x2 averages: currents (T, B, C, H, W) to (T, B, C, H//2, W//2)."""
+    """LIF neurons with 2x2-averaged spikes: currents (T, B, C, H, W) to (T, B, C, H//2, W//2)."""
 
     scale = 0.25
 
@@ -47,7 +47,7 @@ class PooledLif(nn.Module):
     def forward(
         self, current: torch.Tensor, synapses: "SpikeConv2d | None" = None, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the pooled spikes of `current`, or of what reaches the neurons through `synapses` by first spikes.
+        """Return the pooled spikes for `current`, which contains first spikes if `synapses` are given.
 
         `bias` (C,) is added to the current.
         """
@@ -68,7 +68,7 @@ class PooledLif(nn.Module):
 
 
 class SpikeConv2d(nn.Conv2d):
-    """A convolution of pooled spikes by our kernels where they suit it, and a plain one elsewhere."""
+    """A convolution of pooled spikes, by our kernels if they support it, else a plain one."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, padding: int, per_weight: int) -> None:
         super().__init__(in_channels, out_channels, kernel_size, padding=padding)
@@ -81,7 +81,7 @@ class SpikeConv2d(nn.Conv2d):
         return self._convolve(x, self.weight, self.bias, padding=self._sides, grid=_COUNTS)
 
     def by_period(self, first: torch.Tensor, decay: float, threshold: float) -> torch.Tensor:
-        """Return the pooled spikes behind the layer for first spikes (T, B, C, H, W) that our kernels suit."""
+        """Return the layer's pooled output spikes for first spikes (T, B, C, H, W), which our kernels must support."""
         bias = self.weight.new_zeros(self.out_channels) if self.bias is None else self.bias
         return self._convolve.by_period(
             first, self.weight, bias, padding=self._sides, grid=_COUNTS, decay=decay, threshold=threshold
@@ -89,7 +89,7 @@ class SpikeConv2d(nn.Conv2d):
 
 
 class SpikeLinear(nn.Linear):
-    """A linear layer over pictures of pooled spikes (N, C, H, W), by our kernels where `SpikeConv2d` is."""
+    """A linear layer on feature maps of pooled spikes (N, C, H, W), by our kernels if they support it."""
 
     def __init__(self, channels: int, side: int, out_features: int, per_weight: int) -> None:
         super().__init__(channels * side * side, out_features)
@@ -98,15 +98,15 @@ class SpikeLinear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output (N, out) for `x` (N, C, H, W)."""
         if not self._convolve.suits(x, self.weight):
-            # of channels-last pictures and weights in another order, the smaller is copied into that of the other
+            # with channels-last feature maps and weights in another order, copy the smaller tensor
             on_gpu = x.device.type == "cuda" and not is_exported()
             copies_weight = on_gpu and not x.is_contiguous() and len(x) > self.out_features
             return self.pixels_first(x) if copies_weight else super().forward(x.flatten(1))
-        # one window as large as the picture: a channels-last one need not be flattened into the weight's order
+        # one window as large as the feature map: channels-last input need not be flattened in the weight's order
         return self._convolve(x, self.weight, self.bias, grid=_COUNTS).flatten(1)
 
     def pixels_first(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what `forward` does, by features in the order (H, W, C): a channels-last `x` is not copied."""
+        """Return the result of `forward` using features ordered (H, W, C): a channels-last `x` is not copied."""
         weight = self.weight.unflatten(1, x.shape[1:])
         return functional.linear(_pixels_first(x), _pixels_first(weight), self.bias)
 
@@ -117,7 +117,7 @@ def _pixels_first(pictures: torch.Tensor) -> torch.Tensor:
 
 
 class OnePass(nn.Module):
-    """The network; `build` makes one. Images (B, 3, 32, 32) in [0, 1] to logits (B, 10), the mean over T."""
+    """The network; use `build` to create it. Images (B, 3, 32, 32) in [0, 1] to logits (B, 10), the mean over T."""
 
     input_shape = (3, 32, 32)
 
@@ -149,7 +149,7 @@ class OnePass(nn.Module):
         return [self.lif1, self.lif2]
 
     def synapses(self) -> list[Synapses]:
-        """Return the layers of weights in forward order."""
+        """Return the layers with weights in forward order."""
         return [
             Synapses(self.conv1, self.conv1, "spikes" if self.encoding == "rate" else "values"),
             Synapses(self.conv2, self.conv2, "counts"),
@@ -158,11 +158,11 @@ class OnePass(nn.Module):
         ]
 
     def forward(self, images: torch.Tensor, uniforms: torch.Tensor | None = None) -> torch.Tensor:
-        """Return logits (B, 10); `uniforms` (T, B, 3, 32, 32), rate encoding only, default to torch.rand."""
+        """Return logits (B, 10); `uniforms` (T, B, 3, 32, 32), for rate encoding only, default to torch.rand."""
         return self.encoded(self.encode(images, uniforms))
 
     def encode(self, images: torch.Tensor, uniforms: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what `encoded` reads: spikes (T, B, 3, 32, 32) with rate encoding, else the images, all the same."""
+        """Return the input of `encoded`: spikes (T, B, 3, 32, 32) with rate encoding, else the images unchanged."""
         if self.encoding == "rate":
             return _rate_coded(images, self.time_steps, self.p_scale, uniforms)
         if uniforms is not None:
@@ -170,7 +170,7 @@ class OnePass(nn.Module):
         return images
 
     def encoded(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return logits (B, 10) of what `encode` gives: all of the network that is not random."""
+        """Return logits (B, 10) for the output of `encode`: the deterministic part of the network."""
         spikes = self._spikes_by_period if self._has_periods(inputs) else self._spikes
         if not self._goes_in_groups(inputs):
             return self._read_out(spikes(inputs))
@@ -180,13 +180,13 @@ class OnePass(nn.Module):
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _goes_in_groups(self, inputs: torch.Tensor) -> bool:
-        """Return whether our kernels run on a CPU, and nothing sees what lies between the layers."""
+        """Return whether our kernels run on a CPU, and no hook observes values between the layers."""
         if is_exported() or torch.is_grad_enabled() or inputs.device.type != "cpu":
             return False
         return isinstance(self.conv2, SpikeConv2d) and not is_hooked(*self.children())
 
     def _has_periods(self, inputs: torch.Tensor) -> bool:
-        """Return whether the neurons of lif1 have periods that our kernels on a CPU can use, and conv2 is not seen."""
+        """Return whether our CPU kernels can use the periods of lif1's neurons, and no hook observes conv2."""
         if not skips_zeros_in(inputs) or inputs.dtype != torch.float32:
             return False
         steady = self.encoding == "repeat" and self.lif1.reset == "zero" and not self.batch_norm
@@ -202,10 +202,10 @@ class OnePass(nn.Module):
         return self._fired(self.lif2, current.unflatten(0, (self.time_steps, -1)), bias)
 
     def _spikes_by_period(self, images: torch.Tensor) -> torch.Tensor:
-        """Return what `_spikes` does, from a convolution of first spikes: see `benchd.kernels.lif.native`."""
-        current, _ = self._stem(images)  # with its bias
+        """Return the result of `_spikes`, from a convolution of first spikes: see `benchd.kernels.lif.native`."""
+        current, _ = self._stem(images)  # already includes the bias
         if is_hooked(self.lif1):
-            self.lif1(current)  # for whoever looks on
+            self.lif1(current)  # only for the hooks
         return self.lif2(self.lif1.first(current), self.conv2)
 
     def _read_out(self, spikes: torch.Tensor) -> torch.Tensor:
@@ -213,7 +213,7 @@ class OnePass(nn.Module):
         return self.fc2(hidden).unflatten(0, (self.time_steps, -1)).mean(0)
 
     def _stem(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the current of lif1, (T, B, 64, 32, 32), and a bias (64,) that is not yet added."""
+        """Return the current of lif1, (T, B, 64, 32, 32), and a bias (64,) still to be added."""
         is_still = self.encoding == "repeat"
         current, bias = self._received(self.conv1, inputs if is_still else inputs.flatten(0, 1), self.lif1)
         if self.batch_norm:
@@ -225,10 +225,10 @@ class OnePass(nn.Module):
     def _received(
         self, layer: nn.Conv2d, x: torch.Tensor, neurons: nn.Module
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what the layer makes of `x`, and its bias if the neurons behind it are to add it.
+        """Return the layer's output for `x`, and its bias if the following neurons must add it.
 
-        They do beside our kernels on a GPU, if nothing looks at either: cuDNN has a kernel of its own add a bias, which
-        reads and writes all of the output. On a CPU it takes no time.
+        They add it with our GPU kernels, unless a hook observes the layer or neurons: cuDNN adds a bias in a separate
+        kernel, which reads and writes the whole output. On a CPU it takes no time.
         """
         is_custom = x.device.type == "cuda" and isinstance(self.conv2, SpikeConv2d) and not self.batch_norm
         if is_custom and type(layer) in {nn.Conv2d, SpikeConv2d} and not is_hooked(layer, neurons):
@@ -265,7 +265,7 @@ def build(
     """Return OnePass in eval mode with PyTorch's default random weights; the options are the catalog's.
 
     `kernels` "custom" is for inference: its neurons pool their spikes in one kernel. With "custom-int8" the weights of
-    conv2 and fc1, which read spikes, are int8. Raises benchd.kernels.dispatch.Unavailable where they cannot run on the
+    conv2 and fc1, which read spikes, are int8. Raises benchd.kernels.dispatch.Unavailable if they cannot run on the
     default device.
     """
     implementation = "torch" if kernels == "torch" else "auto"
@@ -273,7 +273,7 @@ def build(
     if kernels == "custom-int8":
         require_integers(name, kernels)
     if kernels != "torch":
-        # whether the kernel is there, or compiles, shows here and not in the run
+        # fails here, not during the run, if the kernel is missing or does not compile
         first(torch.zeros(1, 1, 1, 2, 2))
     model = OnePass(time_steps, encoding, p_scale, batch_norm, (first, second), kernels)
     # channels-last weights make convolutions and neurons run channels-last: a fifth faster on a CPU at batch 64
@@ -281,7 +281,7 @@ def build(
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
-    """Return no argument of `build`; raise WeightsError if only the checkpoint or only the net has batch norms."""
+    """Return no arguments for `build`; raise WeightsError unless checkpoint and net agree on having batch norm."""
     has_norms = "bn1.weight" in state
     if has_norms != options["batch_norm"]:
         norms = "has batch norms" if has_norms else "has no batch norms"

@@ -1,4 +1,4 @@
-"""The microbenchmark: torch.square of a tensor, a read, a write and one multiplication per element."""
+"""The microbenchmark: torch.square of a tensor, with a read, a write and one multiplication per element."""
 
 import torch
 from torch import nn

@@ -1,17 +1,17 @@
 """Quantised ResNet-18 and its conversion to a spiking net of ST-BIF neurons.
 
 A QANN is a network of Conv2d, BatchNorm2d, Linear, pooling, residual additions and `Quantiser`s (codes 0..P times a
-learnable scale, P = level//2 - 1). `convert` turns one into a network that receives 1/step of its input's charge at
-each t < step = P, spikes for T steps and sums its output over T:
+learnable scale, P = level//2 - 1). `convert` turns it into a network that receives 1/step of its input's charge at each
+t < step = P, spikes for T steps and sums its output over T:
 
     Quantiser      -> ST-BIF neuron with threshold = scale and tracer bounds 0..P
     Conv/Linear+BN -> folded weight W g / sigma; folded bias / step, injected at t < step
     MaxPool        -> pool of the running sum, differenced over t
-    layers before the first neuron see one input, so they run once; affine layers after the last one run on the sum
+    layers before the first neuron have one input, so they run once; affine layers after the last neuron run on the sum
 
-In exact arithmetic the sum equals the QANN's output for T >= step + L (P - 1), L the neuron layers on the longest path:
-the input ends at step - 1, and each layer may need P - 1 further steps to settle. At level 8 that is 37 for the ResNet.
-Sources: learned step size quantisation (LSQ, ICLR 2020), SpikeZIP-TF (ICML 2024), torchvision's ResNet.
+In exact arithmetic the sum equals the QANN's output for T >= step + L (P - 1), with L neuron layers on the longest
+path: the input ends at step - 1, and each layer may need P - 1 further steps to settle. At level 8 that is 37 for the
+ResNet. Sources: learned step size quantisation (LSQ, ICLR 2020), SpikeZIP-TF (ICML 2024), torchvision's ResNet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from benchd.models.synapses import Synapses, per_weight
 from benchd.models.weights import WeightsError
 
 PUBLISHED_NAMES = {r"(^|\.)relu\.s$": r"\1relu.scale", r"\.relu1\.s$": ".relu.scale", r"\.relu2\.s$": ".relu2.scale"}
-"""Patterns of the keys of the sources' checkpoints, and what ours are named: a block's relu1 stands behind bn1."""
+"""Key patterns in the source's checkpoints, and our names for them: a block's relu1 follows bn1."""
 
 _AFFINE = (nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, nn.Identity)
 _ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
@@ -47,7 +47,7 @@ _CALIBRATION_IMAGES = 32
 
 
 class Quantiser(nn.Module):
-    """ReLU and quantisation in one: scale * clamp(floor(x / scale + 1/2), 0, pos_max), with LSQ's gradients."""
+    """ReLU and quantisation combined: scale * clamp(floor(x / scale + 1/2), 0, pos_max), with LSQ's gradients."""
 
     neg_min = 0
 
@@ -70,7 +70,7 @@ def _quantised(x: torch.Tensor, scale: torch.Tensor, neg_min: int, pos_max: int)
 
 
 class _Lsq(torch.autograd.Function):
-    """Straight through to x inside the bounds; to the scale, code - x/scale inside and the bound outside."""
+    """Straight-through to x within the bounds; to the scale, code - x/scale within and the bound outside."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor, neg_min: int, pos_max: int) -> torch.Tensor:
@@ -87,7 +87,7 @@ class _Lsq(torch.autograd.Function):
         ratio = x.to(wide) / scale.to(wide)
         inside = (ratio >= neg_min) & (ratio <= pos_max)
         slope = (ratio + 0.5).floor().clamp(neg_min, pos_max) - torch.where(inside, ratio, 0.0)
-        # LSQ's factor: the scale's update then has the size of a weight's, whatever the number of features
+        # LSQ's factor: the scale's update then has the magnitude of a weight's, for any number of features
         factor = 1 / math.sqrt(max(1, x[0].numel() if len(x) else 1) * pos_max)
         return torch.where(inside, grad, 0.0), ((grad * slope).sum() * factor).to(scale.dtype), None, None
 
@@ -122,8 +122,8 @@ def _stage(inputs: int, outputs: int, stride: int, level: int) -> nn.Sequential:
 class QuantisedResNet18(nn.Module):
     """ResNet-18 with 17 quantisers: images (B, 3, 32, 32) to logits (B, 10).
 
-    Its four stages have `width` to 8 * `width` channels. Layers are named as torchvision's, whose import would take a
-    second in each process.
+    Its four stages have `width` to 8 * `width` channels. Layers are named as in torchvision, which is not imported
+    because that takes a second in each process.
     """
 
     input_shape = (3, 32, 32)
@@ -145,7 +145,7 @@ class QuantisedResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits (B, 10) of images (B, 3, 32, 32)."""
+        """Return logits (B, 10) for images (B, 3, 32, 32)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))
@@ -158,10 +158,10 @@ class QuantisedResNet18(nn.Module):
 def build_qann(*, name: str, kernels: Kernels, level: int, width: int = 64) -> QuantisedResNet18 | FoldedNetwork:
     """Return the quantised ResNet-18 in eval mode with random weights, calibrated on seeded random images.
 
-    Weights and images come from torch's global generator. Batch-norm statistics and quantiser scales are those of the
-    calibration images, so that no layer is silent or saturated. With `kernels` "custom" and "custom-int8", which have
-    the same state-dict keys, batch norms are folded and codes are convolved in integers; raises
-    benchd.kernels.dispatch.Unavailable if the default device is no CPU or has no instructions for that.
+    Weights and images come from torch's global generator. Batch-norm statistics and quantiser scales are set from the
+    calibration images, so that no layer is silent or saturated. With `kernels` "custom" and "custom-int8", which keep
+    the state-dict keys, batch norms are folded and codes are convolved in integers; raises
+    benchd.kernels.dispatch.Unavailable if the default device is not a CPU or lacks the instructions.
     """
     model = QuantisedResNet18(level, width)
     hooks = [quantiser.register_forward_pre_hook(_initialise_scale) for quantiser in model.neurons()]
@@ -179,8 +179,8 @@ def _initialise_scale(quantiser: Quantiser, inputs: tuple[torch.Tensor, ...]) ->
 def build_snn(*, name: str, kernels: Kernels, level: int, time_steps: int, width: int = 64) -> SpikingNetwork:
     """Return the spiking ResNet-18 in eval mode: `convert` of `build_qann`, with the QANN's state-dict keys.
 
-    Raises ValueError where time_steps < step = level//2 - 1, and benchd.kernels.dispatch.Unavailable where `kernels`
-    other than "torch" have no implementation on the default device.
+    Raises ValueError if time_steps < step = level//2 - 1, and benchd.kernels.dispatch.Unavailable if `kernels` other
+    than "torch" have no implementation on the default device.
     """
     if kernels == "custom-int8":
         require_integers(name, kernels)
@@ -188,11 +188,11 @@ def build_snn(*, name: str, kernels: Kernels, level: int, time_steps: int, width
 
 
 def fold(qann: nn.Module, name: str, kernels: Kernels = "custom") -> FoldedNetwork:
-    """Return the form of `qann` with folded batch norms whose convolutions of codes are sums of integers, in eval mode.
+    """Return `qann` in eval mode with folded batch norms and integer convolutions of codes.
 
-    With `kernels` "custom-int8" their weights are int8. `qann` stays as it was; `name` is that of the model in errors.
-    Raises ValueError as `convert` does, and benchd.kernels.dispatch.Unavailable if the default device is no CPU or
-    lacks the instructions.
+    With `kernels` "custom-int8" the weights are int8. `qann` is unchanged; `name` is the model's name in errors. Raises
+    the ValueError of `convert`, and benchd.kernels.dispatch.Unavailable if the default device is not a CPU or lacks the
+    instructions.
     """
     require_integers(name, kernels)
     body = copy.deepcopy(qann).to(memory_format=torch.channels_last)
@@ -204,23 +204,24 @@ def fold(qann: nn.Module, name: str, kernels: Kernels = "custom") -> FoldedNetwo
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
-    """Return no argument of `build`; raise WeightsError for a checkpoint of another stem or width."""
+    """Return no arguments for `build`; raise WeightsError for a checkpoint with a different stem or width."""
     stem, width = state.get("conv1.weight"), options["width"]
     if stem is None or stem.dim() != 4 or stem.shape == (width, 3, 7, 7):
         return {}
-    held = f"conv1.weight is {tuple(stem.shape)} in place of {(width, 3, 7, 7)}"
+    held = f"conv1.weight is {tuple(stem.shape)} instead of {(width, 3, 7, 7)}"
     if stem.shape[1:] == (3, 7, 7):
         raise WeightsError(f"{held}; pass --option width={len(stem)}")
-    raise WeightsError(f"{held}: only the stem of 7x7 with stride 2 and a max pool is known")
+    raise WeightsError(f"{held}: only a 7x7 stem with stride 2 and a max pool is supported")
 
 
 def convert(qann: nn.Module, time_steps: int, *, kernels: Kernels = "torch") -> SpikingNetwork:
     """Return the spiking form of `qann` over `time_steps` steps, in its dtype and on its device, in eval mode.
 
-    `qann` stays as it was. The result has its parameter and state-dict names. Batch norm uses the running statistics in
-    training too. With `kernels` "custom", bias and shortcut are added in the neurons' kernel; with "custom-int8" the
-    weights that meet spikes are int8 too. Raises ValueError where time_steps < step, or naming the first layer that has
-    no spiking form, and benchd.kernels.dispatch.Unavailable where the `kernels` cannot run on the default device.
+    `qann` is unchanged. The result has the same parameter and state-dict names. Batch norm uses the running statistics
+    even in training. With `kernels` "custom", bias and shortcut are added in the neurons' kernel; with "custom-int8",
+    the weights applied to spikes are also int8. Raises ValueError if time_steps < step or, with its name, for the first
+    layer without a spiking form, and benchd.kernels.dispatch.Unavailable if the `kernels` cannot run on the default
+    device.
     """
     implementation = _implementation(kernels)
     body = copy.deepcopy(qann)
@@ -242,7 +243,7 @@ def convert(qann: nn.Module, time_steps: int, *, kernels: Kernels = "torch") -> 
 def _implementation(kernels: Kernels) -> str:
     if kernels == "torch":
         return "torch"
-    # whether the kernel is there, or compiles, shows here and not in the run
+    # fails here, not during the run, if the kernel is missing or does not compile
     stbif_block(torch.zeros(1, 1, 1), threshold=1.0, pos_max=1, neg_min=0, implementation="auto")
     return "auto"
 
@@ -253,7 +254,7 @@ class _Tracer(fx.Tracer):
 
 
 def _trace(qann: nn.Module) -> fx.Graph:
-    """Return the graph of `qann`, all of whose nodes have a spiking form."""
+    """Return the graph of `qann`; raise ValueError for a node without a spiking form."""
     graph = _Tracer().trace(qann)
     for node in graph.nodes:
         if not _convertible(qann, node):
@@ -282,7 +283,7 @@ def _step(qann: nn.Module, graph: fx.Graph) -> int:
 
 
 def _zones(qann: nn.Module, graph: fx.Graph) -> dict[fx.Node, str]:
-    """Return for each node "still" (before any neuron), "spiking" (T times a call) or "summed" (affine to the end)."""
+    """Return each node's zone: "still" (before neurons), "spiking" (T times a call) or "summed" (affine to the end)."""
     zones: dict[fx.Node, str] = {}
     for node in graph.nodes:
         moves = isinstance(_module(qann, node), Quantiser) or any(
@@ -299,7 +300,7 @@ def _zones(qann: nn.Module, graph: fx.Graph) -> dict[fx.Node, str]:
 def _fold_layers(
     body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int, kernels: Kernels
 ) -> None:
-    """Put a `_Folded` layer in the place of each convolution or linear layer and the batch norm right behind it."""
+    """Replace each convolution or linear layer, and any batch norm directly after it, by a `_Folded` layer."""
     folded = nn.ModuleDict()
     body.add_module(_FOLDED, folded)
     for node in [node for node in graph.nodes if isinstance(_module(body, node), (nn.Conv2d, nn.Linear))]:
@@ -319,7 +320,7 @@ def _fold_layers(
 
 
 def _cross_zones(graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, step: int) -> None:
-    """Encode what enters the spiking zone and sum what leaves it; still values meet summed ones as they are."""
+    """Encode inputs of the spiking zone and sum its outputs; still values are combined with summed ones unchanged."""
     for node in list(graph.nodes):
         for source, destination, crossing, arguments in (
             ("still", "spiking", _encoded, (time_steps, step)),
@@ -335,7 +336,7 @@ def _cross_zones(graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, st
 def _encoded(charge: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
     """Return charge / step for t < step and zeros after, (T*B, ...)."""
     share = charge / step
-    # one after the other, images keep their layout
+    # concatenated rather than stacked, images keep their layout
     return torch.cat([share] * step + [torch.zeros_like(share)] * (time_steps - step))
 
 
@@ -349,7 +350,7 @@ def _summed(folded: torch.Tensor, time_steps: int) -> torch.Tensor:
 
 
 def _spike(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_steps: int, implementation: str) -> None:
-    """Put neurons in the place of quantisers, and pools of running sums in that of max pools; both see (T, B, ...)."""
+    """Replace quantisers by neurons and max pools by pools of the running sum, which operate on (T, B, ...)."""
     body.add_module(_LAYERS, nn.ModuleDict())
     for node in list(graph.nodes):
         layer = _module(body, node)
@@ -370,14 +371,14 @@ def _spike(body: nn.Module, graph: fx.Graph, zones: dict[fx.Node, str], time_ste
 
 
 def _joined(body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int) -> bool:
-    """Give the neuron `node` the shortcut that is added for it alone; join it to the layer that only it then reads.
+    """Pass the shortcut to neuron `node` if only it uses the sum; join it to the layer that only it then reads.
 
     Return whether there is such a layer.
     """
     current = cast("fx.Node", node.args[0])
-    # the kernel adds two, neither of them times a factor
+    # the kernel adds two operands, without factors
     is_plain = current.target in _ADDITIONS and not current.kwargs and len(current.all_input_nodes) == 2
-    # whoever else reads the sum, or an operand that was added to in place, would miss the addition
+    # any other user of the sum, or of an operand that was added to in place, would miss the addition
     if is_plain and len(current.users) == len(cast("fx.Node", current.args[0]).users) == 1:
         node.args = current.args
         graph.erase_node(current)
@@ -393,7 +394,7 @@ def _joined(body: nn.Module, graph: fx.Graph, node: fx.Node, time_steps: int) ->
 
 
 def _introduce(body: nn.Module, graph: fx.Graph) -> None:
-    """Tell each folded layer whose codes it reads, if it reads those of one layer of neurons and nothing else."""
+    """Tell each folded layer which layer of neurons it reads, if it reads the codes of exactly one."""
     on_the_way = (nn.Flatten, nn.Identity, nn.MaxPool2d, _MaxPoolOfSum)
     for node in graph.nodes:
         layer = _synapses(_module(body, node))
@@ -448,15 +449,15 @@ class StBif(nn.Module):
 
 
 class _SpikingLayer(nn.Module):
-    """A folded layer and the neurons that alone read it, whose kernel adds the bias and a shortcut.
+    """A folded layer and its neurons, the only reader, whose kernel adds the bias and a shortcut.
 
-    Where nothing looks at what lies between them they are two calls of C: at batch 1, modules and views would take
-    longer than the kernels.
+    If no hook observes the values in between, they are two C calls: at batch 1, modules and views would take longer
+    than the kernels.
     """
 
     def __init__(self, synapses: _Folded, neuron: StBif, time_steps: int) -> None:
         super().__init__()
-        # a tuple keeps them out of this module's own children, so that the state dict names them once
+        # a tuple keeps them out of this module's children, so that the state dict contains them once
         self.members = synapses, neuron
         self._time_steps = time_steps
 
@@ -473,7 +474,7 @@ class _SpikingLayer(nn.Module):
 
 
 class _MaxPoolOfSum(nn.Module):
-    """Max pool of the running sum over T, differenced: what it emits sums to the pool of what it received."""
+    """Max pool of the running sum over T, differenced: its outputs sum to the pool of the summed inputs."""
 
     def __init__(self, pool: nn.MaxPool2d, implementation: str) -> None:
         super().__init__()
@@ -494,7 +495,7 @@ class _MaxPoolOfSum(nn.Module):
 
 
 def _squares(pool: nn.MaxPool2d) -> tuple[int, int, int] | None:
-    """Return kernel size, stride and padding, None where a side differs from the other or the window is dilated."""
+    """Return kernel size, stride and padding, or None if a window is not square or is dilated."""
     sides = [{size} if isinstance(size, int) else set(size) for size in (pool.kernel_size, pool.stride, pool.padding)]
     if any(len(side) > 1 for side in sides) or pool.dilation not in {1, (1, 1)}:
         return None
@@ -503,7 +504,7 @@ def _squares(pool: nn.MaxPool2d) -> tuple[int, int, int] | None:
 
 
 def _square_sizes(layer: nn.Conv2d | nn.Linear) -> tuple[int, int] | None:
-    """Return the stride and padding of a layer that `spike_conv2d` can be, None where it cannot."""
+    """Return the layer's stride and padding if `spike_conv2d` supports it, else None."""
     if isinstance(layer, nn.Linear):
         return 1, 0
     (stride, *strides), padding = set(layer.stride), layer.padding
@@ -514,10 +515,10 @@ def _square_sizes(layer: nn.Conv2d | nn.Linear) -> tuple[int, int] | None:
 
 
 class _Folded(nn.Module):
-    """A convolution or linear layer with its batch norm folded in and, given (T, step), its bias as a schedule over T.
+    """A convolution or linear layer with folded batch norm and, given (T, step), its bias as a schedule over T.
 
-    The parameters stay with the layers they came from. `weight` and `bias` are derived from them by `refresh` for
-    inference, and anew in each call that autograd records.
+    The parameters stay with their original layers. `weight` and `bias` are derived from them by `refresh` for
+    inference, and again in each call that autograd records.
     """
 
     weight: torch.Tensor
@@ -537,30 +538,30 @@ class _Folded(nn.Module):
         self._convolve = SpikeConvolution(shape, per_weight(kernels))
         self._is_custom, self._by_planes = kernels != "torch", False
         self._senders: tuple[Quantiser | StBif, ...] = ()
-        # a tuple keeps them out of this module's own children, so that the state dict names them once
+        # a tuple keeps them out of this module's children, so that the state dict contains them once
         self._sources = (layer, norm)
         self._schedule = schedule
         self._held: list[tuple[nn.Module, str, str]] = [(layer, "_parameters", name) for name in ("weight", "bias")]
         if norm is not None:
             self._held += [(norm, "_parameters", name) for name in ("weight", "bias")]
             self._held += [(norm, "_buffers", name) for name in ("running_mean", "running_var")]
-        # with the storage, the offset and the version that each had: no other has the number of a storage that is kept
+        # with storage, offset and version of each: while a storage is kept, no other has its address
         self._derived_from: list[tuple[torch.Tensor, torch.UntypedStorage, int | torch.SymInt, int | None]] = []
         self.register_buffer("weight", None, persistent=False)
         self.register_buffer("bias", None, persistent=False)
 
     def refresh(self, *, force: bool) -> None:
-        """Derive weight and bias again if forced or if a tensor they come from was replaced or written to."""
+        """Derive weight and bias again if forced, or if a tensor they come from was replaced or written to."""
         tensors = [tensor for tensor in self._tensors() if tensor is not None]
         by_planes = self._is_custom and _goes_by_planes(tensors[0])
         if force or by_planes != self._by_planes or not self._is_derived_from(tensors):
             self._by_planes = by_planes
-            # ordinary tensors even where inference mode asks for them: they may outlive it
+            # ordinary tensors even in inference mode, which they may outlive
             with torch.inference_mode(False), torch.no_grad():
                 weight, bias = self._derive()
-            # a layer without a norm derives its own Parameter, which must not be registered a second time
+            # for a layer without a norm this is its own Parameter, which must not be registered a second time
             self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
-            # inference tensors keep no version: writing to them goes unseen until load_state_dict, to() or train()
+            # inference tensors have no version: writes go unnoticed until load_state_dict, to() or train()
             self._derived_from = [
                 (each, each.untyped_storage(), each.storage_offset(), None if each.is_inference() else each._version)
                 for each in tensors
@@ -570,7 +571,7 @@ class _Folded(nn.Module):
         if len(tensors) != len(self._derived_from):
             return False
         for tensor, (kept, storage, offset, version) in zip(tensors, self._derived_from, strict=True):
-            # the storage first: a tensor whose data was replaced in inference mode has no version any more
+            # the storage first: a tensor whose data was replaced in inference mode no longer has a version
             if tensor is not kept or tensor.untyped_storage()._cdata != storage._cdata:
                 return False
             if tensor.storage_offset() != offset or (version is not None and tensor._version != version):
@@ -579,16 +580,16 @@ class _Folded(nn.Module):
 
     @property
     def scheduled(self) -> bool:
-        """Whether the layer runs in the spiking zone, on T steps with a bias for each."""
+        """Whether the layer runs in the spiking zone, for T steps with a bias for each."""
         return self._schedule is not None
 
     def reads(self, sender: Quantiser | StBif) -> None:
-        """Take what arrives for codes of `sender`, which the kernel still checks."""
+        """Treat inputs as codes of `sender`, which the kernel still checks."""
         self._senders = (sender,)
 
     @property
     def layer(self) -> nn.Conv2d | nn.Linear:
-        """The convolution or linear layer that this one stands for."""
+        """The convolution or linear layer that this layer replaces."""
         return self._sources[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -603,13 +604,13 @@ class _Folded(nn.Module):
         return y
 
     def bias_by_step(self) -> torch.Tensor | None:
-        """Return the schedule of the bias as (T, out), derived anew where autograd records; None without a bias."""
+        """Return the bias schedule as (T, out), derived again if autograd records; None without a bias."""
         bias = self._derive()[1] if _learns() else self.bias
         return None if bias is None else bias.flatten(1)
 
     def suits(self, x: torch.Tensor) -> bool:
-        """Return whether the kernels for spikes can convolve `x`."""
-        # not bool(), which torch 2.9 cannot trace of a tuple
+        """Return whether the spike kernels can convolve `x`."""
+        # not bool(), which torch 2.9 cannot trace for a tuple
         reads_codes = self._sizes is not None and (self.scheduled or len(self._senders) > 0)
         return reads_codes and self._convolve.suits(x, self.weight)
 
@@ -623,9 +624,9 @@ class _Folded(nn.Module):
         return functional.linear(x, weight, bias)
 
     def convolved(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return the layer's output for spikes `x` that it suits, with this bias (out,), channels last without gaps."""
+        """Return the layer's output, contiguous channels-last, for spikes `x` that it `suits`, with bias (out,)."""
         stride, padding = cast("tuple[int, int]", self._sizes)
-        # a neuron emits one spike per step, and the pool of a running sum moves by no more
+        # a neuron emits at most one spike per step, and the pool of a running sum changes by at most one
         grid = None
         if self._senders:
             (sender,) = self._senders
@@ -635,10 +636,10 @@ class _Folded(nn.Module):
         return self._convolve(x, self.weight, bias, stride=stride, padding=padding, grid=grid)
 
     def _tensors(self) -> list[torch.Tensor | None]:
-        # a module's own look-up would cost as much as the comparison; a parametrised weight is made by it
+        # attribute look-up on a module would cost as much as the comparison, but creates a parametrised weight
         tensors = []
         for module, kind, name in self._held:
-            held = getattr(module, kind)  # which torch.export replaces
+            held = getattr(module, kind)  # a dictionary that torch.export replaces
             tensors.append(held[name] if name in held else getattr(module, name))
         return tensors
 
@@ -653,15 +654,15 @@ class _Folded(nn.Module):
         if bias is not None and self._schedule is not None:
             bias = _scheduled(bias, *self._schedule).reshape(-1, 1, len(bias), *[1] * (weight.dim() - 2))
         weight = weight.to(dtype)
-        if self._by_planes:  # not contiguous(): of 1x1 it takes what is channels last for either
+        if self._by_planes:  # not contiguous(), which does nothing for channels-last 1x1 weights
             weight = weight.clone(memory_format=torch.contiguous_format)
         return weight, None if bias is None else bias.to(dtype)
 
 
 def _goes_by_planes(tensor: torch.Tensor) -> bool:
-    """Return whether cuDNN convolves `tensor` by planes, (N, C, H, W) as it is: float32, and not for autocast.
+    """Return whether cuDNN convolves `tensor` in planes, as (N, C, H, W): float32 without autocast.
 
-    What is channels last it converts, in and out of each layer: 13 % of the spiking ResNet-18's time on an H100.
+    It converts channels-last input and output of each layer: 13 % of the spiking ResNet-18's time on an H100.
     """
     return tensor.is_cuda and tensor.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
 
@@ -680,19 +681,19 @@ def _folded(
 
 
 def _scheduled(bias: torch.Tensor, time_steps: int, step: int) -> torch.Tensor:
-    """Return (T, out): bias / step while the input arrives, 0 after."""
+    """Return (T, out): bias / step while the input arrives, then 0."""
     arrives = torch.arange(time_steps, device=bias.device) < step
     return torch.where(arrives[:, None], bias / step, 0.0)
 
 
 class FoldedNetwork(nn.Module):
-    """What `fold` makes, and what a spiking network shares with it: `body` run by a graph over folded weights."""
+    """The result of `fold`, and the base of a spiking network: runs `body` by a graph over folded weights."""
 
     def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str]) -> None:
         super().__init__()
         self.input_shape: tuple[int, ...] = getattr(body, "input_shape", ())
         self._neuron_names = neurons
-        # the QANN's children under their own names, and a forward that finds them there: the same state dict
+        # the QANN's children under their own names, for the same state dict
         for name, child in body.named_children():
             self.add_module(name, child)
         self._run: Callable[[nn.Module, torch.Tensor], torch.Tensor] = type(fx.GraphModule(body, graph)).forward
@@ -704,17 +705,17 @@ class FoldedNetwork(nn.Module):
         return [self.get_submodule(name) for name in self._neuron_names]
 
     def synapses(self) -> list[Synapses]:
-        """Return the layers of weights in forward order."""
+        """Return the layers with weights in forward order."""
         return [Synapses(f, f.layer, "spikes" if f.scheduled else "values") for f in self._folded_layers()]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the outputs, summed over T; a compiled or exported graph takes the folded weights as they are."""
+        """Return the outputs, summed over T; a compiled or exported graph uses the folded weights unchanged."""
         if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
             self._refresh(force=False)
         return self._run(self, images)
 
     def train(self, mode: bool = True) -> FoldedNetwork:
-        """Set the mode, and fold what training may have changed."""
+        """Set the mode, and fold the weights again, because training may have changed them."""
         super().train(mode)
         self._refresh(force=True)
         return self
@@ -725,7 +726,7 @@ class FoldedNetwork(nn.Module):
         return self
 
     def _refresh(self, *, force: bool) -> None:
-        with torch.no_grad():  # a parametrised weight, made anew for each look, is kept without its graph
+        with torch.no_grad():  # a parametrised weight, recreated at each access, is kept without its graph
             for folded in self._folded_layers():
                 folded.refresh(force=force)
 
@@ -734,14 +735,14 @@ class FoldedNetwork(nn.Module):
 
 
 class SpikingNetwork(FoldedNetwork):
-    """What `convert` makes: images (B, ...) to the sum over T of the outputs (B, classes)."""
+    """The result of `convert`: images (B, ...) to the sum over T of the outputs (B, classes)."""
 
     def __init__(self, body: nn.Module, graph: fx.Graph, neurons: list[str], time_steps: int, step: int) -> None:
         super().__init__(body, graph, neurons)
         self.time_steps, self.step = time_steps, step
 
     def emitters(self) -> dict[nn.Module, torch.Tensor]:
-        """Return the modules whose outputs are spikes, a neuron or the layer joined to it, and the height of these."""
+        """Return the modules that emit spikes, a neuron or the layer joined to it, and the height of their spikes."""
         layers = self.get_submodule(_LAYERS).children()
         joined = {each.members[1]: each for each in layers if isinstance(each, _SpikingLayer)}
         return {joined.get(neuron, neuron): neuron.scale for neuron in self.neurons() if isinstance(neuron, StBif)}

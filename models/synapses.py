@@ -1,4 +1,4 @@
-"""What a spiking network says about its layers of weights, for whoever counts what its spikes cause."""
+"""Describes a spiking network's layers with weights, for counting the operations that spikes cause."""
 
 from typing import Literal, NamedTuple
 
@@ -10,9 +10,9 @@ Received = Literal["values", "spikes", "counts"]
 
 
 class Synapses(NamedTuple):
-    """A layer of weights: `module` is what runs, with hooks that see it, `layer` has its weights and sizes.
+    """A layer with weights: `module` is what runs, and takes hooks; `layer` has its weights and sizes.
 
-    What arrives are plain `values`; `spikes`, where each number but 0 is one; or `counts`, the means of 2x2 neurons.
+    Its inputs are plain `values`; `spikes`, where each nonzero number is one; or `counts`, the means of 2x2 neurons.
     """
 
     module: nn.Module
@@ -21,5 +21,5 @@ class Synapses(NamedTuple):
 
 
 def per_weight(kernels: Kernels) -> int:
-    """Return how many digits of 8 bits a weight has in a layer that convolves whole numbers."""
+    """Return the number of 8-bit digits per weight in a layer that convolves integers."""
     return 1 if kernels == "custom-int8" else 3

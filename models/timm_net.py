@@ -13,11 +13,11 @@ from benchd.models.catalog import Kernels
 
 
 def build(*, name: str, kernels: Kernels, image_size: int, is_random: bool = True, **shape: Any) -> nn.Module:
-    """Return the model of `name`, `timm:NAME` or `timm:NAME.TAG`, in eval mode on plain PyTorch.
+    """Return the model `name`, `timm:NAME` or `timm:NAME.TAG`, in eval mode on plain PyTorch.
 
-    Images (B, 3, H, W), normalised, to scores (B, classes). `image_size` is their side, 0 for the model's own; `shape`
-    what `shape_from` found. Random weights are settled for images of that size. The module says what it reads in
-    `input_shape`, and how a PIL image becomes that in `preprocess`. Raises Unavailable for `kernels` "custom".
+    Normalised images (B, 3, H, W) to scores (B, classes). `image_size` is their side, 0 for the model's own; `shape`
+    comes from `shape_from`. Random weights are settled for images of that size. The module's `input_shape` is the shape
+    of its input, and `preprocess` converts a PIL image to it. Raises Unavailable for `kernels` "custom".
     """
     if kernels != "torch":
         raise Unavailable(f"{name} has no custom kernels")
@@ -34,7 +34,7 @@ def build(*, name: str, kernels: Kernels, image_size: int, is_random: bool = Tru
 
 
 def shape_from(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `build` that a checkpoint fixes; `options` holds the model's name too."""
+    """Return the arguments of `build` that a checkpoint determines; `options` includes the model's name."""
     built: Any = build(kernels="torch", is_random=False, **options)
     heads = {
         len(state[key])

@@ -3,11 +3,11 @@
     classification   images (B, 3, H, W) to scores (B, classes)
     segmentation     images (B, 3, H, W) to {"out": (B, classes, H, W)}, and "aux" if the checkpoint has that head
     video            clips (B, 3, 16, H, W) to scores (B, classes)
-    detection        one-stage nets without what surrounds them: images (B, 3, H, W) of the net's own size to the scores
-                     and boxes of every anchor. Resizing, decoding and suppression are the caller's, as in most
-                     deployments: their output has another shape for each image
+    detection        one-stage nets without pre- and postprocessing: images (B, 3, H, W) of the net's own size to the
+                     scores and boxes of every anchor. Resizing, decoding and suppression are up to the caller, as in
+                     most deployments, because their output has a different shape for each image
 
-Images are normalised, as the preset of the model's newest weights does it.
+Images are normalised as in the preset of the model's newest weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,8 +29,8 @@ from benchd.models import random_weights
 from benchd.models.catalog import Kernels
 
 FRAMES = 16
-_DETECTION_SIDE = 800  # of a net that takes any size: the shorter side of its training
-# what torchvision renames outside its modules; the rest they rename themselves as they load
+_DETECTION_SIDE = 800  # for a net that takes any size: the shorter side used in its training
+# names that torchvision changes outside its modules; the modules themselves rename the rest when loading
 PUBLISHED_NAMES = {r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2."}
 
 
@@ -42,16 +42,16 @@ class OneStageDetector(nn.Module):
         self.backbone, self.head = detector.backbone, detector.head
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Return what the heads say of each anchor (B, anchors, ...), for normalised images (B, 3, H, W)."""
+        """Return the heads' outputs for each anchor (B, anchors, ...), for normalised images (B, 3, H, W)."""
         return self.head(list(self.backbone(images).values()))
 
 
 def build(*, name: str, kernels: Kernels, image_size: int, is_random: bool = True, **shape: Any) -> nn.Module:
-    """Return the model of `name`, `torchvision:NAME`, in eval mode on plain PyTorch.
+    """Return the model `name`, `torchvision:NAME`, in eval mode on plain PyTorch.
 
-    `image_size` is the side of its images, 0 for the model's own; `shape` what `shape_from` found. Random weights are
-    settled for images of that size. The module says what it reads in `input_shape`, and how a PIL image becomes that in
-    `preprocess` (None for clips). Raises Unavailable for `kernels` "custom".
+    `image_size` is the side of its images, 0 for the model's own; `shape` comes from `shape_from`. Random weights are
+    settled for images of that size. The module's `input_shape` is the shape of its input, and `preprocess` converts a
+    PIL image to it (None for clips). Raises Unavailable for `kernels` "custom".
     """
     if kernels != "torch":
         raise Unavailable(f"{name} has no custom kernels")
@@ -67,7 +67,7 @@ def build(*, name: str, kernels: Kernels, image_size: int, is_random: bool = Tru
 
 
 def shape_from(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `build` that a checkpoint fixes; `options` holds the model's name too."""
+    """Return the arguments of `build` that a checkpoint determines; `options` includes the model's name."""
     shape: dict[str, Any] = {"is_random": False}
     heads = {"aux_classifier.": "aux_loss", "aux1.": "aux_logits", "AuxLogits.": "aux_logits"}
     shape |= {heads[head]: True for head in heads if any(key.startswith(head) for key in state)}
@@ -87,13 +87,13 @@ def _own_name(name: str) -> str:
 
 
 def _preset(name: str) -> tuple[Any, int]:
-    """Return the preprocessing of the model's newest weights and their number of classes."""
+    """Return the preprocessing and number of classes of the model's newest weights."""
     newest = models.get_model_weights(_own_name(name)).DEFAULT
     return newest.transforms(), len(newest.meta["categories"])
 
 
 def _arguments(name: str, preset: Any, image_size: int) -> dict[str, Any]:
-    """Return what the builder is told: no weights for any part, and what the model's own weights would set."""
+    """Return the builder's arguments: no weights for any part, and the settings that the model's own weights imply."""
     own_name = _own_name(name)
     arguments: dict[str, Any] = {"weights": None}
     if isinstance(preset, (SemanticSegmentation, ObjectDetection)):
@@ -117,7 +117,7 @@ def _input_shape(net: Any, preset: Any, image_size: int) -> tuple[int, ...]:
 
 
 def _preprocess(net: Any, preset: Any, input_shape: tuple[int, ...]) -> Callable[[Any], Tensor] | None:
-    """Return the preset for this size of images; segmentation and detection squeeze a whole image into it."""
+    """Return the preset for this image size; segmentation and detection resize a whole image to it."""
     size = list(input_shape[-2:])
     if isinstance(preset, VideoClassification):
         return None
@@ -129,4 +129,4 @@ def _preprocess(net: Any, preset: Any, input_shape: tuple[int, ...]) -> Callable
     else:
         normalise = v2.Normalize(net.transform.image_mean, net.transform.image_std)
         preset = v2.Compose([v2.Resize(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), normalise])
-    return Compose([preset])  # the module itself would become a part of the net
+    return Compose([preset])  # otherwise the preset would become a submodule of the net

@@ -1,14 +1,15 @@
-"""Vision Mamba (Vim): a bidirectional selective scan over image patches, class token in the middle.
+"""Vision Mamba (Vim): a bidirectional selective scan over image patches, with the class token in the middle.
 
     tokens = patches of the image, row by row, the class token at index patches // 2, plus pos_embed
     for each block:  residual += hidden;  hidden = mixer(rms_norm(residual))
     logits = head(rms_norm(residual + hidden) at the class token)
 
 B images, L tokens, E = 2 dim inner channels, N = 16 states, R = ceil(dim / 16). Parameter names and shapes are those of
-the official checkpoints (hustvl/Vim, `..._with_midclstok_div2`; Zhu et al., ICML 2024), which load strictly. What the
-official code computes is kept, how is not, and each of these is exact: activations stay (B, L, E) and nothing is
-flipped; both directions share one gate, and halving their sum is halving C and D, which it is linear in; the last block
-computes what its class token can see. Without gradients, what a layer derives of its parameters is kept between calls.
+the official checkpoints (hustvl/Vim, `..._with_midclstok_div2`; Zhu et al., ICML 2024), which load strictly. The result
+is that of the official code, but is computed differently, and each change is exact: activations stay (B, L, E) and
+nothing is flipped; both directions share a gate, and halving their sum is done by halving C and D, in which it is
+linear; the last block computes only what its class token depends on. Without gradients, values derived from parameters
+are kept between calls.
 """
 
 import math
@@ -35,18 +36,18 @@ from benchd.models.vim_layers import EPS, STATES, Layers, Weights, split_columns
 from benchd.models.weights import WeightsError
 
 _WIDTH, _EXPAND = 4, 2
-_IMAGENET_CLASSES = 1000  # the option's default: whoever leaves it takes the checkpoint's
-_IN_C = ("auto", "native")  # implementations that are our kernels in C on a CPU
-_TOGETHER = 800  # tokens that go through the layers together, if a single image has not more: they stay in a cache
+_IMAGENET_CLASSES = 1000  # the option's default, for which a checkpoint's number is used
+_IN_C = ("auto", "native")  # implementations that use our C kernels on a CPU
+_TOGETHER = 800  # most tokens that go through the layers together, unless a single image has more: they stay in a cache
 _PLAIN = {nn.Linear, nn.Conv1d}
-_PACKED = (torch.float32, torch.bfloat16)  # in which these read and write
-_MODELS: "WeakValueDictionary[int, Vim]" = WeakValueDictionary()  # by the number that compiled code knows
+_PACKED = (torch.float32, torch.bfloat16)  # dtypes of the packed layers' inputs and outputs
+_MODELS: "WeakValueDictionary[int, Vim]" = WeakValueDictionary()  # by the number that compiled code refers to
 _NUMBERS = count()
 Result = TypeVar("Result")
 
 
 class RmsNorm(nn.Module):
-    """x / sqrt(mean(x^2) + 1e-5) * weight of x = residual + hidden, which is at least float32; result as the weight."""
+    """x / sqrt(mean(x^2) + 1e-5) * weight for x = residual + hidden, at least float32; result in the weight's dtype."""
 
     def __init__(self, dim: int, implementation: str) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class Mixer(nn.Module):
         self.out_proj = nn.Linear(inner, dim, bias=False)
 
     def forward(self, x: torch.Tensor, weights: Weights) -> torch.Tensor:
-        """Return the mixed tokens of x (B, L, dim), with the layer's own weights."""
+        """Return the mixed tokens for x (B, L, dim), with the layer's own weights."""
         u, z = weights.in_proj(x).chunk(2, dim=-1)
         u = self._convolved(u, weights)
         low, B, C = self._projected(u, weights)
@@ -93,7 +94,7 @@ class Mixer(nn.Module):
         return weights.out_proj(y)
 
     def token(self, x: torch.Tensor, weights: Weights, index: int) -> torch.Tensor:
-        """Return what `forward` does at the token `index` < L / 2 alone, (B, dim); no scan goes on beyond it."""
+        """Return the result of `forward` only for the token `index` < L / 2, (B, dim), where both scans end."""
         to_u, to_z = self.in_proj.weight.chunk(2)
         u = self._convolved(functional.linear(x, to_u), weights)
         u = torch.stack((u[0, :, : u.shape[2] - index], u[1, :, index:]))
@@ -109,11 +110,11 @@ class Mixer(nn.Module):
         return causal_conv1d_pair(u, weights.conv, weights.conv_bias, implementation=self.implementation)
 
     def _projected(self, u: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return low (2, B, L, R), B and C (2, B, L, N) of u (2, B, L, E)."""
+        """Return low (2, B, L, R), B and C (2, B, L, N) for u (2, B, L, E)."""
         return split_columns(weights.x_proj(u.flatten(1, 2)).unflatten(1, u.shape[1:3]), self.rank)
 
     def weights(self) -> Weights:
-        """Return what the layer computes with, differentiable in the parameters."""
+        """Return the weights used in the computation, differentiable with respect to the parameters."""
         x_proj = torch.stack((self.x_proj.weight, self.x_proj_b.weight)).mT
         low, B, C = x_proj.split([self.rank, STATES, STATES], dim=-1)
         logs = torch.stack((self.A_log, self.A_b_log))
@@ -130,12 +131,12 @@ class Mixer(nn.Module):
         )
 
     def packed(self, weights: Weights) -> Weights:
-        """Return the weights as our own kernels on a CPU like them: products packed, the rest in float32."""
+        """Return the weights for our CPU kernels: packed for products, float32 otherwise."""
         weight = self.in_proj.weight
         if self.implementation not in _IN_C or weight.device.type != "cpu" or weight.dtype not in _PACKED:
             return weights
         small = {name: getattr(weights, name).float() for name in ("conv", "conv_bias", "dt_bias", "D")}
-        # a vector of the scan is one column of some channels
+        # a vector of the scan is one column of several channels
         small |= {name: getattr(weights, name).float().mT.contiguous().mT for name in ("dt_proj", "A")}
         in_proj, out_proj = PackedLinear(self.in_proj.weight), PackedLinear(self.out_proj.weight)
         x_proj = PackedLinear(cast("partial[torch.Tensor]", weights.x_proj).keywords["mat2"].mT)
@@ -154,8 +155,8 @@ class Block(nn.Module):
 class PatchEmbedding(nn.Module):
     """Images (B, 3, H, W) to patches (B, rows * columns, dim), row by row.
 
-    Beside our kernels on a GPU, patches that do not overlap are one matrix product: for their convolution cuDNN takes
-    6 % of the time that Vim tiny takes for an image in half precision on an H100.
+    With our GPU kernels, non-overlapping patches are one matrix product: cuDNN's convolution takes 6 % of Vim tiny's
+    time for an image in half precision on an H100.
     """
 
     def __init__(self, dim: int, patch_size: int, stride: int, implementation: str) -> None:
@@ -164,19 +165,19 @@ class PatchEmbedding(nn.Module):
         self._is_custom = implementation != "torch"
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the patches of the images."""
+        """Return the images' patches."""
         if self._is_custom and images.device.type == "cuda" and self._is_product():
             return self.product(images)
         return self.proj(images).flatten(2).transpose(1, 2)
 
     def _is_product(self) -> bool:
-        """Return whether the layer is still one whose patches do not overlap, and nothing looks at it."""
+        """Return whether the patches do not overlap and no hook observes the layer."""
         layer = self.proj
         plain = type(layer) is nn.Conv2d and layer.groups == 1 and not is_hooked(layer)
         return plain and layer.kernel_size == layer.stride and (layer.padding, layer.dilation) == ((0, 0), (1, 1))
 
     def product(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the patches, which do not overlap, by a matrix product."""
+        """Return the patches, which must not overlap, by a matrix product."""
         height, width = self.proj.stride
         rows, columns = images.shape[2] // height, images.shape[3] // width
         whole = images[:, :, : rows * height, : columns * width]
@@ -185,10 +186,10 @@ class PatchEmbedding(nn.Module):
 
 
 class Vim(nn.Module):
-    """The network; `build` makes the catalogued ones. Images (B, 3, image_size, image_size) to logits (B, classes).
+    """The network; `build` creates the catalogued ones. Images (B, 3, image_size, image_size) to logits (B, classes).
 
-    The residual stream and the statistics of the norms are float32 for half-precision weights. Raises ValueError for
-    images of another shape or a patch larger than the image.
+    The residual stream and the statistics of the norms are float32 even with half-precision weights. Raises ValueError
+    for images of another shape or a patch larger than the image.
     """
 
     def __init__(
@@ -240,9 +241,9 @@ class Vim(nn.Module):
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _is_one_op(self, tokens: torch.Tensor) -> bool:
-        """Return whether this is compiled code on a CPU, in which all layers but the last are one op of our kernels.
+        """Return whether this is compiled code on a CPU, where all layers except the last are one op of our kernels.
 
-        As ops of their own they have neither packed weights nor shared memory, and take half as long again.
+        Separate ops would have neither packed weights nor shared memory, and take half as long again.
         """
         if not torch.compiler.is_compiling() or is_exported() or self._frozen is not None or len(self.layers) < 2:
             return False
@@ -251,7 +252,7 @@ class Vim(nn.Module):
         return self.blocks()[0].mixer.implementation in _IN_C and tokens.dtype in _PACKED
 
     def layered(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the hidden tokens and the residual (B, L, dim) behind all layers but the last, for compiled code."""
+        """Return hidden tokens and residual (B, L, dim) after all layers except the last, for compiled code."""
         weights = self._weights()
         if (kept := self._callable(tokens, weights)) is None:
             hidden, residual = self._through(tokens, weights)
@@ -261,7 +262,7 @@ class Vim(nn.Module):
         return (hiddens[0], residuals[0]) if len(hiddens) == 1 else (torch.cat(hiddens), torch.cat(residuals))
 
     def given(self, tokens: torch.Tensor, parameters: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `layered` does with these in place of the parameters of the layers."""
+        """Return the result of `layered` with `parameters` in place of the layers' own."""
         blocks = enumerate(self.blocks()[:-1])
         names = [f"model.layers.{i}.{name}" for i, block in blocks for name, _ in block.named_parameters()]
         values = dict(zip(names, parameters, strict=True))
@@ -270,7 +271,7 @@ class Vim(nn.Module):
     def _called(
         self, tokens: torch.Tensor, kept: "_Kept", finish: Callable[[torch.Tensor, torch.Tensor], Result]
     ) -> list[Result]:
-        """Return by parts of the batch what `finish` makes of the hidden tokens and the residual behind `Layers`."""
+        """Return the result of `finish` on hidden tokens and residual after `Layers`, for each part of the batch."""
         results = []
         for part in tokens.tensor_split(-(-len(tokens) // max(1, _TOGETHER // tokens.shape[1]))):
             key = part.shape, threads()
@@ -280,7 +281,7 @@ class Vim(nn.Module):
         return results
 
     def _through(self, hidden: torch.Tensor, weights: list[Weights]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the hidden tokens behind all layers but the last, and the residual if there is one."""
+        """Return the hidden tokens after all layers except the last, and the residual, if any."""
         residual = None
         for block, its in zip(self.blocks()[:-1], weights[:-1], strict=True):
             normed, residual = block.norm(hidden, residual)
@@ -295,14 +296,14 @@ class Vim(nn.Module):
         return self.head(normed)
 
     def _callable(self, tokens: torch.Tensor, weights: list[Weights]) -> "_Kept | None":
-        """Return what is kept if the layers' kernels in C may be called without their ops."""
+        """Return the kept values if the layers' C kernels may be called directly, without ops, else None."""
         kept = None if torch.compiler.is_compiling() or is_exported() else self._kept
         if kept is None or kept.weights is not weights or kept.dtype != tokens.dtype or not tokens.numel():
             return None
         return None if torch.is_autocast_enabled("cpu") or is_watched(*kept.modules) else kept
 
     def _prepared(self, tokens: torch.Tensor, weights: list[Weights]) -> Layers:
-        with torch.inference_mode(False), torch.no_grad():  # an ordinary one: it may outlive that mode
+        with torch.inference_mode(False), torch.no_grad():  # ordinary tensors: they may outlive inference mode
             norms = [block.norm.weight.detach() for block in self.blocks()[:-1]]
             return Layers(norms, weights[:-1], tokens)
 
@@ -311,40 +312,40 @@ class Vim(nn.Module):
         return cast("list[Block]", list(self.layers))
 
     def __getstate__(self) -> dict[str, Any]:
-        # a copy derives its own, and oneDNN's layouts cannot be copied
+        # a copy derives its own values, and oneDNN's layouts cannot be copied
         return self.__dict__ | {"_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy, which compiled code knows by a number of its own."""
+        """Restore a copy, with its own number for compiled code."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._enrol()
 
     def freeze(self) -> None:
-        """Derive what the layers compute with once and for good, for tracing: later changes are not seen."""
+        """Derive the layers' weights once and for all, for tracing; later changes have no effect."""
         with torch.no_grad():
             self._frozen = [block.mixer.weights() for block in self.blocks()]
 
     def _weights(self) -> list[Weights]:
-        """Return what the layers compute with; without gradients, that of the last call while nothing has changed."""
+        """Return the layers' weights; without gradients, those of the last call if nothing has changed."""
         if self._frozen is not None:
             return self._frozen
         blocks = self.blocks()
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return [block.mixer.weights() for block in blocks]
         sources = [p for block in blocks for p in _parameters(block)]
-        # inference tensors keep no version, and layers that were parametrised or replaced have parameters of their own
+        # inference tensors have no version, and parametrised or replaced layers hold their parameters elsewhere
         if any(p.is_inference() for p in sources) or not all(map(_is_plain, blocks)):
             return [block.mixer.weights() for block in blocks]
         key = [(p.data_ptr(), p._version) for p in sources]
         if self._kept is None or self._kept.key != key:
-            # ordinary tensors even where inference mode asks for them: they may outlive it
+            # ordinary tensors even in inference mode, which they may outlive
             with torch.inference_mode(False), torch.no_grad():
                 held = [p.detach() for p in sources]
                 weights = [block.mixer.packed(block.mixer.weights()) for block in blocks]
                 modules = tuple(self.layers.modules())
                 products = tuple(layer for block in blocks for layer in (block.mixer.in_proj, block.mixer.out_proj))
                 self._kept = _Kept(key, held, weights, modules, products, _callable_dtype(held, weights), {})
-        if is_hooked(*self._kept.products):  # packed ones are no modules
+        if is_hooked(*self._kept.products):  # packed products are not modules
             return [block.mixer.weights() for block in blocks]
         return self._kept.weights
 
@@ -355,7 +356,7 @@ class Vim(nn.Module):
 
 
 class _Layered(nn.Module):
-    """The layers of a model but the last, called by themselves."""
+    """The layers of a model except the last, callable on their own."""
 
     def __init__(self, model: Vim) -> None:
         super().__init__()
@@ -379,7 +380,7 @@ def _layers_op(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
 
 @_layers_op.computes("native")
 def _layered(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the layers with what is kept for the model if compiled code gives its own parameters."""
+    """Compute the layers, with the model's kept values if compiled code passes its own parameters."""
     tokens, parameters, model = given
     network = _MODELS[model]
     own = [parameter for block in network.blocks()[:-1] for parameter in _parameters(block)]
@@ -390,30 +391,30 @@ def _layered(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Kept(NamedTuple):
-    """What is derived of parameters while they stay as they are."""
+    """Values derived from parameters, valid while these do not change."""
 
     key: list[tuple[int, int]]
-    held: list[torch.Tensor]  # what the key tells apart by address, so that nothing else can come to lie there
+    held: list[torch.Tensor]  # keeps the tensors in `key` alive, so that no other tensor gets their addresses
     weights: list[Weights]
     modules: tuple[nn.Module, ...]  # of the layers
-    products: tuple[nn.Module, ...]  # of these, those that run as they are where nothing is packed
-    dtype: torch.dtype | None  # of tokens that may go through `Layers`, if any may
-    layers: dict[tuple[torch.Size, int], Layers]  # by the tokens and the number of threads; taken out while they run
+    products: tuple[nn.Module, ...]  # the in_proj and out_proj layers, which run unpacked if nothing is packed
+    dtype: torch.dtype | None  # of tokens that `Layers` support, if any
+    layers: dict[tuple[torch.Size, int], Layers]  # by token shape and number of threads; taken out while in use
 
 
 def _parameters(block: Block) -> list[torch.Tensor]:
-    """Return those of the block from its layers' dictionaries, in a tenth of the time of `parameters()`."""
+    """Return the block's parameters from its layers' dictionaries, in a tenth of the time of `parameters()`."""
     owners = (block.norm, block.mixer, *block.mixer._modules.values())
     return [p for owner in owners if owner is not None for p in owner._parameters.values() if p is not None]
 
 
 def _is_plain(block: Block) -> bool:
-    """Return whether the parameters of the mixer's layers are those of `nn.Linear` and `nn.Conv1d`."""
+    """Return whether the mixer's layers are plain `nn.Linear` and `nn.Conv1d`."""
     return all(type(layer) in _PLAIN for layer in block.mixer._modules.values())
 
 
 def _callable_dtype(parameters: list[torch.Tensor], weights: list[Weights]) -> torch.dtype | None:
-    """Return the one dtype of all parameters if `Layers` compute in it."""
+    """Return the common dtype of all parameters if `Layers` support it, else None."""
     dtype, *others = {p.dtype for p in parameters}
     products = [product for its in weights for product in (its.in_proj, its.x_proj, its.out_proj)]
     fits = all(isinstance(product, PackedLinear) and product.suits(dtype) for product in products)
@@ -422,7 +423,7 @@ def _callable_dtype(parameters: list[torch.Tensor], weights: list[Weights]) -> t
 
 @torch.no_grad()
 def _initialise(model: Vim) -> None:
-    """Draw the published initial values: A = -(1..N), D = 1, and steps of a zero input log-uniform in [0.001, 0.1]."""
+    """Draw the published initial values: A = -(1..N), D = 1, and steps for zero input log-uniform in [0.001, 0.1]."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
@@ -435,7 +436,7 @@ def _initialise(model: Vim) -> None:
 
 
 def _initialise_mixer(mixer: Mixer, depth: int) -> None:
-    # one residual sum a layer: its variance would grow with the depth
+    # the residual is a sum over all layers, so its variance would grow with the depth
     mixer.out_proj.weight /= math.sqrt(depth)
     for logs in (mixer.A_log, mixer.A_b_log):
         logs.copy_(torch.arange(1, STATES + 1).log())
@@ -446,11 +447,11 @@ def _initialise_mixer(mixer: Mixer, depth: int) -> None:
 
 
 def build(*, name: str, kernels: Kernels, scan: Form, **sizes: int) -> Vim:
-    """Return a Vim in eval mode with random weights; the options are the catalog's, `sizes` all but the form.
+    """Return a Vim in eval mode with random weights; the options are the catalog's, `sizes` all except the form.
 
-    `scan` is a choice of the custom kernels on a GPU: plain PyTorch and C run their one best exact form for both.
-    `kernels` "custom" is for inference. Raises ValueError for a patch larger than the image and
-    benchd.kernels.dispatch.Unavailable where `kernels` "custom" cannot run on the default device.
+    `scan` only affects the custom kernels on a GPU: plain PyTorch and C have a single best exact form. `kernels`
+    "custom" is for inference. Raises ValueError for a patch larger than the image and
+    benchd.kernels.dispatch.Unavailable if `kernels` "custom" cannot run on the default device.
     """
     if kernels == "custom-int8":
         raise Unavailable(f"{name} has no int8 kernels: {NO_INT8}")
@@ -460,18 +461,17 @@ def build(*, name: str, kernels: Kernels, scan: Form, **sizes: int) -> Vim:
 
 
 def _try(implementation: str, scan: Form) -> None:
-    """Run a layer once on the default device: what cannot run is refused at build time, by name."""
+    """Run a layer once on the default device, so that an unsupported one fails when it is built."""
     with torch.no_grad():
         block = Block(1, implementation, scan).requires_grad_(False)
         block.mixer(block.norm(torch.zeros(1, 1, 1), None)[0], block.mixer.weights())
 
 
 def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the arguments of `build` that a checkpoint fixes: num_classes, where its head says.
+    """Return the arguments of `build` that a checkpoint determines: num_classes, if it has a head.
 
-    Raises WeightsError for another number of classes than was asked for, another dim, depth or patch_size, and for
-    positions that are not those of the options: how many there are does not say whether the image is larger or the
-    patches lie closer.
+    Raises WeightsError if the number of classes, dim, depth or patch_size differs from the option, or the positions do
+    not fit the options: their number does not show whether the image is larger or the patches are closer together.
     """
     sizes = _sizes_of(state)
     differing = {name: size for name, size in sizes.items() if size != options[name]}
@@ -492,7 +492,7 @@ def shape_from(state: Mapping[str, torch.Tensor], options: Mapping[str, Any]) ->
 
 
 def _sizes_of(state: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return the options that the checkpoint's own tensors say: dim, patch_size and depth."""
+    """Return the options determined by the checkpoint's tensors: dim, patch_size and depth."""
     patch, layers = state.get("patch_embed.proj.weight"), [re.match(r"layers\.(\d+)\.", key) for key in state]
     has_patch = patch is not None and patch.dim() == 4 and patch.shape[2] == patch.shape[3]
     sizes = {"dim": patch.shape[0], "patch_size": patch.shape[2]} if patch is not None and has_patch else {}
@@ -500,7 +500,7 @@ def _sizes_of(state: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def _other_positions(patches: int, options: Mapping[str, Any]) -> list[str]:
-    """Return why so many patches are not those of the options, with the options that make them; else nothing."""
+    """Return why the options do not give this number of patches, with options that do; empty if they do."""
     patch_size, stride, image_size = options["patch_size"], options["stride"], options["image_size"]
     own = _side(patch_size, stride, image_size)
     if patches == own**2:
@@ -513,12 +513,12 @@ def _other_positions(patches: int, options: Mapping[str, Any]) -> list[str]:
 
 
 def _side(patch_size: int, stride: int, image_size: int) -> int:
-    """Return how many patches stand in a row of the image."""
+    """Return the number of patches in a row of the image."""
     return (image_size - patch_size) // stride + 1 if patch_size <= image_size else 0
 
 
 def _advice(side: int, patch_size: int, stride: int, image_size: int) -> str:
-    """Return the options that make `side` patches a side: another stride, where one does, or another image."""
+    """Return options that give `side` patches per side: a different stride, if possible, or image size."""
     larger = f"pass --option image_size={(side - 1) * stride + patch_size}"
     closer = (image_size - patch_size) // max(1, side - 1)
     if closer < 1 or _side(patch_size, closer, image_size) != side:

@@ -1,7 +1,7 @@
-"""What the layers of Vision Mamba compute with, and the layers on a CPU as calls of our C kernels.
+"""The weights of Vision Mamba's layers, and the layers on a CPU as calls of our C kernels.
 
-The calls are made once for a size of the tokens. Each knows its memory, which all layers share: in a forward pass
-nothing is dispatched, checked or allocated, which took a tenth of it at batch 1.
+The calls are prepared once per token shape, each with its memory, which all layers share. A forward pass then
+dispatches, checks and allocates nothing, which took a tenth of it at batch 1.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Weights(NamedTuple):
-    """What a layer computes with, made of its parameters; two directions lead, forward first."""
+    """A layer's weights, derived from its parameters; the first axis is the direction, forward first."""
 
     in_proj: _Product
     conv: torch.Tensor  # (2, E, W)
     conv_bias: torch.Tensor  # (2, E)
-    x_proj: _Product  # (2, ..., E) to 2 N + R columns and up to 15 of 0: those of B, of C, halved, and the low rank's
+    x_proj: _Product  # (2, ..., E) to 2 N + R columns and up to 15 zeros: those of B, of C (halved) and of the low rank
     dt_proj: torch.Tensor  # (2, E, R)
     dt_bias: torch.Tensor  # (2, E)
     A: torch.Tensor  # (2, E, N) = -exp(A_log), at least float32
@@ -37,15 +37,15 @@ class Weights(NamedTuple):
 
 
 def split_columns(columns: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return low (..., R), B and C (..., N) of what `x_proj` makes."""
+    """Return low (..., R), B and C (..., N) from the output of `x_proj`."""
     B, C, low, _ = columns.split_with_sizes([STATES, STATES, rank, -rank % 16], dim=-1)
     return low, B, C
 
 
 class Layers:
-    """Norms and mixers on tokens of the shape and dtype of `tokens` (B, L, dim); one thread at a time may call it.
+    """Norms and mixers on tokens with the shape and dtype of `tokens` (B, L, dim); not safe for concurrent calls.
 
-    norms (dim,), one a layer; the weights are packed, and their products suit the dtype, float32 or bfloat16.
+    There is one norm (dim,) per layer; the weights are packed, for products in the dtype, float32 or bfloat16.
     """
 
     def __init__(self, norms: Sequence[torch.Tensor], weights: Sequence[Weights], tokens: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ class Layers:
             residual = total
 
     def __call__(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the hidden tokens and the residual (B, L, dim) behind the layers, which the next call overwrites."""
+        """Return hidden tokens and residual (B, L, dim) after the layers, valid until the next call."""
         self._hidden.copy_(tokens)
         for call in self._calls:
             call()

@@ -1,4 +1,4 @@
-"""Weights from files: safetensors, or torch files of tensors; nothing that runs code while it is read."""
+"""Weights from files: safetensors, or torch files of tensors; nothing that runs code while being read."""
 
 import argparse
 import contextlib
@@ -19,22 +19,22 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from benchd.models import catalog
 
-# where training scripts put the state dict, what was trained before its average; the first that is there
+# where training scripts store the state dict, trained weights before their average; the first match is used
 _WRAPPINGS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
 _NAMED = 5
 
 
 class WeightsError(ValueError):
-    """A weights file cannot be read, or does not fit the module; the message names the file or the keys."""
+    """A weights file cannot be read or does not fit the module; the message contains the file or the keys."""
 
 
 def read(path: str | Path) -> dict[str, torch.Tensor]:
-    """Return the state dict in the file, on the CPU, without wrapping and without `module.` before every key.
+    """Return the state dict in the file, on the CPU, without wrapping and without a common `module.` prefix.
 
-    A name ending in .safetensors is read as that, any other as a torch file: tensors and plain containers, with
-    argparse.Namespace allowed, which the official checkpoints hold. The versions of modules that torch saves beside the
-    tensors stay there. Raises WeightsError, naming the file and the cause, for one that is missing, truncated or holds
-    another class or something else than tensors.
+    A name ending in .safetensors is read as such, any other as a torch file of tensors and plain containers, with
+    argparse.Namespace allowed, because the official checkpoints contain it. The module versions that torch saves with
+    the tensors are kept. Raises WeightsError, with the file and the cause, if it is missing, truncated or contains any
+    other class or anything except tensors.
     """
     path = Path(path)
     if not path.is_file():
@@ -45,12 +45,12 @@ def read(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _refuse_other_suffix(path: Path) -> None:
-    """Raise WeightsError for a file whose first bytes are those of the other format."""
+    """Raise WeightsError if the file starts like one of the other format."""
     with path.open("rb") as file:
         start = file.read(9)
     if path.suffix == ".safetensors" and start.startswith(b"PK"):
         raise WeightsError(f"{path}: this is a torch file; rename it to end in .pth")
-    if path.suffix != ".safetensors" and start[6:] == b"\0\0{":  # behind the header's length, 64 bits
+    if path.suffix != ".safetensors" and start[6:] == b"\0\0{":  # after the 64-bit length of the header
         raise WeightsError(f"{path}: this is a safetensors file; rename it to end in .safetensors")
 
 
@@ -64,10 +64,10 @@ def _safetensors(path: Path) -> Any:
 def _torch_file(path: Path) -> Any:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
-            # torch warns of an unusual pickle protocol before it reads or refuses the file
+            # torch warns of an unusual pickle protocol before it reads or rejects the file
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises whatever its readers meet in a damaged file
+    except Exception as error:  # torch raises whatever its readers encounter in a damaged file
         raise WeightsError(f"{path}: {_cause(error)}") from error
 
 
@@ -75,7 +75,7 @@ def _cause(error: Exception) -> str:
     """Return why torch.load failed, without its advice to load the file unsafely."""
     refused = re.search(r"(?:GLOBAL|global) (\S+) was not an allowed", str(error))
     if refused:
-        return f"it holds {refused[1]}, and only tensors are loaded"
+        return f"it contains {refused[1]}, and only tensors are loaded"
     if "TorchScript" in str(error) or "locating file data.pkl" in str(error):
         return "a saved program (TorchScript or torch.export), not tensors; save its state_dict() with torch.save"
     detail = re.search(r"(?:WeightsUnpickler error:\s*|\A)(?!Weights only load failed)(.+)", str(error))
@@ -83,16 +83,16 @@ def _cause(error: Exception) -> str:
 
 
 def _state_dict(path: Path, content: Any) -> dict[str, torch.Tensor]:
-    """Return the mapping of names to tensors in what was read."""
+    """Return the mapping from names to tensors in a file's content."""
     if isinstance(content, dict):
         content = next((content[key] for key in _WRAPPINGS if isinstance(content.get(key), dict)), content)
     if not isinstance(content, dict):
-        raise WeightsError(f"{path}: holds a {type(content).__name__}, not a state dict")
+        raise WeightsError(f"{path}: contains a {type(content).__name__}, not a state dict")
     other = [
         str(key) for key, value in content.items() if not (isinstance(key, str) and isinstance(value, torch.Tensor))
     ]
-    if other or (not content and path.suffix != ".safetensors"):  # of a model without weights
-        raise WeightsError(f"{path}: not a state dict: {_some(other) or 'nothing'} in place of tensors")
+    if other or (not content and path.suffix != ".safetensors"):  # empty for a model without weights
+        raise WeightsError(f"{path}: not a state dict: {_some(other) or 'nothing'} instead of tensors")
     return content
 
 
@@ -106,7 +106,7 @@ def _without_prefix(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def load(name: str, path: str | Path, **options: Any) -> nn.Module:
     """Return the catalogued model `name` on plain PyTorch kernels, in eval mode, with the weights in the file.
 
-    Raises WeightsError where the file cannot be read or does not fit, and what `catalog.build` raises.
+    Raises WeightsError if the file cannot be read or does not fit, and the errors of `catalog.build`.
     """
     state = read(path)
     try:
@@ -124,8 +124,8 @@ def build(
 ) -> nn.Module:
     """Return the catalogued model `name` with these options, in eval mode, with the weights in `state`.
 
-    Names under which the model is published are its own as well. A Vision Mamba and a library's model take the number
-    of classes from the state. Raises WeightsError where it does not fit, and what `catalog.build` raises.
+    Keys may also be the model's published names. For Vision Mamba and library models the state determines the number of
+    classes. Raises WeightsError if it does not fit, and the errors of `catalog.build`.
     """
     model = catalog.entry(name)
     values = model.resolve(options)
@@ -141,8 +141,8 @@ def build(
 
 
 def _under_own_names(state: dict[str, torch.Tensor], published: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """Return the state with what matches a pattern of `published` replaced in each key, unless that key is taken."""
-    renamed = copy.copy(state)  # with the versions of its modules
+    """Return the state with matches of the `published` patterns replaced in each key, unless the new key exists."""
+    renamed = copy.copy(state)  # a copy with the module versions
     for key in state:
         own = key
         for pattern, replacement in published.items():
@@ -153,18 +153,18 @@ def _under_own_names(state: dict[str, torch.Tensor], published: Mapping[str, str
 
 
 def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy `state` into the module; raise WeightsError, changing nothing, unless keys and shapes are the module's.
+    """Copy `state` into the module; raise WeightsError, changing nothing, unless keys and shapes match the module's.
 
-    What the module's own loading renames or adds in an older state counts as the state's. One number is one number,
-    whether its shape is () or (1,). Raises it too for a tensor that holds NaN, and for one of whole or complex numbers
-    where the module's has real ones.
+    Keys that the module's own loading renames or adds for an older state are taken into account. A single number may
+    have shape () or (1,). Also raises WeightsError for a tensor with NaN, and for integer or complex numbers where the
+    module has real ones.
     """
     state = _upgraded(module, state)
     own = module.state_dict()
     single = {key for key in own.keys() & state.keys() if own[key].numel() == state[key].numel() == 1}
     state = {key: tensor.reshape(own[key].shape) if key in single else tensor for key, tensor in state.items()}
     reshaped = [
-        f"{key} {tuple(state[key].shape)} in place of {tuple(own[key].shape)}"
+        f"{key} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
         for key in own
         if key in state and state[key].shape != own[key].shape
     ]
@@ -182,14 +182,14 @@ def apply(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     misfits = [f"{len(keys)} {problem}: {_some(keys)}" for problem, keys in problems.items() if keys]
     if misfits:
         raise WeightsError("; ".join(misfits))
-    own.update(state)  # keeps the module's versions: this state is upgraded, and MNASNet refuses one without
+    own.update(state)  # keeps the module's versions: the state is upgraded, and MNASNet requires them
     module.load_state_dict(own)
 
 
 def _upgraded(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the state as the module's own loading upgrades it, copying nothing.
+    """Return the state upgraded by the module's own loading, without copying tensors.
 
-    A state that has the module's keys and no versions beside them is of today.
+    A state with the module's keys but no versions is assumed to be current.
     """
     own = module.state_dict()
     versions = getattr(own, "_metadata", None)
@@ -198,7 +198,7 @@ def _upgraded(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str,
     upgraded: dict[str, torch.Tensor] = {}
 
     def take(owner: nn.Module, local: dict[str, torch.Tensor], prefix: str, *_: object) -> None:
-        """Take what `owner` would copy, which it has upgraded, and what none of its children is asked about."""
+        """Move out everything that does not belong to a child of `owner`, which has already upgraded it."""
         below = tuple(f"{prefix}{name}." for name, child in owner._modules.items() if child is not None)
         upgraded.update({key: local.pop(key) for key in list(local) if not key.startswith(below)})
 
@@ -207,13 +207,13 @@ def _upgraded(module: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str,
             for each in module.modules():
                 hooks.enter_context(each.register_load_state_dict_pre_hook(take))
             module.load_state_dict(state, strict=False)
-        except (KeyError, RuntimeError, ValueError):  # it refuses the state: the keys say why
+        except (KeyError, RuntimeError, ValueError):  # `owner` rejects the state: comparing the keys will say why
             return dict(state)
     return upgraded
 
 
 def _is_other(given: torch.Tensor, own: torch.Tensor) -> bool:
-    """Say whether a copy into `own` would take whole or complex numbers for real ones."""
+    """Return whether a copy into `own` would treat integers or complex numbers as real ones."""
     return own.is_floating_point() and not given.is_floating_point()
 
 

@@ -1,7 +1,7 @@
 """The trained nets that ship with benchd, and the weights and images of a case; torch-free.
 
-Each is a catalogued model at the options that its checkpoint was trained with, a few layers and channels of the full
-size's code. README.md says what they learnt and how well; `train` makes them again.
+Each is a catalogued model with the options that its checkpoint was trained with, using the full-size code with fewer
+layers and channels. README.md says what they learnt and how well; `train` recreates them.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from benchd.models.catalog import OptionValue
 FOLDER = Path(__file__).parent
 IMAGES = FOLDER / "digits.safetensors"
 CALIBRATION = FOLDER / "calibration.safetensors"
-"""512 of the digits that the nets learnt from: none of IMAGES."""
+"""512 of the digits that the nets were trained on, none of which are in IMAGES."""
 DEMO, RANDOM = "demo", "random"
-# what the same weights run with: for how long, and in which form
+# options that can change with the same weights: for how long, and in which form
 _FREE = ("time_steps", "scan")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file of trained weights and what the model's options are in it, where they are not their defaults."""
+    """A file of trained weights, and the model options that differ from their defaults."""
 
     path: Path
     options: Mapping[str, OptionValue] = field(default_factory=dict)
@@ -43,9 +43,9 @@ CHECKPOINTS: Mapping[str, Checkpoint] = MappingProxyType(
 
 
 def complete(model: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    """Return `options` and those of the model's checkpoint that are not among them.
+    """Return `options` with the missing ones filled in from the model's checkpoint.
 
-    Raises UsageError for a model without a checkpoint and for an option that the checkpoint was not trained with.
+    Raises UsageError for a model without a checkpoint, or an option that differs from the checkpoint's.
     """
     if model not in CHECKPOINTS:
         raise UsageError(f"--weights {DEMO}: {model} has none; choose one of {', '.join(CHECKPOINTS)}")
@@ -56,7 +56,7 @@ def complete(model: str, options: Mapping[str, OptionValue]) -> dict[str, Option
 
 
 def _untrained(model: str, options: Mapping[str, OptionValue]) -> list[tuple[str, OptionValue, OptionValue]]:
-    """Return the options that differ from the checkpoint's: name, value, and the value it was trained with."""
+    """Return the options that differ from the checkpoint's, as (name, value, value in training)."""
     entry = catalog.entry(model)
     asked, trained = entry.resolve(options), entry.resolve(CHECKPOINTS[model].options)
     return [(name, asked[name], trained[name]) for name in asked if name not in _FREE and asked[name] != trained[name]]
@@ -65,9 +65,9 @@ def _untrained(model: str, options: Mapping[str, OptionValue]) -> list[tuple[str
 def sources(
     model: str, options: Mapping[str, OptionValue], weights: str | None, data: str | None
 ) -> tuple[str | None, str | None]:
-    """Return the weights and the data that a case runs on, for those asked for: "demo", a file or images, None random.
+    """Return the weights and the data of a case, given the requested ones: "demo", a path, or None for random.
 
-    Where neither is asked for, a model at the options of its checkpoint takes the trained weights and their images.
+    If neither is requested, a model with its checkpoint's options uses the trained weights and their images.
     """
     if weights is None and data in {None, DEMO} and model in CHECKPOINTS and not _untrained(model, options):
         weights = DEMO

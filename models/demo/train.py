@@ -1,8 +1,8 @@
 """Train the nets of this folder: `make weights`. The same machine and versions write the same bytes.
 
-Each learns scikit-learn's handwritten digits, enlarged to 32x32 pixels and three equal channels, every fifth kept
-for testing. In each epoch an image is moved by up to 2.5 pixels, turned by up to 8 degrees and scaled by up to
-8 %. What is written is half precision, and the accuracy that is printed is that of the written file, in float32.
+Each net learns scikit-learn's handwritten digits, enlarged to 32x32 pixels with three equal channels; every fifth is
+kept for testing. In each epoch an image is shifted by up to 2.5 pixels, rotated by up to 8 degrees and scaled by up to
+8 %. Weights are written in half precision, and the accuracy printed is that of the written file, in float32.
 """
 
 import math
@@ -25,7 +25,7 @@ _SHIFT, _TURN, _SCALE = 2.5 / 16, math.radians(8), 0.08  # a shift of 1 is half 
 
 
 class Recipe(NamedTuple):
-    """How a net learns: passes over the training images, the largest learning rate, the decay of its matrices."""
+    """How a net learns: passes over the training images, peak learning rate, weight decay of its matrices."""
 
     epochs: int
     rate: float
@@ -40,14 +40,14 @@ RECIPES = {
 
 
 class Digits(NamedTuple):
-    """Digits (n, 8, 8) of 0 to 16, and their labels (n,)."""
+    """Digits (n, 8, 8) with values 0 to 16, and their labels (n,)."""
 
     images: Tensor
     labels: Tensor
 
 
 def main() -> None:
-    """Write the images to test and to calibrate with and a checkpoint for each recipe, and print what they reach."""
+    """Write test and calibration images and a checkpoint for each recipe, and print the accuracies."""
     torch.set_num_threads(THREADS)
     torch.use_deterministic_algorithms(True)
     learnt, kept = digits()
@@ -66,11 +66,11 @@ def main() -> None:
 
 def _write(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    path.chmod(0o644)  # safetensors keeps its files to their owner
+    path.chmod(0o644)  # safetensors makes its files readable only by their owner
 
 
 def digits() -> tuple[Digits, Digits]:
-    """Return the digits to learn and those to test with: every fifth."""
+    """Return the digits to train on and the digits to test with (every fifth)."""
     from sklearn.datasets import load_digits  # noqa: PLC0415 - a development dependency, for this alone
 
     loaded = load_digits()
@@ -80,7 +80,7 @@ def digits() -> tuple[Digits, Digits]:
 
 
 def trained(model: str, learnt: Digits, recipe: Recipe) -> nn.Module:
-    """Return the catalogued model at the options of its checkpoint, trained by the recipe."""
+    """Return the catalogued model with its checkpoint's options, trained by the recipe."""
     torch.manual_seed(SEED)
     options: dict[str, Any] = dict(demo.CHECKPOINTS[model].options)
     module = catalog.build(model, **options).train()
@@ -106,13 +106,13 @@ def _images(model: str, taken: Digits) -> Tensor:
 
 
 def _batches(images: int, epochs: int) -> Iterator[Tensor]:
-    """Yield the indices of whole batches, all images in another order in each epoch."""
+    """Yield the indices of whole batches, with all images in a new order in each epoch."""
     for _ in range(epochs):
         yield from torch.randperm(images)[: images // BATCH * BATCH].split(BATCH)
 
 
 def _moved(images: Tensor) -> Tensor:
-    """Return each image moved, turned and scaled by its own random amount, the border where nothing is known."""
+    """Return each image shifted, rotated and scaled by its own random amount, repeating the border outside it."""
     x, y, turn, scale = (2 * torch.rand(4, len(images)) - 1).mul(torch.tensor([[_SHIFT], [_SHIFT], [_TURN], [_SCALE]]))
     cosine, sine = (1 + scale) * turn.cos(), (1 + scale) * turn.sin()
     maps = torch.stack((cosine, -sine, x, sine, cosine, y), dim=1).view(-1, 2, 3)
@@ -122,7 +122,7 @@ def _moved(images: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def answers_right(model: str, kept: Digits) -> Tensor:
-    """Return for each digit whether the shipped net classifies it rightly, (n,) of bool, in float32."""
+    """Return whether the shipped net classifies each digit correctly in float32, as bool (n,)."""
     checkpoint = demo.CHECKPOINTS[model]
     module = weights.load(model, checkpoint.path, **checkpoint.options)
     scores = torch.cat([module(batch) for batch in _images(model, kept).split(BATCH)])

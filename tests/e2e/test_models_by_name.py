@@ -41,8 +41,8 @@ def test_a_detector_is_compiled_and_exported_without_its_suppression(measured):
     [
         (("--models", "torchvision:resnt18"), 2, "did you mean torchvision:resnet18?"),
         (("--models", "timm:resnet18"), 7, "the package timm is not installed: pip install timm"),
-        (("--models", "torchvision:raft_small"), 2, "optical flow reads two images"),
-        (("--models", "torchvision:raft_small", "--dry-run"), 2, "optical flow reads two images"),
+        (("--models", "torchvision:raft_small"), 2, "optical flow takes two images"),
+        (("--models", "torchvision:raft_small", "--dry-run"), 2, "optical flow takes two images"),
     ],
 )
 def test_what_cannot_be_measured_ends_with_a_sentence(here, arguments, code, words):

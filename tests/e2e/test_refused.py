@@ -286,7 +286,7 @@ def test_a_dry_run_creates_nothing(here, tmp_path):
         (["--data", "imagefolder:images", "--labels", "net.py"], "net.py:2: 'import os, sys, time': expected a path"),
         (
             ["--data", "imagefolder:images", "--labels", "labels", "--dry-run"],
-            "labels names a.png, which is not a file in",
+            "labels lists a.png, which is not a file in",
         ),
         (["--data", "cifar10:images", "--labels", "net.py"], "cifar10 has its own labels"),
         (["--max-drop", "1"], "--max-drop 1: expected a number with its unit"),
@@ -334,7 +334,4 @@ def test_what_runs_nowhere_is_not_listed_and_says_why(here):
     said = "executorch-int8: benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2"
     assert (executorch.returncode, said in executorch.stderr) == (2, True)
     planned = here("bench-once", "--models", "vim_tiny", "--variants", "custom-int8", "--dry-run").stdout
-    assert (
-        "custom-int8,b1: vim_tiny has no int8 kernels: ours convolve only the integers of spiking and quantised nets"
-        in planned
-    )
+    assert "custom-int8,b1: vim_tiny has no int8 kernels: our kernels convolve only the integers of spiking" in planned

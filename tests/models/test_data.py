@@ -175,8 +175,8 @@ def test_as_many_folders_as_classes_are_labels_and_no_other_number(tmp_path):
         ("a/000.png 1\na/000.png 2\n", "labels.txt:2: a/000.png already has a label"),
         ("../images/a/000.png 1\n", "labels.txt:1: .*: expected a path inside the folder of --data, without"),
         ("/images/a/000.png 1\n", "labels.txt:1: .*: expected a path inside the folder"),
-        ("\n", "holds no labels"),
-        ("a/none.png 1\n", "names a/none.png, which is not a file in "),
+        ("\n", "contains no labels"),
+        ("a/none.png 1\n", "lists a/none.png, which is not a file in "),
     ],
 )
 def test_labels_that_do_not_fit_name_the_line(tmp_path, text, words):

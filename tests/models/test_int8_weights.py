@@ -75,7 +75,7 @@ def test_compiled_code_has_no_float32_weights_in_their_place_either():
 
 
 def test_int8_is_refused_by_name(monkeypatch):
-    with pytest.raises(Unavailable, match="vim_tiny has no int8 kernels: ours convolve only the integers of spiking"):
+    with pytest.raises(Unavailable, match="vim_tiny has no int8 kernels: our kernels convolve only the integers"):
         catalog.build("vim_tiny", kernels="custom-int8")
     for model in INT8:
         with torch.device("meta"), pytest.raises(Unavailable, match=f"{model} has custom-int8 kernels for a CPU only"):

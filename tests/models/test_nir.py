@@ -154,7 +154,7 @@ def test_spiking_neurons_show_their_spikes(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (chain({"type": "Sigmoid"}), "node n0 is of the type Sigmoid, which benchd does not know; it knows Affine,"),
+        (chain({"type": "Sigmoid"}), "node n0 has the type Sigmoid, which benchd does not know; it knows Affine,"),
         (chain(neuron("LIF", tau=np.full(3, 1e-4))), "tau 0.0001 is shorter than the time step 0.001"),
         (chain({"type": "Linear"}), r"node n0 \(Linear\): it lacks 'weight'"),
         (chain({"type": "Linear", "weight": np.ones((2, 4))}), "its nodes do not fit together"),
@@ -166,7 +166,7 @@ def test_spiking_neurons_show_their_spikes(tmp_path):
             graph({"n": neuron("IF"), "m": neuron("IF")}, "input n, n output, m n"),
             "node m receives nothing from the Input",
         ),
-        (graph({"again": {"type": "Input", "shape": np.array([3])}}, "input output"), "has 2 nodes Input"),
+        (graph({"again": {"type": "Input", "shape": np.array([3])}}, "input output"), "has 2 Input nodes"),
         ({"type": "Linear"}, "it has no graph under `node`"),
     ],
 )
@@ -204,8 +204,8 @@ def test_a_file_reads_nothing_but_itself(tmp_path):
     for change, words in {
         external: "weight is a link",
         soft: "weight is a link",
-        stored_elsewhere: "the data of weight lie in another file",
-        virtual: "the data of weight lie in another file",
+        stored_elsewhere: "the data of weight are in another file",
+        virtual: "the data of weight are in another file",
     }.items():
         path = write(tmp_path / "net.nir", chain({"type": "Linear"}))
         with h5py.File(path, "a") as file:

@@ -63,10 +63,10 @@ def test_a_file_that_would_run_code_is_refused_and_does_not_run(tmp_path, tensor
     only = "and only tensors are loaded"
     for zipped in (True, False):
         torch.save({"model": tensors, "args": touched}, path, _use_new_zipfile_serialization=zipped)
-        with pytest.raises(WeightsError, match=rf"w\.pth: it holds (_io|io|builtins)\.open, {only}"):
+        with pytest.raises(WeightsError, match=rf"w\.pth: it contains (_io|io|builtins)\.open, {only}"):
             weights.read(path)
     torch.save({"model": tensors, "ratio": fractions.Fraction(1, 3)}, path)
-    with pytest.raises(WeightsError, match=rf"w\.pth: it holds fractions\.Fraction, {only}"):
+    with pytest.raises(WeightsError, match=rf"w\.pth: it contains fractions\.Fraction, {only}"):
         weights.read(path)
     for protocol in (0, 2, 4):
         path.write_bytes(pickle.dumps({"a": touched}, protocol=protocol))
@@ -96,10 +96,10 @@ def test_missing_truncated_and_other_files_are_named(tmp_path, tensors, suffix):
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
-        ([1, 2], "holds a list, not a state dict"),
-        ({"epoch": 3, "lr": 0.1}, "epoch, lr in place of tensors"),
-        ({"model": {}}, "nothing in place of tensors"),
-        ({0: torch.zeros(2)}, "0 in place of tensors"),
+        ([1, 2], "contains a list, not a state dict"),
+        ({"epoch": 3, "lr": 0.1}, "epoch, lr instead of tensors"),
+        ({"model": {}}, "nothing instead of tensors"),
+        ({0: torch.zeros(2)}, "0 instead of tensors"),
     ],
     ids=["list", "numbers", "empty", "numbered"],
 )
@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_listed_with_counts_and_shapes(tmp_path, state):
     assert message.startswith(f"{tmp_path / 'w.pth'} does not fit vim_tiny: 6 missing: layers.0.mixer.A_b_log, ")
     assert "layers.4.mixer.A_b_log, ...;" in message
     assert "1 unexpected: layers.0.mixer.A_log_b;" in message
-    assert message.endswith("1 of another shape: norm_f.weight (7,) in place of (192,)")
+    assert message.endswith("1 of another shape: norm_f.weight (7,) instead of (192,)")
 
 
 @pytest.mark.parametrize("key", ["head.weight", "pos_embed"])
@@ -192,9 +192,7 @@ def test_a_damaged_geometry_is_a_weights_error(tmp_path, state, key, shape):
 def test_nothing_changes_where_the_state_does_not_fit(tensors):
     module = nn.Linear(2, 3)
     before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
-    with pytest.raises(
-        WeightsError, match=r"1 missing: bias; 1 of another shape: weight \(1, 2\) in place of \(3, 2\)"
-    ):
+    with pytest.raises(WeightsError, match=r"1 missing: bias; 1 of another shape: weight \(1, 2\) instead of \(3, 2\)"):
         weights.apply(module, {"weight": torch.ones(1, 2)})
     with pytest.raises(WeightsError, match=r"^1 missing: bias$"):
         weights.apply(module, {"weight": torch.ones(3, 2)})
