@@ -13,24 +13,24 @@ BOARD := /
 JETSON_INDEX := $(BENCHD_JETSON_INDEX)
 PLATFORM := $(shell if grep -qsa tegra '$(BOARD)'/proc/{device-tree/compatible,sys/kernel/osrelease}; then echo jetson; \
 	elif nvidia-smi >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
-# .ci/setup stops with the reason where this finds none
+# if this finds none, .ci/setup stops with the reason
 OF_BOARD = $(or $(shell python3 exporters/tegra.py constraints '$(BOARD)' 2>/dev/null),constraints-jetson62.txt)
 CONSTRAINTS := $(if $(filter jetson,$(PLATFORM)),$(OF_BOARD),constraints.txt)
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
 
 BIN := $(VENV)/bin
-# A stamp is the last thing an install writes, and the next install removes it first.
+# An install writes its stamp last, and the next install removes it first.
 ONCE := $(VENV)/.installed-$(PLATFORM)-$(PYTHON_VERSION)
 TEST := $(ONCE)-dev
-# The shim of a version manager may exist for a Python that it does not run: ask the manager where it lies.
+# A version manager's shim may exist for a Python that it does not run: ask the manager for its path.
 FIND_PYTHON = python=$$($(1) -c 'import sys; print(sys.executable)' 2>/dev/null \
 	|| pyenv whence --path $(1) 2>/dev/null | tail -n 1 || true); python=$${python:-$(1)}
 PACKAGES := daemon models kernels exporters dashboard
 
-# Four, because a test often waits for what it has started: three use 72 % of two cores.
-# Without bytecode each program that a test starts compiles our sources anew: 0.2 s a command, 0.5 s a run of bench-once.
+# Four, because tests often wait for what they start: three use 72 % of two cores.
+# Without bytecode, each program that a test starts recompiles our sources: 0.2 s per command, 0.5 s per bench-once run.
 PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
-# Whatever a test hangs in, and no library gives up: after this it fails with the stacks, and the others go on in a new process.
+# A test that hangs anywhere fails after this time with its stacks, and the others continue in a new process.
 HANG = -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_prints_its_records_alone \
 	tests/daemon tests/kernels tests/test_layout.py tests/test_docs.py \
@@ -58,13 +58,13 @@ test-fast: $(TEST) programs  ## run tests without a torch process, one shape per
 test-slow: $(TEST) programs  ## run the simulations and combinations that `make test` leaves out; ARGS is passed to pytest
 	@$(BIN)/pytest -m slow $(ARGS)
 
-test-ptx: $(TEST)  ## run the kernels' tests on the PTX of sm_75, 87, 90 and 110, and on mutants of it, without a GPU; an hour
+test-ptx: $(TEST)  ## run the kernels' tests on their PTX for sm_75, 87, 90 and 110, and on mutants of it, without a GPU; an hour
 	@$(BIN)/pytest -s -m 'slow or not slow' tests/ptx $(ARGS)
 
-test-index: $(TEST)  ## install a dashboard, and what measures, from the package index into fresh environments; 10 minutes, 6 GB
+test-index: $(TEST)  ## install the dashboard and the measuring packages from the package index into fresh environments; 10 minutes, 6 GB
 	@$(BIN)/pytest -m index $(ARGS)
 
-test-unit: $(TEST) programs  ## boot a systemd, as root, and run the service through its life and docs/jetson.md there; prints the figures
+test-unit: $(TEST) programs  ## as root, boot systemd and run the service's life cycle and docs/jetson.md in it; prints the figures
 	@$(BIN)/pytest -s -m slow tests/e2e/test_unit.py tests/e2e/test_jetson_page.py $(ARGS)
 
 test-gpu: $(TEST)  ## test all that runs on this machine's GPU; ends with a verdict; 10 to 30 minutes
@@ -80,10 +80,10 @@ test-amqtt: $(TEST)  ## test delivery to amqtt, a broker without MQTT 5, in a se
 test-neurobench: $(TEST)  ## compare the metrics of spiking nets with NeuroBench's own package
 	BENCHD_SPIKING=$(VENV)/spiking $(BIN)/pytest tests/daemon/worker/test_neurobench_parity.py $(ARGS)
 
-test-nir: $(TEST)  ## compare nets of snnTorch, SpikingJelly and Norse with the NIR files that these write
+test-nir: $(TEST)  ## compare snnTorch, SpikingJelly and Norse nets with the NIR files that they write
 	BENCHD_SPIKING=$(VENV)/spiking $(BIN)/pytest tests/models/test_nir_parity.py $(ARGS)
 
-test-hub: $(TEST)  ## test nets of the Hugging Face Hub and the metrics of torchmetrics, with their own packages
+test-hub: $(TEST)  ## test Hugging Face Hub nets and torchmetrics metrics, with their own packages
 	BENCHD_HUB=$(VENV)/hub $(BIN)/pytest tests/models/test_hub_net.py tests/daemon/worker/test_torchmetrics.py $(ARGS)
 
 bench-kernels: $(ONCE)  ## race the kernels against torch and installed peers; ARGS="--list" shows the ops
@@ -101,10 +101,10 @@ bench-cpu: $(TEST)  ## measure everything on the CPU, in stages, into results/
 soak: $(TEST) programs  ## kill the service, its broker and its collector for an hour; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.soak $(ARGS)
 
-bench-collector: $(TEST) programs  ## time how fast collectors store a backlog, also if one is killed; ARGS="--help" lists options
+bench-collector: $(TEST) programs  ## time how fast collectors store a backlog, even if one is killed; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.collector $(ARGS)
 
-bench-telemetry: $(TEST) programs  ## time what a store does with the telemetry of 10,000 devices; ARGS="--help" lists options
+bench-telemetry: $(TEST) programs  ## time a store with the telemetry of 10,000 devices; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.telemetry $(ARGS)
 
 bench-pages: $(TEST) programs  ## time the pages and queries of 300 boards with 1,000,000 records; ARGS="--help" lists options
@@ -119,7 +119,7 @@ soak-cluster: $(TEST) programs  ## kill a node of a clustered broker amid 50,000
 soak-aa: $(ONCE)  ## compare cases with themselves for hours, resuming where it stopped; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.soak_aa $(ARGS)
 
-soak-gate: $(ONCE)  ## run the gate of docs/ci.md on a planted slowdown and on none, 40 times each; 1.5 hours, resuming where it stopped
+soak-gate: $(ONCE)  ## run the gate of docs/ci.md with and without a planted slowdown, 40 times each; 1.5 hours, resuming where it stopped
 	@$(BIN)/python -m tests.soak.soak_gate $(ARGS)
 
 soak-why: $(ONCE)  ## ask benchd why for ten regressions between wheels of ONNX Runtime; half an hour, resuming where it stopped
@@ -149,7 +149,7 @@ release: $(TEST)  ## build wheel, sdist, checksums and notes in dist/release, an
 	$(call FIND_PYTHON,python3.13)
 	$(BIN)/python .ci/release.py "$$oldest" "$$python"
 
-bundle: wheel  ## gather what a Jetson without a network needs in dist/bundle-TARGET; TARGET=jetpack62 or jetpack72
+bundle: wheel  ## collect everything for a Jetson without a network in dist/bundle-TARGET; TARGET=jetpack62 or jetpack72
 	@$(call FIND_PYTHON,$(if $(filter jetpack72,$(TARGET)),python3.12,python3.10))
 	"$$python" .ci/bundle.py "$(TARGET)" dist/benchd-*.whl
 

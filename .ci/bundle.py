@@ -1,7 +1,7 @@
-"""Gathers what install.sh needs at a site without a network into dist/bundle-TARGET, laid out like a checkout.
+"""Collects what install.sh needs at a site without a network in dist/bundle-TARGET, laid out like a checkout.
 
-Usage: python3.10 .ci/bundle.py TARGET WHEEL. The Python has to be the target's, because pip looks at its own for what a
-requirement depends on. JETSON_INDEX, where it is set, gives the packages that only the board's index has.
+Usage: python3.10 .ci/bundle.py TARGET WHEEL. The Python version must be the target's, because pip evaluates conditional
+requirements for its own. JETSON_INDEX, if set, provides the packages that only the board's index has.
 """
 
 import hashlib
@@ -41,13 +41,13 @@ TORCH_REQUIRES = (
 
 
 def main() -> int:
-    """Fill the bundle and print what it holds and lacks; return the exit status."""
+    """Fill the bundle and print what it contains and lacks; return the exit status."""
     name, wheel = sys.argv[1], Path(sys.argv[2])
     target = TARGETS.get(name)
     if target is None:
         return _fail(f"no TARGET {name!r}; there is {', '.join(TARGETS)}")
     if "{}.{}".format(*sys.version_info) != target.python:
-        return _fail(f"{name} needs Python {target.python} here too: install it, by pyenv or apt")
+        return _fail(f"{name} needs Python {target.python} here too: install it with pyenv or apt")
     bundle = ROOT / "dist" / f"bundle-{name}"
     shutil.rmtree(bundle, ignore_errors=True)
     _copy(bundle, target)
@@ -66,7 +66,7 @@ def _copy(bundle: Path, target: Release) -> None:
 
 
 def _download(wheels: Path, target: Release, ours: Path) -> None:
-    """Download all that ours requires but the board's packages, for which pip is given stand-ins."""
+    """Download everything that `ours` requires except the board's packages, for which pip gets stand-ins."""
     with tempfile.TemporaryDirectory() as folder:
         for name, number in _of_board(target):
             _stand_in(Path(folder), name, f"{number}+board")
@@ -76,7 +76,7 @@ def _download(wheels: Path, target: Release, ours: Path) -> None:
 
 
 def _download_board(wheels: Path, target: Release) -> list[str]:
-    """Download what torch is linked with, and the board's packages where its index is given; return what is lacking."""
+    """Download what torch links to and, given an index, the board's packages; return what is missing."""
     if target.beside:
         _pip(wheels, target, "--no-deps", *target.beside)
     named = [*(f"{name}=={number}" for name, number in _of_board(target)), "onnxruntime-gpu"]
@@ -88,7 +88,7 @@ def _download_board(wheels: Path, target: Release) -> list[str]:
 
 
 def _of_board(target: Release) -> list[tuple[str, str]]:
-    """Return the packages that no public index holds for a board, with their pinned versions."""
+    """Return the packages for a board that are in no public index, with their pinned versions."""
     return OF_BOARD.findall((ROOT / target.constraints).read_text())
 
 

@@ -1,8 +1,8 @@
-"""Prints the constraints that keep a Jetson's torch, or says why torch cannot use the board's GPU, and the cure.
+"""Prints constraints that keep a Jetson's torch, or says why torch cannot use the board's GPU and how to fix it.
 
 Usage: python .ci/jetson_board.py constraints-jetson62.txt [PACKAGE ...]. The constraints go to stdout: the file's, with
-the versions found on the board in place of its own for torch and what is built against it. torch is linked with the
-packages. Exit status 1 where torch is of no use.
+the versions installed on the board instead of its own for torch and packages built against it. The libraries of each
+PACKAGE are linked next to torch's. Exit status 1 if torch is unusable.
 """
 
 import os
@@ -19,7 +19,7 @@ from pip._vendor.packaging.version import Version
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from exporters import tegra
 
-OLDEST_TORCH = "2.8"  # as pyproject.toml says; pip refuses an older one without a cure
+OLDEST_TORCH = "2.8"  # as in pyproject.toml; pip rejects an older one without saying what to do
 BOARD_PACKAGES = ("torch", "torchvision", "triton", "onnxruntime-gpu")
 RETRY = os.environ.get("RETRY", "make once SETTING").replace("SETTING", "JETSON_INDEX=URL")
 OTHER_LIBRARY = f"install the library it names, or take the wheel for this JetPack: {RETRY}"
@@ -27,7 +27,7 @@ BOARD = Path(os.environ.get("BOARD", "/"))
 
 
 class BoardError(Exception):
-    """Why the board's torch is of no use here, and the command that cures it."""
+    """Why the board's torch is unusable, and the command that fixes it."""
 
     def __init__(self, cause: str, cure: str) -> None:
         super().__init__(f"{cause}\nTo cure it: {cure}")
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def link(packages: Sequence[str]) -> None:
-    """Link the libraries of these packages beside torch's own, where those look, if this environment holds torch."""
+    """Link the libraries of these packages next to torch's own, if torch is installed in this environment."""
     torch = find_spec("torch")
     libraries = Path(torch.origin or "").parent / "lib" if torch else None
     if libraries is None or not libraries.is_relative_to(sys.prefix):
@@ -59,7 +59,7 @@ def link(packages: Sequence[str]) -> None:
 
 
 def check_board() -> None:
-    """Raise BoardError if torch or torchvision is missing, broken, too old or without the GPU."""
+    """Raise BoardError if torch or torchvision is missing, broken, too old or cannot use the GPU."""
     torch = _imported("torch")
     location = Path(torch.__file__).parent
     if Version(torch.__version__) < Version(OLDEST_TORCH):
@@ -77,7 +77,7 @@ def check_board() -> None:
 
 
 def board_constraints(pinned: str) -> str:
-    """Return the text of a constraints file with the installed versions of BOARD_PACKAGES in place of its own."""
+    """Return the text of a constraints file with the installed versions of BOARD_PACKAGES instead of its own."""
     found = {name: _version(name) for name in BOARD_PACKAGES}
     lines = [line for line in pinned.splitlines() if not found.get(line.partition("==")[0])]
     lines += [f"{name}=={number}" for name, number in found.items() if number]

@@ -1,7 +1,8 @@
-"""Makes the pictures of README.md and docs: python .ci/pictures.py RECORDS FOLDER.
+"""Creates the pictures of README.md and docs: python .ci/pictures.py RECORDS FOLDER.
 
-Table and report show the newest measured record of some cases. The dashboard's pictures are of `benchd demo`, which
-measures this machine beside seven simulated boards. What a caption in the docs quotes must be seen in its picture.
+Table and report show the newest measured record of some cases. The dashboard's pictures show `benchd demo`, which
+measures this machine together with seven simulated boards. Whatever a caption in the docs quotes must be in its
+picture.
 """
 
 import os
@@ -34,7 +35,7 @@ VARIANTS = {
 }
 WEB_FONT = re.compile(r"@font-face \{.*?\}", re.DOTALL)
 HOST = "127.0.0.1"
-STORY_MS = 120_000  # after which all that a caption quotes must be seen
+STORY_MS = 120_000  # after which everything that a caption quotes must be visible
 PAGES = {
     "dashboard": "/",
     "fleet": "/fleet",
@@ -45,14 +46,14 @@ VIEWPORT = {"width": 1280, "height": 800}
 
 
 def chosen(path: Path, batch_size: int) -> list[Record]:
-    """Return the newest record of each of our cases in that batch size."""
+    """Return the newest record of each of our cases with this batch size."""
     newest = {record.case_id: record for record in results.read(path)}
     names = [f"{model},{variant},b{batch_size}" for model, variants in VARIANTS.items() for variant in variants]
     return [newest[name] for name in names]
 
 
 def table(found: list[Record], picture: Path) -> None:
-    """Draw what `bench-once` prints at its end."""
+    """Draw what `bench-once` prints at the end."""
     console = Console(file=StringIO(), record=True, width=COLUMNS, highlight=False)
     print_table(console, found)
     text = StringIO()
@@ -60,13 +61,13 @@ def table(found: list[Record], picture: Path) -> None:
     console.print(text.getvalue().rstrip(), markup=False)
     shown = console.export_text(clear=False)
     require({words: words in shown for words in quoted(picture)}, picture)
-    drawn = WEB_FONT.sub("", console.export_svg(title="bench-once"))  # a picture must not ask another host
+    drawn = WEB_FONT.sub("", console.export_svg(title="bench-once"))  # a picture must not load from other hosts
     picture.write_text(drawn, encoding="utf-8")
 
 
 @contextmanager
 def demo(port: int) -> Iterator[None]:
-    """Run `benchd demo` with a machine lock and folders of its own."""
+    """Run `benchd demo` with its own machine lock and folders."""
     with TemporaryDirectory() as folder:
         own = dict.fromkeys(("BENCHD_LOCK_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME"), folder)
         command = [sys.executable, "-m", "benchd.daemon.cli", "demo", "--port", str(port)]
@@ -95,7 +96,7 @@ def quoted(picture: Path) -> set[str]:
 
 
 def require(is_seen: dict[str, bool], picture: Path) -> None:
-    """End with an error if a caption quotes what its picture does not show."""
+    """Exit with an error if a caption quotes something that its picture does not show."""
     if lacking := [words for words, seen in is_seen.items() if not seen]:
         sys.exit(f"{picture.name} does not show what its caption quotes: {', '.join(lacking)}")
 
@@ -116,7 +117,7 @@ def screenshot(browser: Browser, address: str, picture: Path) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

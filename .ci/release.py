@@ -1,4 +1,4 @@
-"""Builds a release into dist/release: wheel, sdist, checksums and notes, each file proved in fresh environments.
+"""Builds a release in dist/release: wheel, sdist, checksums and notes, with each file tested in fresh environments.
 
 Usage: .venv/bin/python .ci/release.py PYTHON... With EXTRA=cpu the wheel also measures there, which downloads torch.
 """
@@ -19,7 +19,7 @@ EXTRA = os.environ.get("EXTRA", "")
 
 
 def main(pythons: list[str]) -> int:
-    """Build, prove and describe the release; return the exit status."""
+    """Build, test and describe the release; return the exit status."""
     shutil.rmtree(RELEASE, ignore_errors=True)
     RELEASE.mkdir(parents=True)
     _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(RELEASE), str(ROOT))
@@ -34,20 +34,20 @@ def main(pythons: list[str]) -> int:
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in built]
     (RELEASE / "SHA256SUMS").write_text("".join(sums))
     absent = [python for python in pythons if python not in found]
-    lacking = [f"not proved with {python}, which was not found: install it by pyenv or apt" for python in absent]
+    lacking = [f"not tested with {python}, which was not found: install it with pyenv or apt" for python in absent]
     sys.stderr.writelines(f"error: {one}\n" for one in lacking)
     print(f"{RELEASE}: {', '.join(sorted(file.name for file in RELEASE.iterdir()))}")  # noqa: T201
     return int(bool(lacking))
 
 
 def notes(changelog: str, version: str) -> str:
-    """Return what the changelog says of a version, else of what is unreleased."""
+    """Return the changelog's section for a version, or else its unreleased section."""
     sections = dict(re.findall(r"^## \[(.+?)\].*?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL))
     return f"# benchd {version}\n\n{sections.get(version, sections['Unreleased']).strip()}\n"
 
 
 def _prove(python: str, file: Path, version: str) -> None:
-    """Install a file into a fresh environment; raise CalledProcessError unless what it installs works."""
+    """Install a file in a fresh environment; raise CalledProcessError unless the installed programs work."""
     with tempfile.TemporaryDirectory() as folder:
         _run(python, "-m", "venv", folder)
         extra = EXTRA if file.suffix == ".whl" else ""
@@ -61,7 +61,7 @@ def _prove(python: str, file: Path, version: str) -> None:
 
 
 def _run(*command: str, folder: str | Path = ROOT, codes: tuple[int, ...] = (0,)) -> str:
-    """Run a command and return what it prints; end with that if its exit code is none of these."""
+    """Run a command and return its output; exit with that output if its exit code is not in `codes`."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode not in codes:
         raise SystemExit(f"error: {' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a user and a password for the collector, for readers and for each device, and the access rules that go with them,
-# for the mosquitto of this machine. `--help` says how. Run it again to add devices; who has a password keeps it.
+# Creates a user and a password for the collector, for readers and for each device, with matching access rules, in this
+# machine's mosquitto. See `--help`. Run it again to add devices; existing passwords are kept.
 set -euo pipefail
 umask 077
 
@@ -15,10 +15,10 @@ usage() {
 Usage: sudo systemd/broker.sh [--port PORT] [--site NAME]... DEVICE_ID...
 
 Restricts this machine's mosquitto to known users: `collector` (dashboards), `reader` (read-only) and one per device, named
-after its id. Each password is in /etc/mosquitto/benchd/USER, which only root may read; an existing one is kept. The broker
+after its id. Each password is in /etc/mosquitto/benchd/USER, which only root can read; existing ones are kept. The broker
 listens on --port, which later runs keep. The default is 1883, unless another mosquitto file has a listener.
 
---site creates a user for the bridge of a site's broker, which forwards its devices' messages. Put access rules of your own into
+--site creates a user for the bridge of a site's broker, which forwards its devices' messages. Put your own access rules into
 /etc/mosquitto/benchd.acl.d/NAME.acl, below `user NAME`; every run appends these files.
 
 Environment: DESTDIR (write below that folder and restart nothing).
@@ -54,7 +54,7 @@ parse() {
         shift
     done
     users=("${devices[@]}" "${sites[@]}")
-    [ "${#users[@]}" -gt 0 ] || die "give the ids of the devices, as [device] id in their configuration; see --help"
+    [ "${#users[@]}" -gt 0 ] || die "give the devices' ids ([device] id in their configuration); see --help"
     local user
     for user in "${users[@]}"; do
         case $user in collector | reader) die "$user is a reserved user name: choose another one" ;; esac
@@ -68,7 +68,7 @@ check_machine() {
     [ -e "$rules" ] || die "$rules is missing: run this in a checkout"
 }
 
-# Not on a command line, where all users of the machine would see the password.
+# Not on a command line, where every user of the machine could see the password.
 add_user() {
     local hashed plain=$root$home/benchd/$1
     if grep -qs "^$1:" "$passwords"; then
@@ -84,7 +84,7 @@ add_user() {
     say "$1: the password is in $home/benchd/$1"
 }
 
-# What docs/integrations/bridge.conf passes on, so that no site commands for another.
+# Exactly the topics of docs/integrations/bridge.conf, so that a site cannot send commands for another.
 write_site() {
     {
         printf '%s\n' "# written by benchd's broker.sh" "user $1"
@@ -101,7 +101,7 @@ write_rules() {
 }
 
 write_settings() {
-    # 1883 may be the default, which yields to a listener of the site's own
+    # 1883 may be our default, which gives way to the site's own listener
     [ -n "$port" ] || port=$(sed -n 's/^listener //p' "$settings" 2>/dev/null | grep -vx 1883) || true
     {
         echo "# written by benchd's broker.sh"
@@ -111,12 +111,12 @@ write_settings() {
     mv "$settings.new" "$settings"
 }
 
-# A port that two files listen on keeps mosquitto from starting.
+# mosquitto does not start if two files listen on the same port.
 has_listener() {
     grep -rqsE --include='*.conf' --exclude=benchd.conf "^(listener|port) +$1( |\$)" "$root$home"
 }
 
-# mosquitto reads them as its own user when it reloads.
+# When reloading, mosquitto reads these files as its own user.
 let_mosquitto_read() {
     chmod 644 "$settings" "$root$home/benchd.acl"
     if getent group mosquitto >/dev/null && [ "$(id -u)" = 0 ]; then chgrp mosquitto "$passwords"; fi

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Installs the benchd service or the dashboard, or a newer version of them. `--help` says how; README.md beside it says what goes where.
+# Installs or upgrades the benchd service or the dashboard. See `--help`, and README.md in this folder for what is installed where.
 #
-# A version is a virtual environment of its own, and `current` names the one that runs. It is switched by one rename, after
-# everything that can fail has been done: an install that is interrupted leaves the running version as it was.
+# Each version is a separate virtual environment, and `current` points to the one in use. It is switched by one rename, after
+# everything that can fail: an interrupted install leaves the running version unchanged.
 set -euo pipefail
 umask 022 # the service's user reads what root writes
 
 units=$(cd "$(dirname "$0")" && pwd)
-tree=$(dirname "$units") # a checkout or a bundle, which is laid out alike
+tree=$(dirname "$units") # a checkout or a bundle, which have the same layout
 root=${DESTDIR:-}
 home=$root/opt/benchd
 configuration=/etc/benchd/benchd.toml
@@ -23,21 +23,21 @@ usage() {
 Usage: sudo systemd/install.sh [--service | --dashboard] [--mqtt URL] [--device-id ID] [--device-name NAME]
                                [--wheels FOLDER] | --rollback | --uninstall
 
-Installs benchd under /opt/benchd and starts it as a service. Run it again to upgrade; if nothing changed it does nothing.
+Installs benchd in /opt/benchd and starts it as a service. Run it again to upgrade; it does nothing if nothing has changed.
 The packages in /etc/benchd/requirements.txt are installed into every version.
 
-  --service           install the service; this is the default on a machine without a dashboard
+  --service           install the service (default on a machine without a dashboard)
   --dashboard         install the dashboard; either option also upgrades what is already installed
   --mqtt URL          the broker, mqtt://[user@]host[:port] or mqtts://...; its password goes into /etc/benchd/mqtt_password,
                       the dashboard's with --dashboard into /etc/benchd/dashboard_mqtt_password
   --device-id ID      the device's id, and the name of its user on the broker
-  --device-name NAME  a name for people
-  --wheels FOLDER     install from the wheels in this folder, without a network (`make bundle` fills one)
-  --rollback          return to the previous version; a second time to the newer one
-  --uninstall         remove the program and its units; configuration and results stay
+  --device-name NAME  a display name
+  --wheels FOLDER     install from the wheels in this folder, without a network (made by `make bundle`)
+  --rollback          return to the previous version; run it again to undo that
+  --uninstall         remove the program and its units; configuration and results are kept
 
-Environment: PYTHON (default /usr/bin/python3), JETSON_INDEX (the index of torch for a Jetson's JetPack), DESTDIR (install
-below that folder and start nothing).
+Environment: PYTHON (default /usr/bin/python3), JETSON_INDEX (the package index with torch for a Jetson's JetPack), DESTDIR
+(install below that folder and start nothing).
 END
 }
 
@@ -74,14 +74,14 @@ parse() {
 
 check_values() {
     case ${mqtt#*://} in
-    *:*@*) die "a password does not belong in --mqtt: all may read $configuration. Put it into /etc/benchd/mqtt_password," \
-        "that of the dashboard into /etc/benchd/dashboard_mqtt_password" ;;
+    *:*@*) die "a password does not belong in --mqtt: anyone can read $configuration. Put it in /etc/benchd/mqtt_password," \
+        "or for the dashboard in /etc/benchd/dashboard_mqtt_password" ;;
     esac
     case $mqtt in
     '' | mqtt://?* | mqtts://?*) ;;
     *) die "--mqtt $mqtt: expected mqtt://[user@]host[:port] or mqtts://..." ;;
     esac
-    case $mqtt$device_id$device_name in *[\"\\\|\&[:cntrl:]]*) die 'a value may not hold any of " \ | &' ;; esac
+    case $mqtt$device_id$device_name in *[\"\\\|\&[:cntrl:]]*) die 'values must not contain any of " \ | &' ;; esac
 }
 
 check_machine() {
@@ -90,8 +90,8 @@ check_machine() {
     if [ "$action" != install ]; then return; fi
     case $("$python" -c 'import sys; print(sys.base_prefix)') in
     /home/* | /root/*)
-        die "$python lies in a user's home, where the service may not look (ProtectHome=)." \
-            "Take the system's: sudo apt install python3-venv, and sudo PYTHON=/usr/bin/python3 $0"
+        die "$python is in a user's home, which the service cannot read (ProtectHome=)." \
+            "Use the system's: sudo apt install python3-venv, and sudo PYTHON=/usr/bin/python3 $0"
         ;;
     esac
 }
@@ -103,8 +103,8 @@ lock() {
     if [ -e "$home/.restart" ]; then changed=yes; fi
 }
 
-# Called before something changes: until every unit has been restarted, the mark lets a later run finish that, and it names
-# the new units.
+# Called before any change: until every unit has been restarted, the mark lets a later run finish the job; it lists the new
+# units.
 note_change() {
     changed=yes
     printf '%s\n' "${new[@]}" >"$home/.restart"
@@ -124,7 +124,7 @@ has() {
     [ "$asked" = "$1" ] || [ -e "$root$unit_files/${services[$1]}.service" ]
 }
 
-# Without an option it is what is there already, and on a bare machine the service.
+# By default the part already installed, or the service if there is none.
 choose_part() {
     if [ -n "$asked" ]; then return; fi
     if has dashboard && ! has service; then asked=dashboard; else asked=service; fi
@@ -142,7 +142,7 @@ find_parts() {
     extras=${extras// /,}
 }
 
-# Built from a copy, because a build leaves files of root's in the checkout.
+# Built from a copy, because a build would leave files owned by root in the checkout.
 build_wheel() {
     local copy=$scratch/tree
     mkdir "$copy"
@@ -157,13 +157,13 @@ find_wheel() {
     local found
     if [ -z "$wheels" ]; then build_wheel; fi
     found=("${wheels:-$scratch}"/benchd-*.whl)
-    [ -e "${found[0]}" ] || die "there is no wheel of benchd in $wheels"
-    [ "${#found[@]}" = 1 ] || die "there are several wheels of benchd in $wheels: leave the one to install"
+    [ -e "${found[0]}" ] || die "there is no benchd wheel in $wheels"
+    [ "${#found[@]}" = 1 ] || die "there are several benchd wheels in $wheels: leave only the one to install"
     wheel=${found[0]}
 }
 
-# What is installed belongs to the name: a development build keeps the number of the release before, and a GPU that was found
-# later or an upgraded system needs other packages.
+# The name includes what is installed: a development build has the number of the last release, and a GPU found later or an
+# upgraded system needs different packages.
 name_version() {
     local hash number
     if [ ! -e "$requirements" ]; then requirements=''; fi
@@ -178,7 +178,7 @@ name_version() {
     if [ "$version" != "$(running)" ] && [ -e "$home/${version}r" ]; then version+=r; fi
 }
 
-# The Python below it may be gone, and a board's index may give today what it lacked before.
+# Its base Python may have been removed, and a board's index may by now contain what it lacked before.
 is_whole() {
     [ -e "$home/$version/.complete" ] && { [ "$platform" != jetson ] || [ -z "${JETSON_INDEX:-}" ]; } &&
         runs "$version" 2>/dev/null
@@ -188,7 +188,7 @@ runs() {
     "$home/$1/bin/python" -c 'import benchd.daemon.cli'
 }
 
-# Never in the folder that the service runs from: a version that is built again gets an r at its end, or loses it.
+# Never in the folder that the service runs from: a rebuilt version gets an r at its end, or loses it.
 make_environment() {
     if is_whole; then
         say "$version is already installed"
@@ -210,19 +210,19 @@ check_version() {
     if ! has service; then return; fi
     if [ "$platform" = cpu ]; then need=torch; fi
     "$home/$version/bin/benchd" doctor --need "$need" ||
-        die "$version cannot measure here: the line \"no  $need\" above says why. $(running) stays"
+        die "$version cannot measure here: see the line \"no  $need\" above. $(running) stays in use"
 }
 
 check_dashboard() {
     if ! has dashboard || "$home/$1/bin/python" -c 'import benchd.dashboard.app'; then return; fi
-    die "$1 cannot show the dashboard, as it says above. $(running) stays"
+    die "$1 cannot show the dashboard (see above). $(running) stays in use"
 }
 
 running() {
     readlink "$home/current" || echo nothing
 }
 
-# Prints where each file comes from and goes to, on this platform.
+# Prints the source and the target of each file for this platform.
 list_files() {
     printf '%s\n' \
         "tmpfiles.conf /etc/tmpfiles.d/benchd.conf" \
@@ -256,7 +256,7 @@ systemd_version() {
     systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p' | grep . || echo 0
 }
 
-# A file that differs stays beside as .old, because a site may have changed it.
+# A file that differs is kept as .old, because a site may have changed it.
 place() {
     local to=$root$2
     if cmp --quiet "$1" "$to"; then return; fi
@@ -276,7 +276,7 @@ place_files() {
     if [ "$asked" = dashboard ]; then place_broker; fi
 }
 
-# Before there was this file, the dashboard read the service's.
+# Before this file existed, the dashboard read the service's.
 place_password() {
     local from=$root/etc/benchd/mqtt_password to=$root/etc/benchd/dashboard_mqtt_password
     if [ -e "$to" ]; then return; fi
@@ -284,7 +284,7 @@ place_password() {
     install -D --mode=600 "$from" "$to"
 }
 
-# The site's file keeps its owner, its mode and the link that leads to it.
+# The site's file keeps its owner, its mode and any link to it.
 place_configuration() {
     local to
     to=$(readlink -m "$root$configuration")
@@ -301,14 +301,14 @@ place_configuration() {
     say "$configuration was changed; the previous file is $configuration.old"
 }
 
-# The dashboard has no configuration: its broker stands in a drop-in, where a % is doubled.
+# The dashboard has no configuration: its broker is set in a drop-in, where % must be doubled.
 place_broker() {
     if [ -z "$mqtt" ]; then return; fi
     printf '[Service]\nEnvironment="MQTT_URL=%s"\n' "${mqtt//%/%%}" >"$scratch/broker.conf"
     place "$scratch/broker.conf" "$broker"
 }
 
-# The configuration as it will be: the site's own, or the sample, with what was asked for on the command line.
+# The new configuration: the site's own, or the sample, with the values from the command line.
 draft_configuration() {
     if ! has service; then return; fi
     draft=$scratch/benchd.toml
@@ -323,22 +323,22 @@ draft_configuration() {
 check_configuration() {
     local status=0
     "$home/$1/bin/benchd" run --check --config "$2" || status=$?
-    # any other status is of what cannot run here, which the service passes over
-    [ "$status" != 2 ] || die "$1 does not read $configuration, as it says above. $(running) stays"
+    # any other status is about cases that cannot run here, which the service skips
+    [ "$status" != 2 ] || die "$1 cannot read $configuration (see above). $(running) stays in use"
 }
 
 check_password() {
     if [ -e "$root$configuration" ] && [ -z "$(find -L "$root$configuration" -perm /o=r)" ]; then return; fi
     if grep -Eq "^[[:space:]]*url[[:space:]]*=[[:space:]]*[\"'][a-z]+://[^\"'@]*:[^\"'@]*@" "$draft"; then
-        die "the url in $configuration contains a password, and all may read that file. Move the password to" \
-            "/etc/benchd/mqtt_password and leave mqtt://USER@HOST. $(running) stays"
+        die "the url in $configuration contains a password, and anyone can read that file. Move the password to" \
+            "/etc/benchd/mqtt_password and leave mqtt://USER@HOST. $(running) stays in use"
     fi
 }
 
 set_key() {
     if [ -z "$3" ]; then return; fi
     sed -i "/^\[$1\]/,/^\[/ s|^\(# \)\{0,1\}$2 = \"[^\"]*\"|$2 = \"$3\"|" "$draft"
-    grep -qF "$2 = \"$3\"" "$draft" || die "$configuration has no line \`$2 = \"...\"\` under [$1]: write one there"
+    grep -qF "$2 = \"$3\"" "$draft" || die "$configuration has no line \`$2 = \"...\"\` under [$1]: add one"
 }
 
 point() {
@@ -353,10 +353,10 @@ switch_to() {
     note_change
     if [ "$before" != nothing ] && ! is_rebuilt "$before" "$1"; then point previous "$before"; fi
     point current "$1"
-    say "/opt/benchd/current is $1 now; before: $before"
+    say "/opt/benchd/current is now $1; before: $before"
 }
 
-# A version that was built again takes no place from the one before it, if there is one.
+# A rebuilt version does not replace the previous version, if there is one.
 is_rebuilt() {
     [ "$action" = install ] && [ "${1%r}" = "${2%r}" ] && [ -L "$home/previous" ]
 }
@@ -375,7 +375,7 @@ has_systemd() {
     [ -z "$root" ] && [ -d /run/systemd/system ]
 }
 
-# A new unit is enabled and started; one that was there is restarted unless the site has turned it off.
+# A new unit is enabled and started; an existing one is restarted unless the site has disabled it.
 find_units() {
     local unit
     new=() wanted=()
@@ -386,7 +386,7 @@ find_units() {
         elif systemctl is-enabled --quiet "$unit" || systemctl is-active --quiet "$unit"; then
             wanted+=("$unit")
         else
-            say "$unit is off and stays off; this starts it: sudo systemctl enable --now $unit"
+            say "$unit is off and stays off; to start it: sudo systemctl enable --now $unit"
         fi
     done
 }
@@ -394,7 +394,7 @@ find_units() {
 start() {
     local unit
     if ! has_systemd; then
-        say "systemd was not asked to do anything. To start the service where it runs:" \
+        say "nothing was started. To start the service on a machine with systemd:" \
             "  sudo systemd-sysusers && sudo systemd-tmpfiles --create && sudo systemctl enable --now$(printf ' %s' "${names[@]}")"
         rm -f "$home/.restart"
         return
@@ -409,13 +409,13 @@ start() {
 }
 
 start_unit() {
-    # a restart ends the case that runs
+    # a restart would end the current case
     systemctl "${changed:+re}start" "$1" || show_failure "$1"
     if [ "$1" = benchd-dashboard ]; then check_stays "$1"; fi
     say "$1 runs; systemctl status $1 shows what it does"
 }
 
-# The dashboard's unit counts as started before the program has opened its database.
+# The dashboard's unit counts as started even before the program has opened its database.
 check_stays() {
     if [ -z "$changed" ]; then return; fi
     for _ in {1..10}; do
@@ -426,12 +426,12 @@ check_stays() {
 
 load_module() {
     if [ ! -e "$root/etc/modules-load.d/benchd.conf" ]; then return; fi
-    modprobe nvidia-uvm || say "nvidia-uvm does not load, as it says above; the service starts without, as it does under WSL"
+    modprobe nvidia-uvm || say "nvidia-uvm does not load (see above); the service starts without it, as it does under WSL"
 }
 
 show_failure() {
     journalctl --no-pager --lines=10 --unit="$1" >&2
-    die "$1 does not start, as it says above. To return to the previous version: sudo $0 --rollback"
+    die "$1 does not start (see above). To return to the previous version: sudo $0 --rollback"
 }
 
 do_install() {
@@ -449,7 +449,7 @@ do_install() {
     place_files
     switch_to "$version"
     start
-    remove_older # the service runs from one of them until it is restarted
+    remove_older # only now, because the service runs from one of them until it is restarted
 }
 
 do_rollback() {
@@ -459,7 +459,7 @@ do_rollback() {
     asked='' platform=''
     find_parts
     find_units
-    runs "$to" || die "$to does not run any more, as it says above. $(running) stays"
+    runs "$to" || die "$to no longer runs (see above). $(running) stays in use"
     check_dashboard "$to"
     check_database "$to"
     if has service && [ -e "$root$configuration" ]; then check_configuration "$to" "$root$configuration"; fi
@@ -468,7 +468,7 @@ do_rollback() {
     start
 }
 
-# A version refuses the dashboard's database of one with other tables.
+# A version rejects a dashboard database with different tables.
 check_database() {
     local database=$root/var/lib/benchd-dashboard/dashboard.db
     if ! has dashboard || [ ! -e "$database" ]; then return; fi
@@ -478,8 +478,8 @@ from benchd.dashboard.schema import VERSION
 ((version,),) = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True).execute("SELECT number FROM version")
 sys.exit(version != VERSION)
 END
-    die "$1 cannot read the dashboard's database, which another version wrote. $(running) stays. To roll back all the same," \
-        "stop benchd-dashboard and move $database* away: $1 begins an empty one"
+    die "$1 cannot read the dashboard's database, which another version wrote. $(running) stays in use. To roll back anyway," \
+        "stop benchd-dashboard and move $database* away: $1 then creates an empty one"
 }
 
 end_units() {
@@ -487,7 +487,7 @@ end_units() {
     for unit in benchd.service benchd-dashboard.service bench-once@.timer; do
         if [ ! -e "$root$unit_files/$unit" ]; then continue; fi
         systemctl disable --quiet "$unit" || true
-        systemctl stop "${unit/@.timer/@*}" || true # of a template only what was made from it can be stopped
+        systemctl stop "${unit/@.timer/@*}" || true # only the instances of a template can be stopped
     done
 }
 

@@ -226,7 +226,7 @@ def cured_and_switched(site, update, first, second):
 def rolled_back_and_forth(site, first, second):
     toml = site.root / "etc/benchd/benchd.toml"
     toml.write_text(toml.read_text() + "\n[of_a_newer_version]\n")
-    assert f"{first} does not read /etc/benchd/benchd.toml" in site.install("--rollback", code=1)
+    assert f"{first} cannot read /etc/benchd/benchd.toml" in site.install("--rollback", code=1)
     assert site.points_to("current") == second
     toml.write_text(toml.read_text().replace("\n[of_a_newer_version]\n", ""))
     site.install("--rollback")
@@ -429,7 +429,7 @@ def test_a_rollback_to_a_version_that_does_not_run_any_more_stops_nothing(site, 
     unit.touch()
     said = tmp_path / "said"
     assert asked_of_systemd(site, tmp_path, f"systemctl begin; (do_rollback) 2>{said} || true") == ["begin"]
-    assert "0-old does not run any more, as it says above. 1-new stays\n" in said.read_text()
+    assert "0-old no longer runs (see above). 1-new stays in use\n" in said.read_text()
     assert site.points_to("current") == "1-new"
 
 
@@ -553,8 +553,8 @@ def test_a_password_in_a_configuration_that_all_may_read_is_refused(site, mode):
         (["--mqtt", "http://broker"], "expected mqtt://"),
         (["--mqtt", "me:secret@broker"], "a password does not belong"),
         (["--mqtt", "mqtt://me:secret@broker"], "/etc/benchd/mqtt_password"),
-        (["--device-name", 'a"b'], "may not hold"),
-        (["--device-id", "a|b"], "may not hold"),
+        (["--device-name", 'a"b'], "must not contain"),
+        (["--device-id", "a|b"], "must not contain"),
         (["--device-name"], "needs a value"),
         (["--rollback"], "no version before nothing"),
         (["--verbose"], "unknown option --verbose"),
@@ -571,7 +571,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(site, arguments, why):
         ("toaster", "no TARGET 'toaster'; there is jetpack62, jetpack72"),
         pytest.param(
             "jetpack62",
-            "jetpack62 needs Python 3.10 here too: install it, by pyenv or apt",
+            "jetpack62 needs Python 3.10 here too: install it with pyenv or apt",
             marks=pytest.mark.skipif(sys.version_info[:2] == (3, 10), reason="this is the target's Python"),
         ),
     ],

@@ -83,7 +83,7 @@ def test_an_old_python_is_named(make, tmp_path):
     old = script(tmp_path / "python3.8", 'case "$2" in *exit*) exit 1 ;; *) echo 3.8 ;; esac')
     ended = make("once", "PLATFORM=cpu", python=old)
     assert ended.returncode != 0
-    assert f"{old} is Python 3.8, and benchd needs 3.10 or newer" in ended.stderr
+    assert f"{old} is Python 3.8, but benchd needs 3.10 or newer" in ended.stderr
 
 
 def test_a_python_without_venv_is_named(make, tmp_path):
@@ -98,7 +98,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(make, tmp_path):
     kept.parent.mkdir()
     kept.write_text("mine")
     ended = make("once", "PLATFORM=cpu")
-    assert "is no virtual environment" in ended.stderr
+    assert "is not a virtual environment" in ended.stderr
     assert kept.read_text() == "mine"
 
 
