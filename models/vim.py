@@ -345,7 +345,7 @@ class Vim(nn.Module):
                 modules = tuple(self.layers.modules())
                 products = tuple(layer for block in blocks for layer in (block.mixer.in_proj, block.mixer.out_proj))
                 self._kept = _Kept(key, held, weights, modules, products, _callable_dtype(held, weights), {})
-        if is_hooked(*self._kept.products):  # packed products are not modules
+        if is_hooked(*self._kept.products):  # packed ones are no modules
             return [block.mixer.weights() for block in blocks]
         return self._kept.weights
 
@@ -397,9 +397,9 @@ class _Kept(NamedTuple):
     held: list[torch.Tensor]  # keeps the tensors in `key` alive, so that no other tensor gets their addresses
     weights: list[Weights]
     modules: tuple[nn.Module, ...]  # of the layers
-    products: tuple[nn.Module, ...]  # the in_proj and out_proj layers, which run unpacked if nothing is packed
-    dtype: torch.dtype | None  # of tokens that `Layers` support, if any
-    layers: dict[tuple[torch.Size, int], Layers]  # by token shape and number of threads; taken out while in use
+    products: tuple[nn.Module, ...]  # of these, those that run as they are where nothing is packed
+    dtype: torch.dtype | None  # of tokens that may go through `Layers`, if any may
+    layers: dict[tuple[torch.Size, int], Layers]  # by the tokens and the number of threads; taken out while they run
 
 
 def _parameters(block: Block) -> list[torch.Tensor]:

@@ -25,7 +25,7 @@ LOAD_TIMEOUT_S = 900.0
 
 
 class ShipReport(Struct, frozen=True):
-    """What `benchd ship --json` prints: the folder's manifest, null if nothing shipped, and how the race ended."""
+    """What `benchd ship --json` prints: the folder's manifest (null if nothing shipped) and how the race ended."""
 
     race: RaceResult
     folder: str | None = None
@@ -33,20 +33,20 @@ class ShipReport(Struct, frozen=True):
 
 
 class NotShipped(BenchdError):
-    """The winner's folder could not be made; the message says why."""
+    """The winner's folder could not be created; the message gives the reason."""
 
 
 def ship(race: Race, result: RaceResult, supervisor: Supervisor, asked: Asked, out: Path) -> Manifest:
-    """Make the folder of the winner beside `out`, run its LOAD.md, and move it there whole; under the machine's lock.
+    """Build the winner's folder, run its LOAD.md and move it to `out` in one step; requires the machine's lock.
 
-    Raises NotShipped if a file cannot be made, LOAD.md does not run, or something has come to be at `out`.
+    Raises NotShipped if a file cannot be written, LOAD.md does not run, or `out` exists by then.
     """
     try:
         return _shipped(race, result, supervisor, asked, out)
     except OSError as error:
         place = error.filename2 or error.filename or out
         raise NotShipped(
-            f"{place}: {error.strerror}; what was measured is kept, and the same command continues from there"
+            f"{place}: {error.strerror}; the measurements are kept, and the same command continues from there"
         ) from error
 
 
@@ -56,25 +56,25 @@ def _shipped(race: Race, result: RaceResult, supervisor: Supervisor, asked: Aske
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
     packed = _packed(race, winner.planned, supervisor, made)
-    first = winner.raced[0]  # which checked all images
+    first = winner.raced[0]  # its first process checked all images
     record = msgspec.structs.replace(race.record(winner, winner.confirmed), check=first.check, accuracy=first.accuracy)
     shipped = _manifest(winner, packed, record, result, asked)
     (made / LOAD).write_text(load_text.page(shipped))
     _run_load(shipped, made)
     (made / JOURNAL).write_bytes(b"".join(encode(one) + b"\n" for one in [*race.records(), record]))
     shipped = manifest.write(made, shipped)
-    for path in [*made.rglob("*"), made]:  # so that what the rename shows is on the disk
+    for path in [*made.rglob("*"), made]:  # so that the files are on disk before the rename becomes visible
         folders.sync(path)
     manifest.remember(made)
     made.rename(out)
-    shutil.rmtree(session.output, ignore_errors=True)  # the folder is shipped, whatever is left of its race
+    shutil.rmtree(session.output, ignore_errors=True)  # shipped, even if parts of the race's folder remain
     return shipped
 
 
 def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) -> Packed:
-    """Have a worker write the files; raise NotShipped if it cannot, or if they are of another model than was raced."""
+    """Have a worker write the files; raise NotShipped if it fails or the files contain a different model."""
     outcome = supervisor.process(Turn(planned, "deploy", 1, Pack(str(made))))
-    if mixed := race.begins_anew(outcome):
+    if mixed := race.clear_if_mixed(outcome):
         raise NotShipped(mixed)
     if outcome.packed is None:
         raise NotShipped(f"the files of {planned.case.variant.label} were not made: {outcome.process.reason}")
@@ -84,7 +84,7 @@ def _packed(race: Race, planned: Planned, supervisor: Supervisor, made: Path) ->
 
 
 def _manifest(winner: Candidate, packed: Packed, record: Record, result: RaceResult, asked: Asked) -> Manifest:
-    """Return the manifest without its resources; the record is that of the processes that confirmed the winner."""
+    """Return the manifest without its resources; `record` contains the processes that confirmed the winner."""
     facts, environment = record.model, record.environment
     if facts is None or record.timing is None:
         raise NotShipped(f"{winner.name}: the processes that confirmed it were not timed")
@@ -115,7 +115,7 @@ def _manifest(winner: Candidate, packed: Packed, record: Record, result: RaceRes
 
 
 def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
-    """Return the inputs of one item as the user gave them, of a file by its own names and types."""
+    """Return the inputs of one item as the user gave them; for a file with its own names and types."""
     if not packed.provider:
         return list(own)
     pairs = zip(own or [InputSpec()] * len(packed.inputs), packed.inputs, strict=True)
@@ -131,7 +131,7 @@ def _read(own: Sequence[InputSpec], packed: Packed) -> list[InputSpec]:
 
 
 def _against(result: RaceResult) -> str:
-    """Return the verdict of the runner-up against the winner in words."""
+    """Describe how the runner-up compares with the winner."""
     verdict = result.verdict
     if verdict is None or verdict.effect is None or verdict.interval is None:
         return f"{result.runner_up}: not compared" if result.runner_up else "no other variant could ship"
@@ -140,14 +140,14 @@ def _against(result: RaceResult) -> str:
 
 
 def device_class(environment: Environment) -> str:
-    """Return what a person calls the machine: its board or processor, its GPU, and its power mode."""
+    """Return a readable description of the machine: its board or processor, its GPU, and its power mode."""
     processor = environment.board or environment.soc or environment.cpu_model
     parts = [processor, environment.gpu if environment.device != "cpu" else None, environment.power_mode]
     return ", ".join(part for part in parts if part)
 
 
 def _run_load(shipped: Manifest, folder: Path) -> None:
-    """Run LOAD.md's code in a fresh interpreter; raise NotShipped with its last line if it does not end well."""
+    """Run LOAD.md's code in a fresh interpreter; raise NotShipped with its last output line if it fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [sys.executable, "-I", "-B", "-c", load_text.code(shipped)]
     try:
@@ -162,7 +162,7 @@ def _run_load(shipped: Manifest, folder: Path) -> None:
 
 
 def refuse_existing(out: Path) -> None:
-    """Raise UsageError if something is at `out` already."""
+    """Raise UsageError if `out` already exists."""
     if out.exists() or out.is_symlink():
         remedy = f"verify it with `benchd verify {out}`, or remove it first" if out.is_dir() else "choose a new folder"
         raise UsageError(f"--output {out}: already exists; {remedy}")

@@ -1,4 +1,4 @@
-"""LOAD.md of a shipped folder: the lines that load and run exactly this in an environment with only its runtime."""
+"""LOAD.md of a shipped folder: the code that loads and runs it in an environment with only its runtime."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _PAGE = """# How to load this
 {install}
 ```
 {needs}
-Run this in this folder; it ends without an error if the answers are the golden ones.
+Run this in the folder; it fails if the answers differ from the golden ones.
 
 ```python
 {code}
@@ -181,7 +181,7 @@ _HALF: dict[Precision, str] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def page(manifest: Manifest) -> str:
-    """Return the text of LOAD.md; raise Unsupported for answers that a few lines cannot name."""
+    """Return the text of LOAD.md; raise Unsupported for answers nested too deeply to name in a few lines."""
     rows = [("input", one) for one in manifest.inputs] + [("output", one) for one in manifest.outputs]
     return _PAGE.format(
         name=manifest.name,
@@ -197,16 +197,16 @@ def page(manifest: Manifest) -> str:
 
 
 def _needs(manifest: Manifest) -> str:
-    """Return for what benchd is installed too, empty if it is not."""
+    """Return what benchd must also be installed for, or an empty string if it is not needed."""
     if "benchd" not in manifest.packages:
         return ""
     kernels = ", and the kernels, which a C compiler builds" if manifest.case.variant.kernels == "custom" else ""
     wheel = "no index has its wheel, which `make wheel` writes"
-    return f"\nbenchd itself is needed ({wheel}): it has the code of {manifest.case.model}{kernels}.\n"
+    return f"\nbenchd itself is needed ({wheel}): it contains the code of {manifest.case.model}{kernels}.\n"
 
 
 def _install(manifest: Manifest) -> str:
-    """Return the shell lines that install what the code imports."""
+    """Return the shell commands that install what the code imports."""
     wanted = {name: f"{name}=={version.partition('+')[0]}" for name, version in manifest.packages.items()}
     if "benchd" in wanted:
         wanted["benchd"] = f"benchd-{manifest.packages['benchd']}-py3-none-any.whl"
@@ -219,9 +219,9 @@ def _install(manifest: Manifest) -> str:
 
 
 def _install_on_board(wanted: dict[str, str], board: Environment) -> str:
-    """Return the lines for a Jetson, for whose GPU the usual index has no builds.
+    """Return the install commands for a Jetson, for whose GPU the usual index has no builds.
 
-    The last line names the board's packages again: they stay, and what they require is installed.
+    The last command lists the board's packages again, so that they stay and their requirements are installed.
     """
     lines = ["python3 -m venv --system-site-packages env && . env/bin/activate"]
     if "tensorrt" in wanted:
@@ -233,7 +233,7 @@ def _install_on_board(wanted: dict[str, str], board: Environment) -> str:
     except tegra.TooOld:
         index, beside = "URL", ()
     if of_board:
-        linked = f"  # torch is linked with {', '.join(beside)}: benchd's `make once` does that" if beside else ""
+        linked = f"  # torch links to {', '.join(beside)}: benchd's `make once` sets that up" if beside else ""
         lines.append(f"python -m {tegra.install_from(index, ' '.join(of_board))}{linked}")
     return "\n".join([*lines, " ".join(["python -m pip install", *wanted.values()])])
 
@@ -311,7 +311,7 @@ def _torch(manifest: Manifest) -> str:
         dtype=_HALF.get(variant.precision, "float32"),
         call=calls.get(variant.backend, "model"),
         threads=_threads(manifest),
-        # a graph outlives what autocast would keep of the weights
+        # a CUDA graph outlives the weights that autocast would cache
         autocast=f', torch.autocast("{device}", torch.{half}, cache_enabled={not is_graph})'
         if variant.precision == "amp"
         else "",
@@ -338,7 +338,7 @@ def _build(manifest: Manifest) -> str:
 
 
 def _arguments(manifest: Manifest) -> str:
-    """Return the arguments of the call: by place, or by the names that were given to inputs."""
+    """Return the arguments of the call: positional, or keywords for inputs with names."""
     names = [spec.name for spec in manifest.read] or [""]
     named = {name: f"given[{place}]" for place, name in enumerate(names) if name}
     by_name = [f"{name}={_literal(value)}" for name, value in user_inputs.nested(named).items()]
@@ -347,14 +347,14 @@ def _arguments(manifest: Manifest) -> str:
 
 
 def _literal(value: Any) -> str:
-    """Return the text of a dict of expressions."""
+    """Return the source code of a (nested) dict of expressions."""
     if isinstance(value, str):
         return value
     return "{" + ", ".join(f'"{key}": {_literal(each)}' for key, each in value.items()) + "}"
 
 
 def answer(names: Sequence[str]) -> str:
-    """Return the expression of the answers by name; raise Unsupported for answers that a few lines cannot name."""
+    """Return the expression for the answers by name; raise Unsupported if they are nested."""
     wanted = list(names)
     if wanted == ["output"]:
         return '{"output": answer["output"] if isinstance(answer, dict) else answer}'

@@ -1,16 +1,15 @@
 """The folder that `benchd ship` writes, and its manifest: what is deployed, from which bytes, and what was promised.
 
-    DIR/manifest.json      this: `benchd.shipped/1`, its schema in docs/manifest.schema.json
-    DIR/manifest.sha256    its SHA-256, as `sha256sum -c` reads it
-    DIR/LOAD.md            how to load and run exactly this
+    DIR/manifest.json      the manifest: `benchd.shipped/1`, with its schema in docs/manifest.schema.json
+    DIR/manifest.sha256    its SHA-256, in the format of `sha256sum -c`
+    DIR/LOAD.md            how to load and run the model
     DIR/golden.npz         a few inputs and their float64 answers
-    DIR/records.jsonl      what was measured, the last record by the processes that made the promise
+    DIR/records.jsonl      the measurements; the last record contains the processes that made the promise
     DIR/...                the files that the runtime reads
 
-Every other file is a resource with its size and SHA-256, and a file that is not listed, or that is no plain file, is
-refused.
-Hashes beside their files show damage, not origin: what runs code when it is loaded is loaded only if the same user made
-it on this machine, or says so.
+Every other file is a resource with its size and SHA-256; files that are unlisted or not regular are rejected. Hashes
+stored with their files reveal damage, not origin: a folder that runs code when loaded is loaded only if the same user
+made it on this machine or explicitly trusts it.
 """
 
 import hashlib
@@ -39,17 +38,17 @@ MANIFEST, DIGEST, GOLDEN, LOAD = "manifest.json", "manifest.sha256", "golden.npz
 WEIGHTS, ONNX, CODE = "weights.safetensors", "model.onnx", "code"
 PLAN, TIMINGS, PACKAGE = "model.plan", "timing.cache", "model.pt2"
 NOT_GOLDEN = "its answers are not the golden ones"
-"""The beginning of the reason of a process whose golden answers differ."""
+"""Prefix of a process's reason if its golden answers differ."""
 
 JUMPING_SHARE = 0.25
-"""Of the images of a network with thresholds so many may be off: one early spike moves thousands after it."""
+"""Share of images that may be off in a network with thresholds, where one early spike moves thousands of others."""
 
 REBUILT = "rebuilt, because "
-"""The beginning of a runtime's note that says why a plan or a package was built again."""
+"""Prefix of a runtime's note on why a plan or a package was rebuilt."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """The limits of `benchd ship`; None is no limit. `min_effect` is the smallest difference that counts."""
+    """The limits of `benchd ship`; None means no limit. `min_effect` is the smallest difference that counts."""
 
     max_latency_ms: float | None = None
     max_energy_j: float | None = None
@@ -62,7 +61,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class Resource(Struct, frozen=True):
-    """A file of the folder by its path in it, its size and the SHA-256 of its bytes."""
+    """A file of the folder: its path in the folder, its size and the SHA-256 of its contents."""
 
     name: str
     bytes: int
@@ -70,9 +69,9 @@ class Resource(Struct, frozen=True):
 
 
 class Promised(Struct, frozen=True, kw_only=True):
-    """What was measured in fresh processes of the winner; a value that was not measured is null.
+    """What was measured in fresh processes of the winner; values that were not measured are null.
 
-    `processes_ms` are the medians that the interval of `latency_ms` is from: of one run of a whole batch.
+    `processes_ms` are the medians behind the interval of `latency_ms`, each for one run of a whole batch.
     """
 
     processes_ms: list[float]
@@ -88,9 +87,9 @@ class Promised(Struct, frozen=True, kw_only=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What is deployed. `asked` are the limits that it met, `environment` is where it was measured.
+    """What is deployed. `asked` contains the limits that it met; it was measured in `environment`.
 
-    `read` are the inputs of one item, as `--input` gives them; `device` names the machine's class for people.
+    `read` describes the inputs of one item, in the format of `--input`; `device` describes the machine.
     """
 
     schema: str = SCHEMA
@@ -118,22 +117,22 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def runs_code(self) -> bool:
-        """Return whether loading the folder runs Python code of it."""
+        """Return whether loading the folder runs Python code from it."""
         return any(one.name.startswith(f"{CODE}/") for one in self.resources)
 
     @property
     def program(self) -> str:
-        """Return the name of its TensorRT plan or AOTInductor package, which are programs too; empty without one."""
+        """Return the name of the TensorRT plan or AOTInductor package, which also contain code; empty without one."""
         return next((one.name for one in self.resources if one.name in {PLAN, PACKAGE}), "")
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the manifest as the bytes of its file."""
+    """Return the manifest as the contents of its file."""
     return msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
 
 
 def write(folder: Path, manifest: Manifest) -> Manifest:
-    """Write the manifest into its folder, with every other file as a resource, and its digest; return it."""
+    """Write the manifest, with every other file as a resource, and its digest into the folder; return the manifest."""
     manifest = msgspec.structs.replace(manifest, resources=resources(folder))
     content = encode(manifest)
     (folder / MANIFEST).write_bytes(content)
@@ -146,18 +145,18 @@ def _digest(content: bytes) -> bytes:
 
 
 def resources(folder: Path) -> list[Resource]:
-    """Return every file below the folder but the manifest and its digest."""
+    """Return every file below the folder except the manifest and its digest."""
     own = folder / MANIFEST, folder / DIGEST
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in own)
     return [Resource(str(path.relative_to(folder)), path.stat().st_size, sha256_of(path)) for path in files]
 
 
 def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
-    """Return the manifest of a folder whose files are all whole; nothing of them has been loaded or run.
+    """Return the manifest of a folder after checking that all files are intact, without loading or running any.
 
-    `beat` is called again and again meanwhile: large files take minutes.
+    `beat` is called repeatedly meanwhile, because large files take minutes.
 
-    Raises UsageError, in one sentence, for a newer schema and for everything that is missing, changed or not listed.
+    Raises UsageError, in one sentence, for a newer schema or a missing, changed or unlisted file.
     """
     path, digest = folder / MANIFEST, folder / DIGEST
     if not path.is_file() or path.is_symlink():
@@ -176,7 +175,7 @@ def read(folder: Path, beat: Callable[[], None] = lambda: None) -> Manifest:
 
 
 def promised(record: Record) -> Promised:
-    """Return the promise that the record of the winner's fresh processes makes; it must have a time."""
+    """Return the promise in the record of the winner's fresh processes; the record must contain a time."""
     timing, energy = record.timing, record.energy
     if timing is None:
         raise UsageError(f"{record.case_id} was not timed, so it promises nothing")
@@ -206,11 +205,11 @@ def _decoded(folder: Path, content: bytes, kind: type[T]) -> T:
 
 
 def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], None]) -> None:
-    """Raise UsageError for the first file that is missing, unlisted, no plain file or of other bytes."""
+    """Raise UsageError for the first file that is missing, unlisted, not regular or changed."""
     for one in listed:
         path = folder / one.name
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", one.name) or {"..", "."} & set(one.name.split("/")):
-            raise UsageError(f"{folder}: its {MANIFEST} lists {one.name[:80]!r}, which is not a path within it")
+            raise UsageError(f"{folder}: its {MANIFEST} lists {one.name[:80]!r}, which is not a path within the folder")
         if not path.exists():
             raise UsageError(f"{folder}: {one.name} is missing; ship it again or copy the whole folder")
     known = {folder / one.name for one in listed} | {folder / MANIFEST, folder / DIGEST}
@@ -228,7 +227,7 @@ def _refuse_damage(folder: Path, listed: Sequence[Resource], beat: Callable[[], 
 
 
 def remember(folder: Path) -> None:
-    """Note that this user made the folder, by the hash of its manifest, so that what runs code may be loaded."""
+    """Note by the manifest's hash that this user made the folder, so that its code may be loaded."""
     path = _memory(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()

@@ -1,7 +1,7 @@
-"""Whether a shipped folder keeps its promise: what it takes now against what it took when it was shipped; pure.
+"""Whether a shipped folder keeps its promise: its time now compared with its time when shipped; pure functions.
 
-Both are one run, and runs of the same code differ by some per cent, which one run does not show: the verdict takes
-them to be `effects.RUNS_APART` apart, beside what the processes show (docs/measuring.md).
+Each time is from a single run, and runs of the same code differ by a few per cent, which one run cannot show. The
+verdict therefore adds `effects.RUNS_APART` to the spread of the processes (docs/measuring.md).
 """
 
 from collections.abc import Sequence
@@ -27,21 +27,21 @@ EXIT_CODES: dict[Answer, int] = {
     "another_machine": 4,
     "failed": 1,
 }
-"""As those of `compare`: what was not judged is no success."""
+"""As for `compare`: without a verdict there is no success."""
 
 SLOWDOWN = 0.1
-"""A promise is kept if a slowdown of this share is excluded, at the one-sided error `ALPHA`."""
+"""A promise is kept if a slowdown by this share is excluded at the one-sided error `ALPHA`."""
 
 CLASS = ("machine", "board", "soc", "cpu_model", "cpu_count", "device", "gpu", "power_mode")
-"""What two machines share if a promise of one holds for the other."""
+"""What two machines must have in common for a promise of one to hold for the other."""
 
 
 class Verified(Struct, frozen=True, kw_only=True):
-    """What verifying a shipped folder found; `broken` means other answers than the golden ones.
+    """The result of verifying a shipped folder; `broken` means that its answers differ from the golden ones.
 
-    `change` is the time now over the promised one minus 1, with its 95 % interval. `changed` names what differs in the
-    machine and its software since it was shipped, `rebuilt` why a TensorRT plan was built again. `layers` says where
-    the change is.
+    `change` is the time now divided by the promised time, minus 1, with its 95 % interval. `changed` lists what has
+    changed in the machine and its software since it was shipped, and `rebuilt` says why a TensorRT plan was rebuilt.
+    `layers` says which layers changed.
     """
 
     name: str
@@ -73,9 +73,9 @@ def judge(
     rebuilt: str = "",
     confirmed: Sequence[ProcessResult] = (),
 ) -> Verified:
-    """Return the verdict on what was measured of a folder; `is_golden` is False if its answers were others.
+    """Return the verdict on the measured folder; `is_golden` is False if its answers differ from the golden ones.
 
-    `confirmed` are the processes that the promise is of, and `rebuilt` says why its plan was built again.
+    `confirmed` are the processes behind the promise, and `rebuilt` says why the plan was rebuilt.
     """
     now_ms, promised = process_medians_ms([record]), shipped.promised
     elsewhere = other_machine(shipped.environment, record.environment)
@@ -116,13 +116,13 @@ def judge(
 
 
 def _refused_plan(record: Record) -> str:
-    """Return why TensorRT refused a plan that was to be loaded, empty if it did not."""
+    """Return why TensorRT refused to load the plan, or an empty string if it did not."""
     notes = record.runtime.notes if record.runtime else []
     return next((note.removeprefix(REBUILT) for note in notes if note.startswith(REBUILT)), "")
 
 
 def _answer(promised_ms: Sequence[float], now_ms: Sequence[float]) -> tuple[Answer, str, effects.Effect | None]:
-    """Return the verdict on the times alone, and the effect that it is from."""
+    """Return the verdict based on the times alone, its reason and the effect."""
     if min(len(promised_ms), len(now_ms)) < FEWEST_PROCESSES:
         return "inconclusive", f"fewer than {FEWEST_PROCESSES} processes", None
     change = effects.runs_effect({"shipped": [promised_ms]}, {"now": [now_ms]})
@@ -133,11 +133,11 @@ def _answer(promised_ms: Sequence[float], now_ms: Sequence[float]) -> tuple[Answ
         return "faster", "", change
     if change.interval(1.0 - 2.0 * ALPHA).high < SLOWDOWN:
         return "kept", "", change
-    return "inconclusive", f"a slowdown of {100 * SLOWDOWN:g} % is not excluded: verify again, or ship anew", change
+    return "inconclusive", f"a slowdown of {100 * SLOWDOWN:g} % is not excluded: verify again, or ship again", change
 
 
 def other_machine(promised: Environment, now: Environment) -> str | None:
-    """Return in what the machine of the promise is another class than this one, else None."""
+    """Return how this machine's class differs from that of the promise, or None if it does not."""
     values = ((getattr(promised, name), getattr(now, name), name) for name in CLASS)
     different = [f"{name} {was}, not {here}" for was, here, name in values if was != here]
     return "; ".join(different) or None

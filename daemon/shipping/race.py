@@ -1,7 +1,7 @@
-"""A race between the candidates of one plan: each process goes where the answer is open, until one may win.
+"""A race between the candidates of a plan: processes are run where the outcome is open, until a winner is possible.
 
-What is measured from when only two are left, or one has won, confirms the winner against the runner-up, in drawn order,
-and only that makes its promise: the best of many alike looks faster in the race than it is.
+Everything measured once only two are left, or one has won, also confirms the winner against the runner-up, in random
+order. Only those processes make the promise, because the best of many similar candidates looks too fast in the race.
 """
 
 import math
@@ -36,21 +36,21 @@ from benchd.daemon.verdicts.statistics import StopRule
 LOG = "race.jsonl"
 PRESET = "ship"
 LIMITS = Limits(processes=1, warm_up_cap_s=2.0, rule=StopRule(5, 1, 0.25, 2.0, None), check_images=64)
-"""Many short processes tell more than few long ones: what differs between processes, none of them shows."""
+"""Many short processes tell more than a few long ones, because none shows the differences between processes."""
 
 FINALISTS = 2
-"""Once so few are left, what is measured also confirms the winner."""
+"""Once only this many are left, their processes also confirm the winner."""
 
 LATER_IMAGES = 8
-"""Images of the check behind a candidate's first process, which checks all."""
+"""Images to check after a candidate's first process, which checks all."""
 
 
 @dataclass
 class Candidate:
-    """One variant of the race: its processes, and why it left, if so because it is `behind` another.
+    """A variant in the race: its processes and the reason why it left, with `behind` if another variant is faster.
 
-    All of them are `raced`, and the last ones are `confirmed` if it came that far. `missed` are the limits that made it
-    leave.
+    All its processes are `raced`; the last ones are also `confirmed` if it got that far. `missed` lists the limits that
+    eliminated it.
     """
 
     planned: Planned
@@ -67,10 +67,10 @@ class Candidate:
 
 
 class RaceResult(Struct, frozen=True, kw_only=True):
-    """What a race found: the winner with its runner-up and verdict against it, or the `reason` why nothing ships.
+    """The result of a race: the winner with its runner-up and verdict against it, or the `reason` why nothing ships.
 
-    `tied` are those that may win, among which the stated order chose. `flags` put in doubt what the winner promises,
-    its joules too if they are limited. `is_open` says that more time may decide.
+    The winner is the simplest of the `tied`. `flags` cast doubt on the winner's promise, including its energy if that
+    is limited. `is_open` is set if more time may settle the race.
     """
 
     winner: str | None = None
@@ -86,7 +86,7 @@ STEADIER = "change the limit, or stop other programs"
 
 
 class _Stopped(Exception):
-    """A signal, the time, or a machine that can start no process ended the race; the message says which."""
+    """The race ended by a signal, the time limit or a machine that cannot start processes; the message says which."""
 
 
 def per_inference_ms(outcomes: Sequence[Outcome], planned: Planned) -> list[float]:
@@ -96,9 +96,9 @@ def per_inference_ms(outcomes: Sequence[Outcome], planned: Planned) -> list[floa
 
 
 def simplicity(one: Candidate) -> tuple[int, int, int, int]:
-    """Return the place among variants that are equally fast: the simplest, then the smallest, then the most exact.
+    """Return the sort key for equally fast variants: the simplest first, then the smallest, then the most exact.
 
-    Plain kernels come first and runtimes in the order of `benchd list`, then small batches, then fp32.
+    Plain kernels come first and runtimes are in the order of `benchd list`, then small batches, then fp32.
     """
     variant, case = one.planned.case.variant, one.planned.case
     kinds = KERNELS.index(variant.kernels), BACKENDS.index(variant.backend)
@@ -106,11 +106,10 @@ def simplicity(one: Candidate) -> tuple[int, int, int, int]:
 
 
 class Race:
-    """The candidates of a supervisor's plan, raced in its session's folder, behind what the log there holds.
+    """The candidates of a supervisor's plan, raced in its session's folder, where the log resumes an earlier race.
 
-    The machine's lock is held from before it is made, because a log of another race there is replaced at once.
-    `minutes` limits what is measured now, of which 5 pairs are kept for confirming. `out` receives a line for each
-    step. `measured_s` is the time of all processes of the log.
+    Hold the machine's lock before creating it, because the log of a different race is replaced immediately. `minutes`
+    limits the time measured now, and leaves enough for 5 pairs that confirm. `out` receives a line for each step.
     """
 
     def __init__(self, supervisor: Supervisor, asked: Asked, minutes: float, out: TextIO) -> None:
@@ -128,15 +127,15 @@ class Race:
 
     @property
     def measured_s(self) -> float:
-        """Return how long all processes took, those of earlier starts too."""
+        """Return the total time of all processes in the log, including earlier starts."""
         return math.fsum(entry.seconds for entry in self._log.entries)
 
     def _read(self) -> None:
-        """Give each candidate its processes of the log, and say so."""
+        """Assign the processes in the log to their candidates, and report them."""
         by_case = {one.planned.case.case_id: one for one in self.candidates}
         for entry in self._log.entries:
             one = by_case[entry.case_id]
-            if one.raced or entry.outcome.process.status == "ok":  # why a first one failed may be mended by now
+            if one.raced or entry.outcome.process.status == "ok":  # a failed first one may run by now
                 self._keep(one, entry)
         kept = sum(len(one.raced) for one in self.candidates)
         if self._log.is_other:
@@ -150,7 +149,7 @@ class Race:
             one.confirmed.append(entry.outcome)
 
     def run(self) -> RaceResult:
-        """Race until one may win and confirm it; an interrupt leaves it open."""
+        """Race until there is a possible winner and confirm it; an interrupt leaves the race open."""
         self._started_s = time.monotonic()
         try:
             result = self._decided()
@@ -177,24 +176,24 @@ class Race:
         return recording.record(one.planned.case, PRESET, run, RunId.new(), outcomes, limits=limits)
 
     def _apart(self, one: Candidate, outcomes: Sequence[Outcome]) -> list[Record]:
-        """Return the record of each process by itself."""
+        """Return a separate record for each process."""
         return [self.record(one, [outcome]) for outcome in outcomes]
 
     def named(self, name: str) -> Candidate:
-        """Return the candidate of this name."""
+        """Return the candidate with this name."""
         return next(one for one in self.candidates if one.name == name)
 
-    def begins_anew(self, outcome: Outcome) -> str | None:
-        """Clear the log if this process, which it does not hold, ran another model; return why, else None."""
+    def clear_if_mixed(self, outcome: Outcome) -> str | None:
+        """Clear the log if this process, which is not in it, ran a different model; return why, else None."""
         mixed = self._mixed(outcome)
         if mixed:
             self._log.clear()
         return mixed and f"{mixed}; the same command starts over"
 
     def _mixed(self, *more: Outcome) -> str | None:
-        """Return why the processes of the log and these did not all run the same model, from the same files; else None.
+        """Return why the processes in the log and `more` did not all run the same model from the same files, else None.
 
-        Files that changed may be as fast as before or not, and the ones that ship are the last.
+        Changed files may be just as fast, but only the latest ones ship.
         """
         ran = [*(entry.outcome for entry in self._log.entries), *more]
         changed = ", ".join(sameness.files_changed(ran))
@@ -220,9 +219,9 @@ class Race:
         return RaceResult(reason=self._undecided(), is_open=True)
 
     def _round(self, number: int) -> bool:
-        """Measure what is missing of a round, in drawn order; those that cannot ship leave.
+        """Run the missing processes of a round in random order; candidates that cannot ship leave.
 
-        Return whether others came back for them, which lack rounds.
+        Return whether other candidates came back as a result, which still lack rounds.
         """
         missing = [one for one in self._left() if len(one.raced) <= number]
         phase: Phase = "confirm" if number and len(self._left()) <= FINALISTS else "race"
@@ -231,7 +230,7 @@ class Race:
         return self._leave(unfit)
 
     def _leave(self, reasons: Mapping[str, str]) -> bool:
-        """Let those leave that cannot ship; return whether others come back, which had left as behind one of them."""
+        """Eliminate candidates that cannot ship; return whether others come back that were only behind one of them."""
         for name, why in reasons.items():
             self.named(name).left = why
             self._tell(f"  not {name}: {why}", name)
@@ -242,15 +241,15 @@ class Race:
         return bool(back)
 
     def _is_late(self, phase: Phase) -> bool:
-        """Return whether the time that is left is only enough to confirm."""
+        """Return whether the remaining time is only enough to confirm."""
         kept = FINALISTS * racing.PROMISED if phase == "race" else ABREAST
         kept_s = kept * self.measured_s / max(len(self._log.entries), 1)
         return time.monotonic() - self._started_s + kept_s > 60.0 * self._minutes
 
     def _measure(self, missing: Sequence[Candidate], phase: Phase, *, is_limited: bool = False) -> None:
-        """Run one process of each of these candidates, in drawn order, and log it.
+        """Run one process of each of these candidates in random order, and log it.
 
-        Raises _Stopped after a signal, if one cannot run, or once the time is up, if that is limited.
+        Raises _Stopped after a signal, if a process cannot run or, if `is_limited`, once the time is up.
         """
         started_s = time.monotonic()
         is_final = phase == "confirm" and len(missing) == FINALISTS
@@ -275,7 +274,7 @@ class Race:
             raise _Stopped(f"{mixed}; the same command starts over")
 
     def _unfit(self, one: Candidate, number: int) -> str | None:
-        """Return why this process shows that the candidate cannot ship, else None; the first one checks most images."""
+        """Return why process `number` disqualifies the candidate, else None; process 0 checks most images."""
         record = self.record(one, [one.raced[number]])
         if number:
             return recommend.disqualified(record)
@@ -283,7 +282,7 @@ class Race:
         return recommend.why_not(record, asked)
 
     def _look(self, rounds: int) -> RaceResult | None:
-        """Let those leave that are above a limit or behind; return the result if that decides the race."""
+        """Eliminate candidates that miss a limit or are behind; return the result if that settles the race."""
         self._rounds = rounds
         bounds = len(self._limits) * len(self.candidates)
         for one in self._left():
@@ -315,12 +314,12 @@ class Race:
         return [miss for limit in self._limits if (miss := limit.miss(apart, bounds))]
 
     def _doubts(self, one: Candidate, outcomes: Sequence[Outcome]) -> list[Miss]:
-        """Return the limits that the next process behind these may miss."""
+        """Return the limits that the next process after these may miss."""
         apart = self._apart(one, outcomes)
         return [miss for limit in self._limits if (miss := limit.doubt(apart))]
 
     def _nearest(self) -> str:
-        """Return which candidate misses its worst limit by least, and by how much."""
+        """Return which candidate comes closest to meeting its worst limit, and by how much it misses."""
         worst = [
             (max(one.missed, key=lambda miss: math.inf if miss.share is None else miss.share), one)
             for one in self.candidates
@@ -334,7 +333,7 @@ class Race:
         return "nothing can ship: " + "; ".join(f"{one.name} {one.left}" for one in self.candidates)
 
     def _runner_up(self, winner: Candidate) -> str | None:
-        """Return who came closest among the others that could ship, in the rounds until it left or the race ended."""
+        """Return the closest other candidate that could ship, by the rounds until it left or the race ended."""
 
         def ratio(one: Candidate) -> float:
             rounds = one.behind.rounds if one.behind else self._rounds
@@ -344,7 +343,7 @@ class Race:
         return min(others, key=ratio).name if others else None
 
     def _undecided(self) -> str:
-        """Return between which the race could not decide, why, and what would."""
+        """Return which candidates could not be told apart, why, and what would settle it."""
         left = self._left()
         names = " and ".join(one.name for one in left)
         unclear = [f"{one.name}: {miss.words}" for one in left for miss in self._doubts(one, one.raced)]
@@ -358,7 +357,7 @@ class Race:
         return words if needed <= racing.LOOKS[-1] else f"{words}, too many: raise --min-effect, or stop other programs"
 
     def _needed(self) -> int | None:
-        """Return about how many rounds in all would decide, None if a limit stays in doubt however many there are."""
+        """Return the approximate total number of rounds to a decision, or None if a limit stays in doubt."""
         left, bounds = self._left(), len(self._limits) * len(self.candidates)
         rounds = min(len(one.raced) for one in left)
         apart = {one.name: self._apart(one, one.raced) for one in left}
@@ -373,9 +372,10 @@ class Race:
         return max([racing.rounds_to_decide(times_ms, len(self.candidates), self._asked.min_effect), *of_limits])
 
     def _confirmed(self, raced: RaceResult) -> RaceResult:
-        """Return the result that fresh processes of the winner and the runner-up confirm.
+        """Return the result after confirming it with fresh processes of the winner and the runner-up.
 
-        A runner-up that fails makes way for the next, and a winner that fails, or may, for those behind it.
+        A failing runner-up is replaced by the next one; if the winner fails or is in doubt, the race goes on without
+        it.
         """
         winner, other = self.named(str(raced.winner)), self.named(raced.runner_up) if raced.runner_up else None
         self._confirm(winner, other)
@@ -403,10 +403,10 @@ class Race:
         return _concluded(raced, effects.judge(effects.paired_effect(ratios), min_effect=self._asked.min_effect))
 
     def _confirm(self, winner: Candidate, other: Candidate | None) -> None:
-        """Measure the winner until its promise has enough fresh processes, and the runner-up beside it.
+        """Measure the winner until its promise has enough fresh processes, and the runner-up alongside it.
 
-        While its limits are open, or its interval is wider than its time, the winner gets more: so few may spread by
-        chance.
+        The winner gets more processes while a limit is in doubt or its interval is wider than its time, because a few
+        may be spread out by chance.
         """
         for number in range(racing.PROMISED_AT_MOST):
             is_open = number < racing.PROMISED or self._in_doubt(winner) or self._promises_nothing(winner)
@@ -419,7 +419,7 @@ class Race:
                 self._measure(missing, "confirm")
 
     def _failed(self, one: Candidate) -> str | None:
-        """Return why the processes that confirm a candidate cannot, among them a limit that they certainly miss."""
+        """Return why the confirming processes of a candidate fail, including a limit that they certainly miss."""
         failed = recommend.disqualified(self.record(one, one.confirmed))
         if failed:
             return failed
@@ -427,12 +427,12 @@ class Race:
         return f"misses a limit: {one.missed[0].words}" if one.missed else None
 
     def _in_doubt(self, one: Candidate) -> str | None:
-        """Return which limit the promise of a candidate may break."""
+        """Return which limit a candidate's promise may miss."""
         one.missed = self._doubts(one, one.confirmed)
         return f"is in doubt: {one.missed[0].words}" if one.missed else None
 
     def _promises_nothing(self, one: Candidate) -> str | None:
-        """Return why the processes that confirm a candidate promise nothing, else None."""
+        """Return why the confirming processes of a candidate promise nothing, else None."""
         times_ms = per_inference_ms(one.confirmed, one.planned)
         if not racing.promises_nothing(times_ms):
             return None
@@ -448,7 +448,7 @@ class Race:
         return doubts.mark(self.record(one, one.raced) for one in map(self.named, names) if one.raced)
 
     def _tell(self, text: str, *names: str) -> None:
-        """Print a line, with what puts the times of these candidates in doubt."""
+        """Print a line, with any reasons to doubt the times of these candidates."""
         self._out.write(f"{text}{self._mark(*names)}\n")
         self._out.flush()
 
@@ -467,7 +467,7 @@ def _not_run(outcome: Outcome) -> str | None:
 
 
 def _turn(one: Candidate, phase: Phase, *, in_blocks: bool) -> Turn:
-    """Return the candidate's next process; its first one checks all images and measures the accuracy."""
+    """Return the candidate's next process; the first one checks all images and measures the accuracy."""
     number, limits = len(one.raced), one.planned.limits
     if number:
         limits = msgspec.structs.replace(limits, check_images=min(LATER_IMAGES, limits.check_images))
@@ -481,7 +481,7 @@ def _turn(one: Candidate, phase: Phase, *, in_blocks: bool) -> Turn:
 
 
 def _names(plan: Sequence[Planned]) -> list[str]:
-    """Return the name of each candidate: its variant, and its batch size if these compete."""
+    """Return each candidate's name: its variant, and its batch size if several compete."""
     sizes = {entry.case.batch_size for entry in plan}
     return [entry.case.variant.label + (f" b{entry.case.batch_size}" if len(sizes) > 1 else "") for entry in plan]
 

@@ -1,4 +1,4 @@
-"""The limits that a user sets for what ships, each as a figure of one process."""
+"""The user's limits for what ships, each applied to a figure from one process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from benchd.daemon.verdicts import figures
 
 
 class Miss(Struct, frozen=True):
-    """A limit that a candidate misses, by which share its mean is above it; None if it was not measured."""
+    """A limit that a candidate misses, and the share by which its mean exceeds it (None if it was not measured)."""
 
     words: str
     share: float | None
@@ -21,7 +21,7 @@ class Miss(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RaceLimit:
-    """One limit: what it is of, its value and unit, and the figure of the record of one process."""
+    """One limit: the quantity, its maximum and unit, and the function that returns it from one process's record."""
 
     what: str
     unit: str
@@ -29,9 +29,9 @@ class RaceLimit:
     figure: Callable[[Record], float | None]
 
     def miss(self, records: Sequence[Record], bounds: int) -> Miss | None:
-        """Return how these processes, each a record, miss the limit, None unless certainly; `bounds` share the error.
+        """Return how these processes (a record each) miss the limit, None unless certain; `bounds` share the error.
 
-        A process without the figure, as after a lost sensor, is left out.
+        Processes without the figure, for example after a lost sensor, are left out.
         """
         values = self._values(records)
         if not values:
@@ -39,7 +39,7 @@ class RaceLimit:
         return self._miss(values, "is above") if racing.exceeds(values, self.most, bounds) else None
 
     def doubt(self, records: Sequence[Record]) -> Miss | None:
-        """Return why the next process may miss the limit, None if it will certainly meet it; most have the figure."""
+        """Return why the next process may miss the limit; None if most have the figure and it certainly will not."""
         values = self._values(records)
         if 2 * len(values) <= len(records):
             return Miss(f"{self.what} was measured in {len(values)} of {len(records)} processes", None)
@@ -48,12 +48,12 @@ class RaceLimit:
         return None if is_met else self._miss(values, how)
 
     def needed(self, records: Sequence[Record], bounds: int) -> int | None:
-        """Return after how many rounds in all this limit would be judged, None if more of the same do not decide."""
+        """Return the total number of rounds needed to judge this limit, or None if more of the same do not help."""
         values = self._values(records)
         return racing.rounds_to_judge(values, self.most, bounds) if values else None
 
     def spread(self, records: Sequence[Record]) -> str:
-        """Return the least and the greatest figure of these processes, and how many miss the limit."""
+        """Return the smallest and largest figure of these processes, and how many exceed the limit."""
         values = self._values(records)
         if not values:
             return "not measured"
@@ -84,7 +84,7 @@ def limits(asked: Asked) -> list[RaceLimit]:
 
 
 def _latency_ms(record: Record) -> float | None:
-    """Return the upper figure, or of a process too short for one the median: the race bounds the processes' spread."""
+    """Return the upper bound, or the median for a process too short to have one: the race bounds their spread."""
     return figures.latency_ms(record) or (record.timing.median_ms if record.timing else None)
 
 

@@ -1,4 +1,4 @@
-"""What a race has measured, kept from one start of the command to the next: a synced line for each process."""
+"""What a race has measured so far, kept between starts of the command: one synced line per process."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ Phase = Literal["race", "confirm"]
 
 
 class LoggedProcess(msgspec.Struct, frozen=True):
-    """One process: of which case, in which phase, how many seconds it took in all, and its outcome."""
+    """One process: its case, phase, total duration in seconds and outcome."""
 
     case_id: str
     phase: Phase
@@ -36,7 +36,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class RaceLog:
-    """The log of one race in `path`; a log of another race, by its `digest`, is replaced, and `is_other` says so."""
+    """The log of one race in `path`; a log with a different `digest` is replaced, which sets `is_other`."""
 
     def __init__(self, path: Path, digest: str) -> None:
         lines = _read(path)
@@ -47,12 +47,12 @@ class RaceLog:
             self._begin()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start over with an empty log."""
         self.is_other, self.entries = True, []
         self._begin()
 
     def add(self, entry: LoggedProcess) -> None:
-        """Append an entry; when this returns, it is on the disk."""
+        """Append an entry; it is on disk once this returns."""
         self._append(entry)
         self.entries.append(entry)
 
@@ -66,7 +66,7 @@ class RaceLog:
 
 
 def _read(path: Path) -> tuple[str, list[LoggedProcess]] | None:
-    """Return the digest and the entries of a log, without a line that a crash truncated; None without a log."""
+    """Return a log's digest and entries, without a line that a crash truncated; None if there is no log."""
     if not path.exists():
         return None
     if not path.is_file():
@@ -78,16 +78,16 @@ def _read(path: Path) -> tuple[str, list[LoggedProcess]] | None:
         return None
     decoder, entries = msgspec.json.Decoder(LoggedProcess), list[LoggedProcess]()
     for line in rest:
-        with suppress(msgspec.MsgspecError):  # a line that a crash truncated: that process is measured again
+        with suppress(msgspec.MsgspecError):  # truncated by a crash: that process is measured again
             entries.append(decoder.decode(line))
     return header.digest, entries
 
 
 def digest(planned: Sequence[Planned], environment: Environment, device_id: str) -> str:
-    """Return what two races must share for one to go on with the processes of the other.
+    """Return what two races must share for one to continue with the other's processes.
 
-    The cases with their limits, the bytes of every file that the command line names, the list of the images, the
-    machine with its versions, and the environment variables, which the fingerprint has only once a worker ran.
+    The cases with their limits, the contents of every file on the command line, the list of images, the machine with
+    its versions, and the environment variables, which the fingerprint includes only after a worker has run.
     """
     cases = [
         (one.case, one.limits, one.inputs, _files(one), _images(one), one.own and one.own.inputs) for one in planned
@@ -97,7 +97,7 @@ def digest(planned: Sequence[Planned], environment: Environment, device_id: str)
 
 
 def _files(planned: Planned) -> dict[str, str]:
-    """Return the hash of each file that the case reads, by its path."""
+    """Return the hash of each file that the case reads, by path."""
     own, inputs = planned.own, planned.inputs
     named = [
         inputs.weights or "",
@@ -111,6 +111,6 @@ def _files(planned: Planned) -> dict[str, str]:
 
 
 def _images(planned: Planned) -> list[tuple[str, int, int]]:
-    """Return name, size and time of change of each file of the case's images: reading them all takes minutes."""
+    """Return name, size and modification time of each of the case's images: reading them all takes minutes."""
     folder = (planned.inputs.data or "").partition(":")[2]
     return folders.listed(Path(folder)) if folder else []

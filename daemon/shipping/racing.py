@@ -1,12 +1,12 @@
-"""Which of several variants is fastest, asked again after each round of processes: who leaves and who may win; pure.
+"""Which of several variants is fastest, judged after each round: which ones leave and which may win; pure functions.
 
-A round is one fresh process of each variant that is left, so that the differences of a round leave out what changes
-slowly. From `FEW` rounds on all answers come from one kind of statement, a lower bound of how far one variant is behind
-another. The bounds of all looks and pairs hold together except with the probability `ALPHA` (Bonferroni), so a variant
-that is worse than the best by more than `min_effect` is named in at most that share: either the best was found behind
-another, or the winner was found within `min_effect` of it, and both take a bound that does not hold. Before, only those
-leave that are further behind in every round than processes differ. tests/daemon/shipping/test_racing_error_rates.py
-races what is known and counts.
+A round is one fresh process of each remaining variant, so that differences within a round exclude slow changes of the
+machine. From `FEW` rounds on, every decision uses a lower bound on how far one variant is behind another. The bounds of
+all looks and pairs hold together with probability 1 - `ALPHA` (Bonferroni), so with at most probability `ALPHA` the
+winner is more than `min_effect` slower than the best: either the best was found to be behind another variant, or the
+winner to be within `min_effect` of it, and each requires a bound that fails. Before that, a variant leaves only if it
+is further behind in every round than processes differ. tests/daemon/shipping/test_racing_error_rates.py counts the
+errors in races with known times.
 """
 
 import math
@@ -19,27 +19,27 @@ from benchd.daemon.verdicts.effects import as_share, mean_and_variance
 from benchd.daemon.verdicts.statistics import Interval, combine, student_t_quantile
 
 ALPHA = 0.04
-"""The probability that any bound of a race fails; what is left of 5 % is for the limits."""
+"""The probability that any bound of a race fails; the rest of 5 % is for the limits."""
 
 LIMITS_ALPHA = 0.01
 LOOKS = (1, 2, 3, 5, 8, 12, 18, 27, 40, 60)
 """Numbers of rounds after which variants may leave and the race may end."""
 
 FEW = 8
-"""Within fewer rounds all processes may be of one level, and too few show their spread for a bound."""
+"""In fewer rounds all processes may be at the same level, and their spread is too uncertain for a bound."""
 
 GAPS = {1: math.log(2.0), 2: math.log(1.6), 3: math.log(1.4), 5: math.log(1.4)}
-"""After so many rounds, before `FEW`, a variant leaves if it is behind by this in each.
+"""After this many rounds, before `FEW`, a variant leaves if it is behind by this log ratio in each round.
 
-Processes are known to jump between levels 1.3 times apart, and on a busy machine to be 20 % apart.
+Processes are known to jump between levels that differ by a factor of 1.3, and to differ by 20 % on a busy machine.
 """
 
 PROMISED = 5
-"""Fresh processes of a winner that make its promise: as many as verifying takes, which judges by the smaller number."""
+"""Number of fresh processes behind a winner's promise: as many as verifying runs, which uses the smaller number."""
 
 PROMISED_AT_MOST = 18
-"""The same while its limits or its promise are undecided: with five, a fifth of the winners 3 deviations within a limit
-would be refused."""
+"""The same while its limits or its promise are undecided: five would reject a fifth of the winners that are 3 standard
+deviations within a limit."""
 
 WIDEST_SHARE = 1.0
 """A promise whose interval is wider than this share of its time promises nothing."""
@@ -48,13 +48,14 @@ AGAINST_FAR = 3
 """Fresh processes of a runner-up eliminated within `FEW` rounds; a closer one gets as many as the winner."""
 
 LEAST_SPREAD = 0.002
-"""Differences that spread less are alike by chance."""
+"""A smaller spread of the differences is due to chance."""
 
 
 class Behind(Struct, frozen=True):
-    """How much longer a variant takes than another, as a share: the mean, and the interval that the race holds to.
+    """The share by which a variant is slower than another: the mean, and the interval that the race relies on.
 
-    Before `FEW` rounds that is from the least to the most of any round, later its bounds; `rounds` says how many.
+    Before `FEW` rounds the interval is from the smallest to the largest of any round, then its bounds; it is from
+    `rounds`.
     """
 
     than: str
@@ -64,9 +65,9 @@ class Behind(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """What a look shows: who is `behind` and leaves, and who `may_win`; nobody may before it is decided.
+    """The result of a look: which variants are `behind` and leave, and which `may_win` (none until it is settled).
 
-    All who may win are at most `min_effect` worse than any other that is left.
+    All that may win are at most `min_effect` slower than any other remaining variant.
     """
 
     behind: dict[str, Behind] = {}
@@ -74,10 +75,10 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 def look(times: Mapping[str, Sequence[float]], fit: Collection[str], field: int, min_effect: float) -> Look:
-    """Return what the rounds so far show about the variants that are left, of a `field` of so many.
+    """Return what the rounds so far show about the remaining variants, out of an initial number `field`.
 
-    `times` has the time of each round, all positive, and the same rounds for each variant. Only those in `fit`, which
-    certainly meet the limits, can win or put another behind. The number of rounds is one of `LOOKS`.
+    `times` contains the positive times of the same rounds for each variant. Only those in `fit`, which certainly meet
+    the limits, can win or put another behind. The number of rounds must be in `LOOKS`.
     """
     rounds = len(next(iter(times.values())))
     logs = {name: [math.log(value) for value in values] for name, values in times.items()}
@@ -98,7 +99,7 @@ def _is_behind(one: Behind) -> bool:
 
 
 def _within(name: str, left: Sequence[str], logs: Mapping[str, Sequence[float]], field: int, min_effect: float) -> bool:
-    """Return whether nobody who is left is faster than this one by `min_effect` or more."""
+    """Return whether no remaining variant is faster than `name` by `min_effect` or more."""
     others = (_behind(logs[other], logs[name], name, field) for other in left if other != name)
     return all(one.interval.low > 1.0 / (1.0 + min_effect) - 1.0 for one in others)
 
@@ -116,25 +117,25 @@ def _behind(logs: Sequence[float], best: Sequence[float], than: str, field: int)
 
 
 def _per_bound(field: int) -> float:
-    """Return the error of one bound: against each of the others of the field, at each look that has bounds."""
+    """Return the error of one bound: there is one per other variant and per look with bounds."""
     return ALPHA / (max(field - 1, 1) * sum(rounds >= FEW for rounds in LOOKS))
 
 
 def needed_against(behind: Behind | None) -> int:
-    """Return how many fresh processes a runner-up gets that is so far behind, None if it did not leave."""
+    """Return how many fresh processes the runner-up gets, given how far `behind` it is (None if it did not leave)."""
     return AGAINST_FAR if behind and behind.rounds < FEW else PROMISED
 
 
 def promises_nothing(times_ms: Sequence[float]) -> bool:
-    """Return whether the interval that these processes promise is wider than the time itself."""
+    """Return whether the interval promised by these processes is wider than the time itself."""
     centre_ms, interval = combine(times_ms)
     return interval is None or interval.high - interval.low > WIDEST_SHARE * centre_ms
 
 
 def rounds_to_decide(times: Mapping[str, Sequence[float]], field: int, min_effect: float) -> int:
-    """Return about how many rounds in all would tell these variants apart, or show them within `min_effect`.
+    """Return the approximate total of rounds that would separate these variants or show a tie within `min_effect`.
 
-    From the spread seen so far; at least three rounds.
+    Estimated from the spread so far; requires at least three rounds.
     """
     means = {name: math.fsum(map(math.log, values)) / len(values) for name, values in times.items()}
     best, *others = sorted(times, key=means.__getitem__)
@@ -144,16 +145,16 @@ def rounds_to_decide(times: Mapping[str, Sequence[float]], field: int, min_effec
 
 def _rounds(best: Sequence[float], other: Sequence[float], quantile: float, min_effect: float) -> int:
     centre, variance = mean_and_variance([math.log(b / a) for a, b in zip(best, other, strict=True)])
-    shown = max(abs(centre), abs(centre + math.log1p(min_effect)))  # ahead, or at most so much behind
+    shown = max(abs(centre), abs(centre + math.log1p(min_effect)))  # either ahead, or behind by no more than this
     return max(FEW, math.ceil(max(variance, LEAST_SPREAD**2) * (quantile / max(shown, 1e-4)) ** 2))
 
 
 def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
-    """Return whether the processes' figure is certainly above the limit, certainly within, or None if neither.
+    """Return whether a figure is certainly above the limit (True), certainly within (False), or neither (None).
 
-    Above: the lower bound of the mean is, where `bounds` share `LIMITS_ALPHA` with the looks; with one or two
-    processes, every one is twice the limit. Within: the 95 % bound of the next process is; with one or two, every one
-    is at most half.
+    Above: the lower bound of the mean is above the limit, where `bounds` and the looks share `LIMITS_ALPHA`; one or two
+    processes must all exceed twice the limit. Within: the 95 % bound of the next process is within it; one or two
+    processes must all be at most half the limit.
     """
     if len(values) < 3:
         return True if min(values) > 2.0 * limit else False if max(values) <= limit / 2.0 else None
@@ -162,7 +163,7 @@ def exceeds(values: Sequence[float], limit: float, bounds: int) -> bool | None:
 
 
 def rounds_to_judge(values: Sequence[float], limit: float, bounds: int) -> int | None:
-    """Return the look at which values that go on so would be above the limit or within it, None if at no look."""
+    """Return the look at which values like these would be above or within the limit, or None if there is none."""
     if len(values) < 3:
         return next(rounds for rounds in LOOKS if rounds >= 3)
     centre, variance = mean_and_variance(list(map(math.log, values)))
@@ -171,7 +172,7 @@ def rounds_to_judge(values: Sequence[float], limit: float, bounds: int) -> int |
 
 
 def _exceeds(centre: float, deviation: float, count: int, limit: float, bounds: int) -> bool | None:
-    """Return what `exceeds` does of so many values, from the mean and the deviation of their logarithms."""
+    """Return the result of `exceeds` for `count` values, from the mean and standard deviation of their logarithms."""
     spread, degrees = max(deviation, LEAST_SPREAD), count - 1.0
     reach = student_t_quantile(1.0 - LIMITS_ALPHA / (max(bounds, 1) * len(LOOKS)), degrees) * spread / math.sqrt(count)
     if centre - reach > math.log(limit):

@@ -1,4 +1,4 @@
-"""`benchd verify`: measures the files of a shipped folder, after their golden answers, against what was promised."""
+"""`benchd verify`: checks a shipped folder's golden answers, then compares its measurements with the promise."""
 
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +24,7 @@ PROCESSES = 5
 
 
 def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> None:
-    """Raise UsageError for a folder that runs code when it is loaded, unless this user made it or it is trusted."""
+    """Raise UsageError for a folder that runs code when loaded, unless this user made it or trusts it."""
     if shipped.runs_code and not trust_code and not manifest.is_ours(folder):
         raise UsageError(
             f"{folder}: loading it runs Python code ({CODE}/), which this user ({folders.user()}) did not ship; if you "
@@ -33,9 +33,9 @@ def refuse_untrusted(folder: Path, shipped: Manifest, *, trust_code: bool) -> No
 
 
 def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_plan: bool) -> str:
-    """Return why the folder's TensorRT plan or AOTInductor package is not loaded here but built again, else nothing.
+    """Return why the TensorRT plan or AOTInductor package is rebuilt instead of loaded, or an empty string.
 
-    The worker compares a package with what it was compiled for.
+    The worker compares a package with the environment it was compiled for.
     """
     if not shipped.program:
         return ""
@@ -56,7 +56,7 @@ def why_rebuilt(folder: Path, shipped: Manifest, here: Environment, *, trust_pla
 
 
 def _gpu(environment: Environment) -> str | None:
-    """Return what identifies the GPU: on a Jetson its board, because a worker and /proc name that GPU differently."""
+    """Return what identifies the GPU; on a Jetson its board, whose GPU a worker and /proc name differently."""
     return environment.board or environment.soc if environment.is_tegra else environment.gpu
 
 
@@ -75,7 +75,7 @@ def planned(folder: Path, shipped: Manifest, limits: Limits, machine: Machine) -
 
 
 def _own(folder: Path, shipped: Manifest) -> UserModel | None:
-    """Return the folder's own file or module; None for a module of the catalog."""
+    """Return the folder's own file or module, or None for a catalog model."""
     if shipped.provider:
         return user_model.onnx_file((folder / ONNX).resolve(), [str(spec) for spec in shipped.read])
     if shipped.runs_code:
@@ -92,9 +92,9 @@ def verify(
     *,
     trust_plan: bool = False,
 ) -> Verified:
-    """Measure the folder in fresh processes until one fails; return the verdict, which is broken for other answers.
+    """Measure the folder in fresh processes until one fails; return the verdict, `broken` for different answers.
 
-    The session attends after each step that may take seconds, because the service's watchdog waits meanwhile.
+    The session attends after each step that may take seconds, because the service's watchdog is waiting.
     """
     here = session.machine.environment()
     session.reason_to_end()

@@ -226,7 +226,7 @@ VENV = "python3 -m venv --system-site-packages env && . env/bin/activate"
             [
                 VENV,
                 "python -m pip install --no-deps --index-url https://pypi.jetson-ai-lab.io/sbsa/cu130 torch==2.9.1  "
-                "# torch is linked with nvpl-blas, nvpl-lapack, nvidia-cudss-cu13: benchd's `make once` does that",
+                "# torch links to nvpl-blas, nvpl-lapack, nvidia-cudss-cu13: benchd's `make once` sets that up",
                 "python -m pip install torch==2.9.1",
             ],
         ),
