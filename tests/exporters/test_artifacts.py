@@ -120,7 +120,7 @@ def test_a_store_that_is_only_to_be_read_stays_as_it_is(tmp_path):
     with ArtifactStore(tmp_path, read_only=True) as store:
         assert store.get(key_of(facts_of("a"))).path.read_bytes() == CONTENT
         assert store.get(key_of(facts_of("b"))) is None
-        assert "holds 5000 bytes" in store.notes[0]
+        assert "has 5000 bytes" in store.notes[0]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 

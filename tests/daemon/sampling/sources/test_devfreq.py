@@ -60,7 +60,7 @@ def test_a_file_that_cannot_be_read_is_named(name, target, nano):
 
 
 def test_no_gpu_or_more_than_one(tmp_path):
-    assert "0 nodes" in Devfreq(desktop(tmp_path / "desktop")).unavailable()
+    assert "0 integrated GPU nodes" in Devfreq(desktop(tmp_path / "desktop")).unavailable()
     root = build(tmp_path, AGX_ORIN)
     write(root, {f"{NODE}/cur_freq": "510000000\n"})
-    assert "2 nodes" in Devfreq(root).unavailable()
+    assert "2 integrated GPU nodes" in Devfreq(root).unavailable()
