@@ -210,7 +210,8 @@ def _groups(first: Sequence[LayerTime], second: Sequence[LayerTime]) -> list[_Gr
     coverings: list[_Covering] = []
     for side, layers in enumerate((first, second)):
         for layer in layers:
-            joined = _Covering({*layer.covers} or {layer.name}, ([], []))
+            # a name of a runtime's own is that of its place: another layer in front changes it
+            joined = _Covering({*layer.covers} or ({layer.name} if not layer.kind else set()), ([], []))
             touching = [each for each in coverings if each.nodes & joined.nodes]
             for each in touching:
                 joined.nodes |= each.nodes

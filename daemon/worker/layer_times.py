@@ -32,7 +32,8 @@ def _of_modules(loaded: Loaded, module: nn.Module, batch: Batch) -> list[LayerTi
     kinds = {path[-1]: type(part).__name__ for part, path in split.modules.items()}
     runs = [segments.run(lambda: loaded.run(batch), split, loaded.device) for _ in range(WARM_UP + RUNS)]
     rows = [
-        [LayerRun(path[-1], ns / 1e6, kinds.get(path[-1], "")) for path, ns in run.items()] for run in runs[WARM_UP:]
+        [LayerRun(path[-1], ns / 1e6, kinds.get(path[-1], ""), path[-1:]) for path, ns in run.items()]
+        for run in runs[WARM_UP:]
     ]
     return _summed(rows)
 

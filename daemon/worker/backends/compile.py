@@ -1,12 +1,23 @@
 """torch.compile with the inductor back end, static shapes except the length of items that differ in it."""
 
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.runtimes import Precision
-from benchd.daemon.worker.backends import Loaded, eager
+from benchd.daemon.worker.backends import LayerRun, Loaded, eager
 from benchd.daemon.worker.source import Source
 from benchd.daemon.worker.structures import Batch, Tensors, cast, values
+
+_GRAPH = "## Call CompiledFxGraph"
+_KERNEL = re.compile(r"^graph_\d+_cpp_(.*)_\d+$|^aten::")
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
@@ -27,4 +38,26 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     except torch._dynamo.exc.TorchRuntimeError:
         plain.run(*values(given))  # its error names the line of the model
         raise
-    return Loaded(run, plain.dtype, device, None)
+    layer_times = None if device.type != "cpu" or varies else partial(_layer_times, plain.run)
+    return Loaded(run, plain.dtype, device, None, layer_times=layer_times)
+
+
+def _layer_times(plain: Callable[..., Any], runs: int, *inputs: Tensor) -> list[list[LayerRun]]:
+    """Return the kernels of each run, of a module compiled again: only kernels told so record their times."""
+    torch._dynamo.reset()
+    with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}):
+        run = torch.compile(plain, dynamic=False)
+        run(*inputs)
+        return [_profiled(run, *inputs) for _ in range(runs)]
+
+
+def _profiled(run: Callable[..., Any], *inputs: Tensor) -> list[LayerRun]:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        run(*inputs)
+    rows, counts = [], Counter[str]()
+    for event in profiler.events() or ():
+        if event.cpu_parent and event.cpu_parent.name.startswith(_GRAPH):
+            kind = _KERNEL.sub(r"\1", event.name)
+            counts[kind] += 1
+            rows.append(LayerRun(f"{kind} {counts[kind]}", event.cpu_time_total / 1e3, kind))
+    return rows

@@ -93,13 +93,13 @@ def test_a_fused_layer_is_compared_with_its_parts_and_the_sentence_says_what_bec
 
 
 def test_what_covers_nothing_common_is_matched_in_its_order_and_the_rest_is_new_or_gone():
-    first = [(f"a{n}", 1.0, kind, []) for n, kind in enumerate(("Conv", "Norm", "Conv"))]
+    first = [(f"kernel {n}", 1.0, kind, []) for n, kind in enumerate(("Conv", "Norm", "Conv"))]
     second = [
-        (f"b{n}", ms, kind, [])
+        (f"kernel {n}", ms, kind, [])
         for n, (ms, kind) in enumerate([(1.0, "Conv"), (5.0, "Copy"), (1.0, "Norm"), (1.0, "Conv")])
     ]
     verdict = layers.judge(rounds_of(first, second))
-    assert [(change.name, change.note) for change in verdict.changes] == [("b1", "new: Copy")]
+    assert [(change.name, change.note) for change in verdict.changes] == [("kernel 1", "new: Copy")]
 
 
 def test_a_layer_that_runs_more_often_says_so():

@@ -7,7 +7,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from worker_jobs import as_loaded, build_and_load, changed, job
+from worker_jobs import as_loaded, build_and_load, changed, job, user_module
 
 from benchd.daemon.measuring import user_model
 from benchd.daemon.records import Variant
@@ -58,6 +58,15 @@ def test_every_node_of_the_file_is_covered_once_and_every_node_that_runs_covers_
     )
     assert all(row.covers and row.ms > 0 and row.calls == 1 for row in rows)
     assert all(row.covers[0].startswith("conv") for row in rows if row.kind.startswith("Conv"))
+
+
+def test_layers_of_compile_are_its_kernels_in_their_order(tmp_path):
+    module = user_module(tmp_path, forward="images = nn.functional.gelu(self.fc(images.flatten(1))) @ self.fc.weight")
+    built, loaded = build_and_load(job(tmp_path, module=module, variant=Variant.parse("compile")))
+    rows = layer_times.measure(loaded, built.images[:1])
+    assert [row.kind for row in rows] == ["addmm", "fused_gelu", "mm", "addmm"]
+    assert [row.name for row in rows if row.kind == "addmm"] == ["addmm 1", "addmm 2"]
+    assert all(row.ms > 0 for row in rows)
 
 
 def test_layers_of_torch_are_its_modules_and_a_whole_variant_says_why_not():
