@@ -27,13 +27,13 @@ HEAD = """# Performance
 
 ![How many times as fast as eager benchd's best variant and the best other build are](pictures/performance.svg)
 
-The contenders of a race take turns in one process, so their ratios hold even when the machine's speed drifts; a time
-holds only for that machine on that day. "Best" is our fastest variant that passed the check, in any precision. "Other
-build" is the fastest of spikingjelly, mambapy and a loop over the time steps, at its best precision. `make bench-cpu`
-and `make bench-gpu` run the races, and `python -m benchmarks.performance` writes this page. `results/` has every
-contender of every model and kernel with its interval; `benchd report results/<machine>/records.jsonl` adds the energy.
+The contenders in a race take turns in one process, so their ratios hold even if the machine's speed drifts; times hold
+only for that machine on that day. "Best" is our fastest variant that passed the check, in any precision. "Other build"
+is the fastest of spikingjelly, mambapy and a loop over the time steps, at its best precision.
+[`benchmarks`](../benchmarks/README.md) writes this page from `results/`, which contains every contender with its
+interval; `benchd report results/<machine>/records.jsonl` adds the energy.
 """
-OF_MODELS = ("model", "batch", "best", "ms", "x over eager", "other build", "x over it", "answers")
+OF_MODELS = ("model", "batch", "best", "ms", "x over eager", "other build", "x over other", "answers")
 OURS = "benchd"  # the contender of ours in a kernel's race
 AnyRow = TypeVar("AnyRow", bound=rows.Timed)
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -86,7 +86,7 @@ def page(folder: Path) -> str:
         (least, slowest), (most, fastest) = raced[0], raced[-1]
         usual = median(speed for speed, _ in raced)
         speeds = f"median {usual:.2g}, from {least:.2g} ({slowest}) to {most:.2g} ({fastest})"
-        lines += [f"Speed of our kernels over the fastest other implementation, largest shape: {speeds}.", ""]
+        lines += [f"Speedup of our kernels over the fastest other implementation at the largest shape: {speeds}.", ""]
     return "\n".join(lines)
 
 

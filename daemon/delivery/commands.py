@@ -38,9 +38,9 @@ CLIENT = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,2}"  # with the id below it a top
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every command may have. `id` identifies repetitions; `sent_s` (seconds since the epoch) is its time.
+    """Parameters of every command. `id` identifies repetitions; `sent_s` is its time, in seconds since the epoch.
 
-    `client` gets the answer at `resp/<client>/<id>` without MQTT 5 properties.
+    Without MQTT 5 properties, `client` gets the answer at `resp/<client>/<id>`.
     """
 
     id: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": f"^{NAME}$"})]
@@ -49,7 +49,7 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RunParameters(Parameters, frozen=True, kw_only=True):
-    """`run`: the name of a configured suite, or lists as in `[[suite]]` and their preset (`quick` if not given)."""
+    """`run`: the name of a configured suite, or lists as in `[[suite]]` and their preset (default `quick`)."""
 
     suite: str | None = None
     models: list[str] = []
@@ -78,13 +78,13 @@ class RunParameters(Parameters, frozen=True, kw_only=True):
 
 
 class CancelParameters(Parameters, frozen=True, kw_only=True):
-    """`cancel`: ends the run of this `suite_id`, or all runs."""
+    """`cancel`: stops the run with this `suite_id`, or all runs."""
 
     suite_id: str | None = None
 
 
 class ReplayParameters(Parameters, frozen=True, kw_only=True):
-    """`replay`: sends what this `log` numbers `from` to `to` again, slowly; without a log it is that of the results."""
+    """`replay`: slowly resends numbers `from` to `to` of this `log`; the default is the results' log."""
 
     log: str = ""
     first: Annotated[int, msgspec.Meta(ge=1, le=LAST_SEQ)] = msgspec.field(default=1, name="from")

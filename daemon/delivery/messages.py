@@ -17,9 +17,10 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # what a database can hold
 
 
 class Status(Struct, frozen=True, kw_only=True):
-    """Retained; the will is the one with `offline`.
+    """Retained; the will is the `offline` message.
 
-    `session` is a random name of the connection: an `offline` of another one than the last `online` is a late will.
+    `session` is a random name for the connection: an `offline` whose session differs from the last `online` is a late
+    will.
     """
 
     schema: str = "benchd.status/1"
@@ -30,7 +31,7 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 class SuiteInfo(Struct, frozen=True, kw_only=True):
-    """One suite of the configuration and its cases."""
+    """A configured suite and its cases."""
 
     name: str
     when: str | None = None
@@ -54,10 +55,10 @@ class Info(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Retained, every 30 s and around each case: current activity, what waits for delivery, problems.
+    """Retained, every 30 s and around each case: current activity, pending deliveries, problems.
 
-    `problem` is null while all is well; `waiting_for` says why a run that is due has not begun. `log` is the id of the
-    results' log with the first number that is still there and the last one, and `event_log` that of the events.
+    `problem` is null while all is well; `waiting_for` says why a run that is due has not started. `log` is the id of
+    the results' log, with the first and last sequence numbers that it still has; `event_log` is the events' log.
     """
 
     schema: str = "benchd.health/1"
@@ -93,10 +94,10 @@ class Telemetry(Struct, frozen=True, kw_only=True):
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """The verdict on a case's results against its pinned runs; `*_ms` are centres of their runs.
+    """The verdict on a case's results against its pinned runs; `*_ms` are the centres of each side's runs.
 
-    `effect` is the result over the baseline minus 1, with its interval; null, with the reason, if nothing was
-    compared. A regression lists the runs of both slower results.
+    `effect` is the result divided by the baseline, minus 1, with its interval; it is null if nothing was compared, and
+    `reason` says why. A regression lists the runs of all its slower results.
     """
 
     case_id: str
@@ -112,9 +113,9 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """An event: `event` is its name and `detail` a text for people.
+    """An event: `event` is its name and `detail` describes it for people.
 
-    Baseline events also carry the judgement, if there was one. `seq` counts the events of the log `log`.
+    Baseline events also contain the judgement, if there was one. `seq` is the event's number in the log `log`.
     """
 
     log: str | UnsetType = UNSET
@@ -128,7 +129,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """The answer to one command; `reason` says why it was refused."""
+    """The answer to one command; `reason` says why the command was refused."""
 
     schema: str = "benchd.response/1"
     id: str = ""
@@ -171,10 +172,10 @@ class Latest(Struct, frozen=True, kw_only=True):
 
 
 class Deployed(Struct, frozen=True, kw_only=True):
-    """Retained: what is deployed from a folder of `benchd ship`, its promise, and how the last verification judged it.
+    """Retained: what is deployed from a `benchd ship` folder, its promise, and the verdict of the last verification.
 
-    `change` is the time now over the promised one minus 1, with its 95 % interval; `since` is when the verdict began.
-    `better` names the variant that the plan's results show ahead of the shipped one, and by how much.
+    `change` is the current time divided by the promised one, minus 1, with its 95 % interval; `since` is when the
+    verdict began. `better` gives the variant that is ahead of the shipped one in the plan's results, and by how much.
     """
 
     schema: str = "benchd.deployed/1"

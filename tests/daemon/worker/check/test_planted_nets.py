@@ -20,7 +20,7 @@ def each(names, variants):
 
 # faults that docs/measuring.md names by these words
 NAMED = {
-    "No check of this kind sees a change smaller than rounding": each(
+    "Such a check cannot detect a change smaller than the rounding error": each(
         "gelu_by_tanh sums_in_half_precision rounded_to_tenths", "fp16 bf16"
     )
     | each("probability_of_one_class_zero", "fp16 bf16")
