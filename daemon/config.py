@@ -148,7 +148,9 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     beside: Annotated[str | None, Option("Another case to run at this rate during the measurement.", "CASE:30Hz")] = (
         None
     )
-    preset: Annotated[str, Option("quick, standard or thorough (default: the --config's, else quick).")] = "standard"
+    preset: Annotated[
+        str, Option("How much to measure (default: the --config's, else quick).", "quick|standard|thorough")
+    ] = "standard"
     processes: Annotated[int | None, Option("Fresh processes per case.")] = None
     seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED), Option("Seed of random weights and inputs.")] = 0
     threads: Annotated[list[int], Option("CPU threads of the model (default: all).", "1,2")] = []
@@ -166,7 +168,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         None
     )
     queue: Annotated[int | None, Option("Requests that may wait; others are dropped (default 32).")] = None
-    provider: Annotated[Provider | None, Option("Provider of ONNX Runtime: cpu, cuda or tensorrt.")] = None
+    provider: Annotated[Provider | None, Option("Provider of ONNX Runtime.", "cpu|cuda|tensorrt")] = None
     dla: Annotated[Core | None, Option("DLA core of a Jetson, for TensorRT variants.")] = None
     module: Annotated[str | None, Option("Your own module, by file or package.", "FILE.py:FUNCTION")] = None
     onnx: Annotated[str | None, Option("Your own ONNX file.", "FILE")] = None

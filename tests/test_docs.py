@@ -68,6 +68,12 @@ def test_the_help_of_no_command_has_a_group_of_more_than_twelve_and_no_group_nam
     assert set(" ".join(GROUPS.values()).split()) - known == set()
 
 
+def test_the_help_of_no_command_shows_a_type_of_python():
+    shown = {line: command.get_help(click.Context(command, info_name=line)) for line, command in commands()}
+    types = r"<\w.*>|\b(TEXT|INTEGER|FLOAT|BOOLEAN|list\[)"
+    assert {line: found for line, text in shown.items() if (found := re.findall(types, text))} == {}
+
+
 def test_the_sample_configuration_is_read_and_shows_every_key():
     sample = config.read(DOCS / "benchd.toml")
     assert plan.plan(sample.suite, sample.limits, Machine("cpu", has_cxx=True))

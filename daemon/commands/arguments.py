@@ -23,7 +23,7 @@ from benchd.models import data_named, demo
 
 T = TypeVar("T")
 
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:N, GPU-UUID or auto.", metavar="DEVICE")]
 Artifacts = Annotated[
     Path | None, typer.Option(help="Folder of exported files to use before exporting any.", metavar="DIR")
 ]
@@ -48,7 +48,6 @@ MaxLatency = Annotated[
 ]
 MaxPower = Annotated[str | None, typer.Option(help="Maximum mean input power.", metavar="10W")]
 MaxMemory = Annotated[str | None, typer.Option(help="Maximum peak memory.", metavar="2GiB")]
-MinEffect = Annotated[str, typer.Option(help="Smallest difference that counts.", metavar="1%")]
 MinAgreement = Annotated[
     float | None,
     typer.Option(help="Minimum share of images, ties excluded, with float64's class (default 0.98).", metavar="0.995"),

@@ -18,7 +18,8 @@ GROUPS = {
     "Trace": "method steps warmup workload kernel-regex snn-kernels sort verify",
     "Results": "output mqtt ca-file certificate-file key-file baseline fail-on report json junit markdown case records",
 }
-METAVARS = {"int": "N", "float": "NUMBER", "path": "PATH", "str": "TEXT", "list[Path]": ""}
+FORMS = {"int": "N", "float": "N", "path": "FILE"}
+"""What stands for a value in the help, by the type of an option that says nothing else."""
 
 
 class StrictCommand(TyperCommand):
@@ -30,8 +31,9 @@ class StrictCommand(TyperCommand):
         many = len(self.get_params(ctx)) > MOST_TOGETHER
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
-                form = re.sub(r"<([\w\[\]]+)( range)?>", lambda match: METAVARS.get(match[1], match[0]), record[0])
-                rows[_group(parameter, many=many)].append((form, record[1]))
+                group = _group(parameter, many=many)
+                form = re.sub(r"<(\w+)( range)?>", lambda match: FORMS.get(match[1], match[0]), record[0])
+                rows[group].append((re.sub(r" <.*", "", record[0]) if group == "Arguments" else form, record[1]))
         for group, of_group in rows.items():
             if of_group:
                 with formatter.section(group):

@@ -58,12 +58,18 @@ def compare(
     pairs: Annotated[
         int | None, typer.Option(help="Number of pairs (default 7, extended to 11 or 15 while undecided).")
     ] = None,
-    min_effect: arguments.MinEffect = "0.5%",
+    min_effect: Annotated[
+        str, typer.Option(help="Smallest difference that is FASTER or SLOWER.", metavar="0.5%")
+    ] = "0.5%",
     fail_on: arguments.FailOn = "check,slower,inconclusive",
-    preset: Annotated[str, typer.Option(help="With --live: how long each process measures.")] = "quick",
+    preset: Annotated[
+        str, typer.Option(help="With --live: how long each process measures.", metavar="quick|standard|thorough")
+    ] = "quick",
     device: arguments.Device = "auto",
     config: Annotated[Path | None, typer.Option(help="With --live: a TOML file for limits and delivery.")] = None,
-    output: Annotated[Path, typer.Option(help="With --live: folder for the records.")] = Path("bench-out"),
+    output: Annotated[Path, typer.Option(help="With --live: folder for the records.", metavar="DIR")] = Path(
+        "bench-out"
+    ),
     junit: Annotated[Path | None, typer.Option(help="Also write the verdicts as JUnit XML.", metavar="FILE")] = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Also write the verdicts as Markdown, for a comment.", metavar="FILE")

@@ -16,14 +16,18 @@ app = application()
 def dashboard(
     mqtt: Annotated[str, typer.Option(help="The fleet's broker.", metavar="mqtt://HOST[:PORT]")],
     database: Annotated[
-        str | None, typer.Option(help="sqlite:///PATH or postgresql://HOST/NAME (default: a file in the state folder).")
+        str | None,
+        typer.Option(
+            help="sqlite:///PATH or postgresql://HOST/NAME (default: a file in the state folder).", metavar="URL"
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to serve the pages on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to serve the pages on.", metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve the pages on.", min=1, max=65535)] = 8420,
     collector: Annotated[
-        str | None, typer.Option(help="Name of this collector, unique in the fleet (default: the host's name).")
+        str | None,
+        typer.Option(help="Name of this collector, unique in the fleet (default: the host's name).", metavar="NAME"),
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Run only the `collector` or only the `pages`.")] = None,
+    only: Annotated[str | None, typer.Option(help="Run only one of the two.", metavar="collector|pages")] = None,
     notify: Annotated[
         Path | None,
         typer.Option(help="Tell people about regressions, silent devices and failed checks.", metavar="FILE.toml"),

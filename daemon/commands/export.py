@@ -40,15 +40,19 @@ app = application()
 def export(
     given: dict[str, Any],
     models: Annotated[str | None, typer.Argument(help="Models, separated by commas.", metavar="[MODEL,...]")] = None,
-    to: Annotated[str, typer.Option(help="onnx, or tensorrt on the GPU that will run it.")] = "onnx",
+    to: Annotated[
+        str, typer.Option(help="What to write; tensorrt on the GPU that will run it.", metavar="onnx|tensorrt")
+    ] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32, fp16, int8.", metavar="A,B")] = "fp32",
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes; `dynamic` for any.", metavar="1,4,dynamic")] = "1",
     images: Annotated[int, typer.Option(help="Images to calibrate with.", min=1)] = CALIBRATION_IMAGES,
     quantised_for: Annotated[
         str,
-        typer.Option(help="Target of int8 files: cpu (x86), avx2 (x86 without VNNI), arm or tensorrt."),
+        typer.Option(
+            help="Target of int8 files: cpu (x86), avx2 (x86 without VNNI), arm or tensorrt.", metavar="TARGET"
+        ),
     ] = "auto",
-    form: Annotated[str, typer.Option(help="Form of the scan: auto, scan or two_level.")] = "auto",
+    form: Annotated[str, typer.Option(help="Form of the scan.", metavar="auto|scan|two_level")] = "auto",
     output: Annotated[
         Path | None, typer.Option(help="Write here instead of to the store.", metavar="FILE.onnx|DIR")
     ] = None,

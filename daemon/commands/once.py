@@ -55,7 +55,9 @@ def once(
     artifacts: arguments.Artifacts = None,
     workspace: arguments.Workspace = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file; options on the command line override it.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.")] = Path("bench-out"),
+    output: Annotated[Path, typer.Option(help="Folder for records.jsonl and the raw times.", metavar="DIR")] = Path(
+        "bench-out"
+    ),
     mqtt: arguments.Publish = None,
     baseline: Annotated[
         str | None,

@@ -88,10 +88,12 @@ def profile(
             metavar="A,B",
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="How much to run: quick, standard or thorough.")] = "standard",
+    preset: Annotated[str, typer.Option(help="How much to run.", metavar="quick|standard|thorough")] = "standard",
     steps: Annotated[int | None, typer.Option(help="Number of traced steps.", min=1)] = None,
     warmup: Annotated[int | None, typer.Option(help="Number of warm-up steps before the trace.", min=0)] = None,
-    workload: Annotated[str, typer.Option(help="forward, eval (data, model, loss, item) or train.")] = "forward",
+    workload: Annotated[
+        str, typer.Option(help="What a step runs; eval: data, model, loss, item.", metavar="forward|eval|train")
+    ] = "forward",
     device: arguments.Device = "auto",
     kernel_regex: Annotated[str | None, typer.Option(help="Kernels that ncu counts.", metavar="REGEX")] = None,
     snn_kernels: Annotated[bool, typer.Option("--snn-kernels", help="Count only spiking neurons with ncu.")] = False,

@@ -17,7 +17,9 @@ app = application()
 def report(
     files: Files,
     format_: Annotated[str, typer.Option("--format", help="Any of html, md, csv, json.", metavar="A,B")] = "html",
-    output: Annotated[Path, typer.Option(help="Folder for report.html and the other formats.")] = Path("bench-out"),
+    output: Annotated[Path, typer.Option(help="Folder for report.html and the other formats.", metavar="DIR")] = Path(
+        "bench-out"
+    ),
 ) -> None:
     """Write records as HTML, Markdown, CSV or JSON."""
     formats = choices("format", names("--format", format_), list(reporting.FORMATS))

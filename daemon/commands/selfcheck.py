@@ -31,7 +31,9 @@ app = application()
 @app.command(epilog="Example: benchd selfcheck --output selfcheck")
 def selfcheck(
     device: Device = "auto",
-    output: Annotated[Path, typer.Option(help="Folder for selfcheck.json and the records.")] = Path("selfcheck"),
+    output: Annotated[Path, typer.Option(help="Folder for selfcheck.json and the records.", metavar="DIR")] = Path(
+        "selfcheck"
+    ),
     wait: Wait = None,
     quiet_for: QuietFor = None,
     json: AsJson = False,

@@ -62,7 +62,10 @@ def ship(
         str | None, typer.Option(help="Ship in each of these power modes, to DIR-MODE.", metavar="15W,25W")
     ] = None,
     device: arguments.Device = "auto",
-    min_effect: arguments.MinEffect = "1%",
+    min_effect: Annotated[
+        str,
+        typer.Option(help="Variants this close are equally fast: of them the simplest ships.", metavar="1%"),
+    ] = "1%",
     minutes: Annotated[float, typer.Option(help="Race time limit in minutes; the winner is always confirmed.")] = 15.0,
     out: Annotated[Path, typer.Option("--output", help="The folder to write.", metavar="DIR")] = Path("shipped"),
     config: arguments.ConfigFile = None,

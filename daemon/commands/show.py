@@ -23,7 +23,9 @@ app = application()
 @app.command(epilog="Example: benchd show bench-out --command")
 def show(
     record: Annotated[str, typer.Argument(help="A result file or folder, or the id of a run or a case.")],
-    results_: Annotated[Path, typer.Option("--results", help="Where to look up an id.")] = Path("bench-out"),
+    results_: Annotated[Path, typer.Option("--results", help="Where to look up an id.", metavar="FILE|DIR")] = Path(
+        "bench-out"
+    ),
     command: Annotated[bool, typer.Option("--command", help="Print the command that measures it again.")] = False,
 ) -> None:
     """Print records in full, or how to repeat them."""

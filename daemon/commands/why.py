@@ -67,8 +67,10 @@ def why(
         Path | None, typer.Option(help="Take the packages of --lock from this folder alone.", metavar="DIR")
     ] = None,
     index: Annotated[str | None, typer.Option(help="Take them from this package index.", metavar="URL")] = None,
-    min_effect: arguments.MinEffect = "1%",
-    preset: Annotated[str, typer.Option(help="How long each process measures.")] = "quick",
+    min_effect: Annotated[str, typer.Option(help="Smallest change that is explained.", metavar="1%")] = "1%",
+    preset: Annotated[
+        str, typer.Option(help="How long each process measures.", metavar="quick|standard|thorough")
+    ] = "quick",
     device: arguments.Device = "auto",
     config: arguments.ConfigFile = None,
     output: Annotated[Path, typer.Option(help="Folder for the records and the log.", metavar="DIR")] = Path("why-out"),
