@@ -37,6 +37,7 @@ _Where = tuple[str, str]  # the device that computes, and the power mode
 class Change(NamedTuple):
     """The time of a case on a board now against before, each of some runs, of which the newest one's key and time.
 
+    `first_s` is when the case was first measured as it is now, and so at the latest when it changed.
     `differences` are those of the setups, in words, and `separating` is what would tell which of them counts; both are
     empty in one setup. The verdict is corrected for all changes in the fleet.
     """
@@ -48,6 +49,7 @@ class Change(NamedTuple):
     now_key: str
     runs: tuple[int, int]
     last_s: tuple[float, float]
+    first_s: float
     pair: Pair
     differences: tuple[str, ...]
     separating: str
@@ -113,7 +115,7 @@ def _since_update(board: Runs, part: Callable[[Result], object]) -> Iterator[Cha
         for now, *earlier in by_place(of_case).values():
             before = next((was for was in earlier if part(was) != part(now)), None)
             if before:
-                yield from _change(board, (before, now), board.keys(before, RUNS), board.keys(now, RUNS))
+                yield from _change(board, (before, now), board.keys(before, RUNS))
 
 
 def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
@@ -125,7 +127,7 @@ def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
         for where, (now, *_) in by_place(newer).items():
             if before := next(iter(at_date.get(where, [])), None):
                 until = board.keys(before, RUNS, before_s=date_s)
-                yield from _change(board, (before, now), until, board.keys(now, RUNS, since_s=date_s))
+                yield from _change(board, (before, now), until, date_s)
 
 
 def by_place(of_case: Sequence[Result], *, reported: bool = True) -> dict[_Where, list[Result]]:
@@ -138,9 +140,10 @@ def by_place(of_case: Sequence[Result], *, reported: bool = True) -> dict[_Where
 
 
 def _change(
-    board: Runs, of: tuple[Result, Result], before_keys: Sequence[str], now_keys: Sequence[str]
+    board: Runs, of: tuple[Result, Result], before_keys: Sequence[str], since_s: float | None = None
 ) -> Iterator[Change]:
-    """Yield the change between the newest runs of two setups, which may be one; nothing without runs."""
+    """Yield the change between runs of two setups, which may be one; nothing without runs."""
+    now_keys = board.keys(of[1], RUNS, since_s=since_s)
     records = board.records([*before_keys, *now_keys])
     before, now = ([record for record in records if record.key in keys] for keys in (before_keys, now_keys))
     if before and now:
@@ -155,6 +158,7 @@ def _change(
             now_key=other.key,
             runs=(len(before), len(now)),
             last_s=(of[0].measured_s, of[1].measured_s),
+            first_s=board.first_s(of[1], since_s),
             pair=pair(*sides, across_setups=is_across),
             differences=tuple(map(short, _differences(one, other)[:DIFFERENCES])) if is_across else (),
             separating=_separating(one, other)[:SEPARATING_CHARS] if is_across else "",

@@ -1,19 +1,20 @@
 """What is wrong with each board, in one word: the worst comes first on Home and Fleet."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
 from sqlalchemy import select
 
-from benchd.daemon.delivery.messages import Latest
+from benchd.daemon.delivery.messages import Event, Latest
+from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard import queries
 from benchd.dashboard.answers import Choice
 from benchd.dashboard.changes import Change, extent
 from benchd.dashboard.limits import READ
 from benchd.dashboard.queries import Device
-from benchd.dashboard.schema import DOCUMENT
+from benchd.dashboard.schema import DOCUMENT, EVENT
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import age, figure
 
@@ -32,11 +33,12 @@ SHAPES: dict[Condition, str] = {
 
 
 class BoardCondition(NamedTuple):
-    """A device, the worst that is wrong with it, and what exactly."""
+    """A device, the worst that is wrong with it, what exactly, and since when it is slower if that is known."""
 
     device: Device
     condition: Condition
     detail: str
+    since_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -49,12 +51,17 @@ def boards(
 ) -> list[BoardCondition]:
     """Return every known board, those in trouble first; `changes` of all its cases say how much slower one became."""
     slower, changed = _slower(store), defaultdict[str, list[Change]](list)
+    regressed_s = _regressed_s(store, slower)
     for change in changes:
         changed[change.device_id].append(change)
     fleet = []
     for device in queries.fleet(store, now_s):
         id_ = device.device_id
-        fleet.append(BoardCondition(device, *_worst(device, slower[id_], choices.get(id_, ()), changed[id_])))
+        condition, detail = _worst(device, slower[id_], choices.get(id_, ()), changed[id_])
+        began_s = [at_s for one in slower[id_] if (at_s := regressed_s.get((id_, one.case_id)))]
+        began_s = began_s or [change.first_s for change in changed[id_] if change.verdict.answer == "slower"]
+        since_s = min(began_s, default=None) if condition == "slower" else None
+        fleet.append(BoardCondition(device, condition, detail, since_s))
     return sorted(fleet, key=lambda board: (CONDITIONS.index(board.condition), board.name))
 
 
@@ -84,6 +91,21 @@ def _slower(store: Store) -> dict[str, list[Latest]]:
     for device_id, body in store.read(wanted.limit(10 * READ)):
         by_device[device_id].append(msgspec.json.decode(body, type=Latest))
     return by_device
+
+
+def _regressed_s(store: Store, devices: Collection[str]) -> dict[tuple[str, str], float]:
+    """Return when each case of these devices last became slower than its baseline, by device and case."""
+    if not devices:
+        return {}
+    wanted = select(EVENT.c.device_id, EVENT.c.arrived_s, EVENT.c.body)
+    wanted = wanted.where(EVENT.c.name == "regression", EVENT.c.device_id.in_(devices))
+    found: dict[tuple[str, str], float] = {}
+    for device_id, arrived_s, body in store.read(wanted.order_by(EVENT.c.arrived_s.desc()).limit(READ)):
+        event = msgspec.json.decode(body, type=Event)
+        if event.judgement:
+            at_s = measured_s(event.t_wall, arrived_s) or arrived_s
+            found.setdefault((device_id, event.judgement.case_id), at_s)
+    return found
 
 
 def _worst(

@@ -5,6 +5,7 @@ Text from a device is shown as text of bounded length, never as HTML.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
@@ -18,7 +19,7 @@ from starlette.requests import Request
 
 from benchd.daemon.reporting.palette import LOOK
 from benchd.dashboard.limits import SHOWN
-from benchd.dashboard.text import clock, more, short
+from benchd.dashboard.text import age, clock, more, short
 
 REFRESH_S = 2.0
 PATIENCE_S = 30.0  # of NiceGUI with a page that is being built; it would answer 500 after 3 s on a busy board
@@ -192,6 +193,11 @@ def local(unix_s: float) -> str:
         return clock(unix_s, ZoneInfo(ui.context.client.storage.get("zone", "")))
     except (ZoneInfoNotFoundError, ValueError, OSError):
         return clock(unix_s)
+
+
+def since_when(unix_s: float) -> str:
+    """Return since when something is so, with how long ago that is."""
+    return f"since {local(unix_s)}, {age(time.time() - unix_s)}"
 
 
 def record_path(key: str) -> str:

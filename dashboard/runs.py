@@ -9,10 +9,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Select, func, select
 from sqlalchemy.exc import DBAPIError
 
 from benchd.daemon.records import PROFILED, ProcessResult, Record
@@ -62,12 +62,15 @@ class Runs:
 
     def keys(self, of: Result, limit: int, since_s: float | None = None, before_s: float | None = None) -> list[str]:
         """Return the newest runs of the case of a result in its setup, the newest first."""
-        same = [RESULT.c[name] == getattr(of, name) for name in ("device_id", "case_id", "tool_version", "fingerprint")]
-        wanted = select(RESULT.c.key).where(*same, ~RESULT.c.flags.contains(PROFILED))
-        wanted = wanted if since_s is None else wanted.where(RESULT.c.measured_s >= since_s)
+        wanted = _alike(of, RESULT.c.key, since_s)
         wanted = wanted if before_s is None else wanted.where(RESULT.c.measured_s < before_s)
         newest = wanted.order_by(*NEWEST_FIRST).limit(limit)
         return list(self._connection.execute(newest).scalars())
+
+    def first_s(self, of: Result, since_s: float | None = None) -> float:
+        """Return when the case of a result was first measured in its setup, at the earliest at `since_s`."""
+        first = _alike(of, RESULT.c.measured_s, since_s).order_by(RESULT.c.measured_s).limit(1)
+        return float(self._connection.execute(first).scalar() or of.measured_s)
 
     def records(self, keys: Iterable[str]) -> list[Record]:
         """Return records in the order of their keys, as many of the first as RECORDS_BYTES hold."""
@@ -82,6 +85,13 @@ class Runs:
         rows = self._connection.execute(select(BODY.c.key, BODY.c.body).where(BODY.c.key.in_(held)))
         records = {key: _decoded(body) for key, body in rows}
         return [records[key] for key in held]
+
+
+def _alike(of: Result, wanted: ColumnElement[Any], since_s: float | None) -> Select[Any]:
+    """Return the query of this column of the runs of a result's case in its setup."""
+    same = [RESULT.c[name] == getattr(of, name) for name in ("device_id", "case_id", "tool_version", "fingerprint")]
+    since = [] if since_s is None else [RESULT.c.measured_s >= since_s]
+    return select(wanted).where(*same, *since, ~RESULT.c.flags.contains(PROFILED))
 
 
 def _decoded(body: bytes) -> Record:

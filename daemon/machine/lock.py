@@ -5,6 +5,7 @@ import os
 import stat
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ SERVICE = "service.lock"  # held by the process that writes a state folder
 MODE = 0o644
 RUN_LOCK = Path("/run/lock")
 FREE_POLL_S = 0.5
+NAMED_CHARS = 50  # of the command that holds the lock
 
 
 def default_path(folder: Path = RUN_LOCK) -> Path:
@@ -37,15 +39,15 @@ def default_path(folder: Path = RUN_LOCK) -> Path:
 
 
 class Busy(NotAvailable):
-    """Another process, the `holder`, is measuring on this machine."""
+    """Another process, the `holder`, is measuring on this machine, as `state` says."""
 
-    def __init__(self, message: str, holder: str) -> None:
-        super().__init__(message)
-        self.holder = holder
+    def __init__(self, holder: str) -> None:
+        self.holder, self.state = holder, f"this machine is already being measured by {holder}{_doing()}"
+        super().__init__(f"{self.state}; wait until that ends, or stop it (the service with `systemctl stop benchd`)")
 
 
 class Activity(Struct):
-    """What the service is measuring, and when it will end at the latest, on CLOCK_MONOTONIC."""
+    """What the service measures now, and about when it ends, on CLOCK_MONOTONIC."""
 
     case_id: str
     ends_s: float
@@ -73,7 +75,7 @@ class MachineLock:
                 if self._waiting is None:
                     raise
                 if not is_told:
-                    self._waiting.write(f"waiting: {busy}\n")
+                    self._waiting.write(f"waiting: {busy.state}\n")
                     self._waiting.flush()
                 is_told = True
             time.sleep(FREE_POLL_S)
@@ -85,9 +87,9 @@ class MachineLock:
                 raise NotAvailable(f"the lock {self._path} is not a regular file; remove what is there")
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = _holder(os.fstat(self._fd)) or "another process"
+            holder = _holder(os.fstat(self._fd)) or f"another process, which holds {self._path}"
             os.close(self._fd)
-            raise _busy(holder, self._path) from error
+            raise Busy(holder) from error
         except BaseException:
             os.close(self._fd)
             raise
@@ -111,24 +113,24 @@ class MachineLock:
             ) from error
 
 
-def _busy(holder: str, path: Path) -> Busy:
-    return Busy(
-        f"this machine is already being measured: {holder} holds {path}{_doing()}; wait until it ends, "
-        "or stop it (the service with `systemctl stop benchd`)",
-        holder,
-    )
-
-
 def _holder(file: os.stat_result) -> str | None:
-    """Return a description of the process that /proc/locks lists for this file, or None if it lists none."""
+    """Return the command and the id of the process that /proc/locks names for this file, None if it names none."""
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for line in (text(Path("/proc/locks")) or "").splitlines():
         fields = line.split()
         if "FLOCK" in fields and "->" not in fields and fields[5] == wanted and int(fields[4]) > 0:
             words = (text(Path("/proc", fields[4], "cmdline")) or "?").split("\0")
-            command = " ".join(map(without_credentials, words))  # the service publishes it
-            return f"process {fields[4]} ({' '.join(command.split())[:120]})"
+            return f"`{_called(words)}` (process {fields[4]})"
     return None
+
+
+def _called(words: Sequence[str]) -> str:
+    """Return the beginning of a command line as a person typed it: without folders, and without Python before it."""
+    known = [without_credentials(word) for word in words]  # the service publishes it
+    names = [Path(word).name if word.startswith("/") else word for word in known]
+    typed = names[1:] if names[0].startswith("python") and names[1:] else names
+    line = " ".join(" ".join(typed).split())
+    return line if len(line) <= NAMED_CHARS else f"{line[:NAMED_CHARS]}…"
 
 
 def _doing(path: Path = ACTIVITY) -> str:
@@ -138,4 +140,4 @@ def _doing(path: Path = ACTIVITY) -> str:
     except msgspec.DecodeError:
         return ""
     left_s = activity.ends_s - time.monotonic()
-    return f" and is measuring {activity.case_id}, for at most {left_s:.0f} s more" if left_s > 0 else ""
+    return f" and is measuring {activity.case_id}, for about {left_s:.0f} s more" if left_s > 0 else ""

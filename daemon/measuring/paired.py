@@ -302,12 +302,12 @@ def _verdict(request: Request, min_effect: float, ratios: Sequence[float]) -> Ve
 def _tell(sides: Sequence[Side], ratios: Sequence[float], pairs: int | None, elapsed_s: float, err: TextIO) -> None:
     a = sides[0].medians_ms[-1]
     done, most = len(ratios), pairs or LOOKS[-1]
-    left_s = (most - done) * elapsed_s / done
+    left = f"about {(most - done) * elapsed_s / done:.0f} s {'left' if pairs else f'to pair {most}'}"
     change = f"{100 * (ratios[-1] - 1):+.2f} %"
     mark = doubts.mark(side.record() for side in sides)
     err.write(
-        f"pair {done} of {'' if pairs else 'at most '}{most}: A {a:.4g} ms, B {change}{mark}, "
-        f"{elapsed_s:.0f} s so far, {'' if pairs else 'at most '}{left_s:.0f} s left\n"
+        f"pair {done} of {'' if pairs else f'{LOOKS[0]} to '}{most}: A {a:.4g} ms, B {change}{mark}, "
+        f"{elapsed_s:.0f} s so far{f', {left}' if done < most else ''}\n"
     )
     err.flush()
 

@@ -105,7 +105,7 @@ class Planned:
 
     @property
     def seconds(self) -> float:
-        """Return an upper estimate of how long the case takes.
+        """Return about how long the case takes on two cores.
 
         Without its accuracy, which depends on the data, and the requests that a search needs for its percentile.
         """

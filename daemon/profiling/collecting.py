@@ -169,7 +169,8 @@ def _collect(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
             for answer in child.messages():
                 if isinstance(answer, Collected):
                     return answer
-                show(sys.stderr, f"{job.case.case_id}: {answer.name} {answer.done}", ticks=answer.name != "measure")
+                is_timed = answer.name == "measure" and answer.done != "memory"
+                show(sys.stderr, f"{job.case.case_id}: {answer.name} {answer.done}", ticks=not is_timed)
             if child.has_ended:
                 return Collected(error=f"the process that profiles {_ending(child.reap())} and gave no result")
     return Collected(error=f"it took longer than {deadline_s:g} s")

@@ -3,6 +3,7 @@
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -33,7 +34,8 @@ from benchd.daemon.verdicts.timings import disturbed, two_levels
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
 NO_INTERVAL = "timing.low_ms"  # in `missing`
-TIMED: tuple[StageName, ...] = ("idle", "warm_up", "measure", "probe")
+COLD_START: tuple[StageName, ...] = ("import", "build", "export", "load")  # the stages that its time consists of
+SILENT_S = 2.0  # without a clock, from which on a line says so
 SAY_S = 10.0
 PLAIN_WIDTH = 180  # columns if there is no terminal
 
@@ -47,27 +49,43 @@ class Screen(Sink):
         self._err, self._lines = err, _Lines(err)
         self._records: list[Record] = []
         self._total = self._place = 0
+        self._ended: Counter[str] = Counter()  # processes by case
+        self._running: tuple[str, int] | None = None
 
     def begin(self, plan: Sequence[Planned]) -> None:
-        """Say how long it can take."""
+        """Say about how long it takes."""
         groups = in_rounds(plan)
         self._total, self._plan = len(plan), [entry for group in groups for entry in group]
+        self._began_s, self._spent_s = time.monotonic(), 0.0
         self._starts = [self._plan.index(group[0]) for group in groups for _ in group]
         for text in _extent(plan):
             self._err.write(f"{text}\n")
 
     def _left(self) -> str:
-        """Return the longest time that the remaining cases can take."""
-        return _clock(sum(planned.seconds for planned in self._plan[self._place :]))
+        """Return about how long the remaining processes take, at the pace of those that ended."""
+        done_s = sum(entry.seconds * self._share_ended(entry) for entry in self._plan)
+        left_s = sum(entry.seconds * (1.0 - self._share_ended(entry)) for entry in self._plan[self._place :])
+        return duration(left_s * (self._spent_s / done_s if done_s else 1.0))
+
+    def _share_ended(self, entry: Planned) -> float:
+        return self._ended[entry.case.case_id] / entry.limits.processes
+
+    def _note(self, of_case: str, process: int) -> None:
+        """Count the process before this one as ended."""
+        if self._running and self._running != (of_case, process):
+            self._ended[self._running[0]] += 1
+            self._spent_s = time.monotonic() - self._began_s
+        self._running = of_case, process
 
     def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
         """Show the running case, its process and its stage."""
         case, place = planned.case, self._plan.index(planned)
+        self._note(case.case_id, process)
         self._place = max(self._place, self._starts[place])  # a search may skip cases
-        process_of = f" {process + 1}/{planned.limits.processes}" if planned.limits.processes > 1 else ""
-        text = f"{_name(case)} {case.direction}{process_of}: {_stage(stage, done)}"
-        place_and_left = f"[{self._place + 1}/{self._total}] at most {self._left()} left, {text}"
-        if not show(self._err, place_and_left, ticks=_ticks(case, stage)):
+        process_of = f", process {process + 1} of {planned.limits.processes}" if planned.limits.processes > 1 else ""
+        text = f"{_name(case)}{process_of}: {_stage(stage, done)}"
+        place_and_left = f"[{self._place + 1}/{self._total}] about {self._left()} left: {text}"
+        if not show(self._err, f"{place_and_left}{_silence(planned, stage)}", ticks=_ticks(case, stage)):
             self._lines.say(f"[{place + 1}/{self._total}] {text}", is_new=not done)
 
     def publish(self, record: Record, body: bytes) -> None:
@@ -121,23 +139,34 @@ class SlowStages(Sink):
     def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
         """Show the stage, without a terminal an export or a check in the first process."""
         text = f"{_name(planned.case)}: {_stage(stage, done)}"
-        if show(self._err, text, ticks=_ticks(planned.case, stage)):
+        if show(self._err, f"{text}{_silence(planned, stage)}", ticks=_ticks(planned.case, stage)):
             return
         if process == 0 and (stage == "check" or (stage == "export" and planned.case.variant.backend in FILE_BACKENDS)):
             self._lines.say(text, is_new=not done)
 
 
 def _name(case: Case) -> str:
-    return f"{case.model} {case.variant.label} b{case.batch_size}"
+    training = " training" if case.direction == "training" else ""
+    return f"{case.model} {case.variant.label} b{case.batch_size}{training}"
 
 
 def _stage(stage: StageName, done: str) -> str:
-    return f"{stage.replace('_', ' ')} {done}".rstrip()
+    return ", ".join(filter(None, [stage.replace("_", " "), done]))
 
 
 def _ticks(case: Case, stage: StageName) -> bool:
     """Return whether the clock may tick in this stage: a thread that draws would disturb what is timed."""
-    return stage not in TIMED and case.scenario != "cold_start"
+    return stage not in COLD_START if case.scenario == "cold_start" else stage != "measure"
+
+
+def _silence(planned: Planned, stage: StageName) -> str:
+    """Return how long a stage lasts in which the clock stands still; empty for a moment, or if it ticks."""
+    if _ticks(planned.case, stage):
+        return ""
+    if planned.case.scenario == "cold_start":
+        return ", with the clock stopped until its first answer"
+    cap_s = planned.limits.rule.cap_s
+    return f", with the clock stopped for about {duration(cap_s)}" if cap_s > SILENT_S else ""
 
 
 def console_on(file: TextIO) -> Console:
@@ -151,9 +180,12 @@ def console_on(file: TextIO) -> Console:
     return Console(file=file, width=size.columns, height=size.lines, highlight=False, emoji=False)
 
 
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
+def duration(seconds: float) -> str:
+    """Return a rough time in the unit that a person would use."""
+    if seconds < 100.0:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60.0)
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60.0:.1f} h"
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
@@ -389,9 +421,9 @@ def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
 
 
 def _extent(plan: Sequence[Planned]) -> Iterator[str]:
-    """Yield how many cases a plan has, how long they can take and what may come on top."""
+    """Yield how many cases a plan has, about how long they take and what comes on top."""
     cases = f"{len(plan)} case{'s' if len(plan) > 1 else ''}"
-    yield f"{cases}, at most about {_clock(sum(planned.seconds for planned in plan))}"
+    yield f"{cases}, about {duration(sum(planned.seconds for planned in plan))}"
     if any(planned.inputs.accuracy for planned in plan):
         yield "plus accuracy, whose time depends on the number of images"
     for percentile in sorted({case.searched_percentile for case in plan if case.searched_percentile is not None}):
@@ -402,14 +434,14 @@ def _extent(plan: Sequence[Planned]) -> Iterator[str]:
 
 
 def print_plan(out: TextIO, plan: Sequence[Planned], cannot_run: Mapping[str, Sequence[str]]) -> None:
-    """Print every case of a plan, the variants that cannot run here by reason, and the longest time it can take."""
+    """Print every case of a plan, the variants that cannot run here by reason, and about how long it takes."""
     console = console_on(out)
     rows, reasons = [], []
     for planned in plan:
         case_id, reason = planned.case.case_id, planned.reason
         rows.append([case_id, str(planned.limits.processes), "-" if reason else f"{planned.seconds:.0f} s"])
         reasons += [f"not run: {case_id}: {reason}"] if reason else []
-    print_rows(console, ["case", *figures("processes", "at most")], rows, "plan")
+    print_rows(console, ["case", *figures("processes", "about")], rows, "plan")
     for text in reasons:
         console.print(text, markup=False)
     for text in _extent(plan):

@@ -122,10 +122,10 @@ def measure(state: State, entry: StartedSuite, left: Sequence[Planned]) -> None:
         log(f"not kept: {state.problem}")
 
 
-def _begin(state: State, entry: StartedSuite, most_s: float, case: MeasuredCase) -> None:
+def _begin(state: State, entry: StartedSuite, about_s: float, case: MeasuredCase) -> None:
     """Store the case whose process is next, so that a crash can be attributed to it.
 
-    `most_s` is how long it and those measured in rounds with it may take. While it runs, a file names it, readable for
+    `about_s` is how long it and those measured in rounds with it take. While it runs, a file names it, readable for
     any user's `bench-once`.
     """
     planned, run_id = case.planned, case.run_id
@@ -136,7 +136,7 @@ def _begin(state: State, entry: StartedSuite, most_s: float, case: MeasuredCase)
     state.save()
     path = state.activity_file
     with suppress(OSError):  # informational only, and on a separate file system
-        path.write_bytes(msgspec.json.encode(Activity(planned.case.case_id, run_id.t_mono_ns / 1e9 + most_s)))
+        path.write_bytes(msgspec.json.encode(Activity(planned.case.case_id, run_id.t_mono_ns / 1e9 + about_s)))
         path.chmod(0o644)
 
 

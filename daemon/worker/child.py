@@ -96,11 +96,11 @@ class StageClock:
         self._started_ns = time.monotonic_ns()
         self.seconds: dict[str, float] = {"spawn_s": (self._started_ns - job.spawned_ns) / 1e9}
 
-    def enter(self, name: StageName) -> None:
-        """End the stage that runs and begin this one."""
+    def enter(self, name: StageName, done: str = "") -> None:
+        """End the stage that runs and begin this one, or go on with it as `done` says."""
         self.leave()
         self._current, self._started_ns = name, time.monotonic_ns()
-        send(self._pipe, Stage(name))
+        send(self._pipe, Stage(name, done))
 
     def wait_for_turn(self, then: StageName | None = None) -> None:
         """End the stage that runs, say that this process waits, and do so until its turn; `then` a stage begins."""

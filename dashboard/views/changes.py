@@ -21,11 +21,12 @@ from benchd.dashboard.layout import (
     history_path,
     notice,
     query,
+    since_when,
     stacked,
 )
 from benchd.dashboard.limits import SHOWN, day_s
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import board, clock, count, figure, more, short
+from benchd.dashboard.text import age, board, clock, count, figure, more, short
 
 DATE = "date"
 SINCE = {
@@ -39,7 +40,7 @@ SINCE = {
 CAPTION = "Up to five runs of each setup, by the rule of benchd compare, corrected for all changes in the fleet."
 NONE = "Nothing has changed: no case was measured both before and since. Choose another update or a date."
 NO_MATCH = "No change matches. Clear the search or choose all."
-ACROSS = "across a changed setup; cause not separable"
+ACROSS = "measured before and after, not side by side, so it need not be the cause"
 
 Sort = Literal["slower", "faster", "inconclusive", "same", "not compared"]
 SORTS: tuple[Sort, ...] = get_args(Sort)
@@ -103,7 +104,9 @@ def add(store: Store, changes: Changes) -> None:
                 rest.set_visibility(bool(rest.text))
                 rest.props["href"] = asked[0].path(page=asked[0].page + 1)
                 shown = now.blocks[first : first + SHOWN]
-                if place.renew([(one.now_key, one.verdict) for block in shown for one in block], now.names):
+                judged = [(one.now_key, one.verdict) for block in shown for one in block]
+                ages = [age(time.time() - one.first_s) for block in shown for one in block]
+                if place.renew(judged, ages, now.names):
                     with place.column:
                         for block in shown:
                             _block(block, now.names, asked[0], is_alone=len(now.blocks) == 1)
@@ -185,7 +188,7 @@ def _strip(counts: dict[Sort, int], asked: _Selection) -> None:
 
 
 def _block(block: _Block, names: dict[str, str], asked: _Selection, *, is_alone: bool) -> None:
-    """Show how a board's cases changed with an update, and what would separate its causes; alone, with its cases."""
+    """Show how a board's cases changed with an update, and how to find the cause; alone, with its cases."""
     first = block[0]
     with ui.element("section").classes("card"):
         with ui.element("h2"):
@@ -194,7 +197,7 @@ def _block(block: _Block, names: dict[str, str], asked: _Selection, *, is_alone:
                 shape, look = SHAPES[kind]
                 words = extent(alike, len(block)) if kind in ("slower", "faster") else f"{len(alike)} {kind}"
                 ui.label(f"{shape} {words}").classes(f"figure {look}")
-        cause(first)
+        cause(first._replace(first_s=min(one.first_s for one in block)))
         if is_alone:
             _table([one for one in block if asked.verdict in ("", sort(one))], asked.since)
         else:
@@ -203,14 +206,15 @@ def _block(block: _Block, names: dict[str, str], asked: _Selection, *, is_alone:
 
 
 def cause(change: Change) -> None:
-    """Show what changed with a time and, if that changed too, what would separate the causes."""
+    """Show what changed with a time, since when, and how to find the cause if the time changed too."""
     named, rest = change.differences[:SHOWN], more(len(change.differences) - SHOWN)
     known = ", ".join([*map(short, named), *filter(None, [rest])])
     is_same = sort(change) in ("same", "not compared")
-    where = ("across a changed setup" if is_same else ACROSS) if change.is_across else "in the same setup"
+    where = ("other than before" if is_same else ACROSS) if change.is_across else "in the same setup"
+    ui.label(since_when(change.first_s))
     ui.label(f"{known or 'nothing that a record names'}: {where}").classes("soft")
     if change.separating and not is_same:
-        ui.label(f"what would separate it: {change.separating}").classes("soft")
+        ui.label(f"to find the cause: {change.separating}").classes("soft")
 
 
 def _table(shown: Sequence[Change], since: str) -> None:

@@ -15,11 +15,21 @@ from benchd.daemon.delivery.messages import Deployed
 from benchd.dashboard import queries, text
 from benchd.dashboard.answers import Answers, Outcome
 from benchd.dashboard.conditions import CONDITIONS, SHAPES, TROUBLES, BoardCondition, Condition, boards, counts, looks
-from benchd.dashboard.layout import PATIENCE_S, PagePart, changes_path, follow, frame, heading, history_path, notice
+from benchd.dashboard.layout import (
+    PATIENCE_S,
+    PagePart,
+    changes_path,
+    follow,
+    frame,
+    heading,
+    history_path,
+    notice,
+    since_when,
+)
 from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.matrix import MOST_BOARDS, Cell, Matrix, MatrixRow, matrix
 from benchd.dashboard.store import Store
-from benchd.dashboard.text import count, more, short
+from benchd.dashboard.text import age, count, more, short
 from benchd.dashboard.views.changes import verdict
 from benchd.dashboard.views.fleet import EMPTY, condition_named, strip_of
 from benchd.dashboard.views.shipped import is_stale, word
@@ -30,7 +40,7 @@ NONE = "No results yet. Measure something: bench-once --mqtt URL."
 SHAPE: dict[Outcome, str] = {"ships": "✓", "fastest": "◌", "inconclusive": "≈", "nothing": "—"}
 LEGEND = (
     "✓ ships, ◌ fastest of too few processes, ≈ INCONCLUSIVE, — nothing to ship, ✕ fails its check; ▲ slower, ▼ faster "
-    "and = the same as in the previous setup, across which causes are not separable"
+    "and = the same as before its setup last changed"
 )
 
 _Line = tuple[str, str, str]  # a text, its class and its link
@@ -76,7 +86,8 @@ def add(store: Store, answers: Answers) -> None:
                     with strip.column:
                         strip_of(now.found, "/", chosen)
                 helpless = [board for board in now.found if board.condition in ({chosen} if chosen else TROUBLES)]
-                if troubles.renew([(board.name, board.condition, board.detail) for board in helpless], now.changed):
+                told = [(one.name, one.condition, one.detail, _age(one)) for one in helpless]
+                if troubles.renew(told, now.changed):
                     with troubles.column:
                         _troubles(helpless, now.changed)
                 if table.renew(now.shown, names, now.deployed):
@@ -91,6 +102,10 @@ async def _begin(answers: Answers) -> None:
     with suppress(DBAPIError):
         while (await to_thread(answers.update))[1]:
             pass
+
+
+def _age(board: BoardCondition) -> str:
+    return age(time.time() - board.since_s) if board.since_s else ""
 
 
 def _reading(left: int) -> str:
@@ -122,6 +137,8 @@ def _troubles(helpless: list[BoardCondition], changed: frozenset[str]) -> None:
                 with ui.element("div"):
                     ui.link(short(board.name), f"/device/{quote(board.device.device_id)}").classes("link")
                     ui.label(short(board.detail)).classes("soft")
+                    if board.since_s:
+                        ui.label(since_when(board.since_s))
                     if board.device.device_id in changed:
                         ui.link("which, and why", changes_path(q=board.device.device_id)).classes("link")
             if rest := more(len(alike) - NAMED):

@@ -170,6 +170,7 @@ def test_a_change_is_against_the_setup_before_with_its_interval_and_cause(store)
     change = choice.change
     (board,) = boards(store, choices, NOW_S, answers.changes)
     assert board.detail == "1 of 1 case slower, 10.0 % since l4t 36.4.3 → 36.4.7"
+    assert board.since_s == NOW_S + 9
     assert (change.verdict.answer, change.since) == ("slower", "l4t 36.4.3 → 36.4.7")
     assert change.verdict.interval.low < change.verdict.effect < change.verdict.interval.high
     assert change.verdict.effect == pytest.approx(0.1, rel=1e-2)

@@ -33,6 +33,7 @@ from benchd.dashboard.store import Store
 PAST, SECONDS, VIEWER_BYTES_PER_S = 240, 3, 5 * 1024
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
 CUSTOM = "vim_tiny,custom,b1"
+SINCE = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+, \d+ (s|min|h|days) ago"
 SLOWER = r"▲ \+10\.[01] % \[[0-9.]+, [0-9.]+\] slower"
 TOP1 = "95.0 [88.8, 97.8] %, 1.00 below fp32"
 VIEWS = (  # each with a word of what only it says
@@ -40,7 +41,7 @@ VIEWS = (  # each with a word of what only it says
     ("/fleet", "gone-1"),
     ("/device/orin-1", "nightly"),
     ("/device/hostile", HOSTILE),
-    ("/changes", "across a changed setup; cause not separable"),
+    ("/changes", "not side by side, so it need not be the cause"),
     ("/changes?q=agx-1", "side by side"),
     ("/results", "1-25 of "),
     ("/result/orin-1:r59", "raw record"),
@@ -234,6 +235,7 @@ def test_home_names_what_ships_and_who_needs_help_and_filters_by_the_url(site, b
 def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
     with opened(browser, site) as page:
         page.get_by_text(re.compile(r"1 of 1 case slower, 10\.[01] % since l4t 36\.4\.0 → 36\.4\.1")).wait_for()
+        page.get_by_text(re.compile(rf"^{SINCE}$")).first.wait_for()
         page.get_by_role("link", name=re.compile(SLOWER)).click()
         page.wait_for_url("**/changes?q=agx-1+square%2Ceager%2Cb1")
         page.get_by_role("heading").get_by_text(re.compile(r"▲ 1 of 1 case slower, 10\.[01] %")).wait_for()
@@ -241,8 +243,10 @@ def test_home_leads_to_a_change_whose_cause_is_not_separable(site, browser):
         row.get_by_text(re.compile(SLOWER)).wait_for()
         row.get_by_role("link", name="side by side").click()
         page.get_by_text(re.compile(r"SLOWER: time of B relative to A \+10\.")).wait_for()
-        page.get_by_text("l4t 36.4.0 → 36.4.1: across a changed setup; cause not separable").wait_for()
-        page.get_by_text("undo l4t 36.4.0 → 36.4.1, run bench-once --case ").wait_for()
+        page.get_by_text("l4t 36.4.0 → 36.4.1: measured before and after, not side by side").wait_for()
+        page.get_by_text("to find the cause: undo l4t 36.4.0 → 36.4.1, run bench-once --case ").wait_for()
+        page.goto(f"http://{HOST}:{site}/changes?since=setup")
+        page.get_by_text(re.compile(rf"^{SINCE}$")).first.wait_for()
         page.goto(f"http://{HOST}:{site}/changes")
         page.get_by_label("board, case or what changed").fill("36.4.2")
         page.get_by_text("No change matches").wait_for()

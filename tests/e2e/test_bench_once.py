@@ -356,7 +356,7 @@ def test_who_waits_gets_its_turn_when_the_holder_has_ended(line, begun, tmp_path
     with ExitStack() as held:
         held.enter_context(MachineLock())
         with begun(*words, "--wait", "--device", "cpu") as (process, said):
-            assert "waiting: this machine is already being measured: process " in said.readline()
+            assert "waiting: this machine is already being measured by `" in said.readline()
             held_until = datetime.now(timezone.utc)
             held.close()
             said.read()

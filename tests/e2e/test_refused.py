@@ -215,7 +215,7 @@ def test_dry_run_prints_the_plan_and_why_not(here, tmp_path):
     assert done.returncode == 0
     assert "square,eager,b1" in done.stdout
     assert "TensorRT needs an NVIDIA GPU" in done.stdout
-    assert "2 cases, at most about 00:00:" in done.stdout
+    assert "2 cases, about " in done.stdout
     assert re.search(r"cannot run here: CUDA graphs need an NVIDIA GPU: cudagraph, ", done.stdout)
     assert not (tmp_path / "out").exists()
 

@@ -87,13 +87,12 @@ def _observed(
 ) -> tuple[Batch, int, Observation]:
     """Return the images, how many batches of them are checked, and the variant's answers to these."""
     size, by_share = job.case.batch_size, workload.judged_by == "codes" or job.case.variant.precision == "int8"
+    if job.limits.check_images < SPIKING_IMAGES and not by_share:
+        first = observe(loaded, workload.plain, cycled(workload.images, size), size, job.case.seed)
+        by_share = any(map(agreement.is_whole, first.outputs.values()))
     checked = -(-max(job.limits.check_images, SPIKING_IMAGES if by_share else 0) // size)
     images = _images(workload, size, checked)
     observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed, tell=tell)
-    if checked * size < SPIKING_IMAGES and any(map(agreement.is_whole, observed.outputs.values())):
-        checked = -(-SPIKING_IMAGES // size)
-        images = _images(workload, size, checked)
-        observed = observe(loaded, workload.plain, images[: checked * size], size, job.case.seed, tell=tell)
     return images, checked, observed
 
 
@@ -116,7 +115,8 @@ def _expected(right: Truth, observed: Observation, checked: int) -> Expected | N
 
     Limited to the `checked` batches that fit KNOWN_BYTES, at least one: their answers stay in memory during timing.
     """
-    job, images, dtype, device = (getattr(right.reference, name) for name in ("job", "images", "dtype", "device"))
+    job, images = right.reference.job, right.reference.images
+    dtype, device, tell = right.reference.dtype, right.reference.device, right.reference.tell
     if _draws(right.reference.workload, job):
         return None
     size = job.case.batch_size
@@ -136,7 +136,7 @@ def _expected(right: Truth, observed: Observation, checked: int) -> Expected | N
         batch_size=size,
         limits=right.limits,
         rule=right.rule,
-        reference=lambda: Reference(build(job), job, images, dtype, device),
+        reference=lambda: Reference(build(job), job, images, dtype, device, tell),
     )
 
 

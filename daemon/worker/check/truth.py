@@ -115,10 +115,11 @@ def unmoved(right: Truth, off: NDArray[np.bool_], times: float = EXCUSE_TIMES) -
 
     def compute() -> dict[str, np.ndarray]:
         left = off[rows]
-        for seed in range(NOISE[0], NOISE[0] + EXCUSES):
+        for trial in range(EXCUSES):
             if not left.any():
                 break
-            noisy = right.reference.noisy(rule.format, seed, rows, times)
+            what = f"whether rounding explains what is off, {trial + 1} of {EXCUSES}"
+            noisy = right.reference.noisy(rule.format, NOISE[0] + trial, rows, what, times)
             left = left & ~agreement.off(exact, noisy, right.limits, rule)
         return {"unmoved": left.any(axis=1)}
 
@@ -195,7 +196,8 @@ class Reference:
             """Return the noise of the next images, from the first again behind the last."""
             places = sorted((seed * batches + place) % (total // size) for place in range(batches))
             rows = [row for place in places for row in range(place * size, (place + 1) * size)]
-            return of_batches(exact, places, size, total), self.noisy(rule.format, seed, rows)
+            noisy = self.noisy(rule.format, seed, rows, f"rounding noise {seed + 1} of {draws}")
+            return of_batches(exact, places, size, total), noisy
 
         def compute() -> dict[str, np.ndarray]:
             bounds = agreement.bounds(exact, [draw(seed) for seed in range(draws)], rule)
@@ -229,7 +231,7 @@ class Reference:
         """
         if not self.job.module:
             return {}
-        first = self._run(self._module(), self.images[: self.workload.reference_batch]).outputs
+        first = self._run(self._module(), self.images[: self.workload.reference_batch], what="first answers").outputs
         return {"first": references.digest([torch.from_numpy(values) for values in first.values()], *first)}
 
     def _module(self) -> nn.Module:
@@ -242,14 +244,16 @@ class Reference:
         run = doubled.reading(module) if self.dtype == torch.float64 else module
         return Loaded(spread(run) if isinstance(self.images, Tensors) else run, self.dtype, self.device, module)
 
-    def _run(self, module: nn.Module, images: Batch, rows: Sequence[int] | None = None) -> Observation:
-        size = self.workload.reference_batch
-        return observe(self.loaded(module), module, images, size, self.job.case.seed, rows, self._tell)
+    def _run(
+        self, module: nn.Module, images: Batch, rows: Sequence[int] | None = None, what: str = "reference"
+    ) -> Observation:
+        """Return the answers of a module; `what` it is run for is told with the progress."""
+        size, seed = self.workload.reference_batch, self.job.case.seed
+        return observe(self.loaded(module), module, images, size, seed, rows, lambda done: self.tell(f"{what}, {done}"))
 
-    def _tell(self, done: str) -> None:
-        self.tell(f"{done} by the reference")
-
-    def noisy(self, number_format: Format, seed: int, rows: Sequence[int], times: float = 1.0) -> Observation:
+    def noisy(
+        self, number_format: Format, seed: int, rows: Sequence[int], what: str, times: float = 1.0
+    ) -> Observation:
         """Return its answers to the images of these numbers with weights and inputs perturbed by rounding.
 
         The perturbation is up to `times` the format's rounding.
@@ -271,7 +275,7 @@ class Reference:
         with torch.inference_mode():  # as every input is made that is not the pool's own
             images = each(rows_of(self.images, torch.tensor(rows)), rounding.rounded)
         with rounding:
-            return self._run(module, images, rows)
+            return self._run(module, images, rows, what)
 
 
 def _whole(answers: NDArray[Any]) -> NDArray[Any]:

@@ -114,6 +114,7 @@ class Scenario:
             process.memory = msgspec.structs.replace(process.memory, worker_peak_bytes=most)
         _flag_unsteady(run.outcome)
         if run.expected:
+            run.stages.enter("check", "of the timed answers")
             _audit(streams.steps, run.models[0], run.expected, run.outcome)
         return list({place: None for step in streams.steps for place in step.sample.met})
 
