@@ -188,12 +188,13 @@ def _told(shipped: Manifest, result: RaceResult, out: Path, measured_s: float) -
     promised, case = shipped.promised, shipped.case
     interval = f" [{promised.low_ms:.4g}, {promised.high_ms:.4g}]" if promised.low_ms and promised.high_ms else ""
     others = [name for name in result.tied if name != result.winner]
-    tied = f" (the same within the smallest effect: {', '.join(others)}; it is the simplest)" if others else ""
+    least = f"{100 * (shipped.asked.get('min_effect') or 0.0):.2g} %"
+    tied = f" (as fast within {least}: {', '.join(others)}; it is the simplest)" if others else ""
     doubtful = f" (doubtful: {doubts.words(result.flags)})" if result.flags else ""
     lines = [
         f"{shipped.name} b{case.batch_size}: ship: {result.winner}  {promised.latency_ms:.4g}{interval} ms"
         f"{tied}{doubtful}",
-        f"    against {shipped.against}{doubtful}",
+        f"    {shipped.against}{doubtful}",
         f"    {out}: {len(shipped.resources) + 1} files, {sum(one.bytes for one in shipped.resources) / 1e6:.1f} MB, "
         f"after {measured_s:.0f} s of measuring; `benchd verify {out}` tests it",
     ]

@@ -1,5 +1,6 @@
 """Comparisons as a terminal's table, as Markdown for a comment and as JUnit XML for a CI system."""
 
+import re
 from collections.abc import Sequence
 from typing import TextIO
 from xml.etree import ElementTree
@@ -26,9 +27,8 @@ def print_comparisons(out: TextIO, comparisons: Sequence[Comparison], as_json: b
     columns = [HEADINGS[0], *figures(*HEADINGS[1:-1]), HEADINGS[-1]]
     rows = [_row(comparison) for comparison in sorted(comparisons, key=_calm)]
     print_rows(console, columns, rows, TITLE)
-    for comparison in comparisons:
-        for remark in _remarks(comparison):
-            console.print(remark, markup=False)
+    for remark in _all_remarks(comparisons):
+        console.print(remark, markup=False)
 
 
 def markdown(comparisons: Sequence[Comparison]) -> str:
@@ -36,7 +36,7 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
     table = markdown_table(
         HEADINGS, [[str(cell) for cell in _row(comparison)] for comparison in sorted(comparisons, key=_calm)]
     )
-    remarks = [f"- {escaped(remark)}" for comparison in comparisons for remark in _remarks(comparison)]
+    remarks = [f"- {escaped(remark)}" for remark in _all_remarks(comparisons)]
     return "\n".join([f"{TITLE}.", "", *table, "", *remarks]) + "\n"
 
 
@@ -48,7 +48,7 @@ def junit(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> str:
     suite = ElementTree.Element("testsuite", name="benchd compare", tests=str(len(comparisons)))
     for comparison in comparisons:
         test = ElementTree.SubElement(suite, "testcase", classname="benchd", name=printable(_case(comparison)))
-        words = printable("\n".join([" ".join(map(str, _row(comparison)[1:])), *_remarks(comparison)]))
+        words = printable("\n".join([" ".join(map(str, _row(comparison)[1:])), *_remarks(comparison, "")]))
         if fails(comparison, fail_on):
             ElementTree.SubElement(test, "failure", message=words)
         elif comparison.broken_off:
@@ -62,23 +62,30 @@ def junit(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _remarks(comparison: Comparison) -> list[str]:
+def _all_remarks(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return the remarks on each comparison, with its case if there are several."""
+    cases = [f"{_case(comparison)}: " if comparisons[1:] else "" for comparison in comparisons]
+    return [
+        remark for comparison, case in zip(comparisons, cases, strict=True) for remark in _remarks(comparison, case)
+    ]
+
+
+def _remarks(comparison: Comparison, case: str) -> list[str]:
     """Return why the verdict is what it is, and the differences that do not prevent it."""
-    reasons = (
-        [f"{comparison.verdict.answer}: {_case(comparison)}: {comparison.verdict.reason}"]
-        if comparison.verdict.reason
-        else []
-    )
-    reasons += [f"where: {_case(comparison)}: {comparison.layers.sentence}"] if comparison.layers else []
-    return reasons + [f"note: {_case(comparison)}: {note}" for note in comparison.notes]
+    verdict, layers = comparison.verdict, comparison.layers
+    reasons = [f"{verdict.answer}: {case}{verdict.reason}"] if verdict.reason else []
+    reasons += [f"where: {case}{layers.sentence}{comparison.mark}"] if layers else []
+    return reasons + [f"note: {case}{note}" for note in comparison.notes]
 
 
 def _case(comparison: Comparison) -> str:
-    return (
-        comparison.second
-        if comparison.first == comparison.second
-        else f"{comparison.second} against {comparison.first}"
-    )
+    """Return what is compared, and a case of both sides once."""
+    case, _, of_first = comparison.first.partition(" ")
+    if comparison.first == comparison.second:
+        return comparison.second
+    if comparison.second.startswith(f"{case} "):
+        return f"{comparison.second} against {re.sub('^(of|by) ', '', of_first)}"
+    return f"{comparison.second} against {comparison.first}"
 
 
 def _calm(comparison: Comparison) -> tuple[bool, bool]:

@@ -213,15 +213,16 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += list(dict.fromkeys(filter(None, map(_uncounted, measured))))
     notes += list(dict.fromkeys(_below_floor(record) for record in measured if "faster_than_floor" in record.flags))
     notes += [note for record in measured if (note := levels_note(record))]
-    notes += [
-        f"no interval: {one.case_id}: {one.missing[NO_INTERVAL]}" for one in measured if NO_INTERVAL in one.missing
-    ]
+    without = [record for record in measured if NO_INTERVAL in record.missing]
+    for reason in dict.fromkeys(record.missing[NO_INTERVAL] for record in without):
+        names = ", ".join(_name(record.case) for record in without if record.missing[NO_INTERVAL] == reason)
+        notes.append(f"no interval: {names}: {reason}")
     if any(one.timing and one.timing.interval_basis == "between_processes" for one in measured):
         notes.append("interval: where 95 % of the processes of one run lie; other runs may differ by more")
     settling = [record for record in measured if record.limits.get("half_width") is not None]
     unsettled = [one for one in settling if any(p.blocks and not p.blocks.converged for p in one.processes)]
     if unsettled:
-        notes.append(f"interval: {len(unsettled)} of {len(measured)} did not reach the requested half-width")
+        notes.append(f"interval: {len(unsettled)} of {len(measured)} stayed wider than the preset asks for")
     return notes
 
 
@@ -304,7 +305,7 @@ def levels_note(record: Record) -> str | None:
         return None
     shares = " and ".join(f"{level.ms:.4g} ms ({100 * level.share:.0f} % of {subject})" for level in levels)
     cause = doubts.words(doubts.busy([record])) or "the cause is not known"
-    return f"{record.case_id}: jumps between {shares}: {cause}; the interval may not cover the median of their mix"
+    return f"{record.case_id}: jumps between {shares}: {cause}; another run may have another median"
 
 
 def _holds(timing: Timing | None, median_ms: float) -> bool:
@@ -347,7 +348,7 @@ def _energy_notes(measured: Sequence[Record]) -> list[str]:
     for scope, energies in scopes.items():
         idle_w = [energy.idle_w for energy in energies if energy.idle_w is not None]
         idle = f"{min(idle_w):.3g} to {max(idle_w):.3g} W" if idle_w else "unknown"
-        notes.append(f"energy: {scope}, gross; idle power {idle}")
+        notes.append(f"energy: {scope}, with its idle power of {idle}")
     if len(scopes) > 1:
         notes.append("energy: different scopes are not comparable")
     return notes + [f"energy: not measured: {reason}" for reason in sorted(reasons - {""})]

@@ -134,9 +134,9 @@ def _against(result: RaceResult) -> str:
     """Describe how the runner-up compares with the winner."""
     verdict = result.verdict
     if verdict is None or verdict.effect is None or verdict.interval is None:
-        return f"{result.runner_up}: not compared" if result.runner_up else "no other variant could ship"
+        return f"{result.runner_up} was not compared" if result.runner_up else "no other variant could ship"
     low, high = 1.0 + verdict.interval.low, 1.0 + verdict.interval.high
-    return f"{result.runner_up} takes {1.0 + verdict.effect:.4g}x [{low:.4g}, {high:.4g}] its time"
+    return f"{result.runner_up} takes {1.0 + verdict.effect:.4g}x [{low:.4g}, {high:.4g}] as long"
 
 
 def device_class(environment: Environment) -> str:

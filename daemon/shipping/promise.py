@@ -133,7 +133,7 @@ def _answer(promised_ms: Sequence[float], now_ms: Sequence[float]) -> tuple[Answ
         return "faster", "", change
     if change.interval(1.0 - 2.0 * ALPHA).high < SLOWDOWN:
         return "kept", "", change
-    return "inconclusive", f"a slowdown of {100 * SLOWDOWN:g} % is not excluded: verify again, or ship again", change
+    return "inconclusive", f"it may be {100 * SLOWDOWN:g} % slower or more: verify again, or ship again", change
 
 
 def other_machine(promised: Environment, now: Environment) -> str | None:

@@ -347,13 +347,14 @@ class Race:
         left = self._left()
         names = " and ".join(one.name for one in left)
         unclear = [f"{one.name}: {miss.words}" for one in left for miss in self._doubts(one, one.raced)]
-        undecided = "; ".join([f"could not decide {'on' if unclear else 'between'} {names}", *unclear])
+        open_ = f"whether {names} can ship is open" if unclear else f"{names} cannot be told apart yet"
+        undecided = "; ".join([open_, *unclear])
         rounds, needed = min(len(one.raced) for one in left), self._needed()
         if needed is None:
             return f"{undecided}; more time does not help: {STEADIER}"
         more = max(needed - rounds, 1)
         minutes = more * len(left) * self.measured_s / max(len(self._log.entries), 1) / 60.0
-        words = f"{undecided}; that would take about {more} more rounds, {minutes:.2g} minutes (--minutes)"
+        words = f"{undecided}; about {more} more rounds, {minutes:.2g} minutes, would do (--minutes)"
         return words if needed <= racing.LOOKS[-1] else f"{words}, too many: raise --min-effect, or stop other programs"
 
     def _needed(self) -> int | None:

@@ -58,8 +58,10 @@ class RaceLimit:
         if not values:
             return "not measured"
         above = sum(value > self.most for value in values)
-        between = f"{min(values):.4g}" if len(values) == 1 else f"{min(values):.4g} to {max(values):.4g}"
-        return f"{between} {self.unit}, {above} of {len(values)} above {self.most:.4g}"
+        one = len(values) == 1
+        between = f"{min(values):.4g}" if one else f"{min(values):.4g} to {max(values):.4g}"
+        processes = "1 process" if one else f"{len(values)} processes"
+        return f"{between} {self.unit} in {processes}, {above or 'none'} above {self.most:.4g} {self.unit}"
 
     def _values(self, records: Sequence[Record]) -> list[float]:
         values = [self.figure(record) for record in records]

@@ -249,13 +249,14 @@ def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: flo
     if effect.is_assumed:
         return f"{_ASSUMED}; runs of several days per side show it, or benchd compare --live decides"
     if _excludes_zero(interval):
-        return f"the difference is below the smallest that counts here, {100 * min_effect:.2g} %"
+        return f"the difference is real, but below the smallest that counts here, {100 * min_effect:.2g} %"
     repeats = deciding_repeats(effect, alpha, min_effect)
     number = f"about {repeats}" if repeats else f"more than {MOST_REPEATS}"
-    why = f"the interval contains 0 and reaches beyond {100 * _margin(min_effect):g} %; deciding would take {number}"
+    low, high = 100 * interval.low, 100 * interval.high
+    why = f"the noise leaves {low:+.2g} to {high:+.2g} %, so nothing can be said; {number} {effect.unit}"
     if effect.unit == "pairs":
-        return f"{why} pairs (--pairs)"
-    return f"{why} {effect.unit} per side, or benchd compare --live"
+        return f"{why} would decide (--pairs)"
+    return f"{why} per side would decide, or benchd compare --live"
 
 
 def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> int | None:

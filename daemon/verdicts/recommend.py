@@ -563,9 +563,24 @@ def line(decision: Decision) -> str:
     first = min(decision.tied, key=lambda name: _order(decision.candidates[name]))
     beside = [of_processes(decision), *_flagged(decision, decision.tied)]
     return (
-        f"{decision.subject}: too close to call: {', '.join(others)} and {last} are not told apart "
-        f"({'; '.join(beside)}); {first} comes first in benchd list"
+        f"{decision.subject}: inconclusive: {', '.join(others)} and {last} cannot be told apart here: "
+        f"{_noise(decision)} ({'; '.join(beside)}); {first} is the simplest"
     )
+
+
+def _noise(decision: Decision) -> str:
+    """Return by how much the first two of those that are not told apart differ, and by how much that is uncertain."""
+    best, other = (decision.candidates[name] for name in decision.tied[:2])
+    ratio = lead(best, other, decision.objective)
+    if ratio:
+        difference, noise = ratio.point - 1.0, (ratio.high - ratio.low) / 2.0
+    else:
+        sides = [figure(record, decision.objective) for record in (best, other)]
+        difference = sides[1].point / sides[0].point - 1.0
+        noise = sum(side.high - side.low for side in sides) / 2.0 / sides[0].point
+    who = "they" if len(decision.tied) == 2 else "the first two"
+    size = f"±{100 * noise:.2g} %" if math.isfinite(noise) else "unknown, without an interval"
+    return f"{who} differ by {100 * difference:.2g} %, the noise is {size}"
 
 
 def _beside(decision: Decision) -> list[str]:
@@ -583,9 +598,10 @@ def _beside(decision: Decision) -> list[str]:
 def _ratio(decision: Decision, runner_up: str) -> str:
     interval, ratio = decision.ratio_interval, decision.ratio or 1.0
     digits = 3 if ratio >= 1.1 else 4
+    more = "as much energy" if decision.objective == "energy" else "as long"
     if interval is None:
-        return f"{ratio:.{digits}g}x {runner_up}, without interval"
-    return f"{ratio:.{digits}g}x [{interval.low:.{digits}g}, {interval.high:.{digits}g}] {runner_up}"
+        return f"{runner_up} takes {ratio:.{digits}g}x {more}, no interval"
+    return f"{runner_up} takes {ratio:.{digits}g}x [{interval.low:.{digits}g}, {interval.high:.{digits}g}] {more}"
 
 
 def _flagged(decision: Decision, names: Sequence[str]) -> list[str]:

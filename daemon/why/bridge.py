@@ -38,7 +38,8 @@ class Switch(Struct, frozen=True):
 class Bridge(Struct, frozen=True, kw_only=True):
     """The steps from `ours_ms`, the median of a single call, to `theirs`; `unexplained_ms` is the remainder.
 
-    `untried` lists their switches that this case does not support, each with the reason.
+    `untried` lists their switches that this case does not support, each with the reason. `mark` says what disturbed
+    ours.
     """
 
     case_id: str
@@ -47,6 +48,7 @@ class Bridge(Struct, frozen=True, kw_only=True):
     switches: list[Switch]
     unexplained_ms: float
     untried: list[str] = []
+    mark: str = ""
 
     @property
     def explained(self) -> float:
@@ -105,6 +107,7 @@ class Bridging:
             switches=steps,
             unexplained_ms=self.theirs.quoted_ms - end_ms,
             untried=untried,
+            mark=self.comparing.mark,
         )
 
     def _possible(self, case: Case) -> tuple[dict[str, str], list[str]]:
@@ -174,7 +177,11 @@ def _decide(ratios: Sequence[float]) -> Verdict | None:
 
 
 def lines(bridge: Bridge) -> Iterator[str]:
-    """Yield the steps from our number to theirs, one switch per line."""
+    """Yield the steps from our number to theirs, one switch per line, each with what disturbed ours."""
+    return (f"{line}{bridge.mark}" for line in _lines(bridge))
+
+
+def _lines(bridge: Bridge) -> Iterator[str]:
     theirs = bridge.theirs
     yield f"{bridge.case_id}: {bridge.ours_ms:.4g} ms, the median of a call alone"
     for switch in bridge.switches:

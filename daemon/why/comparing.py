@@ -39,7 +39,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     `verdict` compares B, made of the packages and settings of both sides, with A; `outside` compares the environments
     as they are, if only these differ. `layers` divides the change by layer. Each cost is of its differences alone,
     applied to A. Each of the `alternatives` alone has the same cost. Noise, or mixtures that do not run, hide which of
-    the `unresolved` is a cause.
+    the `unresolved` is a cause. `mark` says what disturbed the comparisons.
     """
 
     case_id: str
@@ -51,6 +51,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     alternatives: list[Cost] = []
     unresolved: list[str] = []
     comparisons: int = 0
+    mark: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -87,7 +88,8 @@ class Explaining:
         self._differences = {difference.name: difference for difference in differences}
         with temporary_output() as self._folder:
             self._plain = environments.mixture(self._folder / "a", self.first.installed, [])
-            return self._explained(originals, needs)
+            explanation = self._explained(originals, needs)
+        return msgspec.structs.replace(explanation, comparisons=self.comparing.done, mark=self.comparing.mark)
 
     def _explained(self, originals: Sequence[str], needs: Mapping[str, Applied]) -> Explanation:
         case_id, names = self.first.case, list(self._differences)
@@ -100,7 +102,7 @@ class Explaining:
         explanation = Explanation(case_id=case_id, differences=names, verdict=verdict, layers=ends.layers)
         if verdict.answer not in CHANGES:
             outside = self._outside(originals) if originals and verdict.answer == "same" else None
-            return msgspec.structs.replace(explanation, outside=outside, comparisons=self.comparing.done)
+            return msgspec.structs.replace(explanation, outside=outside)
         self._spread.add(_logs(ratios))
         effect = paired_effect(ratios).log_ratio
         least = max(math.log1p(self.request.min_effect), LEAST_SHARE * abs(effect))
@@ -110,7 +112,6 @@ class Explaining:
             causes=[_cost(cause) for cause in causes.causes],
             alternatives=[_cost(cause) for cause in causes.alternatives],
             unresolved=list(causes.unresolved),
-            comparisons=self.comparing.done,
         )
 
     def _looks(self, ratios: Sequence[float]) -> Verdict | None:

@@ -26,7 +26,7 @@ LOG = "why.jsonl"
 class Line(Struct, frozen=True, kw_only=True):
     """A finished comparison: the ratio B / A per pair (none if a side cannot run, with the reason), and A's medians.
 
-    `mean_over_median` is for B's times.
+    `mean_over_median` is for B's times, and `mark` says what disturbed both.
     """
 
     key: str
@@ -35,6 +35,7 @@ class Line(Struct, frozen=True, kw_only=True):
     mean_over_median: float = 1.0
     reason: str = ""
     layers: LayerVerdict | None = None
+    mark: str = ""
 
 
 class Interrupted(BenchdError):
@@ -43,17 +44,23 @@ class Interrupted(BenchdError):
 
 @dataclass
 class Comparing:
-    """The comparisons of a search in a session, of which `done` have ended or started."""
+    """The comparisons of a search in a session, of which `done` have ended or started, and what disturbed any."""
 
     session: Session
     err: TextIO
     done: int = 0
+    mark: str = ""
 
     def pairs(self, what: str, request: Request, decide: Decide, facts: object = ()) -> Line:
         """Return a comparison, from the log if it contains one with the same cases, files, machine and `facts`.
 
         Raises Interrupted after a signal.
         """
+        line = self._line(what, request, decide, facts)
+        self.mark = self.mark or line.mark
+        return line
+
+    def _line(self, what: str, request: Request, decide: Decide, facts: object) -> Line:
         self.done += 1
         self.err.write(f"comparison {self.done}, {what}\n")
         planned = self.planned(request)
@@ -73,6 +80,7 @@ class Comparing:
             mean_over_median=made.mean_over_median or 1.0,
             reason=made.verdict.reason if code else "",
             layers=made.layers,
+            mark=made.mark,
         )
         with closing(Journal(path)) as written:
             written.append(msgspec.json.encode(line))

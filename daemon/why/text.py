@@ -8,15 +8,19 @@ from benchd.daemon.why.comparing import CHANGES, Cost, Explanation
 
 
 def lines(explanation: Explanation) -> Iterator[str]:
-    """Yield the lines that answer why B is slower or faster than A."""
+    """Yield the lines that answer why B is slower or faster than A, each with what disturbed the comparisons."""
+    return (f"{line}{explanation.mark}" for line in _lines(explanation))
+
+
+def _lines(explanation: Explanation) -> Iterator[str]:
     verdict = explanation.verdict
     if verdict.answer not in CHANGES:
         same = verdict.answer == "same"
-        yield "no difference reproduced: " + ("both sides are equally fast" if same else f"undecided: {verdict.reason}")
+        yield "B is as fast as A" if same else f"inconclusive: {verdict.reason}"
         if explanation.outside:
             yield (
                 f"but the environments as they are differ: B is {_changed(explanation.outside)}, by something outside "
-                "their packages, such as the interpreter or a file that belongs to none"
+                "their packages, such as the interpreter or a file that no package has"
             )
         return
     yield f"{explanation.case_id}: B is {_changed(verdict)}"
@@ -31,8 +35,8 @@ def lines(explanation: Explanation) -> Iterator[str]:
         yield f"  the cause is among: {'; '.join(explanation.unresolved)}"
         yield "  noise, or mixtures of these that do not run, hide which: repeat on a quiet machine"
     elif not explanation.causes:
-        yield "  no difference alone costs that much again: the effect did not last through the search"
-    yield f"{explanation.comparisons} comparisons; together they err in 2 %"
+        yield "  no single difference explains it: the change did not last through the search"
+    yield f"{explanation.comparisons} comparisons, of which any errs in at most 2 % of searches"
 
 
 def _changed(verdict: Verdict) -> str:

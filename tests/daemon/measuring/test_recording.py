@@ -88,7 +88,7 @@ def test_processes_too_far_apart_have_no_interval_and_the_record_says_why():
         "2 processes from 0.016 to 4.2 ms do not predict another one: measure more (--processes)"
     )
     alone = record(outcome(timing=timing(5.0, low_ms=None, high_ms=None)))
-    assert alone.missing["timing.low_ms"] == "has too few blocks, or they vary too much, for an interval"
+    assert alone.missing["timing.low_ms"] == "too few runs, or they vary too much, to say how sure the median is"
     assert "timing.low_ms" not in record(outcome(timing=timing(5.0))).missing
 
 

@@ -149,7 +149,7 @@ def test_an_interval_that_stays_wide_is_noted_if_a_width_was_requested(half_widt
     of_two = blocks([4.0, 4.1], bounds_ns=[0, 10, 20], half_width=half_width)
     process = ProcessResult(status="ok", timing=timing(4.0), blocks=of_two)
     table, _ = shown(made(preset="standard", limits={"half_width": half_width}, processes=[process]))
-    assert ("interval: 1 of 1 did not reach the requested half-width" in table) is noted
+    assert ("interval: 1 of 1 stayed wider than the preset asks for" in table) is noted
 
 
 def test_a_model_whose_run_was_interrupted_gets_no_recommendation():

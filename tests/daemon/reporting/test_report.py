@@ -79,7 +79,10 @@ def test_csv_is_one_flat_row_a_record_with_units_in_its_header(written, tmp_path
     assert (last["median_ms"], last["energy_error_share"], last["check"]) == ("4.5", "0.02", "passed")
     assert rows[-1]["reason"] == EVIL
     assert rows[-1]["median_ms"] == ""
-    assert "vim_tiny b1 on bench-abc123: ship: custom  4.5 ms  31 mJ ±2 %  check ok  (2x [2, 2] eager)\n" in printed
+    assert (
+        "vim_tiny b1 on bench-abc123: ship: custom  4.5 ms  31 mJ ±2 %  check ok  (eager takes 2x [2, 2] as long)\n"
+        in printed
+    )
     assert printed.endswith(f"{tmp_path / 'out' / 'report.csv'}\n")
 
 
