@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from benchd.daemon.records import Case, Environment, Record
+from benchd.daemon.verdicts import doubts
 from benchd.daemon.verdicts.recommend import Decision, Requirements, decide, line, of_processes, unable, wrong
 from benchd.dashboard.changes import Change, Changes, by_place
 from benchd.dashboard.messages import Result, flat
@@ -25,9 +26,9 @@ class Kind(NamedTuple):
 class Choice(NamedTuple):
     """The decision on one model on one board.
 
-    `variant` ships, comes first if the outcome is inconclusive, or is the fastest of too few processes, which is then
-    the `doubt`; `result` is its record. `words` is the line of `benchd recommend`, `failed` are the variants that fail
-    their check. `change` is since the setup before.
+    `variant` ships, comes first if the outcome is inconclusive, or is the fastest of too few processes. `result` is its
+    record, and `doubt` says that they are few and what disturbed it. `words` is the line of `benchd recommend`,
+    `failed` are the variants that fail their check. `change` is since the setup before.
     """
 
     subject: str
@@ -107,6 +108,8 @@ def _choices(records: list[Record]) -> Iterator[Choice]:
     wrongs = {reason for record in records if (reason := wrong(record))}
     for decision in decide(records, Requirements()):
         name, record = next(iter(decision.candidates.items()), ("", None))
+        of_few = [f"fastest, {of_processes(decision)}"] if decision.fastest else []
+        busy = doubts.busy([record] if record else [])
         yield Choice(
             subject=decision.subject,
             device_id=records[0].device_id,
@@ -118,7 +121,7 @@ def _choices(records: list[Record]) -> Iterator[Choice]:
             words=line(decision),
             failed=tuple(name for name, reason in decision.excluded.items() if reason in wrongs),
             change=None,
-            doubt=f"fastest, {of_processes(decision)}" if decision.fastest else "",
+            doubt=", ".join([*of_few, *([doubts.words(busy)] if busy else [])]),
         )
 
 

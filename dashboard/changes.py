@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchd.daemon.machine.environment import SOURCES
 from benchd.daemon.records import Record
-from benchd.daemon.verdicts import sameness
+from benchd.daemon.verdicts import doubts, sameness
 from benchd.daemon.verdicts.compare import ADVISED_PROCESSES, Pair, both_here, clocks, command, judged, pair
 from benchd.daemon.verdicts.effects import Verdict
 from benchd.dashboard.limits import day_s
@@ -37,7 +37,8 @@ _Where = tuple[str, str]  # the device that computes, and the power mode
 class Change(NamedTuple):
     """The time of a case on a board now against before, each of some runs, of which the newest one's key and time.
 
-    `first_s` is when the case was first measured as it is now, and so at the latest when it changed.
+    `first_s` is when the case was first measured as it is now, and so at the latest when it changed. `mark` says what
+    disturbed the runs.
     `differences` are those of the setups, in words, and `separating` is what would tell which of them counts; both are
     empty in one setup. The verdict is corrected for all changes in the fleet.
     """
@@ -54,6 +55,7 @@ class Change(NamedTuple):
     differences: tuple[str, ...]
     separating: str
     is_across: bool
+    mark: str
     verdict: Verdict = Verdict(answer="inconclusive")
 
     @property
@@ -91,12 +93,11 @@ class Changes:
 
 
 def extent(alike: Sequence[Change], of: int) -> str:
-    """Return how many of so many cases became slower, or faster, and by how much."""
+    """Return how many of so many cases became slower, or faster, by how much, and what disturbed any."""
     shares = sorted(abs(change.verdict.effect or 0.0) for change in alike)
     low, high = (percent(share, "") for share in (shares[0], shares[-1]))
-    return (
-        f"{len(alike)} of {count(of, 'case')} {alike[0].verdict.answer}, {low if low == high else f'{low} to {high}'} %"
-    )
+    between, mark = low if low == high else f"{low} to {high}", next((one.mark for one in alike if one.mark), "")
+    return f"{len(alike)} of {count(of, 'case')} {alike[0].verdict.answer}, {between} %{mark}"
 
 
 def _judged(changes: Sequence[Change]) -> list[Change]:
@@ -163,6 +164,7 @@ def _change(
             differences=tuple(map(short, _differences(one, other)[:DIFFERENCES])) if is_across else (),
             separating=_separating(one, other)[:SEPARATING_CHARS] if is_across else "",
             is_across=is_across,
+            mark=doubts.mark(records),
         )
 
 

@@ -139,10 +139,10 @@ def _words(quantity: Quantity, ratio: Ratio | str) -> str:
     if isinstance(ratio, str):
         return ratio
     scale, unit = _UNITS[quantity]
-    interval = "without interval"
+    interval = "no interval"
     if ratio.interval:
         low, high = ratio.interval.low, ratio.interval.high
-        interval = f"[{low:.3g}, {high:.3g}]{', not told apart' if low <= 1.0 <= high else ''}"
+        interval = f"[{low:.3g}, {high:.3g}]{', cannot be told apart' if low <= 1.0 <= high else ''}"
     sides = ((ratio.spiking_variant, ratio.spiking), (ratio.ann_variant, ratio.ann))
     quotient = " over ".join(f"{name} {scale * value:.4g} {unit}" for name, value in sides)
     return f"{ratio.ratio:.3g}x {interval} ({quotient}){ratio.mark}"

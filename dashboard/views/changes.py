@@ -248,4 +248,4 @@ def verdict(change: Change) -> tuple[str, str]:
     """Return the verdict on a change in words, and its class."""
     shape, look = SHAPES[sort(change)]
     words = sort(change) if change.verdict.effect is None else f"{text.share(change.verdict)} {change.verdict.answer}"
-    return f"{shape} {words}", look
+    return f"{shape} {words}{change.mark}", look

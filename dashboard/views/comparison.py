@@ -6,7 +6,7 @@ from asyncio import to_thread
 from nicegui import ui
 
 from benchd.daemon.records import PROFILED, Record
-from benchd.daemon.verdicts import sameness
+from benchd.daemon.verdicts import doubts, sameness
 from benchd.daemon.verdicts.compare import compare
 from benchd.daemon.verdicts.effects import MIN_EFFECT, Verdict
 from benchd.dashboard import queries
@@ -35,11 +35,12 @@ def add(store: Store, changes: Changes) -> None:
                 return
             change = await to_thread(_change, changes, since, a, b)
             answer = change.verdict if change else await to_thread(judged, records[0], records[1])
-            ui.label(verdict(answer)).classes(f"verdict {answer.answer}").mark("verdict")
+            mark = doubts.mark(filter(None, records))
+            ui.label(f"{verdict(answer)}{mark}").classes(f"verdict {answer.answer}").mark("verdict")
             if change:
                 ui.label(f"The newest of {change.runs[0]} and {change.runs[1]} runs, which together decide.")
                 cause(change)
-            ui.label(_ratio(pair[0], pair[1])).classes("soft")
+            ui.label(f"{_ratio(pair[0], pair[1])}{mark}").classes("soft")
             _side_by_side(pair[0], pair[1])
             changed = list(sameness.environment_differences(records[0].environment, records[1].environment))
             ui.label("Environment: " + ("; ".join(changed) or "the same")).classes("soft").mark("environment")

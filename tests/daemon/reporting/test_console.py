@@ -31,7 +31,8 @@ from benchd.daemon.reporting.console import Screen, SlowStages, print_baseline, 
 from benchd.daemon.verdicts.alarms import Budget
 from benchd.daemon.verdicts.recommend import Requirements
 
-PLAN = plan.plan([Suite(models=["square"], variants=["eager"], preset="quick")], LimitsConfig(), Machine("cpu", True))
+PLAN_ON = Machine("cpu", True)
+PLAN = plan.plan([Suite(models=["square"], variants=["eager"], preset="quick")], LimitsConfig(), PLAN_ON)
 
 ENERGY = msgspec.structs.replace(
     records_made.ENERGY, energy_j=10.0, energy_err_j=0.2, gross_per_inference_j=0.0315, source="fake"
@@ -192,6 +193,26 @@ def test_a_drop_beyond_the_limit_of_the_screen_is_named_below_its_line():
     screen.publish(record, encode(record))
     screen.end()
     assert "not eager: accuracy drop 30.00" in out.getvalue()
+
+
+def test_what_is_left_follows_the_pace_of_the_processes_that_ended():
+    two = plan.plan([Suite(models=["square"], variants=["eager", "amp"], processes=2)], LimitsConfig(), PLAN_ON)
+    screen = Screen(io.StringIO(), io.StringIO(), as_json=False)
+    screen.begin(two)
+    screen.stage(two[0], 0, "import")
+    planned_s = sum(entry.seconds for entry in two)
+    assert screen._left() == console.duration(planned_s)
+    screen._began_s -= 10 * planned_s / 4  # a process that took ten times as long
+    screen.stage(two[1], 0, "import")
+    assert screen._left() == console.duration(10 * 3 * planned_s / 4)
+
+
+def test_a_timed_stage_says_how_long_the_clock_stands_still():
+    cold = plan.plan([Suite(models=["square"], variants=["eager"], scenarios=["cold_start"])], LimitsConfig(), PLAN_ON)
+    assert console._silence(PLAN[0], "measure") == ", with the clock stopped for about 5 s"
+    assert console._silence(cold[0], "load") == ", with the clock stopped until its first answer"
+    ticking = ("import", "build", "check", "idle", "warm_up", "probe")
+    assert [stage for stage in ticking if console._silence(PLAN[0], stage)] == []
 
 
 def test_the_plan_says_what_runs_what_cannot_and_how_long():

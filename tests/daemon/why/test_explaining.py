@@ -47,7 +47,9 @@ def test_the_package_is_named_with_its_cost_and_a_search_that_was_cut_off_goes_o
     assert cause["differences"] == ["guilty 1.0 → 2.0"]
     assert cause["interval"]["low"] <= 0.2 <= cause["interval"]["high"]
     change = r"\+20\.0 % \[\+(19\.9|20\.0), \+20\.[01]\]"
-    first, second, *_ = text.lines(explanation)
+    first, second, *_ = quiet = list(text.lines(msgspec.structs.replace(explanation, mark="")))
+    busy = msgspec.structs.replace(explanation, mark=" (busy machine)")
+    assert list(text.lines(busy)) == [f"{line} (busy machine)" for line in quiet]
     assert re.fullmatch(rf"{re.escape(CASE)}: B is slower: {change}", first)
     assert re.fullmatch(rf"  guilty 1\.0 → 2\.0, alone: {change}", second)
     log, turns = tmp_path / "out" / comparisons.LOG, (tmp_path / "log").read_text()
@@ -77,7 +79,7 @@ def test_sides_of_one_speed_name_nobody_and_originals_that_differ_say_where_to_l
     steady = "5 + turn % 3 / 1000"
     explanation = explaining(steady).explain()
     assert (explanation.verdict.answer, explanation.causes, explanation.comparisons) == ("same", [], 1)
-    assert list(text.lines(explanation)) == ["B is as fast as A"]
+    assert list(text.lines(msgspec.structs.replace(explanation, mark=""))) == ["B is as fast as A"]
     originals = [interpreter(tmp_path / "one", "5"), interpreter(tmp_path / "other", "6 + turn % 3 / 1000")]
     explanation = explaining(steady).explain(originals)
     assert explanation.outside.answer == "slower"
