@@ -195,9 +195,6 @@ def _notes(records: Sequence[Record]) -> list[str]:
     measured = [record for record in records if record.timing]
     notes += _accuracy_notes(measured)
     notes += [note for record in measured if (note := scenario_note(record))]
-    dropping = [record for record in measured if record.requests and record.requests.dropped]
-    if any(record.timing and record.timing.p99_ms is None for record in measured if record not in dropping):
-        notes.append("p99: shown only with at least 662 runs per process")
     peaks = [(peak, record) for record in measured if (peak := worker_peak_bytes(record))]
     if peaks:
         peak, largest = max(peaks, key=lambda one: one[0])

@@ -16,6 +16,18 @@ from benchd.daemon.verdicts.figures import dropped_half, energy_error_share, mem
 from benchd.daemon.verdicts.recommend import agreement, variant_name
 
 ALL_COLUMNS, FEW_COLUMNS, ONE_LINE = 160, 120, 80  # the least widths of a terminal for each form
+MEANINGS = {
+    "eager": "plain PyTorch",
+    "custom": "our own kernels",
+    "compile": "torch.compile",
+    "aoti": "compiled ahead by AOTInductor",
+    "cudagraph": "replayed as a CUDA graph",
+    "amp": "half precision by torch.autocast",
+    "fp16": "half precision",
+    "bf16": "half precision",
+    "int8": "8-bit integers",
+}
+"""Of the parts of a variant's name that are no name of a runtime."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +57,18 @@ def print_table(console: Console, records: Sequence[Record]) -> None:
 
 def terms(records: Sequence[Record], width: int) -> list[str]:
     """Return what the terms of a table of this width mean, as far as it has them."""
-    checks = [record.check for record in records if record.check and record.timing]
+    timed = [record for record in records if record.timing]
+    checks = [record.check for record in timed if record.check]
+    parts = {part for record in timed for part in record.case.variant.label.split("-")}
+    named = ", ".join(f"{part} is {meaning}" for part, meaning in MEANINGS.items() if part in parts)
     shown = {
+        f"variants: {named}": bool(named),
+        "[95 %] or ±: where the true median lies with 95 % confidence": any(
+            one.timing and one.timing.low_ms for one in timed
+        ),
+        "p99: 99 % of the runs are faster; needs 662 runs per process": width >= ALL_COLUMNS
+        and any(record.timing and record.timing.p99_ms for record in timed),
+        "check: the largest error against float64, as a share of the largest answer": bool(checks),
         "x of floor: the time over the shortest that this device's measured peak rates allow, in brackets which": any(
             width >= ALL_COLUMNS and record.x_of_floor is not None for record in records
         ),
@@ -65,12 +87,12 @@ def figure(value: float | None, scale: float = 1.0) -> str:
 
 
 def machine(environment: Environment) -> str:
-    """Return the device, its clocks and its power mode."""
+    """Return the device, and its clocks and its power mode if they are known."""
     device = environment.gpu if environment.device.startswith("cuda") else environment.cpu_model
     threads = f", {environment.threads} threads" if environment.threads and environment.device == "cpu" else ""
-    locked = {True: "clocks locked", False: "clocks not locked", None: "clocks unknown"}[environment.clocks_locked]
-    mode = f"power mode {environment.power_mode or 'unknown'}"
-    return f"{environment.device}: {device}{threads} | {locked} | {mode}"
+    locked = {True: "clocks locked", False: "clocks not locked", None: ""}[environment.clocks_locked]
+    mode = f"power mode {environment.power_mode}" if environment.power_mode else ""
+    return " | ".join(filter(None, [f"{environment.device}: {device}{threads}", locked, mode]))
 
 
 def _is_alarming(record: Record) -> bool:
@@ -82,9 +104,9 @@ def _wide(records: Sequence[Record], width: int) -> Table:
     table = Table()
     for heading in ("model", "variant", "batch"):
         table.add_column(heading, no_wrap=heading != "model", overflow="fold")
-    columns = [column for column in _COLUMNS if width >= column.least_width]
-    if not any(record.accuracy for record in records):
-        columns.remove(_ACCURACY)
+    fitting = [column for column in _COLUMNS if width >= column.least_width]
+    columns = [column for column in fitting if any(column.cell(record) != "-" for record in records if record.timing)]
+    columns = columns or fitting[:1]  # says why nothing was timed
     for column in columns:
         heading = f"{accuracy.heading(records)}\n[95 %]" if column is _ACCURACY else column.heading
         table.add_column(heading, justify="right", no_wrap=True)
@@ -101,16 +123,17 @@ def _narrow(name: str, records: Sequence[Record]) -> Table:
     """Return the table of one model with what decides between its variants."""
     table = Table(title=Text(name), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("variant", overflow="fold")
-    has_accuracy = any(record.accuracy for record in records)
-    for heading in ("median ms", "energy mJ", *([accuracy.heading(records)] if has_accuracy else [])):
+    has_accuracy, has_energy = (any(getattr(one, name) for one in records) for name in ("accuracy", "energy"))
+    headings = ["median ms", *["energy mJ"] * has_energy, *[accuracy.heading(records)] * has_accuracy]
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("check", overflow="fold")
     for record in records:
         cells = [
             f"{_variant(record)} b{record.case.batch_size}",
             _median_and_error(record),
-            energy_and_error(record),
-            *([_ACCURACY.cell(record).partition(" ")[0]] if has_accuracy else []),
+            *[energy_and_error(record)] * has_energy,
+            *[_ACCURACY.cell(record).partition(" ")[0]] * has_accuracy,
         ]
         table.add_row(*map(Text, cells), _check(record))
     return table

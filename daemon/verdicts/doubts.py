@@ -29,11 +29,19 @@ BUSY = {
 """Flags of times that others have stretched by any factor."""
 
 PLAIN = BUSY | {
+    "clock_below_range": "clock below 75 % of its maximum",
     "correlated_blocks": "drifting times",
+    "files_changed": "files changed between processes",
     "low_clock": "low clock",
     "major_faults": "memory read from disk",
+    "one_in_flight": "one run at a time",
+    "other_threads": "its own number of threads",
     "probes_moved": "peak rates changed",
+    "repeated_input_untested": "not tested for cached answers",
+    "shared_cpus": "more threads than CPUs",
+    "throttled": "clocks held down",
     "two_levels": "jumps between two speeds",
+    "warm_up_not_steady": "not warmed up",
 }
 """Flags in other words than their own."""
 

@@ -22,6 +22,7 @@ from benchd.daemon.reporting.results_table import print_table, terms
 
 RAILS = (("VDD_IN", 12.34), ("VDD_CPU_GPU_CV", 6.5), ("VDD_SOC", 2.1))
 WIDTHS = (60, 80, 100, 120, 160, 200)
+USUAL = ["variants", "[95 %] or ±", "p99", "check"]
 
 
 def case(variant, **fields):
@@ -122,6 +123,10 @@ def test_power_is_that_of_the_input_rail_or_of_the_counter(fields, watts):
 def test_the_terms_of_a_table_are_explained_where_it_has_them():
     void = msgspec.structs.replace(RECORDS[0], check=check(passed=False, void=True, flipped_share=1e-5), x_of_floor=2.0)
     plain = msgspec.structs.replace(RECORDS[0], check=check(), x_of_floor=None)
-    assert [term.partition(":")[0] for term in terms([void], 200)] == ["x of floor", "void", "flipped"]
-    assert [term.partition(":")[0] for term in terms([void], 100)] == ["void", "flipped"]
-    assert terms([plain], 200) == []
+    assert [term.partition(":")[0] for term in terms([void], 200)] == [*USUAL, "x of floor", "void", "flipped"]
+    assert [term.partition(":")[0] for term in terms([void], 100)] == [
+        *(term for term in USUAL if term != "p99"),
+        "void",
+        "flipped",
+    ]
+    assert [term.partition(":")[0] for term in terms([plain], 200)] == USUAL
