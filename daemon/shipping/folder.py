@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from benchd.daemon.errors import BenchdError, UsageError
 from benchd.daemon.machine import folders
+from benchd.daemon.machine.ticker import show
 from benchd.daemon.measuring.plan import Planned
 from benchd.daemon.measuring.protocol import Pack, Packed
 from benchd.daemon.measuring.supervisor import Supervisor, Turn
@@ -60,6 +61,7 @@ def _shipped(race: Race, result: RaceResult, supervisor: Supervisor, asked: Aske
     record = msgspec.structs.replace(race.record(winner, winner.confirmed), check=first.check, accuracy=first.accuracy)
     shipped = _manifest(winner, packed, record, result, asked)
     (made / LOAD).write_text(load_text.page(shipped))
+    show(sys.stderr, "run its LOAD.md")
     _run_load(shipped, made)
     (made / JOURNAL).write_bytes(b"".join(encode(one) + b"\n" for one in [*race.records(), record]))
     shipped = manifest.write(made, shipped)
