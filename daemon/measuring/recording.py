@@ -508,8 +508,8 @@ def _no_interval(timing: Timing, outcomes: Sequence[Outcome]) -> str:
     if timing.interval_basis == "within_process":
         return "too few runs, or they vary too much, to say how sure the median is"
     medians_ms = [outcome.process.timing.median_ms for outcome in outcomes if outcome.process.timing]
-    apart = f"{len(medians_ms)} processes from {min(medians_ms):.4g} to {max(medians_ms):.4g} ms"
-    return f"{apart} do not predict another one: measure more (--processes)"
+    apart = f"{len(medians_ms)} processes took {min(medians_ms):.4g} to {max(medians_ms):.4g} ms"
+    return f"{apart}, too far apart to say what the next one takes: measure more (--processes)"
 
 
 def _missing_timing(

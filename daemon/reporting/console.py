@@ -247,12 +247,12 @@ def _slow_clock(record: Record) -> str:
 
 def _uncounted(record: Record) -> str:
     lacking = record.floor.uncounted if record.floor else []
-    return f"x of floor: {record.case.model}: at most, as {', '.join(lacking)} is not counted" if lacking else ""
+    return f"x of floor: {record.case.model}: too high, because {', '.join(lacking)} is not counted" if lacking else ""
 
 
 def _below_floor(record: Record) -> str:
     why = record.floor.reference_because if record.floor else None
-    return f"x of floor: {record.case.model} below 1: {why or 'the probes were disturbed'}"
+    return f"x of floor: {record.case.model} below 1: {why or 'something disturbed the measurement of the peak rates'}"
 
 
 def _counted(one: Accuracy) -> str:

@@ -322,7 +322,7 @@ def _too_few(first: Sequence[Record], second: Sequence[Record]) -> str | None:
         count = len(process_medians_ms(records))
         if count < FEWEST_PROCESSES:
             again = command(_measured(records)[-1], ADVISED_PROCESSES)
-            return f"{side} has {count} of {FEWEST_PROCESSES} processes: run {again}"
+            return f"{side} has {count} of the {FEWEST_PROCESSES} processes that a verdict needs: run {again}"
     return None
 
 

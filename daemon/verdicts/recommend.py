@@ -492,7 +492,7 @@ def _disagrees(record: Record, least: float | None) -> str | None:
     if same > check.images / 2 if least is None else same >= check.images * least:
         return None
     below = "" if least is None else f", which is below {least:.4g}"
-    return f"its class is float64's for {same} of {check.images} images, most of them ties{below}"
+    return f"it names float64's class for {same} of {check.images} images, most of them ties{below}"
 
 
 def _no_classes(check: Check) -> str:

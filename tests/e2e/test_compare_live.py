@@ -101,7 +101,7 @@ def test_five_a_a_comparisons_raise_the_least_effect_that_counts_until_they_are_
     floor.write_text("".join(json.dumps(line) + "\n" for line in (effect, *[apart] * 5)))
     done = compare(*sides)
     assert (done.returncode, said(done)["verdict"]["answer"]) == (0, "same")
-    assert f"{CASE}: the smallest effect that counts is 4 %, its noise floor\n" in done.stderr
+    assert f"{CASE}: less than 4 % does not count: identical code differs as much here\n" in done.stderr
     (shown,) = json.loads(here("benchd", "noise-floor", CASE, "--json").stdout)
     assert (shown["stored"], shown["counted"], shown["floor"]) == (6, 5, 0.04)
     assert "4 %" in here("benchd", "noise-floor").stdout

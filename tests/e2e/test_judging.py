@@ -128,7 +128,9 @@ def test_a_run_is_held_against_its_baseline_and_the_path_of_its_page_comes_last(
     held = once(*SQUARE, "--baseline", "out", "--fail-on", "slower,inconclusive")
     assert held.returncode == 4, held.stdout + held.stderr
     assert "INCONCLUSIVE" in held.stdout
-    assert re.search(r"A has 1 of 3 processes: run (\w+=\S+ )*bench-once --case square,eager", held.stdout)
+    assert re.search(
+        r"A has 1 of the 3 processes that a verdict needs: run (\w+=\S+ )*bench-once --case square,eager", held.stdout
+    )
     record = decode((tmp_path / "out" / "records.jsonl").read_bytes().splitlines()[0])
     (tmp_path / "faster").write_bytes(b"".join(encode(one) + b"\n" for one in far_faster(record)))
     slower = once(*SQUARE, "--processes", "3", "--baseline", "faster", "--fail-on", "slower")

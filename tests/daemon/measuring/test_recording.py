@@ -85,7 +85,7 @@ def test_processes_too_far_apart_have_no_interval_and_the_record_says_why():
     two = record(*(outcome(timing=timing(median)) for median in (0.016, 4.2)))
     assert (two.timing.low_ms, two.timing.high_ms) == (None, None)
     assert two.missing["timing.low_ms"] == (
-        "2 processes from 0.016 to 4.2 ms do not predict another one: measure more (--processes)"
+        "2 processes took 0.016 to 4.2 ms, too far apart to say what the next one takes: measure more (--processes)"
     )
     alone = record(outcome(timing=timing(5.0, low_ms=None, high_ms=None)))
     assert alone.missing["timing.low_ms"] == "too few runs, or they vary too much, to say how sure the median is"

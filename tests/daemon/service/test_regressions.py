@@ -222,7 +222,9 @@ def test_too_few_processes_are_undecided_with_the_line_to_type(tmp_path, link):
     with service(tmp_path, [pin(tmp_path / "pinned.jsonl")], link) as one:
         assert one.take("r1", 3.0, processes=2) == {}
         assert verdict(one)["verdict"] == "inconclusive"
-        assert verdict(one)["verdict_reason"].startswith("B has 2 of 3 processes: run bench-once --case square,")
+        assert verdict(one)["verdict_reason"].startswith(
+            "B has 2 of the 3 processes that a verdict needs: run bench-once --case square,"
+        )
 
 
 def test_what_nobody_pinned_or_planned_has_no_verdict(tmp_path, link):

@@ -176,7 +176,11 @@ def on_gpu(hz):
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ([run()], [run(FAST[:2])], "B has 2 of 3 processes: run bench-once --case vim_tiny,eager,b1"),
+        (
+            [run()],
+            [run(FAST[:2])],
+            "B has 2 of the 3 processes that a verdict needs: run bench-once --case vim_tiny,eager,b1",
+        ),
         ([run([])], [run()], "A ok: without a time"),
         ([run(status="failed", reason="no memory")], [run()], "A failed: no memory"),
         ([run([0.0, *FAST])], [run()], "A has a time of 0 ms"),

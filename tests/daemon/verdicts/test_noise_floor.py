@@ -88,7 +88,7 @@ def test_a_case_is_found_as_compare_takes_it(stored, typed, capsys):
 def test_a_floor_above_the_least_effect_is_told():
     err = io.StringIO()
     noise_floor.report({"a": 0.004, "b": 0.012}, ["a", "b", "b", "c"], 0.005, err)
-    assert err.getvalue() == "b: the smallest effect that counts is 1.2 %, its noise floor\n"
+    assert err.getvalue() == "b: less than 1.2 % does not count: identical code differs as much here\n"
 
 
 def test_a_damaged_noise_floor_is_named(tmp_path):

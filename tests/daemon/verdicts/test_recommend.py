@@ -212,11 +212,11 @@ RAILS = {"power_w@VDD_IN": Summary(9, 12.0, 15, 9, "ina3221"), "power_w@VDD_SOC"
             "memory 3072 MiB is above 2048 MiB",
         ),
         ({"check": UNSURE}, {"min_agreement": 0.995}, "agreement on 7 of 8 images is below 0.995"),
-        ({"check": MOSTLY_TIES}, {}, "its class is float64's for 1 of 8 images, most of them ties"),
+        ({"check": MOSTLY_TIES}, {}, "it names float64's class for 1 of 8 images, most of them ties"),
         (
             {"check": HALF_RIGHT},
             {"min_agreement": 0.995},
-            "its class is float64's for 4 of 8 images, most of them ties, which is below 0.995",
+            "it names float64's class for 4 of 8 images, most of them ties, which is below 0.995",
         ),
         (
             {"check": msgspec.structs.replace(PASSED, commonest_class_share=1.0)},
