@@ -15,7 +15,7 @@ Whole numbers, such as classes, masks and the neurons' codes, are equal or not: 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -127,13 +127,21 @@ Draw = tuple[Observation, Observation]
 """The exact answers to some images, and the same with rounding noise."""
 
 
-def bounds(exact: Observation, draws: Sequence[Draw], rule: Rule) -> Bounds:
-    """Return the limits for a variant's answers, from the float64 answers and draws of rounding noise."""
-    stable = not any(_mismatch(*draw) for draw in draws)
+def bounds(exact: Observation, draws: Iterable[Draw], rule: Rule) -> Bounds:
+    """Return the limits for a variant's answers, from the float64 answers and draws of rounding noise.
+
+    No draw is asked for behind one that changes a shape, which no limit can be made of.
+    """
+    alike, stable = list[Draw](), True
+    for draw in draws:
+        stable = not _mismatch(*draw)
+        if not stable:
+            break
+        alike.append(draw)
     outputs, channels = {}, {}
     for name in dict.fromkeys(map(_name, exact.judged)):
         values, pairs = _alike(exact, name), list[tuple[Array, Array]]()
-        for draw in draws if stable else []:
+        for draw in alike if stable else []:
             pairs += zip(*(_alike(drawn, name) for drawn in draw), strict=True)
         outputs[name] = _bound(values, pairs, rule)
         has_channels = len(values) == 1 and name != CODES
