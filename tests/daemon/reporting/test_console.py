@@ -203,9 +203,9 @@ def test_what_is_left_follows_the_pace_of_the_processes_that_ended():
     screen.stage(two[0], 0, "import")
     planned_s = sum(entry.seconds for entry in two)
     assert screen._left() == console.duration(planned_s)
-    screen._began_s -= 10 * planned_s / 4  # a process that took ten times as long
+    screen._began_s -= 8 * planned_s / 4  # a process that took eight times as long
     screen.stage(two[1], 0, "import")
-    assert screen._left() == console.duration(10 * 3 * planned_s / 4)
+    assert screen._left() == console.duration(8 * 3 * planned_s / 4)
 
 
 def test_a_timed_stage_says_how_long_the_clock_stands_still():

@@ -91,7 +91,7 @@ def test_intervals_that_overlap_are_too_close_to_call():
     assert (decision.ship, decision.tied) == (None, ["eager-fp16", "eager"])
     assert line(decision) == (
         "vim_tiny b1: inconclusive: eager-fp16 and eager cannot be told apart here: they differ by 1 %, "
-        "the noise is ±2.3 % (3 processes); eager is the simplest"
+        "the noise is ±1.8 % (3 processes); eager is the simplest"
     )
 
 
