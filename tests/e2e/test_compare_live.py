@@ -57,7 +57,7 @@ def test_the_sides_take_turns_and_seven_pairs_are_enough_for_a_clear_case(compar
     assert comparison["verdict"]["effect"] == pytest.approx(0.2, abs=1e-3)
     assert comparison["second"] == f"{CASE} by {slow}"
     assert [set(pair) for pair in pairs(tmp_path / "log")] == [{"fast", "slow"}] * 7
-    assert "pair 7 of at most 15: A 5 ms, B +20.00 %, " in done.stderr
+    assert "pair 7 of 7 to 15: A 5 ms, B +20.00 %, " in done.stderr
     first, second = (records.decode(line) for line in journal.read(tmp_path / "out" / "records.jsonl"))
     assert [len(record.processes) for record in (first, second)] == [7, 7]
     assert first.suite_id == second.suite_id
