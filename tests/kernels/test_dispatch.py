@@ -17,16 +17,6 @@ def test_auto_is_the_kernel_of_the_device():
     assert chosen("torch", torch.device("cuda")) == "torch"
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="unknown implementation 'cuda'; choose one of torch, triton, native, auto"):
-        chosen("cuda", CPU)
-
-
-def test_an_implementation_that_is_not_there_is_named():
-    with pytest.raises(Unavailable, match="packed_linear has no 'triton' implementation here: this version has none"):
-        load("benchd.kernels.packed_linear", "triton")
-
-
 def test_a_triton_that_cannot_load_is_told_with_its_first_words_and_leaves_the_rest(monkeypatch):
     imported, errors = importlib.import_module, iter(("libtriton.so: undefined symbol", "a module that is half there"))
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchd.kernels.occupancy import ARCHITECTURES, KIB, Architecture, SmOccupancy, theoretical
-
-VOLTA = Architecture(warps=64, blocks=32, shared_bytes=96 * KIB, reserved_bytes=0, shared_unit=256)
+from benchd.kernels.occupancy import ARCHITECTURES, KIB, theoretical
 
 # sm, registers, shared bytes, threads, and the blocks by cuda_occupancy.h of CUDA 13.5
 WORKED = [
@@ -41,20 +39,6 @@ WORKED = [
 @pytest.mark.parametrize(("sm", "registers", "shared", "threads", "blocks"), WORKED)
 def test_the_blocks_are_nvidia_s(sm, registers, shared, threads, blocks):
     assert theoretical(ARCHITECTURES[sm], registers, shared, threads).blocks == blocks
-
-
-@pytest.mark.parametrize(("threads", "occupancy"), [(128, (12, 48, 0.75)), (320, (4, 40, 0.625))])
-def test_the_example_of_the_best_practices_guide(threads, occupancy):
-    assert theoretical(VOLTA, 37, 0, threads) == SmOccupancy(*occupancy, ("registers",))
-
-
-@pytest.mark.parametrize(
-    ("registers", "threads", "percent", "limits"),
-    [(50, 128, 75, ("registers",)), (44, 256, 83, ("registers",)), (116, 32, 33, ("blocks", "registers"))],
-)
-def test_a_scan_on_orin(registers, threads, percent, limits):
-    occupancy = theoretical(ARCHITECTURES[87], registers, 0, threads)
-    assert (round(100 * occupancy.share), occupancy.limits) == (percent, limits)
 
 
 @pytest.mark.parametrize(

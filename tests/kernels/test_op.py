@@ -1,46 +1,9 @@
-"""How functions become ops: what a call returns, that a compiler knows it, and that a gradient is not invented."""
-
-from typing import NamedTuple
+"""How ops reach their kernels: which are imported, what a GPU's calls return, and the second gradient that none has."""
 
 import pytest
 import torch
 
-from benchd.kernels.op import op
 from benchd.kernels.stbif import max_pool_delta, stbif
-
-
-class Doubled(NamedTuple):
-    x: torch.Tensor
-    times: int
-
-
-@op("doubled_in_a_test")
-def doubled_op(given: Doubled) -> torch.Tensor:
-    """Make x * 2^times."""
-    return torch.empty_like(given.x)
-
-
-@doubled_op.computes("native")
-def _doubled(given: Doubled) -> torch.Tensor:
-    return given.x * 2**given.times
-
-
-doubled = doubled_op["native"]
-
-
-def test_it_is_an_op_of_torch_that_a_compiler_takes_as_it_is():
-    x = torch.randn(3)
-    assert torch.equal(torch.ops.benchd.doubled_in_a_test(x, 2), 4 * x)
-    torch.library.opcheck(doubled, (x, 2))
-    compiled = torch.compile(lambda x: doubled(x + 1, 1), fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x), 2 * (x + 1))
-
-
-def test_one_that_learns_nothing_has_no_gradient():
-    y = doubled(torch.ones(3, requires_grad=True), 1)
-    with pytest.raises(NotImplementedError, match="has no gradient"):
-        y.sum().backward()
-
 
 WITHOUT_INTERPRETER = """
 import sys

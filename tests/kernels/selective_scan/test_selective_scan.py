@@ -156,52 +156,10 @@ def test_gradients_through_several_blocks_of_tokens_and_groups_of_images(monkeyp
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("length", "reverse"), [(1, False), (2, True), (40, False)])
-def test_what_compilers_see_is_the_same_scan(reverse, length):
-    tensors = inputs(2, length, 6, 4, dtype=torch.float64)
-    exported = torch.export.export(Scan(reverse), (), tensors, strict=False)
-    want = equation(selective_scan, tensors, delta_softplus=True, reverse=reverse)
-    torch.testing.assert_close(exported.module()(**tensors), want, rtol=1e-10, atol=1e-12)
-    ops = {node.target for node in exported.graph.nodes if node.op == "call_function"}
-    assert not any("addcmul_." in str(op) or "copy_" in str(op) for op in ops)
-
-
-class Scan(torch.nn.Module):
-    def __init__(self, reverse):
-        super().__init__()
-        self.options = {"delta_softplus": True, "reverse": reverse, "implementation": "torch"}
-
-    def forward(self, **tensors):
-        return selective_scan(**tensors, **self.options)
-
-
-def test_compiled_as_one_graph_with_gradients():
-    tensors = {name: each.requires_grad_() for name, each in pair(2, 6, 6, 4, dtype=torch.float64).items()}
-
-    def total(tensors):
-        return selective_scan_pair(**tensors, delta_softplus=True, implementation="torch").square().sum()
-
-    compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
-    got = torch.autograd.grad(compiled(tensors), list(tensors.values()))
-    for gradient, want in zip(got, torch.autograd.grad(total(tensors), list(tensors.values())), strict=True):
-        torch.testing.assert_close(gradient, want, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("implementation", PLAIN)
 def test_autocast_leaves_the_state_in_float32(implementation):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert_near(selective_scan, inputs(2, 30, 8, 4), implementation, delta_softplus=True)
-
-
-def test_memory_kept_between_calls_serves_inference_mode_and_training_alike():
-    tensors = inputs(1, 9, 4, 3, dtype=torch.float64)
-    with torch.inference_mode():
-        first = selective_scan(**tensors, implementation="torch").clone()
-    tensors["u"].requires_grad_()
-    second = selective_scan(**tensors, implementation="torch")
-    second.sum().backward()
-    assert torch.equal(first, second)
-    assert tensors["u"].grad.abs().max() > 0
 
 
 @pytest.mark.gpu

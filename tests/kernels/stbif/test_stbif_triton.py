@@ -9,8 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-from benchd.kernels import dispatch
-from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.stbif import max_pool_delta, stbif, stbif_block, triton_impl
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -139,20 +137,6 @@ def test_a_pool_hands_its_gradient_to_the_first_of_equals(windows):
         torch.testing.assert_close(results[1].cpu(), results[0], rtol=0, atol=1e-5)
 
 
-def test_a_compiler_traces_it_with_its_gradient():
-    s = torch.tensor(0.5, device=DEVICE, requires_grad=True)
-    current = draw(3, 2, 3, 4, 4).requires_grad_()
-
-    def layer(x):
-        spikes = stbif_block(x, threshold=s, pos_max=3, neg_min=0, implementation="triton")
-        return max_pool_delta(spikes, **WINDOWS, implementation="triton")
-
-    want, got = layer(current), torch.compile(layer, fullgraph=True, backend="aot_eager")(current)
-    assert torch.equal(got, want)
-    wanted = torch.autograd.grad(want.square().sum(), (current, s))
-    torch.testing.assert_close(torch.autograd.grad(got.square().sum(), (current, s)), wanted)
-
-
 class Called(TorchDispatchMode):
     """The operators that are called."""
 
@@ -174,27 +158,3 @@ def test_a_number_as_threshold_is_made_on_the_device(implementation, output):
         current = torch.empty(4, 2, 9, 3, device="cuda")
         stbif(current, **NEURON, output=output, implementation=implementation)
     assert torch.ops.aten._to_copy.default not in called.operators
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("implementation", ["torch", "triton"])
-def test_a_number_as_threshold_can_be_captured(implementation):
-    current = draw(4, 2, 9, 3)
-    want = stbif(current, **NEURON, implementation="reference")
-    stbif(current, **NEURON, implementation=implementation)  # compiled before the capture
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = stbif(current, **NEURON, implementation=implementation)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(got, want)
-
-
-def test_what_cannot_run_is_refused(monkeypatch):
-    monkeypatch.setattr(dispatch, "INTERPRETED", False)
-    for device, reason in (("cpu", "needs TRITON_INTERPRET=1"), ("meta", "it is for CUDA tensors")):
-        current = torch.ones(2, 1, 1, 2, 2, device=device)
-        with pytest.raises(Unavailable, match=f"stbif: the Triton kernel cannot run on {device}: .*{reason}"):
-            stbif(current, **NEURON, implementation="triton")
-        with pytest.raises(Unavailable, match=f"max_pool_delta: the Triton kernel cannot run on {device}"):
-            max_pool_delta(current, **WINDOWS, implementation="triton")
