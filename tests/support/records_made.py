@@ -10,9 +10,11 @@ from benchd.daemon.records import (
     Check,
     Energy,
     Environment,
+    Floor,
     ModelFacts,
     ProcessResult,
     Record,
+    Requests,
     Timing,
 )
 from benchd.daemon.verdicts.accuracy import counted
@@ -99,6 +101,20 @@ def blocks(medians_ms: list[float], **fields: Any) -> BlockStatistics:
     """Return the statistics of blocks with these medians that ended at the cap, `fields` replaced."""
     given: dict[str, Any] = {"lag1": None, "doublings": 0, "half_width": None, "converged": False, "stop_reason": "cap"}
     return BlockStatistics(count=len(medians_ms), runs_per_block=1, medians_ms=medians_ms, **given | fields)
+
+
+def floor(**fields: Any) -> Floor:
+    """Return a Floor of 2.5 ms that the bytes bound, `fields` replaced."""
+    times: dict[str, Any] = {"floor_ms": 2.5, "bound_by": "bytes", "matrix_ms": 1.0, "bytes_ms": 2.5}
+    costs = dict.fromkeys(("matrix_flops", "elementwise_flops", "bytes", "parameters_bytes", "exponentials"), 1)
+    return Floor(**times | {"exponentials_ms": 0.0} | costs | fields)
+
+
+def requests(*, asked: int = 1000, late: int = 0, dropped: int = 0, **fields: Any) -> Requests:
+    """Return what became of requests at 30 per second that met their deadline, `fields` replaced."""
+    counts = {"asked": asked, "answered": asked - late - dropped, "late": late, "dropped": dropped}
+    given: dict[str, Any] = {"rate_hz": 30.0, "met": True, "arrivals_p": 0.5, "noticed_ms": 0.1, "busy_share": 0.5}
+    return Requests(**counts, **given | fields)
 
 
 def accuracy(*, right: int = 50, gained: int = 0, lost: int = 0, images: int = 100) -> Accuracy:

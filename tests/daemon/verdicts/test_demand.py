@@ -4,9 +4,9 @@ import math
 
 import msgspec
 import pytest
-from records_made import ENERGY, PASSED, made, timing
+from records_made import ENERGY, PASSED, made, requests, timing
 
-from benchd.daemon.records import Case, Load, ProcessResult, Requests, Variant
+from benchd.daemon.records import Case, Load, ProcessResult, Variant
 from benchd.daemon.verdicts.compare import compare
 from benchd.daemon.verdicts.demand import Demand, answering, missing, shortfall
 from benchd.daemon.verdicts.recommend import Requirements, decide, line
@@ -18,26 +18,15 @@ DEMAND = Demand(rate_hz=30.0, deadline_ms=33.0, streams=4)
 def server(variant="eager", rate_hz=30.0, median_ms=5.0, *, met=True, is_found=False, streams=4, run_id="r", **load):
     """Return the record of a server with three processes."""
     given = Load(**{"rate_hz": None if is_found else rate_hz, "deadline_ms": 33.0} | load)
-    misses = 0 if met else 100
-    requests = Requests(
-        rate_hz=rate_hz,
-        asked=1000,
-        answered=1000 - misses,
-        late=misses,
-        dropped=0,
-        met=met,
-        arrivals_p=0.5,
-        noticed_ms=0.1,
-        busy_share=0.5,
-    )
+    answered = requests(late=0 if met else 100, met=met, rate_hz=rate_hz)
     times = [timing(median_ms * (1 + step / 1000)) for step in range(3)]
     return made(
         run_id=run_id,
         case=Case(model="vim_tiny", variant=Variant.parse(variant), scenario="server", streams=streams, load=given),
         timing=times[1],
-        requests=requests,
+        requests=answered,
         check=PASSED,
-        processes=[ProcessResult(status="ok", timing=one, requests=requests) for one in times],
+        processes=[ProcessResult(status="ok", timing=one, requests=answered) for one in times],
     )
 
 
@@ -158,9 +147,7 @@ def test_a_server_that_misses_its_own_deadline_never_ships():
 
 def overloaded(dropped):
     """Return the record of a server without a deadline that dropped so many of 1000 requests."""
-    asked = server(deadline_ms=None)
-    requests = msgspec.structs.replace(asked.requests, answered=1000 - dropped, dropped=dropped, met=None)
-    return msgspec.structs.replace(asked, requests=requests)
+    return msgspec.structs.replace(server(deadline_ms=None), requests=requests(dropped=dropped, met=None))
 
 
 def test_a_server_that_drops_requests_neither_ships_nor_compares():

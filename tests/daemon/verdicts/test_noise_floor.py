@@ -1,7 +1,5 @@
 """The noise floor: which A/A comparisons count, what a case gets from them, and how it is cleared."""
 
-import io
-
 import pytest
 
 from benchd.daemon.commands.noise_floor import noise_floor_
@@ -83,12 +81,6 @@ def test_a_case_is_found_as_compare_takes_it(stored, typed, capsys):
     assert capsys.readouterr().out == "A/A comparisons forgotten: 5\n"
     with pytest.raises(UsageError, match=f"no A/A comparison of {stored} is stored"):
         noise_floor_(case=typed)
-
-
-def test_a_floor_above_the_least_effect_is_told():
-    err = io.StringIO()
-    noise_floor.report({"a": 0.004, "b": 0.012}, ["a", "b", "b", "c"], 0.005, err)
-    assert err.getvalue() == "b: less than 1.2 % does not count: identical code differs as much here\n"
 
 
 def test_a_damaged_noise_floor_is_named(tmp_path):

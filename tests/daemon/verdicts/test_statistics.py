@@ -68,14 +68,6 @@ def test_percentiles_ignore_the_order(values, rng):
         assert percentile(sorted(shuffled), q) == pytest.approx(np.percentile(values, q), rel=1e-9)
 
 
-def test_mean_interval_matches_scipy():
-    values = noise(12, 0.0)
-    low, high = stats.t.interval(0.95, 11, np.mean(values), stats.sem(values))
-    interval = mean_interval(values)
-    assert interval.low == pytest.approx(low, rel=1e-9)
-    assert interval.high == pytest.approx(high, rel=1e-9)
-
-
 def test_the_interval_of_a_time_never_reaches_0():
     """One block of ten is ten times as long: the mean 19 of [10] * 9 + [100] has the half-width 20.4."""
     centre, interval = block_estimate([10.0] * 9 + [100.0])
