@@ -22,20 +22,6 @@ def heard(request, tmp_path, monkeypatch):
         yield lambda: server.recv(4096).decode()
 
 
-def test_every_state_is_told_in_systemd_s_words(heard):
-    with closing(Notifier()) as notifier:
-        notifier.ready()
-        notifier.status("idle")
-        notifier.watchdog()
-        notifier.stopping()
-        assert [heard() for _ in range(4)] == ["READY=1", "STATUS=idle", "WATCHDOG=1", "STOPPING=1"]
-        before_us = time.monotonic_ns() // 1000
-        notifier.reloading()
-        first, second = heard().split("\n")
-        assert first == "RELOADING=1"
-        assert before_us <= int(second.removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
-
-
 def test_what_came_over_the_network_is_one_line_to_systemd_and_to_the_log(heard, capsys):
     text = "boot x\nWATCHDOG=trigger\0\x1b[2J\u2028\ud800" + "y" * 5000
     with closing(Notifier()) as notifier:
