@@ -83,21 +83,6 @@ def test_a_block_shorter_than_the_sampling_takes_the_next_clock():
     assert flagged(samples) == {5: ["low_clock"], 6: ["low_clock"]}
 
 
-def counted(name):
-    """Return the comparison of whole numbers called `name` that counts how often it is asked for."""
-
-    def compare(one, other):
-        Counting.compared += 1
-        return getattr(int, name)(one, other)
-
-    return compare
-
-
-class Counting(int):
-    compared = 0
-    __lt__, __le__, __gt__, __ge__ = map(counted, ("__lt__", "__le__", "__gt__", "__ge__"))
-
-
 def test_clean_leaves_the_disturbed_blocks_out_and_as_experienced_does_not():
     found = assess(series("cpu_steal_percent", inside(2.2, 2.3, 10.0, 0.0)), BLOCKS, MEDIANS_MS, "cpu")
     assert found.clean.median_ms == pytest.approx(2.0)

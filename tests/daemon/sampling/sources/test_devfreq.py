@@ -1,4 +1,5 @@
 import pytest
+from boards_read import available
 from jetson_trees import AGX_ORIN, BOARDS, ORIN_NANO, THOR, build, show_emc
 from machines import desktop, write
 
@@ -6,17 +7,6 @@ from benchd.daemon.sampling.sources.devfreq import Devfreq
 
 NODE = f"sys/class/devfreq/{ORIN_NANO.gpu}"
 EMC = "sys/kernel/debug/bpmp/debug/clk/emc/rate"
-
-
-@pytest.fixture
-def nano(tmp_path):
-    return build(tmp_path, ORIN_NANO)
-
-
-def available(root):
-    sampler = Devfreq(root)
-    assert sampler.unavailable() is None
-    return sampler
 
 
 def read(sampler):
@@ -27,17 +17,17 @@ def read(sampler):
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_load_and_clock_of_the_gpu_whatever_its_node_is_called(board, tmp_path):
-    found = read(available(build(tmp_path, board)))
+    found = read(available(Devfreq(build(tmp_path, board))))
     assert found == {"gpu_utilization_percent": pytest.approx(43.7), "gpu_clock_hz": 510e6}
 
 
 def test_a_thor_has_a_clock_and_no_load(tmp_path):
-    assert read(available(build(tmp_path, THOR))) == {"gpu_clock_hz": 510e6}
+    assert read(available(Devfreq(build(tmp_path, THOR)))) == {"gpu_clock_hz": 510e6}
 
 
 def test_the_memory_controller_where_the_kernel_shows_it(nano):
     show_emc(nano)
-    sampler = available(nano)
+    sampler = available(Devfreq(nano))
     found = read(sampler)
     assert (found["emc_clock_hz"], found["emc_utilization_percent"]) == (2133e6, pytest.approx(25.0))
     write(nano, {EMC: "204000000\n"})  # the average still counts what the faster clock did
@@ -46,7 +36,7 @@ def test_the_memory_controller_where_the_kernel_shows_it(nano):
 
 def test_the_monitor_of_the_memory_at_its_other_place(nano):
     write(nano, {EMC: "2133000000\n", "sys/kernel/actmon_avg_activity/mc_all": "21330000\n"})
-    assert read(available(nano))["emc_utilization_percent"] == pytest.approx(10.0)
+    assert read(available(Devfreq(nano)))["emc_utilization_percent"] == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("name", ["cur_freq", "device/load"])

@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from boards_read import available, read
 from jetson_trees import (
     AGX_ORIN,
     BOARDS,
@@ -24,33 +25,9 @@ EACCES = "/proc/sys/vm/drop_caches"  # for writing only, even for root
 FAULTS = {"Input/output error": EIO, "Permission denied": EACCES, "Is a directory": "/proc"}
 
 
-def available(root):
-    sampler = Ina3221(root)
-    assert sampler.unavailable() is None
-    return sampler
-
-
-def read(sampler):
-    """What a reading yields, as watts by rail, and the error it ends with."""
-    watts = {}
-    try:
-        for sample in sampler.sample():
-            assert (sample.metric, sample.source) == ("power_w", "ina3221")
-            assert sample.rail not in watts
-            watts[sample.rail] = sample.value
-    except OSError as error:
-        return watts, str(error)
-    return watts, None
-
-
 def put_link(file, target):
     file.unlink()
     file.symlink_to(target)
-
-
-@pytest.fixture
-def nano(tmp_path):
-    return build(tmp_path, ORIN_NANO)
 
 
 @pytest.fixture
@@ -60,14 +37,14 @@ def agx(tmp_path):
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_each_rail_is_volts_times_amps(board, tmp_path):
-    watts, error = read(available(build(tmp_path, board)))
+    watts, error = read(available(Ina3221(build(tmp_path, board))))
     assert error is None
     assert {rail: value for rail, value in watts.items() if rail} == pytest.approx(board.rails())
 
 
 @pytest.mark.parametrize("name", ["orin_nano", "orin_nx"])
 def test_the_total_of_a_module_with_an_input_rail_is_that_rail(name, tmp_path):
-    sampler = available(build(tmp_path, BOARDS[name]))
+    sampler = available(Ina3221(build(tmp_path, BOARDS[name])))
     assert isinstance(sampler, Metered)
     first, *parts = sampler.power_sources()
     assert (first.rail, first.scope, first.total) == ("VDD_IN", "module input VDD_IN", True)
@@ -76,7 +53,7 @@ def test_the_total_of_a_module_with_an_input_rail_is_that_rail(name, tmp_path):
 
 
 def test_the_total_of_an_agx_is_a_sum_that_counts_the_memory_once(agx):
-    sampler = available(agx)
+    sampler = available(Ina3221(agx))
     first, *parts = sampler.power_sources()
     assert first.scope == "sum of module rails VDD_GPU_SOC + VDD_CPU_CV + VIN_SYS_5V0"
     assert (first.rail, first.total) == ("", True)
@@ -95,7 +72,7 @@ def test_the_layout_of_jetpack_4(tmp_path):
             tmp_path / DEVICES / "7-0040/iio:device0",
             {names.get(name, f"{name}{channel}_input"): f"{value}\n" for name, value in values.items()},
         )
-    sampler = available(tmp_path)
+    sampler = available(Ina3221(tmp_path))
     assert read(sampler)[0] == pytest.approx({"VDD_IN": 7.5, "VDD_CPU_GPU_CV": 3.5, "VDD_SOC": 1.4976})
     assert sampler.power_sources()[0].period_s == RESET_PERIOD_S
 
@@ -108,24 +85,25 @@ def test_period_and_averaging_are_those_the_chip_is_set_to(interval, samples, pe
     folder, _ = rail(nano, "VDD_IN")
     for name, value in (("update_interval", interval), ("samples", samples)):
         (folder / name).unlink() if value is None else write(folder, {name: f"{value}\n"})
-    for source in available(nano).power_sources():
+    for source in available(Ina3221(nano)).power_sources():
         assert (source.period_s, source.averaging_s) == pytest.approx((period_s, averaging_s))
 
 
 def test_stamps_lie_within_the_reading_and_go_on_where_a_value_stands_still(nano):
-    sampler = available(nano)
+    sampler = available(Ina3221(nano))
     stamps = []
     for _ in range(2):
         before_ns = time.monotonic_ns()
         samples = list(sampler.sample())
         assert all(before_ns <= sample.t_ns <= time.monotonic_ns() for sample in samples)
+        assert {(sample.metric, sample.source) for sample in samples} == {("power_w", "ina3221")}
         stamps += [sample.t_ns for sample in samples]
     assert stamps == sorted(set(stamps))
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_a_driver_bound_again_costs_a_reading_and_changes_no_rail(board, tmp_path):
-    sampler = available(build(tmp_path, board))
+    sampler = available(Ina3221(build(tmp_path, board)))
     before = read(sampler)
     rebind(tmp_path)
     watts, error = read(sampler)
@@ -135,7 +113,7 @@ def test_a_driver_bound_again_costs_a_reading_and_changes_no_rail(board, tmp_pat
 
 
 def test_a_rail_that_is_renamed_ends_and_its_new_name_is_not_taken_for_another(nano):
-    sampler = available(nano)
+    sampler = available(Ina3221(nano))
     rename_rail(nano, "VDD_IN", "VDD_5V")
     for _ in range(2):
         watts, error = read(sampler)
@@ -147,16 +125,16 @@ def test_a_rail_that_is_renamed_ends_and_its_new_name_is_not_taken_for_another(n
 @pytest.mark.parametrize("board", [ORIN_NANO, AGX_ORIN], ids=["nano", "agx"])
 def test_a_rail_beside_the_module_s_power_that_fails_from_the_start_costs_only_its_own_values(board, tmp_path):
     root, (*_, lost) = build(tmp_path, board), board.rails()  # a part of the whole, or a rail behind one
-    before = read(available(root))[0]
+    before = read(available(Ina3221(root)))[0]
     set_rail(root, lost, "garbage", 1)
-    watts, error = read(available(root))
+    watts, error = read(available(Ina3221(root)))
     assert watts == {rail: value for rail, value in before.items() if rail != lost}
     assert f"rail {lost}" in error
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_label_that_fails(fault, nano):
-    sampler = available(nano)
+    sampler = available(Ina3221(nano))
     label = rail(nano, "VDD_IN")[0] / "in1_label"
     rename_rail(nano, "VDD_IN", "")
     put_link(label, fault)
@@ -181,7 +159,7 @@ def test_a_label_that_fails(fault, nano):
     ],
 )
 def test_a_value_that_no_sensor_can_have_is_none(millivolts, milliamps, nano):
-    sampler = available(nano)
+    sampler = available(Ina3221(nano))
     set_rail(nano, "VDD_IN", millivolts, milliamps)
     watts, error = read(sampler)
     assert watts.keys() == {"VDD_CPU_GPU_CV", "VDD_SOC"}

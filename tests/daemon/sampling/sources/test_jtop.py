@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from machines import write
+from simulations import slow
 from waiting import WAIT_S, wait_for
 
 from benchd.daemon.sampling.sources import Metered
@@ -28,7 +29,7 @@ from benchd.daemon.sampling.sources.jtop import (
     python_of,
 )
 
-VERSIONS = ["4.3.2", "7.2.2"]
+VERSIONS = ["7.2.2", slow("4.3.2")]
 I2C = "bus/i2c/devices/1-0040"
 HWMON = f"{I2C}/hwmon/hwmon1"
 GPU = "devices/platform/17000000.ga10b"

@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from jetson_trees import BOARDS, ORIN_NANO, build
+from boards_read import available, read
+from jetson_trees import BOARDS, build
 from machines import desktop, write
 
 from benchd.daemon.sampling.sources.thermal import Thermal
@@ -13,32 +14,11 @@ ZONES = "sys/devices/virtual/thermal"
 GPU = f"{ZONES}/thermal_zone1/temp"
 
 
-@pytest.fixture
-def nano(tmp_path):
-    return build(tmp_path, ORIN_NANO)
-
-
-def available(root):
-    sampler = Thermal(root)
-    assert sampler.unavailable() is None
-    return sampler
-
-
-def read(sampler):
-    """What a reading yields, as degC by zone, and the error it ends with."""
-    celsius = {}
-    try:
-        for sample in sampler.sample():
-            assert (sample.metric, sample.source) == ("zone_temp_c", "thermal")
-            celsius[sample.rail] = sample.value
-    except OSError as error:
-        return celsius, str(error)
-    return celsius, None
-
-
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 def test_each_zone_that_has_a_temperature(board, tmp_path):
-    celsius, error = read(available(build(tmp_path, board)))
+    sampler = available(Thermal(build(tmp_path, board)))
+    assert {(sample.metric, sample.source) for sample in sampler.sample()} == {("zone_temp_c", "thermal")}
+    celsius, error = read(sampler)
     assert celsius == {zone: value / 1e3 for zone, value in board.zones.items() if value is not None}
     assert error is None
 
@@ -46,12 +26,12 @@ def test_each_zone_that_has_a_temperature(board, tmp_path):
 def test_zones_of_one_type_stay_apart(tmp_path):
     for number, kind in ((0, "acpitz"), (2, "x86_pkg_temp"), (10, "acpitz")):
         write(tmp_path / ZONES / f"thermal_zone{number}", {"type": f"{kind}\n", "temp": f"{20 + number}000\n"})
-    assert read(available(tmp_path))[0] == {"acpitz": 20.0, "x86_pkg_temp": 22.0, "acpitz-10": 30.0}
+    assert read(available(Thermal(tmp_path)))[0] == {"acpitz": 20.0, "x86_pkg_temp": 22.0, "acpitz-10": 30.0}
 
 
 @pytest.mark.parametrize("content", ["", "garbage", "-256000", "200000"])
 def test_a_zone_that_fails_is_named_and_the_others_go_on(content, nano):
-    sampler = available(nano)
+    sampler = available(Thermal(nano))
     before, _ = read(sampler)
     write(nano, {GPU: f"{content}\n"})
     celsius, error = read(sampler)

@@ -1,23 +1,13 @@
 """What holds a Jetson's clocks down, in the tree of each board; a real one was not at hand."""
 
 import pytest
-from jetson_trees import ORIN_NANO, build
+from boards_read import available
+from jetson_trees import ORIN_NANO
 from machines import write
 
 from benchd.daemon.sampling.sources.throttle import BRAKE, THERMAL, Throttle
 
 NODE = f"sys/class/devfreq/{ORIN_NANO.gpu}"
-
-
-@pytest.fixture
-def nano(tmp_path):
-    return build(tmp_path, ORIN_NANO)
-
-
-def available(root):
-    sampler = Throttle(root)
-    assert sampler.unavailable() is None
-    return sampler
 
 
 def masks(sampler):
@@ -42,7 +32,7 @@ def cool(root, kind, level):
     ],
 )
 def test_a_cooling_device_at_work(kind, found, nano):
-    sampler = available(nano)
+    sampler = available(Throttle(nano))
     cool(nano, kind, 1)
     assert masks(sampler) == found
     cool(nano, kind, 0)
@@ -50,7 +40,7 @@ def test_a_cooling_device_at_work(kind, found, nano):
 
 
 def test_a_limit_of_the_gpu_below_its_highest(nano):
-    sampler = available(nano)
+    sampler = available(Throttle(nano))
     write(nano, {f"{NODE}/max_freq": "510000000\n"})
     assert masks(sampler) == (THERMAL, 0)
     write(nano, {f"{NODE}/max_freq": "624750000\n"})
@@ -58,14 +48,14 @@ def test_a_limit_of_the_gpu_below_its_highest(nano):
 
 
 def test_an_over_current_event_counts_once(nano):
-    sampler = available(nano)
+    sampler = available(Throttle(nano))
     write(nano, {"sys/class/hwmon/hwmon9/oc2_event_cnt": "5\n"})
     assert masks(sampler) == (BRAKE, BRAKE)
     assert masks(sampler) == (0, 0)
 
 
 def test_a_file_that_goes_is_an_error(nano):
-    sampler = available(nano)
+    sampler = available(Throttle(nano))
     (nano / NODE / "max_freq").write_text("")
     with pytest.raises(ValueError, match="invalid literal"):
         masks(sampler)
