@@ -1,25 +1,20 @@
 """What `benchd ship` and `benchd verify` refuse before anything is measured, each in one sentence."""
 
-import errno
-import os
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import manifests_made
 import pytest
 from machines import write
-from records_made import made
 from sessions_made import session
 from typer.testing import CliRunner
 
 from benchd.daemon.commands import ship, verify
-from benchd.daemon.errors import Full, NotAvailable, UsageError
+from benchd.daemon.errors import NotAvailable, UsageError
 from benchd.daemon.machine.lock import Busy, MachineLock
 from benchd.daemon.measuring import plan
 from benchd.daemon.measuring.plan import Planned
-from benchd.daemon.records import Case, encode
+from benchd.daemon.records import Case
 from benchd.daemon.runtimes import PACKAGES
-from benchd.daemon.shipping import folder as shipping
 from benchd.daemon.shipping import manifest, race, verifying
 from benchd.daemon.shipping.race_limits import Asked
 
@@ -84,29 +79,6 @@ def test_a_busy_machine_leaves_the_log_of_the_race_that_runs_as_it_is(tmp_path, 
     with MachineLock(), pytest.raises(Busy):
         shipped(tmp_path)
     assert log.read_bytes() == b'{"digest":"of another plan"}\n'
-
-
-def test_a_page_for_which_there_is_no_room_leaves_the_shipped_folder_as_it_is(tmp_path, monkeypatch):
-    pytest.importorskip("jinja2", reason="the extra `report` is not installed")
-    monkeypatch.setenv("BENCHD_LOCK_DIR", str(tmp_path))
-    found = SimpleNamespace(winner="eager")
-    monkeypatch.setattr(ship, "Race", lambda *_: SimpleNamespace(run=lambda: found, measured_s=1.0))
-    monkeypatch.setattr(ship, "_told", lambda *_: "")
-
-    def written(*_):
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out/records.jsonl").write_bytes(encode(made()) + b"\n")
-
-    def half(*_):
-        yield "<!"
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(shipping, "ship", written)
-    monkeypatch.setattr(ship.report, "_html", half)
-    with pytest.raises(Full):
-        shipped(tmp_path, page=True)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["records.jsonl"]
-    assert not list(tmp_path.glob("*out.html*"))
 
 
 def test_int8_inside_torch_is_left_out_and_says_why(tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ from benchd.daemon.records import (
     BlocksResult,
     Case,
     Check,
-    Floor,
     Inputs,
     Interference,
     Memory,
@@ -54,11 +53,6 @@ def shown(*records, as_json=False):
 def check(**fields):
     given = {"passed": True, "rule": "outputs", "images": 8, "max_abs_error": 1e-6, "error_share": 3e-7}
     return Check(**given | {"tolerance": 1e-4, "argmax_disagreements": 0} | fields)
-
-
-def least(bound):
-    costs = dict.fromkeys(("matrix_flops", "elementwise_flops", "bytes", "parameters_bytes", "exponentials"), 1)
-    return Floor(floor_ms=1.0, bound_by=bound, matrix_ms=1.0, bytes_ms=1.0, exponentials_ms=1.0, **costs)
 
 
 def test_what_is_slow_before_the_first_time_is_said_once(monkeypatch):
@@ -119,23 +113,6 @@ def test_a_clock_below_the_device_s_range_is_named_with_both():
     clocks = {"cpu_clock_hz": Summary(1e9, 1.2e9, 2e9, 9, "procfs")}
     table, _ = shown(made(flags=["clock_below_range"], environment=slow, telemetry=clocks))
     assert "the CPU ran at 1200 of 3000 MHz throughout" in " ".join(table.split())
-
-
-def test_a_full_row_fits_160_columns_and_180_with_its_accuracy():
-    busy = made(
-        case=Case(model="snn_stbif_resnet18", direction="training", batch_size=64),
-        timing=timing(123.4567, low_ms=120.12, high_ms=125.67, p99_ms=131.45),
-        throughput_per_s=518.4,
-        memory=Memory(rss_peak_bytes=1300 * 2**20),
-        check=check(rule="codes", flipped_share=2e-7),
-        energy=ENERGY,
-        telemetry={"power_w": Summary(5, 16.54, 7, 50, "fake")},
-        x_of_floor=13.4156,
-        floor=least("matrix"),
-    )
-    for record, columns in ((busy, 160), (msgspec.structs.replace(busy, accuracy=accuracy(images=1000)), 180)):
-        table, _ = shown(record)
-        assert max(len(line) for line in table.splitlines() if line.startswith("│")) <= columns
 
 
 def test_what_was_not_measured_is_a_dash_with_its_note():

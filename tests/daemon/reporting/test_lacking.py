@@ -9,14 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, accuracy, made, timing
+from records_made import ENERGY, ENVIRONMENT, PASSED, QANN, accuracy, floor, made, requests, timing
 
 from benchd.daemon.errors import SchemaError
 from benchd.daemon.records import (
     BlocksResult,
     Case,
     Deadlines,
-    Floor,
     Interference,
     Load,
     Memory,
@@ -24,7 +23,6 @@ from benchd.daemon.records import (
     NeighbourResult,
     ProcessResult,
     Record,
-    Requests,
     Stages,
     Summary,
     TimeSlice,
@@ -47,17 +45,7 @@ COURSE = [TimeSlice(start_s=at, end_s=at + 30, median_ms=4.0, telemetry={"power_
 
 FAST = msgspec.structs.replace(ENVIRONMENT, cpu_max_hz=3e9, temperature_c={"cpu": 50.0}, command="bench-once")
 SPIKING = msgspec.structs.replace(QANN, options=QANN.options | {"time_steps": 8})
-ASKED = Requests(
-    rate_hz=20.0,
-    asked=100,
-    answered=99,
-    late=1,
-    dropped=0,
-    met=True,
-    arrivals_p=0.5,
-    noticed_ms=0.1,
-    busy_share=0.5,
-)
+ASKED = requests(asked=100, late=1, rate_hz=20.0)
 BLOCKS = BlocksResult(median_ms=5.0, low_ms=4.9, high_ms=5.1, blocks=2)
 DISTURBED = Interference(reasons=[["steal"], []], clean=BLOCKS, as_experienced=BLOCKS, all_flagged=False)
 BESIDE = NeighbourResult(case_id="square,eager,b1", rate_hz=10.0, releases=90, misses=3, timing=None)
@@ -109,18 +97,7 @@ def whole():
         "memory": Memory(rss_peak_bytes=2**30),
         "accuracy": accuracy(),
         "x_of_floor": 2.0,
-        "floor": Floor(
-            floor_ms=2.5,
-            bound_by="bytes",
-            matrix_ms=1,
-            bytes_ms=2.5,
-            exponentials_ms=0,
-            matrix_flops=1,
-            elementwise_flops=1,
-            bytes=1,
-            parameters_bytes=1,
-            exponentials=0,
-        ),
+        "floor": floor(),
         "flags": ["simulated"],
         "processes": several(5.0, interference=DISTURBED),
     }

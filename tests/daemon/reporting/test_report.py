@@ -11,13 +11,12 @@ from io import StringIO
 import msgspec
 import pytest
 import records_made
-from records_made import ENVIRONMENT, PASSED, QANN, made, timing
+from records_made import ENVIRONMENT, PASSED, QANN, floor, made, timing
 
 from benchd.daemon.errors import Full, UsageError
 from benchd.daemon.records import (
     BlocksResult,
     Case,
-    Floor,
     Interference,
     ProcessResult,
     Summary,
@@ -182,21 +181,9 @@ def points(traces):
 
 
 def test_the_roofline_places_a_case_by_its_products_below_the_roof_of_its_probes(drawn):
-    floor = Floor(
-        floor_ms=2.0,
-        bound_by="matrix",
-        matrix_ms=2.0,
-        bytes_ms=0.5,
-        exponentials_ms=0.0,
-        matrix_flops=4_000_000,
-        elementwise_flops=0,
-        bytes=1_000_000,
-        parameters_bytes=0,
-        exponentials=0,
-        uncounted=["aten::sort"],
-    )
-    case = Case(model="vim_tiny", variant=Variant.parse("eager"))
-    traces, words = drawn(made(run_id="placed", case=case, check=PASSED, timing=timing(8.0), floor=floor))
+    times = {"floor_ms": 2.0, "bound_by": "matrix", "matrix_ms": 2.0, "bytes_ms": 0.5}
+    least = floor(**times, matrix_flops=4_000_000, bytes=1_000_000, uncounted=["aten::sort"])
+    traces, words = drawn(made(check=PASSED, timing=timing(8.0), floor=least))
     roof, placed = traces["Roofline"]
     assert (placed["x"], placed["y"]) == ([4.0], [0.5])
     assert placed["text"] == ["vim_tiny,eager,b1 (at least: without aten::sort)"]

@@ -12,12 +12,12 @@ import termios
 
 import msgspec
 import pytest
-from records_made import ENVIRONMENT, accuracy, made, timing
+from records_made import ENVIRONMENT, accuracy, made, requests, timing
 from rich.console import Console
 from test_console import ENERGY, check
 from waiting import WAIT_S
 
-from benchd.daemon.records import Case, Memory, ProcessResult, Requests, Summary, Variant, Window
+from benchd.daemon.records import Case, Memory, ProcessResult, Summary, Variant, Window
 from benchd.daemon.reporting.results_table import print_table, terms
 
 RAILS = (("VDD_IN", 12.34), ("VDD_CPU_GPU_CV", 6.5), ("VDD_SOC", 2.1))
@@ -99,9 +99,8 @@ def test_a_terminal_that_is_called_dumb_keeps_its_width(columns):
 
 @pytest.mark.parametrize("width", [160, 100, 60])
 def test_the_median_of_a_server_that_dropped_half_its_requests_is_dropped(width):
-    counts = {"asked": 1000, "answered": 100, "late": 0, "dropped": 900}
-    requests = Requests(rate_hz=30.0, met=None, arrivals_p=0.5, noticed_ms=None, busy_share=1.0, **counts)
-    found = table(width, [made(timing=timing(69.97, low_ms=None, high_ms=None), requests=requests)])
+    dropped = requests(dropped=900, met=None)
+    found = table(width, [made(timing=timing(69.97, low_ms=None, high_ms=None), requests=dropped)])
     assert "dropped" in found
     assert "69.97" not in found
 

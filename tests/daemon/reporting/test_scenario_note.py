@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from records_made import made, timing
+from records_made import made, requests, timing
 
 from benchd.daemon.records import (
     Case,
@@ -11,7 +11,6 @@ from benchd.daemon.records import (
     Neighbour,
     NeighbourResult,
     ProcessResult,
-    Requests,
     Stages,
     TimeSlice,
 )
@@ -56,9 +55,7 @@ def test_each_scenario_tells_its_figures(scenario, fields, words):
     assert scenario_note(record) == f"{scenario}: vim_tiny,eager,b1,{scenario}: {words}"
 
 
-REQUESTS = Requests(
-    rate_hz=30.0, asked=700, answered=690, late=6, dropped=4, met=False, arrivals_p=0.5, noticed_ms=0.25, busy_share=0.4
-)
+REQUESTS = requests(asked=700, late=6, dropped=4, noticed_ms=0.25, busy_share=0.4)
 COUNTS = "700 asked = 690 in time + 6 late + 4 dropped, p50 5 p90 6 ms, busy 40 %, woken after 0.25 ms"
 
 

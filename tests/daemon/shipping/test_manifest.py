@@ -25,11 +25,6 @@ def written(folder, **said):
     return folder
 
 
-def test_what_ship_writes_is_read(tmp_path):
-    manifest.write(tmp_path, made(asked=msgspec.structs.asdict(manifest.Asked(max_latency_ms=30.0))))
-    assert manifest.read(tmp_path).name == "net"
-
-
 @pytest.mark.parametrize("odd", [b'"n\xff\xfe"', b'{"a":' * 50_000 + b"1" + b"}" * 50_000])
 def test_bytes_that_no_json_has_are_damage(odd, tmp_path):
     path = written(tmp_path) / manifest.MANIFEST
