@@ -120,32 +120,6 @@ def test_every_name_and_signature_we_use_is_there():
     assert drift(ours) == []
 
 
-def test_a_name_or_a_signature_that_is_not_there_is_told():
-    source = """
-from typing import Protocol
-class IExecutionContext(Protocol):
-    stream_count: int
-    name: int
-    def execute_async_v2(self, stream_handle: int) -> bool: ...
-    def execute_async_v3(self, stream: int) -> bool: ...
-    def set_tensor_address(self, memory: int, name: str) -> bool: ...
-    def infer_shapes(self) -> bool: ...
-    def report_to_profiler(self) -> bool: ...
-class IBuilder(Protocol): ...
-class TensorRT(Protocol):
-    def Builder(self, log: object) -> object: ...
-"""
-    wrong = types.ModuleType("wrong")
-    exec(source, vars(wrong))  # noqa: S102 - the planted faults
-    told = [re.match(r"[\w.]+", found).group() for found in drift(wrong)]
-    context = ["stream_count", "name", "execute_async_v2", "execute_async_v3", "set_tensor_address", "infer_shapes"]
-    assert told == [*(f"IExecutionContext.{member}" for member in context), "IBuilder", "TensorRT.Builder"]
-
-
-def test_weak_typing_is_there_in_10_alone():
-    assert hasattr(trt.BuilderFlag, "FP16") == hasattr(trt.BuilderFlag, "BF16") == (MAJOR == 10)
-
-
 def test_this_version_is_new_enough():
     tensorrt.require_version(trt.__version__)
 

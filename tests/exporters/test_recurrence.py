@@ -88,23 +88,6 @@ def test_the_answers_are_the_scan_s_whatever_batch_is_fixed(form, length, batch,
         assert_near(run, length, size)
 
 
-def all_nodes(model):
-    return list(ir.traversal.RecursiveGraphIterator(model.graph))
-
-
-def test_two_level_has_no_loop_and_scan_one():
-    loops = {"Scan", "Loop"}
-    assert not loops & {node.op_type for node in all_nodes(graph("two_level", 197, "batch"))}
-    assert [node.op_type for node in all_nodes(graph("scan", 197, "batch")) if node.op_type in loops] == ["Scan"]
-
-
-@pytest.mark.parametrize("form", files.FORMS)
-def test_only_standard_operators_are_left(form):
-    model = graph(form, 31, 3)
-    assert {node.domain for node in all_nodes(model)} == {""}
-    assert model.opset_imports == {"": files.OPSET}
-
-
 @pytest.mark.parametrize("form", files.FORMS)
 def test_a_dynamic_length_and_two_dynamic_sizes_of_a_batch_are_refused(form):
     with pytest.raises(ValueError, match="the number of tokens must be fixed"):

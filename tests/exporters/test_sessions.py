@@ -44,15 +44,6 @@ def test_the_threads_are_those_this_process_may_run_on(tmp_path):
     assert settings.intra_op_num_threads == len(os.sched_getaffinity(0))
 
 
-def test_a_file_that_is_its_own_reference_is_not_optimised(tmp_path):
-    path = written(tmp_path, RELU)
-    levels = [
-        open_session(path, level=level).get_session_options().graph_optimization_level
-        for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
-    ]
-    assert levels == [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
-
-
 def test_a_file_that_the_optimiser_breaks_is_refused_with_the_level_that_loads_it(tmp_path):
     path = written(tmp_path, UNOPTIMISABLE)
     assert open_session(path, level="ORT_DISABLE_ALL")
