@@ -173,20 +173,6 @@ def test_the_published_figures_of_vim_tiny():
     assert own.parameters_bytes / 2e6 == pytest.approx(7.15, abs=0.01)
 
 
-def test_the_published_figures_of_the_spiking_nets():
-    rate = cost.cost("snn_onepass", {"encoding": "rate"}, 256, "fp16", "inference")
-    repeat = cost.cost("snn_onepass", {}, 256, "fp16", "inference")
-    assert rate.matrix_flops / 1e9 == pytest.approx(93.2, abs=0.05)
-    assert repeat.matrix_flops / 1e9 == pytest.approx(86.8, abs=0.05)
-    assert rate.bytes == repeat.bytes < 0.17e9
-    quantised = cost.cost("qann_resnet18", {}, 1, "fp16", "inference")
-    spiking = cost.cost("snn_stbif_resnet18", {}, 1, "fp16", "inference")
-    assert quantised.matrix_flops / 2e6 == pytest.approx(37.0, abs=0.05)
-    assert quantised.matrix_flops < spiking.matrix_flops < 8 * quantised.matrix_flops
-    assert spiking.parameters_bytes / 1e6 == pytest.approx(22.4, abs=0.05)
-    assert rate.exponentials == spiking.exponentials == 0
-
-
 @pytest.mark.parametrize("direction", ["inference", "training"])
 @pytest.mark.parametrize("name", catalog.MODELS)
 def test_a_batch_costs_its_images_and_the_parameters_once(name, direction):

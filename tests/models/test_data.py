@@ -59,13 +59,6 @@ def test_cifar10_is_spread_evenly_and_normalised_as_its_models_were_trained(cifa
     assert taken.of.preprocessing.endswith(f"centre crop 32x32, /255{mean}")
 
 
-def test_a_small_set_is_taken_whole_and_says_so(cifar10):
-    taken = open_set(f"cifar10:{cifar10[0]}", (3, 32, 32)).taken(256)
-    assert taken.images.shape == (30, 3, 32, 32)
-    assert taken.source.startswith("all 30 images of")
-    assert taken.source.endswith("fewer than the 256 asked for")
-
-
 def test_the_digits_that_ship_take_the_shape_of_the_model():
     digits = open_set("demo", (3, 32, 32), inputs="unit").taken(100)
     assert digits.source == "100 of the 359 images of demo"
@@ -93,14 +86,6 @@ def test_an_image_folder_is_resized_cropped_and_normalised(tmp_path):
     shorter = functional.resize(picture, 32, functional.InterpolationMode.BICUBIC)
     want = (functional.to_tensor(functional.center_crop(shorter, 28)) - IMAGENET[0]) / IMAGENET[1]
     torch.testing.assert_close(taken.images[4], want)
-
-
-def test_an_image_folder_of_ten_classes_is_labelled_for_a_cifar_model(tmp_path):
-    write_image_folder(tmp_path, {f"class{index}": 1 for index in range(10)}, size=(32, 32))
-    taken = open_set(f"imagefolder:{tmp_path}", (3, 32, 32), dataset="cifar10", inputs="unit").taken(256)
-    assert taken.labels.tolist() == list(range(10))
-    picture = functional.to_tensor(Image.open(tmp_path / "class7" / "000.png"))
-    torch.testing.assert_close(taken.images[7], picture)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +207,6 @@ def test_an_image_that_memory_may_not_hold_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 900)
     with pytest.raises(DataError, match=r"cannot read .*/000\.png; replace or remove it: .*decompression bomb"):
         open_set(f"imagefolder:{tmp_path}", (3, 32, 32)).taken(1)
-
-
-def test_a_model_without_images_takes_none(cifar10):
-    with pytest.raises(DataError, match="reads no images"):
-        open_set(f"cifar10:{cifar10[0]}", (64, 64), dataset="none")
 
 
 def test_random_images_are_seeded_apart_from_the_global_generator():

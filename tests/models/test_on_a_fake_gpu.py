@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_gpu import needs_a_driver
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -198,30 +198,3 @@ def test_the_plain_max_pool_sums_in_float64(precision):
     with FakeTensorMode(), torch.inference_mode(), Sums() as sums:
         on_gpu(built, dtype)(torch.empty(2, 3, 32, 32, device="cuda", dtype=dtype))
     assert sums.dtypes == [torch.float64]
-
-
-class Waits(nn.Module):
-    """Reads a number of the device, in one of several ways."""
-
-    def __init__(self, how):
-        super().__init__()
-        self._how = how
-
-    def forward(self, x):
-        return self._how(x)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [lambda x: x * torch.tensor(2.0).to("cuda"), lambda x: x.cpu(), lambda x: x.new_tensor([1.0, 2.0])],
-    ids=["to the device", "to the host", "from a list"],
-)
-def test_a_copy_is_noticed(how):
-    with FakeTensorMode():
-        assert run(Waits(how), "fp32", torch.empty(2, device="cuda")).waited
-
-
-@pytest.mark.parametrize("how", [lambda x: x.sum().item(), lambda x: x[x > 0]], ids=["a number", "a mask"])
-def test_a_shape_that_the_data_decides_is_noticed(how):
-    with FakeTensorMode(), pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
-        run(Waits(how), "fp32", torch.empty(2, device="cuda"))

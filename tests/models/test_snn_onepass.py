@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchd.kernels.dispatch import Unavailable
 from benchd.kernels.exact_conv2d import layer
 from benchd.models.catalog import build
 from benchd.models.snn_onepass import OnePass
@@ -72,15 +71,6 @@ def test_logits_and_spikes_are_those_of_the_step_by_step_network(options):
     for got, expected in zip(fired, spikes, strict=True):
         assert 0 < expected.mean() < 1
         assert torch.equal(got, functional.avg_pool2d(expected.flatten(0, 1), 2).unflatten(0, expected.shape[:2]))
-
-
-def test_its_names_are_the_published_ones():
-    plain = {f"{layer}.{part}" for layer in ("conv1", "conv2", "fc1", "fc2") for part in ("weight", "bias")}
-    assert set(built().state_dict()) == plain
-    assert {name.split(".")[0] for name in built(batch_norm=True).state_dict()} == {
-        *("conv1", "conv2", "fc1", "fc2", "bn1", "bn2")
-    }
-    assert built().input_shape == (3, 32, 32)
 
 
 @torch.no_grad()
@@ -261,32 +251,6 @@ def test_custom_kernels_take_a_large_batch_in_groups_that_nobody_sees(options, m
     torch.testing.assert_close(model(images, *extra), logits, rtol=1e-5, atol=1e-6)
     assert ran.total() == 2
     assert shown[0].shape == (steps, 50, 128, 8, 8)
-
-
-@torch.no_grad()
-def test_compiled_custom_kernels_run_by_period_and_in_groups_too(monkeypatch):
-    model, images = build("snn_onepass", kernels="custom"), torch.rand(20, 3, 32, 32)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    compiled(images)
-    runs = []
-    for name in ("by_period", "convolved"):
-        method = getattr(layer.SpikeConvolution, name)
-
-        def seen(self, x, *given, name=name, method=method, **named):
-            runs.append((name, tuple(x.shape)))
-            return method(self, x, *given, **named)
-
-        monkeypatch.setattr(layer.SpikeConvolution, name, seen)
-    want, plain = model(images), runs.copy()
-    runs.clear()
-    assert torch.equal(compiled(images), want)
-    assert runs == plain
-    assert Counter(name for name, _ in plain) == {"by_period": 2, "convolved": 2}
-
-
-def test_custom_kernels_do_not_learn():
-    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
-        build("snn_onepass", kernels="custom")(torch.rand(1, 3, 32, 32))
 
 
 def test_without_a_compiler_the_custom_kernels_are_refused_by_name(tmp_path, printed):

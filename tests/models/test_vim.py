@@ -83,16 +83,6 @@ def tiny():
     return build("vim_tiny", depth=4)
 
 
-@pytest.fixture(scope="module")
-def images():
-    return torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(scope="module")
-def wanted(tiny, images):
-    return equations(tiny, images)
-
-
 SMALL = {
     "one block": {"dim": 32, "depth": 1},
     "three blocks": {"dim": 48, "depth": 3},
@@ -122,15 +112,6 @@ def test_small_models_follow_the_equations(case):
     assert want.std() > 0.1
     torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-8)
     assert torch.equal(got, model(pictures(model)).detach())
-
-
-@pytest.mark.parametrize("kernels", ["torch", "custom"])
-@torch.no_grad()
-def test_float32_is_within_2e_5_of_float64(tiny, images, wanted, kernels):
-    model = build("vim_tiny", kernels=kernels, depth=4)
-    model.load_state_dict(tiny.state_dict())
-    assert wanted.abs().max() > 0.3
-    assert (model(images).double() - wanted).abs().max() < 2e-5
 
 
 def relative_error(logits, want):
@@ -185,17 +166,6 @@ def test_published_initial_values(tiny):
     assert tiny.head.bias.abs().max() == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "tokens"), [({"stride": 24}, 82), ({"stride": 32}, 50), ({"patch_size": 32, "stride": 32}, 50)], ids=str
-)
-def test_strides_shorten_the_sequence(options, tokens):
-    model = build("vim_tiny", depth=1, **options)
-    assert model.pos_embed.shape == (1, tokens, 192)
-    assert model.class_index == (tokens - 1) // 2
-    with torch.no_grad():
-        assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 1000)
-
-
 @pytest.mark.parametrize("size", [(16, 16), (24, 40), (29, 18)])
 def test_patches_are_also_a_matrix_product(size):
     torch.manual_seed(0)
@@ -210,13 +180,6 @@ def test_larger_models_are_wider(name, dim):
         model = build(name)
     assert model.head.weight.shape == (1000, dim)
     assert len(model.layers) == 24
-
-
-def test_both_scan_options_are_one_form_in_plain_pytorch(tiny, images):
-    other = build("vim_tiny", scan="two_level", depth=4)
-    other.load_state_dict(tiny.state_dict())
-    with torch.no_grad():
-        assert torch.equal(other(images), tiny(images))
 
 
 def test_derived_weights_follow_every_change_of_the_parameters():
@@ -269,15 +232,6 @@ class _Kept:
 
     def detach(self):
         return self._tensor
-
-
-def test_exported_with_any_batch_size():
-    model = small("one block")
-    shapes = {"images": {0: torch.export.Dim("batch", min=1, max=64)}}
-    exported = torch.export.export(model, (pictures(model),), dynamic_shapes=shapes, strict=False).module()
-    for batch in (2, 5):
-        x = pictures(model, batch)
-        torch.testing.assert_close(exported(x), model(x), rtol=1e-10, atol=1e-10)
 
 
 def test_inference_mode_then_training_share_nothing_stale():
@@ -469,12 +423,6 @@ def test_called_layers_serve_threads_copies_and_another_number_of_threads():
         torch.set_num_threads(threads)
     with torch.inference_mode():
         assert torch.equal(custom(x[3]), want[3])
-
-
-def test_custom_kernels_do_not_learn():
-    _, custom = small_pair()
-    with pytest.raises(Unavailable, match="no gradient; use implementation='torch'"):
-        custom(pictures(custom).float())
 
 
 def test_custom_kernels_that_cannot_run_are_refused_at_build_time():

@@ -13,7 +13,6 @@ from torch import nn
 from benchd.daemon.errors import UsageError
 from benchd.kernels.dispatch import Unavailable
 from benchd.models import weights
-from benchd.models.catalog import build
 from benchd.models.vim import Vim
 from benchd.models.weights import WeightsError
 
@@ -151,18 +150,6 @@ def test_a_vim_takes_its_classes_from_the_file(tmp_path, state):
     assert not model.training
     with torch.no_grad():
         assert model(torch.zeros(1, 3, 48, 48)).shape == (1, 3)
-
-
-def test_options_choose_the_geometry(tmp_path, state):
-    torch.save(state, tmp_path / "w.pth")
-    options = {"depth": 6, "stride": 24, "image_size": 64, "scan": "two_level"}
-    assert weights.load("vim_tiny", tmp_path / "w.pth", **options).input_shape == (3, 64, 64)
-
-
-def test_a_spiking_net_loads_into_its_own_shape(tmp_path):
-    own = {key: tensor.contiguous() for key, tensor in build("snn_onepass").state_dict().items()}
-    save_file(own, tmp_path / "w.safetensors")
-    assert same(weights.load("snn_onepass", tmp_path / "w.safetensors", time_steps=4).state_dict(), own)
 
 
 def test_what_does_not_fit_is_listed_with_counts_and_shapes(tmp_path, state):
