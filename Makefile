@@ -58,7 +58,7 @@ test-fast: $(TEST) programs  ## run tests without a torch process, one shape per
 test-slow: $(TEST) programs  ## run the simulations and combinations that `make test` leaves out; ARGS is passed to pytest
 	@$(BIN)/pytest -m slow $(ARGS)
 
-test-ptx: $(TEST)  ## run the kernels' tests on their PTX for sm_75, 87, 90 and 110, and on mutants of it, without a GPU; an hour
+test-ptx: $(TEST)  ## run the kernels' tests on their PTX for sm_75, 87, 90 and 110, without a GPU; an hour
 	@$(BIN)/pytest -s -m 'slow or not slow' tests/ptx $(ARGS)
 
 test-index: $(TEST)  ## install the dashboard and the measuring packages from the package index into fresh environments; 10 minutes, 6 GB

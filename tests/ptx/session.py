@@ -15,9 +15,7 @@ import pytest
 from tests.ptx import machine
 from tests.ptx.memory import Fault
 
-EXECUTED: set[str] = set()  # the PTX that was launched
 LAUNCHED: set[str] = set()  # the kernels' functions, with their modules
-REPLACED: dict[str, str] = {}  # what is executed in the place of which PTX
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -106,7 +104,5 @@ class _Compiled:
     def _launch(self, grid, *args) -> None:
         kinds = self._specialization.values()
         taken = [value for value, (kind, _) in zip(args, kinds, strict=True) if kind != "constexpr"]
-        ptx = self._kernel.asm["ptx"]
-        EXECUTED.add(ptx)
         LAUNCHED.add(f"{self._function.module}.{self._function.fn.__name__}")
-        machine.launch(REPLACED.get(ptx, ptx), grid, taken, self._kernel.metadata.shared)
+        machine.launch(self._kernel.asm["ptx"], grid, taken, self._kernel.metadata.shared)
