@@ -1,4 +1,4 @@
-"""The commands `bench-once` and `benchd`: which verb is which file."""
+"""The commands `bench-once` and `benchd`: which file implements which verb."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from benchd.daemon.errors import BenchdError, NotAvailable, require_measure
 from benchd.daemon.machine.standard_streams import STDERR, STDOUT, lasting
 from benchd.daemon.machine.ticker import show, ticker_of
 
-GROUPS = {  # as `benchd --help` shows them; a hyphen is an underscore in the file's name
+GROUPS = {  # as shown by `benchd --help`; a hyphen is an underscore in the file name
     "Decide": ("ship", "verify", "compare", "why", "recommend", "baseline", "noise-floor"),
     "Look": ("report", "show", "profile", "list", "schema"),
     "Fleet": ("run", "dashboard", "watch", "replay", "demo"),
@@ -25,14 +25,14 @@ GROUPS = {  # as `benchd --help` shows them; a hyphen is an underscore in the fi
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 
 LASTING = {"run", "dashboard", "demo", "watch", "power-sweep"}
-"""The verbs that serve until they are ended, or whose children write to the terminal: none is a wait."""
+"""The verbs that serve until stopped, or whose children write to the terminal."""
 
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
-"""What `Path.is_file` raises for a path that it may not look at; of an absent one it returns False."""
+"""The errors that `Path.is_file` raises for an inaccessible path; for an absent one it returns False."""
 
 
 class _Verbs(TyperGroup):
-    """Imports a verb's file only when that verb is invoked, so that each starts fast."""
+    """Imports a verb's file only when that verb is invoked, so that each starts quickly."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -42,7 +42,7 @@ class _Verbs(TyperGroup):
         return command(cmd_name) if cmd_name in VERBS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the verbs by group, and the command beside them."""
+        """Write the verbs by group, each with its short help."""
         for group, verbs in GROUPS.items():
             lines = [(verb, command(verb).get_short_help_str(limit=80)) for verb in verbs]
             with formatter.section(group):
@@ -50,7 +50,7 @@ class _Verbs(TyperGroup):
 
 
 def command(verb: str) -> Any:
-    """Return the command of a verb (`once` for bench-once); if its packages are missing, it names the extra to add."""
+    """Return the command of a verb (`once` for bench-once), or one that says which extra to add."""
     try:
         app = import_module(f"benchd.daemon.commands.{verb.replace('-', '_')}").app
     except ModuleNotFoundError as error:
@@ -93,7 +93,7 @@ def benchd() -> None:
 
 
 def _exit_with(verb: str | None) -> None:
-    """Run a verb, or the command line's, and exit with its code; 0 becomes 1 if its output could not be written."""
+    """Run `verb`, or the verb on the command line, and exit with its code, or 1 instead of 0 if output was lost."""
     ticker = ticker_of(sys.stderr)
     out, file = lasting(sys.stdout, STDOUT, ticker)
     err, _ = lasting(sys.stderr, STDERR, ticker)
@@ -111,14 +111,14 @@ def _exit_with(verb: str | None) -> None:
 
 
 def _code(verb: str | None) -> int | str | None:
-    """Run a verb, or the command line's; print an error of benchd or of a path as one line and return the exit code."""
+    """Run a verb as `_exit_with` does; print a benchd or path error as one line and return the exit code."""
     if any(name.startswith("_BENCH") and name.endswith("_COMPLETE") for name in os.environ):
-        get_completion_inspect_parameters()  # teaches typer the shells
+        get_completion_inspect_parameters()  # registers the shells with typer
     try:
         (command(verb) if verb else _benchd)()
     except SystemExit as end:
         return end.code
-    except KeyboardInterrupt:  # before the command's own handler
+    except KeyboardInterrupt:  # before the command's own handler is installed
         return 130
     except BenchdError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -1,4 +1,4 @@
-"""The configuration: TOML to a frozen Config. Every key is known, typed and in the unit of its name, or an error."""
+"""The configuration: TOML to a frozen Config. A key that is unknown, mistyped or in the wrong unit is an error."""
 
 import os
 import re
@@ -24,7 +24,7 @@ else:
     import tomli as tomllib
 
 Commands = Literal["off", "suites", "all"]
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=864_000.0)]  # poll() takes two of these, in ms, as a 32-bit int
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=864_000.0)]  # poll() takes the sum of two, in ms, as a 32-bit int
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
 Core = Annotated[int, msgspec.Meta(ge=0)]
 Load = Annotated[float, msgspec.Meta(ge=0.0, le=100_000.0)]
@@ -45,8 +45,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class MqttConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`[mqtt]`: where results go; without a `url` nothing is published.
 
-    `telemetry` off publishes only health while a case runs. `commands` says what may be run by command: nothing, the
-    configured suites, or any lists.
+    With `telemetry` off, only health is published while a case runs. `commands` says what MQTT commands may run:
+    nothing, the configured suites, or any lists.
     """
 
     url: str | None = None
@@ -73,10 +73,10 @@ class ServiceConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BaselineConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[baseline]`: files or folders of records with which the service compares its results.
+    """`[baseline]`: files or folders of records that the service compares its results with.
 
-    If empty, the baseline that `benchd baseline set` stored in the service's state folder is used, if there is one.
-    `false_alarms_per_month` is how many regressions of unchanged code are accepted, over all cases of the plan.
+    If empty, the service uses the baseline stored in its state folder by `benchd baseline set`, if there is one.
+    `false_alarms_per_month` is the accepted number of false regressions (code unchanged) across all cases in the plan.
     """
 
     runs: list[str] = []
@@ -93,8 +93,8 @@ class SamplingConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """`[limits]`: overrides of the preset's caps and image count, and deadlines for the stages without a cap.
 
-    `grace_s` is how long a worker may exceed a cap, because it finishes the run it has begun. Without
-    `build_deadline_s` a build may take 15 minutes, and an hour on a Jetson.
+    `grace_s` is how long a worker may exceed a cap, because it finishes the run in progress. Without `build_deadline_s`
+    a build may take 15 minutes, or an hour on a Jetson.
     """
 
     warm_up_cap_s: Seconds | None = None
@@ -120,13 +120,15 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """`[[suite]]`: lists that multiply into cases. An empty list means the preset's choice.
 
     `every`, `at` or `cron` schedules it in the service, delayed by up to `random_delay_s` (constant per device); no
-    case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data` and
-    `labels` name images on this machine, `samples` and `metric` what --inputs and --metric do, and `accuracy` is the
-    number of images for top-1. `onnx` is a user's file that
-    replaces `models`, `nir` another, or `module` the package.module:FUNCTION of an installed package; `inputs` gives
-    what they leave open, as `--input` does. Only `read` accepts them.
-    Each of `rates_hz` is one case of the scenario `server`, or with `find_rate` the highest that meets `deadline_ms`.
-    With `device` "cuda" its cases are never measured on the CPU: without a usable GPU they are unsupported.
+    further case begins once a run has measured for `time_limit_s`. `weights` is a checkpoint of the one model, `data`
+    and `labels` specify images on this machine, `samples` and `metric` are --inputs and --metric, and `accuracy` is the
+    number of images for top-1. A user's model replaces `models`: `onnx` or `nir` is its file, `module` the
+    package.module:FUNCTION of an installed package, and `inputs` describes what it leaves open, as `--input` does. Only
+    `read` accepts them.
+
+    Each of `rates_hz` is one case of the scenario `server`; `find_rate` is one at the highest rate that meets
+    `deadline_ms`. With `device` "cuda" its cases are never measured on the CPU: without a usable GPU they are
+    unsupported.
     """
 
     name: str = ""
@@ -149,7 +151,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         None
     )
     preset: Annotated[
-        str, Option("How much to measure (default: the --config's, else quick).", "quick|standard|thorough")
+        str, Option("How much to measure (default: from --config, else quick).", "quick|standard|thorough")
     ] = "standard"
     processes: Annotated[int | None, Option("Fresh processes per case.")] = None
     seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED), Option("Seed of random weights and inputs.")] = 0
@@ -173,7 +175,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     module: Annotated[str | None, Option("Your own module, by file or package.", "FILE.py:FUNCTION")] = None
     onnx: Annotated[str | None, Option("Your own ONNX file.", "FILE")] = None
     reference: Annotated[str | None, Option("The fp32 file that a quantised --onnx was made from.", "FILE")] = None
-    nir: Annotated[str | None, Option("Your own spiking net in the format NIR.", "FILE")] = None
+    nir: Annotated[str | None, Option("Your own spiking net in NIR format.", "FILE")] = None
     inputs: Annotated[
         list[str],
         Option(
@@ -191,7 +193,7 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
         named = [name for name in ("onnx", "module", "nir") if getattr(self, name) is not None]
         if named and (self.models or len(named) > 1 or (self.options and not self.nir)):
-            raise UsageError(f"suite.{self.own}: your own model replaces models and options; remove these")
+            raise UsageError(f"suite.{self.own}: your own model replaces models and options; remove them")
         if self.nir is not None and not Path(self.nir).is_absolute():
             raise UsageError(f"suite.nir {self.nir!r}: give an absolute path, beginning with /")
         if self.module is not None and not re.fullmatch(_MODULE, self.module):
@@ -207,11 +209,11 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def own(self) -> str | None:
-        """Return the key that names the user's own model, None without one."""
+        """Return the key that specifies the user's own model, None if there is none."""
         return next((name for name in ("onnx", "module", "nir") if getattr(self, name) is not None), None)
 
     def code(self) -> list[tuple[str, Path]]:
-        """Return the keys that name a function of a Python file, with that file."""
+        """Return the keys whose value is a function in a Python file, each with that file."""
         named = {"samples": self.samples, "metric": self.metric, "calibration": self.calibration}
         return [(f"suite.{name}", Path(file_of(text))) for name, text in named.items() if text and ".py:" in text]
 
@@ -221,11 +223,11 @@ class Suite(Inputs, Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[[shipped]]`: a folder of `benchd ship` that the service verifies, by its whole path; its `name` is for topics.
+    """`[[shipped]]`: a folder from `benchd ship` that the service verifies, by absolute path; `name` is used in topics.
 
-    It is verified by `every`, `at` or `cron`, and whenever its files, what is trusted, the machine or its software have
-    changed. A folder that runs code when it is loaded, and that the service's user did not ship, needs `trust_code`,
-    and a TensorRT plan that this user did not make is built again without `trust_plan`.
+    It is verified by `every`, `at` or `cron`, and whenever its files, the trust settings, the machine or its software
+    have changed. A folder that runs code when loaded and was not shipped by the service's user needs `trust_code`;
+    without `trust_plan`, a TensorRT plan made by another user is rebuilt.
     """
 
     path: str
@@ -245,7 +247,7 @@ class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def called(self) -> str:
-        """Return its name, by default the folder's own."""
+        """Return its name, by default the folder's."""
         return self.name or Path(self.path).name
 
     def trigger(self) -> Trigger | None:
@@ -254,7 +256,7 @@ class Shipped(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """All of the configuration file."""
+    """The whole configuration file."""
 
     device: DeviceConfig = DeviceConfig()
     mqtt: MqttConfig = MqttConfig()
@@ -269,11 +271,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         if twice := _twice(suite.name for suite in self.suite if suite.name):
             raise UsageError(f"suite.name {twice!r}: used twice; rename one")
         if twice := _twice(one.called for one in self.shipped):
-            raise UsageError(f"shipped.name {twice!r}: used twice; give one of them another name")
+            raise UsageError(f"shipped.name {twice!r}: used twice; rename one")
         files = {path: Path(path).stem for suite in self.suite if (path := suite.onnx or suite.nir)}
         modules = {suite.module: suite.module.rpartition(".")[2] for suite in self.suite if suite.module}
         for key, called_by in (("onnx: two files", files), ("module: two functions", modules)):
-            if alike := _twice(called_by.values()):  # records and retained topics are identified by this name
+            if alike := _twice(called_by.values()):  # records and retained topics are identified by it
                 raise UsageError(f"suite.{key} are called {alike!r}; rename one")
         _refuse_two_readings(self.suite)
 
@@ -283,26 +285,26 @@ def _twice(names: Iterable[str]) -> str | None:
 
 
 def _refuse_two_readings(suites: list[Suite]) -> None:
-    """Raise UsageError for one model with two lists of inputs or two weights, whose results would have one name."""
+    """Raise UsageError for one model with two lists of inputs or weights, whose results would share a name."""
     given: dict[str | None, tuple[list[str], str | None]] = {}
     for suite in suites:
         this = suite.inputs, suite.weights
         own, link = suite.onnx or suite.module or suite.nir, "function" if suite.module else "link to it"
         if suite.own and given.setdefault(own, this) != this:
             raise UsageError(
-                f"suite.{suite.own} {own!r}: two suites give it other inputs or weights, but their results have one "
-                f"name; name another {link} in one of them"
+                f"suite.{suite.own} {own!r}: two suites give it different inputs or weights, but their results would "
+                f"share a name; use another {link} in one of them"
             )
 
 
 def read(path: Path) -> Config:
-    """Return the configuration in `path`; raise UsageError that names the key, the value or the line.
+    """Return the configuration in `path`; raise UsageError that quotes the key, the value or the line.
 
-    It may name ONNX files, shipped folders and Python files only if nobody but root and the current user can have
-    written it, and these Python files.
+    It may refer to ONNX files, shipped folders and Python files only if nobody but root and the current user can write
+    the configuration and these Python files.
     """
     try:
-        # a pipe would be waited for
+        # opening a pipe would block
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -340,7 +342,7 @@ def _status(file: Path, key: str) -> os.stat_result:
 
 
 def _with_value(message: str, data: Any) -> str:
-    """Return what msgspec says of a key, with its value if that is a number: a text may hold a password."""
+    """Return msgspec's message about a key, with its value if that is a number: a string may hold a password."""
     stated, _, place = message.partition(" - at `$.")
     with suppress(LookupError):
         for key in re.findall(r"[^].[`]+", place):
@@ -350,7 +352,7 @@ def _with_value(message: str, data: Any) -> str:
 
 
 def _refuse_nul(value: Any, key: str) -> None:
-    """Raise UsageError for a text with a NUL: whatever opens it as a path raises something else than OSError."""
+    """Raise UsageError for a string with a NUL: opening it as a path would not raise OSError."""
     if isinstance(value, str) and "\0" in value:
         raise UsageError(f"{key}: contains a NUL character")
     for name, inner in value.items() if isinstance(value, dict) else ():
@@ -371,7 +373,7 @@ def _refuse_foreign(path: Path, status: os.stat_result, key: str) -> None:
 
 
 def _refuse_unknown_keys(data: dict[str, Any], kind: type[Struct], where: str) -> None:
-    """Raise UsageError for the first unknown key, with those that are known there."""
+    """Raise UsageError for the first unknown key, with the known ones."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in data.items():
         if key not in fields:

@@ -2,11 +2,11 @@
 
 BenchdError
 ├── UsageError          an invalid command line or configuration (exit code 2)
-│   └── Full            the disk is full, or fails
+│   └── Full            the disk is full or failing
 ├── NotAvailable        something requested by name is not available (exit code 7)
 ├── Unsupported         a case cannot run on this machine; becomes a Record with this reason
-├── UnfitModel          a user's model cannot be measured as it is; becomes a Record with this reason
-└── SchemaError         a record of another schema, or data that is not a record
+├── UnfitModel          a user's model cannot be measured as is; becomes a Record with this reason
+└── SchemaError         a record with another schema, or data that is not a record
 """
 
 import difflib
@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from benchd.daemon.machine.installed import adding
 
 EXIT_CODES = (130, 2, 7, 6, 1, 5, 3, 4)
-"""The exit codes of measurements, of which several may apply: the first one counts."""
+"""The exit codes of measurements; if several apply, the first counts."""
 
 
 class BenchdError(Exception):
-    """The root of all errors that are shown to a user as one line, without a traceback."""
+    """The base of all errors shown to a user as one line, without a traceback."""
 
 
 class UsageError(BenchdError):
@@ -28,7 +28,7 @@ class UsageError(BenchdError):
 
 
 class Full(UsageError):
-    """The disk is full, or takes nothing because it fails."""
+    """The disk is full or failing."""
 
 
 class NotAvailable(BenchdError):
@@ -40,11 +40,11 @@ class Unsupported(BenchdError):
 
 
 class UnfitModel(BenchdError):
-    """A user's model cannot be measured as it is; the message says what to change."""
+    """A user's model cannot be measured as is; the message says what to change."""
 
 
 class SchemaError(BenchdError):
-    """A record of another schema major version, or bytes that are not a record."""
+    """A record with another schema major version, or bytes that are not a record."""
 
 
 def unknown(kind: str, value: str, known: Iterable[str]) -> UsageError:
@@ -60,6 +60,6 @@ def require_measure() -> None:
     for package in ("torch", "torchvision", "numpy", "safetensors"):
         if importlib.util.find_spec(package) is None:
             raise NotAvailable(
-                f"measuring needs {package}, which is not installed: {adding('cpu')}; [gpu] in place of [cpu] for an "
+                f"measuring needs {package}, which is not installed: {adding('cpu')}; use [gpu] instead for an "
                 "NVIDIA GPU, or [jetson] on a Jetson"
             )

@@ -1,4 +1,4 @@
-"""Files of JSON lines, each of which is on the disk before anybody is told of it."""
+"""Files of JSON lines; each line is on disk before its readers are notified."""
 
 import errno
 import gzip
@@ -14,10 +14,10 @@ from benchd.daemon.machine import folders
 
 
 class Journal:
-    """A crash-safe file of records: when `append` returns, the record is on the disk.
+    """A crash-safe file of records: when `append` returns, the record is on disk.
 
-    The folder is created if absent. If the file is moved or removed meanwhile, as by logrotate, a new one is begun.
-    Raises UsageError with path and cause if it cannot be written.
+    The folder is created if absent. If the file is moved or removed meanwhile, for example by logrotate, a new one is
+    created. Raises UsageError with path and cause if it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def set_torn_aside(self, aside: Path) -> bool:
-        """Move the part of a line that a crash left at the end to the file `aside`; return whether there is one."""
+        """Move an incomplete last line, left by a crash, to the file `aside`; return whether there was one."""
         if folders.file_id(self._path) != self._id or not _is_torn(self._file):
             return False
         with explaining(self._path):
@@ -65,25 +65,25 @@ class Journal:
         return True
 
     def move(self, path: Path) -> None:
-        """Move the file to `path`, in a folder on the same file system, and continue in an empty one."""
+        """Move the file to `path`, in a folder on the same file system, and continue in an empty file."""
         with explaining(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._path.replace(path)
         self._reopen()
 
     def _reopen(self) -> None:
-        """Continue in the file that is at the path now; if it cannot be opened, the next record tries again."""
+        """Continue in the file now at the path; if it cannot be opened, the next record tries again."""
         moved = self._file
         self._open()
         moved.close()
 
     def _open(self) -> None:
-        """Open the file; raise UsageError for a pipe or a device, which keeps no record."""
+        """Open the file; raise UsageError for a pipe or a device, which stores no records."""
         with explaining(self._path):
             if self._path.exists() and not self._path.is_file():
                 raise UsageError(f"{self._path}: not a regular file; move it away")
             self._file = self._path.open("ab+", buffering=0)
-            folders.sync(self._path.parent)  # or a power cut takes the new file's name
+            folders.sync(self._path.parent)  # or a power cut loses the new file's name
         self._id = folders.file_id(self._path)
 
     def size_bytes(self) -> int:
@@ -98,26 +98,26 @@ class Journal:
 def read(path: Path) -> Iterator[bytes]:
     """Yield every line of `path`, which may be compressed (`.gz`), without its line break.
 
-    Raises SchemaError if a crash truncated the last one, or a compressed file is damaged.
+    Raises SchemaError if a crash truncated the last line, or a compressed file is damaged.
     """
     with explaining(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 raise SchemaError(
-                    f"{path} line {number}: truncated, as after a power cut; delete this line to use those before it"
+                    f"{path} line {number}: truncated, as by a power cut; delete this line to use those before it"
                 )
             yield line[:-1]
 
 
 def replace(path: Path, parts: Iterable[bytes]) -> None:
-    """Replace the file, or create it, once all of it is written; raise UsageError, or Full, if that fails."""
+    """Create the file or replace it once all parts are written; raise UsageError, or Full, if that fails."""
     with explaining(path):
         folders.replace(path, parts)
 
 
 @contextmanager
 def explaining(path: Path) -> Iterator[None]:
-    """Raise an error of the file system as UsageError or Full, and a damaged archive as SchemaError.
+    """Raise a file system error as UsageError or Full, and a damaged archive as SchemaError.
 
     The message names the path and what to do.
     """
@@ -129,12 +129,12 @@ def explaining(path: Path) -> Iterator[None]:
         cause = error.strerror or error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Full(f"{path}: {cause}; free some space") from error
-        kind = Full if error.errno in (errno.EIO, errno.EROFS) else UsageError  # a disk that fails, as one that is full
+        kind = Full if error.errno in (errno.EIO, errno.EROFS) else UsageError  # a failing disk is treated as full
         raise kind(f"{path}: {cause}; choose a folder that can be read and written") from error
 
 
 def _is_torn(file: FileIO) -> bool:
-    """Return whether the file ends within a line, as after a crash."""
+    """Return whether the file ends in the middle of a line, as after a crash."""
     if file.seek(0, os.SEEK_END) == 0:
         return False
     file.seek(-1, os.SEEK_END)

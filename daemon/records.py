@@ -1,7 +1,7 @@
 """The vocabulary of benchd and its wire format: a Case is what to measure, a Record is the result.
 
-The types are frozen, except what the worker fills, and their field names include units. msgspec encodes and decodes the
-JSON; `docs/record.schema.json` is generated from these types. Readers ignore unknown fields, and every later field
+The types are frozen, except those the worker fills in, and their field names include units. msgspec encodes and decodes
+the JSON; `docs/record.schema.json` is generated from these types. Readers ignore unknown fields, and every later field
 has a default, so older records of the same major version stay readable.
 """
 
@@ -22,10 +22,10 @@ from benchd.daemon.runtimes import BACKENDS, FILE_BACKENDS, PRECISIONS, RUNTIMES
 
 SCHEMA = "benchd.record/1"
 COMMONEST_CLASS = 0.9
-"""Above this share of images with one class the argmax proves nothing: a constant answer would agree as well."""
+"""Above this share of images in one class, the argmax proves nothing: a constant answer would agree as well."""
 
 PROFILED = "profiled"
-"""The flag of a Record made by a profile: shown, but never ranked or compared."""
+"""The flag of a Record from a profile: shown, but never ranked or compared."""
 
 Kernels = Literal["torch", "custom"]
 Direction = Literal["inference", "training"]
@@ -42,7 +42,7 @@ _Whole = Literal["int64", "int32", "int16", "int8", "uint64", "uint32", "uint16"
 Dtype = Literal[_Float, _Whole]
 
 VERDICTS: tuple[CheckVerdict, ...] = get_args(CheckVerdict)
-"""The verdicts of a check, the worst first."""
+"""The verdicts of a check, worst first."""
 
 KERNELS: tuple[Kernels, ...] = get_args(Kernels)
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
@@ -50,17 +50,17 @@ PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 NO_FILE = "files are exported in fp32, fp16 and int8 only"
 NO_FP8 = (
     "benchd writes no FP8 files: only GPUs of compute capability 8.9 and newer run them, no Jetson Orin is one, and "
-    "without such a GPU nothing can check that TensorRT takes them; use tensorrt-int8 or tensorrt-fp16"
+    "without such a GPU nothing can check that TensorRT accepts them; use tensorrt-int8 or tensorrt-fp16"
 )
 NO_EXECUTORCH = (
     "benchd writes no ExecuTorch programs: ExecuTorch 1.5 needs NumPy 2, which JetPack 6.2 lacks, and its XNNPACK "
-    "backend refuses the weights of snn_onepass, which are channels-last; use onnxruntime"
+    "backend rejects the weights of snn_onepass, which are channels-last; use onnxruntime"
 )
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
 BACK_TO_BACK: tuple[Scenario, ...] = ("single_stream", "offline", "sustained", "pipeline")
 PLAIN: tuple[Scenario, ...] = ("single_stream", "offline")
-"""The scenarios of nothing but runs, of which any stretch is like any other."""
+"""The scenarios that only repeat runs, so that any stretch is like any other."""
 
 WITH_STREAMS: tuple[Scenario, ...] = ("single_stream", "server")
 
@@ -75,7 +75,7 @@ class Variant(Struct, frozen=True, order=True):
     def __post_init__(self) -> None:
         if self.precision == "int8" and self.backend in ("compile", "aoti", "cudagraph"):
             raise UsageError(
-                f"{self.name}: int8 is compiled already; int8 also runs as onnxruntime-int8, tensorrt-int8, custom-int8"
+                f"{self.name}: int8 is already compiled; int8 also runs as onnxruntime-int8, tensorrt-int8, custom-int8"
             )
         if self.backend in FILE_BACKENDS and self.kernels == "custom":
             raise UsageError(f"{self.name}: {self.backend} runs standard ops only, so it cannot use custom kernels")
@@ -89,28 +89,28 @@ class Variant(Struct, frozen=True, order=True):
 
     @property
     def label(self) -> str:
-        """Return the name as tables print it: `eager-fp16` for `fp16`."""
+        """Return the name shown in tables: `eager-fp16` for `fp16`."""
         is_eager = self.name == self.precision and not self.needs_torchao
         return f"eager-{self.precision}" if is_eager else self.name
 
     @property
     def runs_nowhere(self) -> str | None:
-        """Return why no machine runs it, None if some do; older records may name such a variant."""
+        """Return why no machine can run it, None if some can; older records may contain such a variant."""
         return None if self.precision in RUNTIMES[self.backend].precisions else NO_FILE
 
     @property
     def needs_torchao(self) -> bool:
-        """Return whether it is int8 inside torch, which torchao quantises and inductor compiles."""
+        """Return whether it is int8 within PyTorch, quantised by torchao and compiled by inductor."""
         return (self.backend, self.precision, self.kernels) == ("eager", "int8", "torch")
 
     @property
     def built_on(self) -> Literal["torch", "custom", "custom-int8"]:
-        """Return the `kernels` on which `benchd.models` builds its module."""
+        """Return the `kernels` argument with which `benchd.models` builds the module."""
         return "custom-int8" if self.kernels == "custom" and self.precision == "int8" else self.kernels
 
     @classmethod
     def parse(cls, name: str) -> "Variant":
-        """Return the variant of this name; raise UsageError that names the closest one."""
+        """Return the variant with this name; raise UsageError that suggests the closest one."""
         variants = {variant.name: variant for variant in all_variants()}
         variants |= {variant.label: variant for variant in variants.values()}
         if name not in variants:
@@ -147,7 +147,7 @@ def all_variants() -> Iterator[Variant]:
 
 
 def usable_variants() -> list[str]:
-    """Return the names of the variants that some machine runs, plain PyTorch first."""
+    """Return the names of the variants that some machine can run, plain PyTorch first."""
     return [variant.name for variant in all_variants() if variant.runs_nowhere is None]
 
 
@@ -156,10 +156,10 @@ PERCENTILE, QUEUE = 99.0, 32
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """The requests that a `server` gets: Poisson arrivals at `rate_hz`, each of one batch.
+    """The requests sent to a `server`: Poisson arrivals at `rate_hz`, one batch each.
 
-    A rate of null asks for the highest one at which the share beyond `percentile` misses the deadline at most. `queue`
-    requests may wait; one that finds them waiting is dropped.
+    A null rate asks for the highest rate at which `percentile` percent meet the deadline. Up to `queue` requests may
+    wait; a request that finds the queue full is dropped.
     """
 
     rate_hz: float | None = None
@@ -177,7 +177,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
     @property
     def options(self) -> list[str]:
-        """Return the load as options of the command line."""
+        """Return the load as command-line options."""
         words = ["--find-rate"] if self.rate_hz is None else ["--rate", f"{self.rate_hz:.12g}"]
         words += ["--deadline", f"{self.deadline_ms:.12g}ms"] if self.deadline_ms else []
         words += ["--percentile", f"{self.percentile:.12g}"] if self.percentile != PERCENTILE else []
@@ -185,7 +185,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Neighbour(Struct, frozen=True):
-    """Another case that runs at a rate in a process of its own while the measured one is timed."""
+    """Another case that runs at a rate in its own process while the measured case is timed."""
 
     case_id: str
     rate_hz: float
@@ -199,8 +199,8 @@ class Case(Struct, frozen=True):
 
     `provider` is ONNX Runtime's, null for the device's default; `dla` is the core of a Jetson's DLA that TensorRT uses,
     null for the GPU alone; `threads` is the number of CPU threads, null for all. `streams` run the model at the same
-    time, each with that many threads; null divides the CPUs among them. `load` is that of a `server`, `beside` a
-    neighbour's.
+    time, each with `threads` threads; null divides the CPUs among them. `load` is the load of a `server`, `beside` the
+    neighbour running at the same time.
     """
 
     model: str
@@ -237,7 +237,7 @@ class Case(Struct, frozen=True):
 
     @property
     def demand(self) -> list[str]:
-        """Return what identifies streams, load and neighbour in a case_id; nothing for one stream alone."""
+        """Return what identifies streams, load and neighbour in a case_id; empty for a single stream without either."""
         words = [f"streams={self.streams}"] if self.streams > 1 else []
         words += self.load.words if self.load else []
         return words + ([f"beside={self.beside}"] if self.beside else [])
@@ -258,11 +258,11 @@ class Sample(Struct, frozen=True, array_like=True):
 
 
 THROTTLING = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
-"""NVML's bits for the power cap, hardware slowdown, software and hardware thermal slowdown, and the power brake."""
+"""NVML's bits for power cap, hardware slowdown, software and hardware thermal slowdown, and power brake."""
 
 
 def throttles(reasons: float) -> bool:
-    """Return whether a sample of `gpu_throttle_reasons` lowers the clock: an idle GPU reports a reason too."""
+    """Return whether a value of `gpu_throttle_reasons` means a lowered clock: an idle GPU reports a reason too."""
     return bool(int(reasons) & THROTTLING)
 
 
@@ -316,7 +316,7 @@ class WarmUp(Struct, frozen=True):
 
 
 class RawFile(Struct, frozen=True):
-    """The file of raw run times: little-endian int64 nanoseconds, path relative to the output folder."""
+    """The file of raw run times: little-endian int64 nanoseconds; its path is relative to the output folder."""
 
     path: str
     sha256: str
@@ -324,10 +324,10 @@ class RawFile(Struct, frozen=True):
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """Run times of one quantity over one process, or over all processes of a case.
+    """Run times of one quantity in one process, or in all processes of a case.
 
     The median and the percentiles of a `server` count dropped requests as later than any answer. If half were dropped,
-    `median_ms` is of the answered ones alone: it has no interval, and the record's `missing` names it.
+    `median_ms` covers only the answered ones: it has no interval, and is listed in the record's `missing`.
     """
 
     median_ms: float
@@ -353,7 +353,7 @@ PERCENTILES = {"p90_ms": 90.0, "p95_ms": 95.0, "p99_ms": 99.0, "p999_ms": 99.9}
 
 
 class Level(Struct, frozen=True):
-    """One of two levels of times: the geometric mean of the times in it, and their share."""
+    """One of two levels of times: the geometric mean of its times, and their share."""
 
     ms: float
     share: float
@@ -362,9 +362,9 @@ class Level(Struct, frozen=True):
 class BlockStatistics(Struct, frozen=True, kw_only=True):
     """The blocks whose medians give the interval, and why measuring stopped.
 
-    `bounds_ns` are the start of the first block and the end of each, on CLOCK_MONOTONIC; `starts_ns` the start of each
-    if another process ran between them. `levels` are those of the runs, in pieces of blocks, if they jump between two;
-    `is_correlated` says that blocks still depend on one another.
+    `bounds_ns` are the start of the first block and the end of each, on CLOCK_MONOTONIC; `starts_ns` is the start of
+    each block if another process ran between them. `levels` are the two levels of the runs, in pieces of blocks, if
+    they jump between two; `is_correlated` means that blocks still depend on one another.
     """
 
     count: int
@@ -402,21 +402,21 @@ class Deadlines(Struct, frozen=True):
 
 
 class Trial(Struct, frozen=True):
-    """One rate of a search for the highest, and whether the deadline is met there, with 99 % confidence."""
+    """One rate in a search for the highest, and whether it meets the deadline with 99 % confidence."""
 
     rate_hz: float
     met: bool
 
 
 class Requests(Struct, frozen=True, kw_only=True):
-    """The requests of a `server`, each counted once: `asked` are those `answered` in time, `late` and `dropped`.
+    """The requests of a `server`, each counted once: `asked` is the sum of `answered` (in time), `late` and `dropped`.
 
-    Latency counts from a request's arrival. A `late` one missed the deadline; a `dropped` one found the queue full and
-    has no latency. `met` tells whether the deadline is met at the case's percentile, with 99 % confidence: null without
-    a deadline, or if too few requests show either. `arrivals_p` is the p of a Kolmogorov-Smirnov test of the arrivals
-    against the asked process. `noticed_ms` is the median delay with which an idle stream woke up for a request, a part
-    of its latency; null if none was idle. `busy_share` is the share of time spent answering. `trials` are the rates of
-    a search.
+    Latency counts from a request's arrival. A `late` request missed the deadline; a `dropped` one found the queue full
+    and has no latency. `met` says whether the deadline is met at the case's percentile, with 99 % confidence: null
+    without a deadline, or with too few requests to tell. `arrivals_p` is the p-value of a Kolmogorov-Smirnov test of
+    the arrivals against the requested process. `noticed_ms` is the median delay before an idle stream woke up for a
+    request, a part of its latency; null if none was idle. `busy_share` is the share of time spent answering. `trials`
+    are the rates that a search tried.
     """
 
     rate_hz: float
@@ -432,7 +432,7 @@ class Requests(Struct, frozen=True, kw_only=True):
 
 
 class NeighbourResult(Struct, frozen=True, kw_only=True):
-    """The neighbour's frames that were released within the window: latency counts from the release.
+    """The neighbour's frames that were released within the window; latency counts from the release.
 
     Of `releases`, `misses` were not answered before the next one, or not at all; `timing` is null without any answer.
     """
@@ -456,10 +456,10 @@ class TimeSlice(Struct, frozen=True, kw_only=True):
 class Memory(Struct, frozen=True, kw_only=True):
     """Peak memory of one worker process; `device_peak_bytes` is what it allocated on the accelerator.
 
-    `rss_peak_bytes` is of the timed section, `worker_peak_bytes` since the process began, with its build and check.
-    For a CUDA graph `device_peak_bytes` is what torch reserved there, including the graph's pool; for ONNX Runtime and
-    TensorRT, what the process took by the driver's count until the first runs were done; with the record's flag
-    `device_memory_of_all`, what all processes took meanwhile.
+    `rss_peak_bytes` covers the timed section, `worker_peak_bytes` the whole process, with its build and check.
+    `device_peak_bytes` is what torch reserved for a CUDA graph, including its pool; for ONNX Runtime and TensorRT, what
+    the process used until the end of its first runs, by the driver's count or, if the record has the flag
+    `device_memory_of_all`, what all processes used.
     """
 
     rss_peak_bytes: int
@@ -472,14 +472,14 @@ class Check(Struct, frozen=True, kw_only=True):
 
     Shares are relative to the largest exact answer; docs/measuring.md has the rules. `void` means that the number
     format cannot represent these weights, so a correct variant cannot be told from a wrong one: it neither fails a run
-    nor ships. `images_off` exceeded their limit, and `images_off_allowed` may: all, if the mean over the images is
-    judged, whose limit `tolerance` then is. `rounding_share` is the error of rounding alone, `spread_share` the
-    distance between the answers to two images. `ties` are images that float64 decides by less than two tolerances;
-    above a `commonest_class_share` of 0.9 the argmax proves nothing. `reference` is float32 on the CPU for a user's
-    model that cannot run in float64, and `note` gives the reason. `audited` counts answers of the timed section that
-    were also compared. `outputs` have the path and shape of each output of one input, `projections` the exact answers
-    of each to the first inputs in a few fixed random directions: two networks with other answers differ in them.
-    `inputs_sha256` covers these inputs and their batches; answers to others are not comparable.
+    nor ships. `images_off` exceeded their limit, and up to `images_off_allowed` may: all of them if the mean over the
+    images is judged, for which `tolerance` is then the limit. `rounding_share` is the error from rounding alone,
+    `spread_share` the distance between the answers to two images. `ties` are images that float64 decides by less than
+    two tolerances; above a `commonest_class_share` of 0.9 the argmax proves nothing. `reference` is float32 on the CPU
+    for a user's model that cannot run in float64, and `note` gives the reason. `audited` counts answers of the timed
+    section that were also compared. `outputs` lists the path and shape of each output for one input; `projections` are
+    the exact answers to the first inputs, per output, in a few fixed random directions: networks with different answers
+    differ in them. `inputs_sha256` covers these inputs and their batches; answers to other inputs are not comparable.
     """
 
     passed: bool
@@ -520,7 +520,7 @@ class Check(Struct, frozen=True, kw_only=True):
 
     @property
     def decided(self) -> int:
-        """Return how many images are not ties in float64."""
+        """Return the number of images that are not ties in float64."""
         return self.images - self.ties
 
     @property
@@ -535,13 +535,13 @@ TOP1 = "top-1"
 
 
 class Accuracy(Struct, frozen=True, kw_only=True):
-    """A variant's top-1, or the user's `metric`, and that of plain eager fp32 (`reference`) on the same items.
+    """A variant's top-1 or user's `metric`, and that of plain eager fp32 (`reference`) on the same items.
 
-    `low` and `high` are the 95 % interval of `value`; `drop` is by how much the variant is worse than plain fp32, with
-    its 95 % interval; plain fp32 has none. Of top-1, a share from 0 to 1, these are Wilson's and Tango's intervals;
-    `gained` counts the items that only the variant gets right, `lost` those that only fp32 gets right. Of a metric they
-    come from `draws` of the items, the same for both (paired bootstrap). `data` names the items, and `data_sha256`
-    covers everything the model read and the targets.
+    `low` and `high` are the 95 % interval of `value`. `drop` is how much worse the variant is than plain fp32, with its
+    95 % interval, of width 0 for plain fp32 itself. For top-1, a share from 0 to 1, they are Wilson's and Tango's
+    intervals; `gained` counts the items that only the variant gets right, `lost` those that only fp32 gets right. For a
+    metric they come from `draws` resamples of the items, the same for both (paired bootstrap). `data` names the items,
+    and `data_sha256` covers everything the model read and the targets.
     """
 
     metric: str = TOP1
@@ -564,17 +564,17 @@ class Accuracy(Struct, frozen=True, kw_only=True):
 
     @property
     def is_share(self) -> bool:
-        """Return whether the figures are shares of the items, which people read in percent."""
+        """Return whether the values are shares of the items, which are printed in percent."""
         return self.metric == TOP1
 
 
 class InputSpec(Struct, frozen=True, omit_defaults=True):
-    """One input of a user's model, without its batch; its text is the syntax of `--input`.
+    """One input of a user's model, without its batch; its text form is the syntax of `--input`.
 
-    Without a `name` it is identified by position. A `dtype` of None is float32 for a module and the file's type for a
-    file. `batch_axis` is where the batch stands among the sizes; None is an input that a whole batch shares. The
-    numbers are drawn evenly from `span`, the lowest and the highest one, or are the `items` of `file`, whose content
-    has `sha256`; with neither they are standard normal, or True and False.
+    Without a `name` it is identified by position. A `dtype` of null means float32 for a module and the file's own type
+    for a file. `batch_axis` is the position of the batch among the sizes, null for an input that a whole batch shares.
+    The values are drawn uniformly from `span` (lowest and highest) or are the `items` of `file`, whose content has
+    `sha256`; with neither they are standard normal, or True and False.
     """
 
     name: str = ""
@@ -599,7 +599,7 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
 
     @property
     def numbers(self) -> str:
-        """Return what its numbers are, as in `0-999`."""
+        """Return a description of its values, such as `0-999`."""
         if self.file:
             items = f"{self.items} items of " if self.items else ""
             return f"{items}{PurePath(self.file).name} (SHA-256 {self.sha256[:12]})"
@@ -610,18 +610,18 @@ class InputSpec(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_constant(self) -> bool:
-        """Return whether it is one number that a whole batch shares."""
+        """Return whether it is a single number that a whole batch shares."""
         return self.batch_axis is None and self.span is not None and self.span[0] == self.span[1]
 
 
 ImageCount = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] | Literal["full"]
-"""How many images of a data set accuracy is measured on."""
+"""The number of images in a data set on which accuracy is measured."""
 
 
 class Option(Struct, frozen=True):
-    """How an annotated field is asked for on a command line: its help, the form of its value, its name and its unit.
+    """The command-line form of an annotated field: its help, the form of its value, its name and its unit.
 
-    The name is that of the field by default. Types, defaults and bounds are those of the field.
+    The name defaults to the field's. Types, defaults and bounds are the field's.
     """
 
     help: str
@@ -631,19 +631,19 @@ class Option(Struct, frozen=True):
 
 
 class Inputs(Struct, frozen=True, kw_only=True):
-    """What a model's weights are, what it is fed and what judges it; null means random, or the model's own."""
+    """A model's weights, its inputs and how its answers are judged; null means random, or the model's own."""
 
     weights: Annotated[
         str | None,
-        Option("A checkpoint for the one model, or `demo` for the trained weights included.", "FILE|demo|random"),
+        Option("A checkpoint for the one model, or `demo` for the included trained weights.", "FILE|demo|random"),
     ] = None
     data: Annotated[
-        str | None, Option("Real images; `demo` for the digits included.", "demo|cifar10:DIR|imagefolder:DIR")
+        str | None, Option("Real images; `demo` for the included digits.", "demo|cifar10:DIR|imagefolder:DIR")
     ] = None
     samples: Annotated[
         str | None,
         Option(
-            "Your own inputs, the items in front: arrays by name, or a function that yields them.",
+            "Your own inputs: named arrays with the items along the first axis, or a function that yields the items.",
             "FILE.npz|FILE.safetensors|FILE.py:FUNCTION",
             "--inputs",
         ),
@@ -657,34 +657,34 @@ class Inputs(Struct, frozen=True, kw_only=True):
     calibration: Annotated[
         str | None,
         Option(
-            "What sets the int8 ranges; none of it may be in --data.",
+            "Data that sets the int8 ranges; none of it may be in --data.",
             "demo|random|cifar10:DIR|imagefolder:DIR|FILE.npz",
         ),
     ] = None
     metric: Annotated[
         str | None,
         Option(
-            "What decides instead of top-1: (answers, targets) -> number, or an object with update and compute.",
+            "Replaces top-1: (answers, targets) -> number, or an object with update and compute.",
             "FILE.py:FUNCTION[:higher|lower]",
         ),
     ] = None
 
     @property
     def named(self) -> "Inputs":
-        """Return the inputs with files and folders by their names alone, as records have them."""
+        """Return the inputs with files and folders reduced to their names, as stored in records."""
         asked = msgspec.structs.asdict(self)
         names = ("weights", "data", "samples", "labels", "metric", "calibration")
         return Inputs(**asked | {name: _last(asked[name]) for name in names if asked[name]})
 
 
 def file_of(text: str) -> str:
-    """Return the file of FILE or of FILE.py:FUNCTION, which more words may follow."""
+    """Return the FILE of FILE or FILE.py:FUNCTION, which may have a suffix."""
     stem, dot_py, _ = text.partition(".py:")
     return f"{stem}.py" if dot_py else text
 
 
 def _last(text: str) -> str:
-    """Return the name of a file, or `imagefolder:NAME` of a folder."""
+    """Return the name of a file, or `imagefolder:NAME` for a folder."""
     scheme, colon, folder = text.partition(":")
     return f"{scheme}:{PurePath(folder).name}" if colon and "/" not in scheme else PurePath(text).name
 
@@ -695,7 +695,7 @@ HUB = "hf"
 class UserModule(Struct, frozen=True, tag="module"):
     """A user's `FILE.py:function`, or `package.module:function` in `folder`; its inputs if it does not define them.
 
-    `hf:ORG/NAME` is a net of the Hugging Face Hub, whose files are in `folder`.
+    `hf:ORG/NAME` is a net from the Hugging Face Hub, whose files are in `folder`.
     """
 
     path: str
@@ -704,7 +704,7 @@ class UserModule(Struct, frozen=True, tag="module"):
 
     @property
     def is_hub(self) -> bool:
-        """Return whether it is a net of the Hub."""
+        """Return whether it is a net from the Hub."""
         return self.where == HUB
 
     @property
@@ -714,17 +714,17 @@ class UserModule(Struct, frozen=True, tag="module"):
 
     @property
     def function(self) -> str:
-        """Return the name of what builds the module."""
+        """Return the name of the function that builds the module."""
         return self.path.rpartition(":")[2]
 
     @property
     def package(self) -> str:
-        """Return the package that it is part of, empty for a file."""
+        """Return the package it belongs to, empty for a file."""
         return self.where.partition(".")[0] if self.folder else ""
 
     @property
     def name(self) -> str:
-        """Return the name by which it is imported."""
+        """Return the name under which it is imported."""
         return self.where if self.folder else PurePath(self.where).stem
 
     @property
@@ -736,12 +736,12 @@ class UserModule(Struct, frozen=True, tag="module"):
 
     @property
     def named(self) -> "UserModule":
-        """Return the module without its folder, as records have it."""
+        """Return the module without its folder, as stored in records."""
         return UserModule(self.path if self.folder else PurePath(self.path).name, self.inputs)
 
 
 class UserNir(UserModule, frozen=True, tag="nir"):
-    """A user's NIR file, which a module is built from."""
+    """A user's NIR file, from which a module is built."""
 
     @property
     def where(self) -> str:
@@ -750,7 +750,7 @@ class UserNir(UserModule, frozen=True, tag="nir"):
 
     @property
     def function(self) -> str:
-        """Return no name."""
+        """Return an empty string: no function builds it."""
         return ""
 
     @property
@@ -760,14 +760,14 @@ class UserNir(UserModule, frozen=True, tag="nir"):
 
     @property
     def named(self) -> "UserNir":
-        """Return the file without its folder, as records have it."""
+        """Return the file without its folder, as stored in records."""
         return UserNir(PurePath(self.path).name, self.inputs)
 
 
 class UserFile(Struct, frozen=True, tag="onnx"):
     """A user's ONNX file and its inputs; `batch_size` is its fixed batch size, null if it accepts any.
 
-    `precision` is what it computes in, and `reference` is the fp32 file that a quantised one was made from.
+    `precision` is the format it computes in, and `reference` the fp32 file that a quantised one was made from.
     """
 
     path: str
@@ -788,7 +788,7 @@ class UserFile(Struct, frozen=True, tag="onnx"):
 
     @property
     def named(self) -> "UserFile":
-        """Return the file without its folder, as records have it."""
+        """Return the file without its folder, as stored in records."""
         reference = self.reference and PurePath(self.reference).name
         return msgspec.structs.replace(self, path=self.name, reference=reference)
 
@@ -802,9 +802,9 @@ OF_MODULE = "of the module"
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """The model as built: all options, the shape of one input, its weights and its code.
 
-    `inputs` describes the inputs of a user's model that reads more than one float32 array. `read` is what the model was
-    made from, each with a short hash: `benchd` for a model of the catalog, a user's ONNX file, and for a user's module
-    the source files that were loaded, the files that these opened, and the `$VARIABLES` that they name.
+    `inputs` describes the inputs of a user's model unless it reads a single float32 array. `read` maps what the model
+    was made from to short hashes: `benchd` for a catalogued model, the file for a user's ONNX file, and for a user's
+    module the source files loaded, the files they opened, and the environment variables they mention, as `$NAME`.
     """
 
     options: dict[str, OptionValue]
@@ -818,10 +818,10 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
 
 class Quantisation(Struct, frozen=True, kw_only=True):
-    """What an int8 file of benchd is: how many products are in int8, and the others with the reason.
+    """How an int8 file of benchd is quantised: the number of int8 layers, and the others with the reason.
 
-    `exact` of the `layers` read integers, such as spikes, so that only their weights round. Errors are the file's
-    against the fp32 file on calibration images, as shares of the largest output.
+    `exact` of the `layers` read integers, such as spikes, so that only their weights are rounded. Errors compare the
+    file with the fp32 file on calibration images, as shares of the largest output.
     """
 
     layers: int
@@ -856,10 +856,10 @@ class ArtifactFacts(Struct, frozen=True, kw_only=True):
 class RuntimeFacts(Struct, frozen=True, kw_only=True):
     """The runtime of a file and its settings; a field that does not apply is null.
 
-    `node_shares` is the share of nodes that each provider of ONNX Runtime ran, or of layers that TensorRT put on the
-    DLA and that fell back to the GPU; `typing` "weak" lets TensorRT choose
-    each layer's number format; `build_s` is null if the engine already existed. `context_bytes` are the activations of
-    one of TensorRT's execution contexts, of which two run in turn.
+    `node_shares` is the share of nodes that each ONNX Runtime provider ran, or of layers that TensorRT put on the DLA
+    or returned to the GPU; `typing` "weak" lets TensorRT choose each layer's number format; `build_s` is null if the
+    engine already existed. `context_bytes` is the memory for activations of one TensorRT execution context, of which
+    two alternate.
     """
 
     provider: str
@@ -881,7 +881,7 @@ class Occupancy(Struct, frozen=True, kw_only=True):
     `theoretical` is the occupancy that registers, shared memory and block size allow; `estimated` also accounts for
     grid sizes, from a trace; both are means over kernel time. `measured` is what the hardware counted over a window of
     runs, including the gaps between launches: it is lower if the GPU waits. `limits` is the share of kernel time by
-    limiting resource. `utilization` is the share of time with a kernel.
+    limiting resource. `utilization` is the share of time with a kernel running.
     """
 
     theoretical: float | None
@@ -907,8 +907,8 @@ class CrossCheck(Struct, frozen=True, kw_only=True):
 class Energy(Struct, frozen=True, kw_only=True):
     """Energy over the window with its error bar (95 %, k = 2), and what exactly was measured.
 
-    `metric` shows whether `source` is a counter or was polled. `updates` counts its values in the window;
-    `gap_share` is the share of the window without readings. Net excludes `idle_w`, the mean idle power before and
+    `metric` shows whether `source` is a counter or was polled. `updates` counts its values in the window; `gap_share`
+    is the share of the window without readings. Net energy excludes `idle_w`, the mean of the idle power before and
     after, which differ by `idle_drift_w`. `flags` are caveats for the reader, such as `sources_disagree`.
     """
 
@@ -965,10 +965,10 @@ class SamplerReport(Struct, frozen=True, kw_only=True):
 class Probes(Struct, frozen=True, kw_only=True):
     """The peak rates probed right after a timed section, in the same process, at its clocks and with its threads.
 
-    A copy counts both the bytes read and the bytes written; `copy_by` names its fastest form: torch's, one whose stores
+    A copy counts both the bytes read and the bytes written; `copy_by` is its fastest form: torch's, one whose stores
     bypass the caches, or reading alone. `matrix_dtype` is the type of the products: the case's, or float32 if that is
-    faster. `exponentials_by` names the fastest form of the exponential; those ending in `half` are only as exact as
-    half precision and are used for it alone. `cache_bytes` is the size of the last-level cache.
+    faster. `exponentials_by` is the fastest form of the exponential; those ending in `half` are only as exact as half
+    precision and are used for it alone. `cache_bytes` is the size of the last-level cache.
     """
 
     copy_bytes_per_s: float
@@ -981,13 +981,13 @@ class Probes(Struct, frozen=True, kw_only=True):
 
 
 class Floor(Struct, frozen=True, kw_only=True):
-    """The roofline of a case: the least time that one run could take at the probed rates, and the work in it.
+    """The roofline of a case: the shortest time one run could take at the probed rates, and the work in it.
 
     A device copies, multiplies and computes exponentials at the same time, so `floor_ms` is the longest of the three
-    times and `bound_by` names it. Copies between host and device are not included. `synaptic_flops` are the products of
-    a spiking network at its measured rate of spikes, which `matrix_ms` is then of, in place of the dense
-    `matrix_flops`. `reference_because` says why a run may be faster, so that the time is a reference and no bound.
-    Of a model that is not in the catalog the products alone are counted: `uncounted` are operations without a formula.
+    times and `bound_by` says which it is. Copies between host and device are not included. `synaptic_flops` are the
+    products of a spiking network at its measured spike rate, and replace the dense `matrix_flops` in `matrix_ms`.
+    `reference_because` says why a run may be faster, so that the time is a reference and not a bound. For a model
+    outside the catalog only products are counted: `uncounted` lists the operations without a formula.
     """
 
     floor_ms: float
@@ -1006,13 +1006,13 @@ class Floor(Struct, frozen=True, kw_only=True):
 
 
 class NeuroBench(Struct, frozen=True, kw_only=True):
-    """NeuroBench's metrics of one pass of the plain model in float32, operations per sample.
+    """NeuroBench's metrics for one pass of the plain model in float32, in operations per sample.
 
-    Sparsities are shares of zeros: of the weights, and of what activations and neurons put out, null without any.
-    `effective_macs` are multiply-accumulates of two numbers that are not 0, `effective_acs` those of a call to which
-    only -1, 0 and 1 arrive; of the former `scaled_acs` are of spikes of another height, which a fixed weight absorbs.
-    `dense_operations` count zeros too. `membrane_updates` is null where no potential is visible. Layers in `uncounted`
-    are in none of these.
+    Sparsities are shares of zeros: among the weights, and among the outputs of activations and neurons, null if there
+    are none. `effective_macs` are multiply-accumulates of two non-zero numbers; `effective_acs` are those of calls
+    whose inputs are all -1, 0 or 1. `scaled_acs` is the part of `effective_macs` with spikes of another height, which a
+    fixed weight absorbs. `dense_operations` include zeros. `membrane_updates` is null if no potential is visible.
+    Layers in `uncounted` are excluded from all of them.
     """
 
     footprint_bytes: int
@@ -1027,9 +1027,10 @@ class NeuroBench(Struct, frozen=True, kw_only=True):
 
 
 class Counted(Struct, frozen=True, kw_only=True):
-    """The work of one run of a batch in float32, as counted while a module ran: 2 operations per multiply-add.
+    """The work of one run of a batch in float32, counted while a module ran: 2 operations per multiply-add.
 
-    `bytes` are each parameter once, the inputs and the outputs. `uncounted` names the operations that no formula has.
+    `bytes` counts each parameter once, plus the inputs and the outputs. `uncounted` lists the operations without a
+    formula.
     """
 
     matrix_flops: int
@@ -1042,7 +1043,7 @@ class Counted(Struct, frozen=True, kw_only=True):
 class LayerTime(Struct, frozen=True, kw_only=True):
     """A layer as its runtime executes it: the median ms of its `calls` in one run, under a profiler.
 
-    `covers` are the nodes of the original file or modules that it computes, empty if only its own name is known.
+    `covers` lists the original file's nodes or the modules that it computes, empty if only its own name is known.
     """
 
     name: str
@@ -1055,8 +1056,8 @@ class LayerTime(Struct, frozen=True, kw_only=True):
 class ProcessResult(Struct, kw_only=True):
     """One worker process of a case, from spawn to exit; the worker fills it in as it runs.
 
-    `cpus` are those that it shared with the other process of its pair, empty if it could use all. `layers` is a profile
-    taken behind the timed part, if that was asked for.
+    `cpus` are the CPUs shared with the other process of its pair, empty if it could use all. `layers` is a profile
+    taken after the timed section, if requested.
     """
 
     status: Status
@@ -1085,7 +1086,7 @@ class ProcessResult(Struct, kw_only=True):
 
     @property
     def measured_s(self) -> float:
-        """Return for how long the process was measured: its window without the blocks of another one."""
+        """Return for how long the process was measured: its window, without the blocks of the other process."""
         if self.blocks and self.blocks.is_interleaved:
             return sum(window.seconds for window in self.blocks.windows)
         return self.window.seconds if self.window else 0.0
@@ -1099,8 +1100,8 @@ class Environment(Struct, frozen=True, kw_only=True):
     thermal state before the first case (`temperature_c` by zone, `cooling` with the level of each active device), the
     `load` average of the last minute, the `command` line and the CPUs in `affinity`. `allocator` holds the settings
     that benchd gives a worker's heap, `variables` the environment variables that change how a worker computes, null if
-    unknown; `software` is what the worker's libraries and kernels were built from, and `system` how kernel, firmware
-    and cgroup are set. No value contains a folder.
+    unknown; `software` is what the worker's libraries and kernels were built from, and `system` the settings of kernel,
+    firmware and cgroup. No value contains a folder.
     """
 
     fingerprint: str
@@ -1140,7 +1141,7 @@ class Environment(Struct, frozen=True, kw_only=True):
 
     @property
     def is_tegra(self) -> bool:
-        """Return whether this is a Jetson, also in a container there, which does not name its L4T."""
+        """Return whether this is a Jetson, even in a container, where the L4T version is missing."""
         return "tegra" in f"{self.soc} {self.kernel}"
 
     @property
@@ -1154,9 +1155,9 @@ class Record(Struct, frozen=True, kw_only=True):
 
     A value that was not measured is null, and `missing` maps the field's name to the reason. `t_wall` is UTC in RFC
     3339 and only a label; order and durations come from `t_mono_ns` (CLOCK_MONOTONIC) within one `boot_id`. `limits`
-    are those asked for: of the preset, of the configuration or of the command line. `own` and `inputs` are what was
-    asked for too, files and folders without their path: `bench-once --case` measures the same again. `log` and `seq`
-    are set when the record is written to a file: its number among the lines of that log, which counts up from 1.
+    are the effective ones, from the preset, the configuration or the command line. `own` and `inputs` are as requested,
+    with files and folders reduced to their names: `bench-once --case` repeats the measurement. `log` and `seq` are set
+    when the record is written to a file: its line number in that log, counted from 1.
     """
 
     run_id: str
@@ -1210,12 +1211,12 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 def ending(telemetry: Mapping[str, Summary], suffix: str) -> dict[str, Summary]:
-    """Return the metrics whose name, without its rail, ends in this: `_clock_hz`, `_temp_c`."""
+    """Return the metrics whose name, without its rail, ends in `suffix`, such as `_clock_hz` or `_temp_c`."""
     return {name: summary for name, summary in telemetry.items() if name.partition("@")[0].endswith(suffix)}
 
 
 def of_range(environment: Environment, telemetry: Mapping[str, Summary]) -> tuple[float, float] | None:
-    """Return the mean clock of the measured device and the highest that it has, in Hz; None if either is unknown."""
+    """Return the mean clock of the measured device and its maximum, in Hz; None if either is unknown."""
     is_cpu = environment.device == "cpu"
     most = environment.cpu_max_hz if is_cpu else environment.gpu_max_hz
     clock = telemetry.get("cpu_clock_hz" if is_cpu else "gpu_clock_hz")
@@ -1223,7 +1224,7 @@ def of_range(environment: Environment, telemetry: Mapping[str, Summary]) -> tupl
 
 
 def _non_finite(value: Any, path: str) -> str | None:
-    """Return the path of the first number that is NaN or infinite."""
+    """Return the path of the first number that is NaN or infinite, else None."""
     if isinstance(value, float):
         return None if math.isfinite(value) else path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -1231,7 +1232,7 @@ def _non_finite(value: Any, path: str) -> str | None:
 
 
 def wall_now(timespec: str = "milliseconds") -> str:
-    """Return the time as a label: UTC in RFC 3339."""
+    """Return the current time as a label: UTC in RFC 3339."""
     return wall_text(datetime.now(timezone.utc), timespec)
 
 
@@ -1258,7 +1259,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Return the record in `data`; raise SchemaError for another major version, and if invalid or contradictory."""
+    """Return the record in `data`; raise SchemaError for another major version, or if invalid or contradictory."""
     try:
         schema = msgspec.json.decode(data, type=_Header).schema
         if schema != SCHEMA and not schema.startswith(f"{SCHEMA}."):
@@ -1303,9 +1304,9 @@ _ASCENDING: dict[type[Struct], tuple[tuple[str | int, ...], ...]] = {
     ),
     Deadlines: (("misses", "releases"),),
 }
-"""Fields and numbers of which none is below the one before it; null ones are left out."""
+"""Fields and numbers in ascending order; null fields are skipped."""
 
-_SLACK = 1e-9  # means of equal numbers round, and an interval of shares ends at 0 within some 1e-17
+_SLACK = 1e-9  # means of equal numbers are rounded, and an interval of shares ends at 0 only to within about 1e-17
 
 FLAGS = frozenset(
     (
@@ -1325,11 +1326,11 @@ FLAGS = frozenset(
         *("mqtt", "profiled", "service", "simulated"),
     )
 )
-"""The flags of a record; a later minor version may know more."""
+"""The flags of a record; a later minor version may add some."""
 
 
 def contradiction(record: Record) -> str | None:
-    """Return which parts of a record cannot all be true, else None."""
+    """Return which parts of a record contradict each other, else None."""
     if record.case_id != record.case.case_id:
         return f"case_id {record.case_id[:80]} does not match its case, {record.case.case_id}"
     if unix_s(record.t_wall) is None:
@@ -1339,17 +1340,17 @@ def contradiction(record: Record) -> str | None:
     if record.check and record.check.passed and record.check.void:
         return "check.passed and check.void are both true"
     if record.status == "ok" and any(process.status != "ok" for process in record.processes):
-        return "status is ok, and a process is not"
+        return "status is ok, but a process is not"
     return next((f"{path}{words}" for path, part in _parts("", record) if (words := _disorder(part))), None)
 
 
 def _parts(path: str, holder: Struct) -> Iterator[tuple[str, Struct]]:
-    """Yield the parts of a record that `_ASCENDING` knows, with the beginning of the paths of their fields."""
+    """Yield the parts of a record that `_ASCENDING` covers, each with the prefix of its fields' paths."""
     for name in holder.__struct_fields__:
         value = getattr(holder, name)
         named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for key, part in named or (("", value),):
-            if not isinstance(part, Struct):  # what a list or a dict holds is all of one type
+            if not isinstance(part, Struct):  # the items of a list or a dict all have the same type
                 break
             where = f"{path}{name}.{key}." if named else f"{path}{name}."
             if type(part) in _ASCENDING:
@@ -1378,5 +1379,5 @@ class _Header(Struct):
 
 
 def json_schema(kind: Any = Record) -> dict[str, Any]:
-    """Return the JSON Schema of a Record, as published in docs/record.schema.json, or of another kind."""
+    """Return the JSON Schema of a Record, as published in docs/record.schema.json, or of another type."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(kind)}

@@ -1,4 +1,4 @@
-"""What each backend of a variant is and needs: one row per backend, which plans, doctor, records and charts read."""
+"""What each backend of a variant is and needs: one row per backend, used by plans, doctor, records and charts."""
 
 from typing import Literal, get_args
 
@@ -12,10 +12,10 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class Package(Struct, frozen=True, kw_only=True):
-    """A package that some variants need, by the name it is imported by, and the extra of benchd that installs it.
+    """A package that some variants need, by its import name, and the extra of benchd that installs it.
 
-    On a Jetson `wheel` comes from the index of its board, or the command `on_board` installs it. `distributions` are
-    those that contain it.
+    On a Jetson, `wheel` comes from the board's index, or the command `on_board` installs it. `distributions` are those
+    that contain it.
     """
 
     name: str
@@ -49,9 +49,9 @@ PACKAGES = {
 class Runtime(Struct, frozen=True, kw_only=True):
     """One backend: its name in sentences, its number formats, and the colour of its points in every chart.
 
-    `device` is the only one that it runs on, and `elsewhere` says so. `package` is what it needs beside torch.
+    `device` is the only device it runs on, and `elsewhere` says so. `package` is what it needs in addition to torch.
     `runs_files` means that it runs an ONNX file, `allocates` that torch does not count its GPU memory, and
-    `takes_lengths` that one built model runs items of any length.
+    `takes_lengths` that a model is built once for items of any length.
     """
 
     title: str
@@ -86,7 +86,7 @@ RUNTIMES: dict[Backend, Runtime] = {
         colour="#5b6b7f",
         precisions=("fp32", "fp16", "bf16", "int8"),
         device="cpu",
-        elsewhere="OpenVINO runs on the CPU here: give --device cpu",
+        elsewhere="OpenVINO runs on the CPU only: give --device cpu",
         package="openvino",
         runs_files=True,
     ),
@@ -105,10 +105,10 @@ RUNTIMES: dict[Backend, Runtime] = {
 FILE_BACKENDS = tuple(name for name, runtime in RUNTIMES.items() if runtime.runs_files)
 
 OPENVINO_FORMATS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
-"""Its names of the precisions; beside int8 it chooses the format of the other layers itself."""
+"""OpenVINO's names for the precisions; for int8 it chooses the format of the other layers itself."""
 
 
 def openvino_settings(precision: Precision) -> dict[str, str]:
-    """Return what makes one inference at a time fastest in this precision; the number of threads is to be added."""
+    """Return the settings that make single inferences fastest in this precision, without the number of threads."""
     hint = {"INFERENCE_PRECISION_HINT": OPENVINO_FORMATS[precision]} if precision in OPENVINO_FORMATS else {}
     return hint | {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}

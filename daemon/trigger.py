@@ -1,7 +1,7 @@
-"""When a suite begins: parses `every`, `at` and `cron` and computes the next time; pure but for the time zone.
+"""When a suite starts: parses `every`, `at` and `cron` and computes the next time; pure except for the time zone.
 
-Times are seconds since the epoch. `at` and `cron` mean local time: a time that the clock skips in spring is left out, a
-time that it repeats in autumn comes twice.
+Times are seconds since the epoch. `at` and `cron` use local time: a time skipped by the clock change in spring is left
+out, and a time repeated in autumn occurs twice.
 """
 
 import functools
@@ -34,13 +34,13 @@ class Every:
 
 @dataclass(frozen=True)
 class Cron:
-    """A cron line, read as Debian's cron does, except at clock changes."""
+    """A cron line, interpreted as by Debian's cron except at clock changes."""
 
     line: str
 
     def next_after(self, t_s: float) -> float | None:
         """Return the first time after `t_s`, None if there is none within fifty years."""
-        time.tzset()  # else the zone would be that of the process's start
+        time.tzset()  # else the zone stays that of the process's start
         times_s: list[float] = []
         # starts an hour early because the clock may repeat that hour
         for local in CronSim(self.line, datetime.fromtimestamp(t_s) - timedelta(hours=1)):
@@ -56,7 +56,7 @@ Trigger = Every | Cron
 
 @functools.cache
 def parse(every: str | None, at: str | None, cron: str | None) -> Trigger | None:
-    """Return the trigger of the value given, None without one; raise UsageError for two values or an invalid one."""
+    """Return the trigger for the value given, None without one; raise UsageError for two values or an invalid one."""
     given = [name for name, value in (("every", every), ("at", at), ("cron", cron)) if value is not None]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give only one of them")

@@ -1,4 +1,4 @@
-"""Top-1 or a task's metric: the record's field from counts or draws, its text, and whether a drop is small."""
+"""Accuracy as top-1 or a user's metric: its record field, its text, and whether a drop from fp32 is small."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -19,8 +19,8 @@ def counted(
 ) -> Accuracy:
     """Return the accuracy of a variant from its number of correct images and its differences from fp32.
 
-    `gained` counts the images that only the variant gets right, `lost` those that only fp32 gets right. Plain fp32
-    itself (`is_reference`) loses nothing, however few the images.
+    `gained` counts the images that only the variant gets right, `lost` those that only fp32 gets right. The drop of
+    plain fp32 itself (`is_reference`) is exactly 0, however few images there are.
     """
     share, reference_right = proportions.wilson(right, images), right - gained + lost
     drop = Interval(0.0, 0.0) if is_reference else proportions.paired_difference(lost, gained, images)
@@ -54,10 +54,10 @@ def of_metric(
     data: str,
     data_sha256: str,
 ) -> Accuracy:
-    """Return the field of a user's metric; `drawn` has the variant's and fp32's figure of each draw of the items.
+    """Return the accuracy by a user's metric; `drawn` has the variant's and fp32's value in each resample of the items.
 
-    The interval is that of percentiles. Answers that are the same, number for number (`is_identical`), lose nothing. If
-    others change no draw, the loss is bounded by 3 items of `images` as a share's is, at the size of the figure.
+    The intervals are percentile intervals. The drop of identical answers (`is_identical`) is exactly 0. If other
+    answers change no resample, the drop is bounded by 3 of `images` items, as for a share, scaled by the larger value.
     """
     sign = 1.0 if better == "higher" else -1.0
     import numpy as np  # noqa: PLC0415 - reading records, which the base can, needs none
@@ -88,29 +88,29 @@ def of_metric(
 
 
 def figure(accuracy: Accuracy) -> str:
-    """Return the figure with its interval, a share in percent."""
+    """Return the value with its interval; a share is in percent."""
     if accuracy.is_share:
         return f"{100 * accuracy.value:.1f} [{100 * accuracy.low:.1f}, {100 * accuracy.high:.1f}] %"
     return f"{accuracy.value:.4g} [{accuracy.low:.4g}, {accuracy.high:.4g}]"
 
 
 def heading(records: Iterable[Record]) -> str:
-    """Return the names of the records' metrics, with the unit of shares."""
+    """Return the names of the records' metrics, each share marked with its unit."""
     judged = [record.accuracy for record in records if record.accuracy]
     return ", ".join(dict.fromkeys(f"{one.metric} %" if one.is_share else one.metric for one in judged))
 
 
 def drop(accuracy: Accuracy) -> str:
-    """Return the drop against fp32 with its interval, of a share in percent."""
+    """Return the drop from fp32 with its interval; the drop of a share is in percentage points."""
     if accuracy.is_share:
         return f"{100 * accuracy.drop:.2f} [{100 * accuracy.drop_low:.2f}, {100 * accuracy.drop_high:.2f}] %"
     return f"{accuracy.drop + 0.0:.3g} [{accuracy.drop_low:.3g}, {accuracy.drop_high:.3g}]"
 
 
 def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
-    """Return why the drop is not proven below `limit`, else None: the upper end of its interval decides.
+    """Return why the upper end of the drop's interval is not below `limit`, or None if it is.
 
-    The limit is a share: of all images for top-1, else of plain fp32's figure.
+    The limit is a share: of all images for top-1, otherwise of plain fp32's value.
     """
     if accuracy is None:
         return "accuracy was not measured"
@@ -132,6 +132,5 @@ def why_dropped(accuracy: Accuracy | None, limit: float) -> str | None:
 
 
 def _round_up(count: int) -> int:
-    """Return the number rounded up to two significant digits."""
     step = int(10 ** max(0, len(str(count)) - 2))
     return -(-count // step) * step

@@ -1,8 +1,8 @@
-"""How much slower a result must be on each of three days for an alarm that unchanged code rarely raises; pure.
+"""How much slower a result must be on each of three days to raise an alarm, so that false alarms are rare; pure.
 
 All results of a case are compared with the same pinned runs, so an unlucky baseline raises false alarms for as long as
-it is pinned. The bound is therefore a tolerance bound: the budget is the share of installs that raise a false alarm in
-a month, over the pinned runs that chance may have given them. tests/daemon/verdicts/test_alarms.py checks that share.
+it is pinned. The bound is therefore a tolerance bound: the budget is the expected share of installations that raise a
+false alarm in a month, averaged over the pinned runs they may have. tests/daemon/verdicts/test_alarms.py checks it.
 """
 
 import math
@@ -20,23 +20,23 @@ from benchd.daemon.verdicts.effects import RUNS_APART, mean_and_variance
 from benchd.daemon.verdicts.results import process_medians_ms
 
 SLOWER_DAYS = 3
-"""SLOWER results, each at least a day after the one before, that make an alarm: a week end has two days."""
+"""SLOWER results, each at least a day after the one before, that raise an alarm: a weekend has only two days."""
 
 LEAST_CHANGE = 2.5 * RUNS_APART
-"""The least log ratio that counts, 8.3 %, however alike the pinned runs are: they may all be of one boot."""
+"""The least log ratio that counts, 8.3 %, however similar the pinned runs: all may come from a single boot."""
 
 FEWEST_APART = 5
-"""Fewer pinned runs could all be of one level by chance, and their bound would be tens of deviations."""
+"""Fewer pinned runs could all have the same level by chance, and their bound would be tens of standard deviations."""
 
 DAILY = MONTH_S / DAY_S
-"""Results per month assumed of a case without a schedule."""
+"""Results per month, assumed for a case without a schedule."""
 
-_SPREADS = [math.exp(step / 10) for step in range(-90, 15)]  # of the pinned runs, over the true deviation
+_SPREADS = [math.exp(step / 10) for step in range(-90, 15)]  # of the pinned runs, divided by the true deviation
 _CENTRES = [step / 2 for step in range(-8, 9)]  # of the pinned runs, in their standard errors
 
 
 class Budget(Struct, frozen=True):
-    """The accepted false alarms per month over all cases, and how many results per month each case has."""
+    """The accepted number of false alarms per month over all cases, and the results per month of each case."""
 
     false_alarms_per_month: float
     results_per_month: Mapping[str, float]
@@ -49,7 +49,7 @@ class Budget(Struct, frozen=True):
     def bound(self, case_id: str, centres: Sequence[float]) -> float:
         """Return the log ratio beyond which a result of the case counts as slower or faster, at least `LEAST_CHANGE`.
 
-        `centres` are the means of the log times of pinned runs, at least FEWEST_APART. The budget is divided by the
+        `centres` are the means of the log times of at least FEWEST_APART pinned runs. The budget is divided by the
         number of cases (Bonferroni).
         """
         chance = -math.expm1(-self.false_alarms_per_month / max(len(self.results_per_month), 1))
@@ -60,10 +60,10 @@ class Budget(Struct, frozen=True):
 
 @cache
 def _factor(runs: int, chance: float, results: float) -> float:
-    """Return the bound in estimated deviations, for which the chance of an alarm in this many results is `chance`.
+    """Return the bound, in estimated standard deviations, at which `results` results raise an alarm with `chance`.
 
-    An alarm takes `SLOWER_DAYS` independent results beyond the bound. Their chance is averaged over the centre and the
-    deviation of the pinned runs, which all results of an install share.
+    An alarm takes `SLOWER_DAYS` independent results beyond the bound. Its probability is averaged over the centre and
+    the deviation of the pinned runs, which all results of an installation share.
     """
     weights = {
         (spread, centre / math.sqrt(runs)): math.exp((runs - 1) * (math.log(spread) - spread**2 / 2) - centre**2 / 2)
@@ -91,16 +91,17 @@ def _upper_tail(deviations: float) -> float:
 
 
 def apart(pinned: Sequence[Record]) -> list[Record]:
-    """Return the first pinned run of a case of each day, oldest first."""
+    """Return the first pinned run of each day, oldest first; all runs are of one case."""
     measured = sorted((one for one in pinned if process_medians_ms([one])), key=lambda record: record.t_wall)
     day_of = when.days(measured)
     return list({day_of[record.key]: record for record in reversed(measured)}.values())[::-1]
 
 
 def least_change(budget: Budget, pinned: Sequence[Record], processes: int | None = None) -> float | None:
-    """Return the log ratio beyond which a result of so many processes counts; None with too few runs half a day apart.
+    """Return the log ratio beyond which a result of `processes` processes counts; None with too few separate runs.
 
-    Each pinned run counts with as many of its processes: the mean of more would vary less than the result.
+    Runs half a day apart count as separate. At most as many processes of each pinned run are used: the mean of more
+    would vary less than the result.
     """
     runs = [process_medians_ms([record])[:processes] for record in apart(pinned)]
     if len(runs) < FEWEST_APART:
@@ -110,7 +111,7 @@ def least_change(budget: Budget, pinned: Sequence[Record], processes: int | None
 
 
 def too_few(pinned: Sequence[Record]) -> str:
-    """Return what the pinned runs of a case lack for an alarm, and how to add it."""
+    """Return how many more pinned runs a case needs before it can raise an alarm, and how to pin them."""
     return (
         f"the baseline has {len(apart(pinned))} of the {FEWEST_APART} runs, half a day apart, that an alarm needs: pin "
         "runs of several days with benchd baseline set RUN..."

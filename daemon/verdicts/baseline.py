@@ -1,4 +1,4 @@
-"""The baseline of this machine: the records with which later runs are compared."""
+"""The baseline of this machine: the records that later runs are compared with."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ def path() -> Path:
 def chosen(files: Sequence[Path]) -> list[Record]:
     """Return the records of a new baseline: the successful ones in these files.
 
-    Raises UsageError if there are none, for records of several devices, and for records that no verdict may rest on.
+    Raises UsageError if there are none, if they come from several devices, or if one is unfit for a verdict.
     """
     kept = [record for record in results.read_all(files) if record.status == "ok"]
     for record in kept:
@@ -45,7 +45,7 @@ def store(kept: Sequence[Record]) -> None:
 
 
 def read(name: str) -> list[Record]:
-    """Return the baseline in a file, in a folder or, for "stored", of this machine; raise UsageError without one."""
+    """Return the baseline in a file or folder, or the stored one for "stored"; raise UsageError if there is none."""
     if name != STORED:
         return results.read(Path(name))
     if not path().exists():
@@ -54,7 +54,7 @@ def read(name: str) -> list[Record]:
 
 
 def pinned(runs: Sequence[str]) -> list[Record]:
-    """Return the successful records in these files and folders or, without any, the stored baseline.
+    """Return the successful records in these files and folders or, if `runs` is empty, the stored baseline.
 
     Raises UsageError if there are none.
     """
@@ -67,7 +67,7 @@ def pinned(runs: Sequence[str]) -> list[Record]:
 
 
 def of_case(runs: Sequence[str], case_id: str) -> list[Record]:
-    """Return the records of a case in these files and folders or, without any, in the stored baseline if it exists."""
+    """Return the records of a case in these files and folders or, if `runs` is empty, in any stored baseline."""
     paths = [Path(run) for run in runs] or [path()] * path().exists()
     records = [record for one in paths for record in results.of_case(one, case_id)]
     return list({record.key: record for record in records}.values())
@@ -79,7 +79,7 @@ def against(stored: Sequence[Record], measured: Sequence[Record]) -> list[Compar
 
 
 def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
-    """Return the stored runs of the measured cases; runs of another environment only if a case has no others."""
+    """Return the stored runs of the measured cases; runs in a different environment only for a case without others."""
     case_ids = {record.case_id for record in measured}
     same_cases = [record for record in stored if record.case_id in case_ids]
     matching = [record for record in same_cases if any(is_alike(record, reference) for reference in measured)]
@@ -88,7 +88,7 @@ def alike(stored: Sequence[Record], measured: Sequence[Record]) -> list[Record]:
 
 
 def is_alike(record: Record, other: Record) -> bool:
-    """Return whether two records are of one case in one environment."""
+    """Return whether two records have the same case and environment."""
     return (
         record.case_id == other.case_id
         and sameness.environment_difference(record.environment, other.environment) is None
@@ -96,7 +96,7 @@ def is_alike(record: Record, other: Record) -> bool:
 
 
 def newest_environment(of_case: Sequence[Record]) -> list[Record]:
-    """Return the runs of a case from the environment of the newest one."""
+    """Return the runs of a case that share the environment of its newest run."""
     return alike(of_case, [max(of_case, key=lambda record: record.t_wall)])
 
 

@@ -1,4 +1,4 @@
-"""Two sets of records: which cases may be compared, the verdict on each, and the exit code that follows; pure."""
+"""Two sets of records: which cases can be compared, the verdict on each, and the resulting exit code; pure."""
 
 import math
 import re
@@ -19,20 +19,20 @@ from benchd.daemon.verdicts.recommend import unfit, void, wrong
 from benchd.daemon.verdicts.results import process_medians_ms
 from benchd.daemon.verdicts.statistics import centre
 
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # of a variable: a record may come from anyone
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)  # an environment variable's: a record may come from anyone
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ADVISED_PROCESSES = 5
-"""How many processes the commands ask for that a reason names."""
+"""Number of processes in the commands that a reason suggests."""
 
 CLOCK_SHARE = 0.03
 """Clocks that differ by more than this share count as different."""
 
-OTHER_ANSWERS = "B is another network than A: its exact answers differ"
+OTHER_ANSWERS = "B is not the same network as A: its exact answers differ"
 
-ALL_SHARED = "B has only records that A has too"
+ALL_SHARED = "all records of B are also in A"
 
 FAIL_ON = {"check": 5, "slower": 3, "inconclusive": 4}
-"""What may fail a run, and its exit code; the first that applies counts."""
+"""The conditions that can fail a run, with their exit codes; the first that applies wins."""
 
 Runs = Sequence[Sequence[float]]
 """The process medians of each run of bench-once, in ms."""
@@ -41,13 +41,13 @@ Runs = Sequence[Sequence[float]]
 class Comparison(Struct, frozen=True, kw_only=True):
     """The verdict on `second` against `first`.
 
-    `medians_ms` are the centres of the sides (`centre_ms`). `ratios` are the second side's time over the first one's in
-    each pair of a live comparison, and decide it. `notes` are differences between the sides that do not prevent a
-    comparison. `check_failed` counts answers too that, with the weights of the first side, differ from its answers.
-    `broken_off`: a process failed, or the measurement was interrupted; of files, B failed at what A measured. `doubt`
-    is why the times are not those of the requested cases, and `mark` what stands beside the verdict if others disturbed
-    them. `layers` divides the difference, if the processes were profiled. `mean_over_median` is of B's runs, for who
-    compares with a tool that prints means.
+    `medians_ms` are the centres of the sides (`centre_ms`). `ratios` are the second side's time divided by the first's
+    in each pair of a live comparison, and determine its verdict. `notes` are differences between the sides that do not
+    prevent a comparison. `check_failed` is also set if the weights are equal but the answers differ. `broken_off` is
+    set if a process failed or the measurement was interrupted; for files, if B failed at what A measured. `doubt` says
+    why the times are not those of the requested cases, and `mark` follows the verdict if other load disturbed them.
+    `layers` attributes the difference to layers, if the processes were profiled. `mean_over_median` is of B's runs, for
+    comparison with tools that print means.
     """
 
     first: str
@@ -68,7 +68,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 class Pair(Struct, frozen=True):
-    """The runs of two sides of a case, each its process medians, with the effect, or why they may not be compared."""
+    """The process medians of each run on the two sides of a case, with the effect, or why they cannot be compared."""
 
     first_ms: Runs
     second_ms: Runs
@@ -77,12 +77,12 @@ class Pair(Struct, frozen=True):
 
     @property
     def medians_ms(self) -> tuple[float | None, float | None]:
-        """Return the centre of each side, as of a Comparison."""
+        """Return the centre of each side, as in Comparison."""
         return centre_ms(self.first_ms), centre_ms(self.second_ms)
 
 
 def centre_ms(runs: Runs) -> float | None:
-    """Return the centre of the centres of runs, as an effect weighs them; None without any time."""
+    """Return the centre of the runs' centres, which an effect compares; None if there is no time."""
     times_ms = list(chain(*runs))
     if not times_ms or min(times_ms) <= 0.0:
         return median(times_ms) if times_ms else None
@@ -94,11 +94,11 @@ def compare(
     second: Sequence[Record],
     min_effect: float,
 ) -> list[Comparison]:
-    """Return one Comparison for each case of either side, corrected for their number.
+    """Return one Comparison for each case on either side, corrected for their number.
 
-    A case that may not be compared is inconclusive, with the reason and, if there is one, the command to run. One that
-    is unsupported on both sides is left out. A record of both sides counts for the first one alone: it would make the
-    sides alike, and is no second measurement.
+    A case that cannot be compared is inconclusive, with the reason and, if there is one, the command to run. A case
+    that is unsupported on both sides is left out. A record on both sides counts only for the first: it is not a second
+    measurement, and would make the sides more alike.
     """
     in_first = {record.key for record in first}
     new = [record for record in second if record.key not in in_first]
@@ -119,9 +119,10 @@ def compare(
 def pair(
     first: Sequence[Record], second: Sequence[Record], *, across_setups: bool = False, doubtful: bool = False
 ) -> Pair:
-    """Return two sides of a case for `judged`; `across_setups` allows another environment and clocks between them.
+    """Return the two sides of a case for `judged`; `across_setups` lets environment and clocks differ between them.
 
-    Records that `recommend` rejects, and other answers, are a reason, unless `doubtful`: `comparison` doubts them.
+    Records that `recommend` rejects, and differing answers, prevent the comparison unless `doubtful`, when `comparison`
+    doubts the verdict instead.
     """
     reason = _why_not(first, second, across_setups)
     if reason is None and not doubtful:
@@ -145,7 +146,7 @@ def judged(pairs: Sequence[Pair], min_effect: float = MIN_EFFECT) -> list[Verdic
 
 
 def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
-    """Return the verdict; no difference where processes jump further than it between two levels, in either side."""
+    """Return the verdict, or inconclusive if either side jumps between two levels further apart than the difference."""
     if verdict.answer not in ("faster", "slower"):
         return verdict
     pairs = [timings.two_levels(list(chain(*runs))) for runs in (sides.first_ms, sides.second_ms)]
@@ -155,7 +156,7 @@ def _by_levels(verdict: Verdict, sides: Pair) -> Verdict:
         return verdict
     reason = (
         f"processes jump between {fast_ms:.4g} and {slow_ms:.4g} ms, and the difference may only be how often each "
-        "occurs; benchd compare --live may tell"
+        "occurs; benchd compare --live may settle it"
     )
     return msgspec.structs.replace(verdict, answer="inconclusive", reason=reason)
 
@@ -169,7 +170,7 @@ def runs_ms(records: Sequence[Record]) -> list[list[float]]:
 
 
 def runs_by_day(*sides: Sequence[Record]) -> list[Days]:
-    """Return the process medians of each side's runs by the day that they are of."""
+    """Return the process medians of each side's runs, by day."""
     day_of = when.days(list(chain(*sides)))
     by_day: list[dict[str, list[Record]]] = []
     for side in sides:
@@ -189,7 +190,7 @@ def comparison(
 ) -> Comparison:
     """Return the Comparison of two sides; times that `recommend` rejects do not count, and a void check never wins.
 
-    So many records of the second side are left out because they are `shared`, and count for the first one.
+    `shared` is the number of records that were dropped from the second side because they are also in the first.
     """
     others = _other_answers(*records)
     doubt = OTHER_ANSWERS if others else next(_doubts(records, verdict), None)
@@ -225,13 +226,13 @@ def _mean_over_median(records: Sequence[Record]) -> float | None:
 
 
 def _is_broken_off(first: Sequence[Record], second: Sequence[Record]) -> bool:
-    """Return whether B failed at what A measured; what failed in both is no news of B."""
+    """Return whether B failed at what A measured; a case that failed on both sides says nothing about B."""
     has_failed = bool(second) and second[-1].status in ("failed", "timeout", "aborted")
     return has_failed and bool(process_medians_ms(first)) and not process_medians_ms(second)
 
 
 def _other_answers(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
-    """Return how B's exact answers differ from A's, if weights and inputs are equal and they do."""
+    """Return how B's exact answers differ from A's, given equal weights and inputs."""
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
     differences = [sameness.model_differs(a, b) for a, b in pairs if not sameness.other_model(a, b)]
     return [f"B has the weights of A, but {why}" for why in differences if why]
@@ -245,19 +246,19 @@ def _doubts(records: tuple[Sequence[Record], Sequence[Record]], verdict: Verdict
 
 
 def _reasons(why: Callable[[Record], str | None], *sides: Sequence[Record]) -> Iterator[str]:
-    """Yield the reasons that apply to the successful records of each side."""
+    """Yield the reasons that apply to the successful records, each with its side."""
     for side, records in zip("AB", sides, strict=True):
         yield from (f"{side}: {reason}" for record in _measured(records) if (reason := why(record)))
 
 
 def exit_code(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> int:
-    """Return the exit code of the first of `FAIL_ON` that applies and is in `fail_on`, else 0."""
+    """Return the exit code of the first condition of `FAIL_ON` that applies and is in `fail_on`, otherwise 0."""
     failures = {word for comparison in comparisons for word in fails(comparison, fail_on)}
     return next((code for word, code in FAIL_ON.items() if word in failures), 0)
 
 
 def fails(comparison: Comparison, fail_on: Sequence[str]) -> list[str]:
-    """Return what of `fail_on` holds for a comparison."""
+    """Return the conditions in `fail_on` that apply to a comparison."""
     holds = {comparison.verdict.answer, *(["check"] if comparison.check_failed else [])}
     return [word for word in fail_on if word in holds]
 
@@ -271,7 +272,7 @@ def _measured(records: Sequence[Record]) -> list[Record]:
 
 
 def _why_not(first: Sequence[Record], second: Sequence[Record], across_setups: bool) -> str | None:
-    """Return why these records of a case may not be compared, else None."""
+    """Return why the two sides of a case cannot be compared, else None."""
     for side, records in (("A", first), ("B", second)):
         times_ms = process_medians_ms(records)
         if not times_ms:
@@ -285,13 +286,13 @@ def _why_not(first: Sequence[Record], second: Sequence[Record], across_setups: b
 
 
 def _other_network(first: Sequence[Record], second: Sequence[Record]) -> str | None:
-    """Return what makes B a different network from A, whose weights may have been trained further; else None."""
+    """Return what makes B a different network from A, else None; weights trained further do not."""
     a, b = _measured(first)[-1].model, _measured(second)[-1].model
     return sameness.other_network(a, b) if a and b else None
 
 
 def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
-    """Return the differences of B from A that do not prevent a comparison."""
+    """Return the differences between A and B that do not prevent a comparison."""
     pairs = [(a, b) for a in _measured(first)[-1:] for b in _measured(second)[-1:]]
     sizes = [(a.case.batch_size, b.case.batch_size) for a, b in pairs]
     notes = [f"a run covers {a} inputs in A and {b} in B" for a, b in sizes if a != b]
@@ -305,7 +306,7 @@ def _notes(first: Sequence[Record], second: Sequence[Record]) -> list[str]:
 
 
 def _mixed(*sides: Sequence[Record]) -> str | None:
-    """Return why the records of one side are not all of one model, else None; the sides may differ."""
+    """Return why the records of one side are of different models, else None; A and B may differ from each other."""
     differences = [sameness.model_difference(_measured(side)) for side in sides]
     return next((f"{side}: {words}" for side, words in zip("AB", differences, strict=True) if words), None)
 
@@ -359,9 +360,9 @@ def clocks(record: Record, other: Record) -> tuple[str, float, float] | None:
 
 
 def command(record: Record, processes: int | None = None, records: str = "") -> str:
-    """Return the command that measures a record again, in a shell: its case, variables, CPUs and device.
+    """Return the shell command that measures a record again: its case, variables, CPUs and device.
 
-    `processes` replaces their number, and `records` says where the record is, by default in the output folder.
+    `processes` replaces the number of processes; `records` is where the record is, by default the output folder.
     """
     words = ["bench-once", "--case", record.case_id, *(["--records", records] if records else []), *_device(record)]
     words += ["--processes", str(processes)] if processes else []
@@ -369,7 +370,7 @@ def command(record: Record, processes: int | None = None, records: str = "") -> 
 
 
 def _prefix(record: Record) -> Iterator[str]:
-    """Yield the variables, except the one of the GPU that `--device` names, and the CPUs if they are not all."""
+    """Yield the variables, except CUDA_VISIBLE_DEVICES on a GPU (see `_device`), and the CPUs if restricted."""
     environment = record.environment
     for name, value in (environment.variables or {}).items():
         if _NAME.fullmatch(name) and (name != VISIBLE or environment.device == "cpu"):
@@ -379,7 +380,7 @@ def _prefix(record: Record) -> Iterator[str]:
 
 
 def _device(record: Record) -> list[str]:
-    """Return the arguments that keep a case off an existing GPU, or on the one that it ran on."""
+    """Return the arguments that keep a CPU case off an existing GPU, or a GPU case on the GPU it ran on."""
     environment = record.environment
     if environment.device == "cpu":
         return ["--device", "cpu"] if environment.gpu else []
@@ -387,7 +388,7 @@ def _device(record: Record) -> list[str]:
 
 
 def both_here(record: Record) -> str:
-    """Return the command that measures both sides of a case here: two installs, or two of the user's modules."""
+    """Return the command that measures both sides of a case here: two installations, or two of the user's modules."""
     if isinstance(record.own, UserFile):
         return f"{command(record, ADVISED_PROCESSES)} for both on this machine"
     words = ["benchd", "compare", "--live", record.case_id]

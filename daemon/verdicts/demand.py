@@ -1,4 +1,4 @@
-"""What a deployed model must take, and which records of servers answer for it; pure."""
+"""The load that a deployed model must handle, and which server records show that it does; pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,17 +8,17 @@ from msgspec import Struct
 from benchd.daemon.records import PERCENTILE, Load, Record
 
 RATE_SHARE = 0.02
-"""A server's search for the highest rate ends when it is known within this share."""
+"""The search for a server's highest rate ends when the rate is known to within this share."""
 
 LEAST_SHARE = 1 / 64
-"""It ends without a rate below this share of what back-to-back runs reach."""
+"""The search ends without a rate below this share of the back-to-back throughput."""
 
 MOST_TRIALS, TRIAL_SHARE, CONFIRMATIONS = 12, 0.1, 5
-"""Its trials, which the two shares bound; the length of one as a share of a run; the runs that confirm a rate."""
+"""The search's trials, which both shares bound; a trial's length as a share of a run; runs that confirm a rate."""
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """Requests per second on so many streams; all but the share beyond `percentile` end within the deadline."""
+    """Requests per second on `streams` streams, of which `percentile` percent must finish within the deadline."""
 
     rate_hz: float
     deadline_ms: float
@@ -33,17 +33,17 @@ class Demand(Struct, frozen=True, kw_only=True):
 
     @property
     def command(self) -> str:
-        """Return the options of `bench-once` that measure it."""
+        """Return the `bench-once` command that measures this load."""
         load = Load(rate_hz=self.rate_hz, deadline_ms=self.deadline_ms, percentile=self.percentile)
         streams = ["--streams", str(self.streams)] if self.streams > 1 else []
         return " ".join(["bench-once --scenario server", *streams, *load.options])
 
 
 def answering(records: Iterable[Record], demand: Demand) -> list[Record]:
-    """Return one record per case and place on these streams: the one at the lowest rate that shows it, else the newest.
+    """Return one record per case and place on these streams: the one at the lowest sufficient rate, else the newest.
 
-    `records` are in order of time. A rate that was found counts as one that was asked; a record with a neighbour does
-    not answer.
+    `records` are in order of time. A rate found by the search counts like a requested one; records measured with a
+    neighbour are ignored.
     """
     chosen: dict[tuple[str, ...], Record] = {}
     for record in records:
@@ -59,7 +59,7 @@ def answering(records: Iterable[Record], demand: Demand) -> list[Record]:
 
 
 def _rank(record: Record, demand: Demand) -> tuple[bool, float]:
-    """Return what orders the records of one case: those that meet the demand first, by their rates."""
+    """Return a sort key for the records of one case: those that meet the demand first, by their rates."""
     is_short = shortfall(record, demand) is not None
     return is_short, 0.0 if is_short or record.requests is None else record.requests.rate_hz
 
@@ -80,7 +80,7 @@ def shortfall(record: Record, demand: Demand) -> str | None:
 
 
 def missing(records: Sequence[Record], demand: Demand) -> str | None:
-    """Return what to measure if no record is of a server with so many streams, else None."""
+    """Return what to measure if no record is of a server with `demand.streams` streams, else None."""
     if answering(records, demand):
         return None
     streams = "one stream" if demand.streams == 1 else f"{demand.streams} streams"

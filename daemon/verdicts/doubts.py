@@ -1,4 +1,4 @@
-"""What puts the times of records in doubt, in the words that stand beside what is made of them; pure."""
+"""What puts the times of records in doubt, and the words that go next to the figures; pure."""
 
 from collections.abc import Iterable
 
@@ -15,10 +15,10 @@ NOT_OF_TIME = {
     "service",
     "usage_error",
 }
-"""Flags that do not affect the time; the `ship:` line names all others."""
+"""Flags that do not affect the time; the `ship:` line lists all others."""
 
 NOT_OF_GROSS = {"no_idle_baseline"}
-"""Flags of an energy that do not affect the gross joules, which rank a variant."""
+"""Energy flags that do not affect the gross joules, by which variants are ranked."""
 
 BUSY = {
     "busy_machine": "busy machine",
@@ -26,7 +26,7 @@ BUSY = {
     "foreign_gpu_process": "GPU used by others",
     "steal": "CPU taken by other virtual machines",
 }
-"""Flags of times that others have stretched by any factor."""
+"""Flags of times that other load may have stretched by any factor."""
 
 PLAIN = BUSY | {
     "clock_below_range": "clock below 75 % of its maximum",
@@ -43,33 +43,33 @@ PLAIN = BUSY | {
     "two_levels": "jumps between two speeds",
     "warm_up_not_steady": "not warmed up",
 }
-"""Flags in other words than their own."""
+"""The wording of flags that are not shown as they are."""
 
 
 def of(record: Record, *, joules: bool = False) -> list[str]:
-    """Return the flags that put the time of a record in doubt and, if `joules` count, its energy."""
+    """Return the flags that put the time of a record in doubt and, if `joules` is set, also its energy."""
     of_energy = record.energy.flags if joules and record.energy else []
     return sorted({*record.flags} - NOT_OF_TIME | {flag.partition(":")[0] for flag in of_energy} - NOT_OF_GROSS)
 
 
 def words(flags: Iterable[str]) -> str:
-    """Return flags as a person reads them."""
+    """Return flags as text for a reader."""
     return ", ".join(PLAIN.get(flag, flag.replace("_", " ")) for flag in flags)
 
 
 def busy(records: Iterable[Record]) -> list[str]:
-    """Return the flags by which others have stretched the times of these records."""
+    """Return the flags that say other load stretched the times of these records."""
     return [flag for flag in BUSY if any(flag in record.flags for record in records)]
 
 
 def mark(records: Iterable[Record]) -> str:
-    """Return what stands behind a figure or a verdict made of these records, empty if nobody disturbed them."""
+    """Return the suffix for a figure or verdict from these records, empty if nothing disturbed them."""
     flags = busy(list(records))
     return f" ({words(flags)})" if flags else ""
 
 
 def warning(records: Iterable[Record]) -> str | None:
-    """Return the line above figures of these records if others have disturbed them."""
+    """Return the line to print above the figures of these records if other load disturbed them, else None."""
     disturbed = [record for record in records if busy([record])]
     if not disturbed:
         return None

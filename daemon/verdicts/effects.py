@@ -1,8 +1,7 @@
 """Verdicts on two arms: how much B differs from A, and whether that is faster, slower, the same or undecided; pure.
 
-Processes differ, runs differ more, and days differ too. So results in files are compared by the centres of what was
-repeated: of days, or of runs if all are of one day. tests/daemon/verdicts/test_error_rates.py checks the error rates
-through the complete rules.
+Processes differ, runs differ more, and days differ too. Results from files are therefore compared by day or, if all are
+from the same day, by run. tests/daemon/verdicts/test_error_rates.py checks the error rates through the complete rules.
 """
 
 import math
@@ -18,33 +17,33 @@ from benchd.daemon.records import ProcessResult
 from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
 
 LOOKS = (7, 11, 15)
-"""Numbers of pairs after which a live comparison may end."""
+"""Numbers of pairs after which a live comparison can stop."""
 
 LOOK_ALPHA = 0.022
-"""Error per look, of the two-sided test as of each one-sided one behind SAME: three looks together err in 5 %.
+"""Error per look, for the two-sided test and for each one-sided test of SAME: 5 % over three looks.
 
-S. J. Pocock, Biometrika 64, 1977, who bounds the two-sided error; both are simulated with t.
+S. J. Pocock, Biometrika 64, 1977, bounds the two-sided error; the tests simulate both kinds with Student's t.
 """
 
 ALPHA = 0.05
 MIN_EFFECT = 0.005
 SAME_MARGIN = 0.01
 RUNS_APART = 0.032
-"""Standard deviation between runs of the same code, or between days, assumed if too few show it.
+"""Standard deviation between runs of the same code, or between days, assumed if there are too few to estimate it.
 
-Up to 3 % every error stays below 5 %, although the degrees of freedom beside it are approximate.
+If the true one is at most 3 %, every error rate stays below 5 %, although the degrees of freedom are approximate.
 """
 
 FEWEST_DEGREES = 2
-"""With fewer degrees of freedom, as with two runs against one, the spread is unknown."""
+"""With fewer degrees of freedom, such as for two runs against one, the spread is unknown."""
 
-MOST_DEGREES = 1e6  # of an error that is assumed and not estimated
+MOST_DEGREES = 1e6  # of an assumed error
 
 COMMON = 0.5
-"""The share of what differs over a run that rounds are trusted to remove; with 0.25 equal variants err in 5.3 %."""
+"""The smallest error from rounds, as a share of Welch's; with 0.25, equal variants are told apart in 5.3 %."""
 
 FEWEST_PROCESSES = 3
-"""With two processes per side the degrees of freedom of Welch's t may fall below 2."""
+"""With two processes per side, the degrees of freedom of Welch's t can fall below 2."""
 
 MOST_REPEATS = 200
 """The largest number of pairs, runs or days that an inconclusive verdict recommends."""
@@ -54,17 +53,17 @@ LIKELY = 0.8
 Answer = Literal["faster", "slower", "same", "inconclusive"]
 Unit = Literal["pairs", "processes", "runs", "days"]
 Run = Sequence[float]
-"""The medians of its processes."""
+"""The medians of the run's processes."""
 
 Days = Mapping[str, Sequence[Run]]
-"""The runs of one side by the day that they are of."""
+"""The runs of one side, by day."""
 
 
 class Effect(msgspec.Struct, frozen=True):
     """How much B differs from A: the mean of log(B / A), its standard error and the degrees of freedom of its t.
 
-    `unit` is what was repeated; `is_assumed` says that it was repeated too rarely to show how much it differs, and that
-    `RUNS_APART` stands for that. `spread` is the standard deviation of one pair, or of one of B over one of A.
+    `unit` is what was repeated; `is_assumed` is set if there were too few repeats to estimate the spread, so that
+    `RUNS_APART` is used. `spread` is the standard deviation of one pair, or of the ratio of one B to one A.
     """
 
     log_ratio: float
@@ -76,7 +75,7 @@ class Effect(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Return B over A minus 1: 0.02 is 2 % slower."""
+        """Return B divided by A, minus 1: 0.02 is 2 % slower."""
         return as_share(self.log_ratio)
 
     def interval(self, confidence: float) -> Interval:
@@ -86,17 +85,17 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 def as_share(log_ratio: float) -> float:
-    """Return B over A minus 1, of a factor of at most 1e13 either way: it stays finite, and above -1."""
+    """Return B divided by A, minus 1; the factor is limited to 1e13 either way so that the share is finite."""
     return math.expm1(max(-_LARGEST_LOG, min(log_ratio, _LARGEST_LOG)))
 
 
-_LARGEST_LOG = 30.0  # foreign times, and two runs against one in a long plan, reach further than a float
+_LARGEST_LOG = 30.0  # times from elsewhere, and two runs against one in a long plan, exceed the range of a float
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict on B against A. `effect` is B over A minus 1; None, with the reason, if nothing was compared.
+    """The verdict on B against A. `effect` is B divided by A, minus 1; None, with the reason, if nothing was compared.
 
-    The `reason` tells why it is inconclusive and what would decide, or what a difference is restricted to.
+    `reason` says why the verdict is inconclusive and what would settle it, or how a difference is limited.
     """
 
     answer: Answer
@@ -107,14 +106,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ratio(first: ProcessResult, second: ProcessResult) -> float:
-    """Return the second process's time over the first's, both timed.
+    """Return the second process's time divided by the first's; raise ValueError unless both were timed.
 
-    Interleaved blocks are compared two by two, and the median of that is robust to what hit only one of two; processes
-    measured one after the other have only their own medians.
+    Interleaved blocks are compared round by round, and the median of the ratios is robust to a disturbance that hits
+    only one side. For processes measured one after the other it is the ratio of their medians.
     """
     a, b = first.blocks, second.blocks
     if a and b and a.is_interleaved and b.is_interleaved:
-        rounds = zip(a.medians_ms, b.medians_ms, strict=False)  # one side may need fewer
+        rounds = zip(a.medians_ms, b.medians_ms, strict=False)  # one side may have fewer
         return math.exp(median([math.log(late / early) for early, late in rounds]))
     if first.timing is None or second.timing is None:
         raise ValueError("a ratio needs two timed processes")
@@ -122,7 +121,7 @@ def ratio(first: ProcessResult, second: ProcessResult) -> float:
 
 
 def paired_effect(ratios: Sequence[float]) -> Effect:
-    """Return the effect from B's time over A's in each of at least two pairs."""
+    """Return the effect from B's time divided by A's in each of at least two pairs."""
     _require_positive(ratios, fewest=2)
     return _of_pairs([math.log(ratio) for ratio in ratios])
 
@@ -133,10 +132,11 @@ def _of_pairs(logs: Sequence[float]) -> Effect:
 
 
 def rounds_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
-    """Return the effect from the processes of A and B that ran in rounds: the first of both, then the second, and on.
+    """Return the effect from processes of A and B that ran in rounds: the first of each, then the second of each, etc.
 
-    What changes slowly, as heat does, is common to a round and leaves its ratio. The order within each is drawn, so few
-    rounds may all have the same one; the error is therefore at least `COMMON` of Welch's, which has all of the drift.
+    A slow change, such as heating, affects a whole round and cancels in its ratio. The order within a round is random,
+    so few rounds may all have the same order; the error is therefore at least `COMMON` times Welch's, which includes
+    all of the drift.
     """
     all_of_both = welch_effect(first, second)
     pairs = _of_pairs([math.log(b) - math.log(a) for a, b in zip(first, second, strict=True)])
@@ -144,10 +144,10 @@ def rounds_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
 
 
 def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
-    """Return the effect from the process medians of one run of A and of B, by Welch's t on their logarithms.
+    """Return the effect from the process medians of one run each of A and B, by Welch's t on their logarithms.
 
-    Takes at least three of each. If their numbers differ, the smaller one gives the degrees of freedom: Welch's, for
-    three processes against fifteen, err in 7 %.
+    Takes at least three of each. If their numbers differ, the smaller one gives the degrees of freedom: for three
+    processes against fifteen, Welch's have an error rate of 7 %.
     """
     _require_positive(first, second, fewest=FEWEST_PROCESSES)
     (a, variance_a), (b, variance_b) = (mean_and_variance([math.log(v) for v in arm]) for arm in (first, second))
@@ -162,10 +162,11 @@ def welch_effect(first: Sequence[float], second: Sequence[float]) -> Effect:
 def runs_effect(first: Days, second: Days) -> Effect:
     """Return the effect from the runs of A and of B.
 
-    What differs between days does not show within one, nor what differs between runs within one of these. So the
-    centres of days count, or of runs if both sides are of the same single day: Student's t with the variance of both
-    sides pooled, which takes them to spread alike. For one of B it is the prediction from A's. If they are too few to
-    show their spread, `RUNS_APART` stands for it, or what they show if that is more, beside what is seen within them.
+    Variation between days does not show within one day, nor variation between runs within one run. The values compared
+    are therefore the centres of days, or of runs if both sides have only the same single day: Student's t with a
+    variance pooled over both sides, which assumes equal spread. With a single B it is the prediction interval from A's
+    values. With too few values to estimate the spread, `RUNS_APART` or the observed spread is used, whichever is
+    larger, in addition to the spread within runs or days.
     """
     _require_positive(*chain(*first.values(), *second.values()), fewest=1)
     sides, unit = _units(first, second)
@@ -178,7 +179,7 @@ def runs_effect(first: Days, second: Days) -> Effect:
     inverse = [fmean(1.0 / len(values) for values in side) for side in sides]
     actual = sum(share / len(side) for share, side in zip(inverse, sides, strict=True))
     if degrees >= FEWEST_DEGREES:
-        # what the variance of the centres misses if one side's have fewer values
+        # the part that the variance of the centres lacks if one side has fewer values per centre
         within_sides = (
             of_units / degrees * sum(share * (len(side) - 1) for share, side in zip(inverse, sides, strict=True))
         )
@@ -191,7 +192,7 @@ def runs_effect(first: Days, second: Days) -> Effect:
 
 
 def _units(first: Days, second: Days) -> tuple[list[list[list[float]]], Unit]:
-    """Return the logarithms of each side by what counts as repeated, and the name of that."""
+    """Return the log times of each side, grouped by the repeated unit, and the name of the unit."""
     sides = [[[[math.log(time) for time in run] for run in day] for day in side.values()] for side in (first, second)]
     if len({*first, *second}) == 1:
         return [side[0] for side in sides], "runs"
@@ -221,8 +222,8 @@ def mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
 def judge(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT, same_alpha: float = ALPHA) -> Verdict:
     """Return the verdict on one effect at the two-sided error `alpha`.
 
-    Faster or slower: the interval excludes 0, and the effect is at least `min_effect`. Same: two one-sided tests, each
-    at `same_alpha`, exclude a change of 1 %, or of `min_effect` if that is more.
+    It is faster or slower if the interval excludes 0 and the effect is at least `min_effect`. It is the same if two
+    one-sided tests, each at `same_alpha`, exclude a change of 1 %, or of `min_effect` if that is larger.
     """
     interval, narrow = effect.interval(1.0 - alpha), effect.interval(1.0 - 2.0 * same_alpha)
     answer: Answer = "inconclusive"
@@ -240,14 +241,14 @@ _ASSUMED = f"runs of one day: the variation between days is unknown, so {100 * R
 
 
 def _margin(min_effect: float) -> float:
-    """Return the change that SAME excludes: one that counts, or a smaller one that matters to nobody."""
+    """Return the change that SAME excludes: `min_effect`, or 1 % if that is larger."""
     return max(SAME_MARGIN, min_effect)
 
 
 def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: float) -> str:
-    """Return why the effect is neither a difference nor the same, and what would decide."""
+    """Return why the effect is neither a difference nor the same, and what would settle it."""
     if effect.is_assumed:
-        return f"{_ASSUMED}; runs of several days per side show it, or benchd compare --live decides"
+        return f"{_ASSUMED}; measure each side on several days, or use benchd compare --live"
     if _excludes_zero(interval):
         return f"the difference is real, but below the smallest that counts here, {100 * min_effect:.2g} %"
     repeats = deciding_repeats(effect, alpha, min_effect)
@@ -263,8 +264,9 @@ def _undecided(effect: Effect, interval: Interval, alpha: float, min_effect: flo
 def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = MIN_EFFECT) -> int | None:
     """Return how many pairs, runs or days per side would probably decide at this spread; None beyond MOST_REPEATS.
 
-    They would if the effect that they will show, which is normal around this one with the errors of both, is large or
-    small enough in 4 of 5 cases, at the upper quartile of the spread behind the one seen.
+    They decide if, in 4 of 5 cases, the effect they observe is large or small enough. That effect is normally
+    distributed around the present one with the errors of both, at the upper quartile of the true spread given the
+    observed one.
     """
     sides = 1.0 if effect.unit == "pairs" else 2.0
     taken = int(effect.degrees / sides) + 1
@@ -274,9 +276,9 @@ def deciding_repeats(effect: Effect, alpha: float = ALPHA, min_effect: float = M
 
 
 def _deciding(effect: Effect, repeats: int, degrees: float, alpha: float, min_effect: float) -> float:
-    """Return the probability that so many repetitions find a difference or find none."""
+    """Return the probability that `repeats` repetitions find a difference or exclude one."""
     chi_ratio = (1.0 - 2.0 / (9.0 * effect.degrees) - 0.674 * math.sqrt(2.0 / (9.0 * effect.degrees))) ** 1.5
-    # the lower quartile of chi, as E. B. Wilson and M. Hilferty approximate it
+    # the lower quartile of chi, by the approximation of E. B. Wilson and M. Hilferty
     error = effect.spread / chi_ratio / math.sqrt(repeats)
     shown = NormalDist(effect.log_ratio, math.hypot(effect.error, error) or 1e-12)
     beyond = max(student_t_quantile(1.0 - alpha / 2.0, degrees) * error, math.log1p(min_effect))
@@ -285,9 +287,9 @@ def _deciding(effect: Effect, repeats: int, degrees: float, alpha: float, min_ef
 
 
 def look(ratios: Sequence[float], min_effect: float = MIN_EFFECT, comparisons: int = 1) -> Verdict | None:
-    """Return the verdict of a live comparison after pairs of these ratios, None if more are needed.
+    """Return the verdict of a live comparison after these pairs' ratios, None if more are needed.
 
-    Each of several `comparisons` gets its part of the error (C. E. Bonferroni), so that all together err in 5 %.
+    With several `comparisons` the error is divided among them (C. E. Bonferroni), for 5 % in total.
     """
     if len(ratios) not in LOOKS:
         return None
@@ -298,8 +300,8 @@ def look(ratios: Sequence[float], min_effect: float = MIN_EFFECT, comparisons: i
 def judge_plan(effects: Sequence[Effect], min_effect: float = MIN_EFFECT) -> list[Verdict]:
     """Return one verdict per effect, with a probability of at most 5 % for any false difference among all of them.
 
-    Compares p-values from the smallest up with 5 % over the number left (S. Holm, Scandinavian Journal of Statistics
-    6, 1979). Here each step settles all below the current bound, and then the bound is computed again.
+    Compares p-values, smallest first, with 5 % divided by the number left (S. Holm, Scandinavian Journal of Statistics
+    6, 1979). Each step here settles all effects below the current bound, then recomputes the bound.
     """
     verdicts: dict[int, Verdict] = {}
     while len(verdicts) < len(effects):

@@ -1,4 +1,4 @@
-"""What a record says of latency, energy, power and memory where it is compared with a limit; pure."""
+"""Latency, energy, power and memory of a record, as compared with limits; pure."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ T = TypeVar("T")
 def latency_ms(record: Record) -> float | None:
     """Return p99 if enough runs back it, else the upper end of the median's interval, else None.
 
-    If requests were dropped only p99 counts, because the interval is that of the answered ones.
+    If requests were dropped, only p99 counts, because the interval covers answered requests only.
     """
     if record.timing is None:
         return None
@@ -21,12 +21,12 @@ def latency_ms(record: Record) -> float | None:
 
 
 def median_ms(record: Record) -> float | None:
-    """Return the median in ms; None without one, or if half of a process's requests or more were dropped."""
+    """Return the median in ms; None if there is none, or if half or more of a process's requests were dropped."""
     return record.timing.median_ms if record.timing and not dropped_half(record) else None
 
 
 def dropped_half(record: Record) -> bool:
-    """Return whether the median of a process's requests is one that was dropped."""
+    """Return whether the median request of any process, or of the record, was dropped."""
     requests = [record.requests, *(process.requests for process in record.processes)]
     return any(is_dropped_median(request_counts) for request_counts in requests if request_counts)
 
@@ -37,7 +37,7 @@ def is_dropped_median(requests: Requests) -> bool:
 
 
 def energy_error_share(energy: Energy | None) -> float | None:
-    """Return the error bar as a share of the energy; None if there is no energy."""
+    """Return the energy's error bar as a share of it; None if there is no energy."""
     return energy.energy_err_j / energy.energy_j if energy and energy.energy_j > 0 else None
 
 
@@ -50,7 +50,7 @@ def largest_energy_j(record: Record) -> float | None:
 def power_w(record: Record) -> float | None:
     """Return the mean power of the rail that draws the most, which is the input rail if there is one.
 
-    If no rail was read but energy was counted, it is that energy over its window, with its scope.
+    If no rail was read but energy was counted, it is that energy divided by the window's length.
     """
     rails = [summary.mean for key, summary in record.telemetry.items() if key.partition("@")[0] == "power_w"]
     if rails:
@@ -67,7 +67,7 @@ def largest_power_w(record: Record) -> float | None:
 
 
 def memory_bytes(record: Record) -> int | None:
-    """Return the peak memory of the device used: the accelerator's, or on a CPU the process's."""
+    """Return the peak memory of the device used: the accelerator's or, on a CPU, the process's."""
     if record.memory is None:
         return None
     on_cpu = record.environment.device == "cpu"
@@ -81,14 +81,14 @@ def memory_mib(record: Record) -> float | None:
 
 
 def worker_peak_bytes(record: Record) -> int | None:
-    """Return a CPU process's peak since its start if that is over a tenth above `memory_bytes`, as its check may be."""
+    """Return a CPU process's peak since its start (its check included) if over 10 % above `memory_bytes`, else None."""
     size = memory_bytes(record)
     peak = record.memory.worker_peak_bytes if record.memory and record.environment.device == "cpu" else None
     return peak if size and peak and peak > 1.1 * size else None
 
 
 def unbeaten(points: Iterable[tuple[float, float, T]]) -> Iterator[tuple[float, float, T]]:
-    """Yield the points of latency and energy that no other beats in both, the fastest first."""
+    """Yield the points (latency, energy, item) that no other point beats in both, fastest first."""
     least = math.inf
     for point in sorted(points, key=lambda candidate: candidate[:2]):
         if point[1] < least:

@@ -1,4 +1,4 @@
-"""Where the speed of a case shifted between runs: new levels in a series of medians; pure."""
+"""Shifts in the speed of a case between runs: where new levels begin in a series of medians; pure."""
 
 import math
 from collections.abc import Sequence
@@ -8,21 +8,21 @@ from benchd.daemon.verdicts.effects import ALPHA, MIN_EFFECT, as_share
 from benchd.daemon.verdicts.statistics import student_t_quantile
 
 FEWEST_RUNS = 4
-"""The least number of runs in a level."""
+"""The smallest number of runs in a level."""
 
 MOST_LAG1 = 0.9
-"""The strongest correlation between successive runs that shifts must stand out from."""
+"""Upper limit for the estimated correlation between successive runs that shifts must stand out from."""
 
 
 def shifts(medians_ms: Sequence[float]) -> list[int]:
-    """Return the indices at which a new level begins, in order; the medians are in order of time.
+    """Return the indices at which new levels begin, ascending; the medians are in order of time.
 
     A median that is not positive is not a time and is skipped.
 
     Binary segmentation proposes levels: each span is split where the two sides differ most, if Student's t exceeds a
-    bound corrected for the number of places tried (Bonferroni), and each side is examined again. That takes runs as
-    independent, so that a drift becomes a staircase. The weakest proposals are therefore dropped until all others stand
-    out from the correlation that is left between successive runs.
+    bound corrected for the number of places tried (Bonferroni), and each side is examined again. This assumes
+    independent runs, so a drift becomes a staircase. The weakest proposals are therefore dropped until all others stand
+    out from the correlation that remains between successive runs.
     """
     places = [i for i, value in enumerate(medians_ms) if value > 0.0]
     logs = [math.log(medians_ms[i]) for i in places]
@@ -38,7 +38,7 @@ def shifts(medians_ms: Sequence[float]) -> list[int]:
 
 
 def _strengths(logs: Sequence[float], places: Sequence[int]) -> list[float]:
-    """Return the size of each shift in multiples of the least that stands out; 0 for one that does not count."""
+    """Return the size of each shift as a multiple of the smallest that stands out; 0 for a shift below MIN_EFFECT."""
     count, levels = len(logs), [logs[begin:end] for begin, end in pairwise([0, *places, len(logs)])]
     means = [math.fsum(level) / len(level) for level in levels]
     left = [value - mean for level, mean in zip(levels, means, strict=True) for value in level]
@@ -56,10 +56,10 @@ def _strengths(logs: Sequence[float], places: Sequence[int]) -> list[float]:
 
 
 def _inflation(left: Sequence[float], squares: float, levels: int) -> float:
-    """Return by how much correlation may widen the spread of a difference of levels: sqrt((1 + r) / (1 - r)).
+    """Return the factor by which correlation may widen the spread of a level difference: sqrt((1 + r) / (1 - r)).
 
-    `r` is an upper bound from the lag-1 autocorrelation of what is left after the levels, which fitting them lowers by
-    about (2 + 4 r) / n for each level. The constants are the least that keep false shifts below 5 % up to 0.9.
+    `r` is an upper bound on the lag-1 autocorrelation of the residuals, whose estimate is low by about (2 + 4 r) / n
+    per fitted level. The constants are the smallest that keep false shifts below 5 % for correlations up to 0.9.
     """
     count = len(left)
     lag1 = math.fsum(a * b for a, b in pairwise(left)) / squares if squares else 0.0
@@ -71,7 +71,7 @@ def _inflation(left: Sequence[float], squares: float, levels: int) -> float:
 
 
 def _proposed(logs: Sequence[float]) -> list[int]:
-    """Return where levels of independent runs would begin, in order."""
+    """Return where levels would begin if the runs were independent, ascending."""
     places: list[int] = []
     spans = [(0, len(logs))]
     while spans:
@@ -84,7 +84,7 @@ def _proposed(logs: Sequence[float]) -> list[int]:
 
 
 def _shift(logs: Sequence[float]) -> int | None:
-    """Return where the two sides of a span differ most, None if the difference is within noise."""
+    """Return where the two sides of a span differ most; None if the difference is within the noise."""
     count = len(logs)
     places = range(FEWEST_RUNS, count - FEWEST_RUNS + 1)
     if not places:

@@ -1,9 +1,9 @@
-"""Which layers a change of time is in: the layer profiles of two sides, matched and divided; pure.
+"""Which layers a change of time is in: the layer profiles of two sides, matched and compared; pure.
 
-A profiler slows what it times, so the change itself is that of the processes' plain times, and the profiles only divide
-it. What a runtime calls its layers changes with what it fuses: they are matched by the original nodes that they cover.
-What a process, a clock or another thread count does to all layers alike is each round's median ratio, and a layer is
-named for what it adds beyond that.
+A profiler slows down what it times, so the change itself is taken from the unprofiled times, and the profiles only
+attribute it. Runtimes fuse and rename layers differently, so layers are matched by the original nodes they cover. What
+a process, a clock or a thread count does to all layers alike is each round's median ratio, and a layer is reported for
+the time it adds beyond that.
 """
 
 import math
@@ -22,20 +22,20 @@ from benchd.daemon.verdicts.statistics import Interval, student_t_quantile
 BETWEEN = "between the layers"
 FEWEST_ROUNDS = 3
 FEWEST_LAYERS = 4
-"""With fewer of some size, what all share cannot be told from what one has."""
+"""With fewer large layers, a common change cannot be told from that of a single layer."""
 
 LEAST_SHARE, LEAST_MS = 0.01, 0.005
-"""Of the whole time, and in itself: a smaller layer says nothing about what all share."""
+"""Share of the total time, and time: smaller layers do not count towards the common change."""
 
 LEAST_PART, LEAST_BETWEEN = 0.05, 0.2
-"""Of the whole change: a layer with less is not named, nor what is between them, which has the profiler's own time."""
+"""Shares of the total change below which a layer, or the time between layers (with the profiler's), is not reported."""
 
 MOST_OF_ONE = 0.5
-"""Of the whole change: if a layer has more beyond what all share, they are not alike."""
+"""Share of the total change: if a layer adds more beyond the common change, the layers are not alike."""
 
 
 class Round(Struct, frozen=True):
-    """A process of each side: its plain time per run, and that of each layer under a profiler."""
+    """One process per side: its unprofiled time per run, and the time of each layer under a profiler."""
 
     first_ms: float
     second_ms: float
@@ -44,9 +44,9 @@ class Round(Struct, frozen=True):
 
 
 class LayerChange(Struct, frozen=True, kw_only=True):
-    """Layers that cover common nodes, and the ms per run that they add beyond what all layers share.
+    """Layers that cover common nodes, and the ms per run they add beyond the change common to all layers.
 
-    `share` is of the whole change, with the interval of E. C. Fieller, None where that is unbounded.
+    `share` is relative to the total change, with E. C. Fieller's interval, or None if that is unbounded.
     """
 
     name: str
@@ -58,9 +58,9 @@ class LayerChange(Struct, frozen=True, kw_only=True):
 
 
 class LayerVerdict(Struct, frozen=True, kw_only=True):
-    """Where a change of `added_ms` per run is: in the `changes`, the largest first, or in all `layers` alike.
+    """Where a change of `added_ms` per run is: in the `changes`, largest first, or in all `layers` alike.
 
-    `common` is the relative change that all layers share, None if they are too few to tell or it is within noise.
+    `common` is the relative change that all layers share, None if it is within the noise or there are too few layers.
     """
 
     added_ms: float
@@ -72,19 +72,19 @@ class LayerVerdict(Struct, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """What a person reads."""
+        """Return the verdict as text for a reader."""
         whole = f"{abs(self.added_ms):.3g} ms {'slower' if self.added_ms > 0 else 'faster'}"
         common = "" if self.common is None else f"all layers {100 * self.common:+.1f} %"
         if self.alike:
             return f"{whole}: {common}, alike: clocks, threads or the machine"
         if not self.changes:
-            return f"{whole}: no layer stands out of the noise{common and f'; {common}'}"
+            return f"{whole}: no layer stands out from the noise{common and f'; {common}'}"
         parts = [f"{each.added_ms:+.3g} ms {each.name}{each.note and f' ({each.note})'}" for each in self.changes]
         return f"{whole}: {', '.join(parts)}; {f'beyond them {common}' if common else 'the rest within noise'}"
 
 
 class _Group(Struct, frozen=True):
-    """Layers of both sides, by name, that do the same work, and what the sides made of it."""
+    """The names of layers on both sides that do the same work, and how the sides differ."""
 
     name: str
     first: frozenset[str]
@@ -95,7 +95,7 @@ class _Group(Struct, frozen=True):
 def rounds(
     first: Sequence[ProcessResult], second: Sequence[ProcessResult], ratios: Sequence[float] = ()
 ) -> list[Round]:
-    """Return the processes of both sides two by two; a ratio of a live comparison gives the second one's time."""
+    """Return the processes of both sides in pairs; the ratio of a live comparison gives the second process's time."""
     made = []
     for place, (a, b) in enumerate(zip(first, second, strict=False)):
         if a.timing and b.timing:
@@ -105,7 +105,7 @@ def rounds(
 
 
 def judge(rounds: Sequence[Round]) -> LayerVerdict | None:
-    """Return where the change of time is, None if that is within noise, or a side has no layers."""
+    """Return where the change of time is; None if it is within the noise or a side has no layers."""
     if len(rounds) < FEWEST_ROUNDS or not all(each.first and each.second for each in rounds):
         return None
     added = [each.second_ms - each.first_ms for each in rounds]
@@ -138,7 +138,7 @@ def _size(change: LayerChange) -> float:
 
 
 def _shared(before: Sequence[float], after: Sequence[float], least_ms: float) -> float:
-    """Return the median log ratio of the layers of some size, each with one vote; 0 for too few."""
+    """Return the median log ratio of layers of at least `least_ms`, one vote each; 0 if there are too few."""
     ratios = [math.log(late / early) for early, late in zip(before, after, strict=True) if min(early, late) >= least_ms]
     return median(ratios) if len(ratios) >= FEWEST_LAYERS else 0.0
 
@@ -146,7 +146,7 @@ def _shared(before: Sequence[float], after: Sequence[float], least_ms: float) ->
 def _standing_out(
     groups: Sequence[_Group], columns: Sequence[Sequence[float]], added: Sequence[float]
 ) -> Iterator[LayerChange]:
-    """Yield the groups whose change is beyond noise, with 5 % error for all together (S. Holm), and large enough."""
+    """Yield the groups whose change is large enough and beyond the noise, at 5 % error for all together (S. Holm)."""
     left = dict(enumerate(columns))
     while True:
         alpha = ALPHA / max(len(left), 1)
@@ -178,7 +178,7 @@ def _excludes_zero(interval: Interval) -> bool:
 
 
 def _ratio_interval(parts: Sequence[float], wholes: Sequence[float]) -> Interval | None:
-    """Return the interval of the ratio of two paired means by Fieller's theorem, None where it is unbounded."""
+    """Return the interval of the ratio of two paired means by Fieller's theorem, None if it is unbounded."""
     count = len(parts)
     (x, var_x), (y, var_y) = mean_and_variance(parts), mean_and_variance(wholes)
     covariance = sum((a - x) * (b - y) for a, b in zip(parts, wholes, strict=True)) / (count - 1)
@@ -196,16 +196,14 @@ def _sum_ms(layers: Iterable[LayerTime], names: frozenset[str]) -> float:
 
 @dataclass
 class _Covering:
-    """Layers of both sides that cover common nodes."""
-
     nodes: set[str]
     sides: tuple[list[LayerTime], list[LayerTime]]
 
 
 def _groups(first: Sequence[LayerTime], second: Sequence[LayerTime]) -> list[_Group]:
-    """Return the layers of both sides by what they cover: a fused layer and its parts on the other side are a group.
+    """Return the layers of both sides grouped by common nodes: a fused layer and its parts opposite form one group.
 
-    What covers nothing common is matched by kind, in its order, so that no two pairs cross; the rest is new or gone.
+    Layers with no common nodes are matched by kind, in order, so that no two pairs cross; the rest are new or gone.
     """
     coverings: list[_Covering] = []
     for side, layers in enumerate((first, second)):

@@ -1,7 +1,7 @@
-"""How different this machine finds identical code: A/A comparisons, and the noise floor of each case from them.
+"""How much identical code differs on this machine: A/A comparisons, and the noise floor of each case from them.
 
-The interval of a comparison already holds what its own processes show. The floor holds the rest: how far identical code
-differed although the interval, being narrow, excluded that.
+The interval of a comparison already covers the variation among its own processes. The floor covers the rest: how far
+identical code differed when a narrow interval excluded 0.
 """
 
 import time
@@ -22,17 +22,17 @@ from benchd.daemon.verdicts.statistics import percentile
 
 FILE = "noise_floor.jsonl"
 FEWEST = 5
-"""The least number of A/A comparisons of a case behind a floor: one of them may be chance."""
+"""The fewest A/A comparisons of a case that give a floor: a single one may be chance."""
 
 NEWEST_DAYS = 30
-"""Older comparisons do not count: what disturbed the machine then may be gone."""
+"""Days after which comparisons no longer count: what disturbed the machine then may be gone."""
 
 Case = tuple[str, str, str, bool]
-"""A device's id, `cpu` or `cuda`, a case's id, and whether the processes of its pairs were interleaved."""
+"""The device id, `cpu` or `cuda`, the case id, and whether the processes of a pair were interleaved."""
 
 
 class AaEffect(Struct, frozen=True, kw_only=True):
-    """One comparison of a case with itself; `effect` is the second arm over the first, minus 1, with its interval."""
+    """One comparison of a case with itself; `effect` is the second arm divided by the first, minus 1."""
 
     device_id: str
     device: str
@@ -47,14 +47,14 @@ class AaEffect(Struct, frozen=True, kw_only=True):
 
     @property
     def case(self) -> Case:
-        """Return whose noise it is."""
+        """Return the case whose noise this is."""
         return self.device_id, self.device, self.case_id, self.interleaved
 
     @property
     def beyond_interval(self) -> float | None:
-        """Return the size of the effect, 0 if its interval contains 0; None if the comparison cannot tell.
+        """Return the size of the effect, 0 if its interval contains 0; None if the comparison is not precise enough.
 
-        It can with enough pairs for a look and an interval of at most 1 % either way.
+        It is precise enough with at least as many pairs as the first look, and an interval of at most 1 % either way.
         """
         low, high = self.effect_low, self.effect_high
         if low is None or high is None or high - low > 2 * SAME_MARGIN or self.pairs < LOOKS[0]:
@@ -64,13 +64,13 @@ class AaEffect(Struct, frozen=True, kw_only=True):
         return 0.0 if low <= 0.0 <= high else abs(self.effect)
 
     def is_within(self, days: int, now_s: float) -> bool:
-        """Return whether it was measured in the last days; not for a date in the future, or none."""
+        """Return whether it was measured in the last `days` days; False for a future or missing date."""
         when_s = unix_s(self.t_wall)
         return when_s is not None and 0.0 <= now_s - when_s <= days * DAY_S
 
 
 class NoiseFloor(Struct, frozen=True, kw_only=True):
-    """The noise floor of a case from so many comparisons, of those `stored`; None while they are too few."""
+    """The noise floor of a case from `counted` of its `stored` comparisons; None while there are too few."""
 
     device_id: str
     device: str
@@ -82,13 +82,13 @@ class NoiseFloor(Struct, frozen=True, kw_only=True):
 
 
 def add(effect: AaEffect) -> None:
-    """Store one effect, safe against a crash."""
+    """Append one effect to the stored ones, synced to disk."""
     with closing(journal.Journal(folders.state() / FILE)) as kept:
         kept.append(msgspec.json.encode(effect))
 
 
 def stored() -> list[AaEffect]:
-    """Return the stored effects, oldest first; raise SchemaError at a damaged line."""
+    """Return the stored effects, oldest first; raise SchemaError for a damaged line."""
     path = folders.state() / FILE
     if not path.exists():
         return []
@@ -124,7 +124,7 @@ def _floor(effects: Sequence[AaEffect]) -> NoiseFloor:
 
 
 def of_device(device_id: str, device: str, *, interleaved: bool = False) -> dict[str, float]:
-    """Return the noise floors of this device (cpu or cuda) by case, of interleaved processes or of others."""
+    """Return the noise floors of this device (cpu or cuda) by case, for interleaved or consecutive processes."""
     asked = (device_id, device, interleaved)
     return {
         device_floor.case_id: device_floor.floor
@@ -134,9 +134,9 @@ def of_device(device_id: str, device: str, *, interleaved: bool = False) -> dict
 
 
 def clear(case_id: str | None = None) -> int:
-    """Forget the effects of a case, or all; return how many there were."""
+    """Delete the stored effects of a case, or all; return how many there were."""
     path = folders.state() / FILE
-    if case_id is None:  # also a damaged file
+    if case_id is None:  # even if the file is damaged
         with journal.explaining(path):
             count = len(path.read_bytes().splitlines()) if path.exists() else 0
             path.unlink(missing_ok=True)
@@ -149,7 +149,7 @@ def clear(case_id: str | None = None) -> int:
 
 
 def report(floors: Mapping[str, float], case_ids: Iterable[str], asked: float, err: TextIO) -> None:
-    """Print the smallest effect that counts for each case whose noise floor raises it above the user's."""
+    """Print the smallest effect that counts for each case whose noise floor exceeds the requested one."""
     err.writelines(
         f"{case_id}: less than {100 * floors[case_id]:.2g} % does not count: identical code differs as much here\n"
         for case_id in dict.fromkeys(case_ids)

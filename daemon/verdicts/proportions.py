@@ -1,7 +1,7 @@
-"""Intervals of shares that were counted: one share, and the difference of two on the same items; pure.
+"""Confidence intervals for counted shares: a single share, and the difference of two on the same items; pure.
 
-Both are score intervals: they stay within their range and have a width even if no difference was observed, the usual
-case for a good variant. tests/daemon/verdicts/test_proportions.py checks their coverage by enumerating all outcomes.
+Both are score intervals: they stay within their range, and have a width even if no difference was observed, as is usual
+for a good variant. tests/daemon/verdicts/test_proportions.py checks their coverage by enumerating all outcomes.
 """
 
 import math
@@ -13,12 +13,12 @@ from benchd.daemon.verdicts.statistics import Interval
 
 _Z = NormalDist().inv_cdf(0.975)  # intervals of 95 %
 _PRECISION = 1e-9
-_ROUNDING = 1e-12  # of counts that are shares times items
+_ROUNDING = 1e-12  # error of counts computed as shares times items
 _MOST_ITEMS = 10**9
 
 
 def wilson(successes: int, trials: int) -> Interval:
-    """Return the 95 % interval of a share: E. B. Wilson, JASA 22, 1927. Raises ValueError for no trials."""
+    """Return the 95 % interval of a share by E. B. Wilson, JASA 22, 1927. Raises ValueError if there are no trials."""
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"no interval for {successes} of {trials}")
     share, weight = successes / trials, _Z * _Z / trials
@@ -30,9 +30,9 @@ def wilson(successes: int, trials: int) -> Interval:
 def paired_difference(first_only: float, second_only: float, items: float) -> Interval:
     """Return the 95 % interval of the first share minus the second, both over the same items.
 
-    `first_only` counts the items that only the first has, `second_only` those that only the second has: the two
-    off-diagonal cells of McNemar's table. It is the score interval of T. Tango, Statistics in Medicine 17, 1998.
-    Counts need not be whole. Raises ValueError for no items.
+    `first_only` counts the items only in the first share, `second_only` those only in the second: the off-diagonal
+    cells of McNemar's table. It is the score interval of T. Tango, Statistics in Medicine 17, 1998. Counts need not be
+    whole numbers. Raises ValueError if there are no items.
     """
     if min(first_only, second_only) < 0 or items < max(1, (first_only + second_only) * (1 - _ROUNDING)):
         raise ValueError(f"no interval for {first_only} and {second_only} differing items of {items}")
@@ -60,9 +60,9 @@ def _where_zero(rising: Callable[[float], float], low: float, high: float) -> fl
 
 
 def items_needed(first_only: int, second_only: int, items: int, limit: float) -> int | None:
-    """Return how many items prove the difference below `limit` if the shares stay the same.
+    """Return how many items would prove the difference below `limit` if the shares stay the same.
 
-    None if no number does: the difference itself is not below the limit.
+    Returns None if no number would, because the difference itself is not below the limit.
     """
     if (first_only - second_only) / items >= limit:
         return None

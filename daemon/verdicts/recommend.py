@@ -28,10 +28,10 @@ from benchd.daemon.verdicts.statistics import Interval
 
 Objective = Literal["latency", "energy", "throughput"]
 MIN_AGREEMENT = 0.98
-"""The least share of images, except ties, for which a shipped variant gives float64's class."""
+"""The smallest share of images, ties excluded, for which a shipped variant must give float64's class."""
 
 INT8_DROP = 0.01
-"""The most accuracy that an int8 variant may lose to ship if labels were given; without them agreement decides."""
+"""The most accuracy that a shipped int8 variant may lose, given labels; without labels its agreement is tested."""
 
 LONGER = "run longer, as with --preset standard"
 FALLBACKS = {"weak_typing", "provider_fallback"}
@@ -42,13 +42,13 @@ CHEATS = {
 
 OBJECTIVES: tuple[Objective, ...] = ("latency", "energy", "throughput")
 Place = tuple[str, str, str]
-"""Where a case ran: the device_id, the device of that machine, and its power mode, empty if it has none."""
+"""Where a case ran: device_id, `cpu` or `cuda`, and the power mode, empty if there is none."""
 
 
 class Requirements(Struct, frozen=True, kw_only=True):
-    """The limits a variant must meet to ship, and the objective that decides among those that do; None is no limit.
+    """The limits a variant must meet to ship, and the objective that ranks those that do; None means no limit.
 
-    The default `min_agreement` is MIN_AGREEMENT of the images that are not ties, or half of all if most are ties.
+    `min_agreement` defaults to MIN_AGREEMENT of the images that are not ties, or half of all images if most are ties.
     """
 
     max_latency_ms: float | None = None
@@ -62,15 +62,15 @@ class Requirements(Struct, frozen=True, kw_only=True):
 
 
 class Decision(Struct, frozen=True, kw_only=True):
-    """The decision on one model, by the names of its variants. `ship` is None if no variant can be chosen.
+    """The decision on one model, by variant names. `ship` is None if no variant can be chosen.
 
-    It `rests_on_joules` if they rank the variants or are limited. `candidates` are ranked, best first; `tied` are those
-    that are not told apart from the best one; `excluded` gives the reason for each other variant. `ratio` is the
-    runner-up's figure over the best one's; if both have at least three processes, it is that of their geometric means,
-    with its 95 % interval. With fewer, or with any `unsettled`, nothing ships: `fastest` is then the best one, if the
-    intervals within processes tell it apart. `unsettled` are variants excluded because they ran at another rate, at
-    which they could be better than the best one. `mixed` is the reason if the variants are not all of one model: then
-    nothing ships.
+    `rests_on_joules` is set if energy ranks the variants or is limited. `candidates` are ranked, best first; `tied` are
+    those not told apart from the best; `excluded` gives the reason for each other variant. `ratio` is the runner-up's
+    figure divided by the best one's; if both have at least three processes, it is the ratio of their geometric means,
+    with its 95 % interval. With fewer processes, or with any `unsettled` variant, nothing ships: `fastest` is then the
+    best variant, if the intervals within processes tell it apart. `unsettled` are variants excluded because they ran at
+    another rate, at which they could be better than the best. `mixed` is the reason if the variants are not all of the
+    same model: then nothing ships.
     """
 
     subject: str
@@ -88,7 +88,7 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 class RankedFigure(Struct, frozen=True):
-    """The figure that ranks a variant, where less is better, or the ratio of two, with its interval."""
+    """The figure that ranks a variant (less is better), or the ratio of two such figures, with its interval."""
 
     point: float
     low: float
@@ -98,8 +98,8 @@ class RankedFigure(Struct, frozen=True):
 def decide(records: Sequence[Record], requirements: Requirements) -> list[Decision]:
     """Return one Decision for each model, and for each of its options, batch sizes, scenarios and places.
 
-    If a case has several records in one place, the newest counts. Batch sizes compete if throughput is the objective,
-    which replaces latency in `offline`. Training is left out: it is not shipped.
+    If a case has several records in the same place, the newest counts. Batch sizes compete if the objective is
+    throughput, which replaces latency in `offline`. Training is left out, because it is not shipped.
     """
     known = [record for record in records if record.case.direction == "inference"]
     demand = requirements.demand
@@ -122,7 +122,7 @@ def _groups(records: Iterable[Record], subject: Callable[[Record], str]) -> dict
 
 
 def unable(records: Iterable[Record]) -> dict[str, str]:
-    """Return why each of these records cannot win, by its key: by itself, or because its variants are of two models."""
+    """Return why each of these records cannot win, by its key: a fault of its own, or variants of different models."""
     known = list(records)
     groups = _groups(newest(known), lambda record: f"{place(record)} {_subject(record, 'latency', None)}")
     reasons = {record.key: why for record in known if (why := disqualified(record))}
@@ -135,14 +135,14 @@ def unable(records: Iterable[Record]) -> dict[str, str]:
 
 
 def _mixed(named: Mapping[str, Record], stale: Container[str]) -> str | None:
-    """Return why the variants that were measured are not all of one model, apart from the `stale` ones; else None."""
+    """Return why the measured variants, apart from the `stale` ones, are not all of the same model, else None."""
     return sameness.model_difference(
         record for name, record in named.items() if record.status == "ok" and name not in stale
     )
 
 
 def place(record: Record) -> Place:
-    """Return where the record was measured; records from elsewhere do not compete with it."""
+    """Return where the record was measured; only records from the same place compete."""
     return record.device_id, record.environment.device, record.environment.power_mode or ""
 
 
@@ -160,7 +160,7 @@ def newest(records: Iterable[Record]) -> list[Record]:
 
 
 class Timed(Protocol):
-    """What has the times of a record."""
+    """Anything with the timestamps of a record."""
 
     @property
     def t_wall(self) -> str: ...  # noqa: D102
@@ -174,7 +174,7 @@ T = TypeVar("T", bound=Timed)
 
 
 def in_time(records: Iterable[T]) -> list[T]:
-    """Return the records, oldest first: within a boot by the monotonic clock, because the wall clock may be changed."""
+    """Return the records, oldest first: by the monotonic clock within a boot, because the wall clock may be set."""
     known = list(records)
     ends: dict[str, str] = {}
     for record in known:
@@ -183,7 +183,7 @@ def in_time(records: Iterable[T]) -> list[T]:
 
 
 def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
-    """Return the records whose energy scope differs from the majority's: joules of two scopes are not comparable."""
+    """Return the records whose energy scope differs from the majority's: joules of other scopes are not comparable."""
     scopes = {name: record.energy.scope for name, record in named.items() if record.energy}
     if len(set(scopes.values())) < 2:
         return {}
@@ -192,10 +192,10 @@ def _of_another_scope(named: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _at_other_rates(named: Mapping[str, Record], objective: Objective) -> dict[str, str]:
-    """Return the servers at another rate than the lowest that was asked: latencies of two rates are not comparable.
+    """Return the servers not run at the lowest requested rate: latencies at different rates are not comparable.
 
-    If all found their rates, these rank them, but not by energy: a request's share of the idle power depends on the
-    rate.
+    If each server searched for its highest rate, those rates rank them, but not by energy: a request's share of the
+    idle power depends on the rate.
     """
     rates = {name: (_is_by_rate(record), record.requests.rate_hz) for name, record in named.items() if record.requests}
     all_found, least_hz = min(rates.values(), default=(True, 0.0))
@@ -215,12 +215,12 @@ def _is_by_throughput(record: Record, objective: Objective) -> bool:
 
 
 def _is_by_rate(record: Record) -> bool:
-    """Return whether this is a server that found its highest rate, which then ranks it, and not the latency there."""
+    """Return whether this is a server ranked by the highest rate it found rather than by the latency at that rate."""
     return record.case.load is not None and record.case.load.rate_hz is None and record.requests is not None
 
 
 def _subject(record: Record, objective: Objective, demand: Demand | None) -> str:
-    """Return the name of what all competing variants share."""
+    """Return a name for what all competing variants have in common."""
     case = record.case
     parts = [case.model, *(f"{option}={value}" for option, value in sorted(case.options.items()))]
     parts += [] if _is_by_throughput(record, objective) and not demand else [f"b{case.batch_size}"]
@@ -268,9 +268,9 @@ def _decide(subject: str, group: Sequence[Record], requirements: Requirements) -
 
 
 def lead(best: Record, other: Record, objective: Objective) -> RankedFigure | None:
-    """Return the other's figure over the best one's with its 95 % interval; None with fewer than 3 processes.
+    """Return the other's figure divided by the best one's, with its 95 % interval; None with fewer than 3 processes.
 
-    Each other variant is judged at 5 %: naming one of several equal variants takes a false difference from all others.
+    Each other variant is judged at 5 %: picking one of several equal variants takes a false difference from all others.
     """
     times = [_process_figures(record, objective) for record in (best, other)]
     if min(map(len, times)) < FEWEST_PROCESSES or min(map(min, times)) <= 0.0:
@@ -282,7 +282,7 @@ def lead(best: Record, other: Record, objective: Objective) -> RankedFigure | No
 
 
 def _ran_in_rounds(best: Record, other: Record, times: Sequence[Sequence[float]]) -> bool:
-    """Return whether the figures of both are of processes of which each ran before the next one of either."""
+    """Return whether the processes alternated: each process of either record ended before the next of either began."""
     counts = {len(best.processes), len(other.processes), *map(len, times)}
     if best.suite_id != other.suite_id or len(counts) > 1:
         return False
@@ -292,14 +292,13 @@ def _ran_in_rounds(best: Record, other: Record, times: Sequence[Sequence[float]]
 
 
 def _with_bars(lead: RankedFigure, best: Record, other: Record) -> RankedFigure:
-    """Return a lead in energy, its interval widened by the error bars of both, which every process shares."""
+    """Return an energy lead with its interval widened by both error bars, which are common to all processes."""
     bars = [energy_error_share(record.energy) or 0.0 for record in (best, other)]
     reach = math.hypot(math.log(lead.high / lead.point), *(math.log1p(bar) for bar in bars))
     return RankedFigure(lead.point, lead.point * math.exp(-reach), lead.point * math.exp(reach))
 
 
 def _process_figures(record: Record, objective: Objective) -> list[float]:
-    """Return what ranks the variant, of each process."""
     if objective == "energy":
         return [process.energy.gross_per_inference_j for process in record.processes if process.energy]
     share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
@@ -309,7 +308,7 @@ def _process_figures(record: Record, objective: Objective) -> list[float]:
 
 
 def _is_behind(other: RankedFigure, best: RankedFigure, lead: RankedFigure | None, objective: Objective) -> bool:
-    """Return whether the other is told apart from the best one; joules also by their error bars."""
+    """Return whether the other is told apart from the best one; for joules, also beyond the error bars."""
     is_apart = other.low > best.high
     return is_apart if lead is None else lead.low > 1.0 and (is_apart or objective != "energy")
 
@@ -324,14 +323,14 @@ def _stale(named: Mapping[str, Record]) -> dict[str, str]:
 
 
 def _than(older: Record, newer: Record) -> str | None:
-    """Return how the older measurement differs; two models within one run are a reason against all variants."""
+    """Return how the older measurement differs; different models within one run exclude all variants instead."""
     changed = sameness.environment_difference(older.environment, newer.environment)
     other = sameness.other_model(older, newer) if older.suite_id != newer.suite_id else None
     return f"in {changed}" if changed else f"with {other}" if other else None
 
 
 def _superseded(group: Sequence[Record], known: Iterable[Record]) -> dict[str, str]:
-    """Return the older records of these cases with other weights, one for each set of weights, and the difference."""
+    """Return the older records of these cases with other weights, one per set of weights, and how they differ."""
     last = {(place(record), record.case_id): record for record in group}
     reasons: dict[tuple[str, str], tuple[str, str]] = {}
     for record in known:
@@ -351,7 +350,7 @@ def _name(record: Record, objective: Objective) -> str:
 
 
 def variant_name(record: Record) -> str:
-    """Return the variant, the kernels it ran, and ONNX Runtime's provider or the DLA if one was requested."""
+    """Return the variant with the kernels it ran and any requested ONNX Runtime provider or DLA."""
     label, dla = record.case.variant.label, record.case.dla
     if record.kernels_ran:
         label = label.replace("custom", f"custom ({record.kernels_ran})", 1)
@@ -360,7 +359,7 @@ def variant_name(record: Record) -> str:
 
 
 def why_not(record: Record, requirements: Requirements) -> str | None:
-    """Return the first reason why the record cannot be shipped, else None."""
+    """Return the first reason not to ship the record, else None."""
     reasons = (
         disqualified(record),
         shortfall(record, requirements.demand) if requirements.demand else None,
@@ -376,12 +375,12 @@ def why_not(record: Record, requirements: Requirements) -> str | None:
 
 
 def _marked(record: Record, reason: str | None) -> str | None:
-    """Return a reason that rests on a time, with what puts that in doubt."""
+    """Return a reason based on a time, with any doubt about that time appended."""
     return reason and f"{reason}{doubts.mark([record])}"
 
 
 def disqualified(record: Record) -> str | None:
-    """Return why the record cannot win whatever the requirements, else None."""
+    """Return why the record cannot win under any requirements, else None."""
     if record.status != "ok" or record.timing is None:
         return f"{record.status}: {record.reason}"
     reason = impossible(record) or wrong(record) or _unchecked(record) or void(record) or _fallback(record)
@@ -389,7 +388,7 @@ def disqualified(record: Record) -> str | None:
 
 
 def _missed(record: Record) -> str | None:
-    """Return why a server does not meet the deadline of its load, else None."""
+    """Return why a server does not meet its load's deadline, else None."""
     load, requests = record.case.load, record.requests
     if load is None or load.deadline_ms is None or requests is None or requests.met:
         return None
@@ -401,7 +400,7 @@ def _missed(record: Record) -> str | None:
 
 
 def _overloaded(record: Record) -> str | None:
-    """Return why the latencies of a server are only those of the requests that it did not drop, else None."""
+    """Return why a server's latencies cover only the requests it did not drop, else None."""
     load, requests = record.case.load, record.requests
     if load is None or requests is None or requests.dropped <= (1.0 - load.percentile / 100.0) * requests.asked:
         return None
@@ -413,7 +412,7 @@ def _dropped(requests: Requests) -> str:
 
 
 def unfit(record: Record) -> str | None:
-    """Return why the time of a successful record is not that of the requested case, else None; also for `compare`."""
+    """Return why the time of a successful record is not the requested case's, else None; `compare` uses it too."""
     reason = wrong(record) or _unchecked(record) or _fallback(record) or _disagrees(record, None)
     at_own_rate = "searched its rate: give both the same --rate" if _is_by_rate(record) else None
     return reason or at_own_rate or _overloaded(record)
@@ -433,7 +432,7 @@ def impossible(record: Record) -> str | None:
 
 
 def wrong(record: Record) -> str | None:
-    """Return why its time is not that of the model: its answers are wrong or vary; else None."""
+    """Return why the time is not the model's (its answers are wrong or vary), else None."""
     if record.check and record.check.verdict == "failed":
         return f"fails its numerical check{_because(record.check.note)}"
     return next((words for flag, words in CHEATS.items() if flag in record.flags), None)
@@ -476,7 +475,7 @@ def _above(quantity: str, value: float | None, limit: float | None, unit: str) -
 
 
 def _disagrees(record: Record, least: float | None) -> str | None:
-    """Return why too few images get float64's class, or, with a limit, why their share cannot be told."""
+    """Return why too few images get float64's class or, given a limit, why their share is unknown; else None."""
     check = record.check
     labels_decide = least is None and record.case.variant.precision == "int8" and record.accuracy
     if check is None or check.void or labels_decide:
@@ -525,7 +524,7 @@ def _mib(size: float | None) -> float | None:
 
 
 def figure(record: Record, objective: Objective) -> RankedFigure:
-    """Return what ranks the variant: milliseconds, or joules, of one inference."""
+    """Return what ranks the variant: milliseconds or joules per inference."""
     if objective == "energy" and record.energy:
         joules = record.energy.gross_per_inference_j
         error = joules * (energy_error_share(record.energy) or 0.0)
@@ -535,7 +534,7 @@ def figure(record: Record, objective: Objective) -> RankedFigure:
     share = 1.0 / record.case.batch_size if _is_by_throughput(record, objective) else 1.0
     if record.requests and _is_by_rate(record):
         rates_hz = [process.requests.rate_hz for process in record.processes if process.requests]
-        # the rates of the processes are known to a step of the search
+        # the rates of the processes are known only to within a step of the search
         low = 1e3 * share / (max(rates_hz) * (1 + RATE_SHARE)) if rates_hz else 0.0
         high = 1e3 * share / (min(rates_hz) * (1 - RATE_SHARE)) if rates_hz else math.inf
         return RankedFigure(1e3 * share / record.requests.rate_hz, low, high)
@@ -546,7 +545,7 @@ def figure(record: Record, objective: Objective) -> RankedFigure:
 
 
 def line(decision: Decision) -> str:
-    """Return the decision in one line."""
+    """Return the decision as one line of text."""
     if decision.ship:
         figures = _figures(decision.candidates[decision.ship])
         words = [decision.ship, *figures, *(f"({more})" for more in _beside(decision))]
@@ -584,13 +583,13 @@ def _noise(decision: Decision) -> str:
 
 
 def _beside(decision: Decision) -> list[str]:
-    """Return the lead over the runner-up, and what may qualify it."""
+    """Return the lead over the runner-up, and anything that qualifies it."""
     named = list(decision.candidates)[:2]
     runs = {decision.candidates[name].suite_id for name in named}
     changed = sameness.files_changed(decision.candidates[name] for name in named)
     words = [_ratio(decision, named[1])] if len(named) > 1 else []
-    words += ["of different runs"] if len(runs) > 1 else []
-    words += [f"{', '.join(changed)} changed, its exact answers did not"] if changed else []
+    words += ["from different runs"] if len(runs) > 1 else []
+    words += [f"{', '.join(changed)} changed, but the exact answers did not"] if changed else []
     words += [f"{', '.join(decision.unsettled)} may be better"] if decision.unsettled else []
     return words + _flagged(decision, named)
 
@@ -605,30 +604,29 @@ def _ratio(decision: Decision, runner_up: str) -> str:
 
 
 def _flagged(decision: Decision, names: Sequence[str]) -> list[str]:
-    """Return the flags of these variants that put their times in doubt, or the joules on which the decision rests."""
+    """Return the flags that put these variants' times in doubt, or their joules if the decision rests on them."""
     flags = {name: doubts.of(decision.candidates[name], joules=decision.rests_on_joules) for name in names}
     notes = [f"{name} {doubts.words(of_one)}" for name, of_one in flags.items() if of_one]
     return [f"doubtful: {'; '.join(notes)}"] if notes else []
 
 
 def of_processes(decision: Decision) -> str:
-    """Return how many processes its variants have at least, in words."""
+    """Return the smallest number of processes among the variants, in words."""
     fewest = _fewest(decision)
     return f"{fewest} processes" if fewest > 1 else "one process"
 
 
 def _fewest(decision: Decision) -> int:
-    """Return how many processes the variant with the fewest has."""
     return min(len(_process_figures(record, decision.objective)) for record in decision.candidates.values())
 
 
 def _order(record: Record) -> tuple[int, int, str]:
-    """Return the place of a variant among those that are equally good: as `benchd list` prints them."""
+    """Return the sort key that breaks ties: the order in which `benchd list` prints the variants."""
     return list(all_variants()).index(record.case.variant), record.case.batch_size, variant_name(record)
 
 
 def exclusions(decision: Decision) -> list[str]:
-    """Return what excluded each other variant, one line each."""
+    """Return one line for each excluded variant, with the reason."""
     return [f"not {name}: {reason}" for name, reason in decision.excluded.items()]
 
 
@@ -642,7 +640,7 @@ def untried(decision: Decision) -> list[str]:
     tried = {name.partition(" ")[0] for name in [*decision.candidates, *decision.excluded]}
     here, versions = record.environment.device, record.environment.versions
     cannot = {name for name, runtime in RUNTIMES.items() if runtime.device not in (None, here)}
-    apart = {package.name for package in PACKAGES.values() if package.extra == package.name}  # no other extra brings it
+    apart = {package.name for package in PACKAGES.values() if package.extra == package.name}  # in no other extra
     cannot |= {name for name, runtime in RUNTIMES.items() if runtime.package in apart - versions.keys()}
     return [
         variant.name
@@ -665,7 +663,7 @@ def _figures(record: Record) -> list[str]:
 
 
 def agreement(check: Check | None) -> str:
-    """Return, after a comma, how many images except ties get float64's class; empty if all do."""
+    """Return, after a comma, how many images other than ties get float64's class; empty if all do."""
     if check is None or not check.argmax_disagreements or check.agreeing is None:
         return ""
     if not check.decided:

@@ -15,16 +15,16 @@ from benchd.daemon.records import PROFILED, Record
 
 JOURNAL = "records.jsonl"
 NEWEST = 10_000
-"""The most records that a report holds in memory."""
+"""The largest number of records that a report keeps in memory."""
 
-_SPECIAL = re.compile(rb"\\[bfrtu]|[^ -~]")  # what a record without control characters may lack
+_SPECIAL = re.compile(rb"\\[bfrtu]|[^ -~]")  # a record without a match has no control characters
 _ORDINARY = bytes(range(ord(" "), ord("~") + 1)).replace(b"\\", b"")
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records in a file, or in the `records.jsonl` of a folder, each once, without those of profiles.
+    """Return the records in a file, or in a folder's `records.jsonl`, each once, except those of profiles.
 
-    Raises UsageError if there is none, and SchemaError with file and line at the first line that is not a record.
+    Raises UsageError if there are none, and SchemaError with file and line for the first line that is not a record.
     """
     return read_all([path])
 
@@ -35,14 +35,14 @@ def read_all(paths: Sequence[Path]) -> list[Record]:
 
 
 def newest(paths: Sequence[Path]) -> tuple[list[Record], int]:
-    """Return the NEWEST records of several files, oldest first, and how many older ones there are."""
+    """Return the NEWEST records of several files, oldest first, and the number of older ones."""
     counted = count()
     latest = heapq.nlargest(NEWEST, ((record.t_wall, -next(counted), record) for record in _each_once(paths)))
     return [record for *_, record in reversed(latest)], next(counted) - len(latest)
 
 
 def _each_once(paths: Sequence[Path]) -> Iterator[Record]:
-    """Yield each record of several files once: one that was delivered twice is in a file twice."""
+    """Yield each record of several files once: a file contains a record twice if it was delivered twice."""
     keys: set[str] = set()
     for path in paths:
         file, is_empty = _file(path), True
@@ -58,7 +58,7 @@ def _each_once(paths: Sequence[Path]) -> Iterator[Record]:
 
 
 def of_case(path: Path, wanted: str) -> list[Record]:
-    """Return the records of one case or of one run, by its id, possibly none; lines without the id are not decoded."""
+    """Return the records with this case or run id, possibly none; lines without the id are not decoded."""
     file, name = _file(path), wanted.encode()
     decoded = (_decoded(file, number, line) for number, line in enumerate(journal.read(file), 1) if name in line)
     once = {record.key: record for record in decoded if PROFILED not in record.flags}
@@ -82,19 +82,19 @@ def _decoded(file: Path, number: int, line: bytes) -> Record:
 
 
 def decoded(line: bytes) -> Record:
-    """Return a foreign record; control characters are replaced, because a terminal or a browser would obey them."""
+    """Return a record from elsewhere, with control characters replaced so that no terminal or browser obeys them."""
     record = records.decode(line)
     return msgspec.convert(printable(msgspec.to_builtins(record)), Record) if has_special(line) else record
 
 
 def has_special(text: bytes) -> bool:
-    """Return whether there may be a control character in this JSON."""
-    # most records consist of ordinary characters, which this finds several times faster
+    """Return whether this JSON may contain a control character."""
+    # most records consist of ordinary characters, and this test is several times faster
     return bool(text.translate(None, _ORDINARY) and _SPECIAL.search(text))
 
 
 def printable(value: Any) -> Any:
-    """Return what was decoded from JSON with each control or formatting character in its texts replaced."""
+    """Return the decoded JSON with each control or formatting character in its strings replaced."""
     if isinstance(value, str):
         return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""How close a case comes to the roofline, the least time its device allows: its cost over probed rates.
+"""How close a case comes to the roofline, the shortest time its device allows: its cost divided by probed rates.
 
-The cost of a catalogued model is known by formula, that of another module as counted while it ran.
+The cost of a catalogued model follows from a formula; that of any other module is counted while it runs.
 """
 
 from benchd.daemon.records import Bound, Case, Counted, Floor, ModelFacts, Probes
@@ -11,8 +11,8 @@ from benchd.models.cost import BYTES, Cost, cost, parameters
 def of(case_cost: Cost, probes: Probes, synaptic_flops: float | None = None, *, is_convolved: bool = False) -> Floor:
     """Return the roofline of one run: the longest of its three times, because a device does all three at once.
 
-    `synaptic_flops` are the products of a spiking network that skips zeros, in place of the dense ones. `is_convolved`
-    says that dense convolutions dominate, which need not be computed in their direct form.
+    `synaptic_flops` replaces the dense products for a spiking network that skips zeros. `is_convolved` is set if dense
+    convolutions dominate, which need not be computed in direct form.
     """
     matrix_flops = case_cost.matrix_flops if synaptic_flops is None else synaptic_flops
     times_ms: dict[Bound, float] = {
@@ -38,7 +38,7 @@ def of(case_cost: Cost, probes: Probes, synaptic_flops: float | None = None, *, 
 
 
 def _no_bound(bound_by: Bound, case_cost: Cost, probes: Probes, is_convolved: bool) -> str | None:
-    """Return why a run may be faster than its roofline, which is then a reference; None if it may not."""
+    """Return why a run may be faster than its roofline, which is then only a reference; None if it may not."""
     if bound_by == "bytes" and probes.cache_bytes and case_cost.bytes <= probes.cache_bytes:
         return f"its {case_cost.bytes / 2**20:.3g} MiB fit the caches of {probes.cache_bytes / 2**20:.3g} MiB"
     if bound_by == "matrix" and is_convolved:
@@ -47,14 +47,14 @@ def _no_bound(bound_by: Bound, case_cost: Cost, probes: Probes, is_convolved: bo
 
 
 def is_convolved(case: Case, counted: Counted | None = None) -> bool:
-    """Return whether most of the products of a model are those of convolutions."""
+    """Return whether convolutions account for most of a model's products."""
     if counted:
         return counted.is_convolved
     return catalog.entry(case.model).cost in ("resnet", "onepass")
 
 
 def cost_of(case: Case, model: ModelFacts, counted: Counted | None = None) -> Cost | str:
-    """Return the cost of one run of the case, or why it is unknown; `counted` is that of an own module."""
+    """Return the cost of one run of the case, or why it is unknown; `counted` is the count for a user's module."""
     if case.variant.precision == "int8":
         return "the rate of int8 products is not probed"
     if case.model not in catalog.MODELS:

@@ -1,4 +1,4 @@
-"""A record as one flat row, the source of the columns of CSV, Markdown, the dashboard and `latest`."""
+"""A record as one flat row, from which the columns of CSV, Markdown, the dashboard and `latest` are taken."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -77,12 +77,12 @@ def row(record: Record) -> Row:
 
 
 def _fields(part: object, *names: str, prefix: str = "") -> Row:
-    """Return these fields of a part of a record; each is None if the record lacks the part."""
+    """Return these fields of a part of a record; all are None if the record lacks the part."""
     return {prefix + name: None if part is None else getattr(part, name) for name in names}
 
 
 def spreadsheet(value: Cell) -> Cell:
-    """Return a cell for CSV: a spreadsheet would interpret some texts as formulas."""
+    """Return a cell for CSV, quoted if a spreadsheet would interpret it as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
@@ -91,7 +91,7 @@ def _options(options: dict[str, OptionValue]) -> str:
 
 
 def columns(record: Record, names: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of these names that a row has, with energy in millijoules too."""
+    """Return those of the named columns that a row has; energy is available in millijoules too."""
     flat: dict[str, Any] = {"energy_mj": None, "energy_err_mj": None} | row(record)
     if flat["energy_per_inference_j"] is not None:
         flat["energy_mj"] = 1e3 * flat["energy_per_inference_j"]

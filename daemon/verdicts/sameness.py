@@ -1,6 +1,6 @@
-"""Whether measurements are of one environment and of one model, and what differs; pure.
+"""Whether measurements share an environment and a model, and what differs; pure.
 
-One model has the same options, weights, inputs and exact answers.
+Measurements share a model if their options, weights, inputs and exact answers are equal.
 """
 
 import math
@@ -29,7 +29,7 @@ def environment_differences(one: Environment, other: Environment) -> Iterator[st
 
 
 def environment_changes(one: Environment, other: Environment) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of each difference and both values as words."""
+    """Yield the name of each difference and both values as text."""
     if one.comparable_part == other.comparable_part:
         return
     before, after = _compared(one), _compared(other)
@@ -41,7 +41,7 @@ def environment_changes(one: Environment, other: Environment) -> Iterator[tuple[
 
 
 def _unknown(one: Environment, other: Environment) -> set[str]:
-    """Return the names that only `other` has: a later version of benchd, or a worker that got further, knows more."""
+    """Return the names that only `other` has: a later benchd, or a worker that got further, records more."""
     variables = (other.variables or {}).keys() if one.variables is None else set[str]()
     return {*variables} | (other.software.keys() - one.software.keys()) | (other.system.keys() - one.system.keys())
 
@@ -52,7 +52,7 @@ def _compared(environment: Environment) -> dict[str, Any]:
 
 
 def _flat(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts with those of each group, such as `versions`, beside the others."""
+    """Return the facts with each group, such as `versions`, merged into the top level."""
     facts = facts | {"variables": facts["variables"] or {}}
     groups = [value for value in facts.values() if isinstance(value, dict)]
     return {name: value for name, value in facts.items() if not isinstance(value, dict)} | {
@@ -61,14 +61,14 @@ def _flat(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _word(facts: dict[str, Any], name: str) -> str:
-    """Return a value as a person reads it; a variable or a package may be unset."""
+    """Return a value as text for a reader; a variable or a package may be unset."""
     value = facts.get(name, "unset")
     return "unknown" if value is None else " ".join(value) if isinstance(value, list) else str(value)
 
 
 OTHER_SHARE = {"codes": 0.05}
 OTHER_SHARE_EXACT = 1e-4
-"""An output whose exact answers differ by more is of another network; with thresholds rounding may move a spike."""
+"""The difference in exact answers that means another network, larger if rounding may move a spike over a threshold."""
 
 
 class Measured(Protocol):
@@ -81,23 +81,23 @@ class Measured(Protocol):
 
 
 def model_difference(measured: Iterable[Measured]) -> str | None:
-    """Return how one of these measurements is of another model, what changed it and what to do; None if all are of one.
+    """Return which of these measurements is of another model, what changed it and what to do; None if none is.
 
-    Each is compared with the first one, and with the first one that answered the same inputs.
+    Each is compared with the first measurement, and with the first that has the same check inputs.
     """
     firsts: dict[object, Measured] = {}
     for candidate in measured:
         for inputs in dict.fromkeys((None, _answered(candidate.check))) if candidate.model else ():
             if words := model_differs(firsts.setdefault(inputs, candidate), candidate):
-                return f"{words}; measure every variant again, all of one model"
+                return f"{words}; measure every variant again with the same model"
     return None
 
 
 def model_differs(record: Measured, other: Measured) -> str | None:
-    """Return how the second measurement is of another model than the first one, and what changed it; else None.
+    """Return how the second measurement's model differs from the first's and what changed it, else None.
 
-    Exact answers decide, if both answered the same inputs: an edit that leaves them as they are leaves the model as
-    it is.
+    If both were checked on the same inputs, their exact answers decide: a code change that leaves the answers unchanged
+    does not change the model.
     """
     if record.model is None or other.model is None:
         return None
@@ -109,7 +109,7 @@ def model_differs(record: Measured, other: Measured) -> str | None:
 
 
 def other_model(record: Measured, other: Measured) -> str | None:
-    """Return which facts make it another model, or, if no exact answers can tell, that its code is other; else None."""
+    """Return which facts make it another model or, if exact answers cannot tell, that its code differs; else None."""
     a, b = record.model, other.model
     if a is None or b is None:
         return None
@@ -137,9 +137,9 @@ def other_network(model: ModelFacts, other: ModelFacts) -> str | None:
 
 
 def answers_off(a: Check | None, b: Check | None) -> str | None:
-    """Return how B's exact answers differ from A's; None if by no more than rounding explains, or if none can tell.
+    """Return how B's exact answers differ from A's; None if rounding explains it, or if they are not comparable.
 
-    Each output counts alone: a wrong one may be tiny beside the next.
+    Each output is judged alone: a wrong one may be tiny compared with another.
     """
     if a is None or b is None or _answered(a) != _answered(b) or _answered(a) is None:
         return None
@@ -157,7 +157,7 @@ def answers_off(a: Check | None, b: Check | None) -> str | None:
 def files_changed(measured: Iterable[Measured]) -> list[str]:
     """Return the files and variables that several of these models read and that were not always the same.
 
-    What only one of them read says nothing: a process that ended early has read less.
+    A file that only one of them read says nothing: a process that ended early has read less.
     """
     hashes: dict[str, set[str]] = {}
     for name, digest in chain.from_iterable(result.model.read.items() for result in measured if result.model):
@@ -166,7 +166,7 @@ def files_changed(measured: Iterable[Measured]) -> list[str]:
 
 
 def _answered(check: Check | None) -> tuple[str, str, int] | None:
-    """Return what must be equal for exact answers to be comparable; None without any."""
+    """Return what must be equal for exact answers to be comparable; None if there are none."""
     if check is None or not (check.inputs_sha256 and check.outputs and check.projections):
         return None
     return check.inputs_sha256, check.reference, len(check.projections) // len(check.outputs)
@@ -178,7 +178,7 @@ def _by_output(check: Check) -> Iterator[Sequence[float]]:
 
 
 def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> str:
-    """Return what changed one model into the other, of `names` if any; empty if its facts say so themselves."""
+    """Return what changed one model into the other, from `names` if any; empty if their facts already say so."""
     if names:
         return f"{', '.join(names)} changed"
     if other_network(model, other) or _model_inputs(model) != _model_inputs(other):
@@ -194,6 +194,6 @@ def _changed_by(model: ModelFacts, other: ModelFacts, names: Sequence[str]) -> s
 
 
 def _model_inputs(facts: ModelFacts) -> tuple[list[str] | list[int], str]:
-    """Return what the model reads; for a set of images its name, because a larger batch takes more of them."""
+    """Return the model's inputs; for a set of images only its name, because a larger batch takes more of them."""
     images = facts.data.rpartition(" images of ")[2].partition(", fewer than ")[0]
     return [str(spec) for spec in facts.inputs] or facts.input_shape, images

@@ -1,4 +1,4 @@
-"""Whether a record agrees with itself: its answers, its clocks, and its energy with its power; pure."""
+"""Whether a record is consistent: answers with the check, times with the clock, energy with power; pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -7,14 +7,14 @@ from msgspec import Struct
 
 from benchd.daemon.records import ProcessResult, Record
 
-BUSY_SHARE = 0.5  # of the window that the timed runs fill at least: the rest is the loop's own
-ENERGY_SHARE = 0.25  # by which energy may differ from mean power times time beside its error bar
+BUSY_SHARE = 0.5  # the least share of the window that timed runs fill: the loop itself takes the rest
+ENERGY_SHARE = 0.25  # by which energy may differ from mean power times time, in addition to its error bar
 
 Judgement = Literal["right", "wrong", "not tested"]
 
 
 class SanityResult(Struct, frozen=True):
-    """What was tested of which case, how it came out, and the figures or the reason."""
+    """What was tested for which case, the judgement, and the figures or the reason."""
 
     case_id: str
     subject: str
@@ -23,12 +23,12 @@ class SanityResult(Struct, frozen=True):
 
 
 def examine(records: Sequence[Record]) -> list[SanityResult]:
-    """Return the findings of all records, case by case."""
+    """Return the test results of all records, case by case."""
     return [SanityResult(record.case_id, *problem) for record in records for problem in _of(record)]
 
 
 def _of(record: Record) -> Iterator[tuple[str, Judgement, str]]:
-    """Yield what was tested of a record, how it came out, and why."""
+    """Yield what was tested for a record, the judgement, and why."""
     if record.status != "ok":
         is_untested = record.status in ("unsupported", "aborted")
         yield "run", "not tested" if is_untested else "wrong", record.reason or record.status
@@ -47,7 +47,7 @@ def _agreement(record: Record) -> tuple[Judgement, str]:
 
 
 def _clocks(record: Record) -> tuple[Judgement, str]:
-    """Return whether the times of the runs, which follow each other, add up to the window."""
+    """Return whether the times of the successive runs add up to the window."""
     shares = [share for process in record.processes if (share := _filled(process)) is not None]
     if not shares:
         return "not tested", "no run was timed"
@@ -63,7 +63,7 @@ def _filled(process: ProcessResult) -> float | None:
 
 
 def _energy(record: Record) -> tuple[Judgement, str]:
-    """Return whether the joules are the mean watts of the same source times the seconds."""
+    """Return whether the joules equal the same source's mean watts times the seconds."""
     for process in record.processes:
         energy, window = process.energy, process.window
         if energy is None or window is None:
@@ -71,7 +71,7 @@ def _energy(record: Record) -> tuple[Judgement, str]:
         powers = [summary for name, summary in process.telemetry.items() if name.partition("@")[0] == "power_w"]
         watts = [summary.mean for summary in powers if summary.source == energy.source]
         if not watts:
-            return "not tested", f"{energy.source} gives no power beside its counter"
+            return "not tested", f"{energy.source} has an energy counter but reports no power"
         share = energy.energy_j / (max(watts) * window.seconds)
         fits = abs(share - 1.0) <= ENERGY_SHARE + energy.energy_err_j / energy.energy_j
         return "right" if fits else "wrong", f"{energy.energy_j:.3g} J are {share:.0%} of power times time"

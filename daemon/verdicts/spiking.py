@@ -1,8 +1,7 @@
-"""What a spiking net costs over the same net without spikes, each by its best checked variant; pure.
+"""The cost of a spiking net relative to the same net without spikes, each with its best checked variant; pure.
 
-Both have the same weights and ran on one machine, and only a variant that the decision on its net ranks counts, so
-that the ratio is that of the spikes and not of a variant that nobody would deploy. A ratio below 1 is a gain of the
-spiking net.
+Both have the same weights and ran on the same machine. Only variants ranked by the decision on their net count, so that
+the ratio reflects the spikes and not a variant that nobody would deploy. A ratio below 1 favours the spiking net.
 """
 
 from collections.abc import Sequence
@@ -22,9 +21,10 @@ _UNITS: dict[Quantity, tuple[float, str]] = {"latency": (1.0, "ms"), "energy": (
 
 
 class Ratio(Struct, frozen=True):
-    """The best spiking variant's figure over that of the best ANN's, in ms or J per inference.
+    """The best spiking variant's figure divided by the best ANN variant's, each in ms or J per inference.
 
-    `interval` is that of 95 %, None with fewer than three processes on a side. `mark` says that others disturbed them.
+    `interval` is the 95 % interval, None with fewer than three processes on a side. `mark` says if other load disturbed
+    them.
     """
 
     spiking_variant: str
@@ -37,14 +37,14 @@ class Ratio(Struct, frozen=True):
 
 
 class SpikingComparison(Struct, frozen=True):
-    """The ratios of one spiking net on one machine by quantity, or the reason why there is none."""
+    """The ratios of one spiking net on one machine by quantity, each or the reason why it is unknown."""
 
     subject: str
     ratios: dict[Quantity, Ratio | str]
 
     @property
     def line(self) -> str:
-        """Return the comparison in one line."""
+        """Return the comparison as one line of text."""
         return f"{self.subject}: {'; '.join(f'{name} {_words(name, ratio)}' for name, ratio in self.ratios.items())}"
 
 
@@ -75,7 +75,7 @@ def _is_usual(record: Record) -> bool:
 
 
 def _ranked(records: Sequence[Record]) -> Ranked:
-    """Return the keys of the records that the decisions on these rank, by objective."""
+    """Return the keys of the records ranked by the decisions on these records, by objective."""
     return {
         quantity: {
             record.key
@@ -125,7 +125,7 @@ def _best(side: Sequence[Record], quantity: Quantity, ranked: Ranked) -> Record 
 
 
 def _difference(snn: Record, ann: Record, quantity: Quantity) -> str | None:
-    """Return why the figures of the two are not those of one machine, one code and one scope; else None."""
+    """Return why the two figures differ in machine, code or energy scope, else None."""
     if differs := sameness.environment_difference(snn.environment, ann.environment):
         return f"measured in {differs}"
     if sameness.files_changed([snn, ann]):

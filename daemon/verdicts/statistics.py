@@ -1,7 +1,7 @@
 """Statistics of run durations: intervals on block medians, percentiles and the stop rule; pure.
 
-Neighbouring runs are correlated, so an interval on single runs is far too narrow. Runs are grouped into blocks instead,
-and the remaining correlation between block medians widens the interval (`block_estimate`).
+Neighbouring runs are correlated, so an interval from single runs is far too narrow. Runs are grouped into blocks
+instead, and the remaining correlation between block medians widens the interval (`block_estimate`).
 tests/daemon/verdicts/test_statistics_coverage.py checks the coverage of the intervals through the complete rule.
 """
 
@@ -24,30 +24,30 @@ LAG1_BOUND = 0.3
 STEADY_BLOCKS = 10
 STEADY_SHARE = 0.005
 NOISY_SHARE = 0.01
-STEADY_TREND = 11  # of the 45 pairs of 10 blocks: noise alone exceeds it once in three times
+STEADY_TREND = 11  # rising minus falling among the 45 pairs of 10 blocks: noise alone exceeds it in a third of cases
 
 WIDEST = 10.0
-"""The factor between the ends of an interval from which on it says nothing of a time and is no interval."""
+"""An interval whose ends differ by more than this factor says nothing about a time and is not reported."""
 
 _LAG1_BLOCKS = 8  # with fewer medians a lag-1 coefficient is noise: its bias correction alone doubles it
-_MERGED_BLOCKS = 20  # merging to fewer makes the next lag-1 test worse than the correlation it removes
+_MERGED_BLOCKS = 20  # with fewer, the next lag-1 test loses more than merging removes
 _MAX_LAG1 = 0.95
-_DOUBT = 1.25  # standard errors: with 1 quick covers 97 % at AR 0.9, with 1.5 and spikes 93 %
+_DOUBT = 1.25  # standard errors: with 1, `quick` covers 97 % at AR 0.9; with 1.5 and spikes, 93 %
 _CLEAR = 2.5  # standard errors of a lag-1 coefficient that is clearly not 0
 _BLOCK_PIECES = 16
-_LOOK_SPACING = 8  # looks are an eighth of the blocks apart: fewer chances to stop by luck, and cheap
-_FEWEST_EFFECTIVE = 3.0  # below two degrees of freedom the t quantile explodes without any gain in coverage
+_LOOK_SPACING = 8  # looks are an eighth of the blocks apart: cheap, and fewer chances to stop by luck
+_FEWEST_EFFECTIVE = 3.0  # below two degrees of freedom the t quantile explodes and coverage gains nothing
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A two-sided confidence interval, in the unit of the values it came from."""
+    """A two-sided confidence interval, in the unit of the underlying values."""
 
     low: float
     high: float
 
 
 class StopRule(msgspec.Struct, frozen=True):
-    """When a measuring loop may stop; `half_width` is relative to the median, None runs until the cap.
+    """When a measuring loop may stop; `half_width` is relative to the median, and None runs until the cap.
 
     A block has at least `min_block_runs` runs and lasts at least `min_block_s`. The cap overrides `min_blocks`.
     """
@@ -68,13 +68,13 @@ STOP_RULES = {
 
 
 class BlockSummary(msgspec.Struct, frozen=True):
-    """A measuring loop's result. `half_width` is the achieved one, relative to `median_ns`.
+    """The result of a measuring loop. `half_width` is the achieved one, relative to `median_ns`.
 
-    `median_ns` is the centre of `interval_ns` (`block_estimate`). `runs_per_block` counts the shortest
-    block. `converged` means that the requested half-width was reached; it is never true without a request. `lag1`
-    is None for fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two.
-    `ends` counts the runs up to the end of each block. `is_correlated` says that the blocks still depend on each other,
-    so that the interval may be too narrow. `pieces_ns` are the medians of sixteenths of blocks, or of single runs.
+    `median_ns` is the centre of `interval_ns` (`block_estimate`). `runs_per_block` is the length of the shortest block.
+    `converged` means that the requested half-width was reached; it is never true without a request. `lag1` is None for
+    fewer than three blocks or equal medians; `interval_ns` and `half_width` are None for fewer than two blocks. `ends`
+    counts the runs up to the end of each block. `is_correlated` means that the blocks still depend on each other, so
+    the interval may be too narrow. `pieces_ns` are the medians of sixteenths of blocks, or single runs.
     """
 
     block_medians_ns: list[float]
@@ -108,8 +108,8 @@ def lag1_autocorrelation(values: Sequence[float]) -> float | None:
 def student_t_quantile(p: float, degrees: float) -> float:
     """Return the `p` quantile of Student's t; `degrees` is 1, or at least 2 and not necessarily whole.
 
-    Exact for 1 and 2 degrees; else the expansion of G. W. Hill, Algorithm 396, CACM 13 (10), 1970, here off by a
-    share of at most 2e-5 from 3 degrees on, and of 1.1e-3 between 2 and 3. Raises ValueError outside.
+    Exact for 1 and 2 degrees; otherwise the expansion of G. W. Hill, Algorithm 396, CACM 13 (10), 1970, with a relative
+    error of at most 2e-5 from 3 degrees on, and 1.1e-3 between 2 and 3. Raises ValueError for other arguments.
     """
     if not (0.0 < p < 1.0 and (degrees == 1.0 or degrees >= 2.0)):
         raise ValueError(f"no t quantile for p={p}, degrees={degrees}: 0 < p < 1, degrees 1 or at least 2")
@@ -148,13 +148,13 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 def block_estimate(block_medians: Sequence[float], effective: float | None = None) -> tuple[float, Interval | None]:
     """Return the centre and the 95 % interval of times from the medians of successive blocks, at least one.
 
-    They are the mean and its t interval. One that reaches 0, which no time does, is computed on logarithms instead,
-    and the centre is the geometric mean, as in `combine`. No interval for a single median, nor for one of 0 whose
-    interval would reach below, nor one wider than `WIDEST`.
+    These are the mean and its t interval. If that interval reaches 0, which no time does, it is computed on logarithms
+    instead, and the centre is the geometric mean, as in `combine`. There is no interval for a single median, for
+    medians that include 0 if the interval would reach below 0, or if it would be wider than `WIDEST`.
 
     Correlation lowers the effective number of medians: n becomes n (1 - r) / (1 + r) with the lag-1 autocorrelation r,
-    as in Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011), applied where r exceeds 1.25 standard errors. Fewer
-    than eight medians are taken as independent. `effective` replaces that number.
+    as in Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011), applied if r exceeds 1.25 standard errors. Fewer than
+    eight medians are assumed to be independent. `effective` replaces the estimated number.
     """
     centre = math.fsum(block_medians) / len(block_medians)
     if len(block_medians) < 2:
@@ -169,7 +169,7 @@ def block_estimate(block_medians: Sequence[float], effective: float | None = Non
 
 
 def on_logarithms(values: Sequence[float], effective: float | None = None) -> tuple[float, Interval | None]:
-    """Return the geometric mean of two positive values or more, and its 95 % t interval on logarithms, up to `WIDEST`.
+    """Return the geometric mean of at least two positive values, and its 95 % t interval on logarithms, up to `WIDEST`.
 
     `effective` replaces the number of independent values, which their correlation lowers as in `block_estimate`.
     """
@@ -185,8 +185,8 @@ def _from_logarithms(interval: Interval) -> Interval | None:
 
 
 def _t_interval(values: Sequence[float], effective: float) -> Interval:
-    # The squared deviations over n (effective - 1) estimate the variance of the mean without bias: correlation both
-    # widens it and narrows the spread that is seen. For independent values it is the familiar s^2 / n.
+    # The squared deviations divided by n (effective - 1) estimate the variance of the mean without bias: correlation
+    # widens it and narrows the observed spread. For independent values it is the familiar s^2 / n.
     centre = math.fsum(values) / len(values)
     squares = math.fsum((value - centre) ** 2 for value in values)
     error = math.sqrt(squares / (len(values) * (effective - 1.0)))
@@ -195,7 +195,7 @@ def _t_interval(values: Sequence[float], effective: float) -> Interval:
 
 
 def _effective_count(medians: Sequence[float], expected_lag1: float = 0.0, inflation: float = 1.0) -> float:
-    # The correlation expected from the runs applies unless the medians show clearly more.
+    # the correlation expected from the runs applies unless that of the medians is clearly stronger
     count = float(len(medians))
     lag1 = _unbiased_lag1(medians)
     if lag1 is not None and lag1 > expected_lag1 + _DOUBT / math.sqrt(count):
@@ -205,8 +205,8 @@ def _effective_count(medians: Sequence[float], expected_lag1: float = 0.0, infla
 
 
 def _block_correlation(runs_lag1: float, length: float) -> tuple[float, float]:
-    # For means of `length` successive values of an AR(1): their lag-1 autocorrelation, and the variance of the mean
-    # of many of them over what it would be if they were independent.
+    # For means of `length` successive values of an AR(1): their lag-1 autocorrelation, and the factor by which the
+    # variance of the mean of many of them exceeds that of independent ones.
     if runs_lag1 == 0.0:
         return 0.0, 1.0
     decay = runs_lag1**length
@@ -215,8 +215,8 @@ def _block_correlation(runs_lag1: float, length: float) -> tuple[float, float]:
 
 
 def _rank_lag1(values: Sequence[float]) -> float:
-    # On ranks, because a few spikes hide the correlation of all other runs; the sine turns Spearman's coefficient
-    # into that of Gaussian noise. 0 where it is within its standard error.
+    # On ranks, because a few spikes hide the correlation of all other runs; the sine converts Spearman's coefficient
+    # to the one of Gaussian noise. 0 if it is within its standard error.
     count, ordered = len(values), sorted(values)
     from_below = {value: rank for rank, value in enumerate(ordered)}
     from_above = {value: rank for rank, value in enumerate(reversed(ordered))}
@@ -236,16 +236,16 @@ def _unbiased_lag1(values: Sequence[float]) -> float | None:
 
 
 def _without_bias(lag1: float, count: int) -> float:
-    # The estimate falls short by (1 + 4 r) / n: Marriott and Pope, Biometrika 41, 1954.
+    # the estimate is low by (1 + 4 r) / n: Marriott and Pope, Biometrika 41, 1954
     return (lag1 + 1.0 / count) / (1.0 - 4.0 / count)
 
 
 @cache
 def minimum_samples(percentile: float) -> int:
-    """Return the fewest samples that back a percentile (99 for p99) at 99 % confidence.
+    """Return the smallest sample that backs a percentile (99 for p99) at 99 % confidence.
 
-    The binomial early stopping of MLPerf's load generator: the second largest of n samples lies above the percentile
-    with 99 %, so that no single run decides it. Raises ValueError outside [1, 100).
+    This is the binomial early stopping of MLPerf's load generator: the second largest of n samples lies above the
+    percentile with 99 % probability, so no single run decides it. Raises ValueError outside [1, 100).
     """
     tail = _tail(percentile)
     most = 2
@@ -256,14 +256,14 @@ def minimum_samples(percentile: float) -> int:
 
 
 def _backs(count: int, tail: float) -> bool:
-    """Return whether the second largest of so many samples lies above the percentile with 99 %."""
+    """Return whether the second largest of `count` samples lies above the percentile with 99 % probability."""
     return math.fsum(_binomial(above, count, tail) for above in (0, 1)) <= 0.01
 
 
 def percentile(sorted_values: Sequence[float], q: float) -> float:
     """Return the `q` percentile (99 for p99) of ascending values, interpolated between the two nearest.
 
-    Raises ValueError for no values and for `q` outside [1, 100).
+    Raises ValueError if there are no values, and for `q` outside [1, 100).
     """
     if not sorted_values:
         raise ValueError("no values, so no percentile")
@@ -274,7 +274,7 @@ def percentile(sorted_values: Sequence[float], q: float) -> float:
 
 
 def backed_percentile(sorted_values: Sequence[float], q: float) -> float | None:
-    """Return the `q` percentile of ascending values, None if they are too few to back it (`minimum_samples`)."""
+    """Return the `q` percentile of ascending values, None if there are too few to back it (`minimum_samples`)."""
     return percentile(sorted_values, q) if len(sorted_values) >= minimum_samples(q) else None
 
 
@@ -294,9 +294,9 @@ def percentile_upper_bound(sorted_values: Sequence[float], q: float) -> float | 
 
 
 def deadline_is_met(misses: int, requests: int, percentile: float) -> bool | None:
-    """Return whether at most the share beyond `percentile` misses a deadline; None if too few requests show either.
+    """Return whether the share of missed deadlines is within 100 - `percentile` percent; None if too few requests tell.
 
-    Each answer holds with 99 % confidence, as in MLPerf's early stopping: misses count as independent.
+    Each answer holds with 99 % confidence, as in MLPerf's early stopping, which assumes independent misses.
     """
     if misses <= most_misses(requests, percentile):
         return True
@@ -304,7 +304,7 @@ def deadline_is_met(misses: int, requests: int, percentile: float) -> bool | Non
 
 
 def most_misses(requests: int, percentile: float) -> int:
-    """Return with how many misses of so many requests `deadline_is_met` is true; -1 if with none."""
+    """Return the most misses among `requests` for which `deadline_is_met` is true; -1 if it never is."""
     tail, allowed = _tail(percentile), -1
     odds = _binomial(0, requests, tail)
     while odds <= 0.01:
@@ -314,7 +314,7 @@ def most_misses(requests: int, percentile: float) -> int:
 
 
 def failing_misses(requests: int, percentile: float) -> int:
-    """Return from how many misses of so many requests on `deadline_is_met` is false."""
+    """Return the fewest misses among `requests` for which `deadline_is_met` is false."""
     tail, misses = _tail(percentile), 1
     odds = _binomial(0, requests, tail)
     while odds < 0.99:
@@ -324,15 +324,15 @@ def failing_misses(requests: int, percentile: float) -> int:
 
 
 def exponential_p(gaps: Sequence[float], mean: float) -> float:
-    """Return the p of a Kolmogorov-Smirnov test of one value or more against the exponential law of this mean.
+    """Return the p-value of a Kolmogorov-Smirnov test of at least one value against the exponential law with this mean.
 
-    By the limiting law with the correction of M. A. Stephens, JRSS B 32, 1970: within 0.01 from 20 values on.
+    Uses the limiting law with the correction of M. A. Stephens, JRSS B 32, 1970: within 0.01 from 20 values on.
     """
     count, ordered = len(gaps), sorted(gaps)
     below = [-math.expm1(-gap / mean) for gap in ordered]
     distance = max(max((i + 1) / count - share, share - i / count) for i, share in enumerate(below))
     reach = (math.sqrt(count) + 0.12 + 0.11 / math.sqrt(count)) * distance
-    if reach < 0.2:  # where the series converges slowly, and p is 1 to ten digits
+    if reach < 0.2:  # the series converges slowly here, and p is 1 to ten digits
         return 1.0
     return min(1.0, 2.0 * math.fsum((-1) ** (k - 1) * math.exp(-2.0 * (k * reach) ** 2) for k in range(1, 50)))
 
@@ -362,9 +362,9 @@ def tukey_outliers(values: Sequence[float]) -> tuple[int, int]:
 def steady(block_medians_with_times: Sequence[tuple[float, float]]) -> tuple[bool, float | None]:
     """Return whether warm-up has settled, and the drift over the last 10 blocks as a share of the median.
 
-    Takes (median, time) pairs in order of time. The share is the Theil-Sen slope times the span over the median, with
-    its sign; settled is below 0.5 % either way, or below 1 % and no more than what noise alone often shows, by the
-    count of pairs that rise or fall (Kendall). (False, None) for fewer than 10 blocks.
+    Takes (median, time) pairs in order of time. The share is the signed Theil-Sen slope times the span, divided by the
+    median. Warm-up has settled if the drift is below 0.5 % either way, or below 1 % and no more than noise alone often
+    shows, by the count of pairs that rise or fall (Kendall). Returns (False, None) for fewer than 10 blocks.
     """
     blocks = block_medians_with_times[-STEADY_BLOCKS:]
     if len(blocks) < STEADY_BLOCKS:
@@ -380,14 +380,14 @@ class Blocks:
 
     Call `add` after each run and, if it returns that a block has ended, `stop_reason`. Every value is kept; blocks are
     merged, never trimmed, and the last one absorbs an incomplete block. The correlation between medians is assessed
-    twice: by their own lag-1 coefficient, and by what the runs' coefficient, as an AR(1), leaves between blocks.
+    twice: by their own lag-1 coefficient, and by what remains between blocks of the runs' coefficient, as an AR(1).
     """
 
     def __init__(self, rule: StopRule) -> None:
         self._rule = rule
         self._min_block_ns = rule.min_block_s * 1e9
         self._values = array("d")
-        self._ends: list[int] = []  # of the blocks before any merging, as indices into the values
+        self._ends: list[int] = []  # ends of the blocks before any merging, as indices into the values
         self._block_start = 0
         self._block_ns = 0.0
         self._doublings = 0
@@ -400,7 +400,7 @@ class Blocks:
 
     @property
     def values_ns(self) -> Sequence[float]:
-        """Every run's duration, in the order of the runs."""
+        """Return the duration of every run, in order."""
         return self._values
 
     def add(self, run_duration_ns: float) -> bool:
@@ -458,18 +458,18 @@ class Blocks:
         return settled and target is not None and half_width is not None and half_width <= target
 
     def _uncorrelated(self, medians: Sequence[float], runs_lag1: float) -> bool:
-        # One test alone passes correlated medians by luck, and stopping at the first success selects those:
-        # with the medians' own coefficient only, coverage at AR 0.9 falls to 90 %.
+        # A single test passes correlated medians by luck, and stopping at the first success selects them:
+        # with only the medians' own coefficient, coverage at AR 0.9 falls to 90 %.
         measured, expected = self._lag1s(medians, runs_lag1)
         return abs(measured) < LAG1_BOUND and expected < LAG1_BOUND
 
     def _is_correlated(self, medians: Sequence[float], runs_lag1: float) -> bool:
-        # for the reader, so unlike `_uncorrelated` it must not doubt independent blocks: of 20, 30 % exceed the bound
+        # for the reader, so unlike `_uncorrelated` it must not doubt independent blocks: 30 % of 20 exceed the bound
         measured, expected = self._lag1s(medians, runs_lag1)
         return expected >= LAG1_BOUND or measured >= max(LAG1_BOUND, _CLEAR / math.sqrt(len(medians)))
 
     def _lag1s(self, medians: Sequence[float], runs_lag1: float) -> tuple[float, float]:
-        # the medians' own coefficient, 0 if they are too few for one, and the one that the runs' leaves between blocks
+        # the medians' own coefficient, 0 if there are too few, and what the runs' coefficient leaves between blocks
         expected, _ = _block_correlation(runs_lag1, len(self._pieces) / len(medians))
         return _unbiased_lag1(medians) or 0.0, expected
 
@@ -513,14 +513,15 @@ def _relative_half_width(interval: Interval | None) -> float | None:
 
 
 def combine(process_medians: Sequence[float]) -> tuple[float, Interval | None]:
-    """Return the centre of the medians of a case's processes in one run, and in which 95 % of such medians lie.
+    """Return the centre of the process medians of a case in one run, and the 95 % interval for such a median.
 
-    The centre is the geometric mean. Its own interval would take the processes of a run to be independent, and they
-    share what lasts longer than one: it covers the mean of many runs in 35 to 54 % if each resembles the one before by
-    0.9. So the interval is that of another process, Student's t on logarithms: n processes of a run are taken to say no
-    more about other runs than one. None for a single process, and for an interval wider than `WIDEST`.
+    The centre is the geometric mean. A confidence interval for it would assume independent processes, but the processes
+    of a run share slow effects: it covers the mean of many runs in only 35 to 54 % if successive processes have a
+    correlation of 0.9. The interval is therefore a prediction interval for a further process (Student's t on
+    logarithms): n processes of one run are assumed to say no more about other runs than a single process. It is None
+    for a single process, and if wider than `WIDEST`.
 
-    Raises ValueError for no processes or a median that is not positive.
+    Raises ValueError if there are no processes or if a median is not positive.
     """
     if not process_medians or min(process_medians) <= 0.0:
         raise ValueError(f"combine needs positive medians: {process_medians}")
@@ -534,5 +535,5 @@ def combine(process_medians: Sequence[float]) -> tuple[float, Interval | None]:
 
 
 def centre(process_medians: Sequence[float]) -> float:
-    """Return the centre of the medians of a case's processes, that of `combine`, which also says what it raises."""
+    """Return the centre of a case's process medians as `combine` computes it; raise ValueError as `combine` does."""
     return combine(process_medians)[0]

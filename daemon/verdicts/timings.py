@@ -1,4 +1,4 @@
-"""The statistics of run times as a record has them: percentiles, disturbed blocks and two levels; pure."""
+"""The statistics of run times as stored in a record: percentiles, disturbed blocks and two levels; pure."""
 
 import math
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from benchd.daemon.verdicts.statistics import Interval, centre
 LEAST_GAP = 0.02
 """The smallest relative gap between levels; below it, a jump matters no more than noise.
 
-A mean over levels is a mean over how often each was drawn, so its interval from few draws does not hold: with 5
-processes, a fifth of which are 30 % slower, it covers the mean of all processes in 67 %. So the levels are named.
+The mean of a few processes depends on how many of them hit each level, so its interval does not hold: with 5
+processes, of which a fifth are 30 % slower, it covers the true mean in 67 %. The levels are therefore reported.
 """
 
 SPREAD_FLOOR = 0.005
@@ -26,7 +26,7 @@ _RARE = 0.05
 
 
 def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: float) -> Timing:
-    """Return the statistics of one part; a percentile is null with too few runs."""
+    """Return the statistics of one part; a percentile is None with too few runs."""
     ordered = sorted(float(value) for value in values_ns)
     mild, severe = statistics.tukey_outliers(ordered)
     summary = Timing(
@@ -44,7 +44,7 @@ def timing(values_ns: Sequence[int], interval_ns: Interval | None, median_ns: fl
 
 
 def _percentiles(ordered_ns: Sequence[float]) -> dict[str, float | None]:
-    """Return the percentiles of ascending values in ms, None for one with too few values or beyond all that end."""
+    """Return the percentiles of ascending values in ms; None with too few values, or if the percentile is infinite."""
     percentiles = {name: statistics.backed_percentile(ordered_ns, q) for name, q in PERCENTILES.items()}
     percentiles["p99_upper_ms"] = statistics.percentile_upper_bound(ordered_ns, 99)
     return {
@@ -53,22 +53,22 @@ def _percentiles(ordered_ns: Sequence[float]) -> dict[str, float | None]:
 
 
 def part_timing(values_ns: Sequence[int]) -> Timing:
-    """Return the statistics of a part that did not decide the stop: its blocks are tenths of the loop's runs."""
+    """Return the statistics of a part that the stop rule does not look at: its blocks are tenths of the loop's runs."""
     median_ns, interval_ns = statistics.block_estimate(_tenths(values_ns))
     return timing(values_ns, interval_ns, median_ns)
 
 
 def _tenths(values: Sequence[float]) -> list[float]:
-    """Return the medians of successive tenths."""
     size = max(1, len(values) // 10)
     return [median(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
 
 
 def request_timing(latencies_ns: Sequence[float]) -> Timing:
-    """Return the statistics of requests in the order of their arrival; one that was dropped is infinitely late.
+    """Return the statistics of requests in the order of their arrival; a dropped request has infinite latency.
 
-    The median and the percentiles are those of all requests, the rest is of the answered ones. Without a drop it is
-    that of a part. If half of them or more were dropped the median is that of the answered ones, without an interval.
+    The median and the percentiles cover all requests, the other statistics only the answered ones. If none was dropped,
+    the median is that of `part_timing`. If half or more were dropped, the median covers the answered ones and has no
+    interval.
     """
     answered = [int(value) for value in latencies_ns if math.isfinite(value)]
     ordered, medians = sorted(map(float, latencies_ns)), _tenths(latencies_ns)
@@ -83,7 +83,7 @@ def request_timing(latencies_ns: Sequence[float]) -> Timing:
 
 @dataclass(frozen=True)
 class Disturbed:
-    """How many of a case's blocks were disturbed and by what, and the median excluding and including them."""
+    """How many of a case's blocks were disturbed and by what, and the median without and with them."""
 
     disturbed: int
     blocks: int
@@ -93,7 +93,7 @@ class Disturbed:
 
 
 def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
-    """Return what disturbed the processes of a case, None if nothing did; a process with a time of 0 is left out."""
+    """Return what disturbed the processes of a case, None if nothing did; processes with a time of 0 are left out."""
     interferences = [process.interference for process in processes if process.interference]
     comparable = [
         interference
@@ -113,11 +113,12 @@ def disturbed(processes: Sequence[ProcessResult]) -> Disturbed | None:
 
 
 def two_levels(times_ms: Sequence[float]) -> list[Level]:
-    """Return the two levels of these positive times, the faster first; empty if they have one, or are fewer than three.
+    """Return the two levels of these positive times, the faster first; empty for a single level or fewer than 3 times.
 
-    The sorted logarithms are split where that explains most of their variance. Two levels: the gap is at least
-    `LEAST_GAP`, and so many times the spread within the levels (at least `SPREAD_FLOOR`) as equal Gaussian times reach
-    in 1 % (in 5 % for three). Fewer than a twentieth of the times are spikes, no level.
+    The sorted logarithms are split where that explains most of their variance. There are two levels if the gap is at
+    least `LEAST_GAP` and exceeds the spread within the levels (at least `SPREAD_FLOOR`) by a factor that times from a
+    single Gaussian exceed in 1 % of cases (5 % for three). Fewer than a twentieth of the times are spikes and not a
+    level.
     """
     ordered = sorted(math.log(value) for value in times_ms)
     count = len(ordered)

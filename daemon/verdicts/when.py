@@ -1,4 +1,4 @@
-"""When something happened, by its device's clock if that can have been right; pure."""
+"""When something happened according to its device's clock, if that clock is plausible; pure."""
 
 import math
 from collections.abc import Sequence
@@ -7,17 +7,17 @@ from datetime import datetime, timezone
 from benchd.daemon.records import Record, unix_s
 
 EARLIEST_S = datetime(2025, 1, 1, tzinfo=timezone.utc).timestamp()
-"""Before benchd existed: an earlier time is that of a clock that was never set."""
+"""The start of 2025, before benchd existed: an earlier time comes from a clock that was never set."""
 
 AHEAD_S = 300.0
-"""How far a device's clock may be ahead of that of the machine that received the message."""
+"""How far a device's clock may be ahead of the receiving machine's."""
 
 HALF_A_DAY_S = 12 * 3600.0
-"""Runs this far apart count as independent: with a correlation of 0.8 from hour to hour, 0.07 is left."""
+"""Runs this far apart count as independent: an hourly correlation of 0.8 has dropped to 0.07."""
 
 
 def days(records: Sequence[Record]) -> dict[str, str]:
-    """Return the day of each record by its key: a boot, and when its first run within half a day was measured."""
+    """Return the day of each record by its key: its boot, and the time of the first run in its half-day."""
     begun_s: dict[str, float] = {}
     day_of: dict[str, str] = {}
     for record in sorted(records, key=_measured_s):
@@ -33,12 +33,12 @@ def _measured_s(record: Record) -> float:
 
 
 def is_unset(t_wall: str) -> bool:
-    """Return whether this is the time of a clock that was never set, as after a start without a network."""
+    """Return whether this time comes from a clock that was never set, as after a boot without a network."""
     said_s = unix_s(t_wall)
     return said_s is not None and said_s < EARLIEST_S
 
 
 def measured_s(t_wall: str, arrived_s: float) -> float | None:
-    """Return the Unix time of `t_wall` in something that arrived at `arrived_s`; None if no right clock says so."""
+    """Return the Unix time of `t_wall` in a message that arrived at `arrived_s`; None if it is implausible."""
     said_s = unix_s(t_wall)
     return said_s if said_s is not None and EARLIEST_S <= said_s <= arrived_s + AHEAD_S else None

@@ -123,11 +123,11 @@ def test_an_onnx_file_is_not_taken_from_another_user_s_configuration(tmp_path, m
         ),
         (
             "[[suite]]\nonnx = '/net.onnx'\n[[suite]]\nonnx = '/net.onnx'\ninputs = ['3x8x8']",
-            r"suite.onnx '/net.onnx': two suites give it other inputs or weights, .*; name another link to it in one",
+            r"suite.onnx '/net.onnx': .* different inputs or weights, .*; use another link to it in one",
         ),
         (
             "[[suite]]\nmodule = 'a:f'\nweights = '/1'\n[[suite]]\nmodule = 'a:f'\nweights = '/2'",
-            r"suite.module 'a:f': two suites give it other inputs or weights, .*; name another function in one of them",
+            r"suite.module 'a:f': .* different inputs or weights, .*; use another function in one of them",
         ),
         ("[sampling]\nperiod_s = '1s'", r"Expected `float`, got `str` - at `sampling.period_s`"),
         ("[[suite]]\nbatch_sizes = ['1']", r"Expected `int`, got `str` - at `suite\[0\].batch_sizes\[0\]`"),

@@ -150,7 +150,7 @@ def test_no_measured_record_contradicts_itself():
         ("parts.compute.mean_ms", lambda timing: 2 * timing["max_ms"], r"parts\.compute\.max_ms"),
         ("processes.0.timing.median_ms", lambda timing: 2 * timing["max_ms"], r"processes\.0\.timing\.max_ms"),
         ("processes.0.window.end_ns", lambda window: window["start_ns"] - 10**9, r"processes\.0\.window\.end_ns"),
-        ("processes.0.status", lambda _: "failed", "status is ok, and a process is not"),
+        ("processes.0.status", lambda _: "failed", "status is ok, but a process is not"),
         ("check.void", lambda _: True, "check.passed and check.void are both true"),
         ("check.ties", lambda check: check["images"] + 1, r"check\.images"),
         ("energy.energy_err_j", lambda _: -1.0, "energy_err_j -1 is below 0"),

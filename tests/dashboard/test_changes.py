@@ -66,7 +66,7 @@ def test_an_update_s_change_has_an_interval_and_no_separable_cause(store):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"projections": [1.7]}, "B is another network than A: its exact answers differ"),
+        ({"projections": [1.7]}, "B is not the same network as A: its exact answers differ"),
         ({"passed": False}, "B: fails its numerical check"),
     ],
 )

@@ -105,7 +105,7 @@ def test_what_measures_says_which_extra_to_add(benchd, tmp_path, words):
     assert (done.returncode, done.stdout) == (7, "")
     assert re.fullmatch(
         r"error: measuring needs torch, which is not installed: \S+ -m pip install (?:-e )?'\S+\[cpu\]'; "
-        r"\[gpu\] in place of \[cpu\] for an NVIDIA GPU, or \[jetson\] on a Jetson\n",
+        r"use \[gpu\] instead for an NVIDIA GPU, or \[jetson\] on a Jetson\n",
         done.stderr,
     )
     assert not (tmp_path / "bench-out").exists()

@@ -81,7 +81,7 @@ def test_what_one_day_does_not_show_is_assumed_and_said(effect):
     assert verdict.interval.high == pytest.approx(0.093, abs=0.003)
     assert verdict.reason == (
         "runs of one day: the variation between days is unknown, so 3.2 % is assumed; "
-        "runs of several days per side show it, or benchd compare --live decides"
+        "measure each side on several days, or use benchd compare --live"
     )
 
 

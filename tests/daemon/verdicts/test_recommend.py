@@ -123,7 +123,7 @@ def test_flags_that_put_a_time_in_doubt_and_other_runs_are_named():
     best = candidate("custom", 4.0, flags=["busy_machine", "service", "warm_up_not_steady"])
     decided = line(only([best, candidate("eager", 8.0, flags=["low_clock"], suite_id="s2")]))
     flagged = "(doubtful: custom busy machine, not warmed up; eager low clock)"
-    assert decided.endswith(f"(eager takes 2x [1.96, 2.05] as long)  (of different runs)  {flagged}")
+    assert decided.endswith(f"(eager takes 2x [1.96, 2.05] as long)  (from different runs)  {flagged}")
 
 
 def test_a_figure_without_an_interval_cannot_be_told_apart():

@@ -56,7 +56,7 @@ def test_what_is_of_one_model():
 def test_facts_that_differ_are_named_with_what_to_do(other, words):
     found = model_difference([measured(), measured(), other])
     assert found.startswith(words)
-    assert found.endswith("; measure every variant again, all of one model")
+    assert found.endswith("; measure every variant again with the same model")
 
 
 @pytest.mark.parametrize(
