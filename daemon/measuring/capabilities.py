@@ -1,4 +1,4 @@
-"""What this machine can measure and run and, if it cannot, why and what to do.
+"""What this machine can measure and run; for what it cannot, the reason and the remedy.
 
 Torch is never imported here: a child process imports it and looks for CUDA, within a time limit.
 """
@@ -45,7 +45,7 @@ except Exception as error:
 print(json.dumps(facts))
 """
 NVIDIA_VENDOR = "0x10de"
-NOT_FOR_DOCTOR = "fake"  # plays a script, which nobody has named here
+NOT_FOR_DOCTOR = "fake"  # plays back a script, and none is given here
 SYSTEM_PATH = ":/usr/sbin:/usr/local/sbin"  # not on every user's PATH
 
 REMEDIES = {
@@ -57,13 +57,13 @@ REMEDIES = {
     "throttle": "Jetson boards have it; without it or nvml, throttling is not detected",
     "thermal": "virtual machines have no thermal zones",
 }
-ELSEWHERE = {"rapl": "Intel's and AMD's processors have it"}  # in place of the remedy where neither is
+ELSEWHERE = {"rapl": "Intel and AMD processors have it"}  # replaces the remedy on other processors
 CPU_PAIR = "pip install --force-reinstall torch torchvision --index-url https://download.pytorch.org/whl/cpu"
-"""On x86-64 the torchvision of pip's usual index links CUDA's part of torch, which a CPU-only torch lacks."""
+"""On x86-64 the torchvision on PyPI links torch's CUDA library, which a CPU-only torch lacks."""
 
 
 class Capability(Struct, frozen=True, rename={"remedy": "cure"}):
-    """The result of one check: `detail` describes it or gives the reason it is unusable, `remedy` what to do."""
+    """The result of one check: `detail` describes it or says why it is unusable, `remedy` what to do."""
 
     name: str
     kind: Literal["board", "source", "runtime", "program", "device", "service"]
@@ -73,7 +73,7 @@ class Capability(Struct, frozen=True, rename={"remedy": "cure"}):
 
 
 class SelfCheck(Struct, frozen=True):
-    """What `benchd selfcheck` found: the file to attach to a report of a defect."""
+    """The findings of `benchd selfcheck`: the file to attach to a bug report."""
 
     tool_version: str
     findings: list[SanityResult]
@@ -101,7 +101,7 @@ def _board(root: Path) -> Iterator[Capability]:
         yield Capability("jetpack", "board", usable=True, detail=tegra.described(root))
     except tegra.TooOld as error:
         yield Capability("jetpack", "board", usable=False, detail=str(error))
-    with suppress(NotAvailable):  # as in a container
+    with suppress(NotAvailable):  # for example in a container
         yield _power_mode(power_modes.read_modes(root), power_mode_of(root))
 
 
@@ -109,14 +109,14 @@ def _power_mode(modes: Sequence[Mode], mode: str | None) -> Capability:
     fastest = power_modes.fastest(modes)
     if fastest is None:
         names = ", ".join(f"{known.number} {known.name}" for known in modes) or "none"
-        remedy = f"its fastest is not known by name; sudo nvpmodel -m NUMBER takes one of /{CONFIGURATION}: {names}"
+        remedy = f"the fastest is unknown; sudo nvpmodel -m NUMBER sets one of /{CONFIGURATION}: {names}"
     else:
         remedy = f"the fastest is {fastest.name}: sudo nvpmodel -m {fastest.number}" if fastest.name != mode else ""
     return Capability("power mode", "board", usable=True, detail=mode or "unknown", remedy=remedy)
 
 
 def _source(name: str, root: Path) -> Capability:
-    detail = "all its values can be read"
+    detail = "all of its values can be read"
     try:
         sampler = load(name if root == Path("/") else f"{name}={root}")
         reason = sampler.unavailable()
@@ -126,7 +126,7 @@ def _source(name: str, root: Path) -> Capability:
     except BenchdError as error:
         reason = str(error)
     except (OSError, ValueError) as error:
-        detail = f"all its values but these can be read: {error}"
+        detail = f"all of its values can be read except: {error}"
     if reason is None:
         return Capability(name, "source", usable=True, detail=detail)
     remedies = REMEDIES if os.uname().machine == "x86_64" else REMEDIES | ELSEWHERE
@@ -174,14 +174,12 @@ def _torchvision(facts: dict[str, str | None], root: Path) -> Capability:
 
 
 def _python_headers() -> Capability:
-    """Triton compiles its launchers with them on a GPU."""
+    """Return whether Python.h is installed, with which Triton compiles its launchers on a GPU."""
     path = Path(sysconfig.get_path("include"), "Python.h")
     if path.exists():
         return Capability("Python.h", "program", usable=True, detail=str(path))
     remedy = "sudo apt install python3-dev"
-    return Capability(
-        "Python.h", "program", usable=False, detail=f"no {path}, which Triton compiles with", remedy=remedy
-    )
+    return Capability("Python.h", "program", usable=False, detail=f"no {path}, which Triton needs", remedy=remedy)
 
 
 def _why_no_cuda(facts: dict[str, str | None], root: Path) -> tuple[str, str]:
@@ -202,11 +200,11 @@ def _driver_remedy(root: Path) -> str:
     if is_tegra(root):
         return "sudo apt install nvidia-jetpack"
     on_bus = [text(device / "vendor") for device in (root / "sys/bus/pci/devices").glob("*")]
-    return "sudo modprobe nvidia, or install NVIDIA's driver" if NVIDIA_VENDOR in on_bus else "another machine has one"
+    return "sudo modprobe nvidia, or install the NVIDIA driver" if NVIDIA_VENDOR in on_bus else "use a machine with one"
 
 
 def _package(package: Package, root: Path) -> Capability:
-    """Return whether a package is usable; of two distributions of it the one installed last overwrote the other."""
+    """Return whether a package is usable; if two distributions contain it, the later install overwrote the other."""
     name, installed = package.name, code.versions(*package.distributions)
     if len(installed) > 1:
         remedy = f"pip uninstall -y {' '.join(installed)}, then install the one you want"
@@ -227,7 +225,7 @@ def _program(name: str, command: str, remedy: str) -> Capability:
 
 
 def service(root: Path) -> Iterator[Capability]:
-    """Yield the service's status, including whether another machine has its id and how to rename one of them."""
+    """Yield the service's status, including whether another machine has the same id and how to rename one of them."""
     of_sandbox = sandbox.status(root)
     if of_sandbox:
         state, status = of_sandbox

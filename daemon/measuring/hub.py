@@ -1,4 +1,4 @@
-"""Nets of the Hugging Face Hub by name, as in `hf:ORG/NAME`: a local folder or a snapshot in the cache, no download."""
+"""Nets from the Hugging Face Hub, as `hf:ORG/NAME`: a local folder or a cached snapshot, never a download."""
 
 import importlib.util
 import os
@@ -14,33 +14,33 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 
 
 def is_named(text: str) -> bool:
-    """Return whether a text names a net of the Hub."""
+    """Return whether `text` refers to a net from the Hub."""
     return text.startswith(f"{HUB}:")
 
 
 def only(models: Iterable[object]) -> str | None:
-    """Return the net of the Hub if one of these is its name, or a list of that alone."""
+    """Return the net from the Hub if one of these is its name or a list of only its name, else None."""
     alone = (each[0] if isinstance(each, list) and len(each) == 1 else each for each in models)
     return next((each for each in alone if isinstance(each, str) and is_named(each)), None)
 
 
 def folder(text: str) -> Path:
-    """Return the folder of the net that `hf:FOLDER` or `hf:ORG/NAME` names, where this one is in the cache.
+    """Return the folder for `hf:FOLDER`, or the cached folder for `hf:ORG/NAME`.
 
-    Raises UsageError for what is no name and for a folder that cannot be loaded, NotAvailable for an absent one.
+    Raises UsageError for an invalid name or a folder that cannot be loaded, NotAvailable for an absent folder.
     """
     name = text.partition(":")[2]
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{text}: expected {HUB}:ORG/NAME, or {HUB}:FOLDER with a folder in the current one")
+        raise UsageError(f"{text}: expected {HUB}:ORG/NAME, or {HUB}:FOLDER with a subfolder of the current folder")
     if importlib.util.find_spec("transformers") is None:
         raise NotAvailable(f"{text}: the package transformers is not installed: pip install transformers")
     here = Path(name).resolve() if Path(name, "config.json").is_file() else _cached(name)
     if here is None:
         raise NotAvailable(
-            f"{text}: neither a folder here nor in the cache {_cache()}; fetch it with: hf download {name}"
+            f"{text}: not a folder here, and not in the cache {_cache()}; fetch it with: hf download {name}"
         )
     if (here / "adapter_config.json").is_file():
-        raise UsageError(f"{text}: this is an adapter; merge it into its net and save that")
+        raise UsageError(f"{text}: this is an adapter; merge it into its net and save the result")
     if not any(here.glob("*.safetensors")):
         raise UsageError(f"{text}: it has no .safetensors file, and pickles are not read; save it with safetensors")
     return here
@@ -53,7 +53,7 @@ def _cache() -> Path:
 
 
 def _cached(name: str) -> Path | None:
-    """Return the snapshot of the newest commit that was fetched, None without one."""
+    """Return the newest cached snapshot, None if there is none."""
     repository = _cache() / f"models--{name.replace('/', '--')}"
     with suppress(OSError):
         commit = (repository / "refs" / "main").read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""Streams and the load of a server from a suite, and what cannot be combined."""
+"""The streams and the server load of a suite, and which combinations are invalid."""
 
 import math
 import re
@@ -14,16 +14,16 @@ LONGEST_MS = 1e9
 LEAST_PER_HOUR = 10
 MOST_QUEUED = 100_000
 MOST_STREAMS = 64
-CUDA_STREAMS = 32  # of torch: the 33rd is the first again (c10/cuda/CUDAStream.h)
-CAPTURES = 2  # of a model in CUDA graphs, whose CUDA streams no other may have: cuBLAS keeps one workspace for each
+CUDA_STREAMS = 32  # torch's pool: the 33rd stream is the first again (c10/cuda/CUDAStream.h)
+CAPTURES = 2  # per model in CUDA graphs, on CUDA streams of their own: cuBLAS keeps one workspace per stream
 LOWEST_PERCENTILE, HIGHEST_PERCENTILE = 50.0, 99.99
 
 
 def refuse(suite: Suite) -> None:
-    """Raise UsageError for streams or a load that cannot be, and for a load without a server."""
+    """Raise UsageError for invalid streams or an invalid load, and for a load without a server."""
     _refuse_streams(suite)
     if suite.beside and "cold_start" in suite.scenarios:
-        raise UsageError("--beside: not with --scenario cold_start, which ends before a neighbour matters")
+        raise UsageError("--beside cannot be used with --scenario cold_start, which ends before a neighbour matters")
     given = {
         "--rate": bool(suite.rates_hz),
         "--find-rate": suite.find_rate,
@@ -39,9 +39,9 @@ def refuse(suite: Suite) -> None:
     if suite.find_rate and suite.rates_hz:
         raise UsageError("--rate and --find-rate: give only one of them")
     if suite.find_rate and suite.deadline_ms is None:
-        raise UsageError("--find-rate: also give what the rate must meet, such as --deadline 33ms")
+        raise UsageError("--find-rate: also give the deadline to meet, such as --deadline 33ms")
     if not (suite.find_rate or suite.rates_hz):
-        raise UsageError("--scenario server: give --rate 30, requests per second, or --find-rate with --deadline 33ms")
+        raise UsageError("--scenario server: give --rate 30 (requests per second), or --find-rate with --deadline 33ms")
     _refuse_values(suite)
 
 
@@ -59,7 +59,7 @@ def _refuse_streams(suite: Suite) -> None:
 
 
 def _refuse_values(suite: Suite) -> None:
-    """Raise UsageError for a value out of its range, which it shows unrounded: a rounded one could be within."""
+    """Raise UsageError for a value out of range, shown unrounded, since a rounded one could be within range."""
     for rate_hz in suite.rates_hz:
         if not 0 < rate_hz <= MOST_HZ:
             raise UsageError(f"--rate {rate_hz:.15g}: above 0 and at most {MOST_HZ:,.0f} requests per second")
@@ -80,12 +80,12 @@ def _refuse_values(suite: Suite) -> None:
 
 
 def most_on_gpu(variant: Variant) -> int:
-    """Return how many streams of this variant have CUDA streams of their own."""
+    """Return how many streams of this variant can each have their own CUDA streams."""
     return CUDA_STREAMS // (CAPTURES if variant.backend == "cudagraph" else 1)
 
 
 def of(suite: Suite, scenario: Scenario) -> Sequence[Load | None]:
-    """Return the loads of a suite's cases in this scenario, [None] for one that is no server."""
+    """Return the loads of a suite's cases in this scenario, [None] unless it is a server."""
     if scenario != "server":
         return [None]
     percentile = PERCENTILE if suite.percentile is None else suite.percentile
@@ -97,7 +97,7 @@ def of(suite: Suite, scenario: Scenario) -> Sequence[Load | None]:
 
 
 def named(parts: dict[str, str]) -> dict[str, Any]:
-    """Take the rate and the deadline out of the parts of a case_id; return them as fields of a suite."""
+    """Remove the rate and the deadline from the parts of a case_id; return them as fields of a suite."""
     settings: dict[str, Any] = {"deadline_ms": parts.pop("deadline")} if "deadline" in parts else {}
     rate = parts.pop("rate", None)
     if rate == "highest":
@@ -106,7 +106,7 @@ def named(parts: dict[str, str]) -> dict[str, Any]:
 
 
 def neighbour(text: str | None) -> tuple[str, float]:
-    """Return the case and the rate in Hz of `CASE:30Hz`; raise UsageError for anything else."""
+    """Return the case and the rate in Hz in `CASE:30Hz`; raise UsageError for anything else."""
     case_id, _, rate = (text or "").rpartition(":")
     match = re.fullmatch(r"(\d+|\d*\.\d+) ?Hz", rate)
     if not case_id or not match or not 0 < float(match[1]) <= MOST_HZ:

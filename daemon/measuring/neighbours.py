@@ -1,4 +1,4 @@
-"""A neighbour: another case in a process of its own that runs before the measured one warms up and until it ends."""
+"""A neighbour: another case in its own process that runs from before the measured one warms up until it ends."""
 
 import time
 from array import array
@@ -17,7 +17,7 @@ END_S = 60.0
 
 
 def accompanied(session: Session, job: Job, measured: Callable[[int], Outcome]) -> Outcome:
-    """Return the outcome of `measured` of the pid of a neighbour beside it, failed unless that ran all the time."""
+    """Return the outcome of `measured`, called with the neighbour's pid; failed if the neighbour ended early."""
     with Worker(job, session.output / "logs" / f"{job.raw_name}.log") as worker:
         ended = _until(session, worker, "measure")
         if ended is None:
@@ -35,7 +35,7 @@ def accompanied(session: Session, job: Job, measured: Callable[[int], Outcome]) 
 
 
 def _until(session: Session, worker: Worker, stage: StageName | None) -> Outcome | None:
-    """Wait until the neighbour is in a stage, or for its end; return how it ended, None if it goes on."""
+    """Wait until the neighbour reaches a stage or ends; return its outcome if it ended, else None."""
     end = time.monotonic() + END_S
     while worker.stage != stage:
         remaining_s = worker.remaining_s() if stage else end - time.monotonic()
@@ -46,7 +46,7 @@ def _until(session: Session, worker: Worker, stage: StageName | None) -> Outcome
 
 
 def _with_frames(process: ProcessResult, beside: ProcessResult, job: Job) -> ProcessResult:
-    """Return the measured process with the neighbour's frames of its window."""
+    """Return the measured process with the neighbour's frames in its window."""
     if process.window is None or not isinstance(job.recipe, Accompany):
         return process
     rate_hz = job.recipe.rate_hz
@@ -70,7 +70,7 @@ def _with_frames(process: ProcessResult, beside: ProcessResult, job: Job) -> Pro
 
 
 def _releases(window: Window, released_ns: "array[int]", rate_hz: float) -> int:
-    """Return how many frames were due in the window, those that were dropped included."""
+    """Return how many frames were due in the window, including dropped ones."""
     if not released_ns:
         return int(window.seconds * rate_hz)
     first, end = (-((released_ns[0] - bound_ns) * rate_hz // 1e9) for bound_ns in (window.start_ns, window.end_ns))

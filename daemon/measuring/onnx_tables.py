@@ -1,4 +1,4 @@
-"""Which whole numbers an ONNX file's inputs may hold: the rows of the tables that they index, read from its graph."""
+"""The range of integers that an ONNX file's inputs may hold: the rows of the tables they index, from its graph."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import onnx
 from onnx import NodeProto, TensorProto, inliner, numpy_helper
 
-# what leaves a number what it means
+# operators that keep the meaning of a number
 _SAME_NAMES = (
     "Cast Clip Concat Expand Flatten Gather GatherElements GatherND Identity Max Min Pad Reshape ReverseSequence "
     "Slice Split Squeeze Tile Transpose Unsqueeze Where"
@@ -19,7 +19,7 @@ _TABLES: dict[str, tuple[tuple[int, int], ...]] = {
     **dict.fromkeys(_GATHERING, ((1, 0),)),
     **dict.fromkeys(_EMBEDDING, ((0, 2), (1, 4))),
 }
-"""Per operator the places of indices and of what they index, along the attribute `axis`."""
+"""The positions of the indices and of the tables in an operator's inputs; `axis` is its attribute."""
 
 _RECURRENT, _LENGTHS = ("GRU", "LSTM", "RNN"), 4
 
@@ -34,14 +34,14 @@ def rows(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, tuple[int, i
 
 
 class _Index(NamedTuple):
-    """A followed whole number: the sum of inputs, each times its factor, and of a constant."""
+    """A followed integer: the sum of inputs, each times a factor, plus a constant."""
 
     factors: Mapping[str, int]
     constant: int = 0
 
 
 class _Graph:
-    """Follows whole numbers from the inputs to the tables that they index."""
+    """Follows integers from the inputs to the tables they index."""
 
     def __init__(self, model: onnx.ModelProto, names: Sequence[str]) -> None:
         self.ranges: dict[str, tuple[int, int]] = {}
@@ -74,7 +74,7 @@ class _Graph:
                 yield node.input[index], shape[axis]
 
     def _lengths(self, node: NodeProto) -> Iterator[tuple[str, int]]:
-        """Yield the followed lengths of sequences that a node reads, each with the steps that these have."""
+        """Yield the followed sequence lengths that a node reads, each with the number of steps available."""
         if node.op_type in _RECURRENT and len(node.input) > _LENGTHS and node.input[_LENGTHS] in self._followed:
             steps = self._shape(node.input[0])[:1]
             if steps and steps[0]:
@@ -104,9 +104,9 @@ class _Graph:
                 return
             made = _Index(first.factors, first.constant - self._largest(node.input[1]))
         elif node.op_type == "Mul":
-            if others and first.factors.keys() & others[0].factors.keys():  # a mask by itself
+            if others and first.factors.keys() & others[0].factors.keys():  # a mask multiplied by itself
                 return
-            made = first if others else _times(first, max(1, self._constant(node.input)))  # or by a mask, of 0 and 1
+            made = first if others else _times(first, max(1, self._constant(node.input)))  # or by a mask of 0 and 1
         elif node.op_type == "CumSum":
             made = _times(first, self._length(node))
         if all(factor > 0 for factor in made.factors.values()):
@@ -118,11 +118,11 @@ class _Graph:
         return sizes[int(numpy_helper.to_array(axis).item())] if axis is not None and sizes else 0
 
     def _constant(self, names: Sequence[str]) -> int:
-        """Return the sum of the largest numbers of the stored tensors among these."""
+        """Return the sum of the largest numbers in those of these tensors that are stored."""
         return sum(self._largest(name) for name in names if name not in self._followed)
 
     def _largest(self, name: str) -> int:
-        """Return the largest number of a stored tensor, that of a followed one if all inputs are 1, 0 of any other."""
+        """Return the largest number of a stored tensor, of a followed one with all inputs at 1, otherwise 0."""
         if name in self._followed:
             index = self._followed[name]
             return sum(index.factors.values()) + index.constant
@@ -132,7 +132,7 @@ class _Graph:
         return int(numpy_helper.to_array(held).max(initial=0))
 
     def _shape(self, name: str) -> list[int]:
-        """Return the sizes of a tensor, 0 for each unknown one; [] if nothing is known."""
+        """Return the sizes of a tensor, with 0 for each unknown size; [] if nothing is known."""
         if name in self._stored:
             return list(self._stored[name].dims)
         if self._shapes is None:
@@ -154,12 +154,12 @@ def _times(index: _Index, factor: int) -> _Index:
 
 
 def _integer(node: NodeProto, *names: str) -> int:
-    """Return the attribute by one of these names, 0 by default."""
+    """Return the node's attribute with one of these names, 0 if absent."""
     return next((one.i for one in node.attribute if one.name in names), 0)
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[NodeProto]:
-    """Yield the nodes in order, each before those of the graphs in it."""
+    """Yield the nodes in order, each before those of its subgraphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

@@ -1,8 +1,8 @@
-"""`benchd compare --live`: two cases, or one case under two installs, alternately in fresh processes; and A/A.
+"""`benchd compare --live`: two cases, or one case in two installations, in alternating fresh processes; and A/A.
 
 The order within each pair is random. Successive processes are correlated, and a fixed order such as A B B A turns that
-noise into bias: identical code is then called different more often than the looks allow. On a CPU both processes of a
-pair measure in turns of one block, on the same CPUs: what slows the machine down for a moment then slows down both.
+noise into bias: identical code is then found different more often than the looks allow. On a CPU, both processes of a
+pair measure alternating blocks on the same CPUs, so whatever slows down the machine for a moment affects both.
 """
 
 import os
@@ -36,12 +36,12 @@ from benchd.daemon.verdicts.statistics import STOP_RULES, StopRule
 
 T = TypeVar("T")
 Decide = Callable[[Sequence[float]], Verdict | None]
-"""The verdict after pairs of these ratios, B over A, or None for one more pair."""
+"""Returns the verdict after pairs with these ratios (B divided by A), or None to ask for another pair."""
 
 SHORT = StopRule(5, 1, 0.25, 1.25, None)
 INTERLEAVED = interleaved_rule(0.8)
 WARM_UP_CAP_S = 0.1
-"""Of interleaved processes of one case, in place of the preset's: what drifts for longer does so for both."""
+"""Replaces the preset's for interleaved processes of the same case: a longer drift affects both equally."""
 
 _VERSIONS = """
 import importlib.metadata, json, sys
@@ -55,10 +55,9 @@ print(json.dumps({name: installed[name] for name in names if name in installed})
 class Request:
     """What to compare, and how. `pairs` fixes the number of pairs; None means looks after 7, 11 and 15.
 
-    It is one of so many `comparisons`, which share their error. `layers` asks each process for a profile too.
-
-    Of `pythons`, `variables` and `one_input`, as in `Compare`, there is one for both sides or one per side. So there is
-    of the user's `modules`, or ONNX files, with which cases omit the model: `eager,b4`.
+    It is one of `comparisons` comparisons, which share the error. `layers` also requests a profile from each process.
+    `pythons`, `variables` and `one_input` (see `Compare`) have one entry for both sides or one per side, as have
+    `modules`, the user's modules or ONNX files; with these, the cases omit the model: `eager,b4`.
     """
 
     cases: list[str]
@@ -77,7 +76,7 @@ class Request:
 
 @dataclass
 class Side:
-    """One of the two sides: its case, the interpreter and variables that it runs with, its name and its outcomes."""
+    """One of the two sides: its case, its interpreter and variables, its name and its outcomes."""
 
     planned: Planned
     python: str
@@ -90,7 +89,7 @@ class Side:
 
     @property
     def is_interleaved(self) -> bool:
-        """Return whether its processes take turns with the other side's."""
+        """Return whether its processes alternate block by block with the other side's."""
         return self.planned.limits.rule == INTERLEAVED
 
     @property
@@ -108,11 +107,11 @@ def compare(
 ) -> tuple[Comparison, int]:
     """Measure both planned sides alternately until there is a verdict; return it and the measurement's exit code.
 
-    `decide` replaces the rule that the request describes.
+    `decide` replaces the rule given by the request.
 
-    The code is 0, 2 for an error of the command line, 1 if a process failed, 7 if a side cannot run here, or 130 after
-    an interrupt; the caller adds the verdict's. The session's sinks get both records, whatever ends the measurement,
-    and the noise floor gets the effect of an A/A comparison.
+    The code is 0, 2 for a usage error, 1 if a process failed, 7 if a side cannot run here, or 130 after an interrupt;
+    the caller adds the verdict's. The session's sinks get both records, however the measurement ends, and the noise
+    floor gets the effect of an A/A comparison.
     """
     supervisor = Supervisor(session, planned)
     sides = _sides(request, supervisor)
@@ -132,7 +131,6 @@ def compare(
 
 
 def _code(sides: Sequence[Side]) -> int:
-    """Return the exit code for the outcomes of the processes."""
     outcomes = [outcome for side in sides for outcome in side.outcomes]
     statuses = {outcome.process.status for outcome in outcomes}
     if any("usage_error" in outcome.flags for outcome in outcomes):
@@ -142,7 +140,7 @@ def _code(sides: Sequence[Side]) -> int:
 
 
 def planned_sides(request: Request, limits: LimitsConfig, machine: plan.Machine) -> list[Planned]:
-    """Return the case of each side; raise UsageError, or NotAvailable for one that cannot run here."""
+    """Return the case of each side; raise UsageError, or NotAvailable for a case that cannot run here."""
     if request.pairs is not None and request.pairs < 2:
         raise UsageError(f"--pairs {request.pairs}: at least 2")
     for python in request.pythons:
@@ -163,12 +161,12 @@ def _sides(request: Request, supervisor: Supervisor) -> tuple[Side, Side]:
 
 
 def _both(given: Sequence[T]) -> list[T]:
-    """Return the value of each side from one or two values."""
+    """Return one value per side from one or two values."""
     return list(given) * (2 if len(given) == 1 else 1)
 
 
 def _called(entry: Planned, python: str, request: Request) -> str:
-    """Return the case, and what else distinguishes the sides."""
+    """Return the case id with whatever else distinguishes the sides."""
     words, paths = [entry.case.case_id], {module.path for module in request.modules}
     words += [f"of {os.path.relpath(entry.own.path)}"] if isinstance(entry.own, UserModule) and len(paths) > 1 else []
     words += [f"by {python}"] if len(set(request.pythons)) > 1 else []
@@ -185,7 +183,7 @@ def _planned(
     if others:
         raise UsageError(f"{case_id} matches {1 + len(others)} cases; add the batch size, as in {entry.case.case_id}")
     if entry.case.load and entry.case.load.rate_hz is None:
-        raise UsageError(f"{case_id}: latencies at different rates cannot be compared; give both sides one, as rate=30")
+        raise UsageError(f"{case_id}: latencies at different rates cannot be compared; give both the same, as rate=30")
     if entry.reason:
         raise NotAvailable(f"{case_id}: {entry.reason}")
     return _short(entry)
@@ -194,7 +192,7 @@ def _planned(
 def _short(entry: Planned) -> Planned:
     """Return the entry with short processes, unless the user chose how long each measures.
 
-    What differs between processes decides, and none of them shows that by running longer.
+    The variation between processes decides, and running any of them longer does not show it.
     """
     is_chosen = entry.case.scenario not in PLAIN or entry.limits.rule != STOP_RULES["quick"]
     return entry if is_chosen else replace(entry, limits=msgspec.structs.replace(entry.limits, rule=SHORT))
@@ -231,11 +229,11 @@ def _alternate(
     ratios: list[float],
     err: TextIO,
 ) -> Verdict:
-    """Measure pair after pair, each in random order, until there is a verdict; append B over A of each to `ratios`."""
+    """Measure pairs in random order until there is a verdict; append B divided by A for each pair to `ratios`."""
     with supervisor.session.measuring(ending()):
         started = time.monotonic()
         for side in sides:
-            side.run_id = RunId.new()  # whatever it waited
+            side.run_id = RunId.new()  # the time it waited does not count
         if _can_interleave(sides, supervisor):
             _interleave(sides)
         decide = decide or partial(
@@ -257,13 +255,13 @@ def _alternate(
 
 
 def _can_interleave(sides: Sequence[Side], supervisor: Supervisor) -> bool:
-    """Return whether the blocks of a pair can alternate, and the user did not choose how long each measures."""
+    """Return whether the blocks of a pair can alternate, and the user did not choose how long each process measures."""
     is_short = all(side.planned.limits.rule == SHORT for side in sides)
     return is_short and supervisor.can_interleave([side.planned for side in sides])
 
 
 def _interleave(sides: Sequence[Side]) -> None:
-    """Have both sides measure in turns, behind a short warm-up if both are of one case and the user chose no other."""
+    """Make the sides alternate, with a short warm-up if both have the same case and the user set no warm-up."""
     is_one_case = len({side.planned.case.case_id for side in sides}) == 1
     for side in sides:
         limits = msgspec.structs.replace(side.planned.limits, rule=INTERLEAVED)
@@ -273,7 +271,7 @@ def _interleave(sides: Sequence[Side]) -> None:
 
 
 def _min_effect(sides: Sequence[Side], request: Request, device: str, err: TextIO) -> float:
-    """Return the smallest effect that counts, with a line for each noise floor that raises it."""
+    """Return the smallest effect that counts; print a line for each noise floor that raises it."""
     floors = noise_floor.of_device(sides[0].run.device_id, device, interleaved=sides[0].is_interleaved)
     case_ids = [side.planned.case.case_id for side in sides]
     noise_floor.report(floors, case_ids, request.min_effect, err)
@@ -313,7 +311,7 @@ def _tell(sides: Sequence[Side], ratios: Sequence[float], pairs: int | None, ela
 
 
 def _add_to_noise_floor(verdict: Verdict, side: Side, failures: list[str]) -> None:
-    """Store the effect of an A/A comparison; if that fails, say so in `failures`: the verdict stays."""
+    """Store the effect of an A/A comparison; if that fails, add the reason to `failures` and keep the verdict."""
     effect = noise_floor.AaEffect(
         device_id=side.run.device_id,
         device=side.run.environment.device,

@@ -53,9 +53,9 @@ PRESETS = {
     "thorough": Limits(processes=7, warm_up_cap_s=60.0, rule=STOP_RULES["thorough"], check_images=64),
 }
 DEFAULT_MODELS = tuple(name for name, model in catalog.MODELS.items() if model.is_planned)
-START_S = 15.0  # spawn, import, build and check of one process, seen on two cores
+START_S = 15.0  # spawn, import, build and check of one process, measured on two cores
 GPU_NODES = ("dev/nvidiactl", "dev/nvmap")  # a desktop driver's and a Tegra's
-NOT_ITS_DEVICE = 'the suite says device = "cuda", and this run is on the CPU: no NVIDIA GPU is visible, or --device cpu'
+NOT_ITS_DEVICE = 'the suite has device = "cuda", but this run is on the CPU (no visible NVIDIA GPU, or --device cpu)'
 OWN_REFERENCE = "the reference of an ONNX file is its own run in ONNX Runtime"
 MAX_BATCH_SIZE = 2**20
 MAX_THREADS = 1024
@@ -64,14 +64,14 @@ OFFLINE_BATCH_SIZES = [1, 4, 16, 64]
 SEARCHED_BATCH_SIZES = [2**power for power in range(11)]
 SUSTAINED_S = 600.0
 COLD_STARTS = 5
-LEAST_RISE = 0.02  # gain in throughput for which a search doubles the batch once more
-MEMORY_SHARE = 0.8  # of memory for twice the peak: beyond it the kernel kills processes, not only ours
-POOL_IMAGES = 256  # measured for accuracy if data and weights are given without a number
+LEAST_RISE = 0.02  # the gain in throughput that makes a search double the batch again
+MEMORY_SHARE = 0.8  # of memory, for twice the peak: beyond it the kernel kills processes, and not only ours
+POOL_IMAGES = 256  # used for accuracy if data and weights are given without a number
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan needs to know about the machine, without torch; `packages` are those of PACKAGES that are usable."""
+    """What a plan needs to know about the machine, without torch; `packages` are the usable ones of PACKAGES."""
 
     device: str
     has_cxx: bool
@@ -81,16 +81,16 @@ class Machine:
     closed_gpu: str | None = None
 
     def environment(self) -> Environment:
-        """Return the environment for its records, with all CPU threads."""
+        """Return the environment for the machine's records, with all CPU threads."""
         return environment.describe(self.device, None, allocator=allocator(self.device), gpu_uuid=self.gpu_uuid)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A case of the plan. `reason` is why it cannot run here; `by_name`: its variant was requested by name.
+    """A case of the plan. `reason` says why it cannot run here; `by_name` is set if its variant was requested by name.
 
-    `is_searched`: its batch size is part of a search, which ends when the throughput stops rising. `beside` is the plan
-    of its neighbour.
+    `is_searched` is set if its batch size is part of a search, which ends when the throughput stops rising. `beside` is
+    the plan of its neighbour.
     """
 
     case: Case
@@ -107,7 +107,7 @@ class Planned:
     def seconds(self) -> float:
         """Return about how long the case takes on two cores.
 
-        Without its accuracy, which depends on the data, and the requests that a search needs for its percentile.
+        It excludes accuracy, which depends on the data, and the requests that a search needs for its percentile.
         """
         runs = CONFIRMATIONS + MOST_TRIALS * TRIAL_SHARE if self.searched_percentile else 1
         one = (START_S + self.limits.warm_up_cap_s) * (2 if self.beside else 1) + self.limits.rule.cap_s * runs
@@ -115,7 +115,7 @@ class Planned:
 
     @property
     def searched_percentile(self) -> float | None:
-        """Return the percentile for which the highest rate of a server is searched, None without a search."""
+        """Return the percentile for which a server's highest rate is searched, None without a search."""
         load = self.case.load
         return load.percentile if load and load.rate_hz is None else None
 
@@ -139,30 +139,30 @@ def inspect(device: str) -> Machine:
 
 
 def has_gpu(root: Path = Path("/")) -> bool:
-    """Return whether this machine has an NVIDIA GPU with a driver, whether or not this process may open it.
+    """Return whether this machine has an NVIDIA GPU with a driver, even if this process may not open it.
 
-    One that is closed counts: its cases report that, whereas falling back to the CPU would be silent.
+    A closed GPU counts: its cases report that it is closed, whereas falling back to the CPU would be silent.
     """
     return closed_gpu(root) is not None or any(_refusal(root / node) is None for node in GPU_NODES)
 
 
 def closed_gpu(root: Path = Path("/")) -> str | None:
-    """Return why this process may not open the machine's GPU, and what to do; None if it may or there is none."""
+    """Return why this process may not open the machine's GPU and what to do; None if it may or there is none."""
     for node in GPU_NODES:
         refusal = _refusal(root / node)
-        if refusal == errno.EPERM:  # only a device rule of a unit or a container answers so
+        if refusal == errno.EPERM:  # returned only by the device rule of a unit or a container
             unit = sandbox.hidden(root / node, root)
             rule = f"{unit.reason}; `sudo systemctl edit benchd`: {unit.remedy}" if unit else "a device rule closes it"
             return f"/{node} cannot be opened: {rule}"
         if refusal == errno.EACCES:
             return f"/{node} cannot be opened: its mode excludes this user; `sudo usermod -aG video,render $USER`"
     if is_tegra(root) and _refusal(root / "dev/nvmap") == errno.ENOENT:
-        return "this Tegra shows no /dev/nvmap: PrivateDevices= hides it, or a container without the NVIDIA runtime"
+        return "this Tegra shows no /dev/nvmap: PrivateDevices= hides it, or the container lacks the NVIDIA runtime"
     return None
 
 
 def _refusal(node: Path) -> int | None:
-    """Return the error number of opening a node for reading, None if it opens."""
+    """Return the errno from opening a node for reading, None if it opens."""
     try:
         os.close(os.open(node, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -187,36 +187,36 @@ def plan(
     *,
     search: bool = False,
 ) -> list[Planned]:
-    """Return the cases of all suites, each once; raise UsageError for an unknown name or value, or two of one case_id.
+    """Return the cases of all suites, each once; raise UsageError for an unknown name or value, or a duplicate case_id.
 
-    With the weights "demo" a case has the options of its model's trained weights. With `search` an offline case without
-    batch sizes doubles them while that raises the throughput.
+    With the weights "demo", a case has the options of its model's trained weights. With `search`, an offline case
+    without batch sizes doubles the batch while that raises the throughput.
     """
     planned: dict[str, tuple[str, Planned]] = {}
     for number, suite in enumerate(suites or [Suite()], 1):
         this = suite.name or str(number)
         for entry in _cases(suite, limits, machine, own, search):
-            encoded((entry.own, entry.inputs))  # a path that no worker can be told
+            encoded((entry.own, entry.inputs))  # raises for a path that cannot be sent to a worker
             other, first = planned.setdefault(entry.case.case_id, (this, entry))
             if _reads(first) != _reads(entry):
                 raise UsageError(
-                    f"the suites {other} and {this} measure {entry.case.case_id} with other inputs, weights, "
-                    "images or calibration: give both the same, or measure each in a run of its own"
+                    f"the suites {other} and {this} measure {entry.case.case_id} with different inputs, "
+                    "weights, images or calibration: give both the same, or measure each in its own run"
                 )
     if not planned:
-        raise UsageError("the plan has no cases: training is measured with --scenario single_stream alone")
+        raise UsageError("the plan has no cases: training is measured only with --scenario single_stream")
     return [entry for _, entry in planned.values()]
 
 
 def _reads(planned: Planned) -> tuple[UserModel | None, Inputs]:
-    """Return what a case reads that its case_id does not tell."""
+    """Return what a case reads that its case_id does not show."""
     variant = planned.case.variant
     calibration = planned.inputs.calibration if variant.precision == "int8" and variant.kernels == "torch" else None
     return planned.own, msgspec.structs.replace(planned.inputs, accuracy=None, calibration=calibration)
 
 
 def refuse_unknown(model: str) -> None:
-    """Raise UsageError for an unknown or unmeasurable model, NotAvailable for a model of a missing library."""
+    """Raise UsageError for an unknown or unmeasurable model, NotAvailable for a model from a missing library."""
     if catalog.find(model) is None:
         raise unknown(
             "model", model, [*catalog.MODELS, *(f"{library}:NAME" for library in catalog.LIBRARIES), f"{HUB}:ORG/NAME"]
@@ -226,7 +226,7 @@ def refuse_unknown(model: str) -> None:
 
 
 def again(record: Record) -> dict[str, Any]:
-    """Return the fields of a suite that measure the case of a record again; files are sought in the current folder."""
+    """Return the fields of a suite that measures a record's case again; files are looked up in the current folder."""
     case, own, load, inputs = record.case, record.own, record.case.load, record.inputs
     fields: dict[str, Any] = {
         "variants": [case.variant.name],
@@ -258,7 +258,7 @@ def again(record: Record) -> dict[str, Any]:
 
 
 def suite_of(case_id: str, preset: str) -> Suite:
-    """Return the suite of the one case that a `case_id` names; batch size and options may be omitted.
+    """Return the suite with the single case `case_id`; batch size and options may be omitted.
 
     Raises UsageError for an unknown part; the plan checks names and values.
     """
@@ -288,7 +288,7 @@ def suite_of(case_id: str, preset: str) -> Suite:
 
 
 def kind_of(part: str) -> str:
-    """Return what a part of a case_id behind its model sets: a field of a Suite, or the name of an option."""
+    """Return what a part of a case_id after the model sets: a field of a Suite, or the name of an option."""
     if "=" in part:
         return part.partition("=")[0]
     if part in DIRECTIONS:
@@ -299,7 +299,7 @@ def kind_of(part: str) -> str:
 
 
 def _limits(suite: Suite, config: LimitsConfig) -> Limits:
-    """Return the preset's limits, changed by the configuration and by the suite's number of processes."""
+    """Return the preset's limits as changed by the configuration and by the suite's number of processes."""
     if suite.preset not in PRESETS:
         raise unknown("preset", suite.preset, PRESETS)
     if suite.processes is not None and not 1 <= suite.processes <= MAX_PROCESSES:
@@ -309,7 +309,7 @@ def _limits(suite: Suite, config: LimitsConfig) -> Limits:
 
 
 def limited(preset: Limits, config: LimitsConfig) -> Limits:
-    """Return the preset's limits, changed by the configuration; a Jetson takes long to build an engine."""
+    """Return the preset's limits as changed by the configuration; on a Jetson, engine builds may take longer."""
     preset = msgspec.structs.replace(preset, build_deadline_s=TEGRA_BUILD_S) if is_tegra() else preset
     given = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
     rule = msgspec.structs.replace(preset.rule, cap_s=given.pop("measure_cap_s", preset.rule.cap_s))
@@ -319,7 +319,7 @@ def limited(preset: Limits, config: LimitsConfig) -> Limits:
 def _of_scenario(limits: Limits, case: Case, suite: Suite, config: LimitsConfig) -> Limits:
     """Return the limits of a case: a sustained run is one long process, a cold start one run per process.
 
-    A server runs until its percentile has enough requests.
+    A server runs until there are enough requests for its percentile.
     """
     if case.load and case.load.rate_hz:
         least_s = minimum_samples(case.load.percentile) / case.load.rate_hz
@@ -384,7 +384,7 @@ def _cases(
 
 
 def _refuse(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
-    """Raise UsageError for what no case of these models could mean."""
+    """Raise UsageError for settings that make no sense for any case of these models."""
     for model in models:
         if not own:
             refuse_unknown(model)
@@ -397,15 +397,15 @@ def _refuse(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
 
 
 def _neighbour(suite: Suite, config: LimitsConfig, machine: Machine) -> Planned:
-    """Return the one case that runs beside those of a suite; raise UsageError for another number of cases."""
+    """Return the one case that runs next to those of a suite; raise UsageError for any other number of cases."""
     text, _ = loads.neighbour(suite.beside)
     planned = plan([suite_of(text, suite.preset)], config, machine)
     case = planned[0].case
     if (case.scenario, case.direction, case.streams) != ("single_stream", "inference", 1):
-        raise UsageError(f"--beside {text}: one stream runs at that rate: leave out scenario, direction and streams")
+        raise UsageError(f"--beside {text}: a neighbour is one stream: leave out scenario, direction and streams")
     if len(planned) > 1:
         names = " or ".join(entry.case.case_id for entry in planned[:2])
-        raise UsageError(f"--beside {text}: one case runs beside; name the variant, as in {names}")
+        raise UsageError(f"--beside {text}: give a single case by adding the variant, as in {names}")
     return planned[0]
 
 
@@ -415,21 +415,21 @@ def named_weights(named: str) -> str:
 
 
 def _refuse_weights(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
-    """Raise for missing weights, or for weights with several models."""
+    """Raise UsageError for missing weights, or for weights with several models."""
     if own and suite.weights == demo.DEMO:
         raise UsageError(f"--weights {demo.DEMO}: your own model has none; give a checkpoint of it")
     if isinstance(own, UserFile) and suite.weights:
-        raise UsageError("--weights: an ONNX file contains its own; omit it, or name a model with --models")
+        raise UsageError("--weights: an ONNX file has its own; omit it, or give --models")
     if suite.weights in (None, demo.DEMO, demo.RANDOM):
         return
     if not Path(suite.weights).is_file():
         raise UsageError(f"--weights {suite.weights}: no such file; {demo.DEMO} and {demo.RANDOM} need no file")
     if len(models) > 1:
-        raise UsageError(f"--weights is for one model; name it with --models (the plan has {', '.join(models)})")
+        raise UsageError(f"--weights is for one model; give it with --models (the plan has {', '.join(models)})")
 
 
 def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
-    """Return the inputs of a case: those of the suite, with the model's own defaults."""
+    """Return the inputs of a case: the suite's, completed by the model's own defaults."""
     if own:
         weights, data = None if suite.weights == demo.RANDOM else suite.weights, suite.data
     else:
@@ -437,7 +437,7 @@ def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
     asked = Inputs(**{name: getattr(suite, name) for name in Inputs.__struct_fields__})
     if suite.samples:
         if suite.data:
-            raise UsageError("--inputs and --data both say what the model is fed: give one of them")
+            raise UsageError("--inputs and --data both set the model's inputs: give one of them")
         data, asked = None, msgspec.structs.replace(asked, samples=user_inputs.of_samples("--inputs", suite.samples))
     if suite.metric:
         asked = msgspec.structs.replace(asked, metric=user_inputs.of_metric(suite.metric))
@@ -446,9 +446,9 @@ def _inputs(suite: Suite, case: Case, own: UserModel | None) -> Inputs:
 
 
 def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserModel | None) -> ImageCount | None:
-    """Return the number of images for accuracy: as requested, else a pool of them if that is meaningful.
+    """Return the number of images for accuracy: as requested, otherwise a pool if accuracy would be meaningful.
 
-    Raises UsageError if it would not be accuracy: without images, or for a catalog model with random weights.
+    Raises UsageError if it would not be: without images, or for a catalogued model with random weights.
     """
     if suite.metric and not (suite.samples or data):
         raise UsageError("--metric needs targets: also give --inputs FILE with an array `targets`, or --data")
@@ -463,7 +463,7 @@ def _accuracy(suite: Suite, weights: str | None, data: str | None, own: UserMode
 
 
 def refuse_absent_images(planned: Sequence[Planned], max_accuracy_drop: float | None) -> None:
-    """Raise UsageError for missing images and labels, and for the limit of an accuracy that no case measures."""
+    """Raise UsageError for missing images or labels, and for an accuracy limit if no case measures accuracy."""
     try:
         for images, labels in {(entry.inputs.data, entry.inputs.labels) for entry in planned}:
             if images is None:
@@ -480,10 +480,10 @@ def refuse_absent_images(planned: Sequence[Planned], max_accuracy_drop: float | 
 
 
 def _of_suite(suite: Suite) -> UserModel | None:
-    """Return the user's own model that a configuration names instead of models."""
+    """Return the user's own model that a configuration gives instead of models."""
     if named := next(filter(hub.is_named, suite.models), None):
         if suite.models[1:]:
-            raise UsageError(f"{named}: a net of the Hub runs alone; name one model")
+            raise UsageError(f"{named}: a net from the Hub must be the only model; give just that one")
         return user_model.module(named, suite.inputs)
     try:
         if suite.module:
@@ -504,7 +504,7 @@ def _threads(suite: Suite) -> Sequence[int | None]:
 
 
 def _variants(suite: Suite, model: str, machine: Machine, own: UserModel | None) -> list[tuple[Variant, Direction]]:
-    """Return the variants of a model to run: those requested, else the preset's choice for this machine."""
+    """Return the variants of a model to run: those requested, otherwise the preset's choice for this machine."""
     directions = suite.directions or list(DIRECTIONS[:1])
     if suite.variants:
         variants = [Variant.parse(name) for name in suite.variants]
@@ -522,7 +522,7 @@ def _variants(suite: Suite, model: str, machine: Machine, own: UserModel | None)
 def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
     """Return the variants that ship most often for a model without our kernels.
 
-    One that cannot run here stays, so that its row reports what is missing.
+    A variant that cannot run here stays, so that its row reports what is missing.
     """
     on_gpu = machine.device == "cuda"
     if isinstance(own, UserFile):
@@ -532,7 +532,7 @@ def _own_variants(own: UserModel | None, machine: Machine) -> list[str]:
 
 
 def _module_variants(suite: Suite, model: str, machine: Machine) -> list[str]:
-    """Return the variants worth their time: for quick those that ship most often, else all that can run here."""
+    """Return the variants worth their time: for quick those that ship most often, otherwise all that can run here."""
     on_gpu, whole = machine.device == "cuda", suite.preset != "quick"
     has_custom = machine.device in catalog.entry(model).custom_kernels
     has_triton = "triton" in machine.packages
@@ -567,7 +567,7 @@ def _batch_sizes(suite: Suite, model: str, own: UserModel | None, scenario: Scen
 
 
 def _options(suite: Suite, model: str, own: UserModel | None) -> list[dict[str, OptionValue]]:
-    """Return every combination of the options this model has, without default values."""
+    """Return every combination of those options that this model has, without default values."""
     entry = entry_of(model, own)
     if entry is None:
         return [{}]
@@ -585,7 +585,7 @@ def _options(suite: Suite, model: str, own: UserModel | None) -> list[dict[str, 
 
 
 def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel | None) -> None:
-    """Raise for an option that no model has; models without it run without it."""
+    """Raise UsageError for an option that no model has; a model without it ignores it."""
     entries = [entry for model in models if (entry := entry_of(model, own))]
     if suite.options and not entries:
         raise UsageError(f"option {next(iter(suite.options))!r}: your own model has no options")
@@ -596,7 +596,7 @@ def _refuse_unknown_options(suite: Suite, models: Sequence[str], own: UserModel 
 
 
 def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None:
-    """Return why this case cannot run on this machine, as far as known without torch, else None."""
+    """Return why this case cannot run on this machine, as far as is known without torch, else None."""
     device, here = machine.device, case.variant
     reasons = itertools.chain(
         [machine.closed_gpu] if machine.closed_gpu else [],
@@ -613,7 +613,7 @@ def why_not(case: Case, machine: Machine, user_onnx: bool = False) -> str | None
 
 
 def _lacks(name: str, machine: Machine) -> str | None:
-    """Return what to do about a package that is not usable here, None if it is."""
+    """Return what to do about a package that is not usable here, None if it is usable."""
     if name in machine.packages:
         return None
     absent = f"the package {name} is not installed: {remedy(PACKAGES[name])}"
@@ -639,11 +639,11 @@ def _of_int8(case: Case, machine: Machine, *, user_onnx: bool) -> Iterator[str]:
     variant, device = case.variant, machine.device
     if variant.needs_torchao:
         if device != "cpu" or not files.is_x86():
-            yield "int8 inside torch is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8 on a GPU"
+            yield "int8 within PyTorch needs an x86 CPU: use onnxruntime-int8, or tensorrt-int8 on a GPU"
         if lacks := _lacks("torchao", machine):
-            yield f"int8 inside torch: {lacks}, or use onnxruntime-int8"
+            yield f"int8 within PyTorch: {lacks}, or use onnxruntime-int8"
     is_by_cuda = (variant.backend, variant.precision, device) == ("onnxruntime", "int8", "cuda")
-    if is_by_cuda and case.provider != "tensorrt" and not user_onnx:  # whose file may have integers that CUDA has too
+    if is_by_cuda and case.provider != "tensorrt" and not user_onnx:  # it may use integer operators that CUDA has
         other = "use tensorrt-int8, or onnxruntime-int8 with --provider tensorrt"
         yield f"ONNX Runtime has no int8 kernels for CUDA: {other}"
 
@@ -703,10 +703,10 @@ def cannot_run(machine: Machine) -> dict[str, list[str]]:
 
 
 def in_rounds(planned: Sequence[Planned]) -> list[list[Planned]]:
-    """Return the cases that are measured in rounds, one process of each: those of several processes that compete.
+    """Return the cases grouped by the rounds they are measured in: cases of several processes that compete.
 
-    They differ in the variant alone, or in `offline` also in the batch size. A searched batch depends on the one before
-    it, and is alone.
+    They differ only in the variant or, in `offline`, in the batch size as well. A searched batch depends on the
+    previous one and is on its own.
     """
     groups: dict[object, list[Planned]] = {}
     for place, entry in enumerate(planned):
@@ -730,8 +730,8 @@ def search_is_over(case: Case, measured: Sequence[Record]) -> bool:
     if last.throughput_per_s is None or last.memory is None:
         return True
     peak_bytes: float = last.memory.rss_peak_bytes
-    if last.environment.is_tegra and last.environment.device == "cuda":  # a Jetson's GPU has the CPU's memory
-        of_all = last.telemetry.get("nvmap_used_bytes")  # of ONNX Runtime and TensorRT only root reads their own
+    if last.environment.is_tegra and last.environment.device == "cuda":  # a Jetson's GPU shares the CPU's memory
+        of_all = last.telemetry.get("nvmap_used_bytes")  # only root can read the share of ONNX Runtime and TensorRT
         peak_bytes += last.memory.device_peak_bytes or (of_all.maximum if of_all else 0)
     limits = re.findall(r"\d+", last.environment.system.get("memory_limit", ""))  # a container's
     if 2 * peak_bytes > MEMORY_SHARE * min([last.environment.memory_bytes, *map(int, limits)]):

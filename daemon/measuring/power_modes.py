@@ -41,11 +41,11 @@ class Mode:
 
 
 def run(modes: Sequence[str], command: Sequence[str], out: TextIO, root: Path = Path("/"), made: str = "") -> int:
-    """Run `command`, in which `{mode}` is the mode's name, in each named mode; return their combined exit code.
+    """Run `command`, with `{mode}` replaced by the mode's name, in each of the modes; return their combined exit code.
 
-    A mode whose file `made`, a path with `{mode}` too, is there already is left out. The original mode is restored when
-    this returns or raises. Raises UsageError for a mode that the board lacks or if none is left, and NotAvailable if
-    nvpmodel is absent or fails.
+    A mode is skipped if its file `made`, a path that may contain `{mode}`, already exists. The original mode is
+    restored when this returns or raises. Raises UsageError for a mode that the board lacks or if none is left, and
+    NotAvailable if nvpmodel is absent or fails.
     """
     chosen = _chosen(modes, read_modes(root))
     there = {mode: path for mode in chosen if (path := Path(_of(mode, made))).is_file()}
@@ -75,20 +75,20 @@ def read_modes(root: Path = Path("/")) -> list[Mode]:
 
 
 def fastest(modes: Sequence[Mode]) -> Mode | None:
-    """Return the fastest of a board's modes by its name: without a limit, else with the most watts; None of none."""
+    """Return a board's fastest mode judging by the names: unlimited, or the most watts; None if there are no modes."""
     watts = {mode: int(match[1]) for mode in modes if (match := _WATTS.search(mode.name))}
     unlimited = [mode for name in ("MAXN_SUPER", "MAXN") for mode in modes if mode.name == name]
     return unlimited[0] if unlimited else max(watts, key=lambda mode: watts[mode], default=None)
 
 
 def _chosen(names: Sequence[str], modes: Sequence[Mode]) -> list[Mode]:
-    """Return the modes of these names; `15W` also finds MODE_15W, as AGX Orin calls it."""
+    """Return the modes with these names; `15W` also matches MODE_15W, its name on AGX Orin."""
     by_name = {mode.name.removeprefix("MODE_"): mode for mode in modes} | {mode.name: mode for mode in modes}
     for name in names:
         if name not in by_name:
             raise unknown("power mode", name, [mode.name for mode in modes])
     if not names:
-        raise UsageError(f"name at least one power mode: {', '.join(mode.name for mode in modes)}")
+        raise UsageError(f"give at least one power mode: {', '.join(mode.name for mode in modes)}")
     return [by_name[name] for name in names]
 
 
@@ -125,7 +125,7 @@ class _Sweep:
         """Run the command as the invoking user and return its exit code, 1 if a signal ended it."""
         with subprocess.Popen(command, **_invoking_user(os.environ)) as child:
             self._child = child
-            if self._interrupted:  # the signal came before there was a child
+            if self._interrupted:  # the signal arrived before there was a child
                 child.terminate()
             code = child.wait()
         return code if code >= 0 else 1
@@ -136,7 +136,7 @@ class _Sweep:
             self._child.send_signal(signal.SIGTERM)
 
     def say(self, line: str) -> None:
-        """Write a line of our own."""
+        """Write a line, marked as ours."""
         self._out.write(f"power modes: {line}\n")
         self._out.flush()  # before the child's output
 
@@ -174,7 +174,7 @@ def _restore(former: Mode) -> None:
 
 
 def _nvpmodel(*arguments: str) -> str:
-    """Return nvpmodel's output; raise NotAvailable if it is absent, or fails for any reason but a reboot."""
+    """Return nvpmodel's output; raise NotAvailable if it is absent, or fails for any reason other than a reboot."""
     command = ["nvpmodel", *arguments]
     try:
         # in its own session, so that Ctrl-C cannot stop it halfway
@@ -194,9 +194,9 @@ def _nvpmodel(*arguments: str) -> str:
     printed = done.stdout + done.stderr
     if done.returncode and WANTS_REBOOT not in printed:
         last = (printed.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        # by its path: sudo does not look into a virtual environment
+        # with its path: sudo does not search a virtual environment
         as_root = f"sudo {Path(sys.executable).with_name('benchd')}"
-        raise NotAvailable(f"{' '.join(command)} failed: {last}; switching modes needs root: {as_root}")
+        raise NotAvailable(f"{' '.join(command)} failed: {last}; switching modes requires root: {as_root}")
     return printed
 
 

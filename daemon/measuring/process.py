@@ -1,4 +1,4 @@
-"""One child with torch: spawn it, read its JSON lines, enforce its deadlines, end it, and report how it ended."""
+"""A child process with torch: spawn it, read its JSON lines, enforce its deadlines, end it, and report how it ended."""
 
 import os
 import signal
@@ -18,19 +18,19 @@ from benchd.daemon.machine.lines import Lines, Rubbish
 from benchd.daemon.measuring.protocol import Job, Message, Outcome, Stage, StageName, encoded, unmeasured
 from benchd.daemon.records import Status
 
-# A fresh block for every result costs more in page faults than the arithmetic, so the heap is kept.
+# Allocating fresh memory for every result costs more in page faults than the arithmetic, so the heap is kept.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30)}
 TERMINATE_GRACE_S = 1.0
-FIRST_TO_KILL = "500"  # of 1000: without memory the kernel takes the worker, also if a GPU's share is not in its size
+FIRST_TO_KILL = "500"  # of 1000: if memory runs out, the kernel kills the worker, even if its size excludes GPU memory
 EXIT_GRACE_S = 10.0
 SUSPEND_S = 5.0
 SUSPEND_LOOK_S = 0.0001
 SUSPEND_LOOKS = 1000  # before the signal is sent again
 STDERR = 2
 LOG_BYTES = 2**24
-CUT = b"This log was longer than 16 MiB. What came before is gone.\n"
-KILLED = "the worker was killed by SIGKILL, as the kernel does when memory runs out,"
-# the broker's password and systemd's socket are the service's alone: a worker runs the code of models
+CUT = b"This log exceeded 16 MiB. Everything before this line was deleted.\n"
+KILLED = "the worker was killed by SIGKILL, as happens when memory runs out,"
+# the broker's password and systemd's socket are for the service only: a worker runs the code of models
 WITHHELD = {"BENCHD_MQTT_PASSWORD", "CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"}
 
 T = TypeVar("T")
@@ -38,10 +38,10 @@ C = TypeVar("C", bound="Child[Any]")
 
 
 class Child(Generic[T]):
-    """A fresh interpreter that runs `module`: it gets a job on stdin and sends messages of `T` on a separate pipe.
+    """A fresh interpreter that runs `module`: it gets a job on stdin and sends messages of type `T` on a separate pipe.
 
-    Its output goes to `log`, or to our stderr. It has its own session, so that a terminal's Ctrl-C does not reach it;
-    leaving the `with` block ends it and all that it started. `rubbish` is the last line that was not a message.
+    Its output goes to `log`, or to our stderr. It has its own session, so a terminal's Ctrl-C does not reach it;
+    leaving the `with` block ends it and everything it started. `rubbish` is the last line that was not a message.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Child(Generic[T]):
                 start_new_session=True,
                 env={**environment(job.device, job.cache, job.gpu_uuid), **self._variables, **own},
             )
-        with suppress(OSError):  # it died at once, as below
+        with suppress(OSError):  # it died at once, see below
             Path(f"/proc/{process.pid}/oom_score_adj").write_text(FIRST_TO_KILL)
         if process.stdin:
             with suppress(BrokenPipeError):  # it died at once; its exit status gives the reason
@@ -101,12 +101,12 @@ class Child(Generic[T]):
         return self._process.pid
 
     def fileno(self) -> int:
-        """Return the pipe's read end, for a select loop."""
+        """Return the read end of the pipe, for a select loop."""
         return self._lines.fileno()
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no more messages can come."""
+        """Return whether no more messages can arrive."""
         return self._lines.ended
 
     def messages(self) -> list[T]:
@@ -116,14 +116,14 @@ class Child(Generic[T]):
         return [one for one in read if not isinstance(one, Rubbish)]
 
     def stop(self) -> None:
-        """End the process and all it started: terminate, then kill."""
+        """End the process and everything it started: terminate, then kill."""
         self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(TERMINATE_GRACE_S)
         self._signal(signal.SIGKILL)
 
     def ask_to_end(self) -> None:
-        """Signal the process to end by itself and send what it has."""
+        """Signal the process to finish by itself and send what it has."""
         self._process.terminate()
 
     def reap(self) -> int:
@@ -145,13 +145,13 @@ class Child(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """End the process and all that it started, once."""
+        """End the process and everything it started, once."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._process.poll() is None:
             self.stop()
-        self._signal(signal.SIGKILL)  # whatever it left running in its session
+        self._signal(signal.SIGKILL)  # anything it left running in its session
         self._process.wait()
         strays.end(self._mark)
         if self._process.stdin:
@@ -179,7 +179,7 @@ class Worker(Child[Message]):
         """Read what has arrived; return True after the outcome or at the end of the pipe."""
         for message in self.messages():
             if isinstance(message, Stage):
-                if not self.stage == message.name == "check":  # all of a check has one deadline, each part of others
+                if not self.stage == message.name == "check":  # a check has one deadline, other stages one per part
                     self._stage_since = time.monotonic()
                 self.stage, self.done = message.name, message.done
                 self.is_waiting = message.name == "ready"
@@ -188,17 +188,17 @@ class Worker(Child[Message]):
         return self.has_ended or (self._outcome is not None and not self._outcome.is_partial)
 
     def cut_log(self) -> None:
-        """Empty a log that is too long: a model that prints in each call would fill the disk."""
+        """Empty a log that is too long: a model that prints in every call would fill the disk."""
         with suppress(OSError):
             if self._log_path.stat().st_size > LOG_BYTES:
                 self._log_path.write_bytes(CUT)
 
     def remaining_s(self) -> float:
-        """Return how long the current stage may still last."""
+        """Return how much longer the current stage may last."""
         return self._stage_since + self._limits.deadline_s(self.stage) - time.monotonic()
 
     def go_on(self) -> None:
-        """End the waiting of a job that waits; its next stage begins now."""
+        """Let a waiting job continue; its next stage begins now."""
         if self._process.stdin:
             with suppress(BrokenPipeError):  # it has died; its exit status gives the reason
                 self._process.stdin.write(b"\n")
@@ -207,10 +207,10 @@ class Worker(Child[Message]):
         self.is_waiting, self._stage_since = False, time.monotonic()
 
     def suspend(self) -> bool:
-        """Stop it and all in its session until it goes on, as a pool's threads spin on; return whether it stopped.
+        """Stop the process and all others in its session until `go_on`, because a pool's threads keep spinning.
 
-        One thread takes the signal and stops the others, which takes a busy machine milliseconds. A thread that waits
-        for a child to start, which is stopped too, never does; so the signal is repeated.
+        Returns whether it stopped. One thread takes the signal and stops the others, which takes milliseconds on a busy
+        machine. A thread waiting for a child that is itself stopped never reacts, so the signal is repeated.
         """
         until_s = time.monotonic() + SUSPEND_S
         while time.monotonic() < until_s:
@@ -223,13 +223,13 @@ class Worker(Child[Message]):
         return False
 
     def stop(self) -> None:
-        """End the process and all it started, also if it is suspended."""
+        """End the process and everything it started, even if it is suspended."""
         self.is_waiting = False
         self._signal(signal.SIGCONT)
         super().stop()
 
     def outcome(self, ended_by: Status | None, reason: str | None) -> Outcome:
-        """Reap the process and return its Outcome, or one that reports how it ended; `ended_by` is our reason."""
+        """Reap the process and return its Outcome, or one saying how it ended; `ended_by` is set if we ended it."""
         code, outcome = self.reap(), self._outcome
         if outcome and not outcome.is_partial and not ended_by:
             return outcome
@@ -261,25 +261,25 @@ class Worker(Child[Message]):
 
 
 def allocator(device: str) -> dict[str, str]:
-    """Return the settings of the heap in a child that measures on `device`, cpu or cuda."""
-    # a Tegra's GPU shares the memory: a kept heap would withhold what building an engine has freed
+    """Return the heap settings of a child that measures on `device`, cpu or cuda."""
+    # a Tegra's GPU shares the memory: a kept heap would withhold memory freed by an engine build
     return ALLOCATOR if device == "cpu" else {}
 
 
 def environment(device: str, cache: str, gpu_uuid: str | None) -> dict[str, str]:
-    """Return the environment of a child with torch that measures on `device`, cpu or cuda: ours, with its settings.
+    """Return our environment, with the settings for a child with torch that measures on `device`, cpu or cuda.
 
-    What is in `WITHHELD` is left out.
+    The variables in `WITHHELD` are left out.
     """
-    # the GPU whose sensors are read, by the only name that is the same everywhere
+    # the GPU whose sensors are read, by the only name that is valid everywhere
     gpu = {"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {}
     ours = {name: value for name, value in os.environ.items() if name not in WITHHELD}
-    # without one a compiler finds no part of itself
+    # without a PATH, a compiler cannot find its own parts
     return {"PATH": os.defpath} | ours | settings(device, cache) | gpu
 
 
 def settings(device: str, cache: str) -> dict[str, str]:
-    """Return the settings of such a child, which are the same for every case."""
+    """Return the environment variables for such a child, which are the same for every case."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor", "TRITON_CACHE_DIR": f"{cache}/triton"}
     # fp32 means fp32 in every runtime: TensorRT inside ONNX Runtime has no other switch
     exact = {"NVIDIA_TF32_OVERRIDE": "0"}

@@ -38,7 +38,7 @@ CALIBRATION_IMAGES = 512
 
 
 def encoded(message: object) -> bytes:
-    """Return a message to a child as JSON; raise UsageError for a path that is not UTF-8, which JSON cannot hold."""
+    """Return a message to a child as JSON; raise UsageError for a path that is not UTF-8, as JSON requires."""
     try:
         return json.encode(message)
     except UnicodeEncodeError as error:
@@ -46,10 +46,10 @@ def encoded(message: object) -> bytes:
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How long and how precisely one case is measured: a preset, or a preset changed by the configuration.
+    """How long and how precisely one case is measured: a preset, possibly changed by the configuration.
 
-    The `_deadline_s` bound the stages without a cap, and each part of `accuracy`, whose time depends on the size of the
-    data set; `grace_s` is added to the caps, because the worker finishes the run it has begun.
+    The `_deadline_s` fields limit the stages without a cap, and each part of `accuracy`, which takes as long as the
+    data set is large; `grace_s` is added to the caps, because the worker finishes the run in progress.
     """
 
     processes: int
@@ -89,9 +89,9 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Measure(Struct, frozen=True, tag=True):
-    """Measure the case in full. The device rests for `idle_s` before and after; `probes` asks for its peak rates.
+    """Measure the case in full. The device rests for `idle_s` before and after; `probes` requests its peak rates.
 
-    With `counts` the work of a model that no formula describes is counted, which is the same in each process.
+    With `counts`, the work of a model without a formula is counted; it is the same in every process.
     """
 
     idle_s: float = 0.0
@@ -100,9 +100,9 @@ class Measure(Struct, frozen=True, tag=True):
 
 
 class Compare(Struct, frozen=True, tag=True):
-    """Time the case for a comparison, which needs no rests, peak rates, parts of an inference or occupancy.
+    """Time the case for a comparison, without rests, peak rates, parts of an inference or occupancy.
 
-    `repeats` tests whether a repeated input is answered faster, and `layers` asks for a profile behind the timed part.
+    `repeats` tests whether a repeated input is answered faster; `layers` requests a profile after the timed section.
     With `one_input` every run reads the same batch, which stays in the caches.
     """
 
@@ -112,11 +112,11 @@ class Compare(Struct, frozen=True, tag=True):
 
 
 class Race(Compare, frozen=True, tag=True):
-    """Compare, but first refuse a variant that cannot be deployed as files."""
+    """Like Compare, but first reject a variant that cannot be deployed as files."""
 
 
 class Verify(Compare, frozen=True, tag=True, kw_only=True):
-    """Compare the files of a shipped `folder`, which must give its golden answers first.
+    """Compare the files of a shipped `folder`, which must first reproduce its golden answers.
 
     `engine` is a TensorRT plan or an AOTInductor package to load instead of building one.
     """
@@ -126,13 +126,13 @@ class Verify(Compare, frozen=True, tag=True, kw_only=True):
 
 
 class Accompany(Struct, frozen=True, tag=True):
-    """Only run beside another process, at this rate, until SIGTERM."""
+    """Only run alongside another process, at this rate, until SIGTERM."""
 
     rate_hz: float
 
 
 class Pack(Struct, frozen=True, tag=True):
-    """Write the files that the variant is deployed as to `folder`, and time nothing."""
+    """Write the files with which the variant is deployed to `folder`, without timing anything."""
 
     folder: str
 
@@ -141,18 +141,18 @@ Recipe = Measure | Compare | Race | Verify | Accompany | Pack
 
 
 def entry_of(model: str, own: UserModel | None) -> catalog.Model | None:
-    """Return the entry with a model's options, None for a user's model without any."""
+    """Return the entry with a model's options, None for a user's model that has none."""
     return catalog.entry(model) if own is None else catalog.NIR if isinstance(own, UserNir) else None
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One process of one case: everything a worker needs to know. Paths come from the command line, never a message.
+    """One process of one case: everything a worker needs. Paths come from the command line, never from a message.
 
-    Files made from a user's module do not outlive the run `suite_id`, whose processes share them. `own` replaces the
-    catalog's model. For the energy sensor, the load continues for `hold_s` around the measured blocks.
-    `inputs.accuracy` is None in a process that skips it. With `waits` it says that it is ready once torch is imported,
-    or with a neighbour once the model is checked, and goes on at the next line of stdin; with `interleaved` also before
-    each measured block. It then uses these `cpus` only, if any are given.
+    Files made from a user's module are deleted after the run `suite_id`, whose processes share them. `own` replaces the
+    catalogued model. For the energy sensor, the load continues for `hold_s` around the measured blocks.
+    `inputs.accuracy` is None in a process that skips it. With `waits`, the worker reports that it is ready once torch
+    is imported (with a neighbour, once the model is checked) and continues at the next line on stdin; with
+    `interleaved`, it does the same before each measured block, and then uses only `cpus`, if given.
     """
 
     case: Case
@@ -178,30 +178,30 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def module(self) -> UserModule | None:
-        """Return the user's module, None for another model."""
+        """Return the user's module, None for any other model."""
         return self.own if isinstance(self.own, UserModule) else None
 
     @property
     def onnx(self) -> UserFile | None:
-        """Return the user's ONNX file, None for another model."""
+        """Return the user's ONNX file, None for any other model."""
         return self.own if isinstance(self.own, UserFile) else None
 
     @property
     def options(self) -> dict[str, OptionValue]:
-        """Return the options of the case with the catalog's defaults."""
+        """Return the options of the case, completed by the catalog's defaults."""
         entry = entry_of(self.case.model, self.own)
         return entry.resolve(self.case.options) if entry else self.case.options
 
 
 class Stage(Struct, frozen=True, tag="stage"):
-    """The worker begins a stage, or says how far it is, as `image 12 of 64`."""
+    """The worker begins a stage, or reports its progress, such as `image 12 of 64`."""
 
     name: StageName
     done: str = ""
 
 
 class Tensor(Struct, frozen=True):
-    """An input or an output: its name, its type and its shape with the batch."""
+    """An input or an output: its name, its dtype and its shape including the batch."""
 
     name: str
     dtype: str
@@ -209,7 +209,7 @@ class Tensor(Struct, frozen=True):
 
 
 class Golden(Struct, frozen=True):
-    """How the golden answers are compared: of all `rows`, at most `rows_off` may be beyond an output's limit.
+    """How the golden answers are compared: of all `rows`, at most `rows_off` may exceed an output's tolerance.
 
     `tolerances` are shares of the largest float64 answer, by output; rows may be off only for networks with thresholds,
     in which one spike changes everything after it.
@@ -222,9 +222,9 @@ class Golden(Struct, frozen=True):
 
 
 class Packed(Struct, frozen=True, kw_only=True):
-    """What the worker that wrote the files says of them: how they are called, and the answers to expect.
+    """The worker's description of the files it wrote: how they are called, and the answers to expect.
 
-    `entry` is what a module is built by: `package.module:function` of `code/`, or the catalog's name of the model.
+    `entry` builds a module: `package.module:function` in `code/`, or the model's name in the catalog.
     """
 
     inputs: list[Tensor]
@@ -237,9 +237,9 @@ class Packed(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, kw_only=True, tag="outcome"):
-    """The results of one process, filled in as it runs: the worker's last line.
+    """The results of one process, filled in as it runs and sent as the last line of its output.
 
-    With `is_partial` one comes before the last, when what was measured must not depend on what follows.
+    With `is_partial`, it is sent before the end, so that what was measured does not depend on what follows.
     """
 
     process: ProcessResult
@@ -274,7 +274,7 @@ def unmeasured(status: Status, reason: str | None) -> Outcome:
 
 
 class ExportRequest(Struct, frozen=True, kw_only=True):
-    """The exports requested; a batch of None is dynamic, a form of None is the target's best."""
+    """The requested exports; a batch of None is dynamic, a form of None is the target's best."""
 
     models: list[str]
     to: Literal["onnx", "tensorrt"]
@@ -292,10 +292,10 @@ class ExportRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def single(self) -> bool:
-        """Return whether `out` names one file."""
+        """Return whether `out` is a single file."""
         return bool(self.out and self.out.endswith(".onnx"))
 
     @property
     def folder(self) -> Path:
-        """Return the store to write to."""
+        """Return the folder to write the artifacts to."""
         return Path(self.out) if self.out and not self.single else folders.artifacts()

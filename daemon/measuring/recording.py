@@ -1,4 +1,4 @@
-"""Turns the processes of a case into its Record: the samples of each window, the combined results, what is missing."""
+"""Turns the processes of a case into its Record: samples in each window, combined results, and what is missing."""
 
 import time
 import uuid
@@ -48,14 +48,14 @@ from benchd.daemon.sampling import energy, interference
 from benchd.daemon.sampling.child import SamplerProcess
 from benchd.daemon.verdicts import accuracy, figures, roofline, sameness, statistics, timings, when
 
-RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, or not for long
+RANGE_SHARE = 0.75  # of the highest clock: turbo and boost clocks are not for all cores, nor for long
 DISTURBED_SHARE = 0.2
 PROBES_SHARE = 0.03
 
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What all records of one run share; `flags` name what else we ran on the machine."""
+    """What all records of one run share; `flags` say what else benchd was running on the machine."""
 
     device_id: str
     boot_id: str
@@ -79,7 +79,7 @@ class RunId:
         return cls(uuid.uuid4().hex, wall_now(), time.monotonic_ns())
 
     def dated(self, boot_id: str) -> "RunId":
-        """Return it with the time of its start by the wall clock of now, if that was only set since, in its boot."""
+        """Return the id with its start time recomputed if the wall clock was set only after the start, in this boot."""
         if not when.is_unset(self.t_wall) or boot_id != identity.boot_id():
             return self
         start = datetime.now(timezone.utc) - timedelta(microseconds=(time.monotonic_ns() - self.t_mono_ns) / 1e3)
@@ -89,7 +89,7 @@ class RunId:
 def with_samples(
     outcome: Outcome, case: Case, sampler: SamplerProcess, machine: Machine, read_period_s: float
 ) -> Outcome:
-    """Return a process's results with the sensors' readings of its window: summaries, energy and disturbed blocks."""
+    """Return a process's results with the sensor readings in its window: summaries, energy and disturbed blocks."""
     process, window = outcome.process, outcome.process.window
     if window is None:
         return outcome
@@ -132,7 +132,7 @@ def _inferences(process: ProcessResult, batch_size: int) -> int:
 
 
 def _with_means(part: TimeSlice, sampler: SamplerProcess, start_ns: int) -> TimeSlice:
-    """Add the sensors' means to a part of a sustained run."""
+    """Return a part of a sustained run with the sensors' means."""
     window = Window(start_ns + round(part.start_s * 1e9), start_ns + round(part.end_s * 1e9))
     means = {name: summary.mean for name, summary in sampler.cut(window)[0].items()}
     return msgspec.structs.replace(part, telemetry=means)
@@ -153,9 +153,9 @@ def record(
     probes: Probes | None = None,
     limits: Limits | None = None,
 ) -> Record:
-    """Return the Record of a case from its processes, at least one; the worst status decides.
+    """Return the Record of a case from at least one process; the worst status becomes the record's.
 
-    `probes` are the first of its run, from which its roofline is computed; without them its own first ones are used.
+    `probes` are the first of its run, from which its roofline is computed; by default the first of its own processes.
     """
     status, reason = _status(outcomes)
     t_wall = run_id.dated(run.boot_id).t_wall
@@ -225,7 +225,7 @@ def record(
 def of_planned(
     planned: Planned, run: RunHeader, run_id: RunId, outcomes: Sequence[Outcome], probes: Probes | None = None
 ) -> Record:
-    """Return the Record of a case of a plan, with what measures it again."""
+    """Return the Record of a planned case, with what it takes to measure it again."""
     made = record(planned.case, planned.preset, run, run_id, outcomes, probes, planned.limits)
     return msgspec.structs.replace(made, own=planned.own and planned.own.named, inputs=planned.inputs.named)
 
@@ -276,7 +276,7 @@ def _parts(outcomes: Sequence[Outcome]) -> dict[str, Timing]:
 
 
 def _is_alone(case: Case) -> bool:
-    """Return whether nothing but inferences of one stream runs."""
+    """Return whether only inferences of a single stream run."""
     return case.streams == 1 and case.scenario != "pipeline" and case.beside is None
 
 
@@ -310,7 +310,7 @@ def _deadlines(outcomes: Sequence[Outcome]) -> list[Deadlines]:
 
 
 def _neighbour(outcomes: Sequence[Outcome]) -> NeighbourResult | None:
-    """Return the neighbour's frames beside all processes."""
+    """Return the neighbour's frames, added up over all processes."""
     neighbours = [outcome.process.beside for outcome in outcomes if outcome.process.beside]
     if not neighbours:
         return None
@@ -324,7 +324,7 @@ def _neighbour(outcomes: Sequence[Outcome]) -> NeighbourResult | None:
 
 
 def _requests(outcomes: Sequence[Outcome]) -> Requests | None:
-    """Return the requests of all processes: the least of their rates, which all of them meet if each one did."""
+    """Return the requests of all processes, with the lowest of their rates, which all meet if each meets its own."""
     requests = [outcome.process.requests for outcome in outcomes if outcome.process.requests]
     if not requests:
         return None
@@ -367,7 +367,7 @@ def _worst_check(outcomes: Sequence[Outcome]) -> Check | None:
 
 
 def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:
-    """Return the energy over all processes, or why there is none; None if any process lacks it."""
+    """Return the energy over all processes, or the reason why there is none; None if any process lacks it."""
     energies = [outcome.process.energy for outcome in outcomes]
     present = [each for each in energies if each is not None]
     return energy.combined(present) if present and len(present) == len(energies) else None
@@ -376,7 +376,7 @@ def _energy(outcomes: Sequence[Outcome]) -> Energy | str | None:
 def _floor(
     case: Case, model: ModelFacts | None, probes: Probes | None, outcomes: Sequence[Outcome], reason: str | None
 ) -> Floor | str:
-    """Return the roofline of one run, or why there is none."""
+    """Return the roofline of one run, or the reason why there is none."""
     if model is None or probes is None:
         return reason or "the device was not probed"
     counted = next((outcome.counted for outcome in outcomes if outcome.counted), None)
@@ -429,36 +429,36 @@ def _flags(
 
 
 def _uneven(processes: Sequence[ProcessResult]) -> set[str]:
-    """Return the flags of times from which no interval can be trusted: they jump between levels, or depend on time."""
+    """Return the flags for times without a trustworthy interval: they jump between levels, or are correlated."""
     medians_ms = [process.timing.median_ms for process in processes if process.timing and process.timing.median_ms > 0]
     blocks = [process.blocks for process in processes if process.blocks]
     flags = {"two_levels"} if timings.two_levels(medians_ms) or any(each.levels for each in blocks) else set()
-    # what makes interleaved blocks depend on each other does so for both processes
+    # what correlates interleaved blocks affects both processes alike
     misleading = any(each.is_correlated and not each.is_interleaved for each in blocks)
     return flags | ({"correlated_blocks"} if misleading else set())
 
 
 def _threads(case: Case, environment: Environment, outcomes: Sequence[Outcome]) -> set[str]:
-    """Return the flags of threads that are not those requested, or that share CPUs."""
+    """Return the flags for a number of threads that was not requested, or for threads that share CPUs."""
     ran = {outcome.threads for outcome in outcomes if outcome.threads}
     flags = {"other_threads"} if case.threads and ran - {case.threads} else set()
     return flags | {"shared_cpus" for threads in ran if threads * case.streams > environment.cpu_count}
 
 
 def _moved(probes: Probes | None, outcomes: Sequence[Outcome]) -> set[str]:
-    """Return the flag of a device whose peak rates have changed since the run began."""
+    """Return the flag for a device whose peak rates have changed since the run began."""
     later = [outcome.process.probes for outcome in outcomes if outcome.process.probes]
     return {"probes_moved" for one in later if probes and roofline.change(probes, one) > PROBES_SHARE}
 
 
 def _slow_clocks(environment: Environment, telemetry: dict[str, Summary]) -> set[str]:
-    """Return the flag of a device that stayed far below its own highest clock from start to end."""
+    """Return the flag for a device whose clock stayed far below its maximum throughout."""
     clock_range = of_range(environment, telemetry)
     return {"clock_below_range"} if clock_range and clock_range[0] < RANGE_SHARE * clock_range[1] else set()
 
 
 def _disturbances(interference: Interference | None) -> set[str]:
-    """Return what disturbed more than a fifth of the blocks."""
+    """Return the causes that disturbed more than a fifth of the blocks."""
     reasons = Counter(reason for block in interference.reasons for reason in block) if interference else Counter[str]()
     return {
         reason
@@ -474,13 +474,13 @@ def _foreign_cpus(telemetry: dict[str, Summary], online_cpus: int) -> float:
 
 
 def _online_cpus(environment: Environment) -> int:
-    """Return how many CPUs the utilisation is of: all that are online, and not only those that the case may use."""
+    """Return the number of CPUs that the utilisation covers: all online ones, even if the case may not use them."""
     spans = [span.partition("-") for span in environment.system.get("online_cpus", "").split(",") if span]
     return sum(int(last or first) - int(first) + 1 for first, _, last in spans) or environment.cpu_count
 
 
 def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) -> Environment:
-    """Add what is only known to a process with torch."""
+    """Return the environment with what only a process with torch knows."""
     versions = {name: version for outcome in outcomes for name, version in outcome.versions.items()}
     known = msgspec.structs.replace(
         environment,
@@ -494,7 +494,7 @@ def _with_worker_facts(environment: Environment, outcomes: Sequence[Outcome]) ->
 
 
 def _missing_percentile(least: int, outcomes: Sequence[Outcome]) -> str:
-    """Return why a percentile is missing: each process needs so many runs, requests that were dropped included."""
+    """Return why a percentile is missing: each process needs `least` runs, including dropped requests."""
     processes = [outcome.process for outcome in outcomes]
     runs = [one.requests.asked if one.requests else one.timing.runs for one in processes if one.timing]
     fewest = min(runs, default=0)
@@ -522,14 +522,14 @@ def _missing_timing(
         requests = _requests(outcomes)
         if requests and _dropped_half(outcomes):
             dropped = f"{requests.dropped} of {requests.asked} requests were dropped"
-            missing["timing.median_ms"] = f"{dropped}: the times are those of the answered ones only"
+            missing["timing.median_ms"] = f"{dropped}: the times cover only the answered ones"
         elif timing.low_ms is None:
             missing["timing.low_ms"] = _no_interval(timing, outcomes)
         for name, q in PERCENTILES.items():
             if getattr(timing, name) is None:
                 missing[f"timing.{name}"] = _missing_percentile(statistics.minimum_samples(q), outcomes)
     if not _is_alone(case):
-        missing["x_of_floor"] = "the floor is that of the model alone on the device"
+        missing["x_of_floor"] = "the floor assumes that the model has the device to itself"
     if case.scenario not in BACK_TO_BACK:
         missing["throughput_per_s"] = missing["x_of_floor"] = f"{case.scenario} does not run back to back"
     return missing
@@ -544,7 +544,6 @@ def _missing(
     outcomes: Sequence[Outcome],
     reason: str | None,
 ) -> dict[str, str]:
-    """Return the reason for each null field."""
     missing = {} if isinstance(total, Energy) else {"energy": total or "no_sensor"}
     missing |= _missing_timing(case, timing, reason, outcomes)
     if isinstance(least, str):
@@ -558,7 +557,7 @@ def _missing(
     if any(outcome.occupancy for outcome in outcomes):
         missing.pop("occupancy", None)
     else:
-        missing.setdefault("occupancy", reason or "a GPU's alone")
+        missing.setdefault("occupancy", reason or "measured on GPUs only")
     if probes:
         missing.pop("probes", None)
     else:

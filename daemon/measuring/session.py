@@ -39,21 +39,21 @@ from benchd.daemon.sampling.child import SamplerProcess
 ATTEND_S = 1.0
 INTERRUPTED = "interrupted by a signal"
 Ending = tuple[Status | None, str | None]
-_version = cache(version)  # of the code that runs; its file takes 3 ms to read, for each process of a race
+_version = cache(version)  # cached: reading the file takes 3 ms, for each process of a race
 FEWEST_CPUS = 4  # with fewer, reserving a CPU would cost the case more than the sampler does
 
 
 class Sink:
-    """A destination of records; each method does nothing unless a sink overrides it.
+    """A destination for records; each method does nothing unless a sink overrides it.
 
-    Nothing but `stage` is called while a case is being timed.
+    Only `stage` is called while a case is being timed.
     """
 
     def begin(self, plan: Sequence[Planned]) -> None:
         """Receive the plan."""
 
     def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
-        """Receive the running case and stage, and how far that is if known."""
+        """Receive the running case, its stage and, if known, the progress."""
 
     def publish(self, record: Record, body: bytes) -> None:
         """Receive one finished record and its wire form."""
@@ -62,17 +62,17 @@ class Sink:
         """Deliver what remains."""
 
     def close(self) -> None:
-        """Close its files, also if the run ended before it began."""
+        """Close the sink's files, even if the run ended before it began."""
 
 
 @dataclass
 class Session:
     """What the cases of one or more runs share; leaving the `with` block ends the sampler and closes the sinks.
 
-    Paths come only from the command line or the configuration. `flags` name what else we run on the machine. `attend`
-    is called about once per second while a child works; a reason that it returns ends the child. `start` says
-    what it waits for before it measures. `interrupted` means that a signal has
-    ended it, and `failures` lists what could not be stored.
+    Paths come only from the command line or the configuration. `flags` say what else benchd runs on the machine.
+    `attend` is called about once per second while a child works; if it returns a reason, the child is ended. `start`
+    says what to wait for before measuring. `interrupted` means that a signal has ended the session, and `failures`
+    lists what could not be stored.
     """
 
     config: Config
@@ -107,11 +107,11 @@ class Session:
 
     @contextmanager
     def measuring(self, ending: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
-        """Hold the machine's lock and handle the signals that end a run; raise Busy if another process measures."""
+        """Hold the machine's lock and handle the signals that end a run; raise Busy if another process is measuring."""
         with MachineLock(waiting=self.start.waiting), on_signals(ending, self._interrupt) as (self._wake, _):
             settle(self.start, self._wake, lambda: self.interrupted)
             if not self.start.quiet_s:
-                self.start = replace(self.start, out=None)  # said, or asked, once in a session
+                self.start = replace(self.start, out=None)  # reported, or asked, once per session
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -177,7 +177,7 @@ class Session:
         return child in ready
 
     def follow(self, worker: Worker, remaining_s: float, too_long: str) -> Ending | None:
-        """Wait once for a worker; return how and why we ended it, (None, None) after its end, None if it goes on."""
+        """Wait once for a worker; return how and why we ended it, (None, None) at its own end, None if it runs on."""
         if remaining_s <= 0:
             worker.stop()
             return "timeout", too_long
@@ -196,7 +196,7 @@ class Session:
         return INTERRUPTED if self.interrupted else reason
 
     def publish(self, record: Record) -> None:
-        """Give the record to each sink; if it has a number that is not finite, a failed one takes its place."""
+        """Pass the record to each sink, or a failed record instead if it contains a number that is not finite."""
         try:
             body = encode(record)
         except ValueError as error:
@@ -207,7 +207,7 @@ class Session:
             self._hand_over(sink, record, body)
 
     def _failed(self, record: Record, reason: str) -> Record:
-        """Return a failed record in its place: without one a service would measure the case again and again."""
+        """Return a failed record to publish instead: with none, a service would measure the case over and over."""
         run, run_id = self.run(record.suite_id), RunId(record.run_id, record.t_wall, record.t_mono_ns)
         made = recording.record(record.case, record.preset, run, run_id, [unmeasured("failed", reason)])
         return msgspec.structs.replace(
@@ -221,7 +221,7 @@ class Session:
             self.failures.append(f"{record.case_id}: {error}")
 
     def keep(self, path: Path, content: bytes) -> bool:
-        """Write a file of the results and return whether that worked; a failure is listed, and the rest goes on."""
+        """Write a result file and return whether that worked; a failure is added to `failures`."""
         try:
             journal.replace(path, [content])
         except BenchdError as error:
@@ -230,12 +230,12 @@ class Session:
         return True
 
     def end(self) -> None:
-        """Have the sinks deliver what remains."""
+        """Make the sinks deliver what remains."""
         for sink in self.sinks:
             sink.end()
 
     def unstored(self, err: TextIO) -> int:
-        """Warn of each record and file that could not be stored; return the exit code for that, 1 or 0."""
+        """Print a warning for each record and file that could not be stored; return 1 if there are any, else 0."""
         err.writelines(f"warning: not stored: {failure}\n" for failure in dict.fromkeys(self.failures))
         return int(bool(self.failures))
 
@@ -243,24 +243,24 @@ class Session:
 def writable(folder: Path, name: str, *, create: bool = True) -> Path:
     """Create the folder, test that it is writable before anything is measured, and return it.
 
-    Without `create` nothing is created: what exists of the path is tested.
+    Without `create` nothing is created: the existing part of the path is tested. Raises UsageError if the test fails.
     """
     tested = folder if create else next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     try:
-        str(folder.resolve()).encode()  # a worker is told it in JSON
+        str(folder.resolve()).encode()  # it is sent to a worker in JSON
         if create:
             folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=tested):
             return folder.resolve()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{name}: its path is not UTF-8; choose another folder") from error
+        raise UsageError(f"{name}: the path is not UTF-8; choose another folder") from error
     except OSError as error:
         raise UsageError(f"{name}: {folder} cannot be written: {error.strerror}") from error
 
 
 @contextmanager
 def temporary_output() -> Iterator[Path]:
-    """Make a folder for what nobody keeps; raise UsageError if there is no place for one."""
+    """Create a folder that is deleted at the end; raise UsageError if there is no place for one."""
     with journal.explaining(Path("TMPDIR")):
         folder = tempfile.TemporaryDirectory()
     with folder as path:
@@ -268,7 +268,7 @@ def temporary_output() -> Iterator[Path]:
 
 
 def made_output(folder: Path, *, create: bool = True) -> Path:
-    """Create and test the folder of `--output` and our own as `writable` does; raise UsageError if that fails."""
+    """Create and test the `--output` folder and benchd's own as `writable` does; raise UsageError if that fails."""
     writable(folders.cache(), "the cache folder (set XDG_CACHE_HOME to another)", create=create)
     writable(folders.artifacts(), "the folder of exported files (set XDG_STATE_HOME to another)", create=create)
     return writable(folder, f"--output {folder}", create=create)

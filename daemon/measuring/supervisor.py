@@ -1,6 +1,6 @@
 """One run over a plan: the supervisor runs the processes of each case and makes its Record. It never imports torch.
 
-Cases that compete run in rounds, one process of each: what drifts during the run then affects all of them alike.
+Cases that compete run in rounds of one process each, so that drift during the run affects all of them alike.
 """
 
 import math
@@ -28,19 +28,19 @@ from benchd.daemon.runtimes import Precision
 from benchd.daemon.sampling import energy
 from benchd.daemon.verdicts.statistics import StopRule
 
-PROGRESS_S = 1.0  # between two reports of how far a stage is
-NOT_RUN = "the worker could not be run"  # the machine refused it, whatever the case
+PROGRESS_S = 1.0  # between two progress reports of a stage
+NOT_RUN = "the worker could not be run"  # the machine's fault, not the case's
 NOT_SUSPENDED = "it could not be suspended between its blocks; --preset standard measures one after the other"
 INTERLEAVED_BLOCK_S = 0.006
-ABREAST = 2  # processes that import torch side by side; one that waits holds 0.3 GiB
+ABREAST = 2  # processes that import torch at the same time; a waiting one takes 0.3 GiB
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One process of a case, by its recipe; its raw times and its log are called `name`.
+    """One process of a case, run by its recipe; `name` is the name of its raw times and its log.
 
-    `python` is another interpreter, and `variables` are set beside ours.
+    `python` is another interpreter, and `variables` are set in addition to ours.
     """
 
     planned: Planned
@@ -53,14 +53,14 @@ class Turn:
 
     @property
     def is_interleaved(self) -> bool:
-        """Return whether its blocks alternate with those of another one."""
+        """Return whether its blocks alternate with those of another process."""
         rule = self.planned.limits.rule
         return rule == interleaved_rule(rule.cap_s)
 
 
 @dataclass
 class MeasuredCase:
-    """A case that is being measured: its identity and the outcome of each process so far."""
+    """A case being measured: its identity and the outcomes of its processes so far."""
 
     planned: Planned
     run_id: RunId = field(default_factory=RunId.new)
@@ -68,7 +68,7 @@ class MeasuredCase:
 
     @property
     def is_incomplete(self) -> bool:
-        """Return whether processes are missing, and none has failed."""
+        """Return whether processes are missing and none has failed."""
         is_ok = all(outcome.process.status == "ok" for outcome in self.outcomes)
         return is_ok and len(self.outcomes) < self.planned.limits.processes
 
@@ -78,7 +78,7 @@ class Supervisor:
     """One run over a plan in a session; `records` holds the results of `run`.
 
     The device's peak rates are probed in the first and the last process of the run with the same settings. After an
-    interrupt, cases keep the processes that they have; with `needs_all` they are aborted.
+    interrupt, cases keep the processes they have; with `needs_all` they are aborted.
     """
 
     session: Session
@@ -89,7 +89,7 @@ class Supervisor:
     _rates: dict[tuple[Precision, int | None, int], Probes | None] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Measure every case of the plan, under the machine's lock."""
+        """Measure every case of the plan while holding the machine's lock."""
         with self.session.measuring(ending()):
             self.session.sampler(self.plan)
             for sink in self.session.sinks:
@@ -105,8 +105,8 @@ class Supervisor:
     def measure(self, group: Sequence[Planned], begins: Callable[[MeasuredCase], None] | None = None) -> list[Record]:
         """Measure these cases of the plan in rounds; return their Records, already passed to the sinks.
 
-        `begins` is called with the case before each of its processes. A case that an interrupt left without any
-        process has no Record.
+        `begins` is called with the case before each of its processes. A case that an interrupt left without any process
+        has no Record.
         """
         cases = [MeasuredCase(planned) for planned in group]
         self._measure(cases, begins or (lambda _: None))
@@ -116,7 +116,7 @@ class Supervisor:
         return made
 
     def _measure(self, cases: Sequence[MeasuredCase], begins: Callable[[MeasuredCase], None]) -> None:
-        """Run the processes of these cases, one of each in a round, until each is complete, has failed or is ended."""
+        """Run these cases in rounds of one process each, until each is complete, has failed or is ended."""
         for one in cases:
             if one.planned.reason:
                 one.outcomes.append(unmeasured("unsupported", one.planned.reason))
@@ -136,21 +136,21 @@ class Supervisor:
                     return
 
     def _abort(self, cases: Sequence[MeasuredCase], aborted: Outcome) -> None:
-        """End those that lack processes as the aborted one ended, if they need all."""
+        """Abort the incomplete cases like the aborted one, if all of their processes are needed."""
         for one in cases:
             if self.needs_all and one.outcomes and one.is_incomplete:
                 one.outcomes.append(unmeasured("aborted", aborted.process.reason))
 
     def _keep(self, one: MeasuredCase, outcome: Outcome) -> None:
-        """Keep the outcome of a case's next process, and the rates that it probed."""
+        """Keep the outcome of a case's process, and the rates that it probed."""
         planned = one.planned
         failed = "probes" in outcome.missing and planned.case.scenario != "cold_start"
-        if outcome.process.probes or failed:  # what failed once is not tried again
+        if outcome.process.probes or failed:  # a failed probe is not repeated
             self._rates.setdefault(_rates_of(planned.case), outcome.process.probes)
         one.outcomes.append(_end_of_search(outcome, planned.case.batch_size) if planned.is_searched else outcome)
 
     def _is_last(self, one: MeasuredCase, cases: Sequence[MeasuredCase]) -> bool:
-        """Return whether no process of the run follows with these rates; `cases` take turns with this one."""
+        """Return whether no later process of the run has the same rates; `cases` alternate with this one."""
         groups = plan.in_rounds(self.plan)
         place = next((place for place, group in enumerate(groups) if one.planned in group), len(groups))
         others = [other.planned for other in cases if other is not one and other.is_incomplete]
@@ -166,10 +166,10 @@ class Supervisor:
         return recording.of_planned(planned, run, one.run_id, one.outcomes, rates)
 
     def process(self, turn: Turn) -> Outcome:
-        """Run one process of a case to its end; before its first cold start one more, uncounted."""
+        """Run one process of a case to its end; the first cold start is preceded by an uncounted one."""
         if turn.index == 0 and turn.planned.case.scenario == "cold_start":
             name = f"{turn.name.rpartition('.')[0]}.ready"
-            ready = self._process(replace(turn, name=name))  # it makes files and fills caches
+            ready = self._process(replace(turn, name=name))  # it writes files and fills caches
             if ready.process.status != "ok":
                 return ready
         return self._process(turn)
@@ -185,10 +185,10 @@ class Supervisor:
     def in_turn(
         self, entrants: Sequence[T], turn: Callable[[T], Turn], abreast: int = ABREAST
     ) -> Generator[tuple[T, Outcome], None, None]:
-        """Run a process of each entrant, in this order, and yield it with its outcome as that ends.
+        """Run a process for each entrant in order, and yield each entrant with its outcome when the process ends.
 
-        So many at a time import torch side by side, and measure one after the other, or in turns of one block. `turn`
-        is asked for their processes when those before have ended.
+        `abreast` processes at a time import torch together, then measure one after the other, or alternate block by
+        block. `turn` is called for their processes once the previous ones have ended.
         """
         for first in range(0, len(entrants), abreast):
             some = entrants[first : first + abreast]
@@ -220,9 +220,9 @@ class Supervisor:
                 yield turn, self._closed(worker, turn, outcome)
 
     def can_interleave(self, entries: Sequence[Planned]) -> bool:
-        """Return whether the blocks of these can alternate: back to back on a CPU, without joules.
+        """Return whether the blocks of these cases can alternate: back to back on a CPU, without energy.
 
-        Joules need an unbroken window.
+        Energy needs an unbroken window.
         """
         cases = [entry.case for entry in entries]
         return (
@@ -232,17 +232,17 @@ class Supervisor:
         )
 
     def _shared_cpus(self, turns: Sequence[Turn]) -> list[int]:
-        """Draw the CPUs of a pair, not the sampler's; none if a process needs all."""
+        """Draw the CPUs that a pair shares, not the sampler's; none if a process needs all."""
         cpus = os.sched_getaffinity(0)
         needed = max(turn.planned.case.threads or len(cpus) for turn in turns)
         free = cpus - {spare_cpu(cpus, self.session.machine.device, needed)}
         return random.sample(sorted(free), needed) if needed < len(free) else []
 
     def _interleaved(self, pairs: Sequence[tuple[Worker, Turn]], ended: list[Ending]) -> Iterator[tuple[Turn, Outcome]]:
-        """Let each worker prepare, then measure one block after the other, and yield its outcome when it ends.
+        """Let each worker prepare, then alternate measured blocks, and yield each worker's outcome when it ends.
 
-        They prepare alone: side by side, two thread pools that each fill the CPUs take ten times as long. The order is
-        drawn anew for each block, so that neither side is always the first after a pause.
+        They prepare one at a time: two thread pools that each fill the CPUs take ten times as long together. The order
+        is drawn for each block, so that neither side is always the first after a pause.
         """
         self.session.sampler(self.plan).watch(*(worker.pid for worker, _ in pairs))
         left = [*range(len(pairs))]
@@ -260,7 +260,7 @@ class Supervisor:
                     yield turn, self._closed(worker, turn, worker.outcome(*ended[place]))
 
     def _closed(self, worker: Worker, turn: Turn, outcome: Outcome) -> Outcome:
-        """End all that the worker started, before another one is measured; return its outcome with the samples."""
+        """End everything the worker started, before another is measured; return its outcome with the samples."""
         worker.close()
         return self._with_samples(outcome, turn)
 
@@ -279,7 +279,7 @@ class Supervisor:
 
     def _recipe(self, planned: Planned, *, is_first: bool, is_last: bool) -> Measure:
         power, period_s = self.session.sampler(self.plan).samples.power, self.session.config.sampling.period_s
-        longest_s = planned.limits.deadline_s("idle") / 2  # clocks settle in half as long again
+        longest_s = planned.limits.deadline_s("idle") / 2  # clocks settle within half as long again
         idle_s = min(longest_s, energy.idle_s(power, period_s))
         probes = self._is_to_probe(planned, is_last=is_last) and not planned.beside
         return Measure(idle_s, probes, counts=is_first)
@@ -326,9 +326,9 @@ class Supervisor:
         )
 
     def _is_to_probe(self, planned: Planned, *, is_last: bool) -> bool:
-        """Return whether this process probes the device's rates: the first and the last with the same settings do.
+        """Return whether this process probes the device's rates, as the first and the last with the same settings do.
 
-        It is unknown where a search ends, so each of its cases may be the last.
+        The end of a search is not known in advance, so each of its cases may be the last.
         """
         rates = _rates_of(planned.case)
         if rates not in self._rates:
@@ -336,7 +336,7 @@ class Supervisor:
         return self._rates[rates] is not None and (planned.is_searched or is_last)
 
     def _wait(self, worker: Worker, turn: Turn, *, until_ready: bool = False) -> Ending:
-        """Wait for the worker to end, or to wait for its turn; return how and why we ended it, else (None, None)."""
+        """Wait until the worker ends or waits for its turn; return how and why we ended it, else (None, None)."""
         done, announced_s = "", 0.0
         while not (until_ready and worker.is_waiting):
             is_later = worker.done != done and time.monotonic() - announced_s >= PROGRESS_S
@@ -353,27 +353,27 @@ class Supervisor:
 
 
 def interleaved_rule(cap_s: float) -> StopRule:
-    """Return the rule of processes that measure in turns of one block, for `cap_s` each.
+    """Return the stop rule for processes that alternate block by block, for `cap_s` each.
 
-    It asks for more blocks than fit, so that none are merged: those of both processes correspond.
+    It asks for more blocks than fit, so that none are merged: the blocks of both processes correspond.
     """
     return StopRule(math.ceil(cap_s / INTERLEAVED_BLOCK_S) + 1, 1, INTERLEAVED_BLOCK_S, cap_s, None)
 
 
 def _waits(entry: Planned) -> bool:
-    """Return whether a process may import torch first; a cold start is timed from its start, beside its neighbour."""
+    """Return whether a process may import torch in advance; not for a cold start, nor with a neighbour."""
     return entry.case.scenario != "cold_start" and not entry.beside
 
 
 def _not_run(error: OSError) -> Outcome:
-    """Return the outcome of no free process, descriptor or inode, or of a disk that is full or read-only."""
+    """Return the outcome if there is no free process, descriptor or inode, or if the disk is full or read-only."""
     return unmeasured("failed", f"{NOT_RUN}: {error.strerror}")
 
 
 def _end_of_search(outcome: Outcome, batch_size: int) -> Outcome:
     """Return the outcome of a batch that may be too large: not fitting is a result, not a failure.
 
-    A worker that was killed counts as too large if a smaller batch ran: the kernel, unlike torch, gives no reason.
+    A killed worker counts as too large if a smaller batch ran: the kernel, unlike torch, gives no reason.
     """
     process = outcome.process
     too_large = ("out of memory", KILLED) if batch_size > 1 else "out of memory"

@@ -1,4 +1,4 @@
-"""The inputs of a user's model: the syntax of `--input`, what is drawn for each, and their files. No torch."""
+"""The inputs of a user's model: the syntax of `--input`, how values are drawn, and input files. No torch."""
 
 import math
 import re
@@ -17,15 +17,15 @@ from benchd.exporters.artifacts import sha256_of
 SYNTAX = "[NAME=][TYPE:]SIZES[:LOW-HIGH], [NAME=][TYPE:](SIZES)=VALUE or [NAME=][TYPE:]@FILE"
 EXAMPLES = "3x224x224, ids=int64:16:0-999, rate=int64:()=16000 or x=@x.npy"
 GIVING = "--input NAME=TYPE:SIZES:LOW-HIGH or NAME=@FILE"
-"""How a range or a file is given, for a sentence about numbers that were drawn."""
+"""How to give a range or a file, for messages about randomly drawn inputs."""
 SAMPLES: tuple[Dtype, ...] = ("uint8", "int8", "uint16", "int16")
-"""The types of bytes and samples, whose numbers mean something over all of their range."""
+"""The types of bytes and audio samples, which use their full range."""
 
 FILES_OF_SAMPLES = (".npz", ".safetensors")
 
 _NUMBER = r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _SIZES = r"(?:\d+|N)(?:x(?:\d+|N))*"
-# the shortest name, and none if that is possible: names in ONNX files hold anything, such as `x:0`
+# the shortest possible name, even none: names in ONNX files may contain anything, such as `x:0`
 _INPUT = re.compile(
     r"(?:(?P<name>.+?)=)??(?=.)(?:(?P<type>[a-z]\w*):)?"
     rf"(?P<shared>\()?(?:@(?P<file>[^()]+)|(?P<sizes>{_SIZES})?)(?(shared)\))"
@@ -34,12 +34,12 @@ _INPUT = re.compile(
 
 
 def are_samples(text: str) -> bool:
-    """Return whether a text names inputs of the user's own: a file of arrays, or a function of a Python file."""
+    """Return whether `text` refers to the user's own inputs: a file of arrays, or a function in a Python file."""
     return text.endswith(FILES_OF_SAMPLES) or ".py:" in text
 
 
 def named_metric(text: str) -> tuple[str, Literal["higher", "lower"]]:
-    """Return FILE.py:FUNCTION of a metric and which of its values are better, by default the higher ones."""
+    """Return a metric's FILE.py:FUNCTION and which of its values are better, by default the higher ones."""
     place, _, better = text.rpartition(":")
     if better in ("higher", "lower") and ".py:" in place:
         return place, "lower" if better == "lower" else "higher"
@@ -47,7 +47,7 @@ def named_metric(text: str) -> tuple[str, Literal["higher", "lower"]]:
 
 
 def of_samples(option: str, text: str) -> str:
-    """Return a file of inputs or FILE.py:FUNCTION with its whole path; raise UsageError if it is neither."""
+    """Return a file of inputs or FILE.py:FUNCTION with its full path; raise UsageError if it is neither."""
     if text.endswith(FILES_OF_SAMPLES):
         if not Path(text).is_file():
             raise UsageError(f"{option} {text}: no such file")
@@ -63,15 +63,15 @@ def of_samples(option: str, text: str) -> str:
 
 
 def of_metric(text: str) -> str:
-    """Return FILE.py:FUNCTION:higher or :lower with its whole path; raise UsageError if there is no such function."""
+    """Return FILE.py:FUNCTION:higher or :lower with its full path; raise UsageError if there is no such function."""
     place, better = named_metric(text)
     return f"{of_samples('--metric', place)}:{better}"
 
 
 def inputs_of(texts: Sequence[str]) -> list[InputSpec]:
-    """Return the inputs of `3x224x224`, `ids=int64:16:0-999` and `scale=float32:`, each without its batch.
+    """Return the inputs for texts such as `3x224x224`, `ids=int64:16:0-999` and `scale=float32:`, without their batch.
 
-    Those without a name come first, as in a call. Raises UsageError for invalid syntax and for a repeated name.
+    Inputs without a name come first, as in a call. Raises UsageError for invalid syntax and for a repeated name.
     """
     specs = [_input(text) for text in texts]
     names = [spec.name for spec in specs if spec.name]
@@ -109,7 +109,7 @@ def _number(text: str) -> int | float:
 def typed(spec: InputSpec, dtype: Dtype | None) -> InputSpec:
     """Return the input with its type, by default `dtype`.
 
-    Raises UsageError for a span that the type does not hold, and for sizes that this machine's memory does not.
+    Raises UsageError for a span outside the type's range, and for sizes that exceed this machine's memory.
     """
     spec = msgspec.structs.replace(spec, dtype=spec.dtype or dtype)
     if spec.dtype:
@@ -125,19 +125,19 @@ def typed(spec: InputSpec, dtype: Dtype | None) -> InputSpec:
 
 
 def of_module(specs: Sequence[InputSpec]) -> list[InputSpec]:
-    """Return the inputs of a module: float32 unless they say another type or their files hold whole numbers."""
+    """Return the inputs of a module, float32 unless they give another type or their files hold integers."""
     return [described(typed(spec, None if spec.file else DTYPES[0])) for spec in specs]
 
 
 def _refuse_large(spec: InputSpec, size: int) -> None:
-    """Raise UsageError for an input of more bytes than this machine has memory."""
+    """Raise UsageError for an input that is larger than this machine's memory."""
     if size > memory_bytes():
         has = f"this machine has {memory_bytes() / 2**30:.3g} GiB of memory"
-        raise UsageError(f"--input {spec}: its numbers take {size / 2**30:.3g} GiB, and {has}")
+        raise UsageError(f"--input {spec}: it takes {size / 2**30:.3g} GiB, but {has}")
 
 
 def limits(dtype: Dtype) -> tuple[int | float, int | float]:
-    """Return the smallest and the largest number of a type; a float's largest finite one."""
+    """Return the smallest and the largest number of a type; for a float the largest finite one, either sign."""
     if dtype == "bool":
         return 0, 1
     if "float" in dtype:
@@ -153,10 +153,10 @@ def _bits(dtype: Dtype) -> int:
 
 
 def spanned(spec: InputSpec, rows: tuple[int, int] | None = None) -> InputSpec:
-    """Return the input with the span that it is drawn from, if neither the user nor its file says it.
+    """Return the input with the span it is drawn from, unless the user or its file gives one.
 
-    `rows` are the first and the last index of the smallest table that it reads. Bytes and samples that read none take
-    all of their type's range; other whole numbers, and every mask, are 0 and 1.
+    `rows` are the first and the last index of the smallest table that it reads. Bytes and samples that index no table
+    use the full range of their type; other integers, and every mask, are 0 and 1.
     """
     if spec.span or spec.file or spec.dtype in (None, "bool") or "float" in spec.dtype:
         return spec
@@ -165,12 +165,12 @@ def spanned(spec: InputSpec, rows: tuple[int, int] | None = None) -> InputSpec:
 
 
 def is_mask(name: str) -> bool:
-    """Return whether an input's whole numbers are only 0 and 1."""
+    """Return whether an input's integers are only 0 and 1, judging by its name."""
     return "mask" in name.lower()
 
 
 def described(spec: InputSpec) -> InputSpec:
-    """Return the input with the type, the sizes and the hash of its file; raise UsageError if that does not fit."""
+    """Return the input with the type, the sizes and the hash of its file; raise UsageError if the file does not fit."""
     if not spec.file:
         return spec
     numbers = numbers_of(spec)
@@ -183,7 +183,7 @@ def described(spec: InputSpec) -> InputSpec:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments from values by name; `batch.audio` is the entry `audio` of the dict `batch`."""
+    """Return a call's arguments from named values; `batch.audio` is the entry `audio` of the dict `batch`."""
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = name.split(".")
@@ -195,9 +195,9 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers_of(spec: InputSpec) -> Any:
-    """Return the array of an input's file, its items first unless the batch shares it, as its type if that is given.
+    """Return the array in an input's file, items first unless the batch shares it, converted to the given type.
 
-    Raises UsageError for a file that is missing or damaged, or holds numbers that the type does not.
+    Raises UsageError for a file that is missing or damaged, or holds numbers that the type cannot represent.
     """
     import numpy as np  # noqa: PLC0415 - plans without a file need none
 
@@ -215,8 +215,8 @@ def numbers_of(spec: InputSpec) -> Any:
         raise UsageError(f"--input {spec}: its first axis counts the items, but its shape is {list(held.shape)}")
     if not spec.dtype or spec.dtype in ("bfloat16", str(held.dtype)):
         return np.require(held, requirements=["C", "W"])
-    with np.errstate(invalid="ignore"):  # what it does not hold is said below
+    with np.errstate(invalid="ignore"):  # reported below
         as_read = held.astype(spec.dtype)
     if "float" not in spec.dtype and not np.array_equal(as_read, held):
-        raise UsageError(f"--input {spec}: its numbers are {held.dtype}, and some are not {spec.dtype}")
+        raise UsageError(f"--input {spec}: its numbers are {held.dtype}, and some do not fit {spec.dtype}")
     return as_read

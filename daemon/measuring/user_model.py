@@ -25,7 +25,7 @@ def module(text: str, given: Sequence[str]) -> UserModule:
     if not colon or not function.isidentifier():
         raise UsageError(f"--module {text}: expected FILE.py:FUNCTION or package.module:FUNCTION")
     if file in LIBRARIES:
-        raise UsageError(f"--module {text}: a library's model is a model by name: bench-once --models {text}")
+        raise UsageError(f"--module {text}: a library's model is given by name: bench-once --models {text}")
     if not file.endswith(".py") and all(map(str.isidentifier, file.split("."))) and not Path(file).is_file():
         package = file.partition(".")[0]
         if _place_of(package, [str(Path.cwd()), *sys.path]) is None:
@@ -40,7 +40,7 @@ def module(text: str, given: Sequence[str]) -> UserModule:
 
 
 def installed(text: str, given: Sequence[str]) -> UserModule:
-    """Return package.module:FUNCTION of this environment, not of the current folder, or a net of the Hub.
+    """Return package.module:FUNCTION from this environment, not from the current folder, or a net from the Hub.
 
     Raises UsageError if it is absent.
     """
@@ -54,7 +54,7 @@ def installed(text: str, given: Sequence[str]) -> UserModule:
 
 
 def nir_file(path: Path, given: Sequence[str]) -> UserNir:
-    """Return the file with the inputs of `--input`; raise UsageError if there is none."""
+    """Return the file with the inputs given by `--input`; raise UsageError if it does not exist."""
     if not path.is_file():
         raise UsageError(f"{path}: no such file")
     return UserNir(str(path.resolve()), _arguments(given))
@@ -83,18 +83,18 @@ def _file(path: Path, changed_ns: int, given: Sequence[str]) -> UserFile:
 
 
 def _referred(quantised: UserFile, reference: Path) -> UserFile:
-    """Return the quantised file with its reference; raise UsageError unless it is a float file of the same inputs."""
+    """Return the quantised file with its reference; raise UsageError unless it is a float file with the same inputs."""
     try:
         other = onnx_file(reference, [str(spec) for spec in quantised.inputs])
     except UsageError as error:
-        raise UsageError(f"--reference {reference}: it must read the inputs of {quantised.path} ({error})") from error
+        raise UsageError(f"--reference {reference}: it must have the inputs of {quantised.path} ({error})") from error
     if quantised.precision != "int8" or other.precision == "int8":
         raise UsageError(f"--reference {reference}: give the fp32 file that a quantised --onnx file was made from")
     return msgspec.structs.replace(quantised, reference=str(reference))
 
 
 def _arguments(given: Sequence[str]) -> list[InputSpec]:
-    """Return the inputs of a module as `--input` gives them; raise UsageError for a name that is no argument's."""
+    """Return the inputs of a module given by `--input`; raise UsageError for a name that cannot be an argument."""
     inputs = of_module(inputs_of(given))
     names = [spec.name for spec in inputs if spec.name]
     for name in names:
@@ -109,5 +109,5 @@ def _arguments(given: Sequence[str]) -> list[InputSpec]:
 
 
 def _place_of(package: str, places: Sequence[str]) -> str | None:
-    """Return the first of these folders that has the package, None if none has."""
+    """Return the first of these folders that contains the package, None if none does."""
     return next((place for place in places if PathFinder.find_spec(package, [place])), None)

@@ -1,4 +1,4 @@
-"""The inputs of a user's ONNX file, read without torch: names, types and sizes; and each reason to refuse it."""
+"""The inputs of a user's ONNX file, read without torch: names, types and sizes, and each reason to reject it."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,17 +33,17 @@ _FLOATS: dict[int, Precision] = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16:
 _PRODUCTS = ("Conv", "MatMul", "Gemm", "ConvTranspose")
 _INTEGER = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
 _UNKNOWN = "No Op registered for"
-"""How the checker refuses an operator that is not ONNX's, such as a plugin of TensorRT."""
+"""How the checker's message begins for an operator that is not part of ONNX, such as a TensorRT plugin."""
 
 Size = int | str | None
-"""One size in the file; an open one is a name, or nothing."""
+"""One size in the file; an open size is a name or None."""
 
 
 def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int | None]:
     """Return the inputs of the file, and its fixed batch size, None if it accepts any.
 
-    Open sizes are those of `given`, whose inputs without a name are matched by position. Raises UsageError for an
-    unreadable file, and for inputs that do not fit.
+    Open sizes are taken from `given`, whose unnamed inputs are matched by position. Raises UsageError for an unreadable
+    file, and for inputs that do not fit.
     """
     model = _read(path)
     values = _values(path, model.graph)
@@ -51,24 +51,24 @@ def reads(path: Path, given: Sequence[InputSpec]) -> tuple[list[InputSpec], int 
     axes = _batch_axes(sizes)
     inputs = [_input(path, value, sizes[value.name], axes[value.name], by_name.get(value.name)) for value in values]
     if all(spec.batch_axis is None for spec in inputs):
-        raise UsageError(f"{path}: none of its inputs has a batch; export it with the batch as first dimension")
+        raise UsageError(f"{path}: none of its inputs has a batch; export it with the batch as the first dimension")
     is_open = [spec.name for spec in inputs if spanned(spec) != spec and not is_mask(spec.name)]
     rows = onnx_tables.rows(model, is_open) if is_open else {}
     return [spanned(spec, rows.get(spec.name)) for spec in inputs], _batch_size(path, sizes, inputs)
 
 
 def open_inputs(path: Path) -> list[str]:
-    """Return the names of the inputs that leave more than the batch size open."""
+    """Return the names of the inputs in which more than the batch size is open."""
     sizes = _sizes(_values(path, _read(path).graph))
     axes = _batch_axes(sizes)
     return [name for name in sizes if any(not isinstance(size, int) for size in _inner(sizes[name], axes[name]))]
 
 
 def precision(path: Path) -> Precision:
-    """Return what the file computes in: the type of most of its products' weights, which inputs need not have.
+    """Return the format the file computes in: the type of most of its products' weights; inputs may differ.
 
-    Without products the type of its tables counts, and without these that of its first input of floats. Raises
-    UsageError for bfloat16.
+    Without products it is the type of its tables, and without tables that of its first float input. Raises UsageError
+    for bfloat16.
     """
     graph = _read(path).graph
     if _is_quantised(graph.node):
@@ -83,7 +83,7 @@ def precision(path: Path) -> Precision:
 
 
 def _weights(graph: onnx.GraphProto, operators: Sequence[str]) -> list[int]:
-    """Return the type of the stored floats that each node of these operators reads."""
+    """Return the type of each stored float tensor that nodes of these operators read."""
     stored = {tensor.name: tensor.data_type for tensor in graph.initializer}
     stored |= {node.output[0]: node.attribute[0].t.data_type for node in graph.node if node.op_type == "Constant"}
     read = [name for node in graph.node if node.op_type in operators for name in node.input[:2]]
@@ -91,7 +91,7 @@ def _weights(graph: onnx.GraphProto, operators: Sequence[str]) -> list[int]:
 
 
 def _is_quantised(nodes: Sequence[onnx.NodeProto]) -> bool:
-    """Return whether a product reads dequantised numbers, or is an operator of quantised ones."""
+    """Return whether a product reads dequantised numbers, or is a quantised operator."""
     dequantised = {output for node in nodes if node.op_type == "DequantizeLinear" for output in node.output}
     return any(
         node.op_type in _INTEGER or (node.op_type in _PRODUCTS and dequantised & set(node.input[:2])) for node in nodes
@@ -99,11 +99,11 @@ def _is_quantised(nodes: Sequence[onnx.NodeProto]) -> bool:
 
 
 def _values(path: Path, graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Return the inputs that are not stored in the file."""
+    """Return the inputs that are not stored in the file; raise UsageError if there are none."""
     stored = {tensor.name for tensor in graph.initializer}
     values = [value for value in graph.input if value.name not in stored]
     if not values:
-        raise UsageError(f"{path}: it has no inputs, so there is nothing to measure it with")
+        raise UsageError(f"{path}: it has no inputs, so it cannot be measured")
     return values
 
 
@@ -128,14 +128,14 @@ def _read(path: Path) -> onnx.ModelProto:
             onnx.checker.check_model(str(path))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    except Exception as error:  # protobuf's own have no types
+    except Exception as error:  # protobuf's errors are untyped
         reason = str(error).strip().split("\n")[0]
-        if not reason.startswith(_UNKNOWN):  # which a runtime may know
+        if not reason.startswith(_UNKNOWN):  # a runtime may know the operator
             raise UsageError(f"{path}: truncated or not a valid ONNX file: {reason}") from error
     if missing:
-        raise UsageError(f"{path}: its weights are in {missing[0]}, which is not beside it: copy both")
+        raise UsageError(f"{path}: its weights are in {missing[0]}, which is not next to it: copy both")
     if cut_short:
-        raise UsageError(f"{path}: its weights in {cut_short[0]} are cut short: copy that file again")
+        raise UsageError(f"{path}: its weights in {cut_short[0]} are truncated: copy that file again")
     return model
 
 
@@ -146,11 +146,10 @@ def _dtype(path: Path, value: onnx.ValueInfoProto) -> Dtype:
     name = TensorProto.DataType.Name(kind) if kind else str(value.type.WhichOneof("value")).removesuffix("_type")
     part = "; export the part after the tokenizer, which reads numbers" if kind == TensorProto.STRING else ""
     advice = part or f"; export it to read one of {', '.join(_TYPES.values())} and to convert it"
-    raise UsageError(f"{path}: input {value.name} is {name}, but benchd gives tensors of numbers{advice}")
+    raise UsageError(f"{path}: input {value.name} is {name}, but benchd supplies tensors of numbers{advice}")
 
 
 def _sizes(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[Size]]:
-    """Return each input's sizes in the file."""
     return {
         value.name: [size.dim_value or size.dim_param or None for size in value.type.tensor_type.shape.dim]
         for value in values
@@ -160,8 +159,8 @@ def _sizes(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[Size]]:
 def _batch_axes(sizes: Mapping[str, Sequence[Size]]) -> dict[str, int | None]:
     """Return which axis of each input is the batch, None for an input that a whole batch shares.
 
-    It is the axis that the file calls batch, or leaves open without a name. In a file that calls none so it is the
-    first axis like the first one of all, or else the first one that is open.
+    It is the axis that the file calls batch, or leaves open without a name. If there is none, it is the first axis if
+    all inputs share its size name, otherwise the first open axis.
     """
     lead = next((each[0] for each in sizes.values() if each), None)
     rules: list[Callable[[Size], bool]] = [lambda size: size == lead, lambda size: not isinstance(size, int)]
@@ -178,7 +177,6 @@ def _is_batch(size: Size) -> bool:
 
 
 def _inner(sizes: Sequence[Size], axis: int | None) -> list[Size]:
-    """Return the sizes without the batch."""
     return [size for place, size in enumerate(sizes) if place != axis]
 
 
@@ -228,7 +226,7 @@ def _batch_size(path: Path, sizes: Mapping[str, Sequence[Size]], inputs: Sequenc
     if len(set(fixed.values())) > 1:
         sizes_text = ", ".join(f"{name} {size}" for name, size in fixed.items())
         raise UsageError(
-            f"{path}: its inputs have different batch sizes ({sizes_text}); say N where it is, as in 2xNx8"
+            f"{path}: its inputs have different batch sizes ({sizes_text}); mark the batch with N, as in 2xNx8"
         )
     return next(iter(fixed.values()), None)
 

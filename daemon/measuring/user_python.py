@@ -7,12 +7,12 @@ from pathlib import Path
 
 from benchd.daemon.errors import UsageError
 
-# with one of these a file may define names that do not appear in it
+# a file that uses one of these may define names that do not appear in it
 _DYNAMIC = {"*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"}
 
 
 def refuse(path: Path, function: str, option: str = "--module") -> None:
-    """Raise UsageError if the file of an option is not Python, uses relative imports, or does not define `function`."""
+    """Raise UsageError if an option's file is not Python, uses relative imports, or does not define `function`."""
     option = f"{option} {path}:{function}"
     try:
         tree = ast.parse(path.read_bytes())
@@ -32,7 +32,7 @@ def refuse(path: Path, function: str, option: str = "--module") -> None:
 
 
 def imports(path: Path) -> set[str]:
-    """Return the top-level names that a Python file may import, its relative imports excepted."""
+    """Return the top-level names that a Python file may import, except by relative imports."""
     nodes = list(ast.walk(ast.parse(path.read_bytes())))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]

@@ -234,7 +234,7 @@ def test_the_plan_of_a_search_says_what_its_percentile_needs(here):
         ("--output", "tiny.toml/out", "--output tiny.toml/out: tiny.toml/out cannot be written: "),
         ("--output", "dangling", "--output dangling: dangling cannot be written: "),
         ("--output", "/proc/out", "--output /proc/out: /proc/out cannot be written: "),
-        ("--output", os.fsdecode(b"M\xe4rz"), "its path is not UTF-8; choose another folder"),
+        ("--output", os.fsdecode(b"M\xe4rz"), "the path is not UTF-8; choose another folder"),
     ],
 )
 @pytest.mark.parametrize("mode", [["--dry-run"], []], ids=["dry", "real"])

@@ -51,7 +51,7 @@ def test_the_cache_is_where_its_variables_say(at, monkeypatch, variable, below):
 
 
 def test_what_was_not_fetched_names_the_command_that_does(at):
-    with pytest.raises(NotAvailable, match=r"^hf:org/net: neither a folder here nor .*: hf download org/net$"):
+    with pytest.raises(NotAvailable, match=r"^hf:org/net: not a folder here, and not .*: hf download org/net$"):
         hub.folder("hf:org/net")
     fetched(at / "cache" / "huggingface" / "hub", "org/half", "../../../elsewhere")
     with pytest.raises(NotAvailable, match="hf download org/half"):

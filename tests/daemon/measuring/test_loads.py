@@ -91,9 +91,9 @@ FOUND = {"scenarios": ["server"], "find_rate": True}
         ({"rates_hz": [30.0]}, "--rate needs --scenario server"),
         ({"find_rate": True, "deadline_ms": 3.0}, "--find-rate needs --scenario server"),
         ({"deadline_ms": 3.0, "scenarios": ["periodic"]}, "--deadline needs --scenario server"),
-        ({"scenarios": ["server"]}, "give --rate 30, requests per second, or --find-rate with --deadline 33ms"),
-        (FOUND, "--find-rate: also give what the rate must meet, such as --deadline 33ms"),
-        ({**SERVER, "directions": ["training"]}, "training is measured with --scenario single_stream alone"),
+        ({"scenarios": ["server"]}, "give --rate 30 (requests per second), or --find-rate with --deadline 33ms"),
+        (FOUND, "--find-rate: also give the deadline to meet, such as --deadline 33ms"),
+        ({**SERVER, "directions": ["training"]}, "training is measured only with --scenario single_stream"),
         ({**FOUND, **SERVER, "deadline_ms": 3.0}, "--rate and --find-rate: give only one"),
         ({**SERVER, "rates_hz": [0.0]}, "--rate 0: above 0"),
         (

@@ -119,7 +119,7 @@ def test_a_neighbour_that_fails_fails_the_case(tmp_path):
         (":30Hz", "expected a case and its rate"),
         ("square,eager:0Hz", "expected a case and its rate"),
         ("square,eager:30fps", "expected a case and its rate"),
-        ("snn_onepass:30Hz", "one case runs beside; name the variant, as in snn_onepass,eager,b64 or"),
+        ("snn_onepass:30Hz", "give a single case by adding the variant, as in snn_onepass,eager,b64 or"),
         ("squore,eager:30Hz", "did you mean 'square'"),
         ("square,eager,offline:30Hz", "leave out scenario, direction and streams"),
         ("square,eager,b1,streams=2:30Hz", "leave out scenario, direction and streams"),

@@ -346,7 +346,7 @@ def test_a_median_that_dropped_requests_hide_has_no_interval_and_says_so():
     calm = outcome(timing=timing(5.0), requests=requests(30.0))
     found = record(calm, outcome(timing=timing(6.0), requests=requests(30.0, dropped=500)), case=SERVER)
     assert (found.timing.low_ms, found.timing.high_ms) == (None, None)
-    words = "500 of 2000 requests were dropped: the times are those of the answered ones only"
+    words = "500 of 2000 requests were dropped: the times cover only the answered ones"
     assert found.missing["timing.median_ms"] == words
     assert "timing.median_ms" not in record(calm, calm, case=SERVER).missing
 
