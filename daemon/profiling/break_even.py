@@ -1,8 +1,9 @@
-"""At which firing rate a spiking net costs what its counterpart without spikes does: from several sweeps; pure.
+"""The firing rate at which a spiking net takes as long as its counterpart without spikes, from several sweeps; pure.
 
-Between two rates the ratio of the times is interpolated only if the same kernels ran at both: kernels that skip zeros
-become slower with the rate, others do not, and a switch between them makes a step. Within one kind it is taken as never
-falling. Everything is on logarithms of ratios of neighbours in time, which what disturbs both leaves as they are.
+Between two rates, the ratio of the times is interpolated only if the same kernels ran at both: kernels that skip zeros
+become slower as the rate rises, others do not, and a switch between them makes a step. The curve of one set of kernels
+is assumed never to fall. All values are logarithms of ratios of consecutive measurements, which cancel disturbances
+common to both.
 """
 
 import math
@@ -19,12 +20,12 @@ _Rows = Sequence[Sequence[float]]  # of each process, the logarithm at each rate
 
 
 def conclude(sweeps: Sequence[Sweep]) -> BreakEven:
-    """Return what the sweeps of one or more processes show together."""
+    """Return the combined result of the sweeps of one or more processes."""
     columns = list(zip(*(sweep.points for sweep in sweeps), strict=True))
     rates = [(column[0].rate, column[0].kernels) for column in columns]
     rows = [[_log_ratio(point) for point in sweep.points] for sweep in sweeps]
     halves = [_curve(rates[first::2], [row[first::2] for row in rows]) for first in (0, 1)]
-    crossings = [_found(half) for half in halves]
+    crossings = [_curve_crossing(half) for half in halves]
     across = zip(crossings, reversed(halves), strict=True)
     own = _point([sweep.own for sweep in sweeps])
     return BreakEven(
@@ -42,7 +43,7 @@ def conclude(sweeps: Sequence[Sweep]) -> BreakEven:
 
 
 def _energy(sweeps: Sequence[Sweep], rates: Sequence[tuple[float, str]]) -> Crossing | None:
-    """Return the crossing of the energies, from the rates at which all processes measured them; None without."""
+    """Return the crossing of the energies, from the rates at which all processes measured them; None if too few."""
     every = [[(point.joules, point.ann_joules) for point in sweep.points] for sweep in sweeps]
     places = [place for place in range(len(rates)) if all(all(row[place]) for row in every)]
     rows = [[math.log(snn / ann) for snn, ann in (row[place] for place in places) if snn and ann] for row in every]
@@ -69,7 +70,7 @@ def _curve(rates: Sequence[tuple[float, str]], rows: _Rows) -> _Curve:
 
 
 def _rising(curve: Sequence[tuple[float, float, str]]) -> Iterator[tuple[float, float, str]]:
-    """Yield the points, those of one kind that fall replaced by their means."""
+    """Yield the points, with falling ones of the same kernels replaced by their means."""
     for _, same in groupby(curve, key=lambda point: point[2]):
         points, pools = list(same), list[list[float]]()
         for _, value, _ in points:
@@ -82,7 +83,7 @@ def _rising(curve: Sequence[tuple[float, float, str]]) -> Iterator[tuple[float, 
 
 
 def _at(rate: float, curve: _Curve) -> float:
-    """Return the logarithm of the ratio at a rate, at a switch of kernels that of the nearer point."""
+    """Return the logarithm of the ratio at a rate; at a switch of kernels, the nearer point's."""
     for (low, before, kernels), (high, after, others) in pairwise(curve):
         if low <= rate <= high:
             share = (rate - low) / (high - low)
@@ -90,8 +91,8 @@ def _at(rate: float, curve: _Curve) -> float:
     return curve[-1][1]
 
 
-def _found(curve: _Curve) -> Crossing:
-    """Return where the curve crosses, at a switch of kernels in the middle between the two rates."""
+def _curve_crossing(curve: _Curve) -> Crossing:
+    """Return where the curve crosses; at a switch of kernels, the midpoint between the two rates."""
     if curve[0][1] > 0:
         return Crossing(answer="always slower")
     for (low, before, kernels), (high, after, others) in pairwise(curve):
@@ -102,10 +103,10 @@ def _found(curve: _Curve) -> Crossing:
 
 
 def _crossing(rates: Sequence[tuple[float, str]], rows: _Rows) -> Crossing:
-    """Return the crossing with its interval, from draws of whole processes."""
-    found = _found(_curve(rates, rows))
+    """Return the crossing with its interval, from bootstrap draws of whole processes."""
+    found = _curve_crossing(_curve(rates, rows))
     drawn = random.Random(0)  # noqa: S311 - the same draws for the same sweeps
-    crossings = (_found(_curve(rates, drawn.choices(rows, k=len(rows)))).rate for _ in range(DRAWS))
+    crossings = (_curve_crossing(_curve(rates, drawn.choices(rows, k=len(rows)))).rate for _ in range(DRAWS))
     crossing = sorted(rate for rate in crossings if rate is not None)
     without = 1 - len(crossing) / DRAWS
     if found.rate is None or len(rows) < 3 or not crossing:

@@ -41,10 +41,10 @@ NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 
 
 @dataclass
-class Found:
-    """The results of one job's methods; `missing` gives the reason for each absent one, `failed` names the broken.
+class MethodResults:
+    """The results of one job's methods; `missing` gives the reason for each absent one, `failed` lists failed ones.
 
-    `interrupted`: one of the Nsight tools was, after the child had ended.
+    `interrupted` means that an Nsight tool was interrupted after the child had ended.
     """
 
     collected: Collected
@@ -60,8 +60,8 @@ class Found:
     interrupted: bool = False
 
 
-def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
-    """Run every method of the job, child and tools each with a deadline; a failure costs only its own result.
+def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> MethodResults:
+    """Run every method of the job, child and tools each with a deadline; a failure affects only its own result.
 
     So does an interrupt, once the child has ended.
     """
@@ -81,7 +81,7 @@ def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: s
     return collected
 
 
-def _add_nsight(collected: Found, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
+def _add_nsight(collected: MethodResults, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
     if "nsys" in job.methods:
         systems = nsight.systems(job, deadline_s)
         collected.nsys = systems if isinstance(systems, NsightSystems) else None
@@ -92,18 +92,18 @@ def _add_nsight(collected: Found, job: ProfileJob, deadline_s: float, kernel_reg
         collected.missing |= {"ncu": compute} if isinstance(compute, str) else {}
 
 
-def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
+def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> MethodResults:
     methods = [method for method in job.methods if method not in (*NSIGHT, BREAK_EVEN)]
     job = msgspec.structs.replace(job, methods=methods)
     collect = _with_energy if "layers" in methods else _collect
     collected = collect(session, job, deadline_s) if methods else Collected()
     if collected.error is None:
-        return Found(collected, dict(collected.missing), list(collected.failed))
-    return Found(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
+        return MethodResults(collected, dict(collected.missing), list(collected.failed))
+    return MethodResults(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
 
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
-    """Run the child beside the sampler; its layers get the energy of a run, or a note why there is none."""
+    """Run the child while sampling; its layers get the energy of a run, or a note why there is none."""
     sampler, period_s = session.sampler([]), session.config.sampling.period_s
     power = sampler.samples.power
     lasting_s = max(LEAST_S, energy.idle_s(power, period_s)) if power else 0.0
@@ -119,7 +119,7 @@ def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collec
 
 
 def _joules(sampler: SamplerProcess, window: Window | None, inferences: int, period_s: float) -> float | None:
-    """Return the energy of an inference in a window, idle power included; None if it was not measured."""
+    """Return the energy per inference in a window, idle power included; None if it was not measured."""
     if window is None:
         return None
     read = sampler.samples.raw(Window(0, time.monotonic_ns()))
@@ -127,8 +127,8 @@ def _joules(sampler: SamplerProcess, window: Window | None, inferences: int, per
     return None if isinstance(measured, str) else measured.gross_per_inference_j
 
 
-def _add_break_even(found: Found, session: Session, job: ProfileJob, deadline_s: float) -> None:
-    """Add what sweeps in fresh processes show together, or why one of them failed."""
+def _add_break_even(found: MethodResults, session: Session, job: ProfileJob, deadline_s: float) -> None:
+    """Add the combined result of sweeps in fresh processes, or why one of them failed."""
     sweeps = []
     for number in range(1, job.sweeps + 1):
         sys.stderr.write(f"break-even: process {number} of {job.sweeps}\n")
@@ -180,8 +180,8 @@ def _ending(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
-def read_trace(collected: Found, job: ProfileJob, name: str) -> None:
-    """Add the tables of the trace of this name in the output folder, or why it is unusable."""
+def read_trace(collected: MethodResults, job: ProfileJob, name: str) -> None:
+    """Add the tables of the trace with this name in the output folder, or why it is unusable."""
     is_cuda = job.device != "cpu"
     try:
         read = trace.read(Path(job.output, name))

@@ -1,4 +1,4 @@
-"""Two profiles side by side: the operators, kernels and layers whose time changed by more than the steps vary."""
+"""Compares two profiles: the operators, kernels and layers whose time changed by more than the steps vary."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from benchd.daemon.profiling.profile import Profile, TorchProfile, median_step
 from benchd.daemon.verdicts import doubts, sameness
 
 LEAST_SHARE = 0.002
-"""The smallest change that is shown, as a share of the step of A."""
+"""The smallest change that is shown, as a share of A's step time."""
 
 
 class ProfileChange(NamedTuple):
-    """The time of one operator, kernel or layer per step in both profiles; None where it did not run."""
+    """The time of one operator, kernel or layer per step in both profiles; None if it did not run."""
 
     name: str
     before_ns: float | None
@@ -22,15 +22,15 @@ class ProfileChange(NamedTuple):
 
     @property
     def added_ns(self) -> float:
-        """How much longer it takes in the second profile."""
+        """Return how much longer it takes in the second profile."""
         return (self.after_ns or 0.0) - (self.before_ns or 0.0)
 
 
 class Compared(NamedTuple):
-    """What changed, the largest change first by kind, how many others did not, and what else differs.
+    """What changed (by kind, largest first), how many entries did not, and how else the profiles differ.
 
-    `noise` is by how much steps vary within a profile, as a share of their time: smaller changes are not told apart.
-    `mark` stands behind each figure if others disturbed one of the profiles.
+    `noise` is how much steps vary within a profile, as a share of their time: smaller changes are not told apart.
+    `mark` follows each figure if other load disturbed one of the profiles.
     """
 
     step: ProfileChange
@@ -42,7 +42,7 @@ class Compared(NamedTuple):
 
 
 def read(path: Path) -> Profile:
-    """Return the profile in a folder of `benchd profile`, or in its profile.json; raise UsageError if there is none."""
+    """Return the profile in a folder from `benchd profile`, or in its profile.json; raise UsageError if it has none."""
     file = path / "profile.json" if path.is_dir() else path
     try:
         return msgspec.json.decode(file.read_bytes(), type=Profile)
@@ -80,13 +80,13 @@ def _step_ns(profile: Profile) -> float:
 
 
 def _noise(profile: Profile) -> float:
-    """Return half the spread of the steps as a share of the median one; all of it for a single step."""
+    """Return half the spread of the steps as a share of the median step; 1 for a single step."""
     steps = [step.duration_ns for step in _traced(profile).steps]
     return (max(steps) - min(steps)) / 2 / _step_ns(profile) if len(steps) > 1 else 1.0
 
 
 def _times(profile: Profile) -> dict[str, dict[str, float]]:
-    """Return by kind the time per step of each operator, kernel and layer that took any."""
+    """Return the time per step of each operator, kernel and layer that took any, by kind."""
     traced, layers = _traced(profile), profile.layers.layers if profile.layers else []
     count = len(traced.steps)
     return {
@@ -97,7 +97,7 @@ def _times(profile: Profile) -> dict[str, dict[str, float]]:
 
 
 def _differences(a: Profile, b: Profile) -> list[str]:
-    """Return what else differs between the profiles, in words."""
+    """Return how else the profiles differ, in words."""
     sides = {"case": (a.case_id, b.case_id), "workload": (a.workload, b.workload), "device": (a.device_id, b.device_id)}
     differences = [f"{name}: {one} and {other}" for name, (one, other) in sides.items() if one != other]
     differences += sameness.environment_differences(a.environment, b.environment)
@@ -105,5 +105,5 @@ def _differences(a: Profile, b: Profile) -> list[str]:
 
 
 def mark(profile: Profile) -> str:
-    """Return what stands behind each figure of a profile, empty if nobody disturbed it."""
+    """Return the suffix for each figure of a profile, empty if nothing disturbed it."""
     return f" ({doubts.BUSY['busy_machine']})" if profile.is_disturbed else ""

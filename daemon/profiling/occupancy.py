@@ -12,10 +12,10 @@ from benchd.daemon.records import Occupancy
 
 
 def of_trace(traced: Trace, counted: float | None, reason: str) -> Occupancy | str:
-    """Return the trace's occupancies with the hardware's count, as shares of the warps that fit, or why none.
+    """Return the trace's occupancies and the hardware's count, as shares of the warps that fit, or why there are none.
 
-    The device is that of the first kernel. The trace's values are means over kernel time; the hardware counts over
-    elapsed time, including the gaps between launches.
+    The device is the first kernel's. The trace's values are means over kernel time; the hardware counts over elapsed
+    time, including the gaps between launches.
     """
     missing = traced.missing_kernels()
     if missing:

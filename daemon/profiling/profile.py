@@ -1,6 +1,6 @@
-"""A profile's contents: the result of each method as typed tables, and the conclusions.
+"""The contents of a profile: the result of each method as typed tables, and the conclusions.
 
-Times are nanoseconds, shares are 0 to 1. Values that a method did not give are None or absent, with the reason in
+Times are nanoseconds, shares are 0 to 1. Values that a method did not provide are None or absent, with the reason in
 `missing`.
 """
 
@@ -27,8 +27,8 @@ class ProfileJob(Job, frozen=True, kw_only=True):
     """The job of the child with torch.
 
     `capture` marks the child of an Nsight tool: it opens the capture range around its active steps and writes no table
-    of its own. With a power sensor the method `layers` repeats the forward pass for `energy_s`, and for `hold_s` before
-    and after. `break-even` has as many processes as `sweeps`.
+    itself. With a power sensor, the method `layers` repeats the forward pass for `energy_s`, and for `hold_s` before
+    and after. `sweeps` is the number of processes for `break-even`.
     """
 
     workload: Workload
@@ -73,11 +73,11 @@ class Module(Struct, frozen=True, kw_only=True):
 
 
 class KernelRow(Struct, frozen=True, kw_only=True):
-    """A kernel name over all active steps.
+    """All kernels of one name over all active steps.
 
     `estimated_occupancy` is computed from the launches and weighted by time; `theoretical_occupancy` and
-    `measured_occupancy` are ncu's. `limits` names the resources that limit the longest launch. `operator` is the one
-    that launched it most. `tensor_cores_by` is the source of `tensor_cores`.
+    `measured_occupancy` are ncu's. `limits` lists the resources that limit the longest launch. `operator` is the one
+    that launched the kernel most often. `tensor_cores_by` is the source of `tensor_cores`.
     """
 
     name: str
@@ -99,7 +99,7 @@ class KernelRow(Struct, frozen=True, kw_only=True):
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
-    """A GPU over all active steps, as `gpu_metrics` defines each figure."""
+    """A GPU over all active steps, with figures as defined in `gpu_metrics`."""
 
     name: str
     compute_capability: str | None
@@ -113,8 +113,8 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 class Synchronization(Struct, frozen=True, kw_only=True):
     """Calls in which the host waits for the device; `idle_after_ns` is the device's wait for the next launch.
 
-    A call counts no more of that wait than it took itself. `operator` is the outermost operator around the call, such
-    as aten::item; `launches_after` counts launches that could have been issued earlier.
+    A call counts at most its own duration of that wait. `operator` is the outermost operator around the call, such as
+    aten::item; `launches_after` counts launches that could have been issued earlier.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Synchronization(Struct, frozen=True, kw_only=True):
 
 
 class TorchProfile(Struct, frozen=True, kw_only=True):
-    """torch.profiler's tables of the active steps; the trace file is beside the profile."""
+    """torch.profiler's tables of the active steps; the trace file is next to the profile."""
 
     trace: str
     steps: list[StepTime]
@@ -192,11 +192,11 @@ class BenchmarkProfile(Struct, frozen=True, kw_only=True):
 class LayerRow(Struct, frozen=True, kw_only=True):
     """A component or a layer: its synchronised time, and its minimum work for one batch.
 
-    Rows without `parent` divide the whole run, and rows with the same parent divide it; `share` is of the whole run. A
-    part's `ns` is its median over the runs, `low_ns` and `high_ns` its shortest and longest; those of a group are sums
-    over its parts. `synaptic_operations` counts one per spike and synapse that it reaches, exactly, including borders
-    and strides; `wasted_spikes` reach none or cancel each other. Both and the energies are per image, `spike_rate` is
-    per neuron and time step.
+    Rows without `parent` divide the whole run, and rows with the same parent divide that parent; `share` is relative to
+    the whole run. A part's `ns` is its median over the runs, `low_ns` and `high_ns` its shortest and longest; for a
+    group they are sums over its parts. `synaptic_operations` counts one per spike and synapse it reaches, exactly,
+    including borders and strides; `wasted_spikes` reach none or cancel each other. Both and the energies are per image,
+    `spike_rate` is per neuron per time step.
     """
 
     name: str
@@ -216,7 +216,7 @@ class LayerRow(Struct, frozen=True, kw_only=True):
 
 
 class Sparsity(Struct, frozen=True, kw_only=True):
-    """NeuroBench's sparsities of one module: the shares of zeros among its weights and among what it puts out."""
+    """NeuroBench's sparsities of one module: the shares of zeros among its weights and among its outputs."""
 
     name: str
     connection: float | None
@@ -226,13 +226,13 @@ class Sparsity(Struct, frozen=True, kw_only=True):
 class LayersProfile(Struct, frozen=True, kw_only=True):
     """The time of a forward pass by component and by layer.
 
-    `fused_ns` is a run without inner synchronisation, `synchronised_ns` with one at each boundary of `layers`, both
-    medians over the runs: the difference is the cost of synchronisation. `run_ns` are the fused runs and `variation`
-    their standard deviation over their mean. `loading` is the construction of the model, if it has parts.
-    `measured_energy_j` is per image, over `energy_window`, in which `energy_images` ran without segment boundaries.
-    `sparsity` is that of nets with neurons or activations that are modules.
-    With `timed_by` that runtime has measured its own layers: there are no components, and `synchronised_ns` is their
-    sum.
+    `fused_ns` is a run without inner synchronisation, `synchronised_ns` one with a synchronisation at each boundary of
+    `layers`, both medians over the runs: the difference is the cost of synchronisation. `run_ns` are the fused runs and
+    `variation` their standard deviation divided by their mean. `loading` is the construction of the model, if it has
+    parts. `measured_energy_j` is per image, over `energy_window`, in which `energy_images` ran without segment
+    boundaries. `sparsity` covers nets whose neurons or activations are modules.
+
+    With `timed_by`, that runtime timed its own layers: there are no components, and `synchronised_ns` is their sum.
     """
 
     components: list[LayerRow]
@@ -253,9 +253,9 @@ class LayersProfile(Struct, frozen=True, kw_only=True):
 
 
 class RateTimes(Struct, kw_only=True):
-    """One process at one firing rate: medians of a few runs, and of the net without spikes right behind each.
+    """One process at one firing rate: medians of a few runs, each followed by the net without spikes.
 
-    `kernels` names those that convolved spikes. With a power sensor both were repeated over their windows.
+    `kernels` lists those that convolved spikes. With a power sensor, both nets were repeated over their windows.
     """
 
     rate: float
@@ -271,7 +271,7 @@ class RateTimes(Struct, kw_only=True):
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
-    """One process of the method `break-even`: the points by rate, and the net with spikes of its own."""
+    """One process of the method `break-even`: the points by rate, and the net with its own spikes."""
 
     ann: str
     time_steps: int
@@ -280,10 +280,10 @@ class Sweep(Struct, frozen=True, kw_only=True):
 
 
 class Crossing(Struct, frozen=True, kw_only=True):
-    """The firing rate at which a spiking net costs what the net without spikes does, in spikes per neuron and step.
+    """The firing rate, in spikes per neuron per step, at which a spiking net costs as much as the net without spikes.
 
-    `answer` says whether there is one between 0 and 1; the interval is the bootstrap's of 95 % over processes, of those
-    draws that cross, and `without` the share of draws that do not.
+    `answer` says whether there is one between 0 and 1; the interval is a 95 % bootstrap over processes, from the draws
+    that cross, and `without` is the share of draws that do not.
     """
 
     answer: Literal["crosses", "always slower", "always faster"]
@@ -294,7 +294,7 @@ class Crossing(Struct, frozen=True, kw_only=True):
 
 
 class RatePoint(Struct, frozen=True, kw_only=True):
-    """All processes at one firing rate: medians of the times of a run, of the ratio, and the kernels that ran."""
+    """All processes at one firing rate: medians of the run times and of the ratio, and the kernels that ran."""
 
     rate: float
     ns: float
@@ -304,11 +304,11 @@ class RatePoint(Struct, frozen=True, kw_only=True):
 
 
 class BreakEven(Struct, frozen=True, kw_only=True):
-    """At which firing rate a spiking net takes the time, and where measured the energy, of `ann`.
+    """The firing rate at which a spiking net takes the time and, if measured, the energy of `ann`.
 
-    `halves` are the crossings of every other point, and `halves_differ` by how much of the time one half says that it
-    is off where the other crosses, the larger of both. `own` is the net as it is, and `predicted` the ratio that the
-    curve gives for its rate.
+    `halves` are the crossings from either half of the points, taken alternately. `halves_differ` is how far off one
+    half's time is, as a share, where the other crosses, whichever is larger. `own` is the net with its own spikes, and
+    `predicted` the ratio that the curve gives for its rate.
     """
 
     ann: str
@@ -324,7 +324,7 @@ class BreakEven(Struct, frozen=True, kw_only=True):
 
 
 class Range(Struct, frozen=True, kw_only=True):
-    """An NVTX range name, as nsys sums it up."""
+    """The NVTX ranges of one name, as summed up by nsys."""
 
     name: str
     calls: int
@@ -342,14 +342,14 @@ class NsightSystems(Struct, frozen=True, kw_only=True):
 
 
 class NsightCompute(Struct, frozen=True, kw_only=True):
-    """ncu's counters; it replays kernels, so none of its times is a latency."""
+    """ncu's counters; ncu replays kernels, so none of its times is a latency."""
 
     report: str
     kernels: list[KernelRow]
 
 
 class Frame(Struct, frozen=True):
-    """A bar of an icicle: whole calls made from frame number `parent`; the first frame has no parent."""
+    """A bar of an icicle: whole calls made from the frame with index `parent`; the first frame has no parent."""
 
     name: str
     parent: int | None
@@ -359,8 +359,8 @@ class Frame(Struct, frozen=True):
 class Finding(Struct, frozen=True, kw_only=True):
     """One conclusion: the problem, its evidence, the largest gain of a remedy, and the variant that tests it.
 
-    `expected` is the predicted time of a step over the present one, `measured` the one found with the tested variant.
-    If the test uses another `batch_size`, both are per image.
+    `expected` is the predicted time of a step divided by the present one, `measured` the ratio measured with the tested
+    variant. If the test uses another `batch_size`, both are per image.
     """
 
     rule: str
@@ -379,7 +379,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     """All methods of one case on one device; `missing` gives the reason for each absent method or figure.
 
     `nesting` is the median step as nested calls, in device time if it ran kernels, else in host time. `foreign_cpus` is
-    the mean number of CPUs that other processes used meanwhile.
+    the mean number of CPUs that other processes used during the profile.
     """
 
     run_id: str
@@ -422,7 +422,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 class Collected(Struct, frozen=True, kw_only=True, tag="collected"):
     """The child's answer: each method's result; the trace is a file in the output folder that the parent reads.
 
-    `failed` names the methods in `missing` that broke; the others do not apply to this case.
+    `failed` lists the methods in `missing` that failed; the others do not apply to this case.
     """
 
     model: ModelFacts | None = None
@@ -441,7 +441,7 @@ class Collected(Struct, frozen=True, kw_only=True, tag="collected"):
 
 
 class _Lasting(Protocol):
-    """A step of a trace or of its table."""
+    """A step of a trace, or of its table."""
 
     @property
     def number(self) -> int: ...
@@ -454,5 +454,5 @@ _Step = TypeVar("_Step", bound=_Lasting)
 
 
 def median_step(steps: Sequence[_Step]) -> _Step:
-    """Return the step of median duration, of an even number the longer of the two in the middle."""
+    """Return the step of median duration; for an even number, the longer of the middle two."""
     return sorted(steps, key=lambda step: (step.duration_ns, step.number))[len(steps) // 2]

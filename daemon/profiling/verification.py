@@ -1,4 +1,4 @@
-"""`--verify`: the variants that findings propose, measured against the profiled case in alternating fresh processes."""
+"""`--verify`: the variants that findings propose, compared with the profiled case in alternating fresh processes."""
 
 from statistics import median
 from typing import Literal, TextIO
@@ -15,7 +15,7 @@ from benchd.daemon.verdicts.compare import Comparison
 from benchd.daemon.verdicts.effects import MIN_EFFECT, Answer
 from benchd.models import catalog
 
-MOST_CASES = 3  # of the first findings
+MOST_CASES = 3  # the number of proposed cases to measure
 
 _VERDICTS: dict[Answer, Literal["confirmed", "refuted", "inconclusive"]] = {
     "faster": "confirmed",
@@ -46,7 +46,7 @@ def tried(profile: Profile, pairs: int, session: Session, err: TextIO) -> Profil
 
 
 def _compared(cases: list[str], pairs: int, session: Session, err: TextIO) -> Comparison | str:
-    """Return the comparison, or why there is none."""
+    """Return the comparison, or the reason why there is none."""
     request = paired.Request(cases=cases, preset="quick", min_effect=MIN_EFFECT, pairs=pairs)
     try:
         planned = paired.planned_sides(request, session.config.limits, session.machine)
@@ -76,8 +76,8 @@ def case_for(profile: Profile, finding: Finding) -> Case | None:
 def verified(profile: Profile, finding: Finding, made: Comparison) -> Finding:
     """Return the finding with its verdict, from a live comparison of at least two pairs of both cases.
 
-    Slower or equal means refuted. Faster with a failed numerical check is inconclusive, as in a comparison. Both
-    figures are added to the evidence, per image if the batch size differs.
+    Slower or equal means refuted. Faster with a failed numerical check is inconclusive, as in a comparison. Both times
+    are added to the evidence, per image if the batch size differs.
     """
     images = (finding.batch_size or profile.case.batch_size) / profile.case.batch_size
     verdict = made.verdict

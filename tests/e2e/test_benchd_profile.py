@@ -139,7 +139,7 @@ def test_the_rate_at_which_spikes_cost_what_the_ann_does(profile, tmp_path):
     assert found.model.options["time_steps"] == 4
     assert found.break_even.energy is None
     assert "Break-even" in done.stdout
-    assert "spikes per neuron and step" in (tmp_path / "out" / "report.md").read_text()
+    assert "spikes per neuron per step" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_a_net_without_an_ann_has_no_break_even(profile, tmp_path):

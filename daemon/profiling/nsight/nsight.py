@@ -1,7 +1,8 @@
 """Nsight Systems and Nsight Compute: their command lines, and their runs if they are installed.
 
-Both start the profile's child, which opens the capture range around its active steps. Its job is a file in the output
-folder, so that the printed command line can be typed. Without the tool the answer names its package and that line.
+Both start the profiling child, which opens the capture range around its active steps. Its job is a file in the output
+folder, so that the printed command can be run by hand. If the tool is missing, the answer says which package provides
+it and the command to run.
 """
 
 import os
@@ -23,10 +24,10 @@ from benchd.daemon.profiling.profile import NsightCompute, NsightSystems, Profil
 from benchd.daemon.profiling.trace.trace import COUNTERS_CURE
 
 SNN_KERNELS = r"[Ll]if|LIF|[Ss][Tt]_?[Bb][Ii][Ff]|[Ss]pik|^_(sum|pool|unpool)_kernel"
-"""Kernels of spiking neurons: benchd's by their names in kernels/lif and kernels/stbif, others by usual words."""
+"""Kernels of spiking neurons: benchd's by their names in kernels/lif and kernels/stbif, others by common names."""
 
 _CHILD = interpreter.of_module("benchd.daemon.worker.profiling")
-_CUDA_PATH = ":/usr/local/cuda/bin"  # where sudo and services do not look
+_CUDA_PATH = ":/usr/local/cuda/bin"  # not on the PATH of sudo and services
 _PACKAGES = {"nsys": "nsight-systems", "ncu": "nsight-compute"}
 _BRINGS = (
     "sudo apt install {0} (Debian non-free, Ubuntu multiverse, NVIDIA's CUDA repository or a Jetson's), or "
@@ -65,7 +66,7 @@ _NCU_PAGE = ["--csv", "--page=raw", "--print-units=base"]
 
 
 def systems(job: ProfileJob, deadline_s: float) -> NsightSystems | str:
-    """Return nsys's tables of the job's active steps; or why there are none, with the package and the line to type."""
+    """Return nsys's tables of the job's active steps, or why there are none, with the package and the command."""
     stem = Path(job.output, "nsys").resolve()
     report = f"{stem}.nsys-rep"
     record = ["nsys", *_NSYS_PROFILE, f"--output={stem}", *_CHILD]
@@ -76,7 +77,7 @@ def systems(job: ProfileJob, deadline_s: float) -> NsightSystems | str:
 
 
 def compute(job: ProfileJob, deadline_s: float, kernel_regex: str | None = None) -> NsightCompute | str:
-    """Return ncu's counters of one active step, for the kernels that match `kernel_regex`; or why there are none.
+    """Return ncu's counters of one active step, for the kernels that match `kernel_regex`, or why there are none.
 
     One step is enough: ncu replays each kernel until all counters are read.
     """
@@ -93,14 +94,14 @@ def compute(job: ProfileJob, deadline_s: float, kernel_regex: str | None = None)
 
 
 def _printed(job: ProfileJob, record: list[str], read: list[str], deadline_s: float) -> str:
-    """Record the job and return the printed report; raise Unsupported with the reason and the line to type."""
+    """Record the job and return the printed report; raise Unsupported with the reason and the command to run."""
     name, stdin = record[0], _job_file(job, record[0])
     typed = f"{shlex.join(record)} < {shlex.quote(str(stdin))} && {shlex.join(read)}"
     tool = shutil.which(name, path=os.environ.get("PATH", os.defpath) + _CUDA_PATH)
     if tool is None:
         raise Unsupported(f"{name} is not installed: {_BRINGS.format(_PACKAGES[name])}; then: {typed}")
     if job.device == "cpu":
-        raise Unsupported(f"{name} records GPUs only, and this profile is of the CPU; on a machine with a GPU: {typed}")
+        raise Unsupported(f"{name} records GPUs only, but this is a CPU profile; on a machine with a GPU: {typed}")
     environment = process.environment(job.device, job.cache, job.gpu_uuid)
     try:
         if reason := _reason(_run([tool, *record[1:]], stdin, deadline_s, environment)):
@@ -121,13 +122,13 @@ def _job_file(job: ProfileJob, tool: str) -> Path:
 
 
 def _reason(output: str) -> str | None:
-    """Return why the child failed, from its answer in the printed output."""
+    """Return why the child failed, from its answer in the printed output; None if it gave none."""
     match = re.search(r'"error":("(?:[^"\\]|\\.)*")', output)
     return msgspec.json.decode(match[1], type=str) if match else None
 
 
 def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[str, str]) -> str:
-    """Return the output of a tool and its child; raise Unsupported if they fail. All their processes end with them."""
+    """Return the output of a tool and its child, with all processes ended; raise Unsupported if they fail."""
     with (
         stdin.open("rb") as job,
         subprocess.Popen(
@@ -148,7 +149,7 @@ def _run(command: list[str], stdin: Path, deadline_s: float, environment: dict[s
         finally:
             with suppress(ProcessLookupError):  # already gone
                 os.killpg(child.pid, signal.SIGKILL)
-            child.wait()  # Popen itself waits a quarter of a second after an interrupt
+            child.wait()  # Popen itself waits only a quarter of a second after an interrupt
     if any(mark in output for mark in _NO_PERMISSION):
         raise Unsupported(f"may not read the GPU's counters: {COUNTERS_CURE}")
     if child.returncode:

@@ -48,7 +48,7 @@ def systems(text: str, report: str) -> NsightSystems:
 
 
 def _nsys_rows(text: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of all tables by column; lines between the tables have a different length than the headers."""
+    """Yield the rows of all tables by column; lines between the tables differ in length from the headers."""
     header: list[str] = []
     for row in csv.reader(text.splitlines()):
         if "Total Time (ns)" in row:
@@ -84,7 +84,7 @@ def _nsys_call(row: dict[str, str]) -> Operator:
 
 def _nsys_range(row: dict[str, str]) -> Range:
     return Range(
-        name=row["Range"].removeprefix(":"),  # the part before the colon is the domain, which is unnamed here
+        name=row["Range"].removeprefix(":"),  # the part before the colon is the domain, which has no name here
         calls=int(_number(row["Instances"])),
         total_ns=int(_number(row["Total Time (ns)"])),
         mean_ns=_number(row["Avg (ns)"]),
@@ -126,13 +126,13 @@ def _ncu_rows(text: str) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
 
 
 def _ncu_launch(cells: dict[str, str], units: dict[str, str]) -> KernelRow:
-    """Return one launch as a row; what this GPU does not count is None."""
+    """Return one launch as a row; a value that this GPU does not count is None."""
     for metric, known in _BASE_UNITS.items():
         if units.get(metric, known[0]) not in known:
             raise Unsupported(f"ncu gave {metric} in {units[metric]!r}, not in {known[0]}")
     ns = _counted(cells, _DURATION)
     if ns is None:
-        raise Unsupported(f"ncu gave no {_DURATION} of {cells['Kernel Name']}")
+        raise Unsupported(f"ncu gave no {_DURATION} for {cells['Kernel Name']}")
     registers, *shared = (_counted(cells, metric) for metric in (_REGISTERS, *_SHARED))
     tensor = [count for count in (_counted(cells, metric) for metric in _TENSOR_CORES) if count is not None]
     return KernelRow(

@@ -1,4 +1,4 @@
-"""A profile's summary as a Record: flagged as a profile, so it is published and shown but never ranked or compared."""
+"""A profile's summary as a Record, flagged as a profile: it is published and shown but never ranked or compared."""
 
 from benchd.daemon.measuring.recording import RunHeader, RunId
 from benchd.daemon.profiling.profile import BenchmarkProfile, Distribution, Profile
@@ -8,7 +8,7 @@ ELSEWHERE = ("energy", "memory", "check", "floor", "x_of_floor", "probes")
 
 
 def record(profile: Profile, run: RunHeader, run_id: RunId, occupancy: Occupancy | None) -> Record:
-    """Return the Record, with the times of the benchmark method and the occupancy where they are known."""
+    """Return the Record, with the benchmark method's times and the occupancy if they are known."""
     missing = dict.fromkeys(ELSEWHERE, "not part of a profile; bench-once measures it") | profile.missing
     timing = _timing(profile.benchmark.step) if profile.benchmark else None
     if timing is None:

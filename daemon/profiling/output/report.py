@@ -8,13 +8,13 @@ from benchd.daemon.reporting.report import require_page
 from benchd.daemon.reporting.tables import escaped, markdown_table
 
 MARKDOWN_ROWS = 30
-"""The Markdown shows the first rows of a longer table, but every part of the model; profile.json holds all rows."""
+"""The rows of a longer table that the Markdown shows, except the model's parts, which are all shown."""
 
 PARTS = ("Components", "Layers")
 
 
 def page(profile: Profile, sort: str) -> str:
-    """Return the page; raise NotAvailable if its packages are not installed."""
+    """Return the profile as an HTML page; raise NotAvailable if the required packages are not installed."""
     require_page()
     from benchd.daemon.profiling.output import report_page  # noqa: PLC0415 - Markdown needs neither package
 
@@ -22,7 +22,7 @@ def page(profile: Profile, sort: str) -> str:
 
 
 def markdown(profile: Profile, sort: str) -> str:
-    """Return the Markdown."""
+    """Return the profile as Markdown."""
     findings = [_finding(number, lines) for number, lines in enumerate(all_finding_lines(profile), 1)]
     tables = [_table(section) for section in sorted(sections(profile, sort), key=_depth)]
     doubt = [f"**{escaped(text)}**"] if (text := warning(profile)) else []

@@ -10,7 +10,7 @@ from benchd.daemon.reporting.page import Chart, render
 from benchd.daemon.reporting.results_table import figure
 
 ROWS = 200
-"""The page shows the first rows of a longer table; profile.json holds all rows."""
+"""The rows of a longer table that the page shows; profile.json holds all rows."""
 
 TEMPLATE = Path(__file__).parent / "templates" / "profile.html"
 
@@ -30,7 +30,6 @@ def page(profile: Profile, sections: Sequence[Section]) -> str:
 
 
 def _steps(profile: Profile) -> Chart:
-    """Return the steps as stacked bars."""
     steps = profile.torch.steps if profile.torch else []
     names = [f"step {step.number}" for step in steps]
     data = [
@@ -71,7 +70,7 @@ def _layers(profile: Profile) -> Chart:
     floors = [f"{figure(row.x_of_floor)}x of floor ({row.binding})" if row.x_of_floor else "" for row in rows]
     bars = {"type": "bar", "y": [row.name for row in rows], "x": [row.ns / 1e6 for row in rows], "text": floors}
     layout = {"xaxis": _axis("ms"), "yaxis": {}}
-    note = "Each timed with a synchronisation around it, and as a multiple of its roofline minimum on this device."
+    note = "Each layer is timed with a synchronisation around it; its multiple of the roofline minimum is next to it."
     return {"title": "Layers", "note": note, "data": [bars] if rows else [], "layout": layout}
 
 

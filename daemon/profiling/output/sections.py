@@ -1,4 +1,4 @@
-"""A profile for people: its tables as text with units in the headings, and each finding as lines."""
+"""A profile for a reader: its tables as text with units in the headings, and each finding as lines."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,14 +34,14 @@ from benchd.daemon.reporting.results_table import figure
 MIB = 2**20
 BUSY = "times are too long and gains uncertain; run it again on a quiet machine"
 INDENT = "\u00a0"
-"""The prefix of a name that is a part of the row above: a space that HTML keeps."""
+"""The prefix of a part of the row above: a space that HTML does not collapse."""
 
 Row = TypeVar("Row")
 Columns = Mapping[str, Callable[[Row], str]]
 
 
 class Section(NamedTuple):
-    """One table: title, note, and cells of text; the first `words` columns hold no figures."""
+    """One table: title, note, and cells of text; the first `words` columns hold text rather than figures."""
 
     title: str
     note: str
@@ -56,8 +56,8 @@ def sections(profile: Profile, sort: str) -> list[Section]:
     Raises UsageError for an unknown column.
     """
     parts = [_summary(profile), *_sections(profile, sort), _missing(profile)]
-    behind = mark(profile)
-    return [_filled(one)._replace(title=f"{one.title}{behind}") for one in parts if one.rows]
+    suffix = mark(profile)
+    return [_filled(one)._replace(title=f"{one.title}{suffix}") for one in parts if one.rows]
 
 
 def _sections(profile: Profile, sort: str) -> Iterator[Section]:
@@ -82,14 +82,14 @@ def _sections(profile: Profile, sort: str) -> Iterator[Section]:
 
 
 def all_finding_lines(profile: Profile) -> list[list[str]]:
-    """Return the lines of each finding, its predictions with the digits that the noise of the steps allows."""
-    behind = mark(profile)
+    """Return the lines of each finding; predictions have as many digits as the noise of the steps allows."""
+    suffix = mark(profile)
     made = [finding_lines(finding, digits(profile)) for finding in profile.findings]
-    return [[f"{title}{behind}", *others] for title, *others in made]
+    return [[f"{title}{suffix}", *others] for title, *others in made]
 
 
 def digits(profile: Profile) -> int:
-    """Return how many significant digits of a ratio of step times mean anything, 1 to 3."""
+    """Return how many digits of a ratio of step times are significant, 1 to 3."""
     steps = [float(step.duration_ns) for step in profile.torch.steps] if profile.torch else []
     plain = profile.benchmark.step if profile.benchmark else None
     low, middle, high = (plain.low_ns, plain.median_ns, plain.high_ns) if plain else (0.0, 0.0, 0.0)
@@ -101,7 +101,7 @@ def digits(profile: Profile) -> int:
 
 
 def finding_lines(finding: Finding, of_times: int) -> list[str]:
-    """Return the conclusion, its evidence, the remedy, the effect predicted, to `of_times` digits, and measured."""
+    """Return the conclusion, its evidence, the remedy, and the predicted (to `of_times` digits) and measured effect."""
     lines = [finding.title, *(f"evidence: {text}" for text in finding.evidence), f"do: {finding.advice}"]
     if finding.expected is not None:
         lines.append(f"predicted: about {_times(finding.expected, of_times)}")
@@ -115,14 +115,14 @@ def finding_lines(finding: Finding, of_times: int) -> list[str]:
 
 
 def warning(profile: Profile) -> str | None:
-    """Return what puts every figure of the profile in doubt, None for a quiet machine."""
+    """Return what puts every figure of the profile in doubt, None on a quiet machine."""
     if not profile.is_disturbed:
         return None
-    return f"busy machine: other processes used {profile.foreign_cpus:.2g} CPUs meanwhile: {BUSY}"
+    return f"busy machine: other processes used {profile.foreign_cpus:.2g} CPUs during the profile: {BUSY}"
 
 
 def _times(ratio: float, of_times: int) -> str:
-    has_factor = ratio > 0 and of_times > 1  # one digit of both would disagree
+    has_factor = ratio > 0 and of_times > 1  # with one digit each, the two would disagree
     faster = f" ({1 / ratio:.{of_times}g}x as fast)" if has_factor else ""
     return f"{ratio:.{of_times}g} of the time{faster}"
 
@@ -158,7 +158,7 @@ def _summary(profile: Profile) -> Section:
     if profile.memory:
         rows += [["memory peak", f"{figure(profile.memory.peak_bytes, 1 / MIB)} MiB on {profile.memory.device}"]]
     if profile.foreign_cpus is not None:
-        rows += [["other processes", f"used {profile.foreign_cpus:.2g} CPUs meanwhile"]]
+        rows += [["other processes", f"used {profile.foreign_cpus:.2g} CPUs during the profile"]]
     return Section("Profile", f"benchd {profile.tool_version}, {profile.t_wall}", ["what", "value"], rows, words=2)
 
 
@@ -178,7 +178,7 @@ def _torch(traced: TorchProfile, sort: str) -> Iterator[Section]:
     yield _table("Modules", "", MODULES, traced.modules)
     yield _table("Kernels", f"{traced.launches} launches.", KERNELS, traced.kernels)
     note = "Calls in which the host waited for the device, and how long the device then waited for the next launch "
-    note += "because of them: no longer than the call itself took."
+    note += "as a result: at most as long as the call itself took."
     yield _table("Synchronisations", note, SYNCHRONIZATIONS, traced.synchronizations, words=2)
 
 
@@ -190,7 +190,7 @@ def _categories(traced: TorchProfile) -> Section:
         for name, ns in step.by_category.items()
     ]
     rows += [["step", figure(step.duration_ns, 1e-6), "100"]]
-    note = f"Step {step.number}, the median of {len(traced.steps)}, which the icicle of the page shows too."
+    note = f"Step {step.number}, the median of {len(traced.steps)}, which is also the one in the page's icicle."
     return Section("Step time by category", note, ["category", "ms", "share %"], rows)
 
 
@@ -315,9 +315,9 @@ def _benchmark(benchmark: BenchmarkProfile) -> Section:
 
 
 def _throughput(benchmark: BenchmarkProfile) -> str:
-    # beside other load the mean is far above the median that is printed too
+    # under other load the mean is far above the median, which is also printed
     mean_ms = figure(benchmark.step.mean_ns, 1e-6)
-    return f"{figure(benchmark.throughput_per_s)} images per second, by a mean step of {mean_ms} ms"
+    return f"{figure(benchmark.throughput_per_s)} images per second, from a mean step of {mean_ms} ms"
 
 
 def _layers(layers: LayersProfile) -> Iterator[Section]:
@@ -332,7 +332,7 @@ def _layers(layers: LayersProfile) -> Iterator[Section]:
     notes = [*([] if layers.components else whole), *layers.notes]
     yield _table("Layers", " ".join(notes), LAYERS, _indented(layers.layers))
     note = (
-        "Shares of zeros as NeuroBench counts them: of a layer's weights, and of what neurons and activations put out."
+        "Shares of zeros as NeuroBench counts them: in a layer's weights, and in the outputs of neurons or activations."
     )
     yield _table("Sparsity", note, SPARSITIES, layers.sparsity)
 
@@ -342,29 +342,29 @@ def _break_even(even: BreakEven) -> Section:
     notes = [f"{_crossed('time', even.time, steps)}, which is {even.ann} in the same variant."]
     notes += [f"{_crossed('energy', even.energy, steps)}."] if even.energy else []
     halves = " and ".join("none" if half.rate is None else f"{half.rate:.3g}" for half in even.halves)
-    off = "" if even.halves_differ is None else f", {even.halves_differ:.2%} of the time apart"
-    notes += [f"From every other rate: {halves}{off}. {even.processes} processes, over which the interval is drawn."]
+    off = "" if even.halves_differ is None else f", which differ by {even.halves_differ:.2%} of the time"
+    notes += [f"From every other rate: {halves}{off}. The interval is from {even.processes} processes."]
     notes += [
-        f"With its own spikes it fires {even.own.rate:.3g} and takes {even.own.ratio:.3g} of that time; the curve says "
-        f"{even.predicted:.3g} for this rate."
+        f"With its own spikes it fires at {even.own.rate:.3g} and takes {even.own.ratio:.3g} of that time; the curve "
+        f"predicts {even.predicted:.3g} for this rate."
     ]
     return _table("Break-even", " ".join(notes), RATES, even.points)
 
 
 def _crossed(what: str, crossing: Crossing, time_steps: int) -> str:
-    """Return at which rate the net costs what its ANN does, in one clause."""
+    """Return the rate at which the net costs as much as its ANN, as a clause."""
     if crossing.rate is None:
-        return f"At each firing rate it is {crossing.answer.removeprefix('always ')} in {what} than its ANN"
+        return f"At every firing rate its {what} is {crossing.answer.removeprefix('always ')} than its ANN's"
     interval = "" if crossing.low is None else f" [{crossing.low:.3g}, {crossing.high:.3g}]"
-    without = f" ({crossing.without:.0%} of the draws cross nowhere)" if crossing.without else ""
+    without = f" ({crossing.without:.0%} of the draws do not cross)" if crossing.without else ""
     return (
-        f"It takes the {what} of its ANN at {crossing.rate:.3g}{interval} spikes per neuron and step, "
+        f"It takes the same {what} as its ANN at {crossing.rate:.3g}{interval} spikes per neuron per step, "
         f"{crossing.rate * time_steps:.3g} per inference{without}"
     )
 
 
 RATES: Columns[RatePoint] = {
-    "spikes per neuron and step": lambda row: figure(row.rate),
+    "spikes per neuron per step": lambda row: figure(row.rate),
     "ms": lambda row: figure(row.ns, 1e-6),
     "ANN ms": lambda row: figure(row.ann_ns, 1e-6),
     "ratio": lambda row: figure(row.ratio),
@@ -379,8 +379,8 @@ def _run_taken(layers: LayersProfile) -> str:
     variation = f"Variation over {len(layers.run_ns)} runs: {_percent(layers.variation)} %."
     if layers.timed_by:
         return (
-            f"Timed by {layers.timed_by} itself, whose layers may each be several of the model's: they add up to "
-            f"{parts} ms, and a run without its profiler takes {run} ms. {variation}"
+            f"Timed by {layers.timed_by} itself, whose layers may each combine several of the model's: they take "
+            f"{parts} ms in total, and a run without its profiler takes {run} ms. {variation}"
         )
     return (
         f"A run takes {parts} ms with a synchronisation around each part and {run} ms without: the synchronisation "

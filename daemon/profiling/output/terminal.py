@@ -1,4 +1,4 @@
-"""A profile on a terminal: the head of each table, then the findings."""
+"""A profile on a terminal: the first rows of each table, then the findings."""
 
 from collections.abc import Sequence
 from typing import TextIO
@@ -17,12 +17,12 @@ ROWS = 15
 
 
 def print_profile(out: TextIO, findings: Sequence[Sequence[str]], sections: Sequence[Section]) -> None:
-    """Print the head of each table, then the findings, each in lines."""
+    """Print the first rows of each table, then the lines of each finding."""
     console = console_on(out)
     for section in sections:
         if section.words < len(section.headings):
             console.print(_section_table(section))
-        else:  # in lines, so that a command in one can be copied
+        else:  # as lines, so that a command in one can be copied
             console.print("\n".join([section.title, *map(": ".join, section.rows)]), markup=False)
         if section.note:
             console.print(section.note, markup=False)
@@ -36,7 +36,7 @@ def print_profile(out: TextIO, findings: Sequence[Sequence[str]], sections: Sequ
 
 
 def print_compared(out: TextIO, comparison: Compared) -> None:
-    """Print what changed from A to B, the largest change first, and what else differs."""
+    """Print what changed from A to B, largest change first, and how else the profiles differ."""
     console = console_on(out)
     columns = ["what", *figures("A ms", "B ms", "B - A ms", "change %")]
     print_rows(console, columns, [_changed(comparison.step)], f"time per step, B against A{comparison.mark}")

@@ -1,6 +1,6 @@
-"""Figures of a profile that conclusions use, and texts for them: parts of a step, of its work and of its layers.
+"""Figures and texts that conclusions are based on: parts of a step, of its work and of its layers.
 
-The work of a step is its kernels on a GPU, and its operators by self time on a CPU. A method that did not run gives no
+The work of a step is its kernels on a GPU, and its operators by self time on a CPU. A method that did not run yields no
 rows, and shares of 0.
 """
 
@@ -17,7 +17,7 @@ _UNNAMED = re.compile(r"(?:\(anonymous namespace\)|<unnamed>)::")
 
 @dataclass(frozen=True)
 class WorkRow:
-    """One kernel or operator over all active steps; `operator` is the one behind a kernel."""
+    """One kernel or operator over all active steps; for a kernel, `operator` launched it."""
 
     name: str
     operator: str
@@ -30,7 +30,7 @@ class WorkRow:
 class Part:
     """Part of the work, longest row first: its shares of all work and of the steps' time, and each row as text.
 
-    Kernels side by side share the time in which the GPU works: `of_step` is the most that a step can gain.
+    Concurrent kernels share the time in which the GPU works: `of_step` is the most that a step can gain.
     """
 
     rows: list[WorkRow]
@@ -45,7 +45,7 @@ def gpus(profile: Profile) -> list[GpuUse]:
 
 
 def steps(profile: Profile) -> int:
-    """Return how many steps the tables cover; one if the trace has no steps."""
+    """Return the number of steps in the tables; 1 if the trace has no steps."""
     return max(1, len(profile.torch.steps)) if profile.torch else 1
 
 
@@ -61,7 +61,7 @@ def step_share(profile: Profile, *categories: Category) -> float:
 
 
 def busy(profile: Profile) -> float:
-    """Return the share of the steps' time that their work takes: in which a kernel runs, or all operators on a CPU."""
+    """Return the share of the steps' time spent on their work: with a kernel running, or in operators on a CPU."""
     return step_share(profile, "kernel") if gpus(profile) else of_steps(profile, sum(row.ns for row in rows(profile)))
 
 
@@ -71,13 +71,13 @@ def host_share(profile: Profile) -> float:
 
 
 def of_steps(profile: Profile, ns: float) -> float:
-    """Return a time over all active steps as a share of theirs, at most 1."""
+    """Return a time over all active steps as a share of their total time, at most 1."""
     total = step_ns(profile) * steps(profile)
     return min(1.0, ns / total) if total else 0.0
 
 
 def categories(profile: Profile) -> str:
-    """Return a text of a step's time by category."""
+    """Return a step's time by category as text."""
     shares = {
         "kernels": step_share(profile, "kernel"),
         "copies and memsets": step_share(profile, "device_copy", "memcpy", "memset"),
@@ -89,7 +89,7 @@ def categories(profile: Profile) -> str:
 
 
 def rows(profile: Profile) -> list[WorkRow]:
-    """Return the kernels of a run on a GPU, else the operators; longest first."""
+    """Return the kernels of a run on a GPU, otherwise the operators; longest first."""
     if not profile.torch:
         return []
     if gpus(profile):
@@ -107,7 +107,7 @@ def work(profile: Profile, pattern: str, but: str | None = None) -> Part:
 
 
 def part(profile: Profile, selected: Iterable[WorkRow]) -> Part:
-    """Return these rows, the longest first, as a part of the work."""
+    """Return these rows, longest first, as a part of the work."""
     chosen = list(selected)
     ns, whole = sum(row.ns for row in chosen), sum(row.ns for row in rows(profile))
     lines = [
@@ -120,7 +120,7 @@ def part(profile: Profile, selected: Iterable[WorkRow]) -> Part:
 
 
 def occupancy(counted: Mapping[str, KernelRow], kernel: KernelRow) -> float | None:
-    """Return a kernel's occupancy measured by ncu, else the one that its launches allow, 0 to 1.
+    """Return a kernel's occupancy measured by ncu, otherwise the one its launches allow, 0 to 1.
 
     `counted` is the result of `by_counters`.
     """
@@ -132,7 +132,7 @@ def by_counters(profile: Profile) -> dict[str, KernelRow]:
     """Return ncu's rows by their kernels' names in the trace; kernels that it did not count are absent.
 
     ncu spells template arguments and parameters differently. If it has no kernel with the same full name, the plain
-    name is used, if it belongs to exactly one kernel on each side.
+    name is used if it belongs to exactly one kernel on each side.
     """
     if not (profile.ncu and profile.torch):
         return {}
@@ -150,14 +150,14 @@ def plain_name(kernel: str) -> str:
 
 
 def layers(profile: Profile) -> list[LayerRow]:
-    """Return the layers without parts in the table, which divide the run; a runtime's own are not the model's."""
+    """Return the table's layers that have no parts; together they make up the run. Empty for a runtime's own layers."""
     every = profile.layers.layers if profile.layers and not profile.layers.timed_by else []
     groups = {row.parent for row in every}
     return [row for row in every if row.name not in groups]
 
 
 def kinds(profile: Profile) -> list[LayerRow]:
-    """Return the layers, merging those that differ only in a number, such as layers.*.scan, into one row."""
+    """Return one row for each group of layers that differ only in a number, such as layers.*.scan."""
     alike: dict[str, list[LayerRow]] = {}
     for row in layers(profile):
         alike.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", row.name), []).append(row)
@@ -179,7 +179,7 @@ def _together(name: str, layers: list[LayerRow]) -> LayerRow:
 
 
 def flops_share(profile: Profile, layer: LayerRow) -> float | None:
-    """Return a layer's share of the FLOPs of all layers; None if they are unknown."""
+    """Return a layer's share of the FLOPs of all layers; None if unknown."""
     whole = sum(row.flops or 0 for row in layers(profile))
     return None if layer.flops is None or not whole else layer.flops / whole
 

@@ -1,7 +1,7 @@
-"""Problems that a profile shows, the largest gain of a remedy, and the variant that tests it: rules over its tables.
+"""Rules over a profile's tables: problems, the largest gain of each remedy, and the variant that tests it.
 
-A rule is a function of the profile that returns one Finding or None; without its method's result it finds nothing.
-`expected` assumes this remedy alone, fully effective. If several findings propose one variant, it should have the
+A rule is a function of the profile that returns one Finding or None; without its method's result it returns None.
+`expected` assumes this remedy alone, fully effective. If several findings propose the same variant, it should have the
 gains of all of them.
 """
 
@@ -18,6 +18,6 @@ RULES: tuple[Callable[[Profile], Finding | None], ...] = (
 
 
 def find(profile: Profile) -> list[Finding]:
-    """Return the findings, the largest expected gain first and those without one last."""
+    """Return the findings, those with the largest expected gain first and those without one last."""
     findings = [finding for rule in RULES if (finding := rule(profile))]
     return sorted(findings, key=lambda finding: 1.0 if finding.expected is None else finding.expected)

@@ -20,12 +20,12 @@ _ELEMENTWISE = (
 _CPU_CONVOLUTION = r"nnpack_spatial_convolution|mkldnn_convolution|slow_conv2d|thnn_conv2d"
 
 _LOW_OCCUPANCY = 0.5
-_TENSOR_CORE_SPEED = 8  # fp16 over fp32 without them: 4 on a GA102, 8 on an Orin, 15 on an H100
+_TENSOR_CORE_SPEED = 8  # fp16 with them relative to fp32 without: 4 on a GA102, 8 on an Orin, 15 on an H100
 _CASTS_A_STEP = 20
 
 
 def scan(profile: Profile) -> Finding | None:
-    """Find a selective scan that dominates. Its form is a choice of our kernels on a GPU alone."""
+    """Find a selective scan that dominates. Only our GPU kernels let its form be chosen."""
     share, of_step, lines = _scan_part(profile)
     if share < 0.3:
         return None
@@ -45,7 +45,7 @@ def scan(profile: Profile) -> Finding | None:
 
 
 def _scan_part(profile: Profile) -> tuple[float, float, list[str]]:
-    """Return the scan's shares of the work and of a step, and the evidence: by its kernels, else by its layers."""
+    """Return the scan's shares of the work and of a step, with evidence from its kernels or else from its layers."""
     part = evidence.work(profile, _SCAN)
     layered = sum(row.share for row in evidence.layers(profile) if "scan" in row.name.lower())
     if part.share >= layered:
@@ -94,14 +94,14 @@ def dominant_kernel(profile: Profile) -> Finding | None:
         rule="dominant_kernel",
         title="One kernel takes the most time",
         evidence=longest.lines,
-        advice="Look at this kernel first: speeding up all others gains at most the time that they take.",
+        advice="Look at this kernel first: speeding up all others gains at most the time they take.",
         expected=1 - longest.of_step,
         variant=remedies.fused(profile),
     )
 
 
 def low_occupancy(profile: Profile) -> Finding | None:
-    """Find kernels with less than half of the warps; kernels on tensor cores are fast even with few."""
+    """Find kernels that fill less than half of the warps; kernels on tensor cores are fast even with few."""
     counted = evidence.by_counters(profile)
     held = [
         (row, row.kernel, evidence.occupancy(counted, row.kernel))
@@ -150,12 +150,12 @@ def no_tensor_cores(profile: Profile) -> Finding | None:
     if part.share < 0.1 or profile.case.variant.precision != "fp32":
         return None
     with_counters = sum(row.name in counted for row in plain)
-    mixed = f"{with_counters} by counters and {len(plain) - with_counters} by name"
-    by = {0: "by the kernels' names", len(plain): "by counters"}.get(with_counters, mixed)
+    mixed = f"{with_counters} identified by counters and {len(plain) - with_counters} by name"
+    by = {0: "judging by the kernels' names", len(plain): "by counters"}.get(with_counters, mixed)
     return Finding(
         rule="no_tensor_cores",
         title="Matrix products in fp32 run without tensor cores",
-        evidence=[f"{percent(part.share)} of the work are matrix products without tensor cores, {by}", *part.lines],
+        evidence=[f"{percent(part.share)} of the work is matrix products without tensor cores, {by}", *part.lines],
         advice="Tensor cores need fp16 or bf16: use half precision, or amp if weights must stay in fp32.",
         expected=1 - part.of_step * (1 - 1 / _TENSOR_CORE_SPEED),
         variant=remedies.changed(profile, precision="fp16"),
@@ -203,7 +203,7 @@ def flips(profile: Profile) -> Finding | None:
 
 
 def cpu_convolution(profile: Profile) -> Finding | None:
-    """Find a dominant eager convolution on a CPU. The custom one of a spiking net skips the zeros of spikes."""
+    """Find a dominant eager convolution on a CPU. A spiking net's custom convolution skips the zeros."""
     part = evidence.work(profile, _CPU_CONVOLUTION)
     if part.share < 0.3:
         return None
@@ -231,7 +231,7 @@ def elementwise_chain(profile: Profile) -> Finding | None:
     return Finding(
         rule="elementwise_chain",
         title="A chain of elementwise operators could be one kernel",
-        evidence=[f"{len(kinds)} operators make {percent(part.share)} of the work", *part.lines],
+        evidence=[f"{len(kinds)} operators make up {percent(part.share)} of the work", *part.lines],
         advice="A fused kernel reads and writes each number once; a membrane stays in registers over all steps.",
         expected=1 - part.of_step * (1 - 1 / len(kinds)),
         variant=remedies.fused(profile),
@@ -244,7 +244,7 @@ def _elementwise(profile: Profile) -> Part:
 
 
 def neurons(profile: Profile) -> Finding | None:
-    """Find dominant kernels of spiking neurons on a GPU, if half precision is left to try."""
+    """Find dominant kernels of spiking neurons on a GPU, if half precision has not been tried."""
     part, variant = _neurons(profile), remedies.half(profile)
     if part.share < 0.3 or variant is None or not evidence.gpus(profile):
         return None
@@ -279,7 +279,7 @@ def time_steps(profile: Profile) -> Finding | None:
         rule="time_steps",
         title=f"Neurons compute every one of {steps} time steps",
         evidence=[f"the neurons take {percent(share)} of the work", "; ".join(tested)],
-        advice="Sweep both: the level alone does not change the time, it decides how many steps the input needs. The "
+        advice="Sweep both: the level alone does not change the time, only the number of steps the input needs. The "
         "accuracy lost with fewer steps is not measured here.",
         expected=steps // 2 / steps,
         variant=profile.case.variant.name,

@@ -16,9 +16,9 @@ def changed(
     precision: Precision | None = None,
     kernels: Kernels | None = None,
 ) -> str | None:
-    """Return the profiled variant with these changes; None if it has them already or the model cannot run that way.
+    """Return the profiled variant with these changes; None if it already has them or the model cannot run that way.
 
-    No backend takes the place of a CUDA graph or of another runtime: its time would not test what was found there.
+    A backend does not replace a CUDA graph or another runtime: its time would not test the finding.
     """
     case = profile.case
     if backend and case.variant.backend not in ("eager", "compile"):
@@ -35,14 +35,14 @@ def changed(
 
 
 def half(profile: Profile) -> str | None:
-    """Return the variant with fp16 weights, on custom kernels if the model has them; None in half precision."""
+    """Return the variant with fp16 weights, with custom kernels if the model has them; None in half precision."""
     if profile.case.variant.precision in ("fp16", "bf16"):
         return None
     return changed(profile, precision="fp16", kernels="custom") or changed(profile, precision="fp16")
 
 
 def fused(profile: Profile) -> str | None:
-    """Return the variant with fused kernels: the custom ones, else the compiler's."""
+    """Return the variant with fused kernels: the custom ones or, failing that, the compiler's."""
     if profile.case.variant.kernels == "custom":
         return None
     return changed(profile, kernels="custom") or changed(profile, backend="compile")

@@ -6,7 +6,7 @@ from benchd.daemon.profiling.rules.evidence import ms, percent
 
 
 def gpu_bound(profile: Profile) -> Finding | None:
-    """Find a step that is all kernels, if there is a variant with less work left to try."""
+    """Find a step that consists of kernels, if a variant with less work remains to be tried."""
     share, variant = evidence.step_share(profile, "kernel"), remedies.half(profile)
     if share < 0.95 or variant is None:
         return None
@@ -22,7 +22,7 @@ def gpu_bound(profile: Profile) -> Finding | None:
 
 
 def launch_bound(profile: Profile) -> Finding | None:
-    """Find a GPU that waits about as long for each of many launches. A few long waits mean other work of the host."""
+    """Find a GPU that waits about equally long for many launches. A few long waits mean other work on the host."""
     gpus, host = evidence.gpus(profile), evidence.host_share(profile)
     launches = profile.torch.launches / evidence.steps(profile) if profile.torch and gpus else 0
     if launches < 20 or host < 0.3 or (gpus[0].long_waits_share or 0) > 0.5:
@@ -80,7 +80,7 @@ def synchronization(profile: Profile) -> Finding | None:
     worst = sorted(calls, key=lambda call: -call.idle_after_ns)[:3]
     return Finding(
         rule="synchronization",
-        title="The host waits for the GPU, then the GPU for the host",
+        title="The host waits for the GPU, and then the GPU for the host",
         evidence=[
             f"the GPU idles {percent(idle)} of the time after such calls",
             *_waits(worst, evidence.steps(profile)),
@@ -120,7 +120,7 @@ def low_utilization(profile: Profile) -> Finding | None:
 
 
 def unsteady(profile: Profile) -> Finding | None:
-    """Find runs that disagree: conclusions from one of them may not hold for the next."""
+    """Find runs that disagree, so that conclusions from one of them may not hold for the next."""
     variation = profile.layers.variation if profile.layers else 0.0
     if not profile.layers or variation < 0.1:
         return None

@@ -1,10 +1,10 @@
-"""How well a GPU was used over a window, from the kernels of a trace: arithmetic on launches and times, no counters.
+"""How well a GPU was used over a window, computed from the launches and times of a trace, without counters.
 
-Three occupancies go under that word, and none stands in for another. *Theoretical*: the share of an SM's warps that a
-kernel can fill, by its registers, shared memory and block. *Estimated*: the same as far as the grid was large enough,
-which is what a trace holds. *Measured*: counted by the hardware (GPM, DCGM, ncu), which no trace does.
+There are three kinds of occupancy, and none replaces another. *Theoretical*: the share of an SM's warps that a kernel
+can fill, given its registers, shared memory and block size. *Estimated*: the same, reduced if the grid was too small,
+as found in a trace. *Measured*: counted by the hardware (GPM, DCGM, ncu), which no trace contains.
 
-All shares are 0 to 1. Where the trace gives whole percents, a small grid reads 0; `occupancy` computes it anew.
+All shares are 0 to 1. The trace gives whole percents, in which a small grid is 0, so `occupancy` recomputes them.
 """
 
 import math
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchd.daemon.profiling.trace.trace import Launch, Trace, TracedGpu, column, places
 from benchd.kernels.occupancy import ARCHITECTURES, WARP_THREADS, theoretical
 
-# the shapes of the matrix instructions as libraries put them into names, and families that use nothing else
+# the shapes of matrix instructions as they appear in libraries' kernel names, and families that always use them
 _TENSOR_CORES = re.compile(
     r"[hisdc](?:884|8816|8832|1688|16816|16832|16864)(?!\d)|[hiqg]mma|xmma|tensorop|nvjet|flash_(?:fwd|bwd)",
     re.IGNORECASE,
@@ -30,7 +30,7 @@ _NO_TENSOR_CORES = re.compile(r"ffma|simt", re.IGNORECASE)
 class LaunchOccupancy:
     """The occupancies of one launch, unrounded.
 
-    `limits` names what allows no more than `estimated`: resources of the SM, or "grid" where it has too few blocks.
+    `limits` lists what limits `estimated`: resources of the SM, or "grid" if that has too few blocks.
     """
 
     theoretical: float
@@ -40,13 +40,14 @@ class LaunchOccupancy:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuMetrics:
-    """One GPU over all steps, to the end of their last kernel; None where a kernel lacks what the figure needs.
+    """One GPU over all steps, to the end of their last kernel; a figure is None if a kernel lacks what it needs.
 
-    `utilization` is the share of time with a kernel running; `sm_efficiency` the mean share of SMs that had a block, as
-    if blocks spread evenly. `estimated_occupancy` is the mean over kernel time: idle time does not count, and kernels
-    side by side count twice; it leaves out the `without_occupancy` kernels. `tensor_core_share_by_name` is of kernel
-    time and only as good as the names: Triton's tell nothing. `long_waits_share` is the part of the time between
-    kernels of a step that lies in the longest tenth of those waits: near 0.1 if the host is as late for each kernel.
+    `utilization` is the share of time with a kernel running; `sm_efficiency` the mean share of SMs that had a block,
+    assuming that blocks spread evenly. `estimated_occupancy` is the mean over kernel time: idle time does not count,
+    and concurrent kernels each count; it leaves out the `without_occupancy` kernels. `tensor_core_share_by_name` is a
+    share of kernel time and only as good as the names: Triton's reveal nothing. `long_waits_share` is the part of the
+    time between kernels of a step that falls in the longest tenth of those waits: near 0.1 if the host is equally late
+    for each kernel.
     """
 
     kernels: int
@@ -59,7 +60,7 @@ class GpuMetrics:
 
 
 def occupancy(launch: Launch, device: TracedGpu) -> LaunchOccupancy | None:
-    """Return the occupancies of a launch on a device; None where the trace's calculator failed or facts are missing."""
+    """Return the occupancies of a launch on a device; None if the trace's calculator failed or facts are missing."""
     sms, sm_threads = device.num_sms, device.max_threads_per_multiprocessor
     if launch.estimated_occupancy_percent is None or not (launch.grid and launch.block and sms and sm_threads):
         return None
@@ -77,10 +78,10 @@ def occupancy(launch: Launch, device: TracedGpu) -> LaunchOccupancy | None:
 
 
 def _fitting(launch: Launch, device: TracedGpu, threads: int) -> tuple[int, tuple[str, ...]] | None:
-    """Return how many blocks fit on an SM and what holds them back, as the trace says or by the device's limits.
+    """Return how many blocks fit on an SM and what limits them, from the trace or from the device's limits.
 
-    The trace's calculator takes 48 KiB of shared memory for the most that a block has. Of a kernel with more it finds
-    that no block fits, although it ran.
+    The trace's calculator assumes that a block has at most 48 KiB of shared memory. For a kernel with more it reports
+    that no block fits, although the kernel ran.
     """
     if launch.active_blocks_per_sm:
         return launch.active_blocks_per_sm, launch.limits
@@ -92,13 +93,13 @@ def _fitting(launch: Launch, device: TracedGpu, threads: int) -> tuple[int, tupl
 
 
 def traced_occupancy(launch: Launch) -> float | None:
-    """Return the estimated occupancy as the trace has it, rounded to percent; None where its calculator failed."""
+    """Return the estimated occupancy in the trace, rounded to percent; None if its calculator failed."""
     percent = launch.estimated_occupancy_percent
     return None if percent is None or launch.active_blocks_per_sm == 0 else percent / 100
 
 
 def uses_tensor_cores_by_name(kernel: str) -> bool:
-    """Say whether a kernel's name gives tensor cores away."""
+    """Return whether a kernel's name shows that it uses tensor cores."""
     return bool(_TENSOR_CORES.search(kernel)) and not _NO_TENSOR_CORES.search(kernel)
 
 
@@ -134,9 +135,9 @@ def _of_device(trace: Trace, chosen: NDArray[np.bool_], device: TracedGpu) -> Gp
 
 
 def _of_launches(trace: Trace, chosen: NDArray[np.bool_], device: TracedGpu) -> list[NDArray[np.float64]]:
-    """Return blocks per SM, occupancy and use of tensor cores by name of each chosen kernel; NaN for what is missing.
+    """Return blocks per SM, occupancy and tensor core use by name for each chosen kernel; NaN if missing.
 
-    If the occupancy of one that the trace has cannot be computed, all are of the trace's whole percents.
+    If any occupancy in the trace cannot be recomputed, all are the trace's whole percents.
     """
     place, listed = places(trace.kernels, "launch")
     used, place = np.unique(place[chosen], return_inverse=True)
@@ -158,7 +159,7 @@ def _share(part: float, whole: int) -> float | None:
 
 
 def _long_waits_share(start: NDArray[np.int64], end: NDArray[np.int64], step_starts_ns: Sequence[int]) -> float | None:
-    """Return how much of the time between kernels lies in the longest tenth of these waits; None without waits.
+    """Return how much of the time between kernels falls in the longest tenth of the waits; None without waits.
 
     The wait for the first kernel of a step counts from the step's start: before it, benchd waits for the GPU.
     """
@@ -173,7 +174,7 @@ def _long_waits_share(start: NDArray[np.int64], end: NDArray[np.int64], step_sta
 def _busy_and_loaded(
     start: NDArray[np.int64], end: NDArray[np.int64], blocks_per_sm: NDArray[np.float64]
 ) -> tuple[int, float]:
-    """Return the nanoseconds with a kernel, and these times the blocks per SM of all that run, at most one."""
+    """Return the nanoseconds with a kernel running, and their sum weighted by the blocks per SM, at most one."""
     edges = np.concatenate([start, end])
     order = np.argsort(edges, kind="stable")
     between = np.diff(edges[order])

@@ -1,4 +1,4 @@
-"""One step of a trace as calls within calls, equal paths merged: the frames of an icicle."""
+"""One step of a trace as nested calls, with equal paths merged: the frames of an icicle."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from benchd.daemon.profiling.trace.nesting import Nesting
 from benchd.daemon.profiling.trace.trace import Kernel, MemoryOperation, Trace, TracedStep, column
 
 SMALLEST_SHARE = 0.002
-"""What takes less than this share of the whole could not be seen."""
+"""Calls with a smaller share of the whole are too small to see."""
 
 
 def icicle(trace: Trace) -> list[Frame]:
-    """Return the frames of the median step, each behind its parent; none for a trace without steps.
+    """Return the frames of the median step, each after its parent; none for a trace without steps.
 
-    They hold time of the device, under the operator that launched the work, where there is any; else time of the host,
-    in which threads side by side add up.
+    They show device time, under the operator that launched the work, if there is any; otherwise host time, in which
+    concurrent threads add up.
     """
     if not trace.steps:
         return []
@@ -38,14 +38,14 @@ def icicle(trace: Trace) -> list[Frame]:
 
 
 def _device_work(trace: Trace, step: TracedStep) -> Iterator[Kernel | MemoryOperation]:
-    """Yield what the device did from the step's begin on; what it did for an earlier one has no launcher in this."""
+    """Yield the device's work from the step's start on; work launched by an earlier step has no launcher here."""
     for rows in (trace.kernels, trace.memcpys, trace.memsets):
         later: Sequence[int] = np.flatnonzero(column(rows, "start_ns") >= step.start_ns).tolist()
         yield from (rows[place] for place in later)
 
 
 def _only(trace: Trace, step: TracedStep) -> Trace:
-    """Return the host's side of one step."""
+    """Return the host's part of one step."""
 
     def within(rows: Sequence[Any]) -> list[Any]:
         start_ns = column(rows, "start_ns")
@@ -61,7 +61,7 @@ def _only(trace: Trace, step: TracedStep) -> Trace:
 
 
 class _Tree:
-    """Places by their path, the parent before its children; place 0 is the whole."""
+    """Places by their path, each parent before its children; place 0 is the whole."""
 
     def __init__(self, name: str) -> None:
         self._places: dict[tuple[int, str], int] = {}
@@ -79,7 +79,7 @@ class _Tree:
         return place
 
     def frames(self) -> list[Frame]:
-        """Return what can be seen, each with all that is in it."""
+        """Return the visible frames, each with the time of everything inside."""
         total_ns = list(self.own_ns)
         for place, parent in reversed(list(enumerate(self._parents))):
             if parent is not None:

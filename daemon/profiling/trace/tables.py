@@ -38,7 +38,7 @@ from benchd.daemon.profiling.trace.trace import (
     places,
 )
 
-# in these the host waits for the device; a plain cudaMemcpy blocks
+# calls in which the host waits for the device; a plain cudaMemcpy blocks
 _WAITS = re.compile(r"(?:cuda|cu)(?:Device|Ctx|Stream|Event)Synchronize(?:_v\d+)?|cudaMemcpy(?:2D|3D)?(?:_v\d+)?")
 
 _COLUMNS: dict[str, Callable[[Operator], Any]] = {
@@ -55,19 +55,19 @@ _COLUMNS: dict[str, Callable[[Operator], Any]] = {
     "device_mean_ns": lambda row: row.device_ns / row.calls,
 }
 COLUMNS = tuple(_COLUMNS)
-"""What operators can be sorted by; a share is of the profile's `cpu_ns` or `device_ns`."""
+"""The columns that operators can be sorted by; a share is relative to the profile's `cpu_ns` or `device_ns`."""
 
 
 def torch_profile(trace: Trace, name: str, is_cuda: bool) -> TorchProfile:
-    """Return all tables of a trace, which lies in the file `name`.
+    """Return all tables of a trace, which is in the file `name`.
 
-    Raises UsageError for a trace without a call, Unsupported for one of a run on CUDA without a kernel.
+    Raises UsageError for a trace without calls, Unsupported for a trace of a CUDA run without kernels.
     """
     if not (trace.operators or trace.runtime_calls or trace.kernels):
-        raise UsageError(f"trace {name} holds no operator and no kernel: nothing ran in the profiled steps")
+        raise UsageError(f"trace {name} contains no operators and no kernels: nothing ran in the profiled steps")
     if is_cuda and (reason := trace.missing_kernels()):
         raise Unsupported(reason)
-    gpus = _gpus(trace)  # before the nesting, which takes memory of its own
+    gpus = _gpus(trace)  # before the nesting, which takes more memory
     nesting = Nesting(trace)
     kernels, memcpys, memsets = (_Work.of(rows, nesting) for rows in (trace.kernels, trace.memcpys, trace.memsets))
     work = _joined([kernels, memcpys, memsets])
@@ -90,7 +90,7 @@ def torch_profile(trace: Trace, name: str, is_cuda: bool) -> TorchProfile:
 
 
 def sorted_by(rows: Iterable[Operator], column: str) -> list[Operator]:
-    """Return the rows, the largest first, by name alphabetically; raise UsageError for a column that is not there."""
+    """Return the rows, largest first, or alphabetically by name; raise UsageError for an unknown column."""
     if column not in _COLUMNS:
         raise unknown("column", column, COLUMNS)
     return sorted(rows, key=_COLUMNS[column], reverse=column != "name")
@@ -98,7 +98,7 @@ def sorted_by(rows: Iterable[Operator], column: str) -> list[Operator]:
 
 @dataclass(frozen=True)
 class _Work:
-    """Device work as columns; `launcher` is a call of the host, -1 where it is not known."""
+    """Device work as columns; `launcher` is a call of the host, -1 if unknown."""
 
     start: Ints
     end: Ints
@@ -127,13 +127,13 @@ def _joined(parts: Sequence[_Work]) -> _Work:
 
 
 def _sums(groups: Ints, values: Ints, count: int) -> Ints:
-    """Return the sum of each group's values; group -1 is left out."""
+    """Return the sum of each group's values; group -1 is ignored."""
     known = groups >= 0
     return np.bincount(groups[known], values[known], count).astype(np.int64)
 
 
 def _operators(nesting: Nesting, own_device_ns: Ints, device_ns: Ints) -> Iterator[Operator]:
-    """Yield a row for each name; a call inside one of its own name adds to `calls` and self times alone."""
+    """Yield a row for each name; a call inside one of the same name adds only to `calls` and self times."""
     calls = nesting.kind != nesting.ANNOTATION
     count = len(nesting.names)
     names, outer = np.where(calls, nesting.name, -1), np.where(calls & nesting.outermost, nesting.name, -1)
@@ -159,7 +159,7 @@ def _operators(nesting: Nesting, own_device_ns: Ints, device_ns: Ints) -> Iterat
 
 
 def _modules(nesting: Nesting, device_ns: Ints) -> list[Module]:
-    """Return a row for each class of module, the longest first; one inside another of its class counts as a call."""
+    """Return a row for each module class, longest first; a module inside one of the same class counts as a call."""
     modules = []
     duration = nesting.end - nesting.start
     for number, name in enumerate(nesting.names):
@@ -172,13 +172,13 @@ def _modules(nesting: Nesting, device_ns: Ints) -> list[Module]:
 
 
 class _Covered:
-    """Spans as those that no other touches, to ask how much of a time they cover."""
+    """Spans merged until none touch, to find how much of a time range they cover."""
 
     def __init__(self, *spans: tuple[Ints, Ints]) -> None:
         start, end = (np.concatenate(columns) for columns in zip(*spans, strict=True))
-        start.sort(kind="stable")  # the fastest where parts are sorted already
+        start.sort(kind="stable")  # fastest for parts that are already sorted
         end.sort(kind="stable")
-        # before a start that follows as many ends as starts nothing is open, so that both sort on their own
+        # nothing is open before a start preceded by as many ends as starts, so starts and ends can be sorted separately
         apart = start[1:] > end[:-1]
         self.start = np.concatenate([start[:1], start[1:][apart]])
         self.end = np.concatenate([end[:-1][apart], end[-1:]])
@@ -198,7 +198,7 @@ class _Covered:
 
 
 def _steps(trace: Trace, nesting: Nesting, work: dict[Category, _Work]) -> list[StepTime]:
-    """Return each step divided by category: a time in which several are at work belongs to the first of them."""
+    """Return each step divided by category: time in which several are active belongs to the first of them."""
     steps = trace.steps
     start = np.array([step.start_ns for step in steps], np.int64)
     end = np.array([step.end_ns for step in steps], np.int64)
@@ -246,7 +246,7 @@ class _Launched:
 
     @property
     def estimated(self) -> float | None:
-        """The unrounded occupancy, the trace's whole percent where that cannot be computed."""
+        """Return the unrounded occupancy, or the trace's whole percent if it cannot be computed."""
         return self.occupancy.estimated if self.occupancy else gpu_metrics.traced_occupancy(self.launch)
 
 
@@ -272,7 +272,7 @@ def _launched(trace: Trace, launches: Sequence[Launch], group: Ints, duration: I
 
 
 def _launching_operators(names: Sequence[str], group: Ints, work: _Work, nesting: Nesting) -> dict[str, str]:
-    """Return for each kernel's name the operator that launched it most; none where no operator did."""
+    """Return for each kernel name the operator that launched it most often, if any did."""
     known = work.launcher >= 0
     launchers = work.launcher[known]
     by_operator = nesting.kind[launchers] == nesting.OPERATOR
@@ -306,7 +306,7 @@ def _kernel_row(name: str, alike: Sequence[_Launched], operator: str | None) -> 
 
 
 def mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
-    """Return the mean by weight of the values that are known; None for none, or no weight."""
+    """Return the weighted mean of the values that are known; None if there are none, or no weight."""
     known = [(value, weight) for value, weight in weighted if value is not None]
     weight = sum(each for _, each in known)
     return sum(value * each for value, each in known) / weight if weight else None
@@ -330,7 +330,7 @@ def _gpu(device: TracedGpu, metrics: gpu_metrics.GpuMetrics) -> GpuUse:
 
 
 def _runtime_calls(nesting: Nesting, wanted: Iterable[bool]) -> Ints:
-    """Return the runtime calls whose name, by its number, is wanted."""
+    """Return the runtime calls whose name is wanted; `wanted` has one entry per name."""
     by_name = np.fromiter(wanted, np.bool_, len(nesting.names))
     return np.flatnonzero(by_name[nesting.name] & (nesting.kind == nesting.RUNTIME))
 
@@ -340,11 +340,11 @@ def _launches(nesting: Nesting) -> Ints:
 
 
 def _synchronizations(nesting: Nesting, work: _Work) -> list[Synchronization]:
-    """Return the waits of the model; the gap after benchd's own is nobody's."""
+    """Return the model's waits; gaps after benchd's own waits are ignored."""
     calls = _runtime_calls(nesting, (bool(_WAITS.fullmatch(name)) for name in nesting.names))
-    idle_ns, behind = _idle_after(nesting, calls, work), _launches_behind(nesting, calls)
+    idle_ns, launches_after = _idle_after(nesting, calls, work), _launches_after(nesting, calls)
     sums: dict[tuple[str, str | None], Counter[str]] = {}
-    for call, idle, launches in zip(calls.tolist(), idle_ns, behind.tolist(), strict=True):
+    for call, idle, launches in zip(calls.tolist(), idle_ns, launches_after.tolist(), strict=True):
         if nesting.parent[call] >= 0 and nesting.names[nesting.name[nesting.parent[call]]] == END_OF_STEP:
             continue
         operators = [each for each in nesting.around(call) if nesting.kind[each] == nesting.OPERATOR]
@@ -356,9 +356,9 @@ def _synchronizations(nesting: Nesting, work: _Work) -> list[Synchronization]:
 
 
 def _idle_after(nesting: Nesting, calls: Ints, work: _Work) -> list[int]:
-    """Return how long the device had nothing to do because of each wait; of several in one gap the first one has it.
+    """Return how long the device was idle because of each wait; with several waits in one gap, the first counts.
 
-    Without the wait the next launch would have come earlier by the time of the call, and by no more.
+    Without the wait, the next launch would have come earlier by at most the duration of the call.
     """
     busy = _Covered((work.start, work.end))
     idle = [0] * len(calls)
@@ -373,10 +373,10 @@ def _idle_after(nesting: Nesting, calls: Ints, work: _Work) -> list[int]:
     return idle
 
 
-def _launches_behind(nesting: Nesting, calls: Ints) -> Ints:
+def _launches_after(nesting: Nesting, calls: Ints) -> Ints:
     """Return how many launches follow each wait on its thread, up to the next wait there."""
     launches = _launches(nesting)
     last = np.searchsorted(nesting.thread, nesting.thread[calls], "right")
     following = np.minimum(np.append(calls[1:], len(nesting)), last)
-    behind: Ints = np.searchsorted(launches, following) - np.searchsorted(launches, calls)
-    return behind
+    following_launches: Ints = np.searchsorted(launches, following) - np.searchsorted(launches, calls)
+    return following_launches

@@ -1,7 +1,7 @@
-"""A Chrome trace of torch.profiler as typed rows: kernels, copies, runtime calls, operators and annotations.
+"""A torch.profiler Chrome trace as typed rows: kernels, copies, runtime calls, operators and annotations.
 
 The file, plain or gzipped, is decoded in pieces, so that memory holds the rows and never the whole text. Categories and
-names of fields are those that libkineto writes (output_json.cpp, CuptiActivity.h); what a maker leaves out is None.
+field names are those written by libkineto (output_json.cpp, CuptiActivity.h); a field that is absent is None.
 """
 
 import gzip
@@ -24,16 +24,16 @@ Ints = NDArray[np.int64]
 Row_co = TypeVar("Row_co", covariant=True)
 Value = TypeVar("Value", bound=Hashable)
 
-MISSING = -(2**63)  # what stands for None in a column
+MISSING = -(2**63)  # represents None in a column
 
 PIECE_BYTES = 4 * 2**20
-MAX_EVENT_BYTES = 32 * 2**20  # beyond it the file is damaged and not merely long
-MOST_CUTS = 16  # places of a piece that are tried as the end of an event
+MAX_EVENT_BYTES = 32 * 2**20  # a longer event means that the file is damaged
+MOST_CUTS = 16  # positions in a piece that are tried as the end of an event
 
-MODULE_RANGE = "nn.Module: "  # what the name of a module's range begins with
+MODULE_RANGE = "nn.Module: "  # prefix of the name of a module's range
 DATA_LOADER_RANGE = "enumerate(DataLoader)#"
-DEVICE_COPY = "Memcpy DtoD"  # what the name of a copy inside a GPU begins with
-END_OF_STEP = "benchd: end of step"  # in which benchd waits for the device, and not the model
+DEVICE_COPY = "Memcpy DtoD"  # prefix of the name of a copy inside a GPU
+END_OF_STEP = "benchd: end of step"  # a range in which benchd, not the model, waits for the device
 
 _FIRST_EVENT = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LAST_EVENT = re.compile(rb'(.*\})\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|dur|pid|tid|id|args)")', re.DOTALL)
@@ -68,11 +68,11 @@ class _Span(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Launch(Struct, frozen=True, gc=False, kw_only=True):
-    """A kernel with its launch configuration; all kernels that were launched alike share one.
+    """A kernel with its launch configuration, shared by all kernels launched with it.
 
     `registers` are per thread, `shared_bytes` static and dynamic per block. `estimated_occupancy_percent` is the
-    trace's whole number, computed from the launch and never measured; None where its calculator failed.
-    `active_blocks_per_sm` and `limits` are that calculator's, in traces from 2026 on.
+    trace's whole number, computed from the launch and never measured; None if its calculator failed.
+    `active_blocks_per_sm` and `limits` come from the same calculator, in traces from 2026 on.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Launch(Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Kernel(_Span, frozen=True, gc=False, kw_only=True):
-    """One run of a kernel. `correlation` is that of the runtime call, `external_id` that of the operator behind it."""
+    """One run of a kernel. `correlation` is the id of its runtime call, `external_id` that of the operator."""
 
     launch: Launch
     device: int
@@ -96,7 +96,7 @@ class Kernel(_Span, frozen=True, gc=False, kw_only=True):
 
 
 class MemoryOperation(_Span, frozen=True, gc=False, kw_only=True):
-    """A memcpy or a memset on a GPU; the name says from where to where."""
+    """A memcpy or a memset on a GPU; the name gives the direction."""
 
     name: str
     correlation: int
@@ -112,7 +112,7 @@ class RuntimeCall(_Span, frozen=True, gc=False, kw_only=True):
 
 
 class TracedOperator(_Span, frozen=True, gc=False, kw_only=True):
-    """An operator of PyTorch on a CPU thread."""
+    """A PyTorch operator on a CPU thread."""
 
     name: str
     thread: int
@@ -128,7 +128,7 @@ class Annotation(_Span, frozen=True, gc=False, kw_only=True):
 
 
 class MemoryEvent(Struct, frozen=True, gc=False, kw_only=True):
-    """Memory that is taken (`bytes` above 0) or given back at an address, as `profile_memory` has it recorded."""
+    """Memory allocated (`bytes` above 0) or freed at an address, as recorded by `profile_memory`."""
 
     t_ns: int
     address: int
@@ -144,7 +144,7 @@ class TracedStep(_Span, frozen=True, gc=False, kw_only=True):
 
 
 class Trace(Struct, frozen=True, kw_only=True):
-    """All rows in the order of the file."""
+    """All rows, in file order."""
 
     devices: list[TracedGpu] = []
     kernels: Sequence[Kernel] = ()
@@ -157,7 +157,7 @@ class Trace(Struct, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> list[TracedStep]:
-        """Return the profiler's steps by number; none where the profile had no schedule."""
+        """Return the profiler's steps by number; none if the profile had no schedule."""
         place, names = places(self.annotations, "name")
         numbers = {at: int(match[1]) for at, name in enumerate(names) if (match := _STEP.fullmatch(name))}
         steps = [
@@ -168,24 +168,24 @@ class Trace(Struct, frozen=True, kw_only=True):
         return sorted(steps, key=lambda step: step.number)
 
     def device(self, number: int) -> TracedGpu:
-        """Return the GPU of this number, without any facts if the header does not have it."""
+        """Return the GPU with this number, with only its id if the header lacks it."""
         return next((each for each in self.devices if each.id == number), TracedGpu(id=number))
 
     def missing_kernels(self) -> str | None:
-        """Return why the trace of a run on CUDA is of no use, None where it holds kernels; not for runs on a CPU."""
+        """Return why the trace of a CUDA run is unusable, None if it has kernels or is of a CPU run."""
         if self.kernels:
             return None
         launches = sum("Launch" in call.name for call in self.runtime_calls)
         return (
-            f"the trace holds {launches} launches and no kernel: CUPTI was not allowed to read the GPU or is another "
-            f"CUDA's; {COUNTERS_CURE}, and take other CUDA versions out of LD_LIBRARY_PATH"
+            f"the trace has {launches} launches but no kernels: CUPTI was not allowed to read the GPU or belongs to "
+            f"another CUDA; {COUNTERS_CURE}, and remove other CUDA versions from LD_LIBRARY_PATH"
         )
 
 
 class Rows(Sequence[Row_co]):
-    """Rows of one type as columns of integers, each made when it is asked for: a million of them take 50 MB.
+    """Rows of one type as columns of integers, built on access: a million of them take 50 MB.
 
-    A value that is shared by many rows stands once in `shared`, and its column holds where.
+    A value common to many rows is stored once in `shared`, and its column holds the index.
     """
 
     def __init__(self, make: Callable[..., Row_co], columns: tuple[str, ...], shared: dict[str, "Shared[Any]"]) -> None:
@@ -207,7 +207,7 @@ class Rows(Sequence[Row_co]):
         return [self._row(each) for each in chosen] if isinstance(chosen, range) else self._row(chosen)
 
     def column(self, name: str) -> Ints:
-        """Return one value of every row; None is MISSING, and a shared value the place that it has in `shared`."""
+        """Return one value of every row; None is MISSING, and a shared value is its index in `shared`."""
         return np.asarray(self._values, np.int64)[self._columns.index(name) :: len(self._columns)]
 
     def _row(self, index: int) -> Row_co:
@@ -222,7 +222,7 @@ class Rows(Sequence[Row_co]):
 
 
 class Shared(dict[Value, int]):
-    """Values that are kept once: `shared[value]` is its place in `listed`, where it stands from then on."""
+    """Values that are kept once: `shared[value]` is the value's index in `listed`, to which it is added if new."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ def column(rows: Sequence[Any], name: str) -> Ints:
 
 
 def places(rows: Sequence[Any], name: str) -> tuple[Ints, list[Any]]:
-    """Return where the value of every row stands in the list of those that occur, and the list."""
+    """Return the index of every row's value in the list of distinct values, and that list."""
     if isinstance(rows, Rows):
         return rows.column(name), rows.shared[name].listed
     shared: Shared[Any] = Shared()
@@ -251,7 +251,7 @@ def places(rows: Sequence[Any], name: str) -> tuple[Ints, list[Any]]:
 
 
 def read(path: Path) -> Trace:
-    """Return the trace in a file; raise UsageError for one that is absent, damaged, cut short or no such trace."""
+    """Return the trace in a file; raise UsageError if it is absent, damaged, truncated or not from torch.profiler."""
     events = _Events()
     try:
         with _opened(path) as file:
@@ -259,7 +259,7 @@ def read(path: Path) -> Trace:
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"trace {path} cannot be read: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as error:
-        raise UsageError(f"trace {path} is damaged, cut short or not of torch.profiler: {error}") from error
+        raise UsageError(f"trace {path} is damaged, truncated or not from torch.profiler: {error}") from error
     return events.trace
 
 
@@ -270,7 +270,7 @@ def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
 
 
 class _Event(Struct, gc=False):
-    """One entry of traceEvents. Its arguments are decoded once the category is known: other makers use other types."""
+    """One entry of traceEvents. Its arguments are decoded once the category is known: other writers use other types."""
 
     ph: str
     name: str = ""
@@ -304,7 +304,7 @@ _FILE = msgspec.json.Decoder(_File)
 
 
 def _read_events(read_some: Callable[[int], bytes], take: Callable[[_Event], None]) -> list[TracedGpu]:
-    """Give each event to `take` and return the devices of the header."""
+    """Pass each event to `take` and return the devices in the header."""
     head, buffer = _split_head(read_some)
     while piece := read_some(PIECE_BYTES):
         events, buffer = _split_complete(buffer + piece)
@@ -317,7 +317,7 @@ def _read_events(read_some: Callable[[int], bytes], take: Callable[[_Event], Non
 
 
 def _split_head(read_some: Callable[[int], bytes]) -> tuple[_File, bytes]:
-    """Return what stands before the first event, and the bytes read from there on."""
+    """Return the part before the first event, decoded, and the bytes read after it."""
     buffer = b""
     while len(buffer) < MAX_EVENT_BYTES and (piece := read_some(PIECE_BYTES)):
         buffer += piece
@@ -329,7 +329,7 @@ def _split_head(read_some: Callable[[int], bytes]) -> tuple[_File, bytes]:
 def _split_complete(buffer: bytes) -> tuple[list[_Event], bytes]:
     """Return the events that are complete in the buffer, and the rest.
 
-    What looks like the end of an event may lie inside one; then the one before it may be the end.
+    What looks like the end of an event may be inside one; then an earlier position may be the end.
     """
     end = len(buffer)
     cut: msgspec.DecodeError | None = None
@@ -354,7 +354,7 @@ class _Calculated(Struct, gc=False, rename="camel"):
 
 
 class _Arguments(Struct, gc=False):
-    """What the rows keep of an event's arguments, by category."""
+    """The arguments of an event that the rows keep, by category."""
 
     external_id: int | None = field(name="External id", default=None)
 
@@ -429,7 +429,7 @@ class _Events:
         }
 
     def take(self, event: _Event) -> None:
-        if event.ph != "X":  # a complete event; the others are labels, arrows and marks
+        if event.ph != "X":  # "X" is a complete event; the others are labels, arrows and marks
             if event.name == "[memory]":
                 self._memory_event(event)
             return

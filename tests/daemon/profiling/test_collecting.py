@@ -67,9 +67,9 @@ def test_a_gpu_s_trace_gives_kernels_and_the_occupancy_of_a_record(read):
 @pytest.mark.parametrize(
     ("events", "device", "reason"),
     [
-        ([STEP, ADD, LAUNCH], "cuda", "1 launches and no kernel.*NVreg_RestrictProfilingToAdminUsers"),
+        ([STEP, ADD, LAUNCH], "cuda", "1 launches but no kernels.*NVreg_RestrictProfilingToAdminUsers"),
         ("", "cpu", "empty"),
-        (json.dumps({"traceEvents": [STEP, ADD]})[:-20], "cpu", "damaged, cut short"),
+        (json.dumps({"traceEvents": [STEP, ADD]})[:-20], "cpu", "damaged, truncated"),
         ([], "cpu", ""),
     ],
     ids=["no kernel", "empty", "truncated", "no event"],

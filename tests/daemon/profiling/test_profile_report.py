@@ -77,7 +77,7 @@ def test_the_layers_of_a_runtime_are_said_to_be_its_own_and_lead_to_no_conclusio
     found = tables(profile)
     assert "Components" not in found
     assert found["Layers"].note.startswith("Timed by tensorrt itself")
-    assert "they add up to 2 ms, and a run without its profiler takes 6 ms" in found["Layers"].note
+    assert "they take 2 ms in total, and a run without its profiler takes 6 ms" in found["Layers"].note
     assert "Measured: 2 ± 0.1 mJ per image" in found["Layers"].note
     assert late_stages(profile) is None
     assert late_stages(shown(layers=msgspec.structs.replace(profile.layers, timed_by=None))) is not None
@@ -117,11 +117,11 @@ def test_the_terminal_shows_fifteen_rows_of_each_table_and_the_findings():
 
 def test_a_busy_machine_is_said_first_and_leaves_predictions_one_digit():
     busy = shown(foreign_cpus=1.26)
-    said = "busy machine: other processes used 1.3 CPUs meanwhile: times are too long and gains uncertain"
+    said = "busy machine: other processes used 1.3 CPUs during the profile: times are too long and gains uncertain"
     text = report.markdown(busy, GPU_SORT)
     assert text.index(said) < text.index("## Findings")
     assert said not in report.markdown(shown(foreign_cpus=0.1), GPU_SORT)
-    assert tables(shown(foreign_cpus=0.1))["Profile"].rows[-1] == ["other processes", "used 0.1 CPUs meanwhile"]
+    assert tables(shown(foreign_cpus=0.1))["Profile"].rows[-1][1] == "used 0.1 CPUs during the profile"
     assert (digits(busy), digits(shown()), digits(shown_on_cpu())) == (1, 1, 2)
 
 

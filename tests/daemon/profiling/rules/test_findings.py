@@ -381,7 +381,7 @@ def test_the_plain_name_of_a_kernel(name, plain):
     ("counted", "said"),
     [
         ([], "without tensor cores, by the kernels' names"),
-        ([COUNTED_PRODUCT], "without tensor cores, 1 by counters and 1 by name"),
+        ([COUNTED_PRODUCT], "without tensor cores, 1 identified by counters and 1 by name"),
         ([COUNTED_PRODUCT, "my_gemm"], "without tensor cores, by counters"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_file_that_is_no_trace_is_refused_with_its_name(content, why, tmp_path
 def test_a_run_on_cuda_without_kernels_says_so_and_why(tmp_path):
     path = write_trace(tmp_path / "t.json", [complete("cuda_runtime", "cudaLaunchKernel", correlation=1)])
     reason = read(path).missing_kernels()
-    assert "1 launches and no kernel" in reason
+    assert "1 launches but no kernels" in reason
     assert "NVreg_RestrictProfilingToAdminUsers=0" in reason
     assert "no kernel" in read(write_trace(tmp_path / "empty.json", [])).missing_kernels()
 
