@@ -1,4 +1,4 @@
-"""What the libraries and kernels of this process were built from, and the instructions that they use."""
+"""What this process's libraries and kernels were built from, and the instructions they use."""
 
 import hashlib
 import re
@@ -21,12 +21,12 @@ _PARTS = {
     "openmp": r"OpenMP (\d+)",
 }
 _CAPABILITY = re.compile(r"^ *- CPU capability usage.*$", re.MULTILINE)
-# Of two runtimes for threads or two allocators, LD_PRELOAD and LD_LIBRARY_PATH select one.
+# LD_PRELOAD and LD_LIBRARY_PATH choose between thread runtimes and between allocators.
 _CHOSEN = re.compile(r"/lib((?:gomp|iomp5|omp|openblas|mkl_rt|jemalloc|tcmalloc|mimalloc)\b.*\.so.*)$", re.MULTILINE)
 
 
 def loaded() -> dict[str, str]:
-    """Return the builds of torch and what it contains, of loaded runtimes, of the C kernels and of benchd."""
+    """Return the builds of torch and its components, of loaded runtimes, of the C kernels and of benchd."""
     config = torch.__config__.show()
     parts = {name: match[1] for name, pattern in _PARTS.items() if (match := re.search(pattern, config))}
     return parts | {
@@ -41,7 +41,7 @@ def loaded() -> dict[str, str]:
 
 
 def kernels_ran(variant: Variant, device: torch.device) -> str | None:
-    """Return which custom kernels this process has run: "triton", or "c" and what computed in integers."""
+    """Return which custom kernels this process has run: "triton", or "c" with any computed in integers."""
     if variant.kernels == "torch":
         return None
     return "triton" if device.type == "cuda" else layer.ran()

@@ -1,6 +1,6 @@
-"""The camera of a pipeline: JPEG frames, and the way from one to a model's input.
+"""The camera of a pipeline: JPEG frames, and their conversion to a model's input.
 
-torchvision is imported here only when it is needed: it takes a second.
+torchvision is imported here only when needed: it takes a second.
 """
 
 import warnings
@@ -20,7 +20,7 @@ JPEG = (".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Camera:
-    """JPEG frames, each uint8 (bytes,), and the way to a model's input `shape` (3, height, width).
+    """JPEG frames, each uint8 (bytes,), and their conversion to a model's input `shape` (3, height, width).
 
     Frames are decoded, resized and normalised on `device`; `normalisation` is the mean and deviation of each channel,
     None for pixels in [0, 1].
@@ -40,7 +40,7 @@ class Camera:
         return picture
 
     def resize(self, picture: Tensor) -> Tensor:
-        """Return the whole picture at the size of the model's input."""
+        """Return the whole picture resized to the model's input."""
         from torchvision.transforms.v2 import functional  # noqa: PLC0415 - see above
 
         resized: Tensor = functional.resize(picture, list(self.shape[1:]), antialias=True)
@@ -55,7 +55,7 @@ class Camera:
         return (pixels - mean) / deviation
 
     def images(self) -> Tensor:
-        """Return the model's inputs that come from the frames, float32 (frames, *shape) in host memory."""
+        """Return the frames as the model's inputs, float32 (frames, *shape) in host memory."""
         return torch.stack([self.normalise(self.resize(self.decode(frame))).cpu() for frame in self.frames])
 
 
@@ -67,7 +67,7 @@ def open_camera(
     device: torch.device,
     seed: int,
 ) -> Camera:
-    """Return the JPEG files of `data` or, without a folder, drawn frames of 640 x 480.
+    """Return a camera over the JPEG files in `data` or, without a folder, over randomly drawn 640 x 480 frames.
 
     Raises Unsupported without torchvision or for a model that reads no pictures, UsageError for data without JPEGs.
     """
@@ -77,7 +77,7 @@ def open_camera(
         from torchvision.io import decode_jpeg, encode_jpeg  # noqa: F401, PLC0415 - see above
     except ImportError as error:
         raise Unsupported(f"a pipeline decodes with torchvision: pip install torchvision ({error})") from error
-    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)  # for each frame, from 0.29 on
+    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)  # raised per frame from 0.29 on
     if data and data.startswith("imagefolder:"):
         frames, source = _of_folder(Path(data.partition(":")[2]), count), data
     elif data in (None, "demo"):
@@ -91,7 +91,7 @@ def open_camera(
 
 
 def _on_gpu(camera: Camera, device: torch.device) -> Camera:
-    """Return the camera with nvJPEG if this torchvision has it."""
+    """Return the camera with nvJPEG if this torchvision has it, else unchanged."""
     on_gpu = Camera(camera.frames, f"{camera.source}, decoded by nvJPEG", camera.shape, camera.normalisation, device)
     try:
         on_gpu.decode(camera.frames[0])
@@ -101,7 +101,7 @@ def _on_gpu(camera: Camera, device: torch.device) -> Camera:
 
 
 def _of_folder(folder: Path, count: int) -> list[Tensor]:
-    """Return the bytes of files spread evenly over a folder's JPEG files."""
+    """Return the bytes of files spread evenly over a folder's JPEG files; raise UsageError if it has none."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in JPEG)
     if not paths:
         raise UsageError(f"--data imagefolder:{folder}: contains no JPEG files (*.jpg) for the pipeline to decode")
@@ -111,7 +111,7 @@ def _of_folder(folder: Path, count: int) -> list[Tensor]:
 
 
 def _drawn(count: int, seed: int) -> list[Tensor]:
-    """Return frames of soft random shapes: noise would be the largest files that a decoder ever gets."""
+    """Return frames of soft random shapes: noise would make larger files than a decoder ever gets."""
     from torchvision import io  # noqa: PLC0415 - see above
 
     draw = torch.Generator().manual_seed(seed)

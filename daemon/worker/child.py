@@ -24,7 +24,7 @@ _WITHOUT_AUTOGRAD = (
 def leave() -> NoReturn:
     """End this process at once, after its result is sent: unloading torch takes the interpreter up to a second."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # a log that does not fit on the disk
+        with suppress(OSError):  # the log may not fit on the disk
             stream.flush()
     os._exit(0)
 
@@ -32,13 +32,13 @@ def leave() -> NoReturn:
 def diagnose(error: Exception | SystemExit, job: Job | None = None) -> tuple[Status, str]:
     """Return the status and reason for an exception; print the traceback of an unexpected one.
 
-    If the user's own code of the job raised or led to it, the reason begins with that line.
+    If the job's user code raised or caused it, the reason begins with that line.
     """
     if isinstance(error, Unsupported):
         return "unsupported", str(error)
     if isinstance(error, BenchdError):
         return "failed", str(error)
-    with suppress(OSError):  # the log may be on the disk that is full
+    with suppress(OSError):  # the log may be on a full disk
         traceback.print_exception(error)
     text, where = _message(error), ""
     if job and job.module:
@@ -54,10 +54,10 @@ def diagnose(error: Exception | SystemExit, job: Job | None = None) -> tuple[Sta
 
 
 def _message(error: BaseException) -> str:
-    """Return the first line, or the last one for TorchScript, which begins with its own traceback."""
+    """Return the first line, or the last one for TorchScript, whose message begins with its own traceback."""
     lines = str(error).strip().splitlines() or ["no message"]
     if lines[0].startswith("operator torchvision::"):
-        return f"{lines[0]}: torchvision is a build for another torch, see `benchd doctor`"
+        return f"{lines[0]}: torchvision was built for another torch, see `benchd doctor`"
     return lines[-1] if "TorchScript interpreter" in lines[0] else lines[0]
 
 
@@ -88,7 +88,7 @@ def send(pipe: BinaryIO, message: Message) -> None:
 
 
 class StageClock:
-    """Announces each stage to the supervisor and sums up the time of each; a line from `permits` ends a wait."""
+    """Reports each stage to the supervisor and adds up its time; a line from `permits` ends a wait."""
 
     def __init__(self, pipe: BinaryIO, job: Job, permits: BinaryIO | None = None) -> None:
         self._pipe, self._permits = pipe, permits
@@ -97,13 +97,13 @@ class StageClock:
         self.seconds: dict[str, float] = {"spawn_s": (self._started_ns - job.spawned_ns) / 1e9}
 
     def enter(self, name: StageName, done: str = "") -> None:
-        """End the stage that runs and begin this one, or go on with it as `done` says."""
+        """End the current stage and begin this one, with its progress `done` if it continues."""
         self.leave()
         self._current, self._started_ns = name, time.monotonic_ns()
         send(self._pipe, Stage(name, done))
 
     def wait_for_turn(self, then: StageName | None = None) -> None:
-        """End the stage that runs, say that this process waits, and do so until its turn; `then` a stage begins."""
+        """End the current stage, report that this process waits, and wait for its turn; stage `then` follows."""
         self.leave()
         send(self._pipe, Stage("ready"))
         if self._permits:
@@ -112,22 +112,22 @@ class StageClock:
             self.enter(then)
 
     def go_on(self, done: str = "") -> None:
-        """Say how far the stage is: the deadline of any but a check begins anew."""
+        """Report the progress of the stage, which restarts its deadline unless it is a check."""
         if self._current:
             send(self._pipe, Stage(self._current, done))
 
     def keep(self, outcome: Outcome) -> None:
-        """Send what was found so far: it stays if a later stage does not end."""
+        """Send the results so far: they count even if a later stage does not end."""
         outcome.process.stages = self.stages()
         send(self._pipe, msgspec.structs.replace(outcome, is_partial=True))
 
     def leave(self) -> None:
-        """End the stage that runs."""
+        """End the current stage."""
         if self._current:
             name = f"{self._current}_s"
             self.seconds[name] = self.seconds.get(name, 0.0) + (time.monotonic_ns() - self._started_ns) / 1e9
             self._current = None
 
     def stages(self) -> Stages:
-        """Return the stages so far."""
+        """Return the durations of the stages so far."""
         return Stages(**self.seconds)

@@ -1,4 +1,4 @@
-"""The work of a module that no formula describes: the products that it executes, and the bytes that it must move."""
+"""The work of a module without a formula: the products that it executes, and the bytes that it must move."""
 
 from collections.abc import Callable
 from math import prod
@@ -16,7 +16,7 @@ _ATEN = torch.ops.aten
 
 
 def _pair(left: Tensor, right: Tensor, *_: Any) -> int:
-    """Return the operations of `mv`, `dot` and products of integers."""
+    """Return the operations of `mv`, `dot` and integer products."""
     return 2 * left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
 
 
@@ -37,7 +37,7 @@ def _distances(left: Tensor, right: Tensor, *_: Any) -> int:
     return 2 * left.numel() * right.shape[-2]
 
 
-# what torch's own counter lacks on a CPU
+# operations that torch's own counter lacks on a CPU
 _MORE: dict[str, Callable[..., int]] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
     "aten::mv": _pair,
@@ -47,7 +47,7 @@ _MORE: dict[str, Callable[..., int]] = {
     "aten::mkldnn_rnn_layer": _recurrent,
     "aten::_cdist_forward": _distances,
 }
-# neither pointwise nor a view, and without products
+# operations without products that are neither pointwise nor views
 _NO_PRODUCTS_NAMES = """
 _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag _fused_rms_norm _local_scalar_dense _log_softmax
 _native_batch_norm_legit _native_batch_norm_legit_no_training _pack_padded_sequence _pad_packed_sequence
@@ -70,7 +70,7 @@ _NO_PRODUCTS = frozenset(_NO_PRODUCTS_NAMES.split())
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up the products of each operation, by torch's formulas and `_MORE`, and names those without one."""
+    """Adds up the products of each operation, by torch's formulas and `_MORE`, and lists operations without one."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,16 +93,16 @@ class _Counter(TorchDispatchMode):
 
 
 def _plain(name: str) -> str:
-    """Return an operation's name without its namespace, that which writes to its input as the other."""
+    """Return an operation's name without its namespace and without the suffix of the in-place form."""
     return name.rpartition("::")[2].rstrip("_")
 
 
 def count(module: nn.Module, example: Batch) -> Counted:
     """Return the work of one run of `module` over `example`, both on the CPU in float32.
 
-    A module that cannot run in this way has the bytes alone, and its error among what was not counted.
+    For a module that cannot run like this, only bytes are counted, and its error is in `uncounted`.
     """
-    if own := getattr(module, "count", None):  # of a file
+    if own := getattr(module, "count", None):  # a file counts by itself
         return cast(Counted, own(values(example)))
     counter, fast = _Counter(), torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused layers have no formula
@@ -111,7 +111,7 @@ def count(module: nn.Module, example: Batch) -> Counted:
         with torch.no_grad(), counter:
             output = module(*values(example))
         output_bytes = sum(value.nbytes for value in tensors(output).values())
-    except Exception as error:  # whatever a mode breaks in the user's code: it costs the count, not the measurement
+    except Exception as error:  # a mode may break anything in the user's code: only the count is lost
         counter.uncounted[f"after {type(error).__name__}"] = None
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -1,4 +1,4 @@
-"""The GPU memory that this process holds, whoever allocated it: as the driver counts it, or why that is unknown."""
+"""The GPU memory of this process, whoever allocated it, as counted by the driver, or why it is unknown."""
 
 import os
 import re
@@ -21,11 +21,11 @@ class Held(NamedTuple):
 
 
 def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
-    """Return what is held on the GPU of this UUID, else why that is unknown.
+    """Return the memory in use on the GPU with this UUID, or why it is unknown.
 
     Free memory is no substitute: neighbours change it, and on a Tegra the page cache does.
     """
-    # of the driver of an Orin; a Thor's is the one of other GPUs, which NVML reads
+    # from an Orin's driver; a Thor has the driver of other GPUs, which NVML reads
     nvmap = re.search(r"^NvMapMemUsed:\s*(\d+) kB", text(root / "proc/meminfo") or "", re.MULTILINE)
     if nvmap and is_tegra(root):
         return Held(_of_nvmap(root / CLIENTS), int(nvmap[1]) * 1024)
@@ -33,7 +33,7 @@ def held(uuid: str | None, root: Path = Path("/")) -> Held | str:
 
 
 def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple[int, bool] | str:
-    """Return what was taken between two answers of `held`, and whether by all processes; else why it is unknown."""
+    """Return the growth between two results of `held`, and whether it is everybody's; or why it is unknown."""
     if build_s is not None:
         return "this process also built the engine, which took memory; a later process reports its own"
     if isinstance(after, str):
@@ -41,14 +41,14 @@ def taken(before: Held | str, after: Held | str, build_s: float | None) -> tuple
     if isinstance(before, str):
         return before
     if after.own is not None:
-        return after.own - (before.own or 0), False  # it is not listed before it holds something
+        return after.own - (before.own or 0), False  # it is not listed before it allocates
     if after.of_all is None or before.of_all is None:
         return "NVML does not report this process's memory, as in a container with its own process ids"
     grown = after.of_all - before.of_all
     return (
         (grown, True)
         if grown >= 0
-        else "other processes freed more GPU memory meanwhile; only root can see whose it is"
+        else "other processes freed more GPU memory at the same time; only root can see whose it is"
     )
 
 

@@ -37,7 +37,7 @@ class _File(NamedTuple):
 
 
 def main() -> int:
-    """Export the requested files; return 0, 1 if a file could not be made, 2 or 7."""
+    """Export the requested files; return 0, 1 if a file could not be made, 2 for a usage error, 7 if unavailable."""
     sys.stderr, _ = lasting(sys.stderr, STDERR, ticker_of(sys.stderr))
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=ExportRequest)
     try:
@@ -51,9 +51,8 @@ def main() -> int:
 
 
 def _made(request: ExportRequest) -> tuple[list[Artifact], int]:
-    """Return the files, and how many were requested."""
     if request.to == "tensorrt" and (None in request.batches or not torch.cuda.is_available()):
-        raise NotAvailable("an engine is built on the GPU that will run it, for one batch size; --to onnx needs none")
+        raise NotAvailable("an engine is built on the GPU that will run it, for one batch size; --to onnx needs no GPU")
     wanted = list(_wanted(request))
     made: list[Artifact] = []
     for number, file in enumerate(wanted, 1):
@@ -111,12 +110,11 @@ def _export(request: ExportRequest, file: _File) -> Artifact:
 
 
 def _engine(source: Source) -> Artifact:
-    """Return the engine that was loaded."""
     return next(artifact for artifact in source.store.list() if artifact.path == source.built[PLAN])
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy the file to `target` atomically."""
+    """Copy the file to `target` atomically; raise UsageError if that fails."""
     try:
         with source.open("rb") as content:
             folders.replace(target, content)

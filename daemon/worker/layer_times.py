@@ -1,4 +1,4 @@
-"""The time of each layer behind the timed part of a process: by the runtime, else by torch's modules."""
+"""The time of each layer, taken after a process's timed section: by the runtime, or else by torch's modules."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def _of_modules(loaded: Loaded, module: nn.Module, batch: Batch) -> list[LayerTi
 
 
 def _summed(runs: Sequence[Sequence[LayerRun]]) -> list[LayerTime]:
-    """Return the median over the runs of each layer's sum: one inside a loop is reported at each turn."""
+    """Return the median over the runs of each layer's total: a layer in a loop is reported at each iteration."""
     totals: dict[str, list[float]] = defaultdict(list)
     calls: dict[str, int] = defaultdict(int)
     rows: dict[str, LayerRun] = {}

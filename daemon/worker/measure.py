@@ -18,14 +18,14 @@ from benchd.daemon.verdicts.statistics import Blocks, BlockSummary, StopRule
 from benchd.daemon.worker.steps import Step
 
 WARM_UP_BLOCK_S = 0.1
-LEAD_IN_S = 0.002  # to fill the caches and raise the clock again
+LEAD_IN_S = 0.002  # fills the caches and raises the clock again
 
 
 @dataclass(frozen=True)
 class TimedLoop:
-    """A timed loop's result: nanoseconds of each part in run order, when each ended, the blocks and the window.
+    """A timed loop's result: nanoseconds of each part in run order, when each run ended, the blocks and the window.
 
-    `starts_ns` has the start of each block if the process waited between them.
+    `starts_ns` holds the start of each block if the process waited between them.
     """
 
     values_ns: dict[str, "array[int]"]
@@ -37,7 +37,7 @@ class TimedLoop:
 
 
 def warm_up(step: Step, cap_s: float) -> WarmUp:
-    """Run until the block medians no longer drift or a run ends after `cap_s`; not at all if that is 0."""
+    """Run until the block medians no longer drift or a run ends after `cap_s`; do nothing if `cap_s` is 0."""
     start = time.monotonic()
     blocks: list[tuple[float, float]] = []
     runs, settled, share = 0, False, None
@@ -57,15 +57,15 @@ def warm_up(step: Step, cap_s: float) -> WarmUp:
 def measure(
     step: Step, rule: StopRule, hold_s: float = 0.0, wait_for_turn: Callable[[], None] | None = None
 ) -> TimedLoop:
-    """Time runs until the rule says stop. Nothing else happens in the loop: no collection, no output, no file.
+    """Time runs until the rule says stop. Nothing else happens in the loop: no garbage collection, no output, no file.
 
     The same load continues for `hold_s` before the first block and after the last, so that a slow energy counter has
-    values on both sides of the window. With `wait_for_turn` another process runs before each block; the first runs
+    values on both sides of the window. With `wait_for_turn`, another process runs before each block; the first runs
     after that, at least one, are not counted.
     """
 
     def begin() -> int:
-        """Return when a block begins."""
+        """Return the start time of a block."""
         if wait_for_turn:
             wait_for_turn()
             _hold(step, LEAD_IN_S)
@@ -108,7 +108,7 @@ def _hold(step: Step, seconds: float) -> None:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the garbage collector while this is open."""
+    """Disable the garbage collector while open."""
     gc.collect()
     gc.disable()
     try:
@@ -118,7 +118,7 @@ def no_collection() -> Iterator[None]:
 
 
 def block_statistics(measured: TimedLoop) -> BlockStatistics:
-    """Return the blocks in the form of a record."""
+    """Return the blocks as stored in a record."""
     summary = measured.summary
     return BlockStatistics(
         count=summary.count,

@@ -28,13 +28,13 @@ from benchd.daemon.worker.workload import Workload
 from benchd.models.data import ImageSet
 
 MOST_DRAWS, FEWEST_DRAWS = 1000, 200
-DRAWING_S = 60.0  # in which there are as many draws as a slow metric allows, but never fewer than FEWEST_DRAWS
+DRAWING_S = 60.0  # time for as many draws as a slow metric allows, but never fewer than FEWEST_DRAWS
 _PARAMETERS = 2
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by its name, and what judges answers by targets; `option` is how it was asked for."""
+    """A metric with its name and the function that judges answers by targets; `option` is the option that gave it."""
 
     name: str
     better: Literal["higher", "lower"]
@@ -45,10 +45,10 @@ class Metric:
         """Return the metric of these answers, a finite number; raise UsageError for anything else."""
         try:
             given = self.judge(answers, targets)
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # the user's code may raise anything
             raise UsageError(f"{self.option}: it raised {type(error).__name__}: {error}") from error
         if isinstance(given, Mapping):
-            raise UsageError(f"{self.option}: it returns {', '.join(map(str, given))}; return one number of these")
+            raise UsageError(f"{self.option}: it returns {', '.join(map(str, given))}; return one of these numbers")
         try:
             number = float(given)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -59,7 +59,7 @@ class Metric:
 
 
 def open_metric(text: str) -> Metric:
-    """Return the metric that FILE.py:FUNCTION[:higher|lower] names; raise UsageError if it is none."""
+    """Return the metric given as FILE.py:FUNCTION[:higher|lower]; raise UsageError if it is not a metric."""
     place, better = named_metric(text)
     option = f"--metric {Path(place).name}"
     found = function_of(place, option)
@@ -69,12 +69,12 @@ def open_metric(text: str) -> Metric:
         return Metric(place.rpartition(":")[2], better, _of_object(found), option)
     if not callable(found):
         kind = type(found).__name__
-        raise UsageError(f"{option}: {kind} is neither a function of answers and targets nor has update and compute")
+        raise UsageError(f"{option}: {kind} is not a function of answers and targets, and has no update and compute")
     return Metric(place.rpartition(":")[2], better, found, option)
 
 
 def _needs_nothing(function: Any) -> bool:
-    """Return whether it can be called without arguments, as what returns an object can be."""
+    """Return whether it can be called without arguments, like a function that returns a metric object."""
     try:
         inspect.signature(function).bind()
     except (TypeError, ValueError):
@@ -83,7 +83,7 @@ def _needs_nothing(function: Any) -> bool:
 
 
 def _of_object(state: Any) -> Callable[[Any, Any], Any]:
-    """Return an object with `update` and `compute` as a function; each call is of a copy that has seen nothing."""
+    """Return an object with `update` and `compute` as a function; each call uses a fresh copy of the object."""
 
     def judge(answers: Any, targets: Any) -> Any:
         fresh = copy.deepcopy(state)
@@ -137,7 +137,7 @@ def measure(
 
 
 def _drawn(metric: Metric, ours: Any, theirs: Any, targets: Any, go_on: Callable[[int], None]) -> Any:
-    """Yield the metric of both on the same items, drawn with replacement; a draw on which it is undefined is left out.
+    """Yield the metric of both models on resampled items; a resample on which it is undefined is left out.
 
     Raises UsageError if it is undefined on half of them.
     """
@@ -150,7 +150,7 @@ def _drawn(metric: Metric, ours: Any, theirs: Any, targets: Any, go_on: Callable
         chosen = taken(targets, rows)
         try:
             yield (metric.of(taken(ours, rows), chosen), metric.of(taken(theirs, rows), chosen))
-        except UsageError:  # such as a class that this draw lacks
+        except UsageError:  # for example, this draw lacks a class
             undefined += 1
             if 2 * undefined > FEWEST_DRAWS:
                 raise
@@ -167,7 +167,7 @@ def _answers(
     job: Job,
     go_on: Callable[[int], None],
 ) -> tuple[Any, Any, str]:
-    """Return the answers to all items in the form that the model returns, the targets, and a hash of all read."""
+    """Return the answers to all items in the form that the model returns, the targets, and a hash of all data read."""
     size, digest = job.case.batch_size, hashlib.sha256()
     answers: list[Any] = []
     targets: list[Any] = []
@@ -192,7 +192,7 @@ class Items(list[Any]):
 
 
 def _restored(output: object) -> Any:
-    """Return a model's answer as tensors on the CPU, floats as float32, in dicts and lists again by their paths."""
+    """Return a model's answer as CPU tensors, floats as float32, in dicts and lists rebuilt from their paths."""
     tree: dict[str, Any] = {}
     for path, value in tensors(output).items():
         inner, (*outer, last) = tree, path.replace("[", ".").replace("]", "").split(".")
@@ -204,7 +204,7 @@ def _restored(output: object) -> Any:
 
 
 def _with_lists(tree: Any) -> Any:
-    """Return dicts whose keys count from 0 as lists."""
+    """Return the tree with dicts whose keys count from 0 turned into lists."""
     if not isinstance(tree, dict):
         return tree
     parts = {name: _with_lists(part) for name, part in tree.items()}
@@ -212,14 +212,14 @@ def _with_lists(tree: Any) -> Any:
 
 
 def _by_item(answer: Any, size: int) -> Any:
-    """Return a batch's answer with a list of one dict per item marked as such."""
+    """Return a batch's answer, marked as Items if it is a list of one dict per item."""
     if isinstance(answer, list) and len(answer) == size and all(isinstance(part, dict) for part in answer):
         return Items(answer)
     return answer
 
 
 def taken(answers: Any, rows: Sequence[int]) -> Any:
-    """Return these items of the answers or targets to all."""
+    """Return the part of all answers or targets that belongs to these items."""
     if isinstance(answers, Items):
         return Items(answers[row] for row in rows)
     if isinstance(answers, dict):
@@ -246,7 +246,7 @@ def _joined(batches: Sequence[Any]) -> Any:
 
 
 def _stacked(targets: Sequence[Any]) -> Any:
-    """Return targets of one shape as a tensor (N, ...), others one by one."""
+    """Return targets of equal shape as a tensor (N, ...), others as a list."""
     if all(isinstance(target, int | float | Tensor | np.ndarray) for target in targets):
         as_tensors = [torch.as_tensor(target) for target in targets]
         if len({target.shape for target in as_tensors}) == 1:

@@ -1,9 +1,10 @@
-"""NeuroBench's metrics of one pass: memory, sparsity and synaptic operations of a spiking net or an ordinary one.
+"""NeuroBench's metrics of one pass: memory, sparsity and synaptic operations of a spiking or ordinary net.
 
-They follow its definitions (Yik et al., The NeuroBench framework, 2025) and its package of version 2.3: operations are
-those of `Linear` and `Conv` layers without biases, taps on padding left out, per sample; a call is of accumulates if
-all that arrives is -1, 0 or 1, else of multiply-accumulates. Unlike there, a layer that two parents share counts once,
-an unknown layer is named instead of making every figure 0, and spikes of another height are told apart.
+They follow NeuroBench's definitions (Yik et al., The NeuroBench framework, 2025) and version 2.3 of its package:
+operations are those of `Linear` and `Conv` layers without biases, excluding taps on padding, per sample; a call counts
+as accumulates if all its inputs are -1, 0 or 1, otherwise as multiply-accumulates. Unlike the package, a layer shared
+by two parents counts once, an unknown layer is listed instead of making every figure 0, and spikes of another height
+are counted separately.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ _OTHER_LAYERS = (*_RECURRENT, nn.Bilinear, nn.MultiheadAttention, nn.modules.con
 _ACTIVATIONS = (nn.ReLU, nn.Sigmoid)
 # the base classes of snnTorch, SpikingJelly and Norse
 _NEURONS = {"SpikingNeuron", "BaseNode", "SNNCell", "SNNRecurrentCell", "SNN", "SNNRecurrent"}
-_STATES = ("mem", "v")  # and what they call the membrane potential
+_STATES = ("mem", "v")  # their names for the membrane potential
 
 
 def measure(module: nn.Module, example: Batch) -> NeuroBench:
@@ -52,7 +53,7 @@ def measure(module: nn.Module, example: Batch) -> NeuroBench:
 
 
 def by_layer(module: nn.Module, run: Callable[[], object]) -> list[Sparsity]:
-    """Return the sparsities of each layer of weights and each neuron or activation, by its whole name."""
+    """Return the sparsities of each layer of weights and each neuron or activation, by its full name."""
     seen = {neuron: _Pass() for neuron in _neurons(module)}
     with ExitStack() as hooks:
         for neuron, its in seen.items():
@@ -69,14 +70,14 @@ def by_layer(module: nn.Module, run: Callable[[], object]) -> list[Sparsity]:
 
 
 def _layers(module: Any) -> list[tuple[nn.Module, Any]]:
-    """Return what is called for each layer of weights, and the layer: the same, but in a net that folds them."""
+    """Return the module called for each layer of weights, and the layer: the same, except in a net that folds them."""
     if hasattr(module, "synapses"):
         return [(each.module, each.layer) for each in module.synapses()]
     return [(part, part) for part in module.modules() if isinstance(part, _LAYERS)]
 
 
 def _neurons(module: Any) -> Iterable[nn.Module]:
-    """Return what activates: neurons and, as there, ReLU and Sigmoid."""
+    """Yield what activates: neurons and, as in NeuroBench, ReLU and Sigmoid."""
     own = {id(each) for each in module.neurons()} if hasattr(module, "neurons") else set()
     for part in module.modules():
         is_neuron = any(base.__name__ in _NEURONS for base in type(part).__mro__)
@@ -85,7 +86,7 @@ def _neurons(module: Any) -> Iterable[nn.Module]:
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
-    """Return the weights of each layer, of recurrent ones with their biases."""
+    """Return the weights of each layer; recurrent layers include their biases."""
     weights = [part.weight for part in module.modules() if isinstance(part, _LAYERS)]
     recurrent = [part for part in module.modules() if isinstance(part, _RECURRENT)]
     return [*weights, *(each for part in recurrent for each in part.parameters())]
@@ -97,7 +98,7 @@ def _share_zero(weights: list[Tensor]) -> float | None:
 
 
 class _Pass:
-    """What hooks saw in one pass, summed over calls and samples."""
+    """The counts from the hooks of one pass, summed over calls and samples."""
 
     def __init__(self) -> None:
         self.zeros = self.numbers = self.updates = 0
@@ -129,7 +130,7 @@ class _Pass:
         self._before[neuron] = None if state is None else state.clone()
 
     def leaves(self, neuron: nn.Module, _: tuple[Any, ...], output: Any) -> None:
-        """Count what a neuron emits, and of its potentials all at the first step and later those that changed."""
+        """Count a neuron's outputs and its potential updates: all at the first step, later those that changed."""
         out = output[0] if isinstance(output, tuple) else output
         self.zeros += int((out == 0).sum())
         self.numbers += out.numel()
@@ -148,7 +149,7 @@ def _state(neuron: nn.Module) -> Tensor | None:
 
 
 def _operations(layer: Any, given: Tensor, weight: Tensor) -> float:
-    """Return how many products of a layer are of two numbers that are not 0, exactly: sums of ones."""
+    """Return how many products of a layer have two non-zero factors, computed exactly as sums of ones."""
     given, weight = given.float(), weight.float()
     if isinstance(layer, nn.Linear):
         return float(nn.functional.linear(given, weight).sum(dtype=torch.float64))

@@ -20,7 +20,7 @@ COUNTED_S = 1.0
 
 def measure(step: Step, uuid: str | None) -> Occupancy | str:
     """Return the three occupancies of a case on CUDA, or why there is none."""
-    counted, reason = _counted(step, uuid)  # first: the profiler stays attached and slows every later launch
+    counted, reason = _counted(step, uuid)  # before the trace: the profiler stays attached and slows every later launch
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = Path(folder) / "trace.json"
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:

@@ -1,4 +1,4 @@
-"""Answers of ONNX Runtime that are no tensors of numbers, as classifiers of ai.onnx.ml give: strings and maps."""
+"""ONNX Runtime answers that are not tensors of numbers, such as those of ai.onnx.ml classifiers: strings and maps."""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -11,12 +11,12 @@ STRINGS, MAPS = "tensor(string)", "seq(map("
 
 
 def are_numbers(session: Any) -> bool:
-    """Return whether the session answers with neither strings nor maps."""
+    """Return whether the session returns neither strings nor maps."""
     return not any(value.type == STRINGS or value.type.startswith(MAPS) for value in session.get_outputs())
 
 
 def numbers(value: Any) -> NDArray[Any]:
-    """Return an answer as numbers: a string as a hash of it, and maps, one per item, as (items, keys)."""
+    """Return an answer as numbers: a string as its hash, and maps, one per item, as (items, keys)."""
     array: NDArray[Any] = np.array([list(_sorted(each)) for each in value]) if isinstance(value, list) else value
     if array.dtype.kind not in "OU":
         return array
@@ -24,5 +24,5 @@ def numbers(value: Any) -> NDArray[Any]:
 
 
 def _sorted(held: Mapping[Any, Any]) -> Iterator[Any]:
-    """Yield the values in the order of their keys, which all items have."""
+    """Yield the values in the order of their keys, which are the same for all items."""
     return (held[key] for key in sorted(held))

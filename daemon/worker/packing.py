@@ -1,4 +1,4 @@
-"""Writes what a variant is deployed as: the files that its runtime reads, and golden inputs with their answers."""
+"""Writes the files with which a variant is deployed: those its runtime reads, and golden inputs with their answers."""
 
 import keyword
 import shutil
@@ -43,7 +43,7 @@ from benchd.daemon.worker.workload import Workload
 from benchd.models import data
 
 GOLDEN_ROWS = 8
-"""About how many inputs are golden, in whole batches of at least two."""
+"""The approximate number of golden inputs, in whole batches, at least two."""
 
 IMPORTED = {"benchd", "numpy", "safetensors", "torch"}
 """What LOAD.md of a PyTorch variant imports besides the standard library."""
@@ -62,12 +62,12 @@ def build():
 def refuse(job: Job, workload: Workload, answer: Batch) -> None:
     """Raise Unsupported if the variant that gave this answer cannot be deployed as files."""
     if isinstance(workload.images, Tensors) and workload.images.lengths:
-        raise Unsupported("items of different lengths are measured, but a folder promises one size: pad them to ship")
+        raise Unsupported("the items differ in length, but a shipped folder has a single size: pad the items to ship")
     if not getattr(workload.plain, "answers_numbers", True):
-        raise Unsupported("it answers with strings or maps, which cannot be compared after deployment: remove them")
+        raise Unsupported("its outputs include strings or maps, which cannot be compared after deployment: remove them")
     if job.case.variant.backend not in FILE_BACKENDS:
         if job.module and job.module.is_hub:
-            raise Unsupported(f"a net of the Hub is deployed as a file: ship one of {', '.join(FILE_BACKENDS)}")
+            raise Unsupported(f"a net from the Hub is deployed as a file: ship one of {', '.join(FILE_BACKENDS)}")
         _state(workload.source.module)
         if job.case.variant.backend != "aoti":
             load_text.answer(list(tensors(answer)))
@@ -79,7 +79,7 @@ def refuse(job: Job, workload: Workload, answer: Batch) -> None:
 
 
 def _refuse_name(name: str) -> None:
-    """Raise Unsupported if LOAD.md could not import a module by this name, or would import another one."""
+    """Raise Unsupported if LOAD.md could not import a module with this name, or would import another one."""
     first, *_ = parts = name.split(".")
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise Unsupported(f"LOAD.md imports its code, and {name!r} cannot be a module's name: rename the file")
@@ -110,7 +110,7 @@ def write(folder: Path, job: Job, workload: Workload, loaded: Loaded, answer: Ba
 
 
 def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Copy the ONNX file that ran, and the plan built of it; return its inputs' names, and its outputs' by path."""
+    """Copy the ONNX file that ran, and any plan built from it; return its input names, and its output names by path."""
     artifact = backends.file(job.case.variant, workload.source, torch.device(job.device), job.case.batch_size)
     from benchd.exporters import onnx_files  # noqa: PLC0415 - onnx is not needed for what is no file
 
@@ -123,8 +123,8 @@ def _file(job: Job, workload: Workload, folder: Path) -> tuple[list[str], dict[s
 
 
 def _module(job: Job, workload: Workload, folder: Path) -> str:
-    """Write the weights, the code of a user's module and what was compiled of it; return by what it is built."""
-    # each by itself: safetensors refuses names that share memory
+    """Write the weights, a user module's code and anything compiled from it; return the entry that builds it."""
+    # as copies: safetensors rejects names that share memory
     apart = {name: value.detach().clone().contiguous() for name, value in _state(workload.source.module).items()}
     safetensors.torch.save_file(apart, folder / WEIGHTS)
     for name, path in workload.source.built.items():
@@ -139,7 +139,7 @@ def _module(job: Job, workload: Workload, folder: Path) -> str:
 
 
 def _nir(job: Job, own: UserNir, folder: Path) -> str:
-    """Write a NIR file and the code that builds its net; return by what it is built."""
+    """Write a NIR file and the code that builds its net; return the entry that builds it."""
     folder.mkdir(exist_ok=True)
     shutil.copyfile(own.path, folder / NIR)
     (folder / "net.py").write_text(_NIR_CODE.format(nir=NIR, options=job.options))
@@ -147,21 +147,21 @@ def _nir(job: Job, own: UserNir, folder: Path) -> str:
 
 
 def _code(job: Job) -> dict[str, Path]:
-    """Return the files of a user's module by the names that LOAD.md imports them by; none for another model."""
+    """Return the files of a user's module by the names under which LOAD.md imports them; empty for another model."""
     if not job.module or isinstance(job.module, UserNir):
         return {}
     return {**user_code.imported(job.module.package), job.module.name: user_module.file(job.module)}
 
 
 def _place(name: str, path: Path) -> Path:
-    """Return where below `code/` a module's file, which may be compiled, is imported by this name."""
+    """Return the path below `code/` from which a module's file, possibly compiled, is imported by this name."""
     place = Path(*name.split("."))
     suffix = next((suffix for suffix in all_suffixes() if path.name.endswith(suffix)), ".py")
     return place / path.name if path.name.startswith("__init__.") else place.with_name(f"{place.name}{suffix}")
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the module's weights; raise Unsupported for one that a file of tensors cannot hold."""
+    """Return the module's weights; raise Unsupported for one that a file of tensors cannot store."""
     state: dict[str, Any] = (module.module if isinstance(module, user_module.Named) else module).state_dict()
     odd = [name for name, value in state.items() if not isinstance(value, torch.Tensor) or value.is_quantized]
     if odd:
@@ -172,7 +172,7 @@ def _state(module: nn.Module) -> dict[str, torch.Tensor]:
 def _golden(
     job: Job, workload: Workload, loaded: Loaded, reads: list[str], called: Mapping[str, str], folder: Path
 ) -> tuple[list[Tensor], Golden]:
-    """Write the golden inputs with their answers; return what is read, and how to compare what is answered."""
+    """Write the golden inputs with their answers; return the inputs, and how to compare the outputs."""
     size = job.case.batch_size
     batches = max(2, GOLDEN_ROWS // size)
     images = cycled(workload.images, batches * size)
@@ -200,7 +200,7 @@ def _golden(
 def _inputs(
     workload: Workload, loaded: Loaded, batch: Batch, rows: range, names: list[str], job: Job
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each input by name as the runtime reads it, bfloat16 as float32, which numpy lacks."""
+    """Yield each input by name as the runtime reads it; bfloat16 as float32, because numpy lacks it."""
     random = uniforms(workload.plain, rows, batch, job.case.seed)
     given = [*values(batch), *random]
     if names:
@@ -212,17 +212,17 @@ def _inputs(
 
 
 def _paths(answers: Mapping[str, Any]) -> list[str]:
-    """Return the outputs' paths, one whose shape changes between batches once."""
+    """Return the outputs' paths, with an output whose shape changes between batches listed once."""
     return list(dict.fromkeys(path.partition(OF_BATCH)[0] for path in answers))
 
 
 def _named(answers: Answers, called: Mapping[str, str]) -> Answers:
-    """Return the answers by the names in the file, or by path where there is none."""
+    """Return the answers by their names in the file, or by path if they have none."""
     return {called.get(path, path): value for path, value in answers.items()}
 
 
 def _outputs(answer: Batch, called: Mapping[str, str]) -> list[Tensor]:
-    """Return the outputs in the types that the runtime answers in, which the golden answers are not."""
+    """Return the outputs with the runtime's types, from which the golden answers' types differ."""
     return [
         Tensor(called.get(path, path), str(value.dtype).removeprefix("torch."), list(value.shape))
         for path, value in tensors(answer).items()
@@ -230,7 +230,7 @@ def _outputs(answer: Batch, called: Mapping[str, str]) -> list[Tensor]:
 
 
 def _preprocessing(workload: Workload) -> str:
-    """Return how an input is made: as the measured images were, else by the model's transform, if either is known."""
+    """Return how an input is made: like the measured images, else by the model's transform, if either is known."""
     if workload.dataset:
         return workload.dataset.preprocessing
     own = getattr(workload.plain, "preprocess", None)
@@ -252,9 +252,9 @@ def _packages(job: Job, loaded: Loaded) -> dict[str, str]:
 
 
 def _imported_packages(code: Mapping[str, Path]) -> dict[str, str]:
-    """Return the installed packages that these files have imported, with their versions."""
+    """Return the installed packages imported by these files, with their versions."""
     written = {name for path in code.values() if path.suffix == ".py" for name in user_python.imports(path)}
     names = (written & set(sys.modules)) - sys.stdlib_module_names - {name.partition(".")[0] for name in code}
-    known = packages_distributions()  # on Python 3.10 without those that do not declare their names
+    known = packages_distributions()  # Python 3.10 omits packages that do not declare their names
     packages = sorted(package for name in names for package in known.get(name, [name]))
     return {package: version for package in packages if (version := installed_version(package))}

@@ -1,4 +1,4 @@
-"""The peak memory of the timed section: of this process, and of what it allocated on the GPU."""
+"""The peak memory of the timed section: this process's, and what it allocated on the GPU."""
 
 import ctypes
 from contextlib import suppress
@@ -13,7 +13,7 @@ from benchd.daemon.worker.backends import Loaded
 
 
 def forget(device: torch.device) -> bool:
-    """Free the memory of building and checking and reset the peaks; return whether the kernel resets its own."""
+    """Free the memory of building and checking and reset the peaks; return whether the kernel can reset its own."""
     ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":
         with suppress(RuntimeError):  # torch up to 2.12 believes that a failed capture is still in progress
@@ -27,13 +27,13 @@ def forget(device: torch.device) -> bool:
 
 
 def resident() -> int:
-    """Return the most bytes that were resident since `forget`, or else since the start."""
+    """Return the peak resident bytes since `forget`, or since the start if the kernel cannot reset it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def take(job: Job, loaded: Loaded, outcome: Outcome) -> None:
-    """Write the peaks into the outcome, and why the GPU's is missing."""
+    """Write the peaks into the outcome, or why the GPU's is missing."""
     peak, most = _device_peak(job, loaded), resident()
     if isinstance(peak, str):
         outcome.missing["memory.device_peak_bytes"] = peak
@@ -45,7 +45,7 @@ def take(job: Job, loaded: Loaded, outcome: Outcome) -> None:
 
 
 def _device_peak(job: Job, loaded: Loaded) -> int | str | None:
-    """Return this process's GPU memory: torch counts its own, the driver a runtime's, or why it does not."""
+    """Return this process's GPU memory, counted by torch or, for another runtime, by the driver; or why it is None."""
     if job.device != "cuda":
         return None
     if counted_by_driver(job):
@@ -56,5 +56,5 @@ def _device_peak(job: Job, loaded: Loaded) -> int | str | None:
 
 
 def counted_by_driver(job: Job) -> bool:
-    """Return whether the case's GPU memory is allocated by a runtime beside torch."""
+    """Return whether the case's GPU memory is allocated by a runtime other than torch."""
     return job.device == "cuda" and RUNTIMES[job.case.variant.backend].allocates

@@ -1,8 +1,8 @@
 """The device's peak rates in the measuring process: bytes copied, FLOPs and exponentials per second.
 
 Probes follow the timed section and the audit of its answers, so that they see its clocks and threads and disturb
-nothing. Each figure is the best of the runs that fit a small budget, by the fastest of several forms, which the record
-names: a roofline needs what the device can do, not what it does on average or by an ordinary program.
+nothing. Each rate is the best of the runs that fit a small budget, in the fastest of several forms, which is recorded:
+a roofline needs what the device can do, not what it does on average or in an ordinary program.
 """
 
 import ctypes
@@ -23,8 +23,8 @@ from benchd.kernels import compiler
 from benchd.kernels.dispatch import Unavailable
 
 BUDGET_S = 0.03
-MIN_RUNS = 8  # on a busy machine even the shorter of two runs may be slow
-COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}  # beyond the caches, but not more: fresh pages take time
+MIN_RUNS = 8  # on a busy machine, both of two runs may be slow
+COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}  # just larger than the caches, because fresh pages take time
 MATRIX_SIDES = (256, 512, 1024, 2048, 4096, 8192)
 CHAIN_STEPS = 512
 CHAIN_WIDTH = 1024  # per CPU thread: 4 KB
@@ -58,16 +58,16 @@ def probe(device: torch.device, precision: Precision) -> Probes:
 
 
 def cache_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
-    """Return the size of the last-level cache; None if this machine does not say."""
+    """Return the size of the last-level cache, None if this machine does not report it."""
     if device.type == "cuda":
         return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or None
     caches = (root / "sys/devices/system/cpu/cpu0/cache").glob("index*")
-    sizes = [sysfs.text(path / "size") or "" for path in caches]  # which kernels of some Arm boards hide
+    sizes = [sysfs.text(path / "size") or "" for path in caches]  # hidden by the kernels of some Arm boards
     return max((1024 * int(size.removesuffix("K")) for size in sizes if size.endswith("K")), default=None)
 
 
 def byte_rate(device: torch.device) -> tuple[float, BytesBy]:
-    """Return the bytes per second between the device and its memory by the fastest form, and the form.
+    """Return the bytes per second between the device and its memory in the fastest form, and the form.
 
     A copy counts both the bytes read and the bytes written.
     """
@@ -81,12 +81,12 @@ def byte_rate(device: torch.device) -> tuple[float, BytesBy]:
 
 
 def _byte_rates_in_c(source: torch.Tensor, target: torch.Tensor) -> dict[BytesBy, float]:
-    """Return the rates of a copy whose stores bypass the caches, and of reading alone; both tensors on a CPU."""
+    """Return the rates of a copy whose stores bypass the caches, and of reading alone; both tensors are on a CPU."""
     library, threads, lines = compiler.load(C_SOURCE), compiler.threads(), source.numel() // LINE_BYTES
     library.copy_streaming.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2]
     library.copy_streaming.restype = None
     library.read_all.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 2]
-    to, origin = target.data_ptr(), source.data_ptr()  # torch aligns both to lines
+    to, origin = target.data_ptr(), source.data_ptr()  # torch aligns both to cache lines
     return {
         "streaming": _rate(lambda: library.copy_streaming(to, origin, lines, threads), 2 * source.numel(), _CPU),
         "reading": _rate(lambda: library.read_all(origin, lines, threads), source.numel(), _CPU),
@@ -99,10 +99,10 @@ def _fastest(rates: Mapping[Form, float]) -> tuple[float, Form]:
 
 
 def matrix_rate(device: torch.device, precision: Precision) -> tuple[float, torch.dtype]:
-    """Return the FLOP/s of torch.mm or a convolution, and the type: the case's, or float32 if faster.
+    """Return the FLOP/s of torch.mm or a convolution, and the dtype: the case's, or float32 if faster.
 
-    On a CPU without half-precision instructions, multiplying in it is far slower than converting to float32; and the
-    convolution library may be a fifth faster than the matrix product.
+    On a CPU without half-precision instructions, converting to float32 is far faster than multiplying in half
+    precision, and the convolution library may be a fifth faster than the matrix product.
     """
     own = eager.amp_dtype(device) if precision == "amp" else eager.DTYPES[precision]
     rates = {dtype: _products(device, dtype) for dtype in {own, torch.float32}}
@@ -134,7 +134,7 @@ def _convolution(device: torch.device, dtype: torch.dtype) -> float:
 def exponential_rate(device: torch.device, precision: Precision) -> tuple[float, ExponentialsBy]:
     """Return the exponentials per second of the fastest form on this machine, and the form.
 
-    For half precision, forms are included whose error lies below its rounding.
+    For half precision, the forms include those whose error is below its rounding.
     """
     forms: dict[ExponentialsBy, Callable[[torch.device], tuple[Run, int]]] = {"torch": _by_torch}
     if device.type == "cuda":
@@ -169,13 +169,13 @@ def _by_triton(device: torch.device) -> tuple[Run, int]:
         from benchd.daemon.worker.probes_triton import exp2_chain  # noqa: PLC0415 - triton is there with a GPU alone
 
         exp2_chain(x, CHAIN_STEPS)
-    except Exception as error:  # of Triton, of ptxas, and of the C compiler that makes its launcher
+    except Exception as error:  # from Triton, ptxas or the C compiler for its launcher
         raise Unavailable(f"no Triton kernel: {error}") from error
     return partial(exp2_chain, x, CHAIN_STEPS), x.numel() * CHAIN_STEPS
 
 
 def _rate(run: Run, work: int, device: torch.device) -> float:
-    """Return `work` over the shortest of the runs that fit the budget, at least MIN_RUNS; the first one warms up."""
+    """Return `work` divided by the shortest of the runs that fit the budget, at least MIN_RUNS, after a warm-up run."""
     run()
     end = time.monotonic() + BUDGET_S
     seconds: list[float] = []
@@ -190,7 +190,7 @@ def _seconds(run: Run, device: torch.device) -> float:
         run()
         return (time.monotonic_ns() - start_ns) / 1e9
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    run()  # else the latency of a launch to an idle GPU would count
+    run()  # otherwise the latency of a launch to an idle GPU would count
     start.record()
     run()
     end.record()

@@ -1,4 +1,4 @@
-"""The rate of a GPU's exponential unit: a chain in registers, because torch.exp2 waits for its memory instead."""
+"""The rate of a GPU's exponential unit: a chain in registers, because torch.exp2 is limited by memory."""
 
 import torch
 import triton
@@ -18,5 +18,5 @@ def _exp2_chain_kernel(x_ptr, steps, BLOCK: tl.constexpr):  # type: ignore[no-un
 
 
 def exp2_chain(x: torch.Tensor, steps: int) -> None:
-    """Take each x through x -> 2^-x `steps` times, in place; x (n,) float32, n a multiple of BLOCK."""
+    """Apply x -> 2^-x to each x `steps` times, in place; x is (n,) float32, n a multiple of BLOCK."""
     _exp2_chain_kernel[(x.numel() // BLOCK,)](x, steps, BLOCK=BLOCK, num_warps=WARPS)

@@ -1,4 +1,4 @@
-"""What one process does with its case: the recipe of its job, each composed of the same stages in their order."""
+"""What one process does with its case: its job's recipe, composed of the same stages in order."""
 
 import time
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> 
     met = scenario.time(ready)
     if scenario.is_cold:
         return
-    stages.keep(outcome)  # what fails from here on costs no times
+    stages.keep(outcome)  # a later failure loses no times
     stages.enter("probe")
     if scenario.is_inference:
         _device_parts(ready)
@@ -62,11 +62,11 @@ def measure(recipe: Measure, job: Job, stages: StageClock, outcome: Outcome) -> 
         _probed(ready)
     _repeated(ready, met)
     if not scenario.is_paused:
-        _occupied(ready)  # last: its profiler stays attached and slows every later launch
+        _occupied(ready)  # at the end: its profiler stays attached and slows every later launch
 
 
 def _counted(model: Built, job: Job, outcome: Outcome) -> None:
-    """Count the work of a model that no formula describes, and NeuroBench's metrics of one that may spike."""
+    """Count the work of a model without a formula, and NeuroBench's metrics of one that may spike."""
     plain, example = model.workload.plain, model.workload.example(job.case.batch_size)
     is_own = job.case.model not in catalog.MODELS
     if is_own:
@@ -74,7 +74,7 @@ def _counted(model: Built, job: Job, outcome: Outcome) -> None:
     if (is_own or shows_codes(plain)) and not job.onnx:
         try:
             outcome.neurobench = neurobench.measure(plain, example)
-        except Exception as error:  # whatever hooks break in the user's code: it costs these metrics alone
+        except Exception as error:  # hooks may break anything in the user's code: only these metrics are lost
             outcome.missing["neurobench"] = f"{type(error).__name__}: {error}"
 
 
@@ -89,12 +89,12 @@ def race(recipe: Race, job: Job, stages: StageClock, outcome: Outcome) -> None:
     model = built(job, stages, outcome)
     packing.refuse(job, model.workload, model.first)
     ready = checked(model, job, stages, outcome)
-    del model  # nothing is timed beside its reference
+    del model  # frees the reference before timing
     _timed(ready, recipe)
 
 
 def verify(recipe: Verify, job: Job, stages: StageClock, outcome: Outcome) -> None:
-    """Time the files of a shipped folder, if they give its golden answers."""
+    """Time the files of a shipped folder, if they reproduce its golden answers."""
     model = built(job, stages, outcome)
     stages.enter("check")
     golden.refuse_others(Path(recipe.folder), model.workload, model.models[0])
@@ -104,19 +104,19 @@ def verify(recipe: Verify, job: Job, stages: StageClock, outcome: Outcome) -> No
 
 
 def accompany(recipe: Accompany, job: Job, stages: StageClock, outcome: Outcome) -> None:
-    """Run as a neighbour until SIGTERM and leave the times of all frames."""
+    """Run as a neighbour until SIGTERM and record the times of all frames."""
     ready = checked(built(job, stages, outcome), job, stages, outcome)
     ready.forget_peaks()
     step = scenarios.of(job.case.scenario).step(ready, ready.models[0])
     with warmed_up(ready, [step]), accompanying.until_sigterm() as is_over:
-        stages.enter("measure")  # which tells the supervisor that it runs
+        stages.enter("measure")  # tells the supervisor that it is running
         values_ns = accompanying.accompany(step, recipe.rate_hz, is_over)
     stages.leave()
     ready.write_raw(values_ns)
 
 
 def pack(recipe: Pack, job: Job, stages: StageClock, outcome: Outcome) -> None:
-    """Write the files that the variant is deployed as."""
+    """Write the files with which the variant is deployed."""
     model = built(job, stages, outcome)
     packing.refuse(job, model.workload, model.first)
     checked(model, job, stages, outcome)
@@ -134,7 +134,7 @@ _RECIPES: dict[type, Callable[[Any, Job, StageClock, Outcome], None]] = {
 
 
 def checked(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> Run:
-    """Check the model against float64 and count its accuracy if the job asks; return it ready to be timed."""
+    """Check the model against float64 and, if requested, measure its accuracy; return it ready to be timed."""
     workload, loaded = model.workload, model.models[0]
     stages.enter("check")
     outcome.check, expected, outcome.synaptic_flops = check_and_answers(workload, loaded, job, stages.go_on)
@@ -146,15 +146,15 @@ def checked(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> Run
         _accuracy(model, job, stages, outcome)
     outcome.threads = (
         outcome.runtime and outcome.runtime.threads
-    ) or torch.get_num_threads()  # a forward may set its own
+    ) or torch.get_num_threads()  # a forward pass may set its own
     return Run(job, stages, outcome, model.models, model.pool, expected, workload.camera, model.first_ended_ns)
 
 
 def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> None:
-    """Count the accuracy; unsuitable labels cost only that figure."""
+    """Measure the accuracy; if the labels are unsuitable, only that figure is missing."""
     dataset = model.workload.dataset
     if dataset is None:
-        outcome.missing["accuracy"] = f"the images of {job.case.scenario} have no labels: measure it in single_stream"
+        outcome.missing["accuracy"] = f"the images of {job.case.scenario} have no labels: measure it with single_stream"
         return
     stages.enter("accuracy")
     workload, loaded = model.workload, model.models[0]
@@ -163,7 +163,7 @@ def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> N
         plain = partial(top1.plain_fp32, workload, loaded, job)
         counted = metric.measure(workload, dataset, loaded, plain, job, lambda percent: stages.go_on(f"{percent} %"))
     elif isinstance(dataset, Samples):
-        counted = "--inputs has no labels of images: give --metric FILE.py:FUNCTION"
+        counted = "--inputs has no image labels: give --metric FILE.py:FUNCTION"
     else:
         counted = top1.measure(workload, dataset, loaded, job, stages.go_on)
     if isinstance(counted, str):
@@ -173,7 +173,7 @@ def _accuracy(model: Built, job: Job, stages: StageClock, outcome: Outcome) -> N
 
 
 def _timed(ready: Run, recipe: Compare) -> None:
-    """Time the runs as the scenario does, and nothing that a comparison does not use."""
+    """Time the runs as the scenario requires, and nothing that a comparison does not use."""
     scenario = scenarios.of(ready.job.case.scenario)
     if recipe.one_input:
         del ready.pool[1:]
@@ -191,11 +191,11 @@ def _timed(ready: Run, recipe: Compare) -> None:
 
 
 def _divided(ready: Run) -> None:
-    """Profile the layers; a runtime that refuses costs only that."""
+    """Profile the layers; if a runtime refuses, only the profile is missing."""
     outcome = ready.outcome
     try:
         layers = layer_times.measure(ready.models[0], ready.pool[0])
-    except Exception as error:  # of torch and the other runtimes
+    except Exception as error:  # from torch or another runtime
         layers = diagnose(error)[1]
     if isinstance(layers, str):
         outcome.missing["layers"] = layers
@@ -204,7 +204,7 @@ def _divided(ready: Run) -> None:
 
 
 def _device_parts(ready: Run) -> None:
-    """On a GPU, time the parts of an inference by events in a short separate loop after the timed one."""
+    """On a GPU, time the parts of an inference with events, in a short separate loop after the timed one."""
     case, loaded = ready.job.case, ready.models[0]
     if loaded.device.type != "cuda" or case.direction == "training" or case.streams > 1:
         return
@@ -212,26 +212,26 @@ def _device_parts(ready: Run) -> None:
     values: list[tuple[int, ...]] = []
     end = time.monotonic() + DEVICE_PARTS_S
     with torch.inference_mode():
-        while len(values) < 2 or time.monotonic() < end:  # of a large batch each takes seconds of the stage
+        while len(values) < 2 or time.monotonic() < end:  # each may take seconds with a large batch
             values.append(step(len(values)))
     columns = zip(step.parts, zip(*values, strict=True), strict=True)
     ready.outcome.process.parts |= {part: timings.part_timing(column) for part, column in columns}
 
 
 def _probed(ready: Run) -> None:
-    """Probe the device's rates and keep them; a failed probe costs the floor, not the measurement."""
+    """Probe the device's rates and keep them; if that fails, only the floor is missing."""
     outcome = ready.outcome
     try:
         outcome.process.probes = probes.probe(ready.models[0].device, ready.job.case.variant.precision)
         ready.stages.keep(outcome)
-    except Exception as error:  # of torch, Triton and compilers
+    except Exception as error:  # from torch, Triton or a compiler
         outcome.missing["probes"] = f"the probes did not run: {error}"
 
 
 def _repeated(ready: Run, met: list[int]) -> None:
-    """Flag a variant of inference that answers a repeated input faster, in runs of their own.
+    """Flag an inference variant that answers a repeated input faster, in separate runs.
 
-    A test that fails costs only its answer, which a flag says, not the measurement.
+    If the test fails, only its result is missing, as a flag says.
     """
     outcome = ready.outcome
     if ready.job.case.direction == "training" or outcome.process.timing is None:
@@ -241,13 +241,13 @@ def _repeated(ready: Run, met: list[int]) -> None:
         with torch.inference_mode():
             if audit.repeated_is_faster(ready.models[0], batches, beat):
                 outcome.flags.append("repeated_input_faster")
-    except Exception as error:  # of torch and the other runtimes, as without memory for a further batch
+    except Exception as error:  # from torch or another runtime, for example without memory for another batch
         outcome.flags.append("repeated_input_untested")
         outcome.missing["repeated_input"] = f"the test for cached answers did not run: {diagnose(error)[1]}"
 
 
 def _occupied(ready: Run) -> None:
-    """On a GPU, measure the occupancy in separate runs; a refused profiler costs only that figure."""
+    """On a GPU, measure the occupancy in separate runs; if the profiler is refused, only that figure is missing."""
     outcome, loaded = ready.outcome, ready.models[0]
     if loaded.device.type != "cuda" or ready.job.case.direction == "training" or outcome.process.timing is None:
         return

@@ -1,4 +1,4 @@
-"""A user's own inputs: the arrays of a file or what a function yields, and the targets that may stand beside them."""
+"""A user's own inputs: the arrays in a file or the items that a function yields, with any targets among them."""
 
 import hashlib
 import re
@@ -27,9 +27,9 @@ from benchd.exporters.artifacts import sha256_of
 from benchd.models import data
 
 TARGETS = "targets"
-"""The array of a file that has one target per item."""
+"""The name of the array with one target per item."""
 
-_UNNAMED = re.compile(r"^arr_(\d+)$")  # numpy's names of arrays by place
+_UNNAMED = re.compile(r"^arr_(\d+)$")  # numpy's names for unnamed arrays
 _MEMORY_SHARE = 0.5  # a function may yield without end
 
 
@@ -37,8 +37,9 @@ _MEMORY_SHARE = 0.5  # a function may yield without end
 class Samples:
     """All items of a file or a function.
 
-    `inputs` has each by name, (N, ...), or without N where all items share it; the name of an only one is "". `targets`
-    has one per item, or none. Items of different lengths are filled up with zeros, and `lengths` (N,) says from where.
+    `inputs` maps each name to (N, ...), or to one value without N that all items share; the name of a single input is
+    "". `targets` has one target per item, or none. Items of different lengths are zero-padded, and `lengths` (N,) holds
+    their lengths.
     """
 
     spec: str
@@ -68,7 +69,7 @@ class Samples:
         return batch, [self.targets[i] for i in indices] if self.targets else []
 
     def taken(self, count: int) -> tuple[Batch, str]:
-        """Return `count` items spread evenly, or all if there are fewer, and in words where they come from."""
+        """Return `count` items spread evenly, or all if there are fewer, and a description of their source."""
         indices = self.spread(count)
         source = f"{len(indices)} of the {len(self)} items of {self.spec} (SHA-256 {self.sha256[:12]})"
         for length in self.lengths.values():
@@ -83,7 +84,7 @@ class Samples:
             raise UsageError(f"--metric: {self.spec} has {has}: {remedy}")
 
     def specs(self) -> list[InputSpec]:
-        """Return the inputs of one item, as a model would read them that says nothing itself."""
+        """Return the inputs of one item, as read by a model that does not declare any."""
         is_only = len(self.inputs) == 1
         return [
             self._said(InputSpec("" if name.isdigit() or (is_only and "." not in name) else name), value)
@@ -91,9 +92,9 @@ class Samples:
         ]
 
     def read_by(self, specs: Sequence[InputSpec]) -> tuple["Samples", list[InputSpec]]:
-        """Return the items as a model with these inputs reads them, and the inputs with what the items say of them.
+        """Return the items as a model with these inputs reads them, and the inputs completed by what the items show.
 
-        Raises UsageError for an input without items, and for items that it cannot hold.
+        Raises UsageError for an input without items, and for items that the input's type or shape does not fit.
         """
         names = [spec.name or str(place) for place, spec in enumerate(specs)]
         given, lengths = self.inputs, self.lengths
@@ -102,7 +103,7 @@ class Samples:
             given = dict(zip(names, given.values(), strict=True))
         if set(given) != set(names):
             raise UsageError(
-                f"--inputs {self.spec}: it has {', '.join(self.inputs) or 'one input'}, and the model reads "
+                f"--inputs {self.spec}: it has {', '.join(self.inputs) or 'one input'}, but the model reads "
                 f"{', '.join(names)}"
             )
         values = {name: self._as_read(spec, given[name]) for name, spec in zip(names, specs, strict=True)}
@@ -113,10 +114,10 @@ class Samples:
         wanted = dtype_of(spec) if spec.dtype else value.dtype
         shape = list(value.shape[1:]) if value.dim() else []
         if spec.shape and shape != spec.shape:
-            raise UsageError(f"--inputs {self.spec}: {spec.name or 'its input'} is {shape}, and the model reads {spec}")
+            raise UsageError(f"--inputs {self.spec}: {spec.name or 'its input'} is {shape}, but the model reads {spec}")
         changed = value.to(wanted)
         if not wanted.is_floating_point and not torch.equal(changed.to(value.dtype), value):
-            raise UsageError(f"--inputs {self.spec}: {spec.name or 'its input'} has numbers that {spec.dtype} lacks")
+            raise UsageError(f"--inputs {self.spec}: {spec.name or 'its input'} has numbers beyond {spec.dtype}")
         return changed
 
     def _said(self, spec: InputSpec, value: Tensor) -> InputSpec:
@@ -134,7 +135,7 @@ class Samples:
 
 
 def open_samples(text: str) -> Samples:
-    """Return the items of FILE.npz, FILE.safetensors or FILE.py:FUNCTION; raise UsageError if they cannot be fed."""
+    """Return the items of FILE.npz, FILE.safetensors or FILE.py:FUNCTION; raise UsageError if they are unusable."""
     option = f"--inputs {Path(text).name}"
     lengths: dict[str, Tensor] = {}
     if text.endswith(FILES_OF_SAMPLES):
@@ -180,11 +181,11 @@ def _safetensors(path: str, option: str) -> dict[str, Any]:
 
 
 def _yielded(text: str, option: str) -> Iterator[tuple[dict[str, Tensor], Any]]:
-    """Yield the inputs by name and the target of each item of a function; a tuple is (inputs, target)."""
+    """Yield each item of a function as its named inputs and its target; a tuple is (inputs, target)."""
     function = function_of(text, option)
     items = function() if callable(function) and not hasattr(function, "__getitem__") else function
     if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
-        raise UsageError(f"{option}: it returned {type(items).__name__}; yield the inputs of one item after the other")
+        raise UsageError(f"{option}: it returned {type(items).__name__}; yield the inputs of one item at a time")
     size, limit = 0, _MEMORY_SHARE * memory_bytes()
     for item in _one_by_one(items):
         pair = item if isinstance(item, tuple) else (item, None)
@@ -199,14 +200,14 @@ def _yielded(text: str, option: str) -> Iterator[tuple[dict[str, Tensor], Any]]:
 
 
 def _one_by_one(items: Any) -> Iterator[Any]:
-    """Yield the items of an iterable, or of a data set, whose length ends it."""
+    """Yield the items of an iterable, or of a data set up to its length."""
     if hasattr(items, "__len__") and hasattr(items, "__getitem__") and not isinstance(items, Mapping):
         return (items[i] for i in range(len(items)))
     return iter(items)
 
 
 def _leaves(value: Any, path: str, option: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor of an item by name: `audio`, `batch.audio`, `0` in a list, "" alone."""
+    """Yield each tensor of an item by name: `audio`, `batch.audio`, `0` in a list, or "" for the item itself."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield from _leaves(part, f"{path}.{name}" if path else str(name), option)
@@ -221,7 +222,7 @@ def _leaves(value: Any, path: str, option: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _gathered(items: Sequence[Mapping[str, Tensor]], option: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the inputs of all items by name, filled up with zeros to the longest, and the lengths of those."""
+    """Return the named inputs of all items, zero-padded to the longest, and the lengths of those that differ."""
     gathered: dict[str, Tensor] = {}
     lengths: dict[str, Tensor] = {}
     for name in items[0] if items else ():
@@ -240,7 +241,7 @@ def _gathered(items: Sequence[Mapping[str, Tensor]], option: str) -> tuple[dict[
             sizes = "missing" if part is None else list(part.shape)
             raise UsageError(
                 f"{option}: {name or 'the input'} is {list(items[0][name].shape)} in item 0 and {sizes} in item "
-                f"{other}; items may differ in their first axis alone"
+                f"{other}; items may differ only in their first axis"
             )
         held = [part for part in parts if part is not None]
         if len({part.shape for part in held}) > 1:
@@ -252,7 +253,7 @@ def _gathered(items: Sequence[Mapping[str, Tensor]], option: str) -> tuple[dict[
 
 
 def _fed(value: Tensor, what: str) -> Tensor:
-    """Return numbers in a type that inputs have, floats as float32; raise UsageError for others."""
+    """Return numbers in an input's type, floats as float32; raise UsageError for other types."""
     if value.is_floating_point():
         if value.isnan().any():
             raise UsageError(f"{what}: it has values that are not numbers (NaN)")
@@ -263,7 +264,7 @@ def _fed(value: Tensor, what: str) -> Tensor:
 
 
 def function_of(text: str, option: str) -> Any:
-    """Return what FILE.py:FUNCTION names, whose file is no part of the model's code; raise UsageError if absent."""
+    """Return the function FILE.py:FUNCTION, whose file is not part of the model's code; raise UsageError if absent."""
     where, _, name = text.rpartition(":")
     source = user_module.imported(where, "", option)
     del sys.modules[source.__name__]

@@ -24,14 +24,14 @@ from benchd.exporters.calibrated import CannotQuantise, Quantised, refuse_few
 from benchd.exporters.files import ONLY_OUTPUT, QuantisedFor, Target
 
 STORE_BYTES = 8 * 2**30
-_IN_TORCH = ("torch", "torchvision", "timm", "torchao")  # whose version shows in the ranges that torchao finds
+_IN_TORCH = ("torch", "torchvision", "timm", "torchao")  # whose versions affect the ranges that torchao finds
 
 
 @dataclass(frozen=True)
 class Calibration:
     """The images that an int8 file is calibrated with, their description, and a digest of each.
 
-    `is_asked` says that the command line named them: otherwise a given file may have been calibrated with any.
+    `is_asked` means that the command line gave them: otherwise a given file may have been calibrated with any.
     """
 
     images: Batch
@@ -45,14 +45,14 @@ class Source:
     """A module in float32 on the CPU, some of its images, and the store of files made from it.
 
     `model`, `options`, `weights_sha256` and `scope` identify its files; `scope` holds other dependencies of a user's
-    module, and the run after which its files are not used again. `given` is a read-only store. `own` is the user's ONNX
-    file, which replaces any export, and `is_own` says that the module is the user's or a library's, whose answer may
-    have any structure; `input_name` is the user's name of its only input, if any. `provider` is ONNX Runtime's, None
-    for the device's default. `dla` is the core that TensorRT uses, None for the GPU alone, and `build_limit_s` how long
-    it may build. `calibration` returns the images for an int8 file, or raises Unsupported. `used` lists the opened
-    files, and `calibrated` the digests of the images that they were calibrated with. `engine` is a TensorRT plan
-    or an AOTInductor package to load instead of building one, and `built` what was loaded and the kernels' times of its
-    build, as a shipped folder calls them. `kernels` are what the module is built on.
+    module, and the run after which its files are not reused. `given` is a read-only store. `own` is the user's ONNX
+    file, which replaces any export, and `is_own` is set if the module is the user's or a library's, whose answer may
+    have any structure; `input_name` is the user's name for its only input, if any. `provider` is ONNX Runtime's, None
+    for the device's default. `dla` is the core that TensorRT uses, None for the GPU alone, and `build_limit_s` the time
+    limit of its builds. `calibration` returns the images for an int8 file, or raises Unsupported. `used` lists the
+    opened files, and `calibrated` the digests of the images that they were calibrated with. `engine` is a TensorRT plan
+    or an AOTInductor package to load instead of building one, and `built` maps the file names in a shipped folder to
+    what was loaded and to the kernel timings of its build. `kernels` is the kind of kernels that the module uses.
     """
 
     module: nn.Module
@@ -81,12 +81,12 @@ class Source:
 
     @cached_property
     def store(self) -> ArtifactStore:
-        """Return the store of this machine, with its size limit."""
+        """Return this machine's store, with its size limit."""
         return ArtifactStore(self.folder, STORE_BYTES)
 
     @property
     def encode(self) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-        """Return what draws the random input of a file for images, None if a file takes what the module takes."""
+        """Return what draws a file's random input for images, None if the file takes the module's own inputs."""
         return None if self.is_own else getattr(self.module, "encode", None)
 
     def inputs(self, *given: Tensor) -> list[Tensor]:
@@ -94,7 +94,7 @@ class Source:
         return [self.encode(given[0], given[1] if given[1:] else None)] if self.encode else list(given)
 
     def for_runs(self) -> "Source":
-        """Return what the runs of a file need: no images, and no module unless that draws their random input."""
+        """Return what the runs of a file need: no images, and no module unless it draws their random input."""
         module = self.module if self.encode else nn.Module()
         return replace(self, module=module, images=self.images[:0].clone(), calibration=None)
 
@@ -111,7 +111,7 @@ class Source:
         return self._opened[wanted]
 
     def _note(self, artifact: Artifact, start: float) -> None:
-        """Keep what was opened, and what it was calibrated with."""
+        """Record the opened file and what it was calibrated with."""
         self.used.append(_facts(artifact, time.monotonic() - start))
         self.calibrated.update(artifact.metadata.measured.get("calibration_images", []))
 
@@ -145,10 +145,10 @@ class Source:
         form: files.Form | None,
         made_for: QuantisedFor,
     ) -> Artifact | None:
-        """Return the newest file in the given store: one for this batch, else for any batch.
+        """Return the newest file in the given store, preferably for this batch, else for any batch; None if absent.
 
-        A file made by other versions of torch or the exporter is accepted; one made by other code of benchd is not. The
-        store's notes name both.
+        A file made by other versions of torch or the exporter is accepted; a file made by other code of benchd is not.
+        The store's notes report both.
         """
         held = sorted(store.list(), key=lambda artifact: artifact.metadata.made_at, reverse=True)
         wanted = [self._facts(precision, size, form) for size in (batch, None)]
@@ -169,7 +169,7 @@ class Source:
     def export(
         self, precision: files.Precision, batch: int | None, form: files.Form | None, made_for: QuantisedFor = "cpu"
     ) -> Artifact:
-        """Return the file of this form, exported now if it is not in the store; `batch` None means a dynamic batch.
+        """Return the file of this form, exported now if it is not in the store; a `batch` of None means a dynamic one.
 
         `made_for` is the runtime of an int8 file.
         """
@@ -226,7 +226,7 @@ class Source:
     def ranges(self, batch: int, calibrate: Callable[[Path, list[list[Tensor]]], Quantised]) -> Artifact:
         """Return the file of torchao's ranges, which `calibrate` writes now if it is not in the store.
 
-        It is given the calibration images in batches of `batch`. Raises Unsupported and CannotQuantise.
+        `calibrate` gets the calibration images in batches of `batch`. Raises Unsupported and CannotQuantise.
         """
         start, calibration = time.monotonic(), self._calibration()
         facts = self._facts("int8", batch, None) | self._int8_facts(
@@ -273,17 +273,17 @@ class Source:
         return facts | {"outputs": dict(zip(exported.outputs, answers, strict=True))}
 
     def _named(self) -> Tensor | Mapping[str, Tensor]:
-        """Return the images by the user's names of the inputs; a tensor for one without a name."""
+        """Return the images by the user's input names, or a tensor if the single input has no name."""
         if isinstance(self.images, Tensors):
             return self.images.named
         return {self.input_name: self.images} if self.input_name else self.images
 
     def _no_exporter(self, error: ImportError) -> str:
-        where = f"{self.given} holds no file for this case, and " if self.given else ""
+        where = f"{self.given} has no file for this case, and " if self.given else ""
         elsewhere = (
             "export the module on another machine and measure that file with --onnx"
             if self.scope
-            else "run `benchd export` with the same weights on another machine and bring its folder with --artifacts"
+            else "run `benchd export` with the same weights on another machine and give its folder as --artifacts"
         )
         return f"{where}none can be exported here ({error}): pip install onnx onnxscript, or {elsewhere}"
 
@@ -296,7 +296,7 @@ class Source:
 
 
 def paths(artifact: Artifact) -> dict[str, str]:
-    """Return the path in the model's answer by the name of each of a file's outputs, in the file's order."""
+    """Return the path in the model's answer for each of a file's outputs by name, in the file's order."""
     known: dict[str, str] = artifact.metadata.measured.get("outputs", {})
     if known:
         return known
@@ -307,13 +307,13 @@ def paths(artifact: Artifact) -> dict[str, str]:
 
 
 def answer(outputs: Mapping[str, Tensor], paths: Mapping[str, str]) -> Batch:
-    """Return the outputs of a file, by name, in the model's form: one tensor, or tensors by path."""
+    """Return the named outputs of a file in the model's form: one tensor, or tensors by path."""
     named = {path: outputs[name] for name, path in paths.items()}
     return named[ONLY] if list(named) == [ONLY] else Tensors(named)
 
 
 def _batches(calibration: Calibration, size: int) -> Iterator[list[Tensor]]:
-    """Yield the inputs in whole batches, the last one filled up with the first images; raise CannotQuantise for few."""
+    """Yield the inputs in whole batches, the last one completed with the first images; raise CannotQuantise for few."""
     images = calibration.images
     refuse_few([part.numpy() for part in leading(images)], calibration.source)
     for start in range(0, len(images), size):

@@ -1,6 +1,6 @@
 """One timed step of each kind: the work of a run, and the parts of its time.
 
-A step takes the run number and returns nanoseconds, one value per part; the first part decides the statistics.
+A step takes the run number and returns nanoseconds, one value per part; the statistics are those of the first part.
 """
 
 import random
@@ -29,7 +29,7 @@ from benchd.daemon.worker.structures import (
 
 KNOWN_SHARE = 0.5
 NO_RUN = -1
-"""The nanoseconds of a part in which this run was not."""
+"""The nanoseconds of a part that does not include this run."""
 
 SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
 
@@ -37,8 +37,8 @@ SAMPLE_BYTES, SAMPLE_ANSWERS = 8 * 2**20, 256
 class AuditSample:
     """Randomly drawn runs for an audit, and their answers: any run of the section may be drawn.
 
-    Random, because faults are periodic: a buffer that is reused too early may show in every second or tenth run.
-    `met` holds the numbers of all batches that were run, in order of first use.
+    They are random because faults are periodic: a buffer that is reused too early may show in every second or tenth
+    run. `met` holds the numbers of all batches that were run, in order of first use.
     """
 
     def __init__(self, known: Sequence[int] = ()) -> None:
@@ -48,17 +48,17 @@ class AuditSample:
         self.met: dict[int, None] = {}
 
     def place(self, otherwise: int, share: float = KNOWN_SHARE) -> int:
-        """Return the number of the batch to run: one with a known right answer, or `otherwise`."""
+        """Return the number of the batch to run: one with a known correct answer, or `otherwise`."""
         place = self._lots.choice(self._known) if self._known and self._lots.random() < share else otherwise
         self.met[place] = None
         return place
 
     def coin(self) -> bool:
-        """Return true half the time."""
+        """Return True half of the time."""
         return self._lots.random() < 1 / 2
 
     def keep(self, place: int, answer: Batch) -> None:
-        """Keep a copy of the answer to a known batch, or drop it; the next run may overwrite the memory."""
+        """Keep a copy of the answer to a known batch, or drop it; the next run may overwrite its memory."""
         if place not in self._known:
             return
         self._seen += 1
@@ -76,7 +76,7 @@ class AuditSample:
 class Step(Protocol):
     """One run of the case; `runs` is the number of inferences per call.
 
-    `sample` holds the answers to some of the batches with known right answers.
+    `sample` holds the answers to some of the batches with known correct answers.
     """
 
     parts: tuple[str, ...]
@@ -97,12 +97,12 @@ def batches(images: Batch, batch_size: int, loaded: Loaded) -> list[Batch]:
 
 
 def pinned(batches: Iterable[Batch], device: torch.device) -> list[Batch]:
-    """Return batches in pinned host memory, from which a GPU copies."""
+    """Return the batches, in pinned host memory if a GPU copies them."""
     return [each(batch, Tensor.pin_memory) for batch in batches] if device.type == "cuda" else list(batches)
 
 
 def bound(pool: Sequence[Batch], loaded: Loaded) -> Sequence[Batch]:
-    """Return the pool, ready for runs where its batches lie."""
+    """Return the pool, prepared for runs that read its batches in place."""
     if loaded.bind:
         for batch in pool:
             loaded.bind(batch)
@@ -110,14 +110,14 @@ def bound(pool: Sequence[Batch], loaded: Loaded) -> Sequence[Batch]:
 
 
 def uniform(loaded: Loaded, answer: object) -> Loaded:
-    """Return the model as steps run it: an answer with its own structure becomes tensors by path."""
+    """Return the model in the form that steps run: an answer with its own structure becomes tensors by path."""
     return loaded if isinstance(answer, Batch) else replace(loaded, run=by_path(loaded.run))
 
 
 class SingleInference:
     """One inference, from input on the host to output on the host, synchronised; inputs rotate through the pool.
 
-    Every second, by lot, takes one of the `known` batches, whose right answers are known.
+    About half of the runs, at random, take one of the `known` batches, whose correct answers are known.
     """
 
     parts: tuple[str, ...] = ("total",)
@@ -140,7 +140,7 @@ class SingleInference:
 
 
 class ByLength(SingleInference):
-    """One inference, whose time is also that of its class of lengths: up to 16, 32, 64 and so on; else it is -1."""
+    """One inference, timed also for its length class (up to 16, 32, 64 and so on); the other classes get -1."""
 
     def __init__(self, loaded: Loaded, pool: Sequence[Batch], known: Sequence[int] = ()) -> None:
         super().__init__(loaded, pool, known)
@@ -154,7 +154,7 @@ class ByLength(SingleInference):
 
 
 def lengths(pool: Sequence[Batch]) -> list[int]:
-    """Return how long each batch is in the first input whose batches differ in length; nothing if none does."""
+    """Return each batch's length in the first input whose batches differ in length; empty if none does."""
     for inputs in zip(*map(values, pool), strict=True):
         if len({value.shape for value in inputs}) > 1:
             return [value.shape[1] for value in inputs]
@@ -162,7 +162,7 @@ def lengths(pool: Sequence[Batch]) -> list[int]:
 
 
 class Training:
-    """Forward with cross-entropy, then backward; gradients are cleared before the clock starts."""
+    """A forward pass with cross-entropy, then a backward pass; gradients are cleared before the clock starts."""
 
     parts: tuple[str, ...] = ("total", "forward", "backward")
     runs: int = 1
@@ -174,7 +174,7 @@ class Training:
         self.sample = AuditSample()  # a loss has no reference
 
     def __call__(self, index: int) -> tuple[int, ...]:
-        """Return the nanoseconds of the whole step, of the forward and of the backward pass."""
+        """Return the nanoseconds of the whole step, of the forward pass and of the backward pass."""
         images = self._pool[index % len(self._pool)]
         self._module.zero_grad(set_to_none=True)
         start = now(self._device)
@@ -185,7 +185,7 @@ class Training:
         return end - start, middle - start, end - middle
 
     def _loss(self, images: Batch) -> Tensor:
-        if not self._parameters:  # nothing to train: the gradient goes to the input, as in a microbenchmark
+        if not self._parameters:  # nothing to train: the input gets the gradient, as in a microbenchmark
             images = each(images, to_train)
         scores = first_scores(self._module(*values(images)))
         targets = torch.randint(scores.shape[1], (len(scores),), generator=self._targets)
@@ -193,7 +193,7 @@ class Training:
 
 
 def now(device: torch.device) -> int:
-    """Return the time in nanoseconds once the device is done with its work."""
+    """Return the time in nanoseconds once the device has finished its work."""
     wait_for(device)
     return time.monotonic_ns()
 
@@ -205,7 +205,7 @@ def wait_for(device: torch.device) -> None:
 
 
 class DeviceParts:
-    """Where a GPU inference spends its time, by CUDA events: copy in, compute, copy out, and the host's enqueueing."""
+    """The parts of a GPU inference by CUDA events: copy in, compute, copy out, and the host's enqueueing."""
 
     parts: tuple[str, ...] = ("compute", "h2d", "d2h", "enqueue")
     runs: int = 1

@@ -1,4 +1,4 @@
-"""Several streams of one model: threads of one process that run at the same time, the main thread being the first."""
+"""Several streams of one model: threads of one process that run at the same time, the first being the main thread."""
 
 import math
 import time
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 class Streams:
-    """A step for each stream, run in `mode`; on a GPU each thread launches on a CUDA stream of its own.
+    """A step for each stream, run in `mode`; on a GPU, each thread launches on its own CUDA stream.
 
-    A thread lives as long as this is open, because libraries keep threads and memory for each thread that calls them.
+    The threads live as long as this is open, because libraries keep threads and memory for each thread that calls them.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ def back_to_back(
 ) -> tuple[TimedLoop, "list[array[int]]", "array[int]", float]:
     """Time the first stream until the rule says stop, while the others run without pauses too.
 
-    Return its result with the estimate and the blocks' medians of all, the runs of each stream that lie within its
-    window, those of all in the order of their ends, and how many runs the window holds, with those at its ends by their
-    share in it.
+    Return the first stream's result, with estimate and block medians over all streams; each stream's runs that are
+    inside its window; the runs of all streams in the order of their ends; and the number of runs in the window, with
+    those at its edges counted by their share inside.
     """
     is_over = Event()
     measured: list[TimedLoop] = []
@@ -95,7 +95,7 @@ def back_to_back(
 
 
 def _block_medians(bounds_ns: Sequence[int], runs: Sequence[tuple[int, int]]) -> list[float]:
-    """Return the median of the runs that end in each block: one of the first stream's ends with it."""
+    """Return the median of the runs that end in each block, of which there is at least one, the first stream's last."""
     ended_ns = [end for end, _ in runs]
     places = [bisect_right(ended_ns, bound) for bound in bounds_ns]
     return [median([value for _, value in runs[start:end]]) for start, end in pairwise(places)]
@@ -106,7 +106,7 @@ def _values(runs: Sequence[tuple[int, int]]) -> "array[int]":
 
 
 def _until(is_over: Event, step: Step) -> tuple["array[int]", "array[int]"]:
-    """Run without pauses; return when each run ended and how long it took, in ns."""
+    """Run without pauses until `is_over`; return when each run ended and how long it took, in ns."""
     ended_ns, values_ns = array("q"), array("q")
     while not is_over.is_set():
         values_ns.append(step(len(values_ns))[0])
@@ -123,7 +123,7 @@ def _within(window: Window, ended_ns: "array[int]", values_ns: "array[int]") -> 
 
 
 def _held(window: Window, ended_ns: "array[int]", values_ns: "array[int]") -> float:
-    """Return how many runs the window holds, each by the share of its time."""
+    """Return how many runs the window contains, each counted by the share of its time inside."""
     shares = (
         (min(end, window.end_ns) - max(end - value, window.start_ns)) / value
         for end, value in zip(ended_ns, values_ns, strict=True)

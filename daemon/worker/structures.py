@@ -1,4 +1,4 @@
-"""Inputs and outputs of any structure as tensors by name, which are what is copied, bound and compared."""
+"""Inputs and outputs of any structure as named tensors, which are what is copied, bound and compared."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchd.daemon.errors import UnfitModel
 from benchd.daemon.records import InputSpec
 
-ONLY = "output"  # the path of an output that is one tensor
+ONLY = "output"  # the path of an output that is a single tensor
 Answers = dict[str, NDArray[Any]]
 """A model's answer by path, in float64 or int64, with items or batches as the first dimension."""
 OF_BATCH = " of batch "  # precedes the batch number in the path of an output whose shape differs between batches
@@ -23,9 +23,9 @@ OF_BATCH = " of batch "  # precedes the batch number in the path of an output wh
 class Tensors:
     """Tensors that belong together: the inputs of a batch by name, or a model's answer by path.
 
-    Its methods apply Tensor's method of the same name to each tensor, so that a step need not know which it has.
-    `axes` says where the batch is in an input that does not have it in front; None is one that the batch shares.
-    `lengths` (B,) says how much of the axis behind the batch each item fills, in inputs whose items differ in length.
+    Its methods apply Tensor's method of the same name to each tensor, so that a step need not know which of the two it
+    has. `axes` gives the batch axis of inputs that do not have it first; None is for an input that the batch shares.
+    `lengths` (B,) says how much of the axis after the batch each item fills, for inputs whose items differ in length.
     """
 
     named: dict[str, Tensor]
@@ -33,19 +33,19 @@ class Tensors:
     lengths: Mapping[str, Tensor] = field(default_factory=dict)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Tensors":
-        """Return these with `change` made to each."""
+        """Return the tensors with `change` applied to each."""
         return replace(self, named={name: change(tensor) for name, tensor in self.named.items()})
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Tensors":
-        """Return these on a device."""
+        """Return the tensors on a device."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def cpu(self) -> "Tensors":
-        """Return these in host memory."""
+        """Return the tensors in host memory."""
         return self.each(Tensor.cpu)
 
     def clone(self) -> "Tensors":
-        """Return copies."""
+        """Return copies of the tensors."""
         return self.each(Tensor.clone)
 
     def __len__(self) -> int:
@@ -56,18 +56,18 @@ class Tensors:
 
 
 Batch = Tensor | Tensors
-"""One tensor, whose batch leads, or several that go together."""
+"""One tensor with the batch as its first axis, or several that belong together."""
 BatchT = TypeVar("BatchT", Tensor, Tensors, Tensor | Tensors)
 
 
 def dtype_of(spec: InputSpec) -> torch.dtype:
-    """Return torch's type of an input."""
+    """Return torch's dtype of an input."""
     dtype: torch.dtype = getattr(torch, spec.dtype or "float32")
     return dtype
 
 
 def each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """Return the batch with `change` made to each of its tensors."""
+    """Return the batch with `change` applied to each of its tensors."""
     return batch.each(change) if isinstance(batch, Tensors) else change(batch)
 
 
@@ -77,24 +77,24 @@ def values(batch: Batch) -> tuple[Tensor, ...]:
 
 
 def address(tensor: Tensor) -> int:
-    """Return where the tensor's memory begins, which its views share."""
+    """Return the address of the tensor's memory, which its views share."""
     return tensor.untyped_storage().data_ptr()
 
 
 def bytes_of(batch: Batch) -> int:
-    """Return how many bytes its tensors take."""
+    """Return the size of the batch's tensors in bytes."""
     return sum(value.numel() * value.element_size() for value in values(batch))
 
 
 def content(tensor: Tensor) -> NDArray[np.uint8]:
-    """Return a copy of the bytes of a tensor in host memory, also in types that numpy lacks."""
-    dense = tensor.clone(memory_format=torch.contiguous_format)  # one number may count as contiguous with any stride
+    """Return a copy of the bytes of a tensor in host memory, even for types that numpy lacks."""
+    dense = tensor.clone(memory_format=torch.contiguous_format)  # a single number counts as contiguous with any stride
     as_bytes: NDArray[np.uint8] = dense.reshape(-1).view(torch.uint8).numpy()
     return as_bytes
 
 
 def like(batch: BatchT, parts: Iterable[Tensor]) -> BatchT:
-    """Return these tensors as a batch of the same form and names."""
+    """Return these tensors as a batch with the same form and names."""
     if isinstance(batch, Tensors):
         return replace(batch, named=dict(zip(batch.named, parts, strict=True)))
     (only,) = parts
@@ -102,15 +102,15 @@ def like(batch: BatchT, parts: Iterable[Tensor]) -> BatchT:
 
 
 def leading(batch: Batch) -> Tensor:
-    """Return the first tensor that has a batch, with that in front."""
+    """Return the first tensor that has a batch, with the batch as its first axis."""
     axes = zip(values(batch), _axes(batch), strict=True)
     return next(value.movedim(axis, 0) for value, axis in axes if axis is not None)
 
 
 def by_item(change: Callable[..., Tensor], *batches: BatchT) -> BatchT:
-    """Return the first batch with each tensor changed that has a batch: `change` takes and returns that in front.
+    """Return the first batch with `change` applied to each tensor that has a batch, with the batch as its first axis.
 
-    It also takes the same tensor of the other batches.
+    `change` also gets the same tensor of the other batches.
     """
 
     def changed(axis: int | None, *same: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def by_item(change: Callable[..., Tensor], *batches: BatchT) -> BatchT:
 
 
 def trimmed(batch: BatchT) -> BatchT:
-    """Return a batch as long as its longest item, as a server pads it; one of equal lengths as it is."""
+    """Return a batch cut to its longest item, as a server would pad it; unchanged if the lengths are equal."""
     if not isinstance(batch, Tensors) or not batch.lengths:
         return batch
     longest = {name: int(lengths.max()) for name, lengths in batch.lengths.items()}
@@ -143,55 +143,55 @@ def _axes(batch: Batch) -> list[int | None]:
 
 
 def rows_of(batch: BatchT, rows: Tensor) -> BatchT:
-    """Return these items of a batch; torch 2.9 has no index by a tensor for unsigned numbers."""
+    """Return these items of a batch; torch 2.9 cannot index unsigned types by a tensor."""
     return by_item(lambda value: value.index_select(0, rows.to(value.device)), batch)
 
 
 def cycled(batch: BatchT, stop: int, start: int = 0) -> BatchT:
-    """Return the items from `start` to `stop` of a batch that begins again after its last."""
+    """Return the items from `start` to `stop` of a batch that repeats after its last item."""
     return rows_of(batch, torch.arange(start, stop) % len(batch))
 
 
 def joined(*batches: Batch) -> Batch:
-    """Return the items of one batch after the other as one."""
+    """Return the items of all batches, one after another, as one batch."""
     return by_item(lambda *parts: torch.cat(parts), *batches)
 
 
 def rolled(batch: Batch, by: int) -> Batch:
-    """Return other items of the same numbers: those of each item moved on by so many places."""
+    """Return other items made of the same numbers: each item's are shifted by `by` positions."""
     return by_item(lambda value: value.reshape(len(value), -1).roll(by, dims=1).reshape(value.shape), batch)
 
 
 def cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    """Return the batch with what is float32 in it as `dtype`; numbers of another type are as the model wants them."""
+    """Return the batch with its float32 tensors as `dtype`; other types are already as the model wants them."""
     return each(batch, lambda tensor: tensor.to(dtype) if tensor.dtype == torch.float32 else tensor)
 
 
 def float_type(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    """Return the type for `cast`: float32 if it is among these or no float type is, else the first float type."""
+    """Return the dtype for `cast`: float32 if it is among these or none is a float, otherwise the first float."""
     floats = [dtype for dtype in dtypes if dtype.is_floating_point]
     return torch.float32 if torch.float32 in floats or not floats else floats[0]
 
 
 def spread(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run`, which takes one tensor after another, as a function of a batch and what goes with it."""
+    """Return `run`, which takes one tensor after another, as a function of a batch and further arguments."""
     return lambda batch, *others: run(*batch.named.values(), *others)
 
 
 def by_path(run: Callable[..., Any]) -> Callable[..., Tensors]:
-    """Return `run`, which answers in a form of its own, as a function that answers in tensors by path."""
+    """Return `run`, whose answer has its own structure, as a function that returns tensors by path."""
     return lambda *inputs: Tensors(tensors(run(*inputs)))
 
 
 class InTuple(nn.Module):
-    """A module that answers in any form as one that answers in a tuple of tensors, in the order of their paths."""
+    """A module with an answer of any structure, wrapped to return a tuple of tensors in the order of their paths."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return what the module answers, complex numbers as two, and none of it the same tensor as another."""
+        """Return the module's answer, complex numbers as two each, with no tensor repeated."""
         answer = list(tensors(self.module(*inputs)).values())
         used = [*inputs, *answer]
         own = [
@@ -202,7 +202,7 @@ class InTuple(nn.Module):
 
 
 def numbers(value: Tensor) -> NDArray[Any]:
-    """Return a copy of a tensor in numpy: floats as float64, of complex numbers two each, and other types as int64."""
+    """Return a copy of a tensor in numpy: floats as float64, complex numbers as two each, and other types as int64."""
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     here = real.detach().cpu()
     if real.is_floating_point():
@@ -216,9 +216,9 @@ def answered(output: object) -> Answers:
 
 
 def gathered(answers: Sequence[Answers], sizes: Sequence[int]) -> Answers:
-    """Return by path the answers to batches of these sizes: item by item, or else batch by batch.
+    """Return the answers to batches of these sizes by path, item by item if possible, otherwise batch by batch.
 
-    If the shape differs between batches, such as with the number of detected boxes, each batch has its own path.
+    If the shape differs between batches, for example with the number of detected boxes, each batch has its own path.
     """
     joined: Answers = {}
     for path in dict.fromkeys(path for answer in answers for path in answer):
@@ -239,7 +239,7 @@ def _lead(parts: Sequence[NDArray[Any]], sizes: Sequence[int]) -> bool:
 
 
 def of_batch(outputs: Answers, place: int, batch_size: int, count: int) -> Answers:
-    """Return the part of what `gathered` returned for `count` items that belongs to one batch."""
+    """Return the part of a result of `gathered` for `count` items that belongs to one batch."""
     parts: Answers = {}
     for path, value in outputs.items():
         name, _, number = path.partition(OF_BATCH)
@@ -278,8 +278,8 @@ def first_scores(output: object) -> Tensor:
 def tensors(output: object) -> dict[str, Tensor]:
     """Return each tensor of a model's answer by path: `logits`, `boxes[0]`, `0`, or `output` for a single tensor.
 
-    Numbers become 0-dimensional tensors, and None is left out. Raises UnfitModel for anything other than these or a
-    tuple, list, dict or dataclass of them, and if nothing is left.
+    Numbers become 0-dimensional tensors, and None is left out. Raises UnfitModel for anything other than tensors,
+    numbers, None, or tuples, lists, dicts and dataclasses of them, and if nothing is left.
     """
     if isinstance(output, Tensors):
         return output.named

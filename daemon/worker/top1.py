@@ -21,8 +21,8 @@ from benchd.daemon.worker.workload import Workload
 from benchd.models import data
 from benchd.models.data import ImageSet
 
-PART_IMAGES = 64  # read at once, at least a batch: a whole data set does not fit into memory
-NO_CLASS = -1  # the class of an image with a NaN score: such an answer is never right
+PART_IMAGES = 64  # read at once, or a batch if larger: a whole data set does not fit into memory
+NO_CLASS = -1  # the class of an image with a NaN score, which is never correct
 
 
 class _Unscored(Exception):
@@ -31,7 +31,7 @@ class _Unscored(Exception):
 
 @dataclass(frozen=True)
 class _Answers:
-    """The predicted and the right classes, both (images,), and a hash over all inputs."""
+    """The predicted and the correct classes, both (images,), and a hash of all inputs."""
 
     classes: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -70,7 +70,7 @@ def measure(
 def _fp32_classes(
     workload: Workload, loaded: Loaded, job: Job, answers: _Answers, answers_of: Callable[[Loaded], _Answers]
 ) -> NDArray[np.int64]:
-    """Return plain eager fp32's answers to the same images, computed once, or the variant's if it is that."""
+    """Return plain eager fp32's classes for the same images, computed once, or the variant's if it is plain fp32."""
 
     def compute() -> dict[str, NDArray[np.int64]]:
         if job.case.variant == Variant():
@@ -111,12 +111,12 @@ def _answers(
 
 
 def refuse_calibrated(images: Batch, calibrated: set[str], spec: str) -> None:
-    """Raise UsageError for items that the int8 file was calibrated with: its accuracy on them would flatter it."""
+    """Raise UsageError for items that the int8 file was calibrated with, because they would flatter its accuracy."""
     both = calibrated.intersection(data.digests(leading(images))) if calibrated else set()
     if both:
         raise UsageError(
-            f"{len(both)} of {len(images)} items of {spec} were also used for calibration: give --calibration others, "
-            "none of which is measured"
+            f"{len(both)} of {len(images)} items of {spec} were also used for calibration: give --calibration items "
+            "that are not measured"
         )
 
 
@@ -128,10 +128,10 @@ def parts(indices: list[int], batch_size: int) -> Iterator[tuple[int, list[int]]
 
 
 def _classes(outputs: NDArray[np.float64], dataset: ImageSet) -> NDArray[np.int64]:
-    """Return the class of the largest score of each image."""
+    """Return the class with the largest score for each image; raise _Unscored if outputs are not class scores."""
     if outputs.ndim != 2:
         sizes = "x".join(map(str, outputs.shape[1:])) or "one number"
-        raise _Unscored(f"top-1 needs one score per class, and the first output is {sizes} for each image")
+        raise _Unscored(f"top-1 needs one score per class, but the first output is {sizes} for each image")
     reason = dataset.why_unlabelled(outputs.shape[1])
     if reason:
         raise _Unscored(reason)

@@ -1,7 +1,7 @@
-"""What a user's module is made from: the source files that were loaded, the files they opened, the variables they name.
+"""What a user's module is made from: the source files loaded, the files they opened, the variables they mention.
 
-No hash covers all that code may depend on, so nothing of a user's module is kept beyond one run, and its exact answers
-decide whether two measurements are of one model. These hashes name what changed it.
+No hash covers everything that code may depend on, so nothing from a user's module is kept beyond one run, and its exact
+answers decide whether two measurements are of the same model. These hashes show what changed it.
 """
 
 import functools
@@ -18,7 +18,7 @@ from benchd.exporters import code
 from benchd.exporters.artifacts import sha256_of
 
 MOST_FILES = 64
-"""With more, those of one folder count as one."""
+"""If there are more files, those in the same folder count as one."""
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _STDLIB = Path(sysconfig.get_path("stdlib")).resolve()
@@ -26,26 +26,26 @@ _OURS = tuple(code.ROOT / place for place in (*code.SHIPPED, "daemon"))
 _VARIABLE = re.compile(rb"(?:environ(?:\.get\(|\[)|getenv\()\s*[\"'](\w+)[\"']", re.ASCII)
 _LOADED = {".py", ".pyc", ".so", ".pyd"}
 _SYSTEM = {"dev", "proc", "sys"}
-_MADE_BY_TORCH = "_remote_module_"  # what torch 2.9 writes to a temporary folder, and imports, begins so
+_MADE_BY_TORCH = "_remote_module_"  # prefix of what torch 2.9 writes to a temporary folder and imports
 _opened: dict[Path, None] | None = None
 
 
 def watch() -> None:
-    """From now on keep which files the user's code opens for reading, until `unwatch`."""
+    """Start recording which files the user's code opens for reading, until `unwatch`."""
     global _opened  # noqa: PLW0603 - an audit hook belongs to the process
     _opened = {}
     _hook()
 
 
 def unwatch() -> None:
-    """Forget the opened files and keep no more: what is timed later must not be slowed down."""
+    """Forget the opened files and stop recording, which would slow down what is timed later."""
     global _opened  # noqa: PLW0603
     _opened = None
 
 
 @functools.cache
 def _hook() -> None:
-    sys.addaudithook(_audit)  # which nothing can remove
+    sys.addaudithook(_audit)  # it cannot be removed
 
 
 def _audit(event: str, details: tuple[object, ...]) -> None:
@@ -58,7 +58,7 @@ def _audit(event: str, details: tuple[object, ...]) -> None:
 
 
 def _is_by_user(frame: FrameType | None) -> bool:
-    """Return whether a user's file called this, by way of libraries or not, and nothing of benchd in between."""
+    """Return whether a user's file called this, possibly through libraries but not through benchd."""
     while frame and (is_user := _is_file_of_user(frame.f_code.co_filename)) is None:
         frame = frame.f_back
     return bool(frame and is_user)
@@ -66,7 +66,7 @@ def _is_by_user(frame: FrameType | None) -> bool:
 
 @functools.cache
 def _is_file_of_user(name: str) -> bool | None:
-    """Return whether code of this file is a user's; False if it is benchd's, None for libraries and generated code."""
+    """Return whether this file's code is a user's; False if it is benchd's, None for libraries and generated code."""
     path = Path(name)
     if any(path.is_relative_to(place) for place in _OURS):
         return False
@@ -74,10 +74,11 @@ def _is_file_of_user(name: str) -> bool | None:
 
 
 def read(file: Path, package: str = "", folder: Path | None = None) -> dict[str, str]:
-    """Return a short hash of each file and `$VARIABLE` that a module of `package` was made from, so far.
+    """Return a short hash of each file and `$VARIABLE` that a module of `package` was made from so far.
 
-    `file` is its own; call this after it was built, and again after it ran. Files are named from `folder` on, by
-    default that of `file`, those outside it by their last folder; an installed package of its own counts as one.
+    `file` is the module's own file; call this after the module was built, and again after it ran. File names are
+    relative to `folder`, by default that of `file`, or start at their last folder if outside it; another installed
+    package counts as one entry.
     """
     sources = {file.resolve(), *imported(package).values()}
     data = {path.resolve() for path in _opened or {} if path.is_file() and path.suffix not in _LOADED}
@@ -100,7 +101,7 @@ def _name(path: Path, folder: Path) -> str:
 
 
 def _variables(sources: set[Path]) -> Iterator[tuple[str, str]]:
-    """Yield the variables that sources name, with so few digits of a hash that they betray no secret."""
+    """Yield the variables that the sources mention, with too few digits of a hash to reveal a secret."""
     for name in {name.decode() for path in sources for name in _VARIABLE.findall(path.read_bytes())}:
         value = os.environ.get(name)
         yield f"${name}", "unset" if value is None else hashlib.sha256(value.encode()).hexdigest()[:4]
@@ -109,7 +110,7 @@ def _variables(sources: set[Path]) -> Iterator[tuple[str, str]]:
 def imported(package: str = "") -> dict[str, Path]:
     """Return the files of modules by name, except those of Python, of benchd and of other installed packages.
 
-    Modules without a file of their own, such as in a zip archive, are not included.
+    Modules without a file of their own, for example in a zip archive, are not included.
     """
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     places = {name: _place(file) for name, file in files.items() if file and not _is_other(name)}
@@ -122,7 +123,7 @@ def imported(package: str = "") -> dict[str, Path]:
 
 @functools.cache
 def _place(file: str) -> tuple[Path, bool]:
-    """Return the real path and whether it is an installed one: 0.1 ms for each of thousands of modules."""
+    """Return the real path and whether it is an installed one; cached, because it takes 0.1 ms for each module."""
     path = Path(file).resolve()
     return path, _is_installed(path)
 

@@ -1,4 +1,4 @@
-"""A user's own module: the file or package that builds it, its preparation, and each reason to refuse it."""
+"""A user's own module: the file or package that builds it, its preparation, and each reason to reject it."""
 
 import importlib
 import importlib.util
@@ -24,11 +24,11 @@ from benchd.daemon.worker.structures import Batch, values
 from benchd.exporters import doubled
 from benchd.models import nir
 
-_OF_COMPILE = "_torchdynamo_orig_callable"  # what torch.compile leaves on a forward, of a module or of a class
+_OF_COMPILE = "_torchdynamo_orig_callable"  # torch.compile leaves it on the forward of a module or a class
 
 
 def build(own: UserModule, job: Job) -> nn.Module:
-    """Return the module that `FILE.py:function` or `package.module:function` builds, float32, eval mode.
+    """Return the module that `FILE.py:function` or `package.module:function` builds, in float32 and eval mode.
 
     Raises UsageError for an error on the command line, and Unsupported for a kind of module that the case's variant
     cannot run.
@@ -42,7 +42,7 @@ def build(own: UserModule, job: Job) -> nn.Module:
         _refuse_kind(job, net)
         return net
     where, name = own.where, own.function
-    option = f"--module {Path(where).name}:{name}"  # messages contain no folder
+    option = f"--module {Path(where).name}:{name}"  # messages do not show folders
     source = imported(where, own.folder, option)
     if not hasattr(source, name):
         raise UsageError(f"{option}: {Path(where).name} has no {name!r}")
@@ -52,10 +52,7 @@ def build(own: UserModule, job: Job) -> nn.Module:
 
 
 def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
-    """Return the module as one that takes positional inputs; raise UsageError if it does not accept them.
-
-    Named inputs are passed by name.
-    """
+    """Return the module with positional inputs, passing named ones by name; raise UsageError if they do not fit."""
     names = [spec.name for spec in specs if spec.name]
     by_place = [None] * (len(specs) - len(names))
     try:
@@ -70,7 +67,7 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
             f"{given}: {type(module).__name__}.forward{signature}: {error}; give each of its inputs, by name as in "
             "--input ids=int64:16, and the entries of a dict as in --input batch.ids=int64:16"
         ) from error
-    # without a wrapper, which would cost a microsecond in each run, where the names stand in their places
+    # without a wrapper, which would cost a microsecond per run, if the names are already in order
     in_order = [each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
     return module if in_order[len(by_place) : len(specs)] == names else Named(module, names)
 
@@ -78,7 +75,7 @@ def takes(module: nn.Module, specs: Sequence[InputSpec]) -> nn.Module:
 def settle(module: nn.Module, example: Batch) -> None:
     """Give a lazy module its sizes, and detach what `build` computed from weights, so that every variant runs a copy.
 
-    Raises UnfitModel for a module that cannot be copied even so.
+    Raises UnfitModel for a module that cannot be copied even then.
     """
     if any(is_lazy(value) for value in [*module.parameters(), *module.buffers()]):
         with torch.no_grad():
@@ -89,9 +86,9 @@ def settle(module: nn.Module, example: Batch) -> None:
                 vars(part)[name] = tree_map_only(Tensor, Tensor.detach, value)
     try:
         doubled.copied(module)
-    except Exception as error:  # whatever a lock, a file or a generator raises
+    except Exception as error:  # a lock, a file or a generator may raise anything
         raise UnfitModel(
-            f"the module cannot be copied by copy.deepcopy ({type(error).__name__}: {error}), and every variant runs a "
+            f"the module cannot be copied by copy.deepcopy ({type(error).__name__}: {error}), but every variant runs a "
             "copy: keep locks, open files and generators out of its attributes"
         ) from error
 
@@ -102,7 +99,7 @@ def file(own: UserModule) -> Path:
 
 
 def inputs(own: UserModule, job: Job, module: nn.Module, specs: list[InputSpec]) -> list[InputSpec]:
-    """Return the module's inputs: those of --input, of its items (`specs`), or its own.
+    """Return the module's inputs: those from --input, from its items (`specs`), or its own.
 
     Raises Unsupported for a type that the case's variant cannot read.
     """
@@ -118,7 +115,7 @@ def inputs(own: UserModule, job: Job, module: nn.Module, specs: list[InputSpec])
 
 
 def _inputs(own: UserModule, module: nn.Module) -> list[InputSpec]:
-    """Return the inputs from the command line, else from the module's attribute `inputs` or `input_shape`."""
+    """Return the inputs from the command line, otherwise from the module's attribute `inputs` or `input_shape`."""
     attribute = getattr(module, "inputs", None)
     if own.inputs:
         return own.inputs
@@ -136,7 +133,7 @@ def _inputs(own: UserModule, module: nn.Module) -> list[InputSpec]:
 class Named(nn.Module):
     """A module with named inputs as a function of positional tensors: the last ones are passed by `names`.
 
-    `batch.audio` names the entry `audio` of the dict that the argument `batch` is.
+    `batch.audio` is the entry `audio` of the dict passed as argument `batch`.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
@@ -152,7 +149,7 @@ class Named(nn.Module):
 
 
 def imported(where: str, folder: str, option: str) -> ModuleType:
-    """Return a Python file, or a package's module found from `folder` on; raise UsageError if it is neither."""
+    """Return a Python file, or a package's module looked up from `folder`; raise UsageError if it is neither."""
     sys.path.insert(0, folder or str(Path(where).parent))
     if folder:
         try:
@@ -167,7 +164,7 @@ def imported(where: str, folder: str, option: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"{option}: {path.name} is not a .py file")
     source = importlib.util.module_from_spec(spec)
-    sys.modules[name] = source  # before it runs: dataclasses and pickles look it up there
+    sys.modules[name] = source  # before it runs, because dataclasses and pickles look it up there
     spec.loader.exec_module(source)
     return source
 
@@ -192,19 +189,19 @@ def _built(function: Any, option: str) -> nn.Module:
 def _ready(module: nn.Module) -> nn.Module:
     try:
         return module.float().eval()
-    except NotImplementedError:  # an exported program is in eval mode already and refuses to be asked
+    except NotImplementedError:  # an exported program is already in eval mode and cannot be switched
         return module
 
 
 def _refuse_kind(job: Job, module: nn.Module) -> None:
-    """Raise Unsupported for a compiled module, and for what torch cannot do with scripted or quantised ones."""
+    """Raise Unsupported for a compiled module, and for scripted or quantised ones where torch does not support them."""
     variant = job.case.variant
     is_scripted = isinstance(module, torch.jit.ScriptModule)
     is_quantised = any(".quantized" in type(part).__module__ for part in module.modules())
     is_compiled = any(hasattr(getattr(part, "forward", None), _OF_COMPILE) for part in module.modules())
     exports = variant.backend in (*FILE_BACKENDS, "aoti")
     reasons = {
-        "the module is compiled already, so no variant would be what its name says: build it without torch.compile, "
+        "the module is already compiled, so no variant would be what its name says: build it without torch.compile, "
         "which the variant compile calls": is_compiled,
         "torch cannot compile or export a scripted module: return the nn.Module that it was scripted from": is_scripted
         and (exports or variant.backend == "compile" or variant.needs_torchao),

@@ -28,7 +28,7 @@ class OnnxModule(nn.Module):
 
     def __init__(self, path: Path, given: Sequence[InputSpec]) -> None:
         super().__init__()
-        self.inputs, self.batch_size = user_onnx.reads(path, given)  # refuses a file that cannot be read
+        self.inputs, self.batch_size = user_onnx.reads(path, given)  # raises for a file that cannot be read
         self.path, self.sha256 = path, sha256_of(path, *onnx_files.data_files(path))
         self.is_quantised = user_onnx.precision(path) == "int8"
         self._session: Any = None
@@ -37,7 +37,7 @@ class OnnxModule(nn.Module):
         return self  # nothing in it changes
 
     def rounded(self, share: float, seed: int, *, floating: bool) -> "OnnxModule":
-        """Return the file with random errors in what it computes, as `onnx_files.rounded` has them."""
+        """Return the file with random errors in what it computes, as `onnx_files.rounded` adds them."""
         noisy = copy.copy(self)
         edited = onnx_files.rounded(self.path, share, seed, floating=floating)
         noisy._session = sessions.open_session(self.path, level=sessions.LOWER[-1], edited=edited)
@@ -50,17 +50,17 @@ class OnnxModule(nn.Module):
 
     @property
     def answers_numbers(self) -> bool:
-        """Return whether its answers are neither strings nor maps."""
+        """Return whether its outputs are neither strings nor maps."""
         return onnx_answers.are_numbers(self._opened())
 
     @property
     def casts_to(self) -> str:
-        """Return the number formats below its own that a file in float32 casts to, empty for none."""
+        """Return the half-precision formats that a float32 file casts to, empty if there are none."""
         return ", ".join(onnx_files.half(self.path)) if user_onnx.precision(self.path) == "fp32" else ""
 
     @property
     def why_changing(self) -> str:
-        """Return why its answer to the same inputs would change between runs."""
+        """Return why its answer to the same inputs may change between runs."""
         if drawing := onnx_files.drawing(self.path):
             return f"{self.path.name} draws random numbers ({', '.join(drawing)}): export it in eval mode"
         return (
@@ -69,9 +69,9 @@ class OnnxModule(nn.Module):
         )
 
     def answer_again(self, *inputs: Tensor) -> Tensor | Tensors:
-        """Return the outputs of a run into memory that holds other values than its answer: one not written differs."""
+        """Return the outputs of a run into memory with other values than the answer: an output not written differs."""
         session, feeds = self._opened(), self._feeds(inputs)
-        if not self.answers_numbers:  # only numbers have such memory
+        if not self.answers_numbers:  # only numbers can be prefilled
             return self.forward(*inputs)
         binding = session.io_binding()
         for name, value in feeds.items():
@@ -81,7 +81,7 @@ class OnnxModule(nn.Module):
             at = ["cpu", 0, place.dtype.type, place.shape, place.ctypes.data] if place.size else []
             binding.bind_output(name, *at)
         session.run_with_iobinding(binding)
-        return self._answer(binding.copy_outputs_to_cpu())  # an input that is answered lies elsewhere
+        return self._answer(binding.copy_outputs_to_cpu())  # an input returned as output has its own memory
 
     def _feeds(self, inputs: Sequence[Tensor]) -> dict[str, NDArray[Any]]:
         """Return the inputs by name, in the file's types."""
@@ -133,7 +133,7 @@ def artifact(path: Path, asked: Precision, sha256: str) -> Artifact:
     own = user_onnx.precision(path)
     if asked != own:
         *others, last = (Variant(backend, own).name for backend in FILE_BACKENDS)
-        raise Unsupported(f"{path.name} is written in {own}; ask for {', '.join(others)} or {last}")
+        raise Unsupported(f"{path.name} is in {own}; request {', '.join(others)} or {last}")
     stored = artifacts.given(path, onnx_files.data_files(path), format="onnx", model=path.stem, precision=own)
     if stored.metadata.sha256 != sha256:
         raise UnfitModel(f"{path.name} was replaced while it was measured: leave it alone until the run ends")

@@ -32,18 +32,18 @@ from benchd.models import catalog, data, demo, weights
 POOL_BYTES = 64 * 2**20
 POOL_IMAGES = 256
 HASHED_TOGETHER = 2**20
-CALIBRATION_SEED = 2**63  # no case has it, so no random image is both calibrated with and checked
+CALIBRATION_SEED = 2**63  # used by no case, so no random image is used for both calibration and check
 REFERENCE_BATCH = 8
-BUILD_SHARE = 0.9  # of the deadline: a build that ends itself keeps what it has timed
+BUILD_SHARE = 0.9  # of the deadline: a build that stops itself keeps the kernels it has timed
 
 
 @dataclass(frozen=True)
 class Workload:
     """The source for backends, a pool of inputs (N, ...) with floats as float32, and labels (N,) if there are any.
 
-    `dataset` is the data set or the user's items that the pool is from, None if it is random; `camera` has the frames
-    of a pipeline's pool. `plain` is the same model with the same weights on plain PyTorch kernels, the reference of
-    checks, in batches of `reference_batch`.
+    `dataset` is the data set or the user's items from which the pool is taken, None if it is random; `camera` has the
+    frames of a pipeline's pool. `plain` is the same model with the same weights on plain PyTorch kernels, the reference
+    of checks, in batches of `reference_batch`.
     """
 
     source: Source
@@ -57,11 +57,11 @@ class Workload:
     camera: Camera | None = None
 
     def reference(self) -> nn.Module:
-        """Return the plain model in float64, a user's module as `doubled.reading` runs it."""
+        """Return the plain model in float64; a user's module in the form that `doubled.reading` runs."""
         return doubled.in_float64(self.plain) if self.source.is_own else copy.deepcopy(self.plain).double()
 
     def example(self, count: int) -> Batch:
-        """Return the first `count` inputs; a data set with fewer repeats, because a file has the size of its batch."""
+        """Return the first `count` inputs; those of a smaller data set repeat, because a file has a fixed batch."""
         return cycled(self.images, count)
 
 
@@ -73,7 +73,7 @@ def build(job: Job) -> Workload:
         module = plain if job.case.variant.kernels == "torch" else _custom(job, plain)
         plain = _own_file(job, job.onnx.reference) if job.onnx and job.onnx.reference else plain
         if job.onnx:
-            getattr(plain, "require_session")()  # noqa: B009 - of a file, which is a module without a type here
+            getattr(plain, "require_session")()  # noqa: B009 - the method of a file, an untyped module here
     except Unavailable as error:
         raise Unsupported(str(error)) from error
     samples = open_samples(job.inputs.samples) if job.inputs.samples else None
@@ -96,7 +96,6 @@ def build(job: Job) -> Workload:
 
 
 def _specs(job: Job, module: nn.Module, samples: Samples | None) -> list[InputSpec]:
-    """Return the inputs of one item of a batch."""
     if job.module:
         specs = user_module.inputs(job.module, job, module, samples.specs() if samples else [])
         return specs if samples else _indexing(job, module, specs)
@@ -105,7 +104,7 @@ def _specs(job: Job, module: nn.Module, samples: Samples | None) -> list[InputSp
 
 
 def _indexing(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> list[InputSpec]:
-    """Return the inputs with the span of their whole numbers, which a run finds if the user does not say it."""
+    """Return the inputs with the span of their integers, which a run finds unless the user gives it."""
     is_open = [user_inputs.spanned(spec) != spec for spec in specs]
     rows: dict[str, tuple[int, int]] = {}
     if any(is_open):
@@ -119,7 +118,7 @@ def _indexing(job: Job, module: nn.Module, specs: Sequence[InputSpec]) -> list[I
 
 
 def _named(specs: Sequence[InputSpec]) -> dict[str, InputSpec]:
-    """Return the inputs by name, or by place."""
+    """Return the inputs by name, or by position if unnamed."""
     return {spec.name or str(place): spec for place, spec in enumerate(specs)}
 
 
@@ -155,7 +154,7 @@ def _source(
 
 
 def _scope(job: Job, facts: ModelFacts) -> dict[str, Any]:
-    """Return what else identifies a user's module, and the run after which its files are not used again."""
+    """Return what else identifies a user's module, and the run after which its files are not reused."""
     if not job.module:
         return {}
     inputs = [str(spec) for spec in facts.inputs]
@@ -163,7 +162,7 @@ def _scope(job: Job, facts: ModelFacts) -> dict[str, Any]:
 
 
 def _custom(job: Job, plain: nn.Module) -> nn.Module:
-    """Return the job's model on custom kernels with the weights of `plain`: random ones are drawn once."""
+    """Return the job's model on custom kernels with the weights of `plain`, because random ones are drawn only once."""
     try:
         with torch.device(job.device):  # a builder tries its kernels on the default device
             module = weights.build(job.case.model, plain.state_dict(), job.options, kernels=job.case.variant.built_on)
@@ -196,7 +195,7 @@ def _own_file(job: Job, path: str) -> nn.Module:
 
 
 def _fed(job: Job, module: nn.Module, specs: Sequence[InputSpec], images: Batch) -> nn.Module:
-    """Return the user's module wrapped for these inputs, settled and with the weights of the command line."""
+    """Return the user's module wrapped for these inputs, settled, and with the weights from the command line."""
     taking = user_module.takes(module, specs)
     user_module.settle(taking, images[: job.case.batch_size])
     if job.inputs.weights:
@@ -247,7 +246,7 @@ def _inputs(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Sa
 
 
 def _ranges(specs: Sequence[InputSpec], kind: Literal["unit", "normal"]) -> str:
-    """Return what the inputs' numbers are, without names if all are alike: `normal`, or `ids 0-999, mask 0-1`."""
+    """Return the inputs' values in words, without names if all are alike: `normal`, or `ids 0-999, mask 0-1`."""
     numbers = [spec.numbers if spec.numbers != "normal" else kind for spec in specs]
     if len(set(numbers)) == 1:
         return numbers[0]
@@ -257,7 +256,7 @@ def _ranges(specs: Sequence[InputSpec], kind: Literal["unit", "normal"]) -> str:
 def _frames(
     job: Job, specs: Sequence[InputSpec], normalisation: tuple[Sequence[float], Sequence[float]] | None
 ) -> _Pool:
-    """Return the pool that a pipeline makes of its frames."""
+    """Return the pool of a pipeline, made from its frames."""
     if len(specs) > 1:
         raise UsageError(f"--scenario pipeline feeds one input, but {job.case.model} reads {len(specs)}")
     count = max(FRAMES, job.case.batch_size, job.limits.check_images)
@@ -268,9 +267,9 @@ def _frames(
 
 
 def _calibration(job: Job, module: nn.Module, specs: Sequence[InputSpec], samples: Samples | None) -> Calibration:
-    """Return the inputs of the job's calibration, by default those of its weights; raise Unsupported for none.
+    """Return the inputs for the job's calibration, by default those for its weights; raise Unsupported without any.
 
-    The user's own inputs calibrate too, except where a metric would then flatter int8.
+    The user's own inputs are used too, unless a metric on them would then flatter int8.
     """
     weights = job.inputs.weights
     by_default = demo.DEMO if weights == demo.DEMO else None if weights or job.own else demo.RANDOM
@@ -329,7 +328,7 @@ def _drawn(specs: Sequence[InputSpec], count: int, kind: Literal["unit", "normal
 
 
 def _numbers(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: int) -> Tensor:
-    """Return `count` items with the batch in its place; a file with fewer repeats. Without a batch return one."""
+    """Return `count` items with the batch at its axis; those of a shorter file repeat. Without a batch, return one."""
     axis = spec.batch_axis
     if spec.file:
         held = torch.from_numpy(user_inputs.numbers_of(spec)).to(dtype_of(spec))
@@ -340,7 +339,7 @@ def _numbers(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed:
 
 
 def _random(spec: InputSpec, count: int, kind: Literal["unit", "normal"], seed: int) -> Tensor:
-    """Return `count` items within the input's span; whole numbers begin with its ends, which no seed leaves out."""
+    """Return `count` items within the input's span; integers begin with its ends, which every seed then includes."""
     dtype, (low, high) = dtype_of(spec), spec.span or (0, 1)
     if dtype.is_floating_point:
         images = data.random_images(tuple(spec.shape), count, "unit" if spec.span else kind, seed)
@@ -367,24 +366,24 @@ def _facts(job: Job, module: nn.Module, specs: Sequence[InputSpec], source: str)
 
 
 def _weights(job: Job) -> str:
-    """Return the name of the weights file, or their other origin."""
+    """Return the name of the weights file, or the weights' other origin."""
     given = job.inputs.weights or (job.onnx and job.onnx.path)
     if given:
         return Path(given).name
     if job.module and job.module.is_hub:
-        return Path(job.module.folder).name  # in the cache the commit
+        return Path(job.module.folder).name  # the commit, for a folder in the cache
     return OF_MODULE if job.module else f"random, seed {job.case.seed}"
 
 
 def completed(job: Job, facts: ModelFacts) -> ModelFacts:
-    """Return the facts of a model that has run, with all that it has read; what it read before is as it was then."""
+    """Return the facts of a model that has run, with everything it has read; earlier reads keep their hashes."""
     read = _read(job, facts.weights_sha256) | facts.read
     user_code.unwatch()
     return msgspec.structs.replace(facts, read=read)
 
 
 def _read(job: Job, weights_sha256: str) -> dict[str, str]:
-    """Return what the job's model has been made from so far; an ONNX file is code and weights in one."""
+    """Return hashes of what the job's model has been made from so far; an ONNX file is code and weights in one."""
     if job.onnx:
         return {job.onnx.name: weights_sha256[:12]}
     if not job.module:
@@ -396,7 +395,7 @@ def _read(job: Job, weights_sha256: str) -> dict[str, str]:
 
 
 def _digest(module: nn.Module) -> str:
-    """Return a hash over names, types and values of the state dict, independent of its file."""
+    """Return a hash of the names, types and values of the state dict, independent of its file."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} ".encode())
@@ -406,7 +405,7 @@ def _digest(module: nn.Module) -> str:
 
 
 def _content(value: Any) -> Iterator[Any]:
-    """Yield the bytes of type and values of a state dict entry; a quantised module has tuples of packed values."""
+    """Yield the bytes of an entry's type and values in a state dict; a quantised module has tuples of packed values."""
     if isinstance(value, tuple | list):
         for part in value:
             yield from _content(part)

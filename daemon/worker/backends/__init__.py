@@ -1,10 +1,10 @@
-"""The backends, one file each by its name in benchd.daemon.records. A backend turns a built module into a callable.
+"""The backends, one file each, named as in benchd.daemon.records. A backend turns a built module into a callable.
 
 A backend's module has `load(source, precision, device, example) -> Loaded`, whose `run` takes the tensors of an example
 as positional arguments; it raises Unsupported with the reason if it cannot run, and never falls back to another. A
-backend that runs a file also has `file(source, precision, device, batch)`, which returns that file, made if it does not
-exist, so that exporting and loading are timed separately, and `packages(loaded)`, the packages that run it where it is
-deployed, with their versions. Its row is in benchd.daemon.runtimes.
+backend that runs a file also has `file(source, precision, device, batch)`, which returns that file, created if
+necessary, so that exporting and loading are timed separately, and `packages(loaded)`, the packages needed to run it
+where it is deployed, with their versions. Its row is in benchd.daemon.runtimes.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from benchd.exporters.artifacts import Artifact
 
 
 class LayerRun(NamedTuple):
-    """A layer in one run, as the runtime names it: its operator, and the nodes of the file that it covers, if known."""
+    """A layer in one run, named by the runtime: its operator and, if known, the file's nodes that it covers."""
 
     name: str
     ms: float
@@ -37,12 +37,12 @@ class LayerRun(NamedTuple):
 class Loaded:
     """A model that is ready to run: `run` maps a batch on `device`, its floats as `dtype`, to the model's answer.
 
-    The answer is a Tensor for every model of the catalog. In checks, a model that draws random numbers gets them as an
-    additional argument. `module` is the nn.Module whose inner spikes a check may watch, None if they are not visible.
-    `taken` is the GPU memory in bytes that loading and the first runs of a runtime beside torch took, or why it is
+    The answer is a Tensor for every catalogued model. In checks, a model that draws random numbers gets them as an
+    additional argument. `module` is the nn.Module whose inner spikes a check may observe, None if they are not visible.
+    `taken` is the GPU memory in bytes that loading and the first runs of a runtime other than torch took, or why it is
     unknown. `layer_times` takes a number of runs and the tensors of a batch on `device`, and returns the layers of each
-    run, for a runtime that measures them itself. `bind` prepares runs on a batch where it
-    lies, before the clock starts; None for a runtime that takes an input from anywhere at no cost.
+    run, for a runtime that times them itself. `bind` prepares runs that read a batch in place, before the clock starts;
+    None for a runtime that reads inputs from anywhere at no cost.
     """
 
     run: Callable[..., Any]
@@ -56,7 +56,7 @@ class Loaded:
 
 
 def prepare(variant: Variant, source: Source, device: torch.device, batch: int) -> None:
-    """Make the variant's file, if it runs one."""
+    """Create the variant's file, if it runs one."""
     if variant.backend in FILE_BACKENDS:
         file(variant, source, device, batch)
 
@@ -68,17 +68,17 @@ def file(variant: Variant, source: Source, device: torch.device, batch: int) -> 
 
 
 def load(variant: Variant, source: Source, device: torch.device, example: Batch) -> Loaded:
-    """Return the source loaded in the variant's backend; `example` is one batch on the CPU, its floats float32."""
+    """Return the source loaded in the variant's backend; `example` is one batch on the CPU, its floats in float32."""
     takes_lengths = RUNTIMES[variant.backend].takes_lengths and not variant.needs_torchao
     if isinstance(example, Tensors) and example.lengths and not takes_lengths:
         able = ", ".join(name for name, runtime in RUNTIMES.items() if runtime.takes_lengths)
-        raise Unsupported(f"{variant.label} runs one size and the items differ in length: pad them, or use {able}")
+        raise Unsupported(f"{variant.label} runs a single size: pad the items to one length, or use {able}")
     loaded: Loaded = _module(variant).load(source, variant.precision, device, example)
     return replace(loaded, run=spread(loaded.run)) if isinstance(example, Tensors) else loaded
 
 
 def packages(variant: Variant, loaded: Loaded) -> dict[str, str]:
-    """Return the packages beside numpy that run the file of a variant of FILE_BACKENDS, with their versions here."""
+    """Return the packages besides numpy needed to run the file of a FILE_BACKENDS variant, with their versions here."""
     versions: dict[str, str] = _module(variant).packages(loaded)
     return versions
 

@@ -1,4 +1,4 @@
-"""AOTInductor: what torch.compile generates as a file, stored by all that it was compiled for; no compiler loads it."""
+"""AOTInductor: what torch.compile generates, stored by all that it was compiled for; loading needs no compiler."""
 
 import time
 from collections import Counter
@@ -24,11 +24,11 @@ from benchd.exporters.aoti import Made
 from benchd.exporters.artifacts import Artifact, key_of
 from benchd.kernels import compiler
 
-_NO_COMPILER = "an AOTInductor package is compiled by a C++ compiler: install g++ or set CXX, or bring a shipped folder"
+_NO_COMPILER = "an AOTInductor package is compiled by a C++ compiler: install g++ or set CXX, or use a shipped folder"
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the package ready to run; it is compiled now if the store has none for this torch and this machine."""
+    """Return the package ready to run, compiled now if the store has none for this torch and this machine."""
     if getattr(source.module, "encoding", None) == "rate":
         raise Unsupported("a model that draws random numbers is not exported: use compile")
     start = time.monotonic()
@@ -37,7 +37,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     source.built[PACKAGE] = artifact.path
     made = aoti.read(artifact.path)
     if source.kernels != "torch":
-        notes.append(f"our kernels in it: {', '.join(f'{count} {name}' for name, count in made.ops.items())}")
+        notes.append(f"custom kernels in it: {', '.join(f'{count} {name}' for name, count in made.ops.items())}")
     facts = RuntimeFacts(
         provider=f"AOTInductor of torch {torch.__version__}",
         threads=torch.get_num_threads(),
@@ -54,7 +54,7 @@ def _index(device: torch.device) -> int:
 
 
 def _run(loader: Any, outputs: list[str]) -> Callable[..., Batch]:
-    """Return the package as a function of the model's inputs, which answers by these paths."""
+    """Return the package as a function of the model's inputs, with answers at these paths."""
 
     def run(*inputs: Tensor) -> Batch:
         answers = loader.boxed_run(list(inputs))
@@ -66,7 +66,7 @@ def _run(loader: Any, outputs: list[str]) -> Callable[..., Batch]:
 def _package(
     source: Source, precision: Precision, device: torch.device, example: Batch
 ) -> tuple[Artifact, float | None, list[str]]:
-    """Return the package, the seconds of its build if it was compiled now, and notes about that."""
+    """Return the package, the build time in seconds if it was compiled now, and notes on the build."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     wanted = Made(torch=version("torch"), cpu=compiler.cpu(), gpu=gpu, threads=torch.get_num_threads())
     notes = []
@@ -109,13 +109,13 @@ def _compile(
             program = torch.export.export(InTuple(module), given, strict=False)
             ops = _ours(program)
             if source.kernels != "torch" and not ops:
-                raise Unsupported("what torch exports of it calls none of our kernels: use custom-compile")
+                raise Unsupported("the graph that torch exports calls no custom kernels: use custom-compile")
             made = msgspec.structs.replace(wanted, outputs=outputs, ops=ops)
             settings = {"aot_inductor.metadata": aoti.metadata(made)}
             torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
         except Unsupported:
             raise
-        except Exception as error:  # whatever the many stages of torch raise
+        except Exception as error:  # torch's many stages raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             lacks = "InvalidCxxCompiler" in f"{error!r}"
             raise Unsupported(_NO_COMPILER if lacks else f"torch cannot compile it ahead of time: {reason}") from error

@@ -1,4 +1,4 @@
-"""torch.compile with the inductor back end, static shapes except the length of items that differ in it."""
+"""torch.compile with the inductor backend; shapes are static except the length of items that differ in it."""
 
 import re
 from collections import Counter
@@ -36,7 +36,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
             raise Unsupported("torch.compile needs a C++ compiler on the CPU; install g++ or set CXX") from error
         raise
     except torch._dynamo.exc.TorchRuntimeError:
-        plain.run(*values(given))  # its error names the line of the model
+        plain.run(*values(given))  # its error shows the line of the model
         raise
     layer_times = None if device.type != "cpu" or varies else partial(_layer_times, plain.run)
     return Loaded(run, plain.dtype, device, None, layer_times=layer_times)

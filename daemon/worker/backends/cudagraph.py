@@ -1,7 +1,7 @@
 """Eager PyTorch captured once as a CUDA graph: one launch per run instead of one per kernel.
 
-Runs rotate over two slots, each with its own input, output and memory pool, so that two may be in flight. The second
-run after a run overwrites its output.
+Runs alternate between two slots, each with its own input, output and memory pool, so that two may be in flight. A run
+overwrites the output of the run before the previous one.
 """
 
 import itertools
@@ -47,7 +47,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 class Slot:
     """Device memory for one run at a time: `launch` reads `inputs` and writes `output` on the current stream.
 
-    `alive` keeps the launch's other memory alive.
+    `alive` holds a reference to the launch's other memory.
     """
 
     inputs: Sequence[Tensor]
@@ -56,7 +56,7 @@ class Slot:
     alive: object
 
     def __call__(self, *inputs: Tensor) -> Batch:
-        """Copy the inputs here and run; raise ValueError for another shape, which a copy would broadcast."""
+        """Copy the inputs to this slot and run; raise ValueError for another shape, which a copy would broadcast."""
         for held, given in zip(self.inputs, inputs, strict=True):
             if held.shape != given.shape:
                 raise ValueError(f"this was captured for an input {tuple(held.shape)}, not {tuple(given.shape)}")
@@ -66,7 +66,7 @@ class Slot:
 
 
 def rotating(slots: Sequence[Slot]) -> Callable[..., Batch]:
-    """Return a function that runs on the slots in turn."""
+    """Return a function whose calls run on the slots in turn."""
     order = itertools.cycle(slots)
 
     def run(*inputs: Tensor) -> Batch:
@@ -92,7 +92,7 @@ def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 output = run()
         except Exception as error:
-            with suppress(RuntimeError):  # torch 2.11 leaves the pool open, and no other capture could begin
+            with suppress(RuntimeError):  # torch 2.11 leaves the pool open, which would block any other capture
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
             raise Unsupported(f"this cannot be captured as a CUDA graph: {capture_error(error)}") from error
     return graph, output
@@ -101,7 +101,7 @@ def capture(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 def capture_error(error: Exception) -> str:
     """Return what broke a capture, and the line of the model.
 
-    After an op's error the end of the capture raises again, with the op's error as its context.
+    After an op's error, the end of the capture raises again, with the op's error as its context.
     """
     cause = error.__context__ if isinstance(error.__context__, Exception) else error
     message = (str(cause).strip() or type(cause).__name__).splitlines()[0]
@@ -111,7 +111,7 @@ def capture_error(error: Exception) -> str:
 
 
 def _slot(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Slot:
-    with torch.inference_mode(mode=False):  # else copies from outside inference mode would fail
+    with torch.inference_mode(mode=False):  # otherwise copies from outside inference mode fail
         held = [value.clone() for value in inputs]
     graph, output = capture(partial(run, *held))
     answer = output if isinstance(output, Tensor) else Tensors(tensors(output))

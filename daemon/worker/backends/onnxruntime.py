@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU, CUDA or TensorRT provider; inputs and outputs stay torch's memory, bound by address."""
+"""ONNX Runtime on the CPU, CUDA or TensorRT provider; inputs and outputs stay in torch's memory, bound by address."""
 
 import hashlib
 import shutil
@@ -42,7 +42,7 @@ _DTYPES = {
     "tensor(bool)": torch.bool,
 }
 
-# what quantised Conv, Gemm and MatMul become where they run in integers
+# what quantised Conv, Gemm and MatMul become if they run in integers
 _INTEGER = {
     "QLinearConv",
     "ConvInteger",
@@ -53,7 +53,7 @@ _INTEGER = {
     "DynamicQuantizeMatMul",
 }
 _ENGINE_FOLDERS = 16
-_BINDINGS = 1024  # more than a pool has batches; images of a data set lie elsewhere each time
+_BINDINGS = 1024  # more than the batches in a pool; images of a data set have a new address each time
 
 
 def file(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
@@ -72,7 +72,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         load_s = time.monotonic() - start
         kind = _Bound if onnx_answers.are_numbers(session) else _Fed
         bound = kind(session, source, paths(artifact), device, example)
-        is_int8 = precision == "int8" and provider != "tensorrt"  # which obeys the types of the file
+        is_int8 = precision == "int8" and provider != "tensorrt"  # it follows the file's types
         is_profiled = is_int8 or provider != "cpu"
         nodes = sessions.profiled(artifact.path, provider, bound.feeds(example), options) if is_profiled else []
     except sessions.SessionError as error:
@@ -85,7 +85,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         load_s=load_s,
         notes=[_in_integers(nodes, artifact, provider)] if is_int8 else [],
     )
-    # a GPU reads copies, whose places recur; what is drawn anew for each run lies anywhere
+    # a GPU reads copies, whose addresses recur; what is drawn for each run has a new address
     bind = bound.bind if device.type == "cpu" and source.encode is None and isinstance(bound, _Bound) else None
     layer_times = partial(_layer_times, artifact, provider, options, bound, example)
     return Loaded(bound, bound.dtype, device, None, runtime=facts, layer_times=layer_times, bind=bind)
@@ -100,11 +100,11 @@ def _layer_times(
     runs: int,
     *inputs: Tensor,
 ) -> list[list[LayerRun]]:
-    """Return the nodes of each of some runs, in a session for this alone, which saves what it makes of the file."""
+    """Return the nodes of each of several runs, in a separate session that saves its optimised file."""
     from benchd.daemon.worker import onnx_layers  # noqa: PLC0415 - reads the file, which most runs need not
 
     with tempfile.TemporaryDirectory() as folder:
-        saved = Path(folder, "optimised.onnx") if provider != "tensorrt" else None  # whose nodes are engines
+        saved = Path(folder, "optimised.onnx") if provider != "tensorrt" else None  # its nodes are engines
         timed = sessions.timed(
             artifact.path, provider, bound.feeds(like(example, inputs)), options, runs, torch.get_num_threads(), saved
         )
@@ -113,7 +113,7 @@ def _layer_times(
 
 
 def packages(_: Loaded) -> dict[str, str]:
-    """Return what runs the file where it is deployed."""
+    """Return the packages needed to run the file where it is deployed."""
     return sessions.installed()
 
 
@@ -121,8 +121,8 @@ def _options(provider: Provider, artifact: Artifact, example: Batch) -> dict[str
     if provider == "cuda":
         return dict(sessions.CUDA_OPTIONS)
     if provider == "tensorrt":
-        # the binding accepts the strings True and False, and refuses 1 and 0; with trt_fp16_enable or trt_int8_enable
-        # the network would be weakly typed, and what the file has in float32 might run in fp16
+        # the binding accepts the strings True and False but not 1 and 0; trt_fp16_enable or trt_int8_enable would make
+        # the network weakly typed, and float32 layers in the file might run in fp16
         return {"trt_engine_cache_enable": "True", "trt_engine_cache_path": str(_engines(artifact, example))}
     return {}
 
@@ -131,11 +131,11 @@ def _engines(artifact: Artifact, example: Batch) -> Path:
     """Return the folder of the TensorRT provider's engines for this file at these sizes; the oldest ones are deleted.
 
     The provider identifies engines by names in the graph, not by weights, so each file needs its own folder, as does
-    each number of multiprocessors, which a Jetson's power mode changes. Of a file with open sizes it widens a stored
-    engine to all that it met: batch 1 would run on one that was tuned for 1 to 8.
+    each number of multiprocessors, which a Jetson's power mode changes. For a file with open sizes it widens a stored
+    engine to every size used: batch 1 would run on an engine tuned for 1 to 8.
     """
     kept = folders.cache() / "onnxruntime-tensorrt"
-    # without a GPU ONNX Runtime says what is missing
+    # without a GPU, ONNX Runtime reports what is missing
     of_gpu = torch.cuda.get_device_properties("cuda").multi_processor_count if torch.cuda.is_available() else 0
     made_for = artifact.metadata.sha256, of_gpu, [tuple(value.shape) for value in values(example)]
     folder = kept / hashlib.sha256(repr(made_for).encode()).hexdigest()
@@ -148,7 +148,6 @@ def _engines(artifact: Artifact, example: Batch) -> Path:
 
 
 def _shares(nodes: Sequence[Node]) -> dict[str, float]:
-    """Return the share of nodes per provider."""
     counts = Counter(node.provider for node in nodes)
     return {name: count / len(nodes) for name, count in sorted(counts.items())}
 
@@ -156,7 +155,8 @@ def _shares(nodes: Sequence[Node]) -> dict[str, float]:
 def _in_integers(nodes: Sequence[Node], artifact: Artifact, provider: Provider) -> str:
     """Return which products ran in integers; raise Unsupported if none did.
 
-    ONNX Runtime silently computes a quantised Conv or Gemm in float32 if its bias or output is float, and on CUDA any.
+    ONNX Runtime silently computes a quantised Conv or Gemm in float32 if its bias or output is float, and on CUDA
+    always.
     """
     ran = Counter(node.operator for node in set(nodes) if node.operator in _INTEGER)  # a loop runs a node many times
     if not ran:
@@ -171,7 +171,7 @@ def _in_integers(nodes: Sequence[Node], artifact: Artifact, provider: Provider) 
 
 
 class _Fed:
-    """A session that answers with strings or maps, run from arrays; these become numbers within each run."""
+    """A session that returns strings or maps, run on arrays; each run converts them to numbers."""
 
     def __init__(
         self, session: Any, source: Source, paths: Mapping[str, str], device: torch.device, example: Batch
@@ -198,11 +198,12 @@ class _Fed:
 
 
 class _Bound:
-    """A session as a function of as many inputs as the example has; the second run after a run overwrites its outputs.
+    """A session as a function of as many inputs as the example has; a run overwrites the last but one run's outputs.
 
-    What a run reads and writes is bound once for each place in memory where inputs lie. The outputs are the same for
-    all of them: a run that wrote nothing would answer another input, and not right by chance. Outputs whose sizes only
-    a run tells, such as detected boxes, and empty ones are bound without a place and copied after it.
+    The inputs and outputs of a run are bound once for each address of the inputs. The outputs are common to all
+    bindings: a run that wrote nothing would return another input's answer, which cannot be right by chance. Outputs
+    whose sizes are known only after a run, such as detected boxes, and empty ones are bound without an address and
+    copied after it.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class _Bound:
         return self._read(binding) if self._open else self._answers[self._newest]
 
     def bind(self, batch: Batch) -> None:
-        """Bind a batch that a later run reads from where it lies now."""
+        """Bind a batch that a later run reads at its present address."""
         self._bound(self._inputs(values(batch)))
 
     def _bound(self, inputs: Sequence[Tensor]) -> list[Any]:
@@ -267,7 +268,7 @@ class _Bound:
         return binding
 
     def _read(self, binding: Any) -> Batch:
-        """Return the answer with copies of the open outputs, which are bound anew: the next run has other sizes."""
+        """Return the answer with copies of the open outputs, which are rebound: the next run has other sizes."""
         outputs = dict(self._outputs[self._newest])
         for name, output in zip(outputs, binding.get_outputs(), strict=True):
             if name in self._open:

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU, from the ONNX file; inputs and outputs stay torch's memory, bound by address."""
+"""OpenVINO on the CPU, from the ONNX file; inputs and outputs stay in torch's memory, bound by address."""
 
 import time
 from collections import Counter
@@ -29,7 +29,7 @@ _NO_COMPUTATION = ("Const", "Input", "Output", "Reorder")
 
 
 def file(source: Source, precision: Precision, device: torch.device, batch: int) -> Artifact:
-    """Return the file that `load` opens, exported now if it does not exist; fp16 and bf16 are made of an fp32 one."""
+    """Return the file that `load` opens, exported now if it does not exist; fp16 and bf16 use the fp32 file."""
     written: Precision = "int8" if precision == "int8" else "fp32"
     if source.own and precision == "fp16":
         from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
@@ -39,7 +39,7 @@ def file(source: Source, precision: Precision, device: torch.device, batch: int)
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the file compiled for this CPU, in this precision or not at all."""
+    """Return the file compiled for this CPU; raise Unsupported if it does not run in this precision."""
     artifact = file(source, precision, device, len(example))
     openvino, start = _openvino(), time.monotonic()
     try:
@@ -49,7 +49,7 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
         model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         settings = openvino_settings(precision) | {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
         bound = _Bound(openvino, core.compile_model(model, "CPU", settings), source, paths(artifact))
-    except RuntimeError as error:  # the one exception that its binding raises
+    except RuntimeError as error:  # the only exception that its binding raises
         raise Unsupported(f"{artifact.path.name}: OpenVINO cannot run it: {_reason(error)}") from error
     computed = _computed(bound.compiled, precision)
     facts = RuntimeFacts(
@@ -68,22 +68,22 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 
 
 def packages(_: Loaded) -> dict[str, str]:
-    """Return what runs the file where it is deployed."""
+    """Return the packages needed to run the file where it is deployed."""
     return {"openvino": version("openvino")}
 
 
 def _layer_times(counted: Callable[[], "_Bound"], path: Path, runs: int, *inputs: Tensor) -> list[list[LayerRun]]:
-    """Return the layers of each of some runs, in a compiled model for this alone."""
+    """Return the layers of each of several runs, in a separately compiled model."""
     from benchd.daemon.worker import onnx_layers  # noqa: PLC0415 - reads the file, which most runs need not
 
-    bound, rows, makers = counted(), [], onnx_layers.makers(path)  # it names what makes an output by the output
+    bound, rows, makers = counted(), [], onnx_layers.makers(path)  # a layer is named after its output
     covers = {
         layer.get_friendly_name(): [
             makers.get(name, name) for name in str(info["originalLayersNames"].value).split(",") if name
         ]
         for layer, info in _layers(bound.compiled)
     }
-    for name in (each for each, nodes in covers.items() if not nodes):  # a reorder: its name ends with its reader's
+    for name in (each for each, nodes in covers.items() if not nodes):  # a reorder, whose name ends with its reader's
         covers[name] = max((nodes for each, nodes in covers.items() if name.endswith(f"_{each}")), key=len, default=[])
     for _ in range(runs):
         bound(*inputs)
@@ -96,14 +96,14 @@ def _layer_times(counted: Callable[[], "_Bound"], path: Path, runs: int, *inputs
                     covers.get(layer.node_name, ()),
                 )
                 for layer in bound.profile()
-                if str(layer.status) == "Status.EXECUTED"  # not what was folded or needed no work
+                if str(layer.status) == "Status.EXECUTED"  # excludes layers that were folded or needed no work
             ]
         )
     return rows
 
 
 def _layers(compiled: Any) -> list[tuple[Any, Any]]:
-    """Return the layers that OpenVINO made of a file, each with its description."""
+    """Return the layers that OpenVINO made from a file, each with its description."""
     return [(layer, layer.get_rt_info()) for layer in compiled.get_runtime_model().get_ops()]
 
 
@@ -117,7 +117,7 @@ def _openvino() -> Any:
 def _computed(compiled: Any, precision: Precision) -> Counter[str]:
     """Return how many layers compute in each number format: the products, or all layers of a model without any.
 
-    Raises Unsupported if it is not the variant's, which OpenVINO takes as a hint.
+    Raises Unsupported if no layer has the variant's format, which OpenVINO only takes as a hint.
     """
     layers = [(str(info["layerType"].value), str(info["runtimePrecision"].value)) for _, info in _layers(compiled)]
     products = Counter(name for kind, name in layers if kind in _PRODUCTS)
@@ -126,12 +126,12 @@ def _computed(compiled: Any, precision: Precision) -> Counter[str]:
     is_another = _LOWER & formats.keys() if precision == "fp32" else not formats.keys() & wanted
     if is_another:
         words = ", ".join(f"{count} in {name}" for name, count in formats.most_common())
-        raise Unsupported(f"OpenVINO computes no layer of it in {precision} on this CPU, but {words}")
+        raise Unsupported(f"OpenVINO computes none of its layers in {precision} on this CPU, but {words}")
     return formats
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return what is wrong: the lines that do not name its source files."""
+    """Return the cause: the lines that do not refer to OpenVINO's source files."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     plain = [line for line in lines if not line.startswith(("Exception from", "Check "))]
     return " ".join(plain or lines or ["no reason given"])
@@ -147,7 +147,7 @@ class _Bound:
         self.compiled, self.paths = compiled, paths
         self._tensor, self._source = openvino.Tensor, source.for_runs()
         self.dtype = float_type(_dtype(port) for port in compiled.inputs)
-        # in the file's order; a port may have other names beside its own
+        # in the file's order; a port may have several names
         outputs = [(name, _dtype(port), _shape(port)) for name, port in zip(paths, compiled.outputs, strict=True)]
         self._slots = [
             (compiled.create_infer_request(), {name: torch.empty(shape, dtype=dtype) for name, dtype, shape in outputs})

@@ -1,7 +1,7 @@
 """TensorRT: an engine built from the ONNX file, stored by everything it was built from, and run as a CUDA graph.
 
-Runs rotate over two slots, each with its own context, buffers and graph, so that two may be in flight. The second run
-after a run overwrites its output.
+Runs alternate between two slots, each with its own context, buffers and graph, so that two may be in flight. A run
+overwrites the output of the run before the previous one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def file(source: Source, precision: Precision, device: torch.device, batch: int)
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the engine ready to run; without a working CUDA device TensorRT is not even imported."""
+    """Return the engine ready to run; without a working CUDA device, TensorRT is not even imported."""
     if device.type != "cuda":
         raise Unsupported("TensorRT needs a CUDA device")
     _refuse_open(source)
@@ -80,33 +80,33 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 
 
 def packages(loaded: Loaded) -> dict[str, str]:
-    """Return what runs the file where it is deployed."""
+    """Return the packages needed to run the file where it is deployed."""
     built_by = loaded.runtime.provider.partition(" ")[2] if loaded.runtime else ""
     return {"torch": version("torch"), "tensorrt": built_by}
 
 
 def _refuse_open(source: Source) -> None:
-    """Raise Unsupported for a user's file with an open size that the engine would take for the batch."""
+    """Raise Unsupported for a user's file with an open size that the engine would mistake for the batch."""
     if not source.own:
         return
     from benchd.daemon.measuring import user_onnx  # noqa: PLC0415 - onnx is not needed for files of the store
 
     if names := user_onnx.open_inputs(source.own):
         raise Unsupported(
-            f"{source.own.name} leaves more than the batch of {', '.join(names)} open: export it with these sizes "
-            "fixed, or use onnxruntime"
+            f"{source.own.name} has open sizes other than the batch in {', '.join(names)}: export it with fixed sizes, "
+            "or use onnxruntime"
         )
 
 
 def of_images(source: Source, run: Callable[..., Batch]) -> Callable[..., Batch]:
-    """Return `run`, which takes the file's inputs, as a function of images and the random numbers of a model."""
+    """Return `run`, which takes the file's inputs, as a function of images and the model's random numbers."""
     return lambda *inputs: run(*source.inputs(*inputs))
 
 
 def _engine(
     trt: TensorRT, source: Source, onnx: Artifact, precision: Precision, batch: int
 ) -> tuple[Engine, Artifact, EngineBuild | None, list[str]]:
-    """Return the engine, its artifact, its build if it was built now, and notes about that."""
+    """Return the engine, its artifact, its build if it was built now, and notes on the build."""
     given = artifacts.given(source.engine) if source.engine else None
     artifact, built = (given, None) if given else _plan(trt, source, onnx, precision, batch)
     made = f"{artifact.metadata.made_at} on {artifact.metadata.made_on}".removesuffix(" on ")
@@ -155,12 +155,12 @@ def _plan(
 
 
 def _shares(dla_share: float | None) -> dict[str, float]:
-    """Return the share of layers on the DLA and of those that fell back to the GPU; none of an engine without a DLA."""
+    """Return the share of layers on the DLA and of those that fell back to the GPU; empty without a DLA."""
     return {} if dla_share is None else {"DLA": dla_share, "GPU": 1 - dla_share}
 
 
 def _slot(engine: Engine, paths: Mapping[str, str], batch: int, device: torch.device) -> tuple[Slot, str]:
-    """Return a slot, and the reason if it runs without a CUDA graph."""
+    """Return a slot and, if it runs without a CUDA graph, the reason."""
     context, tensors = _bound(engine, batch, device)
     inputs = [tensors[name] for name in engine.inputs]
     output = answer(tensors, paths)
@@ -177,7 +177,7 @@ def _slot(engine: Engine, paths: Mapping[str, str], batch: int, device: torch.de
 
 
 def _bound(engine: Engine, batch: int, device: torch.device) -> tuple[Context, dict[str, Tensor]]:
-    """Return a context of the engine, and the memory by name that it reads and writes."""
+    """Return a context of the engine, and the memory that it reads and writes, by name."""
     context, shapes = engine.context(), engine.shapes(batch)
     shapes = shapes | context.set_shapes(shapes)
     tensors = {name: torch.zeros(shape, dtype=_dtype(engine, name), device=device) for name, shape in shapes.items()}
@@ -188,7 +188,7 @@ def _bound(engine: Engine, batch: int, device: torch.device) -> tuple[Context, d
 def _layer_times(
     engine: Engine, source: Source, batch: int, device: torch.device, runs: int, *inputs: Tensor
 ) -> list[list[LayerRun]]:
-    """Return the layers of each of some runs on these inputs, in a context for this alone."""
+    """Return the layers of each of several runs on these inputs, in a separate context."""
     context, tensors = _bound(engine, batch, device)
     for name, value in zip(engine.inputs, source.inputs(*inputs), strict=True):
         tensors[name].copy_(value)

@@ -1,4 +1,4 @@
-"""Int8 inside torch on an x86 CPU: torchao quantises the exported graph, inductor compiles it."""
+"""Int8 within PyTorch on an x86 CPU: torchao quantises the exported graph, inductor compiles it."""
 
 import time
 import warnings
@@ -28,7 +28,7 @@ _IN_INT8 = ("onednn::qconv", "onednn::qlinear")
 
 
 def load(source: Source, precision: Precision, device: torch.device, example: Batch) -> Loaded:
-    """Return the quantised graph compiled, all of whose layers that claim int8 were seen to run in it."""
+    """Return the compiled quantised graph; raise Unsupported unless every layer quantised to int8 runs in int8."""
     if getattr(source.module, "encoding", None) == "rate":
         raise Unsupported("a model that draws random numbers is not exported for torchao: use onnxruntime-int8")
     pt2e, start, inputs = _quantiser(), time.monotonic(), values(example)
@@ -41,8 +41,8 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
     ran = in_int8(run, inputs)
     if ran.total() < len(prepared.layers):
         raise Unsupported(
-            f"inductor runs only {ran.total()} of the {len(prepared.layers)} products in int8 that torchao quantised, "
-            "the others in float: use onnxruntime-int8"
+            f"inductor runs only {ran.total()} of the {len(prepared.layers)} products that torchao quantised in int8, "
+            "and the others in float: use onnxruntime-int8"
         )
     facts = RuntimeFacts(
         provider=f"torchao {version('torchao')}",
@@ -55,15 +55,15 @@ def load(source: Source, precision: Precision, device: torch.device, example: Ba
 def _compiled(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Return the graph compiled with constant weights; in inference mode inductor could not pack them."""
     with warnings.catch_warnings(), torch.inference_mode(mode=False), torch.no_grad():
-        warnings.filterwarnings("ignore", "To copy construct from a tensor")  # torch itself does
+        warnings.filterwarnings("ignore", "To copy construct from a tensor")  # torch does so itself
         run: Callable[..., Any] = inductor.compile(graph, list(inputs), options={"freezing": True})
     return run
 
 
 def in_int8(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Counter[str]:
-    """Return how often one run calls each of oneDNN's products in int8, by name."""
+    """Return how often one run calls each of oneDNN's int8 products, by name."""
     with torch.inference_mode():
-        run(*inputs)  # inductor looks at the arguments of the first run, which calls each product twice
+        run(*inputs)  # inductor inspects the arguments of the first run, which therefore calls each product twice
         with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profile:
             run(*inputs)
     names = (event.name for event in profile.events())
@@ -73,7 +73,7 @@ def in_int8(run: Callable[..., Any], inputs: Sequence[Tensor]) -> Counter[str]:
 def _quantiser() -> ModuleType:
     try:
         return import_module("benchd.exporters.pt2e")
-    except Exception as error:  # of a torchao that was built for another torch
+    except Exception as error:  # a torchao built for another torch raises anything
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Unsupported(
             f"the installed torchao does not work with torch {torch.__version__}: {adding('int8')} ({line})"

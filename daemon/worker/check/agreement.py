@@ -11,7 +11,7 @@ multiplies rounding by a constant, and neurons with thresholds turn it into extr
 that the check can fail: a variant within half of it cannot be answering another image. If the noise alone approaches
 the spread, the format is too coarse for the network, and no verdict on a variant is possible.
 
-Whole numbers, such as classes, masks and the neurons' codes, are equal or not: their error is the share that differs.
+Integers, such as classes, masks and the neurons' codes, are equal or not: their error is the share that differs.
 """
 
 import math
@@ -36,30 +36,30 @@ HOLDS: dict[Format, tuple[int, float]] = {
     "bf16": (8, 2.0**-133),
     "int8": (8, 2.0**-149),
 }
-"""The bits of precision of each format and its smallest step; float32 counts two less, as it also rounds sums."""
+"""The bits of precision of each format and its smallest step; float32 counts two fewer, as it also rounds sums."""
 
 ERROR_CAP: dict[Format, float] = {"fp32": 1e-4, "fp16": 5e-2, "bf16": 2e-1, "int8": 0.5}
-"""The most that an image may be off: noise beyond it is no rounding of a smooth network, but jumps.
+"""The most that an image may be off: larger noise is not the rounding of a smooth network, but jumps.
 
-In every format whole numbers may differ in float32's share of an image.
+In every format, float32's share of an image's integers may differ.
 """
 
-ERROR_FLOOR = 2e-5  # always allowed in float32, where sums of thousands of numbers round more often than the noise
+ERROR_FLOOR = 2e-5  # always allowed in float32, whose sums of thousands of numbers round more often than the noise
 FACTOR, CHANNEL_FACTOR = 1.5, 8.0
-"""Correct variants reach 1.3 times the largest noise of an image, 1.2 times the mean and, of 1000 channels, 2 times.
+"""Correct variants reach 1.3 times an image's largest noise, 1.2 times the mean noise and 2 times that of a channel.
 
-The noise of a channel comes from few draws, which show one of a thousand accidentally small.
+The noise of a channel comes from few draws, so that of one in a thousand is small by chance.
 """
 
-FEW = 3  # whole numbers that may differ in half precision though no noise showed it
-RANGE_CAP = 2.0  # of the largest exact answer: the largest error of an answer within the range
-FEWEST_ROWS = 8  # needed for a typical error, and twice as many where spikes distort a few
-INT8_CHANCE = 0.01  # that int8 has as many classes that are not float64's, of those that may ship
-SMALL_SHARE = 0.1  # of the answers below what is allowed: as many are told
-CONSTANT = 2.0 ** -HOLDS["fp32"][0]  # a spread below it is none, because float32 cannot hold it
+FEW = 3  # integers that may differ in half precision even if no noise showed it
+RANGE_CAP = 2.0  # of the largest exact answer: the largest error possible within the range of answers
+FEWEST_ROWS = 8  # needed for a typical error; twice as many if spikes distort a few
+INT8_CHANCE = 0.01  # the probability of as many differing classes for an int8 variant that may just ship
+SMALL_SHARE = 0.1  # of the answers: reported if more are below the allowed error
+CONSTANT = 2.0 ** -HOLDS["fp32"][0]  # a smaller spread counts as none, because float32 cannot represent it
 CODES = "the neurons' codes"
 SAME_ANSWERS = "float64 gives the same answer to all inputs, so a wrong answer cannot be distinguished from a right one"
-NOT_FINITE = 1e99  # replaces inf and NaN, which a record cannot hold
+NOT_FINITE = 1e99  # replaces inf and NaN, which a record cannot contain
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Observation:
 
     @property
     def judged(self) -> dict[str, Array]:
-        """Return the outputs, and the codes beside them."""
+        """Return the outputs together with the codes."""
         return self.outputs | ({} if self.codes is None else {CODES: self.codes})
 
 
@@ -89,11 +89,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Bound:
-    """The limits of one output; every figure but the last ones is a share of the largest exact answer, `largest`.
+    """The limits of one output; all figures but the last two are shares of the largest exact answer, `largest`.
 
     `spread` is infinite if there is only one row. `limit` applies to a row, and `noisy_off` is the share of noisy rows
-    beyond it. `jumps` says that rounding can cause a large error, such as an extra or missing spike, and `whole` that
-    the answers are whole numbers, whose figures are shares of them that differ.
+    beyond it. `jumps` is set if rounding can cause a large error, such as an extra or missing spike, and `whole` if the
+    answers are integers, for which the figures are the shares that differ.
     """
 
     largest: float
@@ -110,8 +110,8 @@ class Bound:
 class Bounds:
     """The limits of each output and of the codes by name, and whether noise keeps the shapes.
 
-    `channels` holds (2, channels): the noise in each channel of an output as a share of the channel's largest answer,
-    and that answer, by name and by the axis along which they lie.
+    `channels` holds (2, channels) arrays by name and channel axis: the noise in each channel of an output as a share of
+    the channel's largest answer, and that answer.
     """
 
     outputs: dict[str, Bound]
@@ -119,12 +119,12 @@ class Bounds:
     channels: dict[str, dict[int, Array]]
 
     def of(self, path: str) -> Bound:
-        """Return the bound of an output, which is one for all batches if its shape changes between them."""
+        """Return the bound of an output; all batches share one if its shape changes between them."""
         return self.outputs[_name(path)]
 
 
 Draw = tuple[Observation, Observation]
-"""The exact answers to some images, and the same with rounding noise."""
+"""The exact answers to some images, and the answers with rounding noise."""
 
 
 def bounds(exact: Observation, draws: Iterable[Draw], rule: Rule) -> Bounds:
@@ -181,10 +181,10 @@ def _bound(exact: Sequence[Array], pairs: Sequence[tuple[Array, Array]], rule: R
 def _channel_noise(exact: Array, pairs: Sequence[tuple[Array, Array]], bound: Bound, rule: Rule) -> dict[int, Array]:
     """Return the noise in each channel by axis, as a share of the channel's largest answer, and that answer.
 
-    A channel with accidentally small noise gets that of the median channel; of few whole numbers most show none.
+    A channel with accidentally small noise gets the median channel's; with few integers, most channels show none.
     """
     shares = {}
-    for axis in range(1, exact.ndim if exact.size else 1):  # any but the rows
+    for axis in range(1, exact.ndim if exact.size else 1):  # every axis but the rows
         largest = _largest(exact, axis)
         draws = [_typical(_difference(*pair), axis, bound, rule) for pair in pairs]
         noise = np.max(draws, axis=0) if draws else np.zeros(len(largest))
@@ -195,9 +195,9 @@ def _channel_noise(exact: Array, pairs: Sequence[tuple[Array, Array]], bound: Bo
 
 
 def _channel_limits(exact: Array, axis: int, noise: Array, rule: Rule) -> Array:
-    """Return the allowed error per channel, so that small numbers beside large ones have their own limits.
+    """Return the allowed error per channel, so that small numbers among large ones have their own limits.
 
-    In float32 that is at least the floor's share of how far the channel varies between rows.
+    In float32 it is at least the floor's share of the channel's variation between rows.
     """
     share, largest = noise
     limits: Array = CHANNEL_FACTOR * share * np.maximum(largest, _largest(exact, axis))
@@ -210,7 +210,7 @@ def _channel_limits(exact: Array, axis: int, noise: Array, rule: Rule) -> Array:
 
 
 def _largest(exact: Array, axis: int) -> Array:
-    """Return the largest answer in each channel, 1 for whole numbers."""
+    """Return the largest answer in each channel, 1 for integers."""
     if is_whole(exact):
         return np.ones(exact.shape[axis])
     largest: Array = np.abs(_numbers(exact)).max(axis=tuple(other for other in range(exact.ndim) if other != axis))
@@ -232,14 +232,14 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
         return _refused(exact, limits, rule, mismatch)
     paths = [_Path.of(name, exact, observed, limits, rule) for name in exact.outputs]
     worst = max(paths, key=lambda path: (path.is_bad, bool(path.lost_channel), path.excess))
-    has_codes = CODES in exact.judged.keys() & observed.judged.keys() and rule.format != "int8"  # judged by its classes
+    has_codes = CODES in exact.judged.keys() & observed.judged.keys() and rule.format != "int8"  # judged by classes
     codes = _Path.of(CODES, exact, observed, limits, rule) if has_codes else None
     every = [*paths, *([codes] if codes else [])]
     classes = _argmax(exact, observed, _tie_share(paths[0].bound, rule))
     broken, wrong = _broken(paths), _wrong(every) or _disagrees(classes, _images(exact), rule)
     unclear = _unclear(paths)
     if wrong and rule.format == "int8" and not rule.trained:
-        unclear = "the answers of random weights lie too close together to judge int8 by them"
+        unclear = "the answers of random weights are too close together to judge int8"
     is_constant = all(path.bound.spread <= CONSTANT for path in paths)
     notes = [wrong, unclear, SAME_ANSWERS if is_constant else "", *(path.small for path in paths)]
     return Check(
@@ -263,7 +263,7 @@ def judge(exact: Observation, observed: Observation, limits: Bounds, rule: Rule)
 
 
 def _tie_share(bound: Bound, rule: Rule) -> float:
-    """Return the distance of two classes that is a tie: two allowed errors, or in int8 two of its rounding."""
+    """Return the distance between two classes that counts as a tie: two allowed errors, or in int8 two roundings."""
     return 2 * (2.0 ** -HOLDS["int8"][0] if rule.format == "int8" else bound.limit)
 
 
@@ -279,7 +279,7 @@ def _disagrees(classes: Mapping[str, Any], images: int, rule: Rule) -> str:
 
 
 def _chance(differing: int, images: int) -> float:
-    """Return how probable at least so many differences are at MIN_AGREEMENT, from the binomial distribution."""
+    """Return the probability of at least this many differences at MIN_AGREEMENT, by the binomial distribution."""
     p = 1 - MIN_AGREEMENT
     return 1 - math.fsum(math.comb(images, k) * p**k * (1 - p) ** (images - k) for k in range(differing))
 
@@ -288,8 +288,8 @@ def _chance(differing: int, images: int) -> float:
 class _Path:
     """One output against its bound: errors by row, as shares of the largest exact answer.
 
-    `lost_channel` names a channel beyond its own limit, if there is one, and `small` tells of many answers below what
-    is allowed. In float32 no mean is judged, and `mean_limit` is infinite.
+    `lost_channel` describes a channel beyond its own limit, if there is one, and `small` says if many answers are below
+    the allowed error. In float32 no mean is judged, and `mean_limit` is infinite.
     """
 
     name: str
@@ -320,7 +320,7 @@ class _Path:
 
     @property
     def limit(self) -> float:
-        """The limit of a row, or of the mean."""
+        """Return the limit of a row, or of the mean."""
         return self.mean_limit if self.by_mean else self.bound.limit
 
     @property
@@ -344,14 +344,14 @@ class _Path:
 
 
 def by_mean(bound: Bound, rule: Rule) -> bool:
-    """Return whether the mean over the rows is judged, where rounding moves single rows by any distance."""
+    """Return whether the mean over the rows is judged, because rounding moves single rows by any distance."""
     return rule.format == "int8" or (bound.jumps and rule.format != "fp32")
 
 
 def _channels(name: str, exact: Array, limits: Bounds, rule: Rule) -> list[tuple[int, Array]]:
     """Return the axes whose channels are judged, each with its limits.
 
-    Few rows have no typical error: the noise was drawn for other rows, and one row with a flipped spike dominates.
+    A few rows have no typical error: the noise was drawn for other rows, and one row with a flipped spike dominates.
     """
     bound = limits.of(name)
     fewest = math.inf if by_mean(bound, rule) and not bound.whole else FEWEST_ROWS * (2 if bound.jumps else 1)
@@ -359,7 +359,7 @@ def _channels(name: str, exact: Array, limits: Bounds, rule: Rule) -> list[tuple
     return [
         (axis, _channel_limits(exact, axis, noise, rule))
         for axis, noise in by_axis.items()
-        if exact.shape[axis] == noise.shape[1]  # or the shape differs between batches
+        if exact.shape[axis] == noise.shape[1]  # otherwise the shape differs between batches
     ]
 
 
@@ -379,7 +379,7 @@ def _lost_channel(
 
 
 def _small(name: str, exact: Array, channels: Sequence[tuple[int, Array]], bound: Bound) -> str:
-    """Return how many answers are smaller than what they may be off by, empty if few are."""
+    """Return how many answers are smaller than their allowed error, empty if few are."""
     most: Any = bound.limit * bound.largest
     for axis, allowed in channels:
         most = np.minimum(most, np.expand_dims(allowed, [other for other in range(exact.ndim) if other != axis]))
@@ -389,32 +389,32 @@ def _small(name: str, exact: Array, channels: Sequence[tuple[int, Array]], bound
 
 
 def _allowed_off(rows: int, noisy_off: float) -> int:
-    """Return how many rows of a network with thresholds may be off: 2 more than twice those of noise, within a cap."""
+    """Return how many rows of a network with thresholds may be off: 2 plus twice the noise's number, up to a cap."""
     return min(max(2, int(rows * JUMPING_SHARE)), 2 + math.ceil(2 * rows * noisy_off))
 
 
 def _of_mean(bound: Bound, rows: int) -> float:
-    """Return the most that the mean error over these rows may be: that of the noise, and four standard errors more."""
+    """Return the limit of the mean error over these rows: that of the noise, plus four standard errors."""
     return FACTOR * bound.noise_mean + 4 * bound.noise_sd / math.sqrt(rows)
 
 
 def _unclear(paths: Sequence[_Path]) -> str:
     """Return why correct and wrong variants cannot be distinguished in this format, empty if they can.
 
-    What jumps is compared with noise, so noise near the spread hides any error.
+    Outputs that jump are compared with the noise, so noise near the spread hides any error.
     """
     for path in paths:
         noise, spread = path.bound.noise_mean, path.bound.spread
         if path.bound.jumps and noise > spread / (2 * FACTOR) and spread > CONSTANT:
             return (
-                f"rounding alone changes {_named(path.name)} by {noise:.1e} of the largest, and the answers to two "
+                f"rounding alone changes {_named(path.name)} by {noise:.1e} of the largest, but the answers to two "
                 f"inputs differ by only {spread:.1e}"
             )
     return ""
 
 
 def _wrong(paths: Sequence[_Path]) -> str:
-    """Return a description of the exceeded limit, empty if none is."""
+    """Return a description of the exceeded limit, empty if none is exceeded."""
     for path in paths:
         of = "of its numbers" if path.bound.whole else "of the largest"
         if path.mean > path.mean_limit:
@@ -479,7 +479,7 @@ def _refused(exact: Observation, limits: Bounds, rule: Rule, reason: str) -> Che
 
 
 def off(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> NDArray[np.bool_]:
-    """Return per image (images, 2) whether its outputs are off, as of another shape, and whether its codes are."""
+    """Return per image (images, 2) whether its outputs are off (or of another shape), and whether its codes are."""
     are_off = np.zeros((_images(exact), 2), np.bool_)
     if _mismatch(exact, observed):
         return ~are_off
@@ -493,8 +493,8 @@ def off(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -
 def excess(exact: Observation, observed: Observation, limits: Bounds, rule: Rule) -> Array:
     """Return each image's error as a multiple of the limit (images,), for its worst output.
 
-    In half precision most images of a network with thresholds exceed the limit, so the share of the spread that makes
-    a check void replaces it. An output without a batch dimension says nothing about single images.
+    In half precision, most images of a network with thresholds exceed the limit, so it is replaced by the share of the
+    spread that makes a check void. An output without a batch dimension says nothing about single images.
     """
     images = _images(exact)
     most_off = np.zeros(images)
@@ -508,15 +508,15 @@ def excess(exact: Observation, observed: Observation, limits: Bounds, rule: Rule
 
 
 def row_cap(number_format: Format, *, jumps: bool) -> float:
-    """Return the most that `row_limit` can be; no two answers differ by more than twice the largest, and half is 1."""
+    """Return the maximum of `row_limit`; two answers differ by at most twice the largest, and half of that is 1."""
     return ERROR_CAP[number_format] if number_format == "fp32" or not jumps else 1.0
 
 
 def row_limit(bound: Bound, rule: Rule) -> float:
-    """Return the limit of one row, also for an output that is judged by its mean.
+    """Return the limit of one row, even for an output that is judged by its mean.
 
-    In half precision most rows of a network with thresholds exceed the bound's own limit, but few the noise's deviation
-    from its mean. Half the spread still tells one image's answer from another's.
+    In half precision, most rows of a network with thresholds exceed the bound's own limit, but few exceed the noise's
+    mean by this multiple of its deviation. Half the spread still tells one image's answer from another's.
     """
     if bound.whole:
         return 0.0
@@ -538,7 +538,7 @@ def changed(before: Mapping[str, Array], after: Mapping[str, Array], limits: Bou
 
 
 def _argmax(exact: Observation, observed: Observation, tie_share: float) -> dict[str, Any]:
-    """Return how often the class equals float64's, for scores (images, classes), with and without ties.
+    """Return how often the class differs from float64's, for scores (images, classes), with and without ties.
 
     A tie is an image whose two best classes differ by less than `tie_share` of the largest answer: two allowed errors.
     """
@@ -570,14 +570,14 @@ def _rows(values: Array) -> Array:
 
 
 def is_whole(exact: Array) -> bool:
-    """Return whether these answers are whole numbers or booleans, of which two are equal or not."""
+    """Return whether these answers are integers or booleans, which are equal or not."""
     return exact.dtype.kind != "f"
 
 
 def _distances(exact: Array, other: Array) -> Array:
     """Return the largest distance in each row, `NOT_FINITE` if a value is not finite and the other one differs.
 
-    Of whole numbers, return the share that differs.
+    For integers, return the share that differs.
     """
     distances = np.abs(_difference(exact, other))
     largest = distances.mean(axis=1) if is_whole(exact) and exact.size else distances.max(axis=1, initial=0.0)
@@ -586,7 +586,7 @@ def _distances(exact: Array, other: Array) -> Array:
 
 
 def _difference(exact: Array, other: Array) -> Array:
-    """Return how much larger the other is, and 1 for a whole number that differs; infinities of one sign do not."""
+    """Return `other` minus `exact`, or 1 for an integer that differs; equal infinities do not."""
     if is_whole(exact):
         return np.not_equal(exact, other).astype(float)
     with np.errstate(invalid="ignore", over="ignore"):  # inf - inf
@@ -595,13 +595,13 @@ def _difference(exact: Array, other: Array) -> Array:
 
 
 def _numbers(values: Array) -> Array:
-    """Return the values with 0 for those that are not finite."""
+    """Return the values with 0 in place of those that are not finite."""
     finite: Array = values if is_whole(values) else np.where(np.isfinite(values), values, 0.0)
     return finite
 
 
 def _shares(exact: Array, answers: Array, bound: Bound) -> Array:
-    """Return the error of each row as a share of the largest exact answer, or of its own if that is larger."""
+    """Return the error of each row as a share of the largest exact answer, or of the row's own if larger."""
     own = 0.0 if bound.whole else np.abs(_numbers(exact)).max(axis=1, initial=0.0)
     shares: Array = _distances(exact, answers) / np.maximum(bound.largest, own)
     return shares

@@ -16,7 +16,7 @@ from benchd.daemon.worker.check.truth import Reference, Truth
 from benchd.daemon.worker.structures import Answers, Batch, answered, gathered, rolled, values
 
 REPEATED_SHARE = 0.05
-TRIALS, PAIRS = 6, 8  # other load alone passes at most 0.16 of the trials, and never six in a row
+TRIALS, PAIRS = 6, 8  # other load alone passes at most a share of 0.16 of the trials, and never six in a row
 LONGEST_NS = 2**60
 TIMED = "while it was timed"
 
@@ -26,9 +26,9 @@ class Expected:
     """The expected answers of a variant during timing and right after, and their limits.
 
     `outputs` holds the reference's answers to batches of the pool by batch number, `own` the variant's answers to them
-    in the check. `fresh` are inputs that the variant has not seen, and `fresh_outputs` the reference's answers to each
-    batch of them: the last images of `reference`, which is built anew: no timed run shares its memory with a second
-    model.
+    in the check. `fresh` are inputs that the variant has not seen (the last images of `reference`), and `fresh_outputs`
+    the reference's answers to each batch of them. `reference` is rebuilt on demand, so that no second model is in
+    memory during a timed run.
     """
 
     outputs: dict[int, Answers]
@@ -44,8 +44,8 @@ class Expected:
 def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch]], when: str = TIMED) -> Check:
     """Return the check with the verdict on answers given outside of it, if that is worse.
 
-    `answers` carry their batch number. For a network with thresholds the newest answer to each batch is compared with
-    the reference, and every answer with the variant's own in the check: no run may end in different spikes.
+    `answers` come with their batch number. For a network with thresholds, the newest answer to each batch is compared
+    with the reference, and every answer with the variant's own in the check: no run may produce different spikes.
     """
     check = msgspec.structs.replace(check, audited=check.audited + expected.batch_size * len(answers))
     answered_runs = [(place, answered(answer)) for place, answer in answers]
@@ -61,7 +61,7 @@ def audited(check: Check, expected: Expected, answers: Sequence[tuple[int, Batch
 
 
 def _rounds(answers: Sequence[tuple[int, Answers]]) -> list[dict[int, Answers]]:
-    """Return the answers in rounds with each batch once: repeated rows would look like too little variation."""
+    """Return the answers in rounds that contain each batch once: repeated rows would look like too little variation."""
     rounds: list[dict[int, Answers]] = []
     for place, answer in answers:
         free = next((held for held in rounds if place not in held), None)
@@ -81,8 +81,8 @@ def audited_fresh(check: Check, expected: Expected, loaded: Loaded) -> Check:
 
 
 def _near_thresholds(expected: Expected, answers: list[Answers]) -> Expected:
-    """Return the expectation with the limits of a network with thresholds, if the unseen inputs show it to be one."""
-    with torch.inference_mode(mode=False):  # weights made in that mode cannot be shared outside of it
+    """Return the expectation with the limits of a network with thresholds, if the unseen inputs show that it is one."""
+    with torch.inference_mode(mode=False):  # weights created in that mode cannot be shared outside it
         reference = expected.reference()
     right = Truth(reference, expected.rule, reference.answers(), expected.limits)
     sides = _sides(expected, expected.fresh_outputs, answers)
@@ -112,7 +112,7 @@ def _sides(expected: Expected, exact: list[Answers], answers: list[Answers]) -> 
 
 
 def repeated_is_faster(loaded: Loaded, pool: Sequence[Batch], beat: Callable[[], None]) -> bool:
-    """Return whether timed inputs are answered over 5 % faster than unseen ones, in every trial; `beat` before each.
+    """Return whether timed inputs are answered over 5 % faster than unseen ones in all trials; call `beat` before each.
 
     An unseen input is a permutation of a timed one. Each is written to memory right before it is read, so that CPU
     caches favour neither.
@@ -125,7 +125,7 @@ def _is_faster(loaded: Loaded, pool: Sequence[Batch], first: int, beat: Callable
     seen: list[int] = []
     for number in range(first, first + PAIRS):
         timed = pool[number % len(pool)]
-        # not all new batches at once: beside large ones there may be no memory for eight
+        # one new batch at a time: there may not be enough memory for eight large ones
         pair = [timed, *steps.pinned([rolled(timed, 2 + number)], loaded.device)]
         step = steps.SingleInference(loaded, pair)
         for place in (0, 1) if number % 2 else (1, 0):
@@ -139,13 +139,13 @@ def _is_faster(loaded: Loaded, pool: Sequence[Batch], first: int, beat: Callable
 
 
 def may_be_cached(unseen: Sequence[int], seen: Sequence[int]) -> bool:
-    """Return whether `is_cached` is true of the PAIRS that begin with these, whatever the others may take."""
+    """Return whether `is_cached` is true of the PAIRS that begin with these times, for some values of the rest."""
     missing = PAIRS - len(seen)
     return is_cached([*unseen, *[LONGEST_NS] * missing], [*seen, *[0] * missing])
 
 
 def is_cached(unseen: Sequence[int], seen: Sequence[int]) -> bool:
-    """Return whether the median on seen inputs is over 5 % below the lower quartile on unseen ones.
+    """Return whether the median for seen inputs is over 5 % below the lower quartile for unseen ones.
 
     This also finds a cache that does not always hit, and other load rarely looks like it in every trial.
     """

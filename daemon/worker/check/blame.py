@@ -1,4 +1,4 @@
-"""Whether a failed check is the model's own doing, which in float32 answers otherwise than in float64."""
+"""Whether a failed check is caused by the model itself, if its answers in float32 differ from those in float64."""
 
 from functools import partial
 
@@ -16,15 +16,15 @@ from benchd.models import catalog
 
 
 def of_model(right: Truth, exact: Observation, images: Batch) -> str:
-    """Return what puts plain PyTorch in float32 off from the `exact` answers to these images, empty if nothing does.
+    """Return what makes plain float32 PyTorch differ from the `exact` answers to these images, empty if it does not.
 
-    A cast, an autocast, random numbers or a jump in the model put every variant off.
+    A cast, an autocast, random numbers or a jump in the model affects every variant.
     """
     double, rule = right.reference, Rule("fp32", right.rule.spiking, right.rule.trained)
     workload, job, size = double.workload, double.job, double.job.case.batch_size
     if job.onnx and (half := getattr(workload.plain, "casts_to", "")):
         return f"{job.onnx.name} itself casts to {half}, which a runtime may leave out"
-    if right.why_fp32 or job.case.model in catalog.MODELS:  # whose void checks are of rounding
+    if right.why_fp32 or job.case.model in catalog.MODELS:  # their void checks come from rounding
         return ""
     limits = right.limits if rule == right.rule else double.bounds(rule)
     single = backends.load(Variant(), workload.source, double.device, images[:size])

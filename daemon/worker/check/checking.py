@@ -21,15 +21,15 @@ from benchd.daemon.worker.check.truth import Reference, Truth
 from benchd.daemon.worker.structures import Answers, Batch, cycled, joined, of_batch, rolled, values
 from benchd.daemon.worker.workload import Workload, build
 
-# with thresholds, one neuron at the edge flips thousands after it, and int8 is judged by classes: a share needs many
+# with thresholds, one borderline neuron flips thousands after it, and int8 is judged by classes: a share needs many
 SPIKING_IMAGES = 64
-FRESH_IMAGES = 4  # answered once, after the clock has stopped
+FRESH_IMAGES = 4  # run once, after the clock has stopped
 KNOWN_BYTES = 8 * 2**20
-PROJECTIONS, PROJECTED_IMAGES = 4, 8  # every check has as many, however many it judges
+PROJECTIONS, PROJECTED_IMAGES = 4, 8  # the same number in every check, however many it judges
 
 
 class Checked(NamedTuple):
-    """The check, the expected answers of the timed section if they are known, and `Reference.synaptic_flops`."""
+    """The check, the expected answers of the timed section if known, and `Reference.synaptic_flops`."""
 
     check: Check
     expected: Expected | None
@@ -37,7 +37,7 @@ class Checked(NamedTuple):
 
 
 def check_and_answers(workload: Workload, loaded: Loaded, job: Job, tell: Callable[[str], None] = untold) -> Checked:
-    """Compare the loaded variant with the float64 reference; return what that shows, and `tell` the progress."""
+    """Compare the loaded variant with the float64 reference; return the results, and `tell` the progress."""
     size = job.case.batch_size
     images, checked, observed = _observed(workload, loaded, job, tell)
     right = truth.find(workload, job, images, rule_of(workload, loaded, job), loaded.device, tell)
@@ -67,7 +67,7 @@ def check_and_answers(workload: Workload, loaded: Loaded, job: Job, tell: Callab
 
 
 def _draws(workload: Workload, job: Job) -> bool:
-    """Return whether each run draws random numbers of its own."""
+    """Return whether each run draws its own random numbers."""
     return getattr(workload.plain, "encoding", None) == "rate" or job.case.direction == "training"
 
 
@@ -85,7 +85,7 @@ def _projected(values: NDArray[np.float64]) -> list[float]:
 def _observed(
     workload: Workload, loaded: Loaded, job: Job, tell: Callable[[str], None]
 ) -> tuple[Batch, int, Observation]:
-    """Return the images, how many batches of them are checked, and the variant's answers to these."""
+    """Return the images, the number of batches checked, and the variant's answers to these batches."""
     size, by_share = job.case.batch_size, workload.judged_by == "codes" or job.case.variant.precision == "int8"
     if job.limits.check_images < SPIKING_IMAGES and not by_share:
         first = observe(loaded, workload.plain, cycled(workload.images, size), size, job.case.seed)
@@ -104,7 +104,7 @@ def _images(workload: Workload, size: int, checked: int) -> Batch:
 
 
 def rule_of(workload: Workload, loaded: Loaded, job: Job) -> Rule:
-    """Return the rule of a case; the weights of a user's file that int8 is made of count as trained."""
+    """Return the rule of a case; for int8, the weights of a user's file count as trained."""
     precision = job.case.variant.precision
     is_trained = bool(job.inputs.weights) or (job.onnx is not None and precision == "int8")
     return Rule(number_format(precision, loaded.device), spiking=workload.judged_by == "codes", trained=is_trained)
@@ -113,7 +113,8 @@ def rule_of(workload: Workload, loaded: Loaded, job: Job) -> Rule:
 def _expected(right: Truth, observed: Observation, checked: int) -> Expected | None:
     """Return the expected answers of a timed run; None if it draws its own random numbers, or trains.
 
-    Limited to the `checked` batches that fit KNOWN_BYTES, at least one: their answers stay in memory during timing.
+    They are limited to those of the `checked` batches that fit KNOWN_BYTES, at least one, because they stay in memory
+    during timing.
     """
     job, images = right.reference.job, right.reference.images
     dtype, device, tell = right.reference.dtype, right.reference.device, right.reference.tell
@@ -148,25 +149,25 @@ def number_format(precision: Precision, device: torch.device) -> Format:
 
 
 def _without_reference(workload: Workload, job: Job) -> str:
-    """Return why the check of a user's quantised file shows nothing, empty if it shows something."""
+    """Return why the check of a user's quantised file proves nothing, empty if it does prove something."""
     if job.onnx is None or not getattr(workload.plain, "is_quantised", False):
         return ""
     return f"no fp32 reference: {job.onnx.name} was compared with itself; give its original as --reference"
 
 
 def _undefined(workload: Workload, job: Job) -> str:
-    """Return which whole numbers were 0 and 1 because nothing says what they mean, empty if there are none."""
+    """Return the integer inputs limited to 0 and 1 because nothing gives their range, empty if there are none."""
     said = {spec.name for spec in job.own.inputs if spec.span} if job.own and job.module else set()
     drawn = [
         spec.name or f"input {place}"
         for place, spec in enumerate(workload.facts.inputs, 1)
         if spec.span == (0, 1) and "int" in (spec.dtype or "") and not is_mask(spec.name) and spec.name not in said
     ]
-    return f"{', '.join(drawn)}: only 0 and 1; for other numbers say --input NAME=TYPE:SIZES:LOW-HIGH" if drawn else ""
+    return f"{', '.join(drawn)}: only 0 and 1; for other numbers give --input NAME=TYPE:SIZES:LOW-HIGH" if drawn else ""
 
 
 def _note(job: Job) -> str:
-    """Return what the check does not say about the weights."""
+    """Return the check's caveat about the weights, empty if there is none."""
     if job.inputs.weights or job.onnx or job.inputs.accuracy:
         return ""
     return "accuracy unknown" if job.module else "agreement on random weights, accuracy unknown"

@@ -1,4 +1,4 @@
-"""Compares what the files of a shipped folder answer to its golden inputs with the float64 answers beside them."""
+"""Compares the answers of a shipped folder's files to its golden inputs with the float64 answers stored there."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from benchd.daemon.worker.workload import Workload
 
 
 def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
-    """Raise UnfitModel if the loaded files answer the golden inputs of their folder otherwise, or name them so."""
+    """Raise UnfitModel if the loaded files give other answers to their folder's golden inputs, or use other names."""
     shipped = manifest.read(folder)
     _refuse_wide(shipped)
     with np.load(folder / GOLDEN, allow_pickle=False) as file:
@@ -37,14 +37,13 @@ def refuse_others(folder: Path, workload: Workload, loaded: Loaded) -> None:
 
 
 def _refuse_wide(shipped: Manifest) -> None:
-    """Raise UnfitModel for a tolerance that `benchd ship` writes for no model in this number format."""
+    """Raise UnfitModel for a tolerance wider than `benchd ship` writes for any model in this number format."""
     in_format = number_format(shipped.case.variant.precision, torch.device(shipped.environment.device))
     cap = agreement.row_cap(in_format, jumps=shipped.golden.rows_off > 0)
     for name, tolerance in shipped.golden.tolerances.items():
         if tolerance > cap:
             raise UnfitModel(
-                f"{NOT_GOLDEN}: by its {MANIFEST} {name} may be off by {tolerance:.2g}, "
-                f"and {in_format} allows {cap:.2g}"
+                f"{NOT_GOLDEN}: its {MANIFEST} lets {name} be off by {tolerance:.2g}, but {in_format} allows {cap:.2g}"
             )
 
 
@@ -71,23 +70,23 @@ def _answers(
     try:
         with torch.inference_mode():
             output = loaded.run(batch, *(value.to(loaded.device) for value in given[count:]))
-    except Exception as error:  # whatever a runtime raises for inputs of another layout
+    except Exception as error:  # a runtime may raise anything for inputs of another layout
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UnfitModel(f"{NOT_GOLDEN}: it does not run the golden inputs: {lines[0]}") from error
+        raise UnfitModel(f"{NOT_GOLDEN}: it fails on the golden inputs: {lines[0]}") from error
     answers = answered(output)
     if workload.source.own and list(answers) == [ONLY]:
         (only,) = getattr(workload.plain, "outputs")  # noqa: B009 - of a file
         answers = {only: answers[ONLY]}
     wanted = [tensor.name for tensor in shipped.outputs]
     if sorted(answers) != sorted(wanted):
-        raise UnfitModel(f"{NOT_GOLDEN}: it answers {', '.join(answers)}, not {', '.join(wanted)}")
+        raise UnfitModel(f"{NOT_GOLDEN}: its outputs are {', '.join(answers)}, not {', '.join(wanted)}")
     return answers
 
 
 def _off(answers: Answers, exact: np.ndarray, name: str) -> np.ndarray:
     """Return how far each row of an output is off, as a share of the largest finite exact answer.
 
-    NaN is never within; an infinity, as of a mask, is where the exact answer is the same one.
+    NaN is always off; an infinity, as in a mask, is not if the exact answer is the same one.
     """
     answer = answers[name]
     if not same_sizes(answer, exact):

@@ -15,7 +15,7 @@ from benchd.daemon.worker.workload import shows_codes
 
 
 def untold(done: str) -> None:
-    """Tell nobody how far an observation is."""
+    """Ignore the progress of an observation."""
 
 
 def observe(
@@ -29,8 +29,8 @@ def observe(
 ) -> Observation:
     """Run all images batch by batch and gather the outputs and, if visible, the neurons' codes.
 
-    `plain` shows which random numbers the model needs, which the loaded form may hide; each image gets those of its
-    number in `rows` (default: counting from 0). `tell` is called with the progress before each batch.
+    `plain` shows which random numbers the model needs, which the loaded form may hide; each image gets the numbers for
+    its index in `rows` (default: counting from 0). `tell` is called with the progress before each batch.
     """
     outputs, codes, sizes = [], [], list[int]()
     with torch.inference_mode():
@@ -47,7 +47,7 @@ def observe(
 def fed(
     loaded: Loaded, plain: nn.Module, images: Batch, batch_size: int, seed: int, rows: Sequence[int] | None = None
 ) -> Iterator[list[Batch]]:
-    """Yield what the model is given for each batch, on its device: the images and the random numbers that it needs."""
+    """Yield the model's inputs for each batch, on its device: the images and any random numbers that it needs."""
     rows = range(len(images)) if rows is None else rows
     for start in range(0, len(images), batch_size):
         batch = trimmed(images[start : start + batch_size])
@@ -83,7 +83,7 @@ def uniforms(module: nn.Module, rows: Sequence[int], batch: Batch, seed: int) ->
 
 @contextmanager
 def _codes(module: nn.Module | None, batch: int) -> Iterator[list[np.ndarray]]:
-    """While this is open, collect the codes (batch, features) of each of the module's neurons in forward order."""
+    """While open, collect the codes (batch, features) of each of the module's neurons in forward order."""
     seen: list[np.ndarray] = []
     steps = int(getattr(module, "time_steps", 1))
 

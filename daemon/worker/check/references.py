@@ -23,9 +23,9 @@ Compute = Callable[[], Arrays]
 
 
 def kept(folder: Path, facts: Mapping[str, Any], compute: Compute) -> Arrays:
-    """Return the arrays of these facts in `folder`, computed if absent; the oldest ones are deleted over a limit."""
+    """Return the arrays for these facts in `folder`, computed if absent; the oldest ones are deleted above a limit."""
     with ArtifactStore(folder, LIMIT_BYTES) as store:
-        # uncompressed, because the numbers look random; without options, because NumPy 1 stores those as arrays
+        # uncompressed, because the numbers look random; no options, which NumPy 1 stores as arrays
         artifact = store.produce(key_of(facts), facts, lambda path: np.savez(path, **compute()))  # type: ignore[arg-type]
         with np.load(artifact.path, allow_pickle=False) as arrays:
             return dict(arrays)
@@ -53,7 +53,7 @@ def facts(
 
 
 def digest(tensors: Sequence[Tensor], *more: object) -> str:
-    """Return a hash over types, shapes and values, and over what else is given."""
+    """Return a hash of types, shapes and values, and of the other arguments."""
     hashed = hashlib.sha256(repr(more).encode())
     for tensor in tensors:
         hashed.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -45,19 +45,19 @@ from benchd.exporters import doubled
 from benchd.exporters.artifacts import ArtifactError
 from benchd.models import catalog
 
-# draws of noise and the images of each: each of many channels needs draws of its own, and a share needs many images;
-# an image of Vision Mamba takes half a second
+# draws of noise and images per draw: many channels need many draws, and a share needs many images; an image takes
+# Vision Mamba half a second
 NOISE, NOISE_OF_OURS, NOISE_OF_SHARES = (8, 4), (8, 2), (2, 72)
-# an image that the variant's own rounding changes stays unchanged in all of these once in 10,000 cases
+# an image that the variant's own rounding changes is unchanged in all of these draws once in 10,000 cases
 EXCUSES, EXCUSE_TIMES = 16, 4.0
-TRIALS = 16  # of two runs: dropout of a few numbers often keeps the same ones
-WHOLE_BELOW = 2**24  # larger floats of 32 bits are all whole
+TRIALS = 16  # pairs of runs: dropout of a few numbers often keeps the same ones
+WHOLE_BELOW = 2**24  # all larger 32-bit floats are whole
 OF_FILE = "compared with {} on the CPU without graph optimisation, in its own number format"
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The exact answers of a reference, a variant's limits under a rule, and why they are in float32 if so."""
+    """The exact answers of a reference, a variant's limits under a rule, and the reason if they are in float32."""
 
     reference: "Reference"
     rule: Rule
@@ -74,7 +74,7 @@ def find(
     device: torch.device,
     tell: Callable[[str], None] = untold,
 ) -> Truth:
-    """Return the truth about these images; raise UnfitModel for a model without one, and the model's own errors."""
+    """Return the truth for these images; raise UnfitModel for a model without one, and the model's own errors."""
     double = Reference(workload, job, images, torch.float64, device, tell)
     try:
         return Truth(double, rule, double.answers(), double.bounds(rule), _of_file(job.onnx) if job.onnx else "")
@@ -92,9 +92,9 @@ def _of_file(own: UserFile) -> str:
 
 
 def with_thresholds(right: Truth, off: NDArray[np.bool_]) -> Truth:
-    """Return the truth as of a network with thresholds, if rounding itself moves each of the few images `off`.
+    """Return the truth for a network with thresholds, if rounding itself moves each of the few images `off`.
 
-    A user's network does not tell whether it has any, and the few images of its noise may all be far from them.
+    A user's network does not say whether it has thresholds, and the few images in its noise may all be far from them.
     """
     share = off.any(axis=1).mean()
     if right.rule.format != "fp32" or right.rule.spiking or not 0 < share <= JUMPING_SHARE:
@@ -108,7 +108,7 @@ def with_thresholds(right: Truth, off: NDArray[np.bool_]) -> Truth:
 def unmoved(right: Truth, off: NDArray[np.bool_], times: float = EXCUSE_TIMES) -> list[int]:
     """Return the images `off` (images, 2, from `agreement.off`) whose error rounding does not explain.
 
-    Each draw of noise is `times` the format's rounding: four times, so that it also covers sums in another order.
+    Each draw of noise is `times` the format's rounding, by default four times, to cover sums in another order too.
     """
     rows = np.flatnonzero(off.any(axis=1)).tolist()
     exact, rule = of_images(right.exact, rows), right.rule
@@ -130,7 +130,7 @@ def unmoved(right: Truth, off: NDArray[np.bool_], times: float = EXCUSE_TIMES) -
 
 @dataclass(frozen=True)
 class Reference:
-    """The plain model in one precision on one device, and the images that it answers."""
+    """The plain model in one precision on one device, and the images that it is run on."""
 
     workload: Workload
     job: Job
@@ -140,21 +140,21 @@ class Reference:
     tell: Callable[[str], None] = untold
 
     def answers(self) -> Observation:
-        """Return its answers, stored by an earlier process or computed now."""
+        """Return the reference's answers, stored by an earlier process or computed now."""
         kept = self._exact()
         outputs = {name.removeprefix("output "): kept[name] for name in kept if name.startswith("output ")}
         return Observation(outputs, kept.get("codes"))
 
     def synaptic_flops(self) -> float | None:
-        """Return the least FLOPs per image of the products, at the rates at which these images make neurons spike.
+        """Return the least FLOPs per image of the products, at the spike rates that these images cause.
 
-        A layer that reads plain values counts whole; None for a network without spikes.
+        A layer that reads plain values counts in full; None for a network without spikes.
         """
         flops = self._exact().get("synaptic flops")
         return None if flops is None else float(flops)
 
     def _exact(self) -> references.Arrays:
-        """Return its answers, its neurons' codes and its synaptic FLOPs, those that it has, by name."""
+        """Return the reference's answers and, if it has them, its neurons' codes and its synaptic FLOPs, by name."""
 
         def compute() -> dict[str, np.ndarray]:
             module, catalogued = self._module(), self.job.case.model in catalog.MODELS
@@ -173,7 +173,7 @@ class Reference:
         return self.kept("exact", compute)
 
     def _counted(self, module: Any) -> tuple[Observation, float | None]:
-        """Return the answers of a network with synapses, and the FLOPs that its spikes cause on the way."""
+        """Return the answers of a network with synapses, and the FLOPs that its spikes cause."""
         from benchd.daemon.worker.profiling import spikes  # noqa: PLC0415 - imports every network with spikes
 
         observed: list[Observation] = []
@@ -189,16 +189,16 @@ class Reference:
         are_counted = rule.spiking or any(map(agreement.is_whole, exact.outputs.values()))
         is_ours = not self.job.own
         draws, images = NOISE_OF_SHARES if are_counted else NOISE_OF_OURS if is_ours else NOISE
-        size = min(size, images) if is_ours else size  # its answers to a batch are those to each image
+        size = min(size, images) if is_ours else size  # a batch's answers are the same as image by image
         batches = min(-(-images // size), total // size)
 
         def draw(seed: int) -> agreement.Draw:
-            """Return the noise of the next images, from the first again behind the last."""
+            """Return the noise of the next images, starting again with the first after the last."""
             places = sorted((seed * batches + place) % (total // size) for place in range(batches))
             rows = [row for place in places for row in range(place * size, (place + 1) * size)]
             key = rule.format, seed, tuple(rows)
             noisy = self._drawn.get(key) or self.noisy(rule.format, seed, rows, f"rounding noise {seed + 1} of {draws}")
-            if are_counted and not rule.spiking:  # whose limits the rule of thresholds may ask for again
+            if are_counted and not rule.spiking:  # the rule for thresholds may need them again
                 self._drawn[key] = noisy
             return of_batches(exact, places, size, total), noisy
 
@@ -228,9 +228,9 @@ class Reference:
 
     @cached_property
     def _first(self) -> dict[str, str]:
-        """Return a hash of what a user's module answers now to the first batch.
+        """Return a hash of the present answer of a user's module to the first batch.
 
-        Another one than in an earlier process means that something that no hash covers has changed it.
+        If it differs from an earlier process's, something that no hash covers has changed the model.
         """
         if not self.job.module:
             return {}
@@ -243,26 +243,26 @@ class Reference:
         return {}
 
     def _module(self) -> nn.Module:
-        with torch.inference_mode(mode=False):  # the audit looks on in that mode, whose weights know no gradient
+        with torch.inference_mode(mode=False):  # the audit runs in that mode, whose weights have no gradient
             module = self.workload.reference() if self.dtype == torch.float64 else copy.deepcopy(self.workload.plain)
             return module.to(self.device)
 
     def loaded(self, module: nn.Module) -> Loaded:
-        """Return its module, or a copy of that, in the form that answers its images."""
+        """Return the reference's module, or a copy of it, in the form that runs on its images."""
         run = doubled.reading(module) if self.dtype == torch.float64 else module
         return Loaded(spread(run) if isinstance(self.images, Tensors) else run, self.dtype, self.device, module)
 
     def _run(
         self, module: nn.Module, images: Batch, rows: Sequence[int] | None = None, what: str = "reference"
     ) -> Observation:
-        """Return the answers of a module; `what` it is run for is told with the progress."""
+        """Return the answers of a module; the progress says `what` it is run for."""
         size, seed = self.workload.reference_batch, self.job.case.seed
         return observe(self.loaded(module), module, images, size, seed, rows, lambda done: self.tell(f"{what}, {done}"))
 
     def noisy(
         self, number_format: Format, seed: int, rows: Sequence[int], what: str, times: float = 1.0
     ) -> Observation:
-        """Return its answers to the images of these numbers with weights and inputs perturbed by rounding.
+        """Return the answers to the images `rows` with weights and inputs perturbed by rounding.
 
         The perturbation is up to `times` the format's rounding.
         """
@@ -280,14 +280,14 @@ class Reference:
                 if isinstance(tensor, Tensor) and tensor.data_ptr() not in as_read:
                     tensor.copy_(rounding.rounded(tensor))
         module.load_state_dict(state)  # also updates values derived from weights
-        with torch.inference_mode():  # as every input is made that is not the pool's own
+        with torch.inference_mode():  # like all inputs other than the pool's
             images = each(rows_of(self.images, torch.tensor(rows)), rounding.rounded)
         with rounding:
             return self._run(module, images, rows, what)
 
 
 def _whole(answers: NDArray[Any]) -> NDArray[Any]:
-    """Return answers of floats that are whole numbers as such."""
+    """Return float answers that are all whole numbers as integers, others unchanged."""
     is_whole = answers.size and (np.abs(answers) < WHOLE_BELOW).all() and (answers == np.rint(answers)).all()
     return answers.astype(np.int64) if is_whole else answers
 
@@ -295,11 +295,11 @@ def _whole(answers: NDArray[Any]) -> NDArray[Any]:
 def _refuse_odd(exact: Observation, loaded: Loaded, first: Batch, count: int, data: str) -> None:
     """Run the `first` batch of `count` inputs again; raise UnfitModel for a model that cannot be a reference.
 
-    Its answer is not finite or changes between runs, or it writes to its input.
+    It cannot if its answer is not finite or changes between runs, or if it writes to its input.
     """
     batch = cast(first, loaded.dtype).to(loaded.device).clone()
     before = batch.clone()
-    of_file: Any = getattr(loaded.module, "answer_again", None)  # into memory with other values
+    of_file: Any = getattr(loaded.module, "answer_again", None)  # writes to memory with other values
     with torch.inference_mode():
         again = answered(of_file(*values(batch)) if of_file else loaded.run(batch))
     if not all(map(torch.equal, values(batch), values(before))):
@@ -321,7 +321,7 @@ def _refuse_odd(exact: Observation, loaded: Loaded, first: Batch, count: int, da
 
 
 def _why_changing(loaded: Loaded, batch: Batch) -> str:
-    """Return what changes an answer between runs: in a user's file, or in a module's operations."""
+    """Return why an answer changes between runs: the reason for a user's file, or the operation in a module."""
     if of_file := getattr(loaded.module, "why_changing", ""):
         return str(of_file)
     run = partial(loaded.run, batch)

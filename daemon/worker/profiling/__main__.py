@@ -21,8 +21,8 @@ from benchd.daemon.worker.profiling.torch_profiler import module_ranges
 from benchd.daemon.worker.profiling.work import Work, open_work
 from benchd.daemon.worker.steps import wait_for
 
-# the module of each method and the field that its result goes to; a profiler slows all later launches, and `benchmark`
-# ends with one
+# the module of each method and the field for its result; a profiler, with which `benchmark` ends, slows all later
+# launches
 METHODS = {
     "layers": ("layers", "layers"),
     "break-even": ("break_even", "sweep"),
@@ -33,7 +33,7 @@ METHODS = {
 
 
 def main() -> int:
-    """Read the job, run its methods, answer whatever happens; under an Nsight tool, which sees stdout, on that."""
+    """Read the job, run its methods, and answer whatever happens: on the pipe or, under an Nsight tool, on stdout."""
     sys.stderr, _ = lasting(sys.stderr, STDERR, ticker_of(sys.stderr))
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProfileJob)
     fd = int(sys.argv[1]) if len(sys.argv) > 1 else os.dup(sys.stdout.fileno())
@@ -51,14 +51,14 @@ def _tell(pipe: BinaryIO | None, stage: Stage) -> None:
 
 
 def collected(job: ProfileJob, tell: Callable[[Stage], None] = lambda _: None) -> Collected:
-    """Return what the job's methods found, or why none could begin; `tell` when each begins."""
+    """Return the results of the job's methods, or why none could start; call `tell` when each starts."""
     try:
         sys.stderr.write("build and load the model\n")
         tell(Stage("build"))
         work = open_work(job)
         if job.capture:
             _capture(work)
-    except (Exception, SystemExit) as error:  # of whatever a user's module or a backend raises
+    except (Exception, SystemExit) as error:  # a user's module or a backend may raise anything
         status, reason = child.diagnose(error, job)
         return Collected(error=reason, unsupported=status == "unsupported")
     results = {} if job.capture else _results(work, tell)
@@ -73,7 +73,7 @@ def collected(job: ProfileJob, tell: Callable[[Stage], None] = lambda _: None) -
 
 
 def _results(work: Work, tell: Callable[[Stage], None]) -> dict[str, Any]:
-    """Return the result of each method by its field; one that fails costs itself alone."""
+    """Return the result of each method by its field; a method that fails loses only its own result."""
     wanted = [name for name in METHODS if name in work.job.methods]
     results: dict[str, Any] = {"failed": []}
     for number, name in enumerate(wanted, 1):
@@ -83,14 +83,14 @@ def _results(work: Work, tell: Callable[[Stage], None]) -> dict[str, Any]:
         try:
             method = importlib.import_module(f"benchd.daemon.worker.profiling.{module}")
             results[field] = method.run(work)
-        except (Exception, SystemExit) as error:  # torch raises whatever it meets
+        except (Exception, SystemExit) as error:  # torch may raise anything
             status, work.missing[name] = child.diagnose(error)
             results["failed"] += [name] * (status == "failed")
     return results
 
 
 def _capture(work: Work) -> None:
-    """Run the active steps in the range that an Nsight tool records, and nothing else in it."""
+    """Run only the active steps in the range that an Nsight tool records."""
     if work.device.type != "cuda":
         raise Unsupported("Nsight records CUDA, and this runs on the CPU")
     for _ in range(work.job.warm_up):

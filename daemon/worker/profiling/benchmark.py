@@ -13,7 +13,7 @@ from benchd.daemon.worker.measure import no_collection
 from benchd.daemon.worker.profiling.torch_profiler import activities, module_ranges
 from benchd.daemon.worker.profiling.work import Work
 
-LEAST_S = 1.0  # measured time per figure, with at least the job's runs
+LEAST_S = 1.0  # measured time per figure, for at least the job's runs
 BLOCKS = 10
 
 
@@ -45,7 +45,7 @@ def _by_turns(work: Work, calls: Sequence[Callable[[], object]]) -> list[list[in
 
 
 def _distribution(values_ns: Sequence[int]) -> Distribution:
-    """Return the median of successive blocks with its interval; without one, the range of the values."""
+    """Return the median of successive blocks with its interval or, if there is none, the range of the values."""
     size = max(1, len(values_ns) // BLOCKS)
     medians = [float(median(values_ns[i : i + size])) for i in range(0, len(values_ns) - size + 1, size)]
     # on logarithms, so that the interval of few noisy blocks does not reach below zero
@@ -65,7 +65,7 @@ def _distribution(values_ns: Sequence[int]) -> Distribution:
 def _overhead(work: Work) -> float:
     """Return the cost of recording as a share of a step; starting and reading the profiler does not count.
 
-    The plain steps come first, all of them: on a GPU the profiler's library stays attached and slows later launches.
+    All plain steps come first: on a GPU, the profiler's library stays attached and slows later launches.
     """
     plain = [work.timed(work.step) for _ in range(work.job.runs)]
     recorded = []

@@ -1,9 +1,9 @@
 """The method `break-even`: a spiking net's time at firing rates from 0 to 1, between runs of its ANN.
 
-Each layer of neurons still computes, and then hands on spikes that were drawn before the clock started: independent
-ones of the same rate in every layer, in the shape, type and height of its own. So the rate is exact and equal
-everywhere, and there are no dynamics. Points come in random order, each followed by the net without spikes, which
-meets the same disturbances.
+Each layer of neurons still computes, but then passes on spikes drawn before the clock started: independent ones at the
+same rate in every layer, with the layer's own shape, dtype and height. The rate is therefore exact and equal
+everywhere, without dynamics. Points come in random order, each followed by the net without spikes, which is exposed to
+the same disturbances.
 """
 
 import random
@@ -27,19 +27,19 @@ from benchd.models.stbif import SpikingNetwork
 
 RATES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.14, 0.2, 0.27, 0.35, 0.45, 0.55, 0.7, 0.85, 1.0)
 MIN_ROUNDS = 3
-RUNS = 3  # timed together, behind one that brings the caches back
+RUNS = 3  # timed together, after one that refills the caches
 
 
 def run(work: Work) -> Sweep:
     """Return the times of this process; raise Unsupported for a variant that runs as a whole."""
     require_modules(work)
-    module = cast(SpikingNetwork, work.module)  # as all that the catalog has an ANN of
+    module = cast(SpikingNetwork, work.module)  # like every catalogued net with an ANN
     ann, drawn = _without_spikes(work), _Drawn(module, work.forward)
     points = {rate: RateTimes(rate=rate) for rate in RATES}
     own = RateTimes(rate=drawn.own_rate)
     with drawn:
         for _ in range(max(MIN_ROUNDS, work.job.runs)):
-            for point in random.sample([*points.values(), own], len(points) + 1):  # an order in time
+            for point in random.sample([*points.values(), own], len(points) + 1):  # the order in time
                 drawn.draw(None if point is own else point.rate)
                 before = layer.calls()
                 work.timed(work.forward)
@@ -56,7 +56,7 @@ def run(work: Work) -> Sweep:
 
 
 def _without_spikes(work: Work) -> Work:
-    """Return the net of the same weights without spikes, in the same variant."""
+    """Return the net with the same weights but without spikes, in the same variant."""
     job, case = work.job, work.job.case
     name = catalog.entry(case.model).ann
     options = {option: value for option, value in case.options.items() if option in catalog.entry(name).options}
@@ -68,7 +68,7 @@ def _timed(work: Work) -> float:
 
 
 def _repeated(work: Work) -> tuple[Window, int]:
-    """Repeat a run for the power sensor sampled beside this process; return the window and the inferences in it."""
+    """Repeat a run while the power sensor is sampled; return the window and the inferences in it."""
     begun = time.monotonic_ns()
     end, count = time.monotonic() + work.job.energy_s, 0
     while time.monotonic() < end:
@@ -78,7 +78,7 @@ def _repeated(work: Work) -> tuple[Window, int]:
 
 
 class _Drawn:
-    """Puts drawn spikes in the place of what each layer of neurons emits, while it is open."""
+    """Replaces the outputs of each layer of neurons by drawn spikes, while open."""
 
     def __init__(self, module: SpikingNetwork, forward: Callable[[], object]) -> None:
         self._heights = module.emitters()
@@ -103,7 +103,7 @@ class _Drawn:
         self._own[emitter] = spikes.clone(memory_format=torch.preserve_format)
 
     def draw(self, rate: float | None) -> None:
-        """Draw spikes of this rate for all layers; with None they emit their own."""
+        """Draw spikes at this rate for all layers; with None, the layers emit their own."""
         self._drawn.clear()
         if rate is None:
             return

@@ -1,10 +1,10 @@
 """The minimum work of each part of a forward pass, as a separate step.
 
-A part reads its parameters and its inputs and writes its outputs once, in the types they have; of a table of embeddings
-it reads as many rows as it writes, and what only passes its input on moves nothing. Products are counted from the
-observed shapes, 2 per multiply-add, including taps on padding and scores that a mask hides; neurons, norms and the
-parts of Vision Mamba by the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below the
-sum of its parts' floors.
+A part reads its parameters and its inputs and writes its outputs once, in their own dtypes; of an embedding table it
+reads as many rows as it writes, and a part that only passes on its input moves nothing. Products are counted from the
+observed shapes, 2 per multiply-add, including taps on padding and scores hidden by a mask; neurons, norms and the parts
+of Vision Mamba by the formulas of benchd.models.cost. Fused steps move less: the floor of a model is below the sum of
+its parts' floors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,9 +29,9 @@ ELEMENTWISE = {PooledLif: LIF, StBif: ST_BIF, Quantiser: QUANTISER, RmsNorm: NOR
 def count(
     module: nn.Module, forward: Callable[[], object], batch_size: int, segments: Segments
 ) -> list[tuple[Path, Cost]]:
-    """Return the cost of each call of a part in one forward pass; a call that other parts run in has none of its own.
+    """Return the cost of each call of a part in one forward pass; a call that contains other parts has no cost itself.
 
-    A fused operator runs in place of the parts of a layer, and is then that layer's.
+    A fused operator replaces the parts of a layer and is then counted for that layer.
     """
     stands_for = {each.module: each.layer for each in module.synapses()} if isinstance(module, FoldedNetwork) else {}
     profiles: list[tuple[Path, Cost]] = []
@@ -52,7 +52,7 @@ def count(
 
 
 def _fused() -> dict[object, Callable[..., int]]:
-    """Return the products of each fused operator that torch's counter does not know, from its tensors."""
+    """Return formulas for the products of each fused operator that torch's counter does not know, from its tensors."""
     aten = torch.ops.aten
     formulas: dict[str, Callable[..., int]] = {
         "_native_multi_head_attention": lambda query, *given, **_: _attention(query, given[4:8]),
@@ -70,19 +70,19 @@ def _attention(tokens: torch.Tensor, weights: Iterable[object]) -> int:
 
 
 def _projections(tokens: torch.Tensor, weights: Iterable[object]) -> int:
-    """Return the products of each token (..., width) and every matrix among the weights."""
+    """Return the products of each token (..., width) with every matrix among the weights."""
     matrices = sum(each.numel() for each in weights if isinstance(each, torch.Tensor) and each.dim() == 2)
     return 2 * tokens.numel() // tokens.size(-1) * matrices
 
 
 def total(costs: Iterable[Cost]) -> Cost:
-    """Return the cost of all of these, one after another."""
+    """Return the sum of these costs."""
     every = list(costs)
     return Cost(*(sum(getattr(each, field.name) for each in every) for field in fields(Cost)))
 
 
 def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen: int) -> Cost:
-    """Return the cost of one call; `layer` has the part's weights, and `seen` are the products that torch made."""
+    """Return the cost of one call; `layer` holds the part's weights, and `seen` are the products that torch counted."""
     given = list(dict.fromkeys(_tensors(inputs)))  # attention gets one tensor as query, key and value
     results = list(_tensors(output))
     elementwise = ELEMENTWISE.get(type(part))
@@ -90,7 +90,7 @@ def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen:
     parameters = sum(_bytes(each) for each in [*part.parameters(), *part.buffers()] if each not in tables)
     rows = results if tables else []
     moved = [] if _passes_on(part, given, results) and not parameters else [*given, *rows, *results]
-    if isinstance(layer, nn.Conv2d | nn.Linear):  # kernels of our own are not seen
+    if isinstance(layer, nn.Conv2d | nn.Linear):  # torch's counter does not see our kernels
         seen = 2 * results[0].numel() * layer.weight[0].numel()
     return Cost(
         matrix_flops=seen,
@@ -102,15 +102,15 @@ def _of(part: nn.Module, layer: nn.Module, inputs: object, output: object, seen:
 
 
 def _passes_on(part: nn.Module, given: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
-    """Say whether a part only hands on what it was given, as Dropout does outside training."""
+    """Return whether a part only passes on its input, as Dropout does outside training."""
     in_place = any(getattr(each, "inplace", False) for each in part.modules())
-    # the counter of torch 2.9 lets it copy
+    # under the counter of torch 2.9 it copies
     is_off = isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d) and not part.training
     return is_off or (bool(results) and not in_place and set(map(address, results)) <= set(map(address, given)))
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a value and in the lists, tuples and dictionaries it is made of."""
+    """Yield the tensors in a value and in its lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple | dict):
@@ -119,12 +119,12 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    # what a view repeats is read once
+    # values repeated by a view are read once
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _vim(module: Vim, batch_size: int) -> dict[Path, Cost]:
-    """Return the costs of the parts of the layers that are no modules; the last layer works for one token."""
+    """Return the costs of the parts of layers that are not modules; the last layer processes a single token."""
     blocks = module.blocks()
     tokens = module.pos_embed.shape[1]
     costs: dict[Path, Cost] = {}
@@ -138,7 +138,7 @@ def _vim(module: Vim, batch_size: int) -> dict[Path, Cost]:
 
 
 def _mixer(mixer: Mixer, tokens: int, scanned: int, gated: int) -> dict[str, Cost]:
-    """Return the costs of a layer on so many tokens, of which `scanned` are read by the two scans and `gated` leave."""
+    """Return the costs of a layer on `tokens` tokens, of which the scans read `scanned` and `gated` leave the gate."""
     inner, dim = mixer.in_proj.weight.shape[0] // 2, mixer.in_proj.weight.shape[1]
     states, taps, rank, size = mixer.A_log.shape[1], mixer.conv1d.weight.shape[2], mixer.rank, mixer.D.element_size()
     low = rank + 2 * states

@@ -50,8 +50,8 @@ Of = TypeVar("Of")
 def run(work: Work) -> LayersProfile:
     """Return the breakdown of the forward pass without gradients, over at least MIN_RUNS runs.
 
-    TensorRT times its own layers. Raises Unsupported for another variant whose modules do not run one by one, and for
-    training.
+    Runtimes that time their own layers do so. Raises Unsupported for any other variant whose modules do not run one by
+    one, and for training.
     """
     if work.layer_times:
         return _by_runtime(work, work.layer_times)
@@ -68,7 +68,7 @@ def run(work: Work) -> LayersProfile:
             window, passes = _repeated(work)
     fused_ns, coarse, fine = zip(*runs, strict=True)
     rates = probes.probe(work.device, work.job.case.variant.precision)
-    # those of the published profile, of spiking networks: a step of another is its forward pass
+    # the components of the published profile are those of spiking networks; other models only have a forward pass
     is_spiking = isinstance(work.module, OnePass | SpikingNetwork)
     components = breakdown.rows(coarse, _placed(part_costs), _placed(part_spikes), rates) if is_spiking else []
     layers = breakdown.rows(fine, part_costs, part_spikes, rates)
@@ -88,7 +88,7 @@ def run(work: Work) -> LayersProfile:
 
 
 def _by_runtime(work: Work, layer_times: Callable[..., list[list[LayerRun]]]) -> LayersProfile:
-    """Return the time of each layer that the runtime itself has measured; what it fused is one layer."""
+    """Return the time of each layer as measured by the runtime itself; fused layers count as one."""
     count = max(MIN_RUNS, work.job.runs)
     with torch.inference_mode():
         _warm_up(work)
@@ -109,7 +109,7 @@ def _by_runtime(work: Work, layer_times: Callable[..., list[list[LayerRun]]]) ->
 
 
 def _summed_ns(run: Iterable[LayerRun]) -> dict[str, float]:
-    """Return the nanoseconds of each layer in one run; one inside a loop is reported at each turn."""
+    """Return the nanoseconds of each layer in one run; a layer in a loop is reported at each iteration."""
     totals: dict[str, float] = {}
     for row in run:
         totals[row.name] = totals.get(row.name, 0.0) + row.ms * 1e6
@@ -129,7 +129,7 @@ def _rows(runs: Sequence[Mapping[str, float]]) -> list[LayerRow]:
 def require_modules(work: Work) -> None:
     """Raise Unsupported unless the modules of the work run one by one, without gradients."""
     if work.job.workload == "train":
-        raise Unsupported("a forward pass without gradients is needed: profile the workload forward or eval")
+        raise Unsupported("this needs a forward pass without gradients: profile the workload forward or eval")
     if work.job.case.variant.backend != "eager":
         raise Unsupported(
             f"the modules of {work.job.case.variant.name} do not run one by one: profile eager, fp16, amp, custom or "
@@ -138,7 +138,7 @@ def require_modules(work: Work) -> None:
 
 
 def _load(work: Work) -> list[LayerRow]:
-    """Build the ST-BIF network once more to time each half; other models are built in one piece."""
+    """Build the ST-BIF network again to time each half; other models are built in one piece."""
     if not isinstance(work.module, SpikingNetwork) or work.job.module:
         return []
     options = work.job.options
@@ -179,7 +179,7 @@ def _timed(work: Work, split: Segments, number: int) -> tuple[int, dict[Path, in
 
 
 def _repeated(work: Work) -> tuple[Window | None, int]:
-    """Repeat the run for the power sensor sampled beside this process; return the window and the count."""
+    """Repeat the run while the power sensor is sampled; return the window and the count."""
     if not work.job.energy_s:
         return None, 0
     _passes(work, work.job.hold_s)
@@ -216,20 +216,20 @@ def _notes(work: Work, components: Iterable[LayerRow], layers: Iterable[LayerRow
             yield f"{row.name}: {IDLE[row.name]}."
     yield "Memory_Profiling_Run is an empty range: use the method memory."
     yield "Bytes count each part as a separate step: its parameters, inputs and outputs, once each."
-    yield "For an embedding table they count the rows read; a part that only passes on its input has none."
+    yield "For an embedding table they count the rows read; a part that only passes on its input counts none."
     if any(row.x_of_floor is not None and row.x_of_floor < 1 for row in layers):
-        yield "A part below its floor has its data in the caches, which the probes exceed, or skips zeros."
+        yield "A part below its floor has its data in the caches, unlike the probes, or skips zeros."
     yield from _model_notes(work.module, work.job.case.variant.precision in spikes.JOULES)
 
 
 def _model_notes(module: nn.Module, has_energy_model: bool) -> Iterator[str]:
     if isinstance(module, Vim):
-        yield "The layers' FLOPs are by formula. A scan includes the projection of delta, both directions and the gate."
+        yield "The layers' FLOPs are computed. A scan includes the projection of delta, both directions and the gate."
         return
-    yield "FLOPs count the observed products, including taps on padding, and the neurons' by formula."
+    yield "FLOPs count the observed products, including taps on padding; the neurons' are computed."
     if isinstance(module, SpikingNetwork):
         yield "Time_Encoding is inside the forward pass, after conv1, which sees one image for all time steps."
     if isinstance(module, OnePass | SpikingNetwork):
-        yield "Wasted spikes cancel one of the same neuron or reach no synapse; pools and shortcuts have no synapses."
+        yield "Wasted spikes cancel one of the same neuron or reach no synapse; pools and shortcuts have none."
         unknown = "" if has_energy_model else "; there is none for this precision"
         yield f"Modelled energy covers only the synapses, at 45 nm{unknown}."

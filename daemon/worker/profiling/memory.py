@@ -1,4 +1,4 @@
-"""Memory over one step: peak and course by purpose, the largest allocations, a snapshot file.
+"""Memory over one step: peak and timeline by purpose, the largest allocations, a snapshot file.
 
 All of it comes from the allocations that torch.profiler records and the calls around each:
 
@@ -6,7 +6,7 @@ All of it comes from the allocations that torch.profiler records and the calls a
 - gradients: the parameters' gradients that remain after the step;
 - activations: allocated in a module's call and held beyond it; temporaries: freed within it, or allocated in a backward
   pass;
-- other: allocated outside every module, or held before by something unknown.
+- other: allocated outside every module, or held from before for an unknown purpose.
 """
 
 import tempfile
@@ -52,10 +52,10 @@ class HeldMemory:
 
 
 def run(work: Work) -> MemoryProfile:
-    """Profile one step after one that fills the caches; raise Unsupported if no allocation is recorded."""
+    """Profile one step after a warm-up step; raise Unsupported if no allocation is recorded."""
     is_cuda = work.device.type == "cuda"
     work.step()
-    work.module.zero_grad(set_to_none=True)  # a CPU's freeing of earlier memory is not recorded
+    work.module.zero_grad(set_to_none=True)  # on a CPU, freeing earlier memory is not recorded
     held = _held(work)
     if isinstance(work.module, Whole):
         work.missing["parameters"] = "this backend hides its weights: on a GPU they count as other memory"
@@ -99,7 +99,7 @@ def _traced(work: Work) -> Trace:
 
 
 def traced_blocks(traced: Trace, held: Sequence[HeldMemory], is_cuda: bool) -> tuple[Nesting, list[HeldMemory], int]:
-    """Return the calls of a trace, the memory of its step including earlier memory, and the begin of the step.
+    """Return the calls of a trace, the memory of its step including earlier memory, and the start of the step.
 
     Unknown memory that is freed counts as other, earlier memory. Raises Unsupported if nothing was recorded.
     """
@@ -177,7 +177,7 @@ def table(
 
 
 def _course(blocks: Sequence[HeldMemory], start_ns: int) -> tuple[Ints, Ints]:
-    """Return times since the step began, and the bytes held from each on, one column per category."""
+    """Return times since the step began, and the bytes held from each time on, one column per category."""
     changes = [(0, CATEGORIES.index(block.category), block.bytes) for block in blocks if block.start_ns is None]
     for block in blocks:
         column = CATEGORIES.index(block.category)
@@ -188,7 +188,7 @@ def _course(blocks: Sequence[HeldMemory], start_ns: int) -> tuple[Ints, Ints]:
     times, columns, sizes = np.array(sorted(changes, key=lambda change: change[0]), np.int64).T
     added = np.zeros((len(times), len(CATEGORIES)), np.int64)
     added[np.arange(len(times)), columns] = sizes
-    last = np.append(times[1:] != times[:-1], True)  # of simultaneous changes the state after all of them counts
+    last = np.append(times[1:] != times[:-1], True)  # keep the state after all simultaneous changes
     return times[last], added.cumsum(axis=0)[last]
 
 

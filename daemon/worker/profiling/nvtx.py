@@ -1,4 +1,4 @@
-"""Ranges by name, for Nsight Systems and for the trace of torch.profiler alike."""
+"""Named ranges that appear both in Nsight Systems and in torch.profiler's trace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +9,8 @@ from torch.profiler import record_function
 
 @contextmanager
 def named_range(name: str) -> Iterator[None]:
-    """Open a range for as long as the context lasts: NVTX's where there is a GPU, and torch.profiler's."""
-    nvtx = torch.cuda.is_available()  # a build of torch for the CPU alone raises from each function of NVTX
+    """Open a range for the duration of the context: torch.profiler's and, if there is a GPU, NVTX's."""
+    nvtx = torch.cuda.is_available()  # in a CPU-only build of torch, every NVTX function raises
     if nvtx:
         torch.cuda.nvtx.range_push(name)
     try:

@@ -1,7 +1,7 @@
-"""A forward pass cut into segments: at each boundary this waits for the device and reads the clock.
+"""A forward pass cut into segments: each boundary waits for the device and reads the clock.
 
 All time between two boundaries belongs to one part, so nothing counts twice and nothing is left out. Boundaries are
-module calls, and in Vision Mamba also its kernel calls, which are not modules.
+module calls and, in Vision Mamba, also its kernel calls, which are not modules.
 """
 
 import time
@@ -39,7 +39,7 @@ STAGES = {
     **{f"layer{number}": f"Layer{number}_ResBlocks" for number in (1, 2, 3, 4)},
     **dict.fromkeys(("avgpool", "fc"), "Final_Layers"),
 }
-# what a kernel's call is part of, and what follows it up to the next boundary
+# the part that a kernel's call belongs to, and the part that follows up to the next boundary
 VIM_KERNELS = {
     "causal_conv1d_pair": ("conv1d", "x_proj"),
     "delta_projection": ("scan", "scan"),
@@ -59,7 +59,7 @@ class Segments:
 
 
 def of(module: nn.Module) -> Segments:
-    """Return the segments of a model: the stages of a catalogued one, else the top two levels of its modules."""
+    """Return the segments of a model: the stages of a catalogued one, otherwise the top two levels of its modules."""
     if isinstance(module, vim.Vim):
         return _vim(module)
     if isinstance(module, OnePass):
@@ -86,7 +86,7 @@ def _vim(module: vim.Vim) -> Segments:
 def _onepass(module: OnePass) -> Segments:
     paths = {**_by_name(module), module.lif1: ("lif1+pool",), module.lif2: ("lif2+pool",)}
     stem = module.bn1 if module.batch_norm else module.conv1
-    # the ReLU behind fc1 is no module
+    # the ReLU after fc1 is not a module
     return Segments(paths, {stem: RESHAPING, module.fc1: ("fc1",), module.fc2: OUTPUT}, begins=ENCODING)
 
 
@@ -98,7 +98,7 @@ def _spiking(module: SpikingNetwork) -> Segments:
 
 
 def _folded(module: FoldedNetwork) -> dict[nn.Module, Path]:
-    """Return the paths of the module by name, those of folded layers under the names of what they stand for."""
+    """Return the paths of the module by name; folded layers have the names of the layers they replace."""
     paths = {inner: path for inner, path in _by_name(module).items() if not path[0].startswith("_")}
     return paths | {each.module: paths[each.layer] for each in module.synapses()}
 
@@ -142,7 +142,7 @@ class Pass:
         self._since_ns = 0
 
     def cut(self, path: Path) -> None:
-        """End the part that runs and begin this one, the empty path for none."""
+        """End the current part and begin this one; the empty path begins none."""
         path = path and self._place(path)
         if path == self.path:
             return
@@ -153,7 +153,7 @@ class Pass:
         self.path, self._since_ns = path, time.monotonic_ns()
 
     def cut_within(self, part: str) -> None:
-        """End the part that runs and begin `part` of the same layer."""
+        """End the current part and begin `part` of the same layer."""
         self.cut((self.path[0], f"{self.path[0]}.{part}"))
 
     def call(self, module: nn.Module, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
@@ -183,7 +183,7 @@ def run(
     device: torch.device,
     place: Callable[[Path], Path] = lambda path: path,
 ) -> dict[Path, int]:
-    """Return the nanoseconds of each part of one forward pass, in the order in which they were first reached."""
+    """Return the nanoseconds of each part of one forward pass, in the order in which parts were first reached."""
     passed = Pass(segments, partial(wait_for, device), place)
     with ExitStack() as stack:
         stack.callback(passed.cut, ())  # a pass that raises leaves no range open
@@ -199,7 +199,7 @@ def run(
 
 @contextmanager
 def _kernel_cut(owner: ModuleType, name: str, parts: tuple[str, str], passed: Pass) -> Iterator[None]:
-    """Replace the owner's kernel by one that runs as a segment of its own."""
+    """Replace the owner's kernel by one that runs as its own segment."""
     kernel, (inside, after) = getattr(owner, name), parts
 
     def cut_kernel(*arguments: Any, **options: Any) -> Any:

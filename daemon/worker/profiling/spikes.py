@@ -1,13 +1,13 @@
 """The effects of one batch's spikes: their number, how many are wasted, and the operations they cause.
 
-    spike rate           spikes per neuron and time step, of either sign
-    wasted spikes        a pair of +1 and -1 of one neuron within the T steps, which cancel, and a spike that reaches no
-                         synapse of any layer that reads it, as between the strides of a convolution
-    synaptic operations  one per spike and synapse that it reaches, given borders, strides and groups. A synapse is a
-                         weight, so that pools and the shortcuts of a residual net have none
+    spike rate           spikes per neuron per time step, of either sign
+    wasted spikes        a pair of +1 and -1 from one neuron within the T steps, which cancel, and a spike that reaches
+                         no synapse of any layer that reads it, as between the strides of a convolution
+    synaptic operations  one per spike and synapse it reaches, given borders, strides and groups. A synapse is a
+                         weight, so pools and the shortcuts of a residual net have none
     modelled energy      of the synapses only: a multiply-add if a layer reads plain values, an addition if it
                          reads spikes. 4.6 and 0.9 pJ in float32, 1.5 and 0.4 pJ in float16, at 45 nm (Horowitz,
-                         ISSCC 2014), as is usual for spiking networks. No memory, neuron or leak is in it
+                         ISSCC 2014), as is usual for spiking networks. Memory, neurons and leaks are not included
 
 A spike of a max pool over running sums counts where it arrives. Figures are per image, the mean over the batch.
 """
@@ -27,16 +27,16 @@ from benchd.models.stbif import SpikingNetwork
 from benchd.models.synapses import Received, Synapses
 
 JOULES: dict[Precision, tuple[float, float]] = {"fp32": (4.6e-12, 0.9e-12), "fp16": (1.5e-12, 0.4e-12)}
-WINDOW = 4  # neurons whose spikes a pooled count sums
+WINDOW = 4  # the number of neurons whose spikes a pooled count sums
 
 Network = OnePass | SpikingNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spikes:
-    """A part's spikes over `neurons` times steps, the `operations` of its synapses, and joules.
+    """A part's spikes over `chances` (neurons times steps), the `operations` of its synapses, and joules.
 
-    `flops` are the least that its products take: 2 per synapse and input that is not 0, however many spikes it counts.
+    `flops` is the least that its products take: 2 per synapse and non-zero input, however many spikes an input counts.
     """
 
     chances: float = 0.0
@@ -48,7 +48,7 @@ class Spikes:
 
     @property
     def rate(self) -> float | None:
-        """Spikes per neuron and time step, None without neurons."""
+        """Return the spikes per neuron per time step, None without neurons."""
         return self.fired / self.chances if self.chances else None
 
 
@@ -67,16 +67,16 @@ def count(
 
 
 def total(parts: Iterable[Spikes]) -> Spikes:
-    """Return the figures of these parts together."""
+    """Return the sum of these parts' figures."""
     every = list(parts)
     sums = {field.name: _sum(getattr(each, field.name) for each in every) for field in fields(Spikes)}
     return Spikes(**{name: value for name, value in sums.items() if value is not None})
 
 
 def fan_out(layer: nn.Conv2d | nn.Linear, shape: torch.Size) -> Tensor:
-    """Return how many synapses each number of one input (..., of this shape) reaches, in float64.
+    """Return how many synapses each number of one input of this shape (...) reaches, in float64.
 
-    It is the gradient of the layer's sum with every weight 1: the transposed layer of ones.
+    It is the gradient of the layer's sum with all weights 1: the transposed layer of ones.
     """
     if isinstance(layer, nn.Linear):
         return torch.full(shape, float(layer.out_features), dtype=torch.float64)
@@ -88,23 +88,23 @@ def fan_out(layer: nn.Conv2d | nn.Linear, shape: torch.Size) -> Tensor:
 
 
 class _Seen:
-    """What hooks saw in one pass, as sums over the time steps."""
+    """The data that hooks saw in one pass, as sums over the time steps."""
 
     def __init__(self) -> None:
         self._left: list[tuple[nn.Module, Tensor, Tensor, int]] = []
         self._arrived: list[tuple[Synapses, Tensor, Tensor, nn.Module | None]] = []
-        # the outputs are kept, so that nothing else reuses the addresses that identify their senders
+        # outputs are kept alive, so that nothing else reuses the addresses that identify their senders
         self._senders: dict[int, tuple[nn.Module, Tensor]] = {}
 
     def leaves(self, neuron: nn.Module, _: object, output: Tensor) -> None:
-        """See the output (T, B, ...) of neurons, as their forward hook."""
+        """Record the output (T, B, ...) of neurons, as their forward hook."""
         pooled = isinstance(neuron, PooledLif)
         codes = (output * WINDOW).round() if pooled else output.sign()
         self._left.append((neuron, _summed(codes.abs()), _summed(codes), output.numel() * (WINDOW if pooled else 1)))
         self._senders[address(output)] = neuron, output
 
     def arrives(self, synapses: Synapses) -> Callable[..., None]:
-        """Return the forward pre-hook that sees the input (N, ...) of a layer of weights."""
+        """Return the forward pre-hook that records the input (N, ...) of a layer of weights."""
 
         def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
             sender, _output = self._senders.get(address(inputs[0]), (None, None))

@@ -22,7 +22,7 @@ TABLES = "profile.json"
 
 
 def run(work: Work) -> str:
-    """Profile the job's active steps behind its warm-up and return the name of the trace in the output folder."""
+    """Profile the job's active steps after its warm-up and return the name of the trace in the output folder."""
     warm_up, steps = work.job.warm_up, work.job.steps
     path = Path(work.job.output) / TRACE
     with module_ranges([work.module, work.loss]), _recorded(path, work.device.type, warm_up, steps) as profiler:
@@ -36,21 +36,22 @@ def run(work: Work) -> str:
 def profiled(output: str | Path, *modules: nn.Module, steps: int = 3, warm_up: int = 1) -> Iterator[profile]:
     """Profile your own loop into the folder `output`; call `step()` of the returned profiler after each step.
 
-    The first `warm_up` steps are run with the profiler and forgotten, the `steps` behind them are kept, and further
-    ones run without it. Each call of `modules`, and of the modules in them, becomes a range of its class. Afterwards
-    the folder holds `trace.json.gz`, which Perfetto and TensorBoard open, and `profile.json`, a `TorchProfile`.
+    The first `warm_up` steps run with the profiler and are discarded, the next `steps` are kept, and further ones run
+    without it. Each call of `modules`, and of the modules inside them, becomes a range named after its class.
+    Afterwards the folder contains `trace.json.gz`, which Perfetto and TensorBoard open, and `profile.json`, a
+    `TorchProfile`.
 
-        with profiled("profile", model, steps=3) as profiler:
-            for images, labels in loader:
-                loss(model(images), labels).backward()
-                profiler.step()
+            with profiled("profile", model, steps=3) as profiler:
+                for images, labels in loader:
+                    loss(model(images), labels).backward()
+                    profiler.step()
 
-    Raises UsageError where the folder holds a trace already or the loop was too short, and Unsupported where a GPU ran
-    and the profiler was not allowed to see its kernels.
+    Raises UsageError if the folder already contains a trace or the loop was too short, and Unsupported if a GPU ran and
+    the profiler was not allowed to see its kernels.
     """
     path = Path(output) / TRACE
     if path.exists():
-        raise UsageError(f"{path} already exists: name another folder")
+        raise UsageError(f"{path} already exists: choose another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with module_ranges(modules), _recorded(path, device, warm_up, steps) as profiler:
@@ -62,7 +63,7 @@ def profiled(output: str | Path, *modules: nn.Module, steps: int = 3, warm_up: i
 
 
 def activities(device: str) -> list[ProfilerActivity]:
-    """Return what a profile of work on this type of device records; raise Unsupported where torch cannot."""
+    """Return what to record for work on this type of device; raise Unsupported if torch cannot."""
     if device != "cuda":
         return [ProfilerActivity.CPU]
     if ProfilerActivity.CUDA not in supported_activities():
@@ -71,7 +72,7 @@ def activities(device: str) -> list[ProfilerActivity]:
 
 
 def module_ranges(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
-    """While this is open, every call of these modules and of those in them is a range, named by its class."""
+    """While open, make every call of these modules and those inside them a range named after its class."""
     return calls_through(_in_range, (inner for outer in modules for inner in outer.modules()))
 
 

@@ -1,8 +1,8 @@
-"""What is profiled: one whole step of a workload, and its forward and backward pass alone.
+"""What is profiled: one whole step of a workload, and its forward and backward passes alone.
 
-- `forward` runs one batch that lies on the device, in inference mode, and waits for the device.
+- `forward` runs one batch that is already on the device, in inference mode, and waits for the device.
 - `eval` takes a batch from a DataLoader, copies it to the device, runs the model and CrossEntropyLoss, reads the loss.
-- `train` runs one batch that lies on the device, the loss and the backward pass, and waits for the device.
+- `train` runs one batch that is already on the device, the loss and the backward pass, and waits for the device.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ COPY_RANGE = "copy to device"
 
 
 class Whole(nn.Module):
-    """A model that a backend runs as a whole: there is no module in it to look at."""
+    """A model that a backend runs as a whole, with no modules inside to inspect."""
 
     def __init__(self, run: Callable[..., Any], model: nn.Module) -> None:
         super().__init__()
@@ -40,18 +40,18 @@ class Whole(nn.Module):
         self.class_name = type(model).__name__
 
     def forward(self, *inputs: Batch) -> Any:
-        """Return what the model answers to a batch on the device."""
+        """Return the model's answer to a batch on the device."""
         return self._run[0](*inputs)
 
 
 @dataclass(kw_only=True)
 class Work:
-    """A model that is loaded, a batch of `images` (B, ...) and `labels` (B,) on the device, and what runs them.
+    """A loaded model, a batch of `images` (B, ...) and `labels` (B,) on the device, and what runs them.
 
-    `module` is the model, or a `Whole`; `loss` is what `eval` and `train` call behind it. `step` is one whole step.
-    `forward` runs `images` and returns the scores; `backward` follows a `forward` of `train` and is None elsewhere.
-    `layer_times` is the runtime's own (`Loaded`), and `missing` takes the reason of each figure that a method cannot
-    give.
+    `module` is the model, or a `Whole`; `loss` is what `eval` and `train` call after it. `step` is one whole step.
+    `forward` runs `images` and returns the scores; `backward` follows a `forward` of `train`, otherwise it is None.
+    `layer_times` is the runtime's own (`Loaded`), and `missing` collects the reason for each figure that a method
+    cannot provide.
     """
 
     module: nn.Module
@@ -68,14 +68,14 @@ class Work:
     missing: dict[str, str] = field(default_factory=dict)
 
     def timed(self, call: Callable[[], object]) -> int:
-        """Return the nanoseconds of a call, from an idle device until that has done all of it."""
+        """Return the nanoseconds of a call, from an idle device until the device has finished all of it."""
         begun = now(self.device)
         call()
         return now(self.device) - begun
 
 
 def open_work(job: ProfileJob) -> Work:
-    """Build and load the job's model; raise Unsupported, UsageError or what a user's module raises."""
+    """Build and load the job's model; raise Unsupported, UsageError or whatever a user's module raises."""
     device = building.open_device(job)
     built = workload.build(job)
     variant, batch = job.case.variant, job.case.batch_size
@@ -109,7 +109,7 @@ def open_work(job: ProfileJob) -> Work:
 
 
 def _pool(built: Workload, batch: int, loaded: Loaded, run: Callable[..., Any]) -> TensorDataset:
-    """Return whole batches of images in the type that the model reads, and labels, random where the data has none."""
+    """Return whole batches of images in the dtype that the model reads, with labels, random if the data has none."""
     count = max(1, len(built.images) // batch) * batch
     images = cast(cycled(built.images, count), loaded.dtype)
     with torch.inference_mode():
@@ -124,13 +124,13 @@ def _pool(built: Workload, batch: int, loaded: Loaded, run: Callable[..., Any]) 
 def _refuse_training(job: ProfileJob, module: nn.Module) -> None:
     variant = job.case.variant
     if isinstance(module, Whole):
-        raise Unsupported(f"{variant.name} runs the model as a whole, which does not train")
+        raise Unsupported(f"{variant.name} runs the model as a whole, which cannot be trained")
     if variant.kernels == "custom" and not catalog.trains(job.case.model, "custom"):
         raise Unsupported(catalog.TRAINING)
 
 
 def _step(passes: Sequence[Callable[[], Any]], device: torch.device) -> None:
-    """Do the passes and wait for the device, in a range by which the tables tell this wait from those of the model."""
+    """Run the passes and wait for the device, in a range that separates this wait from the model's own."""
     for each_pass in passes:
         each_pass()
     with named_range(END_OF_STEP):
@@ -143,7 +143,7 @@ def _inferred(run: Callable[..., Any], images: Batch) -> Any:
 
 
 def _evaluation(run: Callable[..., Any], images: Batch, pool: TensorDataset, loss: nn.Module) -> Iterator[None]:
-    """Do one whole step for each turn."""
+    """Run one whole step per iteration."""
     device = values(images)[0].device
     loader = DataLoader(pool, len(images), pin_memory=device.type == "cuda")
     for *inputs, labels in chain.from_iterable(repeat(loader)):
@@ -156,7 +156,7 @@ def _evaluation(run: Callable[..., Any], images: Batch, pool: TensorDataset, los
 
 
 class _Training:
-    _lost: Tensor  # the last forward's
+    _lost: Tensor  # the loss of the last forward pass
 
     def __init__(
         self, run: Callable[..., Any], images: Batch, labels: Tensor, module: nn.Module, loss: nn.Module

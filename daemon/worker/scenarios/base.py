@@ -1,4 +1,4 @@
-"""What all scenarios share: warm up, the timed loop, its results in the record, and the audit of its answers."""
+"""What all scenarios share: warm-up, the timed loop, its results in the record, and the audit of its answers."""
 
 import time
 from array import array
@@ -30,9 +30,9 @@ Values = Mapping[str, "array[int]"]
 
 @dataclass
 class Run:
-    """A process that is ready to be timed: the model of each stream, the pool, and the answers to expect, if known.
+    """A process that is ready to be timed: the model of each stream, the pool, and the expected answers, if known.
 
-    `first_ended_ns` is when the first answer was there. The device rests for `idle_s` before and after, for the energy
+    `first_ended_ns` is the time of the first answer. The device rests for `idle_s` before and after, for the energy
     sensor.
     """
 
@@ -48,11 +48,11 @@ class Run:
 
     @property
     def known(self) -> list[int]:
-        """Return the numbers of the batches whose right answers are known."""
+        """Return the numbers of the batches whose correct answers are known."""
         return [place for place in self.expected.outputs if place < len(self.pool)] if self.expected else []
 
     def forget_peaks(self) -> int:
-        """Begin to count the peak memory of what is timed; return the peak until now."""
+        """Start counting the peak memory of the timed section; return the peak until now."""
         before = peaks.resident()
         if not peaks.forget(self.models[0].device):
             self.outcome.flags.append("rss_peak_since_start")
@@ -69,11 +69,11 @@ class Run:
         self.outcome.process.idle.append(Window(start, time.monotonic_ns()))
 
     def take_peaks(self) -> None:
-        """Record the peak memory of what was timed just now."""
+        """Record the peak memory of the section just timed."""
         peaks.take(self.job, self.models[0], self.outcome)
 
     def record_values(self, values_ns: Values) -> None:
-        """Write all values to files; those behind the first are parts of it, without those of no run."""
+        """Write all values to files; all columns but the first become parts, except empty ones."""
         _, *parts = values_ns.items()
         self.outcome.process.parts |= {name: timings.part_timing(column) for name, column in parts if column}
         self.write_raw(values_ns)
@@ -84,10 +84,11 @@ class Run:
 
 
 class Scenario:
-    """How one scenario is timed, and what of it is in the record. This one runs back to back, one inference at a time.
+    """How one scenario is timed, and its part of the record. This base runs back to back, one inference at a time.
 
-    `is_cold`: only the first run counts. `is_paused`: the device waits between runs, so an occupancy would be of the
-    pauses. `is_inference`: a run is an inference and nothing else, whose parts on a GPU can be told.
+    `is_cold` means that only the first run counts. `is_paused` means that the device waits between runs, so that
+    occupancy would include the pauses. `is_inference` means that a run is a single inference, whose parts on a GPU can
+    be timed.
     """
 
     is_cold = False
@@ -102,7 +103,7 @@ class Scenario:
     def time(self, run: Run) -> list[int]:
         """Warm up, measure and audit; return the batches that were run."""
         if run.job.case.beside:
-            run.stages.wait_for_turn()  # for the neighbour: engines choose kernels by their times, and are kept
+            run.stages.wait_for_turn()  # then the neighbour starts: stored engines chose their kernels by time
         before = run.forget_peaks()
         run.rest()
         with warmed_up(run, [self.step(run, loaded) for loaded in run.models]) as streams:
@@ -137,7 +138,7 @@ def warmed_up(run: Run, steps: Sequence[Step]) -> Iterator[Streams]:
 
 
 def back_to_back(run: Run, step: Step) -> TimedLoop:
-    """Run without pauses until the rule says stop, and record that; return it."""
+    """Run without pauses until the rule says stop; record and return the loop."""
     job, stages = run.job, run.stages
     wait_for_turn = partial(stages.wait_for_turn, "measure") if job.interleaved else None
     measured = measure.measure(step, job.limits.rule, job.hold_s, wait_for_turn)
@@ -149,7 +150,7 @@ def back_to_back(run: Run, step: Step) -> TimedLoop:
 
 
 def end(run: Run, measured: TimedLoop, values_ns: Values) -> None:
-    """End the timed section and record it; the first of the values decides, the others are its parts."""
+    """End the timed section and record it; the statistics are those of the first values, the others are parts."""
     run.take_peaks()
     run.rest(settle_s=run.idle_s / 2)
     run.stages.leave()
@@ -162,7 +163,7 @@ def end(run: Run, measured: TimedLoop, values_ns: Values) -> None:
 
 
 def end_paused(run: Run, start_ns: int, values_ns: Values) -> None:
-    """End a section with pauses, that began so, and record each of its parts; the first part decides."""
+    """End a section with pauses that began at `start_ns`, and record its parts; the statistics are the first part's."""
     process = run.outcome.process
     process.window = Window(start_ns, time.monotonic_ns())
     run.take_peaks()
@@ -173,20 +174,20 @@ def end_paused(run: Run, start_ns: int, values_ns: Values) -> None:
 
 
 def by_stream(columns: Sequence["array[int]"]) -> dict[str, "array[int]"]:
-    """Return the values of each stream by its name; none of a single one."""
+    """Return the values of each stream by name, empty for a single stream."""
     return {f"stream_{number}": column for number, column in enumerate(columns, start=1)} if columns[1:] else {}
 
 
 def _flag_unsteady(outcome: Outcome) -> None:
     warm_up, blocks = outcome.process.warm_up, outcome.process.blocks
     if warm_up and warm_up.slope_share is None and blocks and blocks.is_interleaved:
-        return  # a warm-up too short to tell: what drifts on does so for the other process too
+        return  # the warm-up was too short to tell, but further drift affects the other process equally
     if warm_up and not warm_up.steady:
         outcome.flags.append("warm_up_not_steady")
 
 
 def _audit(timed: Sequence[Step], loaded: Loaded, expected: Expected, outcome: Outcome) -> None:
-    """Compare the answers of the timed runs with the reference too, and those to unseen inputs."""
+    """Compare the answers of the timed runs, and those to unseen inputs, with the reference."""
     if outcome.check is None:
         raise ValueError("an audit comes after the check")
     was = outcome.check

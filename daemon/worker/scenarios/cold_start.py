@@ -1,4 +1,4 @@
-"""Cold start: the one run that counts is the first, from the spawn of its process to its answer."""
+"""Cold start: only the first run counts, from the spawn of its process to its answer."""
 
 from benchd.daemon.records import Window
 from benchd.daemon.verdicts import timings
@@ -6,7 +6,7 @@ from benchd.daemon.worker.scenarios.base import Run, Scenario
 
 
 class ColdStart(Scenario):
-    """Nothing but the first run, which is over when the process is asked for it."""
+    """Only the first run, which is over when the process is asked for it."""
 
     is_cold = True
     is_inference = False

@@ -17,10 +17,10 @@ WATCHED_RUNS = 10
 
 
 class Offline(Scenario):
-    """Chunks back to back; the throughput leaves out the inferences between them, which were not timed."""
+    """Chunks back to back; the throughput excludes the untimed inferences between chunks."""
 
     def step(self, run: Run, loaded: Loaded) -> Step:
-        """Return the step of a chunk of about a tenth of a second, at least two inferences."""
+        """Return the step for a chunk of about a tenth of a second, at least two inferences."""
         with torch.inference_mode():
             runs = max(2, int(CHUNK_S * 1e9 / SingleInference(loaded, run.pool)(0)[0]))
         return Chunk(loaded, run.pool, runs, run.known)
@@ -39,10 +39,10 @@ SCENARIO = Offline()
 
 
 class Chunk:
-    """A chunk of inferences without waiting in between: two are in flight on a GPU, one follows another on a CPU.
+    """A chunk of inferences without waiting in between: two in flight on a GPU, one after another on a CPU.
 
-    The last one takes one of the `known` batches, whose right answers are known. Before every second chunk, by lot, one
-    inference is not timed, so that no fault of every Nth keeps step with the chunks.
+    The last one takes one of the `known` batches, whose correct answers are known. Before about every second chunk, at
+    random, one inference is not timed, so that a fault in every Nth run does not stay in step with the chunks.
     """
 
     parts: tuple[str, ...] = ("total",)
@@ -54,7 +54,7 @@ class Chunk:
         self._streams = [torch.cuda.Stream() for _ in range(2)] if loaded.device.type == "cuda" else []
 
     def __call__(self, index: int) -> tuple[int, ...]:
-        """Return the nanoseconds of one inference as the mean over the chunk."""
+        """Return the nanoseconds per inference as the mean over the chunk."""
         places = [(index * self.runs + run) % len(self._pool) for run in range(self.runs)]
         places[-1] = self.sample.place(places[-1], share=1.0)
         self.sample.met.update(dict.fromkeys(places))
@@ -67,7 +67,7 @@ class Chunk:
         return (taken_ns // self.runs,)
 
     def waits(self) -> bool:
-        """Return whether on a GPU each of a few further runs had ended when its call returned: one was in flight."""
+        """Return whether, on a GPU, each of a few further runs had ended when its call returned: one was in flight."""
         return bool(self._streams) and all(self._has_ended(run) for run in range(WATCHED_RUNS))
 
     def _has_ended(self, run: int) -> bool:

@@ -1,4 +1,4 @@
-"""Periodic: frames at fixed rates, as of a camera with one buffer, and the deadlines they meet."""
+"""Periodic: frames at fixed rates, as from a camera with one buffer, and the deadlines met."""
 
 import time
 from array import array
@@ -11,11 +11,11 @@ from benchd.daemon.worker.steps import Step
 from benchd.daemon.worker.streams import Streams
 
 RATES_HZ = (30, 10, 60)
-"""The first rate decides the statistics."""
+"""The statistics are those of the first rate."""
 
 
 class Periodic(Scenario):
-    """One rate after the other; each is a part."""
+    """One rate after the other, each as a part."""
 
     is_paused = True
     is_inference = False
@@ -34,7 +34,8 @@ def periodic(step: Step, cap_s: float) -> tuple["dict[str, array[int]]", list[De
     """Run at each rate for an equal part of `cap_s`; return latencies in ns by rate, and the deadlines met and missed.
 
     A latency counts from the release of a frame, and its deadline is the next release. Of the frames released during a
-    run the newest is used and the others are dropped, as by a camera with one buffer; dropped frames miss theirs.
+    run, the newest is used and the others are dropped, as by a camera with one buffer; dropped frames miss their
+    deadlines.
     """
     values, deadlines = {}, []
     for rate_hz in RATES_HZ:
@@ -51,9 +52,9 @@ def periodic(step: Step, cap_s: float) -> tuple["dict[str, array[int]]", list[De
 def frames(
     step: Step, period_ns: float, releases: float, is_over: Callable[[float], object]
 ) -> Iterator[tuple[int, int]]:
-    """Run one frame after another, the newest that is released; yield when that was, and its latency from then, in ns.
+    """Run the newest released frame, one after another; yield each release time and the latency from then, in ns.
 
-    `is_over` waits so many seconds, and ends them if it returns true.
+    `is_over` waits for the given number of seconds and ends the frames if it returns true.
     """
     start_ns, frame = time.monotonic_ns(), 0
     while frame < releases:

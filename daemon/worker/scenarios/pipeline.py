@@ -1,4 +1,4 @@
-"""The pipeline: what a deployed model does from a camera's JPEG frame to its best classes, each stage timed."""
+"""The pipeline: what a deployed model does from a camera's JPEG frame to its top classes, each stage timed."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -30,7 +30,7 @@ SCENARIO = Pipeline()
 
 
 class PipelineStages:
-    """From JPEG frames on the host to the five best classes on the host; every stage ends before the next begins."""
+    """From JPEG frames on the host to the top five classes on the host; every stage ends before the next begins."""
 
     parts: tuple[str, ...] = ("total", "decode", "resize", "normalise", "copy", "model", "post")
     runs: int = 1
@@ -42,7 +42,7 @@ class PipelineStages:
         self.sample = AuditSample(known)
 
     def __call__(self, index: int) -> tuple[int, ...]:
-        """Return the nanoseconds of the whole and of each stage."""
+        """Return the nanoseconds of the total and of each stage."""
         place = self.sample.place(index % len(self._batches))
         camera, device = self._camera, self._loaded.device
         times = [now(device)]

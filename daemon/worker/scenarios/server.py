@@ -1,7 +1,7 @@
 """The server: requests arrive as a Poisson process, wait in a bounded queue and are answered, or dropped.
 
-The queue is told the time instead of reading it, and the loop reads a clock that it is given: a simulation runs the
-same code.
+The queue is passed the time instead of reading it, and the loop reads a clock passed to it, so that a simulation runs
+the same code.
 """
 
 import math
@@ -27,23 +27,23 @@ from benchd.daemon.worker.steps import Step
 from benchd.daemon.worker.streams import Streams
 
 MOST_REQUESTS = 100_000
-"""The most requests of one run, unless its percentile needs more."""
+"""The largest number of requests in one run, unless its percentile needs more."""
 
 BEAT_S = 10.0
 CAPACITY_S, CAPACITY_MARGIN = 0.5, 1.1
-LEAD_NS = 100_000_000  # to fill the queue's tables before the first request arrives
+LEAD_NS = 100_000_000  # time to fill the queue's tables before the first request arrives
 
 T = TypeVar("T")
 
 
 class Server(Scenario):
-    """Requests that arrive by chance; every stream answers one at a time."""
+    """Requests that arrive at random; every stream answers one at a time."""
 
     is_paused = True
     is_inference = False
 
     def measure(self, run: Run, streams: Streams) -> None:
-        """Answer requests and record each one's latency and what became of it."""
+        """Answer requests and record the latency and outcome of each."""
         job, process, load = run.job, run.outcome.process, run.job.case.load
         if load is None:
             raise ValueError("a server needs a load")
@@ -77,13 +77,13 @@ SCENARIO = Server()
 
 
 class Monotonic:
-    """CLOCK_MONOTONIC. Waits and answers call `beat` at most every BEAT_S: an overloaded server never waits."""
+    """CLOCK_MONOTONIC. Waits and answers call `beat` at most every BEAT_S, because an overloaded server never waits."""
 
     def __init__(self, beat: Callable[[], None] = lambda: None) -> None:
         self._beat, self._beaten_s = beat, time.monotonic()
 
     def now_ns(self) -> int:
-        """Return the time."""
+        """Return the time in ns."""
         return time.monotonic_ns()
 
     def wait_until(self, t_ns: int) -> None:
@@ -93,14 +93,14 @@ class Monotonic:
             time.sleep(min(BEAT_S, max(0, t_ns - time.monotonic_ns()) / 1e9))
 
     def beat(self) -> None:
-        """Say that the run goes on, unless that was said just now."""
+        """Report that the run continues, unless it was reported just now."""
         if time.monotonic() - self._beaten_s >= BEAT_S:
             self._beaten_s = time.monotonic()
             self._beat()
 
 
 def arrivals(rate_hz: float, count: int, seed: str) -> "array[int]":
-    """Return the times in ns of so many arrivals of a Poisson process, after the time 0."""
+    """Return the times in ns of `count` arrivals of a Poisson process that starts at time 0."""
     draw, elapsed_s, arrivals_ns = random.Random(seed), 0.0, array("q")  # noqa: S311 - no secrets
     for _ in range(count):
         elapsed_s += draw.expovariate(rate_hz)
@@ -109,11 +109,11 @@ def arrivals(rate_hz: float, count: int, seed: str) -> "array[int]":
 
 
 class Queue:
-    """A bounded queue before one stream or several; requests are numbered in the order of their arrival.
+    """A bounded queue in front of one or several streams; requests are numbered in the order of their arrival.
 
-    At most `bound` requests wait while every stream answers another. `asked` have arrived; `noticed_ns` has the delay
-    of each that an idle stream waited for. With `most_late` no more requests are asked once more than so many are late
-    or dropped: then the answer is known.
+    At most `bound` requests wait while every stream answers another. `asked` counts arrivals; `noticed_ns` holds the
+    delay of each request that an idle stream waited for. With `most_late`, requests stop once more than that many are
+    late or dropped, because the verdict is then known.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class Queue:
 
     @property
     def next_ns(self) -> int | None:
-        """Return when the next request arrives, None after the last."""
+        """Return when the next request arrives, None after the last one."""
         return self._arrived_ns[self.asked] if self.asked < self._end else None
 
     def start(self, now_ns: int) -> int | None:
-        """Return the request that an idle stream begins to answer, None if none waits."""
+        """Return the request that an idle stream begins to answer, None if none is waiting."""
         self._admit(now_ns, is_awaited=self._idle > 0 and not self._waiting)
         if not self._waiting:
             return None
@@ -152,7 +152,7 @@ class Queue:
         return request
 
     def finish(self, request: int, now_ns: int) -> None:
-        """Record the answer to a request; raise BenchdError if it was not begun, or was answered before."""
+        """Record the answer to a request; raise BenchdError if it was not started or was already answered."""
         self._admit(now_ns, is_awaited=False)
         if not self.started_ns[request] or self.ended_ns[request]:
             raise BenchdError(f"request {request} was counted twice")
@@ -162,11 +162,11 @@ class Queue:
             self._missed(self.late, request)
 
     def close(self) -> None:
-        """Ask no more requests: those that wait are still answered."""
+        """Admit no more requests; those waiting are still answered."""
         self._end = self.asked
 
     def _admit(self, now_ns: int, *, is_awaited: bool) -> None:
-        """Take in what has arrived by now, which an idle stream may have awaited."""
+        """Admit the requests that have arrived by now; an idle stream may have been waiting for them."""
         while (arrived_ns := self.next_ns) is not None and arrived_ns <= now_ns:
             request = self.asked
             self.asked += 1
@@ -187,8 +187,8 @@ class Queue:
 class Served:
     """A run of a server: the times in ns of each answered request; latency counts from its arrival.
 
-    `asked_ns` has the latency of every request, infinite if it was dropped. `arrived_ns` are those of all requests,
-    `late` and `dropped` the numbers of some. `noticed_ns` has the delay with which an idle stream woke up for one.
+    `asked_ns` holds the latency of every request, infinite if it was dropped. `arrived_ns` covers all requests; `late`
+    and `dropped` list request numbers. `noticed_ns` holds the delays with which an idle stream woke up for a request.
     """
 
     rate_hz: float
@@ -215,13 +215,13 @@ class Served:
 
     @property
     def arrivals_p(self) -> float:
-        """Return the p of a Kolmogorov-Smirnov test of the gaps between arrivals against the asked process."""
+        """Return the p-value of a Kolmogorov-Smirnov test of the gaps between arrivals against the Poisson process."""
         gaps_ns = [after - before for before, after in pairwise([self.start_ns, *self.arrived_ns])]
         return statistics.exponential_p(gaps_ns, 1e9 / self.rate_hz)
 
 
 Together = Callable[[Callable[[Step], T]], list[T]]
-"""Runs a function on every stream at once, with the stream's step."""
+"""Runs a function on all streams at once, with each stream's step."""
 
 
 def serve_load(
@@ -229,17 +229,17 @@ def serve_load(
 ) -> tuple[Served, list[Trial]]:
     """Serve at the load's rate, or find the highest that meets its deadline and serve at that; return the trials too.
 
-    `cap_s` is the length of a run unless the percentile needs longer, and ten times that of a trial. The search trusts
-    a trial with 99 % confidence; a rate that the final run does not confirm is lowered by 2, 4, 8 and 16 %. If no trial
-    met the deadline, the final run ends once its answer is no.
+    `cap_s` is the length of a run unless the percentile needs longer, and ten times the length of a trial. The search
+    trusts a trial with 99 % confidence; a rate that the final run does not confirm is lowered by 2, 4, 8 and 16 %. If
+    no trial met the deadline, the final run ends as soon as it is known to fail.
     """
 
     def served(rate_hz: float, seconds: float, *, is_trial: bool, is_hopeless: bool = False) -> Served:
         count = request_count(rate_hz, seconds, load.percentile)
         most_late = statistics.most_misses(count, load.percentile) if is_trial else None
-        if is_hopeless:  # at a 64th of the capacity all requests take half an hour
+        if is_hopeless:  # at a 64th of the capacity, all requests would take half an hour
             most_late = statistics.failing_misses(count, load.percentile) - 1
-        # a final run draws its own arrivals: those of a trial were chosen by passing
+        # a final run draws its own arrivals, because a trial's were selected by passing
         drawn = f"{seed} {rate_hz} {'trial' if is_trial else 'final'}"
         return serve(together, load, rate_hz, count, drawn, clock, streams=streams, most_late=most_late)
 
@@ -261,13 +261,13 @@ def serve_load(
 
 
 def is_met(served: Served, load: Load) -> bool | None:
-    """Return whether the deadline is met at the load's percentile; None without one or if that is not known."""
+    """Return whether the deadline is met at the load's percentile; None without a deadline or if it is unknown."""
     met = statistics.deadline_is_met(served.misses, served.asked, load.percentile)
     return None if load.deadline_ms is None else met
 
 
 def capacity_hz(together: "Together[Any]") -> float:
-    """Return how many requests per second back-to-back runs answer on all streams."""
+    """Return the requests per second that back-to-back runs on all streams answer."""
 
     def rate_hz(step: Step) -> float:
         start, runs = time.monotonic(), 0
@@ -291,13 +291,13 @@ def serve(
     streams: int = 1,
     most_late: int | None = None,
 ) -> Served:
-    """Ask so many requests at a rate and answer them on all streams; raise BenchdError if any is lost or doubled."""
+    """Send `count` requests at a rate and answer them on all streams; raise BenchdError if one is lost or doubled."""
     drawn = arrivals(rate_hz, count, seed)
     start_ns = clock.now_ns() + LEAD_NS
     arrived_ns = array("q", (start_ns + after_ns for after_ns in drawn))
     deadline_ns = None if load.deadline_ms is None else 1e6 * load.deadline_ms
     queue = Queue(arrived_ns, load.queue, streams=streams, deadline_ns=deadline_ns, most_late=most_late)
-    # an idle stream that waits for the next arrival holds `turn`, and the others queue behind it
+    # the idle stream that waits for the next arrival holds `turn`, for which the others queue
     turn, state = Lock(), Lock()
 
     def answer(step: Step) -> list[int]:
@@ -309,7 +309,7 @@ def serve(
                     queue.finish(request, clock.now_ns())
                     clock.beat()
                 answered.append(request)
-        finally:  # after an error the other streams end too
+        finally:  # so that the other streams end after an error too
             with state:
                 queue.close()
         return answered
@@ -318,7 +318,7 @@ def serve(
 
 
 def _next(queue: Queue, clock: Monotonic, turn: Lock, state: Lock) -> int | None:
-    """Wait for the request that this stream answers next; None after the last."""
+    """Wait for the request that this stream answers next; return None after the last one."""
     with turn:
         while True:
             with state:
@@ -331,7 +331,7 @@ def _next(queue: Queue, clock: Monotonic, turn: Lock, state: Lock) -> int | None
 def _served(
     queue: Queue, rate_hz: float, arrived_ns: Sequence[int], start_ns: int, by_stream: Sequence[Sequence[int]]
 ) -> Served:
-    """Return the times of each request; every one must have been answered by one stream, or dropped."""
+    """Return the times of each request; raise BenchdError unless each was answered by one stream, or dropped."""
     answered = sorted(chain.from_iterable(by_stream))
     if sorted([*answered, *queue.dropped]) != list(range(queue.asked)):
         raise BenchdError(f"{len(answered)} of {queue.asked} requests were answered, {len(queue.dropped)} dropped")
@@ -352,7 +352,7 @@ def _served(
 
 
 def request_count(rate_hz: float, seconds: float, percentile: float) -> int:
-    """Return how many requests a run of so many seconds asks: at least as many as back the percentile."""
+    """Return the number of requests in a run of `seconds`, at least as many as back the percentile."""
     least = statistics.minimum_samples(percentile)
     return max(least, min(int(rate_hz * seconds), MOST_REQUESTS))
 
@@ -360,7 +360,7 @@ def request_count(rate_hz: float, seconds: float, percentile: float) -> int:
 def highest_rate(meets: Callable[[float], bool], most_hz: float) -> tuple[float | None, list[Trial]]:
     """Bisect for the highest rate below `most_hz` that meets the deadline; return it, or None, and the trials.
 
-    It ends when the rate is known within RATE_SHARE, and without one below LEAST_SHARE of `most_hz`.
+    It ends when the rate is known to within RATE_SHARE, or with None below LEAST_SHARE of `most_hz`.
     """
     low_hz, high_hz = 0.0, most_hz
     trials: list[Trial] = []

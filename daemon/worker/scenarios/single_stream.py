@@ -1,4 +1,4 @@
-"""Single stream: one inference after the other, on each of the case's streams; or one training step after the other."""
+"""Single stream: one inference after another on each of the case's streams, or one training step after another."""
 
 from benchd.daemon.errors import Unsupported
 from benchd.daemon.worker.backends import Loaded
@@ -9,7 +9,7 @@ from benchd.daemon.worker.streams import Streams, back_to_back
 
 
 class SingleStream(Scenario):
-    """Runs back to back; several streams run side by side, of which the first bounds the blocks."""
+    """Runs back to back; several streams run concurrently, and the first one defines the blocks."""
 
     def step(self, run: Run, loaded: Loaded) -> Step:
         """Return the step of one stream."""

@@ -1,4 +1,4 @@
-"""Sustained: runs back to back for long, and the course of their times."""
+"""Sustained: a long period of back-to-back runs, and how their times develop."""
 
 from array import array
 from statistics import median
@@ -15,7 +15,7 @@ class Sustained(Scenario):
     """One long run."""
 
     def measure(self, run: Run, streams: Streams) -> None:
-        """Time the runs and record them with their course."""
+        """Time the runs and record them with their timeline."""
         (step,) = streams.steps
         measured = base.back_to_back(run, step)
         run.outcome.process.timeline = slices(measured.values_ns[step.parts[0]], measured.window)
@@ -25,7 +25,7 @@ SCENARIO = Sustained()
 
 
 def slices(values_ns: "array[int]", window: Window) -> list[TimeSlice]:
-    """Return the median run of each of twenty equal parts of a window filled with runs, without empty parts."""
+    """Return the median run in each of twenty equal parts of a window filled with runs, without empty parts."""
     length_s, total_ns = window.seconds / SLICES, sum(values_ns)
     parts: list[list[float]] = [[] for _ in range(SLICES)]
     elapsed_ns = 0

@@ -1,4 +1,4 @@
-"""Wake up: one run after each of several idle gaps."""
+"""Wake-up: one run after each of several idle gaps."""
 
 import time
 from array import array
@@ -9,13 +9,13 @@ from benchd.daemon.worker.steps import Step
 from benchd.daemon.worker.streams import Streams
 
 GAPS_MS = (1000, 100, 10, 0)
-"""The first gap decides the statistics."""
+"""The statistics are those of the first gap."""
 
 GAP_ROUNDS = 30
 
 
 class WakeUp(Scenario):
-    """Rounds over all gaps; each gap is a part."""
+    """Rounds over all gaps, each gap as a part."""
 
     is_paused = True
     is_inference = False

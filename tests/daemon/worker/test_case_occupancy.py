@@ -66,7 +66,7 @@ def test_counters_that_fail_after_they_worked_cost_themselves_alone(measured):
 
 def test_a_trace_without_kernels_is_a_reason_and_no_figure():
     call = RuntimeCall(name="cudaLaunchKernel", start_ns=0, duration_ns=1, thread=1, correlation=1)
-    assert "1 launches and no kernel" in of_trace(Trace(runtime_calls=[call]), None, "")
+    assert "1 launches but no kernels" in of_trace(Trace(runtime_calls=[call]), None, "")
 
 
 def test_the_hardware_counts_before_a_profiler_is_attached(measured):

@@ -39,7 +39,7 @@ NMS = "operator torchvision::nms does not exist"
         (
             RuntimeError(NMS),
             "failed",
-            f"RuntimeError: {NMS}: torchvision is a build for another torch, see `benchd doctor`",
+            f"RuntimeError: {NMS}: torchvision was built for another torch, see `benchd doctor`",
         ),
         (KeyError("x"), "failed", "KeyError: 'x'"),
         (DataError("no images"), "failed", "no images"),

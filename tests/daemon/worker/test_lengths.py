@@ -93,7 +93,7 @@ def test_an_only_input_may_differ_in_length_too(measured):
 def test_what_runs_one_size_says_so(measured, variant):
     outcome = measured(variant)
     assert outcome.process.status == "unsupported"
-    assert "the items differ in length: pad them, or use eager, compile, onnxruntime" in outcome.process.reason
+    assert "pad the items to one length, or use eager, compile, onnxruntime" in outcome.process.reason
 
 
 def test_the_note_below_the_table_has_the_percentiles_of_each_class():

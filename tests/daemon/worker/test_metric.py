@@ -66,7 +66,7 @@ def test_an_int8_file_is_not_judged_on_what_it_was_calibrated_with(tmp_path):
         ("raises", "it raised ValueError: no boxes"),
         ("undefined", "it returned nan for 40 items"),
         ("changing", "for the same answers"),
-        ("several", "it returns map, mar; return one number of these"),
+        ("several", "it returns map, mar; return one of these numbers"),
     ],
 )
 def test_a_metric_that_gives_no_number_ends_the_run_before_it_is_timed(tmp_path, metric, reason):

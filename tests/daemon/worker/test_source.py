@@ -257,10 +257,10 @@ def test_a_board_without_an_exporter_runs_a_given_file_and_else_says_how(brought
     given, alone, without = done.stdout.splitlines()
     assert given == f"{key_of(facts_of(2))} True"
     advice = (
-        "pip install onnx onnxscript, or run `benchd export` with the same weights on another machine and bring its "
-        "folder with --artifacts"
+        "pip install onnx onnxscript, or run `benchd export` with the same weights on another machine and give its "
+        "folder as --artifacts"
     )
     assert alone.startswith("none can be exported here (")
     assert alone.endswith(f"): {advice}")
-    assert without.startswith(f"{empty} holds no file for this case, and none can be exported here")
+    assert without.startswith(f"{empty} has no file for this case, and none can be exported here")
     assert not list(tmp_path.glob("own/*/model.onnx"))

@@ -122,7 +122,7 @@ def test_labels_that_do_not_fit_cost_the_accuracy_alone(tmp_path):
 
 def test_outputs_without_a_score_per_class_have_no_accuracy(tmp_path):
     write_images(tmp_path / "images", per_class=2)
-    words = "top-1 needs one score per class, and the first output is 5x1 for each image"
+    words = "top-1 needs one score per class, but the first output is 5x1 for each image"
     assert words in counted(asked(tmp_path, "return scores[:, :, None]"))
 
 

@@ -97,7 +97,7 @@ def test_a_torchao_of_another_torch_says_so_in_one_sentence(tmp_path, monkeypatc
         (Machine("cpu", has_cxx=True), f"the package torchao is not installed: {adding('int8')}"),
         (
             Machine("cuda", has_cxx=True, packages=TORCHAO),
-            "is for an x86 CPU: use onnxruntime-int8, or tensorrt-int8",
+            "needs an x86 CPU: use onnxruntime-int8, or tensorrt-int8",
         ),
         (Machine("cpu", has_cxx=False, packages=TORCHAO), "install g++ or set CXX"),
     ],

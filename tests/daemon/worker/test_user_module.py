@@ -393,8 +393,8 @@ def test_what_cannot_be_measured_ends_in_a_sentence(name, given, kind, words, tm
     [
         ("scripted", Variant("compile"), "torch cannot compile or export a scripted module"),
         ("quantised", Variant("onnxruntime"), "torch cannot export a quantised module"),
-        ("compiled_inside", Variant(), "the module is compiled already, .*: build it without torch.compile"),
-        ("Decorated", Variant("onnxruntime"), "the module is compiled already"),
+        ("compiled_inside", Variant(), "the module is already compiled, .*: build it without torch.compile"),
+        ("Decorated", Variant("onnxruntime"), "the module is already compiled"),
         ("quantised", Variant("eager", "fp16"), "leave fp16, bf16 and amp out"),
         ("branches", Variant("onnxruntime"), r"cannot export (this: |a model whose sizes).*measured with --onnx"),
         ("in_brain", Variant("onnxruntime"), "NumPy, which lacks bfloat16: take the input in float32"),
@@ -493,7 +493,7 @@ def test_inputs_are_drawn_over_what_they_mean_and_the_record_says_so(name, given
 @pytest.mark.parametrize(("given", "is_named"), [("int64:3x4x4", True), ("int64:3x4x4:0-1", False)])
 def test_whole_numbers_whose_meaning_nothing_says_are_named_by_the_check(given, is_named, tmp_path):
     note = checked(zoo(tmp_path, "in_float", [given])).note
-    assert ("only 0 and 1; for other numbers say --input" in note) == is_named
+    assert ("only 0 and 1; for other numbers give --input" in note) == is_named
 
 
 PLACED = """
@@ -550,7 +550,7 @@ def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
     np.save(tmp_path / "gaps.npy", np.full((4, 3, 4, 4), np.nan))
     np.save(tmp_path / "words.npy", np.array(["a"]))
     for text, words in {
-        "int64:@{}/halves.npy": "numbers are float64, and some are not int64",
+        "int64:@{}/halves.npy": "numbers are float64, and some do not fit int64",
         "@{}/empty.npy": "its first axis counts the items, but its shape is",
         "@{}/damaged.npy": "not a complete .npy file of numbers",
         "@{}/absent.npy": "No such file or directory",

@@ -135,12 +135,12 @@ REFUSED = {
     "weights missing": (
         lambda folder: (with_external_data(folder), (folder / "net.data").unlink())[0],
         [],
-        r"net\.onnx: its weights are in net\.data, which is not beside it: copy both$",
+        r"net\.onnx: its weights are in net\.data, which is not next to it: copy both$",
     ),
     "weights cut short": (
         lambda folder: (with_external_data(folder), os.truncate(folder / "net.data", 9))[0],
         [],
-        r"net\.onnx: its weights in net\.data are cut short: copy that file again$",
+        r"net\.onnx: its weights in net\.data are truncated: copy that file again$",
     ),
     "weights elsewhere": (
         lambda folder: with_external_data(folder, "../net.data"),
@@ -150,12 +150,12 @@ REFUSED = {
     "no inputs": (
         text("g () => (float y) <float one = {1}> { y = Neg(one) }"),
         [],
-        "it has no inputs, so there is nothing to measure it with",
+        "it has no inputs, so it cannot be measured",
     ),
     "text": (
         text("g (string[2] x) => (string[2] y) { y = Identity(x) }"),
         [],
-        "input x is STRING, but benchd gives tensors of numbers; export the part after the tokenizer",
+        "input x is STRING, but benchd supplies tensors of numbers; export the part after the tokenizer",
     ),
     "unknown input": (text(FIXED), ["images=4"], r"--input images: the inputs of net\.onnx are x$"),
     "one too many": (text(FIXED), ["4", "5"], r"--input 5: the inputs of net\.onnx are x$"),
@@ -168,7 +168,7 @@ REFUSED = {
     "no batch": (
         text("g (float x) => (float y) { y = Neg(x) }"),
         [],
-        "none of its inputs has a batch; export it with the batch as first dimension",
+        "none of its inputs has a batch; export it with the batch as the first dimension",
     ),
 }
 
@@ -303,14 +303,14 @@ def test_a_file_that_draws_random_numbers_is_refused_with_its_operators(body, dr
 @pytest.mark.parametrize(
     ("graph", "asked", "advice"),
     [
-        (FIXED, "fp16", "written in fp32; ask for onnxruntime, openvino or tensorrt"),
-        (HALF, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
-        (TABLE, "fp16", "written in fp32; ask for onnxruntime, openvino or tensorrt"),
-        (BY_TOKENS, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
-        (FLOAT_ENDS, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
-        (MIXED, "fp16", "written in fp32; ask for onnxruntime, openvino or tensorrt"),
-        (HALF_TABLE, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
-        (IDS_FIRST, "fp32", "written in fp16; ask for onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
+        (FIXED, "fp16", "is in fp32; request onnxruntime, openvino or tensorrt"),
+        (HALF, "fp32", "is in fp16; request onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
+        (TABLE, "fp16", "is in fp32; request onnxruntime, openvino or tensorrt"),
+        (BY_TOKENS, "fp32", "is in fp16; request onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
+        (FLOAT_ENDS, "fp32", "is in fp16; request onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
+        (MIXED, "fp16", "is in fp32; request onnxruntime, openvino or tensorrt"),
+        (HALF_TABLE, "fp32", "is in fp16; request onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
+        (IDS_FIRST, "fp32", "is in fp16; request onnxruntime-fp16, openvino-fp16 or tensorrt-fp16"),
     ],
     ids=["fp32", "fp16", "whole numbers", "tokens", "float ends", "mixed", "half table", "ids first"],
 )
@@ -324,7 +324,7 @@ def test_another_precision_is_unsupported_with_the_variant_to_ask_for(graph, ask
 def test_tensorrt_takes_no_length_for_the_batch(sizes, tmp_path):
     path = written(tmp_path, f"g (float[N,4] x, float[{sizes}] z) => (float[N,4] y) {{ y = Relu(x) }}")
     source = Source(torch.nn.Identity(), torch.zeros(2, 4), "own", {}, "", "outputs", tmp_path, own=path)
-    with pytest.raises(Unsupported, match=r"net\.onnx leaves more than the batch of z open: export"):
+    with pytest.raises(Unsupported, match=r"net\.onnx has open sizes other than the batch in z: export"):
         tensorrt.load(source, "fp32", torch.device("cuda"), torch.zeros(2, 4))
 
 

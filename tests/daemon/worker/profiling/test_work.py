@@ -64,7 +64,7 @@ def test_a_compiled_model_is_one_whole_that_keeps_its_name_and_does_not_train(tm
     assert isinstance(work.module, Whole)
     assert work.module.class_name == "Net"
     work.step()
-    with pytest.raises(Unsupported, match="does not train"):
+    with pytest.raises(Unsupported, match="cannot be trained"):
         open_work(own_job(tmp_path, variant="compile", workload="train"))
 
 
