@@ -41,7 +41,7 @@ NSIGHT: tuple[Method, ...] = ("nsys", "ncu")
 
 
 @dataclass
-class MethodResults:
+class Found:
     """The results of one job's methods; `missing` gives the reason for each absent one, `failed` lists failed ones.
 
     `interrupted` means that an Nsight tool was interrupted after the child had ended.
@@ -60,7 +60,7 @@ class MethodResults:
     interrupted: bool = False
 
 
-def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> MethodResults:
+def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> Found:
     """Run every method of the job, child and tools each with a deadline; a failure affects only its own result.
 
     So does an interrupt, once the child has ended.
@@ -81,7 +81,7 @@ def gather(session: Session, job: ProfileJob, deadline_s: float, kernel_regex: s
     return collected
 
 
-def _add_nsight(collected: MethodResults, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
+def _add_nsight(collected: Found, job: ProfileJob, deadline_s: float, kernel_regex: str | None) -> None:
     if "nsys" in job.methods:
         systems = nsight.systems(job, deadline_s)
         collected.nsys = systems if isinstance(systems, NsightSystems) else None
@@ -92,14 +92,14 @@ def _add_nsight(collected: MethodResults, job: ProfileJob, deadline_s: float, ke
         collected.missing |= {"ncu": compute} if isinstance(compute, str) else {}
 
 
-def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> MethodResults:
+def _in_child(session: Session, job: ProfileJob, deadline_s: float) -> Found:
     methods = [method for method in job.methods if method not in (*NSIGHT, BREAK_EVEN)]
     job = msgspec.structs.replace(job, methods=methods)
     collect = _with_energy if "layers" in methods else _collect
     collected = collect(session, job, deadline_s) if methods else Collected()
     if collected.error is None:
-        return MethodResults(collected, dict(collected.missing), list(collected.failed))
-    return MethodResults(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
+        return Found(collected, dict(collected.missing), list(collected.failed))
+    return Found(collected, dict.fromkeys(methods, collected.error), [] if collected.unsupported else methods)
 
 
 def _with_energy(session: Session, job: ProfileJob, deadline_s: float) -> Collected:
@@ -127,7 +127,7 @@ def _joules(sampler: SamplerProcess, window: Window | None, inferences: int, per
     return None if isinstance(measured, str) else measured.gross_per_inference_j
 
 
-def _add_break_even(found: MethodResults, session: Session, job: ProfileJob, deadline_s: float) -> None:
+def _add_break_even(found: Found, session: Session, job: ProfileJob, deadline_s: float) -> None:
     """Add the combined result of sweeps in fresh processes, or why one of them failed."""
     sweeps = []
     for number in range(1, job.sweeps + 1):
@@ -180,7 +180,7 @@ def _ending(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
 
 
-def read_trace(collected: MethodResults, job: ProfileJob, name: str) -> None:
+def read_trace(collected: Found, job: ProfileJob, name: str) -> None:
     """Add the tables of the trace with this name in the output folder, or why it is unusable."""
     is_cuda = job.device != "cpu"
     try:

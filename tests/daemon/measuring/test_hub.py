@@ -94,5 +94,5 @@ def test_it_is_a_model_by_name_a_module_and_the_model_of_a_suite(at):
         cases = [entry.case for entry in plan.plan([suite], LimitsConfig(), here)]
         assert {case.case_id for case in cases} >= {"hf_org_net,eager,b1", "hf_org_net,onnxruntime,b1"}
         assert {case.model for case in cases} == {"hf:org/net"}
-    with pytest.raises(UsageError, match="runs alone"):
+    with pytest.raises(UsageError, match="must be the only model"):
         plan.plan([Suite(models=["hf:org/net", "square"])], LimitsConfig(), here)

@@ -91,7 +91,7 @@ FOUND = {"scenarios": ["server"], "find_rate": True}
         ({"rates_hz": [30.0]}, "--rate needs --scenario server"),
         ({"find_rate": True, "deadline_ms": 3.0}, "--find-rate needs --scenario server"),
         ({"deadline_ms": 3.0, "scenarios": ["periodic"]}, "--deadline needs --scenario server"),
-        ({"scenarios": ["server"]}, "give --rate 30 (requests per second), or --find-rate with --deadline 33ms"),
+        ({"scenarios": ["server"]}, r"give --rate 30 \(requests per second\), or --find-rate with --deadline 33ms"),
         (FOUND, "--find-rate: also give the deadline to meet, such as --deadline 33ms"),
         ({**SERVER, "directions": ["training"]}, "training is measured only with --scenario single_stream"),
         ({**FOUND, **SERVER, "deadline_ms": 3.0}, "--rate and --find-rate: give only one"),

@@ -81,7 +81,7 @@ def test_items_without_targets_are_refused(tmp_path):
     assert "has no targets: add an array 'targets'" in outcome.process.reason
 
 
-@pytest.mark.parametrize(("name", "reason"), [("number", "int is neither"), ("absent", "has no 'absent'")])
+@pytest.mark.parametrize(("name", "reason"), [("number", "int is not a function"), ("absent", "has no 'absent'")])
 def test_what_is_no_metric_is_refused(name, reason):
     with pytest.raises(UsageError, match=reason):
         open_metric(f"{FILE}:{name}")

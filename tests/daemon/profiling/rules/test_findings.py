@@ -380,7 +380,7 @@ def test_the_plain_name_of_a_kernel(name, plain):
 @pytest.mark.parametrize(
     ("counted", "said"),
     [
-        ([], "without tensor cores, by the kernels' names"),
+        ([], "without tensor cores, judging by the kernels' names"),
         ([COUNTED_PRODUCT], "without tensor cores, 1 identified by counters and 1 by name"),
         ([COUNTED_PRODUCT, "my_gemm"], "without tensor cores, by counters"),
     ],
