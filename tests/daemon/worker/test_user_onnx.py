@@ -316,7 +316,7 @@ def test_a_file_that_draws_random_numbers_is_refused_with_its_operators(body, dr
 )
 def test_another_precision_is_unsupported_with_the_variant_to_ask_for(graph, asked, advice, tmp_path):
     path = written(tmp_path, graph)
-    with pytest.raises(Unsupported, match=rf"net\.onnx is {advice}$"):
+    with pytest.raises(Unsupported, match=rf"net\.onnx {advice}$"):
         user_onnx.artifact(path, asked, sha256_of(path))
 
 
