@@ -6,8 +6,8 @@ time; in the tests opcheck does them.
 
 import inspect
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Generic, TypeVar, get_type_hints
+from functools import partial, wraps
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from torch.autograd import profiler
 from torch.nn.modules.module import _has_any_global_hook
 from torch.torch_version import TorchVersion
 
+from benchd.kernels import plan
 from benchd.kernels.dispatch import INTERPRETED, Kernel, chosen, load, refuse_float64, require_device, require_inference
 
 Given = TypeVar("Given", bound=tuple[Any, ...])
@@ -26,6 +27,7 @@ _TELLS_EXPORTS = TorchVersion(torch.__version__) >= "2.10"
 # are also the native kernel's, so there it has an overload of its own.
 _KEYS = {"native": "CPU", "triton": "CompositeExplicitAutograd" if INTERPRETED else "CUDA"}
 _OVERLOADS = {"native": "default", "triton": "interpreted" if INTERPRETED else "default"}
+_MOST_PLANS = 1000  # of an op: a caller whose shapes or numbers never come again keeps no more
 
 
 class Op(Generic[Given, Made]):
@@ -42,7 +44,8 @@ class Op(Generic[Given, Made]):
         self._float32, self._summed = float32, summed
         (self._arguments,) = (kind for each, kind in get_type_hints(fake).items() if each != "return")
         self._functions: dict[str, Callable[[Given], Made]] = {}
-        self._computed_by: set[str] = set()
+        self._kernels: dict[str, Callable[[Given], Made]] = {}
+        self._plans: dict[tuple[Any, ...], Callable[[Given], Made]] = {}
         schema = torch.library.infer_schema(self._flat(fake), mutates_args=())
         for overload in dict.fromkeys(_OVERLOADS.values()):
             full_name = name if overload == "default" else f"{name}.{overload}"
@@ -53,24 +56,51 @@ class Op(Generic[Given, Made]):
         packet = getattr(torch.ops.benchd, name)
         self._ops = {which: getattr(packet, overload) for which, overload in _OVERLOADS.items()}
 
-    def __call__(self, name: str, implementation: str, given: Given) -> Made:
+    def __call__(self, name: str, implementation: str, given: Given, check: Callable[[], None]) -> Made:
         """Return what `implementation` makes of `given`, whose first argument says where "auto" computes.
+
+        `check` raises where the tensors do not fit each other; it is called once for all that are alike. If nothing
+        learns or watches which ops run, a kernel is called without its op, which takes as long as a small kernel.
 
         Raises ValueError for an unknown one, and Unavailable with `name` and the reason for one that cannot run here:
         there is no fallback, since a kernel that became another one would be timed under the wrong name.
         """
-        function = self._functions.get(implementation)
-        if function is not None:
+        if (function := self._functions.get(implementation)) is not None:
+            check()
             return function(given)
+        key = None
+        if not (torch.compiler.is_compiling() or torch.is_grad_enabled() or is_observed() or plan.of_thread.recording):
+            key = (implementation, *plan.signature(given))
+            if (planned := self._plans.get(key)) is not None:
+                return planned(given)
+        check()
         which = chosen(implementation, given[0].device)
-        if which not in self._computed_by:
+        if which not in self._kernels:
             load(self._package, which)
         require_device(name, which, given[0])
         if not self._learns:
             require_inference(name, which, *given)
         if which in self._float32:
             refuse_float64(name, which, *given[: self._summed])
-        return self._ops[which](*given)
+        return self._planned(which, key, given) if key and plan.is_plain(key) else self._ops[which](*given)
+
+    def _planned(self, which: str, key: tuple[Any, ...], given: Given) -> Made:
+        """Return what a kernel makes of `given`, by the plan of the key, which is made where there is none.
+
+        In the recording of a larger plan it launches by itself, and what it makes is memory between launches.
+        """
+        if plan.of_thread.recording is not None:
+            made = self._kernels[which](given)
+            for each in made if isinstance(made, tuple) else (made,):
+                plan.workspace(cast("torch.Tensor", each))
+            return made
+        if (planned := self._plans.get(key)) is None:
+            function = self._kernels[which]
+            planned = plan.planned(function, given) if which == "triton" else function
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = planned
+        return planned(given)
 
     def __getitem__(self, which: Kernel) -> Any:
         """Return torch's op for this kernel, which takes the arguments one by one."""
@@ -81,13 +111,24 @@ class Op(Generic[Given, Made]):
 
         def register(function: Callable[[Given], Made]) -> Callable[[Given], Made]:
             if which in self._ops:
-                self._computed_by.add(which)
-                _LIBRARY.impl(self._ops[which], self._flat(function), _KEYS[which])
+                self._kernels[which] = function
+                _LIBRARY.impl(self._ops[which], self._flat(self._kernel(which, function)), _KEYS[which])
             else:
                 self._functions[which] = function
             return function
 
         return register
+
+    def _kernel(self, which: str, function: Callable[[Given], Made]) -> Callable[[Given], Made]:
+        """Return the function as torch's op calls it."""
+        if which == "native":
+            return function
+
+        @wraps(function)
+        def kernel(given: Given) -> Made:
+            return self._planned(which, (which, *plan.signature(given)), given)
+
+        return kernel
 
     def learn(self, backward: "Op[Any, Any]", save: Callable[..., None], gradients: Callable[..., Any]) -> None:
         """Give the op its gradient, `gradients(backward, context, grad)`, after `save(context, inputs, output)`."""
@@ -134,7 +175,14 @@ def is_watched(*modules: nn.Module) -> bool:
     If none does, and nothing learns, layers call a kernel's function without its op, which takes as long as a small
     layer.
     """
-    return profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0 or is_hooked(*modules)
+    return is_observed() or is_hooked(*modules)
+
+
+def is_observed() -> bool:
+    """Return whether a profiler, a tracer or a mode of torch sees which ops run."""
+    if profiler._is_profiler_enabled or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return torch._C._get_tracing_state() is not None
 
 
 def is_hooked(*modules: nn.Module) -> bool:

@@ -28,8 +28,8 @@ def add_rms_norm(
     implementation, and dispatch.Unavailable where the implementation cannot run here: "native" and "triton" neither
     learn nor compute in float64, and a row of "triton" has at most 8192 numbers.
     """
-    _check(hidden, residual, weight)
-    return norm_op("add_rms_norm", implementation, Norm(hidden, residual, weight, eps))
+    given = Norm(hidden, residual, weight, eps)
+    return norm_op("add_rms_norm", implementation, given, lambda: _check(hidden, residual, weight))
 
 
 def _check(hidden: Tensor, residual: Tensor | None, weight: Tensor) -> None:

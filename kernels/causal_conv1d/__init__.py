@@ -35,8 +35,8 @@ def causal_conv1d(
     activation or implementation, and dispatch.Unavailable where the implementation cannot run here: "native" and
     "triton" neither learn nor compute in float64.
     """
-    _check("causal_conv1d", (), x, weight, bias, activation)
-    return conv_op("causal_conv1d", implementation, Conv(x, weight, bias, activation == "silu", reverse))
+    name, given = "causal_conv1d", Conv(x, weight, bias, _is_silu("causal_conv1d", activation), reverse)
+    return conv_op(name, implementation, given, lambda: _check(name, (), x, weight, bias))
 
 
 def causal_conv1d_pair(
@@ -52,13 +52,17 @@ def causal_conv1d_pair(
     x (batch, length, channels); weight (2, channels, width); bias (2, channels). Gradients and errors are those of
     `causal_conv1d`.
     """
-    _check("causal_conv1d_pair", (2,), x, weight, bias, activation)
-    return pair_op("causal_conv1d_pair", implementation, Conv(x, weight, bias, activation == "silu", reverse=False))
+    name, given = "causal_conv1d_pair", Conv(x, weight, bias, _is_silu("causal_conv1d_pair", activation), False)
+    return pair_op(name, implementation, given, lambda: _check(name, (2,), x, weight, bias))
 
 
-def _check(
-    op: str, lead: tuple[int, ...], x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
-) -> None:
+def _is_silu(op: str, activation: str | None) -> bool:
+    if activation not in {"silu", None}:
+        raise ValueError(f"{op}: activation must be 'silu' or None, not {activation!r}")
+    return activation == "silu"
+
+
+def _check(op: str, lead: tuple[int, ...], x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise where something does not fit x (batch, length, channels); weight and bias have the dimensions `lead`."""
     require_floats(op, x=x, weight=weight, bias=bias)
     if x.dim() != 3:
@@ -69,8 +73,6 @@ def _check(
         raise ValueError(f"{op}: weight must be {_text(*expected, 'width')}, not {tuple(weight.shape)}")
     if bias is not None and bias.shape != expected:
         raise ValueError(f"{op}: bias must be {expected}, not {tuple(bias.shape)}")
-    if activation not in {"silu", None}:
-        raise ValueError(f"{op}: activation must be 'silu' or None, not {activation!r}")
 
 
 def _text(*sizes: int | str) -> str:

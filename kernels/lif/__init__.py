@@ -11,6 +11,7 @@ counts the spikes of 2x2 windows.
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from benchd.kernels.dispatch import load_all, require_floats
@@ -42,9 +43,9 @@ def lif(
     without time steps, an unknown reset or implementation, and dispatch.Unavailable where the implementation cannot
     run here or has no gradient and would need one.
     """
-    _check("lif", current, reset)
-    given = Lif(*layout.one_of_equal_steps(current), decay, gain, threshold, reset == "subtract")
-    return lif_op("lif", implementation, given)
+    _check_steps("lif", current)
+    given = Lif(*layout.one_of_equal_steps(current), decay, gain, threshold, _subtracts("lif", reset))
+    return lif_op("lif", implementation, given, lambda: require_floats("lif", current=current))
 
 
 def lif_pool(
@@ -67,26 +68,37 @@ def lif_pool(
     membrane's dtype. Gradient and errors are those of `lif`, with bias differentiable as well; ValueError also for
     another output, another number of dimensions, a side below 2, or a bias of another shape or on another device.
     """
-    if time_steps is not None:
-        current = current.expand(time_steps, *current.shape)
-    _check("lif_pool", current, reset, bias)
+    if output not in {"mean", "counts"}:
+        raise ValueError(f"lif_pool: output must be 'mean' or 'counts', not {output!r}")
+    counts = output == "counts"
+    if counts and torch.is_grad_enabled():  # these have no gradient in any implementation
+        current, bias = current.detach(), None if bias is None else bias.detach()
+    if time_steps is None:
+        _check_steps("lif_pool", current)
+        step, repeats = layout.one_of_equal_steps(current)
+    elif time_steps < 1:
+        raise ValueError(f"lif_pool: time_steps must be at least 1, not {time_steps}")
+    else:
+        step, repeats = current, time_steps
+    given = LifPool(step, bias, repeats, decay, gain, threshold, _subtracts("lif_pool", reset), counts)
+    return lif_pool_op("lif_pool", implementation, given, lambda: _check_pool(given))
+
+
+def _check_pool(given: LifPool) -> None:
+    current, bias = layout.all_steps(given.current, given.repeats), given.bias
+    require_floats("lif_pool", current=current, bias=bias)
     if current.dim() != 5 or min(current.shape[3:]) < 2:
         raise ValueError(f"lif_pool: current must be (T, B, C, H, W), H and W at least 2, not {tuple(current.shape)}")
     if bias is not None and bias.shape != current.shape[2:3]:
         raise ValueError(f"lif_pool: bias must be ({current.shape[2]},), not {tuple(bias.shape)}")
-    if output not in {"mean", "counts"}:
-        raise ValueError(f"lif_pool: output must be 'mean' or 'counts', not {output!r}")
-    counts = output == "counts"
-    if counts:  # these have no gradient in any implementation
-        current, bias = current.detach(), None if bias is None else bias.detach()
-    step, repeats = layout.one_of_equal_steps(current)
-    given = LifPool(step, bias, repeats, decay, gain, threshold, reset == "subtract", counts)
-    return lif_pool_op("lif_pool", implementation, given)
 
 
-def _check(op: str, current: Tensor, reset: str, bias: Tensor | None = None) -> None:
-    require_floats(op, current=current, bias=bias)
+def _check_steps(op: str, current: Tensor) -> None:
     if current.dim() == 0 or current.shape[0] == 0:
         raise ValueError(f"{op}: current must be (T, ...) with T at least 1, not {tuple(current.shape)}")
+
+
+def _subtracts(op: str, reset: str) -> bool:
     if reset not in {"zero", "subtract"}:
         raise ValueError(f"{op}: reset must be 'zero' or 'subtract', not {reset!r}")
+    return reset == "subtract"

@@ -58,10 +58,12 @@ def selective_scan(
     device, an unknown form or implementation, and dispatch.Unavailable where the implementation cannot run here:
     "native" and "triton" neither learn nor compute in float64.
     """
-    _check_form("selective_scan", form)
-    _check("selective_scan", (), u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
-    given = Scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
-    return scan_op("selective_scan", implementation, given)
+    name, given = "selective_scan", Scan(u, delta, A, B, C, D, z, delta_bias, delta_softplus, reverse, form)
+
+    def check() -> None:
+        _check(name, (), form, u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias)
+
+    return scan_op(name, implementation, given, check)
 
 
 def selective_scan_pair(
@@ -82,10 +84,12 @@ def selective_scan_pair(
     Every tensor is that of `selective_scan` with a first dimension of 2, all in natural token order; there is no gate,
     since a bidirectional layer gates the sum. Errors are those of `selective_scan`.
     """
-    _check_form("selective_scan_pair", form)
-    _check("selective_scan_pair", (2,), u=u, delta=delta, A=A, B=B, C=C, D=D, delta_bias=delta_bias)
-    given = ScanPair(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
-    return pair_op("selective_scan_pair", implementation, given)
+    name, given = "selective_scan_pair", ScanPair(u, delta, A, B, C, D, delta_bias, delta_softplus, form)
+
+    def check() -> None:
+        _check(name, (2,), form, u=u, delta=delta, A=A, B=B, C=C, D=D, delta_bias=delta_bias)
+
+    return pair_op(name, implementation, given, check)
 
 
 def delta_projection(low: Tensor, weight: Tensor, bias: Tensor, *, implementation: str = "auto") -> Tensor:
@@ -93,13 +97,8 @@ def delta_projection(low: Tensor, weight: Tensor, bias: Tensor, *, implementatio
 
     low (2, batch, L, R), weight (2, E, R), bias (2, E). Errors are those of `selective_scan`.
     """
-    op = "delta_projection"
-    require_floats(op, low=low, weight=weight, bias=bias)
-    _check_low(op, low)
-    if weight.dim() != 3 or (weight.shape[0], weight.shape[2]) != (2, low.shape[3]):
-        raise ValueError(f"{op}: weight must be (2, channels, {low.shape[3]}), not {tuple(weight.shape)}")
-    _check_shape(op, "bias", bias, weight.shape[:2])
-    return delta_op(op, implementation, Projection(low, weight, bias))
+    op, given = "delta_projection", Projection(low, weight, bias)
+    return delta_op(op, implementation, given, lambda: _check_projection(op, *given))
 
 
 def bidirectional_scan(
@@ -122,9 +121,13 @@ def bidirectional_scan(
     bias (2, E), A (2, E, N), negative, D (2, E) and z (batch, L, E). delta is that of `delta_projection`. Gradients and
     errors are those of `selective_scan`.
     """
-    op = "bidirectional_scan"
-    _check_form(op, form)
-    _check(op, (2,), u=u, A=A, B=B, C=C, D=D)
+    op, given = "bidirectional_scan", Bidirectional(u, low, weight, bias, A, B, C, D, z, form)
+    return bidirectional_op(op, implementation, given, lambda: _check_bidirectional(op, given))
+
+
+def _check_bidirectional(op: str, given: Bidirectional) -> None:
+    u, low, weight, bias, A, B, C, D, z, form = given
+    _check(op, (2,), form, u=u, A=A, B=B, C=C, D=D)
     _check_low(op, low)
     require_floats(op, u=u, low=low, weight=weight, bias=bias, z=z)
     per_channel, rank = D.shape, low.shape[-1:]
@@ -132,7 +135,14 @@ def bidirectional_scan(
     _check_shape(op, "weight", weight, per_channel + rank)
     _check_shape(op, "bias", bias, per_channel)
     _check_shape(op, "z", z, u.shape[1:])
-    return bidirectional_op(op, implementation, Bidirectional(u, low, weight, bias, A, B, C, D, z, form))
+
+
+def _check_projection(op: str, low: Tensor, weight: Tensor, bias: Tensor) -> None:
+    require_floats(op, low=low, weight=weight, bias=bias)
+    _check_low(op, low)
+    if weight.dim() != 3 or (weight.shape[0], weight.shape[2]) != (2, low.shape[3]):
+        raise ValueError(f"{op}: weight must be (2, channels, {low.shape[3]}), not {tuple(weight.shape)}")
+    _check_shape(op, "bias", bias, weight.shape[:2])
 
 
 def _check_low(op: str, low: Tensor) -> None:
@@ -140,13 +150,10 @@ def _check_low(op: str, low: Tensor) -> None:
         raise ValueError(f"{op}: low must be (2, batch, length, rank of at least 1), not {tuple(low.shape)}")
 
 
-def _check_form(op: str, form: str) -> None:
+def _check(op: str, lead: tuple[int, ...], form: str, **tensors: Any) -> None:
+    """Raise where a tensor does not fit the shapes of u (*lead, batch, length, channels) and A (*lead, channels, N)."""
     if form not in {"serial", "two_level"}:
         raise ValueError(f"{op}: form must be 'serial' or 'two_level', not {form!r}")
-
-
-def _check(op: str, lead: tuple[int, ...], **tensors: Any) -> None:
-    """Raise where a tensor does not fit the shapes of u (*lead, batch, length, channels) and A (*lead, channels, N)."""
     require_floats(op, **tensors)
     u, A = tensors["u"], tensors["A"]
     if u.dim() != len(lead) + 3 or u.shape[: len(lead)] != lead:

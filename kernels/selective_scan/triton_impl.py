@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchd.kernels import launch
+from benchd.kernels import launch, plan
 from benchd.kernels.selective_scan.ops import (
     Bidirectional,
     Projection,
@@ -61,13 +61,19 @@ class _Cut(NamedTuple):
 
 # The cuts of each architecture, by the largest batch * directions * channels that they are for; 0 is any other one.
 # Little work takes few channels a program, to have programs at all, and reads ahead, at the cost of registers that
-# nobody else asks for. Much of it takes many channels a warp, since adding up the states costs shuffles by the register
-# and not by the channel. On 8.7 blocks of one warp, or of more than 80 registers a thread, would not fill half of it.
+# nobody else asks for; the fewer channels the fewer instructions a token, until every scheduler of a 9.0 is taken.
+# Much of it takes many channels a warp, since adding up the states costs shuffles by the register and not by the
+# channel. On 8.7 blocks of one warp, or of more than 80 registers a thread, would not fill half of it.
 _CUTS: Mapping[str, Mapping[int, tuple[tuple[float, _Cut], ...]]] = {
     "serial": {
         0: ((6144, _Cut(16, 8, 2, ahead=True)), (math.inf, _Cut(64, 2, 2))),
         87: ((1536, _Cut(16, 8, 2)), (math.inf, _Cut(64, 2, 2))),
-        90: ((12288, _Cut(8, 8, 1, ahead=True)), (math.inf, _Cut(32, 4, 1))),
+        90: (
+            (1536, _Cut(2, 8, 1, ahead=True)),
+            (6144, _Cut(4, 8, 1, ahead=True)),
+            (12288, _Cut(8, 8, 1, ahead=True)),
+            (math.inf, _Cut(32, 4, 1)),
+        ),
     },
     "two_level": {0: ((math.inf, _Cut(8, 16, 4)),), 90: ((math.inf, _Cut(4, 32, 4)),)},
 }
@@ -95,7 +101,7 @@ def _pair(given: ScanPair) -> Tensor:
 def _scanned(given: Scan | ScanPair, reverse: bool) -> Tensor:
     """Return y (directions, batch, length, channels); `reverse` is the direction of the first."""
     u, delta, A, B, C, D, z, bias = directions_of(given)
-    y = u.new_empty(u.shape)
+    y = plan.workspace(u.new_empty(u.shape))
     if y.numel() == 0:
         return y
     rows = [None if tensor is None else _rows(tensor) for tensor in (u, delta, B, C, z)]
@@ -131,8 +137,8 @@ def _scan_constants(form: str, cut: _Cut, channels: int, states: int) -> dict[st
 
 def _project(low: Tensor, weight: Tensor, bias: Tensor, *copied: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Return delta in the dtype of low, and B and C, where `copied` has them, in float32 without gaps."""
-    delta = low.new_empty(*low.shape[:-1], weight.shape[1])
-    copies = [tensor.new_empty(tensor.shape, dtype=torch.float32) for tensor in copied]
+    delta = plan.workspace(low.new_empty(*low.shape[:-1], weight.shape[1]))
+    copies = [plan.workspace(tensor.new_empty(tensor.shape, dtype=torch.float32)) for tensor in copied]
     if delta.numel() == 0:
         return delta, copies
     # flattening images and tokens copies a tensor whose images do not follow each other, which is a narrow one
@@ -340,7 +346,7 @@ def _scan_group(
         if skip is not None:
             y += skip * x
         if len(rows) == 6:
-            y *= _silu(read[k][4].to(tl.float32))
+            y *= silu(read[k][4].to(tl.float32))
         ys += (y,)
     for k in tl.static_range(len(ys)):
         tl.store(rows[0] + SIGN * k * steps[0], ys[k].to(rows[0].dtype.element_ty), mask=masks[0])
@@ -374,7 +380,7 @@ def _in_chunks(
         if skip is not None:
             y += skip[None, :] * x
         if len(rows) == 6:
-            y *= _silu(read[4])
+            y *= silu(read[4])
         tile = rows[0][None, :] + later * steps[0]
         tl.store(tile, y.to(rows[0].dtype.element_ty), mask=exists[:, None] & masks[0][None, :])
         rows = _after(rows, steps, SIGN * TOKENS)
@@ -392,12 +398,12 @@ def _step_size(delta, offset, SOFTPLUS: tl.constexpr):
     if offset is not None:
         delta += offset
     if SOFTPLUS:
-        delta = _softplus(delta)
+        delta = softplus(delta)
     return delta
 
 
 @triton.jit
-def _softplus(x):
+def softplus(x):
     """Return max(x, 0) + log(1 + t) where t = exp(-|x|), the logarithm being t times a polynomial in t.
 
     The polynomial has the least relative error over [0, 1], 1.5e-7 in float32; falling powers come first. It takes half
@@ -418,7 +424,8 @@ def _softplus(x):
 
 
 @triton.jit
-def _silu(z):
+def silu(z):
+    """Return z / (1 + exp(-z))."""
     return z / (1.0 + tl.exp2(z * -_LOG2_E))
 
 
@@ -452,7 +459,7 @@ def _delta_kernel(
         projected = tl.dot(low_tile, weight_tile, input_precision="ieee") + offset[None, :]
         tl.store(
             delta + (g * rows + row[:, None]) * CHANNELS + d[None, :],
-            _softplus(projected).to(delta.dtype.element_ty),
+            softplus(projected).to(delta.dtype.element_ty),
             mask=(row < rows)[:, None] & (d < CHANNELS)[None, :],
         )
     elif B is not None:
@@ -487,4 +494,4 @@ def _gate_kernel(
     forward = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
     backward = tl.load(y + rows.to(tl.int64) * CHANNELS + at, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(z + row[:, None] * z_row + d[None, :], mask=mask, other=0.0).to(tl.float32)
-    tl.store(gated + at, ((forward + backward) * _silu(gate)).to(gated.dtype.element_ty), mask=mask)
+    tl.store(gated + at, ((forward + backward) * silu(gate)).to(gated.dtype.element_ty), mask=mask)

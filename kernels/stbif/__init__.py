@@ -11,8 +11,10 @@ the input is quiet, s * k moves to s * clamp(floor(sum(current) / s + 1/2), N, P
 `stbif_block` adds a folded bias and a residual on the way in; `max_pool_delta` is the max pool between such layers.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from benchd.kernels.dispatch import load_all
@@ -43,10 +45,9 @@ def stbif(
     one without time steps, a threshold that is not one positive number, bounds that do not hold 0, or an unknown output
     or implementation, and dispatch.Unavailable where the implementation cannot run.
     """
-    _check_steps("stbif", current)
-    _check_neuron(threshold, pos_max, neg_min, output)
-    given = StBifInputs(current, None, None, threshold_of(threshold, current), pos_max, neg_min, output == "codes")
-    return stbif_op("stbif", implementation, _constant(given) if given.codes else given)
+    codes = _check_neuron(threshold, pos_max, neg_min, output)
+    given = StBifInputs(current, None, None, threshold_of(threshold, current), pos_max, neg_min, codes)
+    return _fired(given, implementation, lambda: _check_tensors("stbif", given))
 
 
 def stbif_block(
@@ -68,11 +69,9 @@ def stbif_block(
     bias / step at t < step and 0 after. x is summed in the dtype of v. Gradients and errors are those of `stbif`, with
     bias and residual differentiable as well; ValueError also for shapes that do not fit.
     """
-    _check_steps("stbif_block", current)
-    _check_neuron(threshold, pos_max, neg_min, output)
-    _check_terms(current, bias, residual)
-    given = StBifInputs(current, bias, residual, threshold_of(threshold, current), pos_max, neg_min, output == "codes")
-    return stbif_op("stbif", implementation, _constant(given) if given.codes else given)
+    codes = _check_neuron(threshold, pos_max, neg_min, output)
+    given = StBifInputs(current, bias, residual, threshold_of(threshold, current), pos_max, neg_min, codes)
+    return _fired(given, implementation, lambda: _check_tensors("stbif_block", given))
 
 
 def max_pool_delta(
@@ -88,15 +87,16 @@ def max_pool_delta(
     for values that are not floating point, ValueError for another number of dimensions, no time steps or windows that
     do not fit, and dispatch.Unavailable as `stbif` does.
     """
-    _check_steps("max_pool_delta", values)
-    _check_windows(values, kernel_size, stride, padding)
-    return max_pool_delta_op("max_pool_delta", implementation, Pool(values, kernel_size, stride, padding))
+    given = Pool(values, kernel_size, stride, padding)
+    return max_pool_delta_op("max_pool_delta", implementation, given, lambda: _check_windows(*given))
 
 
-def _constant(given: StBifInputs) -> StBifInputs:
-    """Return it without gradients, which codes have in no implementation."""
-    constants: list[Any] = [each.detach() if isinstance(each, Tensor) else each for each in given]
-    return StBifInputs(*constants)
+def _fired(given: StBifInputs, implementation: str, check: Callable[[], None]) -> Tensor:
+    """Return the spikes, without gradients if they are codes, which have none in any implementation."""
+    if given.codes and torch.is_grad_enabled():
+        constants: list[Any] = [each.detach() if isinstance(each, Tensor) else each for each in given]
+        given = StBifInputs(*constants)
+    return stbif_op("stbif", implementation, given, check)
 
 
 def _check_steps(op: str, tensor: Tensor) -> None:
@@ -106,7 +106,11 @@ def _check_steps(op: str, tensor: Tensor) -> None:
         raise ValueError(f"{op}: expected (T, ...) with T at least 1, not {tuple(tensor.shape)}")
 
 
-def _check_terms(current: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+def _check_tensors(op: str, given: StBifInputs) -> None:
+    current, bias, residual, threshold, *_ = given
+    _check_steps(op, current)
+    if threshold.numel() != 1:
+        raise ValueError(f"stbif: threshold must have one element, not shape {tuple(threshold.shape)}")
     if bias is not None and (current.dim() < 3 or bias.shape != (current.shape[0], current.shape[2])):
         raise ValueError(f"stbif_block: bias must be (T, C), not {tuple(bias.shape)} for {tuple(current.shape)}")
     if residual is not None and residual.shape != current.shape:
@@ -114,6 +118,7 @@ def _check_terms(current: Tensor, bias: Tensor | None, residual: Tensor | None) 
 
 
 def _check_windows(values: Tensor, kernel_size: int, stride: int, padding: int) -> None:
+    _check_steps("max_pool_delta", values)
     if values.dim() != 5:
         raise ValueError(f"max_pool_delta: values must be (T, B, C, H, W), not {tuple(values.shape)}")
     if kernel_size < 1 or stride < 1 or not 0 <= padding <= kernel_size // 2:
@@ -123,14 +128,13 @@ def _check_windows(values: Tensor, kernel_size: int, stride: int, padding: int) 
         raise ValueError(f"max_pool_delta: no window of {kernel_size} fits into {tuple(values.shape[3:])}")
 
 
-def _check_neuron(threshold: Tensor | float, pos_max: int, neg_min: int, output: str) -> None:
-    if isinstance(threshold, Tensor):
-        # its value is not read: on a GPU that would wait for the device
-        if threshold.numel() != 1:
-            raise ValueError(f"stbif: threshold must have one element, not shape {tuple(threshold.shape)}")
-    elif not threshold > 0:
+def _check_neuron(threshold: Tensor | float, pos_max: int, neg_min: int, output: str) -> bool:
+    """Raise where a number does not fit, and return whether the output is codes."""
+    # a tensor's value is not read: on a GPU that would wait for the device
+    if not isinstance(threshold, Tensor) and not threshold > 0:
         raise ValueError(f"stbif: threshold must be positive, not {threshold}")
     if not neg_min <= 0 < pos_max:
         raise ValueError(f"stbif: expected neg_min <= 0 < pos_max, not {neg_min} and {pos_max}")
     if output not in {"codes", "values"}:
         raise ValueError(f"stbif: output must be 'codes' or 'values', not {output!r}")
+    return output == "codes"

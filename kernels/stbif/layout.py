@@ -14,7 +14,9 @@ def threshold_of(threshold: Tensor | float, current: Tensor) -> Tensor:
     A number is filled in there: a copy from the host would wait for the device, and no CUDA graph may hold one.
     """
     if isinstance(threshold, Tensor):
-        return threshold.to(current.device, state_dtype(current))
+        dtype = state_dtype(current)
+        as_it_is = threshold.dtype == dtype and threshold.device == current.device
+        return threshold if as_it_is else threshold.to(current.device, dtype)
     return torch.full((), threshold, dtype=state_dtype(current), device=current.device)
 
 

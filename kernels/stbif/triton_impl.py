@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from benchd.kernels import launch
+from benchd.kernels import launch, plan
 from benchd.kernels.dispatch import state_dtype
 from benchd.kernels.stbif import layout
 from benchd.kernels.stbif.layout import frames, laid_out, like, pictures, pooled
@@ -252,7 +252,7 @@ def _max_pool_delta_backward(given: PoolBackward) -> Tensor:
 def _running_sums(values: Tensor) -> Tensor:
     """Return the running sums of `values` over T, (T, B, C, H, W), channels last in the state's dtype."""
     dense = frames(values, values.dtype).unflatten(0, values.shape[:2])
-    sums = torch.empty_like(dense, dtype=state_dtype(values))
+    sums = plan.workspace(torch.empty_like(dense, dtype=state_dtype(values)))
     n = dense[0].numel()
     cut = _cut(values.device, n)
     launch.run(

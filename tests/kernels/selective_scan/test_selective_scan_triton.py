@@ -69,7 +69,9 @@ def test_every_combination_of_options(form, given_names, softplus):
     assert error(y, equation(tensors, softplus=softplus)) < 2e-6
 
 
-@pytest.mark.parametrize("cut", [(8, 8, 1, True), (16, 8, 2), (32, 4, 1), (64, 2, 2, True)], ids=str)
+@pytest.mark.parametrize(
+    "cut", [(2, 8, 1, True), (4, 8, 1, True), (8, 8, 1, True), (16, 8, 2), (32, 4, 1), (64, 2, 2, True)], ids=str
+)
 def test_each_cut_of_the_serial_form(monkeypatch, cut):
     monkeypatch.setattr(triton_impl, "_cut", lambda *_: triton_impl._Cut(*cut))
     # a few channels more than a tile, and mostly less than one
