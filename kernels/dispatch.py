@@ -1,6 +1,6 @@
 """Chooses the implementation of an op by name; each op's folder holds one module per implementation."""
 
-import importlib
+import importlib.util
 import os
 from contextlib import suppress
 from typing import Any, Literal
@@ -96,7 +96,8 @@ def load_all(package: str) -> None:
     Triton's is included only if its kernels can run, so that a CPU-only machine need not wait for its import.
     """
     for implementation in ("torch", "native"):
-        load(package, implementation)
+        if importlib.util.find_spec(f"{package}.{IMPLEMENTATIONS[implementation]}"):  # some are for a GPU alone
+            load(package, implementation)
     if torch.cuda.is_available() or INTERPRETED:
         with suppress(Unavailable):  # a missing one is reported when requested
             load(package, "triton")

@@ -24,13 +24,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchd.kernels import plan
 from benchd.kernels.add_rms_norm import add_rms_norm
 from benchd.kernels.causal_conv1d import causal_conv1d_pair
 from benchd.kernels.compiler import threads
-from benchd.kernels.dispatch import Unavailable
-from benchd.kernels.op import is_exported, is_hooked, is_watched, op
+from benchd.kernels.dispatch import Unavailable, chosen
+from benchd.kernels.op import is_exported, is_hooked, is_observed, is_watched, op
 from benchd.kernels.packed_linear import PackedLinear
 from benchd.kernels.selective_scan import Form, bidirectional_scan, delta_projection, selective_scan_pair
+from benchd.kernels.vim_layer import in_conv, out_norm, steps, takes
 from benchd.models.catalog import NO_INT8, Kernels
 from benchd.models.vim_layers import EPS, STATES, Layers, Weights, split_columns
 from benchd.models.weights import WeightsError
@@ -105,6 +107,26 @@ class Mixer(nn.Module):
         )
         gate = functional.silu(functional.linear(x[:, index], to_z))
         return self.out_proj((y[0, :, index] + y[1, :, 0]) * gate)
+
+    def fused(
+        self, normed: torch.Tensor, residual: torch.Tensor, weights: Weights, norm: torch.Tensor, index: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of the mixed tokens and the residual, normed by the weight of the next norm, and itself.
+
+        All of (B, L, dim), or with an `index` < L / 2 the token there alone, (B, 1, dim). Four launches on a GPU.
+        """
+        how, x_proj = self.implementation, cast("partial[torch.Tensor]", weights.x_proj).keywords["mat2"]
+        in_proj, out_proj = (cast("nn.Linear", product).weight for product in (weights.in_proj, weights.out_proj))
+        u, z = in_conv(normed, in_proj, weights.conv, weights.conv_bias, implementation=how)
+        delta, B, C = steps(u, x_proj, weights.dt_proj, weights.dt_bias, STATES, implementation=how)
+        if index is not None:
+            u, delta, B, C = (_seen(each, index) for each in (u, delta, B, C))
+        y = selective_scan_pair(u, delta, weights.A, B, C, weights.D, form=self.scan, implementation=how)
+        if index is not None:  # the last token of the forward scan and the last of the backward one
+            between, *strides = y.stride()
+            y = y.as_strided((2, len(z), 1, z.shape[2]), (between - index * strides[1], *strides), index * strides[1])
+            z, residual = z[:, index : index + 1], residual[:, index : index + 1]
+        return out_norm(y, z, out_proj, residual, norm, eps=EPS, implementation=how)
 
     def _convolved(self, u: torch.Tensor, weights: Weights) -> torch.Tensor:
         return causal_conv1d_pair(u, weights.conv, weights.conv_bias, implementation=self.implementation)
@@ -235,6 +257,8 @@ class Vim(nn.Module):
             hidden, residual = _layers_op["native"](tokens, given, self._number)
             return self._logits(hidden, residual, self.blocks()[-1].mixer.weights())
         weights = self._weights()
+        if (kept := self._kept) is not None and kept.weights is weights and self._is_fused(tokens, kept):
+            return self.head(self._fused(tokens, kept)[:, 0])
         if (kept := self._callable(tokens, weights)) is None:
             return self._logits(*self._through(tokens, weights), weights[-1])
         logits = self._called(tokens, kept, partial(self._logits, its=kept.weights[-1]))
@@ -287,6 +311,35 @@ class Vim(nn.Module):
             normed, residual = block.norm(hidden, residual)
             hidden = block.mixer(normed, its)
         return hidden, residual
+
+    def _is_fused(self, tokens: torch.Tensor, kept: "_Kept") -> bool:
+        """Return whether a layer is four launches on a GPU: in half precision, where nothing looks between them."""
+        if not tokens.numel() or torch.compiler.is_compiling() or is_exported() or torch.is_autocast_enabled("cuda"):
+            return False
+        plain = type(self.norm_f) is RmsNorm and not is_hooked(*kept.modules, self.norm_f)
+        return tokens.dtype == kept.fused_dtype and plain
+
+    def _fused(self, tokens: torch.Tensor, kept: "_Kept") -> torch.Tensor:
+        """Return the normed class token (B, 1, dim) behind all layers; its launches are prepared once for a size."""
+        given = _Tokens(tokens.contiguous())
+        if is_observed():
+            return self._through_fused(given, kept.weights)
+        key = tuple(plan.signature((*given, self.norm_f.weight)))
+        if (planned := kept.plans.get(key)) is None:
+            function = partial(self._through_fused, weights=kept.weights)
+            held = [*self.parameters(), *(each for its in kept.weights for each in _tensors(its))]
+            with torch.inference_mode(False), torch.no_grad():
+                planned = kept.plans[key] = plan.planned(function, given, held)
+        return planned(given)
+
+    def _through_fused(self, given: "_Tokens", weights: list[Weights]) -> torch.Tensor:
+        blocks = self.blocks()
+        normed, residual = blocks[0].norm(given.tokens, None)
+        following = [*(block.norm.weight for block in blocks[1:]), self.norm_f.weight]
+        for block, its, norm in zip(blocks, weights, following, strict=True):
+            index = self.class_index if block is blocks[-1] else None
+            normed, residual = block.mixer.fused(normed, residual, its, norm, index)
+        return normed
 
     def _logits(self, hidden: torch.Tensor, residual: torch.Tensor | None, its: Weights) -> torch.Tensor:
         last = self.blocks()[-1]
@@ -344,10 +397,19 @@ class Vim(nn.Module):
                 weights = [block.mixer.packed(block.mixer.weights()) for block in blocks]
                 modules = tuple(self.layers.modules())
                 products = tuple(layer for block in blocks for layer in (block.mixer.in_proj, block.mixer.out_proj))
-                self._kept = _Kept(key, held, weights, modules, products, _callable_dtype(held, weights), {})
+                dtypes = _callable_dtype(held, weights), self._fused_dtype(held)
+                self._kept = _Kept(key, held, weights, modules, products, *dtypes, {}, {})
         if is_hooked(*self._kept.products):  # packed ones are no modules
             return [block.mixer.weights() for block in blocks]
         return self._kept.weights
+
+    def _fused_dtype(self, parameters: list[torch.Tensor]) -> torch.dtype | None:
+        """Return the one dtype of all parameters if the kernels of `vim_layer` compute in it here."""
+        implementation = self.blocks()[0].mixer.implementation
+        on_gpu = implementation != "torch" and chosen(implementation, parameters[0].device) == "triton"
+        dtype, *others = {p.dtype for p in (*parameters, self.norm_f.weight)}
+        fits = on_gpu and not others and takes(dtype, len(self.norm_f.weight), parameters[0].device)
+        return dtype if fits else None
 
     def _tokens(self, images: torch.Tensor) -> torch.Tensor:
         patches = self.patch_embed(images)
@@ -364,6 +426,10 @@ class _Layered(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.model.layered(tokens)
+
+
+class _Tokens(NamedTuple):
+    tokens: torch.Tensor
 
 
 class _Given(NamedTuple):
@@ -399,7 +465,22 @@ class _Kept(NamedTuple):
     modules: tuple[nn.Module, ...]  # of the layers
     products: tuple[nn.Module, ...]  # of these, those that run as they are where nothing is packed
     dtype: torch.dtype | None  # of tokens that may go through `Layers`, if any may
+    fused_dtype: torch.dtype | None  # of tokens that may go through the fused launches of a GPU
+    plans: dict[tuple[Any, ...], Callable[["_Tokens"], torch.Tensor]]  # of these, by the tokens and the last norm
     layers: dict[tuple[torch.Size, int], Layers]  # by the tokens and the number of threads; taken out while they run
+
+
+def _tensors(weights: Weights) -> list[torch.Tensor]:
+    """Return those that are derived of parameters."""
+    x_proj = cast("partial[torch.Tensor]", weights.x_proj).keywords["mat2"]
+    return [x_proj, *(each for each in weights if isinstance(each, torch.Tensor))]
+
+
+def _seen(both: torch.Tensor, index: int) -> torch.Tensor:
+    """Return of (2, B, L, n) what the token `index` < L / 2 sees, (2, B, L - index, n): from the first, or the last."""
+    _, batch, length, columns = both.shape
+    between, image, token, column = both.stride()
+    return both.as_strided((2, batch, length - index, columns), (between + index * token, image, token, column))
 
 
 def _parameters(block: Block) -> list[torch.Tensor]:
