@@ -40,7 +40,7 @@ FAST := tests/e2e/test_bench_once.py::test_a_sweep_probes_first_and_last_and_pri
 export PYTHON JETSON_INDEX BOARD
 
 .ONESHELL:
-.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-nir test-hub test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster soak-why check types weights pictures wheel release bundle programs clean
+.PHONY: help once test test-fast test-slow test-ptx test-index test-unit test-gpu test-arm64 test-tensorrt test-amqtt test-neurobench test-nir test-hub test-jetpack62 test-jetpack72 bench-kernels bench-models bench-collector bench-telemetry bench-pages bench-link bench-quarter bench-quarter-dry bench-gpu bench-cpu soak soak-aa soak-gate soak-cluster soak-why check types weights pictures wheel release bundle programs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## /\1\t/p' Makefile | expand -t 18
@@ -92,11 +92,17 @@ bench-kernels: $(ONCE)  ## race the kernels against torch and installed peers; A
 bench-models: $(ONCE)  ## race the models' variants against each other and installed peers
 	@$(BIN)/python -m benchmarks.models $(ARGS)
 
-bench-gpu: $(TEST)  ## measure everything on this machine's GPU, in stages, into results/
-	@$(BIN)/python -m benchmarks.campaign --device cuda $(ARGS)
+bench-quarter: $(TEST)  ## measure what matters on this machine's GPU in a quarter of an hour; goes on where it was cut
+	@$(BIN)/python -m benchmarks.quarter $(ARGS)
 
-bench-cpu: $(TEST)  ## measure everything on the CPU, in stages, into results/
-	@$(BIN)/python -m benchmarks.campaign --device cpu --minutes 60 $(ARGS)
+bench-quarter-dry: $(TEST)  ## see that each stage of bench-quarter runs, on the CPU
+	@$(BIN)/python -m benchmarks.quarter --device cpu --dry --output bench-out/quarter-dry $(ARGS)
+
+bench-gpu: $(TEST)  ## measure everything on this machine's GPU, in stages, within three hours
+	@$(BIN)/python -m benchmarks.quarter --minutes 180 --output bench-out/gpu $(ARGS)
+
+bench-cpu: $(TEST)  ## measure everything on the CPU, in stages, within an hour
+	@$(BIN)/python -m benchmarks.quarter --device cpu --minutes 60 --output bench-out/cpu $(ARGS)
 
 soak: $(TEST) programs  ## kill the service, its broker and its collector for an hour; ARGS="--help" lists options
 	@$(BIN)/python -m tests.soak.soak $(ARGS)

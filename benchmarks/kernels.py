@@ -185,18 +185,18 @@ def _judged(
             call = prepare()
             answers = [call()]
             if graph:
-                call, calls = _captured(call)
+                call, calls = captured(call)
                 answers.append(call())
     except (Missing, Unavailable, Unsupported) as error:
         return Entrant(name, None, str(error), right=False)
     except Exception as error:  # whatever a peer or a user's kernel raises
         return rows.failed(name, error)
-    verdicts = [_agreement(answer, expected, problem.exact, dtype) for answer in answers]
+    verdicts = [agreement(answer, expected, problem.exact, dtype) for answer in answers]
     right, verdict = min(verdicts, key=operator.itemgetter(0))
     return Entrant(name, call, verdict, right, calls)
 
 
-def _captured(call: Call) -> tuple[Call, int]:
+def captured(call: Call) -> tuple[Call, int]:
     """Return several calls as one CUDA graph, whose replay returns the last one's answer, and how many calls.
 
     One that takes a while is there fewer times: its launches would make the graph large.
@@ -218,7 +218,7 @@ def _tensors(answer: Any) -> tuple[Tensor, ...]:
     return answer if isinstance(answer, tuple) else (answer,)
 
 
-def _agreement(answer: Any, expected: Any, exact: bool, dtype: torch.dtype) -> tuple[bool, str]:
+def agreement(answer: Any, expected: Any, exact: bool, dtype: torch.dtype) -> tuple[bool, str]:
     """Return whether the answer is right and by how much it differs, over every tensor of it."""
     answers, wanted = _tensors(answer), _tensors(expected)
     if [tensor.shape for tensor in answers] != [tensor.shape for tensor in wanted]:

@@ -27,6 +27,7 @@ from benchd.daemon.records import Case, Check, Direction, OptionValue, Variant, 
 from benchd.daemon.runtimes import Precision
 from benchd.daemon.worker import backends, workload
 from benchd.daemon.worker.backends import Loaded
+from benchd.daemon.worker.backends.cudagraph import capture
 from benchd.daemon.worker.backends.eager import DTYPES, amp_dtype
 from benchd.daemon.worker.check.checking import check_and_answers
 from benchd.daemon.worker.steps import Training
@@ -222,14 +223,19 @@ def _peers(job: Job, device: torch.device) -> Iterator[Entrant]:
     """Yield each peer in float32 and, where nothing is learned, in half as its users run it: amp, on a GPU fp16 too."""
     halves: list[Precision] = ["amp", "fp16"] if device.type == "cuda" else ["amp"]
     precisions: list[Precision] = ["fp32", *(halves if job.case.direction == "inference" else [])]
+    graphs = [False, True] if device.type == "cuda" and job.case.direction == "inference" else [False]
     for name, build in peer_models.PEERS.get(job.case.model, {}).items():
-        for precision in precisions:
-            yield _peer(job, name, build, Variant("eager", precision), device)
+        for precision, captured in itertools.product(precisions, graphs):
+            yield _peer(job, name, build, Variant("eager", precision), device, captured)
             gc.collect()
 
 
-def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, device: torch.device) -> Entrant:
+def _peer(
+    job: Job, name: str, build: peer_models.Build, variant: Variant, device: torch.device, captured: bool
+) -> Entrant:
+    """Load a peer and check it; `captured` runs it as a CUDA graph, as its users would where a launch costs."""
     shown = name if variant.precision == "fp32" else f"{name}, {variant.precision}"
+    shown += ", in a graph" if captured else ""
     job = msgspec.structs.replace(job, case=msgspec.structs.replace(job.case, variant=variant))
     try:
         with rows.limited():
@@ -240,8 +246,13 @@ def _peer(job: Job, name: str, build: peer_models.Build, variant: Variant, devic
                 check = check_and_answers(built, Loaded(run, dtype, device, None), job).check
         images = _images(built, job).to(device, dtype)
         call = (lambda: run(images)) if job.case.direction == "inference" else _training(peer, images, job)
+        if captured:
+            graph, answer = capture(call)
+            call = graph.replay
+            call()
+            torch.testing.assert_close(answer, run(images), rtol=1e-2, atol=1e-2)
         return Entrant(shown, call, _shown(check), check.passed)
-    except Missing as reason:
+    except (Missing, Unsupported) as reason:
         return Entrant(shown, None, str(reason), right=False)
     except Exception as raised:  # a peer may raise anything
         return rows.failed(shown, raised)

@@ -19,6 +19,7 @@ from benchd.kernels.packed_linear import PackedLinear
 from benchd.kernels.selective_scan import bidirectional_scan, delta_projection, selective_scan
 from benchd.kernels.spike_conv2d import spike_conv2d
 from benchd.kernels.stbif import max_pool_delta, stbif, stbif_block
+from benchd.kernels.vim_layer import in_conv, out_norm, steps
 from benchmarks import peers
 
 T = 8
@@ -198,6 +199,26 @@ def _add_rms_norm(shape: Sequence[int], dtype: torch.dtype, device: torch.device
     )
 
 
+def _vim_layer(public: Callable[..., Any], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
+    """One of the fused parts of a Vim layer; they have no kernels for float32."""
+    batch, length, dim = shape
+    inner, rank, rows = 2 * dim, -(-dim // 16), batch * length
+    make = partial(_normal, dtype=dtype, device=device)
+    if public is in_conv:
+        given = {"normed": make(batch, length, dim), "weight": make(2 * inner, dim, scale=dim**-0.5)}
+        arguments: dict[str, Any] = given | {"taps": make(2, inner, 4, scale=0.5), "shift": make(2, inner)}
+        return Problem(in_conv, arguments, flops=rows * inner * (4.0 * dim + 16.0), exponentials=2.0 * rows * inner)
+    if public is steps:
+        given = {"u": make(2, batch, length, inner), "weight": make(2, inner, 32 + rank, scale=inner**-0.5)}
+        arguments = given | {"dt_weight": make(2, inner, rank, scale=rank**-0.5), "dt_bias": make(2, inner) - 4}
+        flops = 4.0 * rows * inner * (32 + 2 * rank)
+        return Problem(steps, arguments | {"states": 16}, flops=flops, exponentials=2.0 * rows * inner)
+    arguments = {"y": make(2, batch, length, inner), "z": make(batch, length, inner)}
+    arguments |= {"weight": make(dim, inner, scale=inner**-0.5), "norm": make(dim)}
+    arguments["residual"] = _normal(batch, length, dim, dtype=torch.float32, device=device)
+    return Problem(out_norm, arguments, flops=2.0 * rows * inner * dim, exponentials=float(rows * inner))
+
+
 def _packed_linear(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Problem:
     rows, inner, outer = shape
     weight = _normal(outer, inner, dtype=dtype, device=device, scale=inner**-0.5)
@@ -275,6 +296,7 @@ def _spike_conv2d(shape: Sequence[int], dtype: torch.dtype, device: torch.device
 _VIM = ((1, 197, 384, 16), (4, 197, 384, 16), (64, 197, 384, 16))
 _VIM_MIXER = tuple((*shape, 12) for shape in _VIM)
 _CONV = tuple((*shape[:3], 4) for shape in _VIM)
+_VIM_OPS = (in_conv, steps, out_norm)
 _NEURONS = ((T, 64, 64, 32, 32),)
 
 OPS: Mapping[str, Op] = {
@@ -285,6 +307,7 @@ OPS: Mapping[str, Op] = {
     "causal_conv1d": Op(partial(_convolution, False), "batch,length,channels,width", _CONV[:2]),
     "causal_conv1d_pair": Op(partial(_convolution, True), "batch,length,channels,width", _CONV[:2]),
     "add_rms_norm": Op(_add_rms_norm, "rows,dim", ((197, 192), (4 * 197, 192)), rows=197),
+    **{f"vim_{op.__name__}": Op(partial(_vim_layer, op), "batch,length,dim", ((1, 197, 192),)) for op in _VIM_OPS},
     "packed_linear": Op(
         _packed_linear, "rows,inner,outer", ((197, 192, 768), (197, 384, 192), (4 * 197, 192, 768)), rows=197
     ),

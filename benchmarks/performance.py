@@ -20,7 +20,7 @@ import typer
 from benchd.daemon.records import Variant
 from benchd.daemon.reporting.palette import GREY, colour
 from benchd.daemon.reporting.tables import markdown_table
-from benchmarks import kernels, models, rows
+from benchmarks import kernels, lines, models, rows
 from benchmarks.machine import Machine
 
 HEAD = """# Performance
@@ -157,7 +157,11 @@ def _machines(folder: Path) -> list[Path]:
 
 
 def _read(path: Path, kind: type[AnyRow]) -> list[AnyRow]:
-    return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()] if path.exists() else []
+    """Return the rows of a kind, which have a file of their own or, of a quarter of an hour, one with all others."""
+    kept = [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()] if path.exists() else []
+    key = "op" if kind is kernels.Row else "model"
+    found = (each for each in lines.whole(path.with_name("rows.jsonl")) if key in each[0] and "cut" not in each[0])
+    return kept + [msgspec.json.decode(line, type=kind) for _, line in found]
 
 
 def _fastest(contenders: Iterable[AnyRow]) -> AnyRow | None:

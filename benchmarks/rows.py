@@ -21,6 +21,7 @@ from rich.console import Console
 from benchd.daemon.machine import folders
 from benchd.daemon.measuring.process import environment
 from benchd.exporters import code
+from benchmarks import lines
 from benchmarks.paired import Dropped, Paired, in_a_line, race
 from benchmarks.peers import PACKAGES
 
@@ -33,7 +34,8 @@ _RUNTIMES = ("triton", "onnxruntime-gpu", "tensorrt")
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
     """One contender, as it is printed and written. A ratio is its time over that of the first one, where that ran.
 
-    `right` says whether its answer is; where it did not run, `verdict` gives the reason and there is no time.
+    `right` says whether its answer is; where it did not run, `verdict` gives the reason and there is no time. It was
+    written at `t_wall` (seconds since 1970) by the code of `commit`.
     """
 
     device: str
@@ -46,6 +48,8 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     ratio_high: float | None = None
     rounds: int | None = None
     versions: Mapping[str, str]
+    t_wall: float | None = None
+    commit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,12 +139,9 @@ def end(wrong: Sequence[str]) -> NoReturn:
 
 def write(rows: Sequence[Timed], output: Path | None) -> None:
     """Append one JSON line a contender."""
-    if output is None:
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("ab") as file:
-        for row in rows:
-            file.write(msgspec.json.encode(row) + b"\n")
+    if output is not None:
+        columns = lines.stamp()
+        lines.append(output, (msgspec.json.encode(msgspec.structs.replace(row, **columns)) for row in rows))
 
 
 def open_device(name: str, threads: int | None) -> torch.device:

@@ -1,0 +1,290 @@
+"""Everything that can be measured of this project on one machine, in the order of its worth: `make bench-quarter`.
+
+A rented GPU is there for a quarter of an hour, and may be gone at any moment. So stages run one after another under one
+deadline, each a process group that is killed at its limit; a row is on the disk as soon as it is known; and after each
+stage `results.tar` is replaced, with everything so far. A second call goes on behind the stages that came to an end.
+
+The folder of a machine then has `rows.jsonl` (kernels, models, cuts and host times, the last of each), `machine.json`,
+`records.jsonl`, `predictions.md` and `stages.json`, with what each stage came to.
+`python -m benchmarks.performance` makes docs/performance.md from the folders under results/.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+from benchd.daemon.machine import interpreter
+from benchmarks import lines, predictions
+from benchmarks.commands import command
+
+Status = Literal["ok", "failed", "cut", "no time left"]
+LARGEST_BYTES = 4 * 2**20  # of a file in the tar: a machine that is far away gives back little
+HAS_CUDA = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+UNPACKED = ("raw.jsonl", "results.tar")
+GRACE_S = 2.0  # between the request to end and the kill
+GRAPH_OPS = (
+    "selective_scan", "bidirectional_scan", "conv_scan_gate", "delta_projection", "causal_conv1d_pair", "add_rms_norm",
+    "vim_in_conv", "vim_steps", "vim_out_norm", "lif", "lif_pool", "lif_pool_repeat", "stbif", "stbif_block",
+    "max_pool_delta",
+)  # fmt: skip
+VIM = ("custom-fp16", "custom-cudagraph-fp16", "cudagraph-fp16", "compile-fp16")
+SPIKING = ("custom-fp16", "custom-cudagraph", "custom-cudagraph-fp16", "cudagraph-fp16")
+NETS = ("snn_onepass", "snn_stbif_resnet18")
+# what a user would ship on a GPU, and what each step towards it brings
+RACED = (
+    "amp", "fp16", "compile-amp", "cudagraph-fp16", "custom", "custom-fp16", "custom-cudagraph-fp16", "tensorrt-fp16",
+    "onnxruntime-fp16",
+)  # fmt: skip
+RECORDED = tuple(
+    (model, variant)
+    for model in ("vim_tiny", "snn_stbif_resnet18", "snn_onepass")
+    for variant in ("custom-cudagraph-fp16", "eager")
+)
+BATCHES = ("--batch-size", "1", "--batch-size", "4", "--batch-size", "64")
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, the least seconds that are worth starting it, and the most that it gets."""
+
+    name: str
+    least_s: float
+    most_s: float
+    command: Sequence[str]
+
+
+@app.command(epilog='Example: make bench-quarter ARGS="--minutes 5 --stage graphs"')
+def main(
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="cpu or cuda.")] = "cuda",
+    minutes: Annotated[float, typer.Option(help="Time of all stages together.")] = 14.0,
+    stage: Annotated[list[str] | None, typer.Option(help="A stage; may be repeated. All by default.")] = None,
+    dry: Annotated[bool, typer.Option("--dry", help="As short as it can be: does every stage run here?")] = False,
+    output: Annotated[Path, typer.Option(help="The folder of this machine's results.")] = Path("bench-out/quarter"),
+) -> None:
+    """Run the stages that have not come to an end yet, and print what is predicted beside what was measured."""
+    if device == "cuda" and subprocess.run([sys.executable, "-c", HAS_CUDA], check=False).returncode:
+        raise typer.BadParameter("torch finds no CUDA device here; see what runs without one with --device cpu --dry")
+    planned = list(stages(device, output, dry=dry))
+    for name in stage or []:
+        if name not in {each.name for each in planned}:
+            raise typer.BadParameter(f"unknown stage {name!r}; choose one of {', '.join(one.name for one in planned)}")
+    came_to = run([each for each in planned if not stage or each.name in stage], output, 60 * minutes)
+    typer.echo((output / "predictions.md").read_text())
+    raise typer.Exit(int(any(status == "failed" for status in came_to.values())))
+
+
+def stages(device: str, output: Path, *, dry: bool = False) -> Iterator[Stage]:
+    """Yield the stages for a device, the most wanted first; what only a GPU has is left out on a CPU."""
+    on_gpu, raw = device == "cuda", str(output / "raw.jsonl")
+    rows = ("--device", device, "--output", raw)
+    batches = ("--batch-size", "1") if dry else BATCHES
+    ops = [each for op in (("add_rms_norm", "lif") if dry else GRAPH_OPS) for each in ("--op", op)]
+    few = [each for op in ("add_rms_norm", "bidirectional_scan", "lif_pool", "stbif") for each in ("--op", op)]
+    seconds = "0.02" if dry else "0.4"
+    fp16 = ("--dtype", "fp16") if on_gpu else ()
+    captured = ("--graph",) if on_gpu else ()
+
+    def ours(name: str, least: float, most: float, module: str, *arguments: str) -> Stage:
+        return Stage(name, least, most, interpreter.of_module(f"benchmarks.{module}", *arguments))
+
+    machine = ("--device", device, "--output", str(output / "machine.json"))
+    yield ours("rates", 5, 25, "machine", *machine)
+    smoke = ("-q", "-x", "-p", "no:cacheprovider", "--one-each", "tests/kernels/test_plan.py", "tests/kernels/lif")
+    more = () if dry else ("tests/kernels/selective_scan", "tests/kernels/add_rms_norm")
+    yield Stage("smoke", 15, 60, interpreter.of_module("pytest", *smoke, *more, "-k", "triton"))
+    timed = (*fp16, *captured, "--seconds", seconds, *rows)
+    yield ours("graphs", 20, 90, "kernels", *ops, *batches, "--no-compile", *timed)
+    if not dry:
+        yield ours("compiled", 20, 60, "kernels", *few, *batches[:2], *timed)
+    yield ours("cuts", 10, 40, "cuts", *batches, "--seconds", seconds, *rows)
+    for name, least, most, models, variants in (
+        ("vim", 30, 100, ("vim_tiny",), VIM),
+        ("spiking", 20, 55, NETS, SPIKING),
+    ):
+        chosen = variants if on_gpu else ("custom",)
+        raced = [each for model in models[: 1 if dry else None] for each in ("--model", model)]
+        raced += [each for variant in chosen for each in ("--variant", variant)]
+        size = batches if name == "vim" else batches[-2:]
+        yield ours(name, least, most, "models", *raced, *size, "--seconds", "0.1" if dry else "2", *rows)
+    yield ours("host", 10, 35, "host", *(("--op", "add_rms_norm") if dry else ()), *rows)
+    if on_gpu:
+        yield from _counters(output)
+    for model, variant in RECORDED if not dry else ():
+        name = f"{model}-{variant}"
+        what = ("--models", model, "--variants", variant if on_gpu else "custom", "--batch-sizes", "1")
+        how = ("--device", device, "--preset", "quick", "--output", str(output / name))
+        yield Stage(f"record {name}", 15, 60, command("bench-once", *what, *how))
+    if not dry:
+        yield from _rest(device, output, rows)
+
+
+def _rest(device: str, output: Path, rows: Sequence[str]) -> Iterator[Stage]:
+    """Yield what takes hours: all tests, every variant in races, in records and in profiles, and five runs of eager."""
+    tests = ("tests/kernels", "tests/gpu" if device == "cuda" else "tests/models")
+    yield Stage("tests", 300, 1800, interpreter.of_module("pytest", "-q", "-p", "no:cacheprovider", *tests))
+    raced = [each for variant in RACED for each in ("--variant", variant)] if device == "cuda" else []
+    for model, batch in product(("vim_tiny", *NETS), ("1", "4", "64", "256") if device == "cuda" else ("1", "4")):
+        what = ("--models", model, "--batch-sizes", batch, "--device", device, "--preset", "quick")
+        if device == "cuda":
+            engine = ("export", model, "--to", "tensorrt", "--precision", "fp16", "--batch-sizes", batch)
+            yield Stage(f"engine {model} b{batch}", 60, 600, command("benchd", *engine, "--weights", "random"))
+        race = ("--model", model, "--batch-size", batch, *raced, "--seconds", "20", *rows)
+        yield Stage(f"race {model} b{batch}", 60, 480, interpreter.of_module("benchmarks.models", *race))
+        record = command("bench-once", *what, "--output", str(output / f"{model}-b{batch}"))
+        yield Stage(f"records {model} b{batch}", 60, 900, record)
+    for model in ("vim_tiny", *NETS):
+        how = ("--variants", "eager", "--device", device, "--preset", "quick")
+        five = ("--models", model, *how, "--processes", "5", "--output", str(output / f"{model}-five"))
+        yield Stage(f"five of {model}", 60, 480, command("bench-once", *five))
+        for variant in ("eager", "custom"):
+            profile = ("profile", model, "--variants", variant, "--method", "all", "--preset", "quick")
+            folder = ("--device", device, "--output", str(output / f"profile-{model}-{variant}"))
+            yield Stage(f"profile {model} {variant}", 30, 300, command("benchd", *profile, *folder))
+
+
+def _counters(output: Path) -> Iterator[Stage]:
+    """Yield the stages that read the GPU's counters of both scans, at batch 1 and 64, if ncu may."""
+    for batch in ("1", "64"):
+        ncu = ("ncu", "--set", "detailed", "--launch-skip", "6", "--launch-count", "3", "--csv", "--page", "raw")
+        run = interpreter.of_module(
+            "benchmarks.kernels", "--op", "bidirectional_scan", "--batch-size", batch, "--dtype", "fp16",
+            "--device", "cuda", "--no-compile", "--seconds", "0.02",
+        )  # fmt: skip
+        yield Stage(f"ncu b{batch}", 10, 30, (*ncu, "--log-file", str(output / f"ncu-b{batch}.csv"), *run))
+
+
+def run(planned: Sequence[Stage], output: Path, seconds: float) -> dict[str, Status]:
+    """Run what has not come to an end in `output` yet, within so many seconds; return what each stage came to.
+
+    On SIGTERM the stage at work is ended, what it has found is kept, and this process ends with status 143.
+    """
+    end = time.monotonic() + seconds
+    output.mkdir(parents=True, exist_ok=True)
+    state = output / "stages.json"
+    came_to: dict[str, Status] = json.loads(state.read_text()) if state.exists() else {}
+    signal.signal(signal.SIGTERM, _ended)
+    for stage in planned:
+        if came_to.get(stage.name) in {"ok", "failed", "cut"}:
+            continue
+        start = time.monotonic()
+        try:
+            came_to[stage.name] = finished(stage, output, end - start)
+        except (SystemExit, KeyboardInterrupt):
+            keep(output, came_to)
+            raise
+        keep(output, came_to)
+        typer.echo(f"{came_to[stage.name]}: {stage.name}, {time.monotonic() - start:.0f} s", err=True)
+    keep(output, came_to)
+    return came_to
+
+
+def _ended(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def finished(stage: Stage, output: Path, left_s: float) -> Status:
+    """Run a stage within its limit and the seconds that are left, with its words in a file."""
+    if left_s < stage.least_s:
+        return "no time left"
+    _end_line(output / "raw.jsonl")
+    with (output / "said.txt").open("ab") as said:
+        said.write(f"== {stage.name} ==\n".encode())
+        said.flush()
+        child = subprocess.Popen(
+            stage.command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            return "ok" if child.wait(min(stage.most_s, left_s)) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            return "cut"
+        finally:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End all of a stage's group: politely, then without asking."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            child.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            continue
+    child.wait()
+
+
+def _end_line(path: Path) -> None:
+    """Let the next row begin a line, whatever a kill has left of the last."""
+    text = path.read_bytes() if path.exists() else b""
+    if text and not text.endswith(b"\n"):
+        lines.append(path, [b""])
+
+
+def keep(output: Path, came_to: dict[str, Status]) -> None:
+    """Write what is known so far, each file whole or as it was: the rows, the state, the tar."""
+    with _undisturbed():
+        rows = {lines.subject(row): (row, line) for row, line in lines.whole(output / "raw.jsonl")}
+        _write(output / "rows.jsonl", [line for _, line in rows.values()])
+        kept = (each for path in sorted(output.glob("*/records.jsonl")) for each in lines.whole(path))
+        _write(output / "records.jsonl", list({record["run_id"]: line for record, line in kept}.values()))
+        _replace(output / "predictions.md", predictions.page([row for row, _ in rows.values()]).encode())
+        _replace(output / "stages.json", json.dumps(came_to, indent=1).encode())
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for path in sorted(output.glob("[!.]*.*")):
+                if path.name not in UNPACKED and path.stat().st_size <= LARGEST_BYTES:
+                    tar.add(path, path.name)
+        _replace(output / "results.tar", packed.getvalue())
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C wait until what is written is written."""
+    waiting = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, waiting)
+
+
+def _write(path: Path, rows: Sequence[bytes]) -> None:
+    _replace(path, _without_paths(b"".join(row + b"\n" for row in rows)))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_name(f".{path.name}.new")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _without_paths(text: bytes) -> bytes:
+    """Return the text with paths from here: lines to type name the interpreter and the folder of this machine."""
+    return text.replace(sys.executable.encode(), b"python").replace(f"{Path.cwd()}/".encode(), b"")
+
+
+if __name__ == "__main__":
+    app()
