@@ -385,23 +385,28 @@ class Vim(nn.Module):
         blocks = self.blocks()
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return [block.mixer.weights() for block in blocks]
+        if self._kept is None or not self._kept.is_current(blocks):
+            self._kept = self._derived(blocks)
+        if self._kept is None or is_hooked(*self._kept.products):  # packed ones are no modules
+            return [block.mixer.weights() for block in blocks]
+        return self._kept.weights
+
+    def _derived(self, blocks: list[Block]) -> "_Kept | None":
+        """Return what is derived of the parameters as they are, None if their changes could not be told."""
         sources = [p for block in blocks for p in _parameters(block)]
         # inference tensors have no version, and parametrised or replaced layers hold their parameters elsewhere
         if any(p.is_inference() for p in sources) or not all(map(_is_plain, blocks)):
-            return [block.mixer.weights() for block in blocks]
-        key = [(p.data_ptr(), p._version) for p in sources]
-        if self._kept is None or self._kept.key != key:
-            # ordinary tensors even in inference mode, which they may outlive
-            with torch.inference_mode(False), torch.no_grad():
-                held = [p.detach() for p in sources]
-                weights = [block.mixer.packed(block.mixer.weights()) for block in blocks]
-                modules = tuple(self.layers.modules())
-                products = tuple(layer for block in blocks for layer in (block.mixer.in_proj, block.mixer.out_proj))
-                dtypes = _callable_dtype(held, weights), self._fused_dtype(held)
-                self._kept = _Kept(key, held, weights, modules, products, *dtypes, {}, {})
-        if is_hooked(*self._kept.products):  # packed ones are no modules
-            return [block.mixer.weights() for block in blocks]
-        return self._kept.weights
+            return None
+        # ordinary tensors even in inference mode, which they may outlive
+        with torch.inference_mode(False), torch.no_grad():
+            held = [p.detach() for p in sources]
+            weights = [block.mixer.packed(block.mixer.weights()) for block in blocks]
+            modules = tuple(self.layers.modules())
+            products = tuple(layer for block in blocks for layer in (block.mixer.in_proj, block.mixer.out_proj))
+            members = [(owner, name, each) for module in modules for owner in (module._modules, module._parameters)
+                       for name, each in owner.items()]  # fmt: skip
+            dtypes = _callable_dtype(held, weights), self._fused_dtype(held)
+            return _Kept(members, sources, _versions(sources), held, weights, modules, products, *dtypes, {}, {})
 
     def _fused_dtype(self, parameters: list[torch.Tensor]) -> torch.dtype | None:
         """Return the one dtype of all parameters if the kernels of `vim_layer` compute in it here."""
@@ -459,8 +464,10 @@ def _layered(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
 class _Kept(NamedTuple):
     """Values derived from parameters, valid while these do not change."""
 
-    key: list[tuple[int, int]]
-    held: list[torch.Tensor]  # keeps the tensors in `key` alive, so that no other tensor gets their addresses
+    members: list[tuple[dict[str, Any], str, Any]]  # all modules and parameters of the layers, with where they are
+    sources: list[torch.Tensor]
+    versions: list[tuple[int, int]]
+    held: list[torch.Tensor]  # keeps the parameters' memory, so that no other tensor gets their addresses
     weights: list[Weights]
     modules: tuple[nn.Module, ...]  # of the layers
     products: tuple[nn.Module, ...]  # of these, those that run as they are where nothing is packed
@@ -468,6 +475,11 @@ class _Kept(NamedTuple):
     fused_dtype: torch.dtype | None  # of tokens that may go through the fused launches of a GPU
     plans: dict[tuple[Any, ...], Callable[["_Tokens"], torch.Tensor]]  # of these, by the tokens and the last norm
     layers: dict[tuple[torch.Size, int], Layers]  # by the tokens and the number of threads; taken out while they run
+
+    def is_current(self, blocks: list[Block]) -> bool:
+        """Return whether the layers still have these parameters, as they were."""
+        same = len(blocks) == len(self.weights) and all(owner.get(name) is each for owner, name, each in self.members)
+        return same and _versions(self.sources) == self.versions
 
 
 def _tensors(weights: Weights) -> list[torch.Tensor]:
@@ -481,6 +493,10 @@ def _seen(both: torch.Tensor, index: int) -> torch.Tensor:
     _, batch, length, columns = both.shape
     between, image, token, column = both.stride()
     return both.as_strided((2, batch, length - index, columns), (between + index * token, image, token, column))
+
+
+def _versions(parameters: list[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(p.data_ptr(), p._version) for p in parameters]
 
 
 def _parameters(block: Block) -> list[torch.Tensor]:
