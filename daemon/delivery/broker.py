@@ -1,4 +1,4 @@
-"""A broker's address, credentials and TLS, from a URL and `[mqtt]`, and reasons why it cannot be reached."""
+"""A broker's address, credentials and TLS, from a URL and `[mqtt]`, and the reasons why it cannot be reached."""
 
 import ipaddress
 import os
@@ -23,12 +23,12 @@ FORM = (
     "and / ? # @ in a user or password as %2F %3F %23 %40"
 )
 KEEP_ALIVE_S = 30
-LOOK_S = 3  # subtracted: mosquitto checks for dead links every 5 s, and they should show within 1.5 keep-alives
+LOOK_S = 3  # subtracted: mosquitto checks for dead links every 5 s, and must notice them within 1.5 keep-alives
 
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker's address and credentials. Neither its repr nor `url` and `address` show the password."""
+    """A broker's address and credentials. Its repr, `url` and `address` do not show the password."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """Return `host:port`, as messages name it."""
+        """Return `host:port`, as used in messages."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -53,10 +53,10 @@ class Broker:
 
 
 def parse_url(url: str) -> Broker:
-    """Return the broker of `mqtt[s]://[user[:password]@]host[:port]`; raise UsageError for any other URL.
+    """Return the broker at `mqtt[s]://[user[:password]@]host[:port]`; raise UsageError for any other URL.
 
-    A user without a password gets the one in BENCHD_MQTT_PASSWORD, else the credential `mqtt_password` of the systemd
-    unit. The message quotes nothing, because the text may contain a password.
+    A user without a password gets the one in BENCHD_MQTT_PASSWORD, else the systemd unit's credential `mqtt_password`.
+    The error message never quotes the URL, because it may contain a password.
     """
     try:
         parts = urlsplit(url)
@@ -77,7 +77,7 @@ def parse_url(url: str) -> Broker:
 
 
 def configured(url: str, given: MqttConfig) -> Broker:
-    """Return the broker of a URL with the TLS files of `[mqtt]` and a keep-alive that meets its `keep_alive_s`."""
+    """Return the broker at a URL with the TLS files of `[mqtt]` and a keep-alive that satisfies its `keep_alive_s`."""
     return replace(
         parse_url(url),
         ca_file=given.ca_file,
@@ -107,7 +107,7 @@ class Ended(Exception):
 
 
 def explain(address: str, error: OSError | None) -> str:
-    """Return in one sentence why a broker cannot be reached; `error` None means a timeout."""
+    """Return a sentence on why a broker cannot be reached; `error` None means a timeout."""
     if error is None or isinstance(error, TimeoutError):
         return f"{address} did not answer in time"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -118,14 +118,14 @@ def explain(address: str, error: OSError | None) -> str:
 
 
 def words(error: OSError) -> str:
-    """Return the text of this error from the system or OpenSSL."""
+    """Return the text that the system or OpenSSL gives for this error."""
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
     return error.strerror or str(error)
 
 
 def tls_context(broker: Broker) -> ssl.SSLContext:
-    """Return the TLS context of the broker's files; raise Ended naming a file that cannot be used."""
+    """Return the TLS context for the broker's files; raise Ended with the file's name if one cannot be used."""
     made = _Context(ssl.PROTOCOL_TLS_CLIENT)
     if broker.ca_file:
         _load(made.load_verify_locations, ca_file=broker.ca_file)
@@ -137,7 +137,7 @@ def tls_context(broker: Broker) -> ssl.SSLContext:
 
 
 class _Context(ssl.SSLContext):
-    """TLS that shakes hands at once: paho's own handshake would leave the socket open on failure."""
+    """TLS context that performs the handshake immediately: paho's own would leave the socket open on failure."""
 
     def wrap_socket(self, sock: socket, **options: Any) -> ssl.SSLSocket:  # type: ignore[override]
         wrapped = super().wrap_socket(sock, **options)

@@ -1,7 +1,7 @@
 """The commands that the service accepts over MQTT: six verbs with typed, named parameters, and nothing else.
 
-No parameter is a path, a module or a shell command. Anything else is refused with a reason that quotes at most the
-name of an unknown parameter.
+No parameter is a path, a module or a shell command. Anything else is refused with a reason that quotes at most the name
+of an unknown parameter.
 """
 
 import re
@@ -24,17 +24,17 @@ from benchd.daemon.records import Direction, OptionValue
 Verb = Literal["run", "cancel", "list", "reload", "status", "replay"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 WithoutLoad = Literal["single_stream", "offline", "periodic", "wake_up", "cold_start", "sustained", "pipeline"]
-"""The scenarios that a command can list; only a configured suite has the load of a `server`."""
+"""The scenarios that a command can list; only a configured suite can define the load of a `server`."""
 
 MAX_BYTES = 64 * 1024
-MAX_AGE_S = 60.0  # of `sent_s` on arrival
+MAX_AGE_S = 60.0  # difference between `sent_s` and the time of arrival
 REMEMBER_S = 86400.0
 REMEMBER = 10_000
 RATE_PER_S, BURST = 2.0, 20
 LISTS = ("models", "variants", "batch_sizes", "options", "directions", "scenarios")
-FLOOD = f"more than {RATE_PER_S:g} commands per second; the ones after this are dropped"
+FLOOD = f"more than {RATE_PER_S:g} commands per second; further commands are dropped"
 
-CLIENT = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,2}"  # with the id below it a topic that `Topics.may_answer`
+CLIENT = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,2}"  # followed by the id, it is a topic that `Topics.may_answer` allows
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class RunParameters(Parameters, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.suite is not None and (self.has_lists or self.preset is not None):
-            raise ValueError("a suite has lists and a preset of its own: give a suite or these, not both")
+            raise ValueError("a suite already defines its lists and preset: give either a suite, or lists and a preset")
 
     @property
     def has_lists(self) -> bool:
@@ -70,9 +70,9 @@ class RunParameters(Parameters, frozen=True, kw_only=True):
         return any(getattr(self, name) for name in LISTS)
 
     def as_suite(self) -> Suite:
-        """Return the lists as a suite of their own; raise UsageError without any, which would mean the whole plan."""
+        """Return the lists as a suite; raise UsageError if there are none, which would mean the whole plan."""
         if not self.has_lists:
-            raise UsageError("give a suite or lists; the command `list` names the suites")
+            raise UsageError("give a suite or lists; the command `list` returns the suites")
         lists = {name: getattr(self, name) for name in LISTS}
         return Suite(**lists, preset="quick" if self.preset is None else self.preset)
 
@@ -102,7 +102,7 @@ PARAMETERS: dict[Verb, type[Parameters]] = {
 
 
 class _Sender(Struct, frozen=True):
-    """What an invalid command still says of its sender."""
+    """The sender of an invalid command, as far as known."""
 
     id: str = ""
     client: str | None = None
@@ -110,9 +110,9 @@ class _Sender(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Command:
-    """A command that may be carried out before `expires_s`, unless `refusal` says why not.
+    """A command to execute before `expires_s`, unless `refusal` says why not.
 
-    `answer_to` is the topic of its answer, None if the sender is unknown or wants none.
+    `answer_to` is the topic for its answer, or None if the sender is unknown or wants no answer.
     """
 
     id: str
@@ -125,9 +125,9 @@ class Command:
 
 
 class Gate:
-    """Accepts commands that are well formed, fresh, new and within the rate limit; remembers a bounded set of ids.
+    """Accepts commands that are well-formed, recent, new and within the rate limit; remembers a limited number of ids.
 
-    `boottime_s` and `wall_s` are CLOCK_BOOTTIME and seconds since the epoch.
+    `boottime_s` and `wall_s` are CLOCK_BOOTTIME and Unix time in seconds.
     """
 
     def __init__(self, topics: Topics, allowed: Commands = "suites") -> None:
@@ -153,16 +153,16 @@ class Gate:
         return Command(sender.id, verb or "", given, answer_to, arrived.correlation, expires_s, reason or "")
 
     def remembered(self, waiting: Iterable[str]) -> list[str]:
-        """Return the ids to survive a restart, without those of commands that still wait and do not."""
+        """Return the ids to keep over a restart, excluding those of waiting commands, which do not survive it."""
         lost = set(waiting)
         return [command_id for command_id in self._seen if command_id not in lost]
 
     def remember(self, ids: Sequence[str], boottime_s: float) -> None:
-        """Restore the ids that were stored before a restart; boot times of different boots are not comparable."""
+        """Restore the ids stored before a restart; times since different boots are not comparable."""
         self._seen.update(dict.fromkeys(ids, boottime_s))
 
     def forget(self, command_id: str) -> None:
-        """Let a command with this id through again, because the one before was refused after all."""
+        """Accept this id again, because its command was refused after all."""
         self._seen.pop(command_id, None)
 
     def _token(self, now_s: float) -> bool:
@@ -177,12 +177,12 @@ class Gate:
         while self._seen and (len(self._seen) >= REMEMBER or next(iter(self._seen.values())) < now_s - REMEMBER_S):
             self._seen.popitem(last=False)
         if command_id in self._seen:
-            return "a command with this id is waiting or was carried out"
+            return "a command with this id is waiting or was already executed"
         self._seen[command_id] = now_s
         return None
 
     def _answer_to(self, arrived: Arrived, sender: Parameters | _Sender) -> str | None:
-        """Return the topic to answer on, None if the sender asked for none of this device's."""
+        """Return the topic to answer on, or None if the sender gave no topic of this device."""
         own = f"{self._topics.root}resp/{sender.client}/{sender.id}" if sender.client else None
         asked = (arrived.response_topic, own)
         return next((topic for topic in asked if topic and self._topics.may_answer(topic)), None)
@@ -202,8 +202,8 @@ def _parameters(body: bytes, kind: type[Parameters]) -> tuple[Parameters | None,
     try:
         command = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        # msgspec names the place and the type, and quotes at most an unknown key of the sender's text
-        return None, f"not the parameters of a command: {str(error)[:200]}"
+        # msgspec reports the place and the type, and quotes at most an unknown key from the sender
+        return None, f"invalid parameters: {str(error)[:200]}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, "not JSON"
     if not re.fullmatch(NAME, command.id):
@@ -222,7 +222,7 @@ def _forbidden(parameters: Parameters, allowed: Commands) -> str | None:
 
 
 def _sender(body: bytes) -> _Sender:
-    """Return the id and the client of an invalid command, as far as they are valid."""
+    """Return the id and the client of an invalid command, as far as these are valid."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         sender = msgspec.json.decode(body, type=_Sender)
         return sender if re.fullmatch(NAME, sender.id) else _Sender()

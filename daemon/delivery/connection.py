@@ -1,8 +1,8 @@
-"""One connection to an MQTT broker: version 5, or 3.1.1 for older brokers. The only module that uses paho.
+"""A connection to an MQTT broker: version 5, or 3.1.1 for older brokers. The only module that uses paho.
 
-The thread that calls `turn` runs paho's loop and every callback. Acknowledgements carry the broker's reason, because
-paho counts a refused message as published. 3.1.1 has no reasons: there a broker that drops forbidden messages cannot be
-told from one that keeps them.
+The thread that calls `turn` runs paho's loop and every callback. Acknowledgements include the broker's reason, because
+paho counts a refused message as published. Version 3.1.1 has no reasons, so a broker that drops forbidden messages
+looks like one that keeps them.
 """
 
 import math
@@ -21,19 +21,19 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from benchd.daemon.delivery.broker import PASSWORD_VARIABLE, Broker, Ended, explain, tls_context
 
-WINDOW = 64  # messages in flight; a broker may ask for fewer
+WINDOW = 64  # messages in flight; a broker may set a lower limit
 MAX_INCOMING_BYTES = 128 * 1024
-HEADER_BYTES = 16  # of a PUBLISH packet beside topic, properties and body, at most
+HEADER_BYTES = 16  # upper bound for a PUBLISH packet without topic, properties and body
 
-UNSPECIFIED = 0x80  # paho also uses it for a connection that was lost
+UNSPECIFIED = 0x80  # paho also uses it for a lost connection
 UNSUPPORTED_PROTOCOL_VERSION, BAD_CREDENTIALS, NOT_AUTHORIZED = 0x84, 0x86, 0x87
 
 
 class Arrived(NamedTuple):
-    """A publication received at the Unix time `arrived_s`; `retained` if the broker replayed it, of any age.
+    """A publication received at the Unix time `arrived_s`; `retained` if the broker replayed it, however old it is.
 
-    With MQTT 5 one of a filter `as_published` is also `retained` if it has just been published so. `expire_s`
-    is the remainder of MQTT 5's message expiry.
+    With MQTT 5, a publication for the filter `as_published` is also `retained` if it was just published with that flag.
+    `expire_s` is the remainder of MQTT 5's message expiry.
     """
 
     topic: str
@@ -51,9 +51,9 @@ class Arrived(NamedTuple):
 class Terms:
     """A client's requests to its broker.
 
-    `will` is a topic and what the broker retains there if the connection breaks. The broker keeps messages for `keep_s`
-    after the connection has ended (3.1.1: as long as it likes), sends at most `receive_maximum` unacknowledged ones,
-    and none larger than `max_packet_bytes`.
+    `will` is a topic and the body that the broker retains there if the connection breaks. The broker keeps messages for
+    `keep_s` after the connection has ended (3.1.1: as long as it likes), sends at most `receive_maximum` unacknowledged
+    messages, and none larger than `max_packet_bytes`.
     """
 
     will: tuple[str, bytes] | None = None
@@ -72,7 +72,7 @@ class Unsendable(Exception):
 def connect(broker: Broker, client_id: str, deadline: float, terms: Terms = PLAIN) -> "Connection":
     """Return a connection accepted by the broker before the monotonic time `deadline`; raise Ended with the reason.
 
-    MQTT 5 has half of the time: some older brokers never answer it, others hang up.
+    MQTT 5 gets half of the time, because some older brokers never answer it and others hang up.
     """
     half = time.monotonic() + (deadline - time.monotonic()) / 2
     connection = Connection(broker, client_id, MQTTProtocolVersion.MQTTv5, terms)
@@ -88,22 +88,22 @@ def connect(broker: Broker, client_id: str, deadline: float, terms: Terms = PLAI
 
 
 class Connection:
-    """One connection to a broker. Nothing arrives between two calls of `turn`."""
+    """A connection to a broker. Messages arrive only during calls of `turn`."""
 
     def __init__(self, broker: Broker, client_id: str, protocol: MQTTProtocolVersion, terms: Terms) -> None:
         self.address = broker.address
         self.window = WINDOW
-        self.is_careful = False  # one message in flight at a time: the broker may hang up at one
+        self.is_careful = False  # one message in flight at a time, because one of them may have made the broker hang up
         self.is_version_5 = protocol == MQTTProtocolVersion.MQTTv5
-        self.shares = self.is_version_5  # whether the broker splits messages among the clients of a group
+        self.shares = self.is_version_5  # whether the broker splits messages between the clients of a group
         self.lost: str | None = None
         self._broker, self._terms = broker, terms
         self._max_packet_bytes: int | None = None
         self._answer: ReasonCode | None = None
         self._acknowledged: list[tuple[Hashable, ReasonCode]] = []
         self._received: list[Arrived] = []
-        self.flight: dict[int, Hashable] = {}  # what each packet without an acknowledgement holds; QoS 0 gets none
-        self._owing_s = 0.0  # since when there are some and none was acknowledged
+        self.flight: dict[int, Hashable] = {}  # what each unacknowledged packet contains; QoS 0 is not acknowledged
+        self._owing_s = 0.0  # since when there have been unacknowledged packets without any progress
         self._subscriptions: dict[int, list[str]] = {}
         self._refused: list[tuple[str, ReasonCode]] = []
         self._client = Client(
@@ -127,7 +127,7 @@ class Connection:
         self._client.on_subscribe = self._on_subscribe
 
     def open(self, deadline: float) -> bool:
-        """Connect; return False if a broker does not know this version of MQTT; raise Ended if there is none."""
+        """Connect; return False if the broker does not support this MQTT version; raise Ended if unreachable."""
         self._client.connect_timeout = max(deadline - time.monotonic(), 0.1)
         try:
             self._client.connect(self._broker.host, self._broker.port, self._broker.keep_alive_s, **self._asked())
@@ -152,19 +152,19 @@ class Connection:
 
     @property
     def silent_s(self) -> float:
-        """Return for how long the broker has acknowledged nothing, 0 if it owes no acknowledgement."""
+        """Return how long the broker has acknowledged nothing, or 0 if nothing is unacknowledged."""
         return time.monotonic() - self._owing_s if self.flight else 0.0
 
     def turn(self, wait_s: float) -> None:
-        """Run paho's loop once: wait for the network, at most `wait_s`, and take what arrived.
+        """Run paho's loop once: wait up to `wait_s` for the network, and process what has arrived.
 
-        Raises Ended when the connection has ended; what came before its end is to be taken first.
+        Raises Ended if the connection has ended; messages that arrived before that can still be taken.
         """
         if self.lost:
             raise Ended(self.lost)
         try:
             code = self._client.loop(wait_s)
-        except Exception as error:  # paho raises anything on a malformed packet
+        except Exception as error:  # paho may raise anything for a malformed packet
             raise Ended(f"{self.address} does not speak MQTT: {error}") from error
         if code != MQTTErrorCode.MQTT_ERR_SUCCESS:
             self.lost = self.lost or f"the connection to {self.address} ended"
@@ -182,7 +182,7 @@ class Connection:
         correlation: bytes | None = None,
         expire_s: int | None = None,
     ) -> None:
-        """Send one message, which its acknowledgement calls `of`; raise Unsendable or Ended."""
+        """Send a message, identified by `of` when it is acknowledged; raise Unsendable or Ended."""
         properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         properties.ContentType = "application/json"
         if correlation is not None:
@@ -204,9 +204,10 @@ class Connection:
             self.flight[info.mid] = of
 
     def subscribe(self, filters: Sequence[tuple[str, int]], *, as_published: str = "") -> None:
-        """Ask for these topics with their QoS; `take_refused` names those that the broker does not give.
+        """Subscribe to these topics with their QoS; `take_refused` returns those that the broker refuses.
 
-        Of the filter `as_published` MQTT 5 keeps the retain flag, which a broker otherwise clears for those connected.
+        For the filter `as_published`, MQTT 5 keeps the retain flag, which brokers otherwise clear for connected
+        clients.
         """
         wanted: list[Any] = list(filters)
         if self.is_version_5:
@@ -235,27 +236,28 @@ class Connection:
         return taken
 
     def acknowledge(self, arrived: Sequence[Arrived]) -> None:
-        """Acknowledge these to the broker, which may then drop them."""
+        """Acknowledge these messages to the broker, which may then drop them."""
         for one in arrived:
             self._client.ack(one.packet_id, one.qos)
 
     def take_acknowledged(self) -> list[tuple[Hashable, ReasonCode]]:
-        """Return what was acknowledged since the last call, with the broker's reason."""
+        """Return what has been acknowledged since the last call, with the broker's reasons."""
         taken, self._acknowledged = self._acknowledged, []
         return taken
 
     def close(self) -> None:
-        """Disconnect, if the broker still accepts it, and close the socket."""
+        """Disconnect, if the broker still accepts that, and close the socket."""
         self._client.disconnect()
         connection: Any = self._client.socket()
-        if connection is not None:  # the disconnect waits behind unsent data
+        if connection is not None:  # the disconnect is queued after unsent data
             connection.close()
-        # a client in no cycle closes its own pair of sockets once nobody holds it, and not when garbage is collected
+        # outside a reference cycle, the client closes its socket pair immediately, without waiting for garbage
+        # collection
         client = self._client
         client.on_connect = client.on_disconnect = client.on_message = client.on_publish = client.on_subscribe = None
 
     def _asked(self) -> dict[str, Any]:
-        """Return the requests in the CONNECT packet of MQTT 5."""
+        """Return the properties of the MQTT 5 CONNECT packet."""
         if not self.is_version_5:
             return {}
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""What goes from the logs of a folder to a broker, and how far it has come: the cursor.
+"""Sends the logs in a folder to a broker, and records the progress of each: the cursor.
 
-A log is the truth; the cursor says up to which line the broker has acknowledged it. After a crash the cursor may be
-behind: the tail is sent again, and readers deduplicate. Nothing that arrives from the network moves it.
+The log is authoritative; the cursor says up to which line the broker has acknowledged it. After a crash the cursor may
+be too low: the tail is sent again, and readers deduplicate. Nothing that arrives from the network moves it.
 """
 
 import time
@@ -27,17 +27,17 @@ from benchd.daemon.machine.systemd_notify import log
 
 CURSOR = "cursor.json"
 SAVE_S = 1.0
-MOST_TRIES = 3  # connections that ended while a message was the only one in flight
-HUNG_UP = f"the connection ended {MOST_TRIES} times while it was sent; it may be too large"
+MOST_TRIES = 3  # number of connections that ended while a message was the only one in flight
+HUNG_UP = f"the connection ended {MOST_TRIES} times while sending it; it may be too large"
 REPLAYED_PER_S = 100.0
-MAX_REPLAYS = 16  # ranges that wait
-TURN_S = 0.5  # at most until a new line is seen: looking is what an idle link takes of the processor
+MAX_REPLAYS = 16  # waiting ranges
+TURN_S = 0.5  # maximum time until a new line is noticed: this polling is the CPU cost of an idle link
 
 
 class Cursor(Struct):
-    """How far a log has come: every line up to `acknowledged` has reached the broker, but for the `refused`.
+    """The progress of a log: every line up to `acknowledged` has reached the broker, except the `refused`.
 
-    These are the numbers of the lines that the broker does not take, with its reason.
+    These are the numbers of the lines that the broker refused, with its reasons.
     """
 
     log: str
@@ -46,15 +46,15 @@ class Cursor(Struct):
 
 
 class Outgoing:
-    """The way of one log to the broker. `topic_of` returns a line's topic; it may raise BenchdError or DecodeError.
+    """Sends one log to the broker. `topic_of` returns a line's topic; it may raise BenchdError or DecodeError.
 
-    Refused lines are tried again once in the lifetime of this object.
+    Refused lines are retried once in the lifetime of this object.
     """
 
     def __init__(self, source: Log, cursor: Cursor | None, topic_of: Callable[[bytes], str]) -> None:
         self.log, self._topic_of = source, topic_of
         if cursor and cursor.log == source.id and cursor.acknowledged > source.last_seq:
-            source.skip_to(cursor.acknowledged)  # lines are gone: what is left goes out again
+            source.skip_to(cursor.acknowledged)  # lines were lost: send the remaining ones again
             cursor = None
         if cursor is None or cursor.log != source.id:
             cursor = Cursor(source.id)
@@ -65,8 +65,8 @@ class Outgoing:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a connection: what was in flight is sent again."""
-        self._order: dict[int, bool] = {}  # the lines beyond `acknowledged` that were sent, and whether each is settled
+        """Begin a connection: resend what was in flight."""
+        self._order: dict[int, bool] = {}  # lines sent beyond `acknowledged`, and whether each is settled
         self._sent = self.acknowledged
         self._reading: Iterator[Entry] = iter(())
         self._reading_to = 0
@@ -75,32 +75,32 @@ class Outgoing:
 
     @property
     def pending(self) -> int:
-        """Return how many lines the broker has not acknowledged, refused ones included."""
+        """Return the number of lines that the broker has not acknowledged, including refused ones."""
         return self.log.last_seq - self.acknowledged + sum(seq <= self.acknowledged for seq in list(self.refused))
 
     @property
     def is_done(self) -> bool:
-        """Return whether every line was sent, and those beyond the cursor were acknowledged or refused."""
+        """Return whether every line was sent, and all beyond the cursor were acknowledged or refused."""
         return not self._again and self.acknowledged >= self.log.last_seq
 
     def cursor(self) -> Cursor:
-        """Return how far it has come."""
+        """Return the current cursor."""
         return Cursor(self.log.id, self.acknowledged, dict(self.refused))
 
     def replay(self, first: int, last: int) -> int:
-        """Send the lines with these numbers again, slowly; return at most how many those are."""
+        """Slowly resend the lines with these numbers; return an upper bound on their count."""
         self._replays.append((first, last))
         return max(0, min(last, self.log.last_seq) - max(first, self.log.first_seq()) + 1)
 
     def fill(self, connection: Connection) -> None:
-        """Send what the window allows, in order."""
+        """Send as many lines as the window allows, in order."""
         while connection.free > 0 and (entry := self._next()):
             self._send(connection, entry)
-        if not self._order:  # what is left out at the end is no reason to wait
+        if not self._order:  # lines skipped at the end need not be waited for
             self.acknowledged = max(self.acknowledged, self._sent)
 
     def settle(self, seq: int, refusal: str | None) -> None:
-        """Take in that a line was acknowledged, or why it was refused."""
+        """Record that a line was acknowledged, or why it was refused."""
         if refusal is None:
             self.refused.pop(seq, None)
         else:
@@ -118,7 +118,7 @@ class Outgoing:
             seq = self._again.popleft()
             if entry := next(self.log.entries(seq - 1, seq), None):
                 return entry
-            self.refused.pop(seq, None)  # its file is gone
+            self.refused.pop(seq, None)  # its file no longer exists
         return self._next_new() or self._next_replayed()
 
     def _next_new(self) -> Entry | None:
@@ -163,12 +163,12 @@ class Line(NamedTuple):
 
     @property
     def is_behind_cursor(self) -> bool:
-        """Return whether it is not sent again."""
+        """Return whether the line will not be sent again."""
         return self.seq <= self.outgoing.acknowledged
 
 
 class Delivery:
-    """The logs of a folder on their way to one broker; for one thread, but `replay` and what it returns as figures."""
+    """Sends the logs in a folder to one broker; for a single thread, except `replay` and the properties."""
 
     def __init__(self, folder: Path, records: Log, events: Log | None = None, device_id: str = "") -> None:
         self._path = folder / CURSOR
@@ -189,7 +189,7 @@ class Delivery:
 
     @property
     def refused(self) -> list[str]:
-        """Return the reason for each line that the broker does not take."""
+        """Return the reason for each line that the broker refuses."""
         return list(chain.from_iterable(list(one.refused.values()) for one in self.outgoing.values()))
 
     @property
@@ -198,30 +198,30 @@ class Delivery:
         return all(one.is_done for one in self.outgoing.values())
 
     def replay(self, log_id: str, first: int, last: int) -> int | None:
-        """Send lines of a log, of the results' by default, again; return at most how many, None for no such log."""
+        """Resend lines of a log (default: the results'); return at most how many, None for an unknown log."""
         found = next((one for one in self.outgoing.values() if log_id in ("", one.log.id)), None)
         return found.replay(first, last) if found else None
 
     def be_careful(self, connection: Connection) -> None:
-        """Let one message be in flight at a time while the broker may have hung up at one of several."""
+        """Allow one message in flight at a time while one of several may have made the broker hang up."""
         connection.is_careful = not all(isinstance(one, Line) and one.is_behind_cursor for one in self._suspects)
 
     def fill(self, connection: Connection) -> None:
-        """Send what the window allows, events first: they are few, and one may be an alarm."""
+        """Send as much as the window allows, events first: they are few, and one may be an alarm."""
         for one in reversed(self.outgoing.values()):
             one.fill(connection)
 
     def settle(self, what: Hashable, refusal: str | None) -> None:
-        """Take in that something was acknowledged, or why it was refused."""
+        """Record that something was acknowledged, or why it was refused."""
         self._suspects.pop(what, None)
         if isinstance(what, Line):
             what.outgoing.settle(what.seq, refusal)
 
     def end(self, flight: Collection[Hashable], documents: Collection[str] = ()) -> list[str]:
-        """Take in that a connection has ended with these in flight; return the documents that count as refused.
+        """Record that a connection ended with these in flight; return the documents that count as refused.
 
-        Three times with a message alone in flight count as its refusal. Of others than lines only `documents` are sent
-        again.
+        A message that is the only one in flight three times when the connection ends counts as refused. Besides lines,
+        only `documents` are sent again.
         """
         for what in flight:
             if not what.is_behind_cursor if isinstance(what, Line) else what in documents:
@@ -240,7 +240,7 @@ class Delivery:
             one.reset()
 
     def save(self, *, at_once: bool = True) -> None:
-        """Write the cursor if it has moved; else than `at_once` at most once a second."""
+        """Write the cursor if it has moved, either `at_once` or at most once a second."""
         now_s = time.monotonic()
         if not at_once and now_s < self._save_s:
             return
@@ -253,7 +253,7 @@ class Delivery:
         self._saved = cursors
 
     def drain(self, broker: Broker, client_id: str, timeout_s: float) -> str | None:
-        """Send everything that is pending; return why not all was acknowledged, None if it was."""
+        """Send everything that is pending; return why some was not acknowledged, or None if all was."""
         deadline, reason = time.monotonic() + timeout_s, None
         while reason is None and not self.is_done:
             reason = self._converse(broker, client_id, deadline)
@@ -261,7 +261,7 @@ class Delivery:
         return reason or next(iter(self.refused), None)
 
     def _converse(self, broker: Broker, client_id: str, deadline: float) -> str | None:
-        """Send over one connection; return why that ended, None if it is worth another: a message may be the cause."""
+        """Send over one connection; return why that ended, or None to retry, because a message may be the cause."""
         flight: dict[int, Hashable] = {}
         try:
             with closing(connect(broker, client_id, deadline)) as connection:
@@ -285,7 +285,7 @@ class Delivery:
 
 
 def refusal(connection: Connection, answer: object) -> str | None:
-    """Return why the broker did not take a message, None if it did."""
+    """Return why the broker refused a message, or None if it accepted it."""
     return f"{connection.address} refused it: {answer}" if getattr(answer, "is_failure", False) else None
 
 
@@ -295,7 +295,7 @@ class _Address(Struct):
 
 
 def _result_topic(body: bytes) -> str:
-    """Return the topic of a record: under its own device id, which may have been another one when it was measured."""
+    """Return the topic of a record under its own device id, which may differ from the current one."""
     address = msgspec.json.decode(body, type=_Address)
     return Topics(address.device_id).result(address.run_id)
 

@@ -14,7 +14,7 @@ from benchd.daemon.machine.folders import sync
 from benchd.daemon.verdicts.when import EARLIEST_S
 
 CASE_BYTES = 32 * 2**20  # a record, its raw times and log, the cursor and the state, each written twice
-CASE_FILES = 64  # with the compiler's and the exporter's
+CASE_FILES = 64  # including those of compiler and exporter
 PROBE_BYTES = 4096
 KEEP_S = 90 * 86400.0
 KEEP_BYTES = 256 * 2**20
@@ -22,15 +22,15 @@ PART = ".part"
 
 
 def lacks(folder: Path) -> str | None:
-    """Return what keeps the disk of a folder from taking one more case, None if nothing does.
+    """Return what prevents the disk of a folder from storing another case, or None.
 
-    A block is written through to it: a disk that fails or became read-only looks as before until then.
+    Writes a block through to the disk, because a failing or read-only disk is only noticed that way.
     """
     try:
         disk = os.statvfs(folder)
         if disk.f_bavail * disk.f_frsize < CASE_BYTES:
             return f"{os.strerror(errno.ENOSPC)}: less than {CASE_BYTES >> 20} MiB are free"
-        if disk.f_files and disk.f_favail < CASE_FILES:  # 0 files in all: a file system without a limit
+        if disk.f_files and disk.f_favail < CASE_FILES:  # a total of 0 means a file system without a limit
             return "too few free inodes; delete small files"
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(PROBE_BYTES))
@@ -42,9 +42,9 @@ def lacks(folder: Path) -> str | None:
 
 
 def file_time_s(booted_s: float) -> float:
-    """Return the time by which files age: setting the clock ahead makes none older.
+    """Return the current time for ageing files, so that setting the clock ahead makes none older.
 
-    It advances no more than the uptime since `booted_s`, the wall time at the boot as a start of this process saw it.
+    It advances no more than the uptime since `booted_s`, the wall time of the boot as seen when this process started.
     """
     return min(time.time(), booted_s + time.clock_gettime(time.CLOCK_BOOTTIME))
 
@@ -59,9 +59,9 @@ def tidy(
 ) -> None:
     """Compress raw times, logs and full journals under `folder` and delete the oldest beyond an age and a size.
 
-    Those `undelivered` stay. A record names its raw file without `.gz` and hashes the uncompressed bytes. Files dated
-    by an unset clock have no age, but are deleted first when the size limit is reached. A file that fails stops no
-    other one: the first OSError is raised at the end.
+    `undelivered` files stay. A record refers to its raw file without `.gz` and hashes the uncompressed bytes. Files
+    dated by an unset clock have no age, but are deleted first when the size limit is reached. A failing file does not
+    stop the others: the first OSError is raised at the end.
     """
     failures: list[OSError] = []
     for path in folder.rglob("*"):
@@ -90,7 +90,7 @@ def _collecting(failures: list[OSError]) -> Iterator[None]:
 
 
 def _compress(path: Path) -> None:
-    """Replace a file by its compressed form, complete before it gets its name and with the file's original time."""
+    """Replace a file by its compressed form, which is complete before it gets its name and keeps the original time."""
     part = path.with_name(f"{path.name}.gz{PART}")
     try:
         with path.open("rb") as source, gzip.open(part, "wb", compresslevel=6) as target:
@@ -99,7 +99,7 @@ def _compress(path: Path) -> None:
         os.utime(part, (written_s, written_s))
         sync(part)
     except OSError:
-        part.unlink(missing_ok=True)  # on a full disk it would occupy the little space left
+        part.unlink(missing_ok=True)  # on a full disk it would use the little space left
         raise
     part.replace(path.with_name(f"{path.name}.gz"))
     sync(path.parent)

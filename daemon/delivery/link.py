@@ -1,6 +1,6 @@
-"""The service's connection to its broker: a thread that keeps it, sends what the logs hold, and takes commands.
+"""The service's connection to its broker: a thread that maintains it, sends the logs, and receives commands.
 
-While a case is timed the link is held: nothing new is sent but health and telemetry, and nothing is written.
+While a case is timed the link is held: nothing new is sent except health and telemetry, and nothing is written.
 """
 
 import random
@@ -30,7 +30,7 @@ GOODBYE_S = 3.0
 MAX_WAITING = 100  # unprocessed answers and commands
 TELEMETRY_EXPIRY_S = 5
 HELD_TURN_S = 1.0
-SILENT_S = 600.0  # a record of 2 MB takes its time on a slow network
+SILENT_S = 600.0  # a record of 2 MB takes long on a slow network
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Reply:
 
 @dataclass
 class LinkState:
-    """What the service reads of the link; `denied` and `conflict` are sentences for an operator."""
+    """The link's state for the service; `denied` and `conflict` are sentences for an operator."""
 
     connected: bool = False
     reason: str | None = "not connected yet"
@@ -57,15 +57,15 @@ class LinkState:
 
 
 class Link:
-    """A thread that lives from `start` to `stop`. Any thread may call its methods; none waits for the network.
+    """A thread that runs from `start` to `stop`. Any thread may call its methods, none of which waits for the network.
 
-    The link writes to `wake` when `state` holds something new for the service.
+    The link writes to `wake` when `state` contains something new for the service.
     """
 
     def __init__(self, broker: Broker, topics: Topics, delivery: Delivery, boot_id: str, wake: socket.socket) -> None:
         self.state, self.delivery = LinkState(), delivery
         self._broker, self._topics, self._boot_id, self._wake = broker, topics, boot_id, wake
-        self.is_held = False  # while it is, nothing new is sent but health and telemetry
+        self.is_held = False  # while it is, nothing new is sent except health and telemetry
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._documents: dict[str, bytes] = {}
@@ -73,17 +73,17 @@ class Link:
         self._answers: deque[Reply] = deque(maxlen=MAX_WAITING)
         self._telemetry: bytes | None = None
         self._sessions: list[str] = []
-        self._others: deque[str] = deque(maxlen=MAX_WAITING)  # sessions of other machines that were answered
+        self._others: deque[str] = deque(maxlen=MAX_WAITING)  # sessions of other machines that have been answered
         self._denied: set[str] = set()  # topics: a broker may end the connection at each refusal
         self._unsaved = ""
         self._thread = threading.Thread(target=self._run, name="benchd.link", daemon=True)
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Return whether the thread runs, connected or not."""
+        """Return whether the thread is running, connected or not."""
         return self._thread.is_alive()
 
     def stop(self, within_s: float = CONNECT_S + 2 * GOODBYE_S) -> None:
@@ -96,7 +96,7 @@ class Link:
         self._thread.join(within_s)
 
     def retain(self, topic: str, body: bytes) -> None:
-        """Retain this under the topic on the broker, also after a reconnection; an empty body deletes it."""
+        """Retain this under the topic on the broker, even after a reconnection; an empty body deletes it."""
         with self._lock:
             self._documents[topic] = body
             self._unsent[topic] = None
@@ -112,13 +112,13 @@ class Link:
             self._telemetry = body
 
     def problem(self) -> str | None:
-        """Return what an operator has to mend, None if there is nothing."""
+        """Return what an operator must fix, or None."""
         refused = self.delivery.refused
         words = f"{len(refused)} not delivered: {refused[0]}" if refused else None
         return "; ".join(filter(None, (self.state.conflict, self.state.denied, words))) or None
 
     def tell(self, event: str, detail: str) -> None:
-        """Give the service an event to publish."""
+        """Pass an event to the service, which publishes it."""
         self.state.events.append((event, detail))
         self._wake_service()
 
@@ -130,7 +130,7 @@ class Link:
                 self._converse()
             except Ended as end:
                 self._end(str(end))
-            except Exception as error:  # whatever it is, it costs the connection and not the thread
+            except Exception as error:  # any failure ends the connection but not the thread
                 self._end(f"{type(error).__name__}: {error}")
             delay_s = 1.0 if time.monotonic() - began_s > BACK_OFF_S else min(2 * delay_s, BACK_OFF_S)
             self._pause(random.uniform(0.0, delay_s))  # noqa: S311 - no secret
@@ -145,13 +145,13 @@ class Link:
             self._save()
 
     def _pause(self, seconds: float) -> None:
-        """Wait, and longer while held: a handshake would disturb the timed case."""
+        """Wait, and longer while held, because a handshake would disturb the timed case."""
         until_s = time.monotonic() + seconds
         while not self._stopping.is_set() and (self.is_held or time.monotonic() < until_s):
             self._stopping.wait(TURN_S)
 
     def _converse(self) -> None:
-        """Hold one connection until the link stops; raise Ended with the reason if it ends first."""
+        """Keep one connection until the link stops; raise Ended with the reason if it ends first."""
         session = secrets.token_hex(8)
         self._sessions.append(session)
         will = (self._topics.of("status"), self._status("offline", session))
@@ -178,7 +178,7 @@ class Link:
         self.state.connected, self.state.reason = True, None
 
     def _turn(self, connection: Connection) -> None:
-        """Wait for the network a moment, and process what arrived and what waits."""
+        """Wait briefly for the network, then process arrived and waiting messages."""
         self.delivery.be_careful(connection)
         connection.turn(HELD_TURN_S if self.is_held else TURN_S)
         arrived = connection.take_received()
@@ -206,7 +206,7 @@ class Link:
             self._deny(topic, f"{connection.address} refused the subscription: {reason}")
 
     def _deny(self, topic: str, words: str) -> None:
-        """Say once what the broker does not allow; `topic` is empty for a line of a log, which the cursor keeps."""
+        """Report once what the broker does not allow; `topic` is empty for a log line, which the cursor records."""
         if topic:
             self._denied.add(topic)
             self.delivery.settle(topic, words)
@@ -218,12 +218,12 @@ class Link:
         if message.topic == self._topics.of("status"):
             self._take_status(connection, message)
         elif message.topic.startswith(self._topics.command("")):
-            if len(self.state.commands) < MAX_WAITING:  # of a flood the newest are dropped, as the gate does
+            if len(self.state.commands) < MAX_WAITING:  # in a flood the newest are dropped, as in the gate
                 self.state.commands.append(message)
             self._wake_service()
 
     def _take_status(self, connection: Connection, message: Arrived) -> None:
-        """Correct a late will of this device's own, and notice another machine with its id."""
+        """Correct a late will of this device, and detect another machine with the same id."""
         try:
             status = msgspec.json.decode(message.body, type=Status)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -234,15 +234,15 @@ class Link:
         if status and is_other and status.state == "online":
             self._tell_conflict(status)
             if status.session in self._others:
-                return  # it has heard of this one
+                return  # already told about this machine
             self._others.append(status.session)
         online = self._status("online", self._sessions[-1])
         self._say(connection, self._topics.of("status"), online, retain=True)
 
     def _tell_conflict(self, other: Status) -> None:
         conflict = (
-            f"the device id {self._topics.device_id} is in use by another machine too (boot {other.boot_id}, this one "
-            f"is boot {self._boot_id}); give one of them another [device] id and reload"
+            f"the device id {self._topics.device_id} is also in use by another machine (boot {other.boot_id}, this one "
+            f"is boot {self._boot_id}); change [device] id on one of them and reload"
         )
         is_new, self.state.conflict = self.state.conflict is None, conflict
         if is_new:
@@ -274,7 +274,7 @@ class Link:
             self._say(connection, topic, body, retain=True)
 
     def _say(self, connection: Connection, topic: str, body: bytes, qos: int = 1, **options: Any) -> None:
-        """Publish something that is no line of a log, unless the broker has refused its topic or cannot take it."""
+        """Publish anything except log lines, unless the broker has refused its topic or cannot accept it."""
         if topic in self._denied:
             return
         try:
@@ -297,11 +297,11 @@ class Link:
     def _save(self, *, at_once: bool = True) -> None:
         try:
             self.delivery.save(at_once=at_once)
-        except UsageError as error:  # as on a full disk: the tail is sent again after the next start
+        except UsageError as error:  # for example a full disk: the tail is sent again after the next start
             if str(error) != self._unsaved:
                 log(f"not kept: {error}")
             self._unsaved = str(error)
 
     def _wake_service(self) -> None:
-        with suppress(BlockingIOError, OSError):  # full: the service wakes anyway; or it has gone
+        with suppress(BlockingIOError, OSError):  # full, so the service wakes anyway; or the service has gone
             self._wake.send(b"\0")

@@ -1,7 +1,7 @@
-"""A log: a journal whose lines are numbered, so that whoever misses one can tell and ask for it.
+"""A log: a journal with numbered lines, so that readers can notice missing lines and request them.
 
-Each line is a JSON object that begins with the log's random id and the line's `seq`, which counts up from 1 for ever.
-Full files move to an archive folder, where their names keep the numbers.
+Each line is a JSON object that starts with the log's random id and the line's `seq`, which counts up from 1 forever.
+Full files move to an archive folder and include the numbers in their names.
 """
 
 import os
@@ -23,13 +23,13 @@ from benchd.daemon.machine.systemd_notify import log
 ARCHIVES = "runs"
 ROTATE_BYTES = 64 * 2**20
 LAST_SEQ = 10**18 - 1
-TAIL_BYTES = 4 * 2**20  # holds the last line: a record has at most 2 MB
+TAIL_BYTES = 4 * 2**20  # enough for the last line: a record has at most 2 MB
 HEAD = re.compile(rb'\{"log":"([0-9a-f]{16})","seq":([1-9][0-9]{0,17})[,}]')
 _ARCHIVE = re.compile(r"-([0-9a-f]{16})-(\d+)-(\d+)\.jsonl(\.gz)?$")
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """What each line begins with."""
+    """The start of each line."""
 
     log: str
     seq: int
@@ -50,9 +50,9 @@ class _File(NamedTuple):
 
 
 class Log:
-    """The log in the file `path`, for one writer and one reading thread; archives lie beside it in `runs`.
+    """The log in the file `path`, for one writer and one reading thread; archives are in the folder `runs` next to it.
 
-    `report` is told once of each damaged line, which is left out. Raises UsageError, or Full, if the file cannot be
+    `report` is called once for each damaged line, which is skipped. Raises UsageError, or Full, if the file cannot be
     used.
     """
 
@@ -62,24 +62,24 @@ class Log:
         self._journal = Journal(path)
         self._reported: set[bytes] = set()
         self._size = 0
-        self._place = (0, (0, 0), 0)  # where the line behind this `seq` begins, in the file with this id
+        self._place = (0, (0, 0), 0)  # where the line after this `seq` begins, in the file with this id
         self._moving = threading.Lock()
         self.id, self.last_seq = secrets.token_hex(8), 0
         self._find_last()
 
     def append(self, body: bytes) -> int:
-        """Append a JSON object as one line and return its `seq`; when this returns, it is on the disk."""
+        """Append a JSON object as one line and return its `seq`; it is on disk once this returns."""
         if self._journal.size_bytes() != self._size:  # another process has written, or the file was moved
             self._find_last()
         if self._journal.set_torn_aside(aside := self.path.with_name(f"{self.path.name}.damaged")):
-            self.report(f"{self.path}: the last line was torn, as by a power cut, and is now in {aside.name}")
+            self.report(f"{self.path}: the last line was cut off, as by a power cut, and is now in {aside.name}")
         seq = self.last_seq + 1
         self._journal.append(b'{"log":"%s","seq":%d,%s' % (self.id.encode(), seq, body[1:]))
         self.last_seq, self._size = seq, self._journal.size_bytes()
         return seq
 
     def skip_to(self, seq: int) -> None:
-        """Let the next number be beyond `seq`: those up to it were used by lines that are gone."""
+        """Continue numbering after `seq`, because the numbers up to it were used by lost lines."""
         self.last_seq = max(self.last_seq, seq)
 
     def rotate(self, from_bytes: int = ROTATE_BYTES) -> None:
@@ -94,10 +94,10 @@ class Log:
             self._size = 0
 
     def entries(self, after: int = 0, to: int = LAST_SEQ) -> Iterator[Entry]:
-        """Yield the lines with numbers beyond `after`, in order, up to `to` or to the last one that is on the disk."""
+        """Yield the lines with numbers after `after`, in order, up to `to` or the last line on disk."""
         to = min(to, self.last_seq)
         while after < to:
-            with self._moving:  # what is opened here is read to its end, whatever its name is then
+            with self._moving:  # files opened here are read to the end, even if renamed meanwhile
                 file = next(file for file in self._files() if file.last > after)
                 current = self.path.open("rb") if file.path == self.path and self.path.exists() else None
             for entry in self._lines(current, after) if current else self._archived_lines(file.path, after):
@@ -108,7 +108,7 @@ class Log:
             after = max(after, file.last)
 
     def first_seq(self) -> int:
-        """Return the number of the first line that is still there; one beyond the last if there is none."""
+        """Return the number of the first line that still exists, or one beyond the last if there is none."""
         archived = [file.first for file in self._files()[:-1]]
         return archived[0] if archived else next((entry.seq for entry in self.entries()), self.last_seq + 1)
 
@@ -126,7 +126,7 @@ class Log:
         return [*archives, _File(self.id, 0, LAST_SEQ, self.path)]
 
     def _lines(self, current: BinaryIO, after: int) -> Iterator[Entry]:
-        """Yield the lines of the opened file beyond `after`; what is damaged is reported and left out."""
+        """Yield the lines of the open file after `after`; damaged lines are reported and skipped."""
         with explaining(self.path), current as lines:
             found = os.fstat(lines.fileno())
             id_ = (found.st_dev, found.st_ino)
@@ -134,7 +134,7 @@ class Log:
                 lines.seek(self._place[2])
             for line in lines:
                 if not line.endswith(b"\n"):
-                    return  # not written yet, or torn
+                    return  # not written yet, or cut off
                 if entry := self._entry(line[:-1], after):
                     if entry.seq > self.last_seq:
                         return  # not on the disk yet
@@ -143,7 +143,7 @@ class Log:
 
     def _archived_lines(self, path: Path, after: int) -> Iterator[Entry]:
         if path == self.path:
-            return  # moved away, and not begun again yet
+            return  # moved away, and its successor does not exist yet
         try:
             for line in journal.read(_present(path)):
                 if entry := self._entry(line, after):
@@ -152,7 +152,7 @@ class Log:
             self._report(str(error).encode(), str(error))
 
     def _entry(self, line: bytes, after: int) -> Entry | None:
-        """Return a line beyond `after`, None for an earlier one and for one that is damaged."""
+        """Return a line after `after`, or None for an earlier or damaged line."""
         seq = _seq(line, self.id)
         if seq is not None and seq <= after:
             return None
@@ -161,7 +161,7 @@ class Log:
                 raise ValueError("it does not begin with this log's id and a number")
             msgspec.json.decode(line, type=Numbers)
         except (ValueError, RecursionError) as error:
-            self._report(line, f"{self.path}: a damaged line is left out ({error}): {line[:60]!r}")
+            self._report(line, f"{self.path}: a damaged line is skipped ({error}): {line[:60]!r}")
             return None
         return Entry(seq, line)
 
@@ -174,7 +174,7 @@ class Log:
         """Find the id and the last number: in the file, else in the newest archive, else those of a new log."""
         self._size = self._journal.size_bytes()
         if heads := self._last_heads():
-            id_ = Counter(head[1] for head in heads).most_common(1)[0][0]  # that of one line may be damaged
+            id_ = Counter(head[1] for head in heads).most_common(1)[0][0]  # a line may be damaged
             self.id = id_.decode()
             self.last_seq = next(int(head[2]) for head in reversed(heads) if head[1] == id_)
         elif not self.last_seq:
@@ -183,7 +183,7 @@ class Log:
                 self.id, self.last_seq = newest.log, newest.last
 
     def _last_heads(self) -> list[re.Match[bytes]]:
-        """Return the beginnings of the last lines; those of all lines if the end of the file is damaged."""
+        """Return the starts of the last lines, or of all lines if the end of the file is damaged."""
         with explaining(self.path), self.path.open("rb") as file:
             for length in (TAIL_BYTES, self._size):
                 file.seek(max(0, self._size - length))
@@ -200,7 +200,7 @@ def files(folder: Path, name: str) -> list[Path]:
 
 
 def _archives(folder: Path, stem: str) -> list[_File]:
-    """Return the archives of the logs of this name, in order of their numbers."""
+    """Return the archives of the logs with this name, in order of their numbers."""
     found = {path: match for path in folder.glob(f"{stem}-*") if (match := _ARCHIVE.search(path.name))}
     files = [_File(match[1], int(match[2]), int(match[3]), path) for path, match in found.items()]
     return sorted(files, key=lambda file: file.first)
@@ -212,6 +212,6 @@ def _seq(line: bytes, id_: str) -> int | None:
 
 
 def _present(path: Path) -> Path:
-    """Return the archive under the name that it has now: it may have been compressed meanwhile."""
+    """Return the archive's current path, because it may have been compressed meanwhile."""
     compressed = path.with_name(f"{path.name}.gz")
     return compressed if compressed.exists() and not path.exists() else path

@@ -1,7 +1,7 @@
 """The service's messages other than records, and a record as one flat object for readers that want one.
 
-Every message names its schema and has every field; a reader goes without those that another version does not know.
-docs/asyncapi.yaml describes them, and a test checks real ones against it.
+Every message includes its schema and all fields; readers ignore unknown fields of newer versions. docs/asyncapi.yaml
+describes them, and a test checks real ones against it.
 """
 
 from typing import Annotated, Literal
@@ -12,8 +12,8 @@ from benchd.daemon.records import CheckVerdict, Environment, Record, Sample, end
 from benchd.daemon.verdicts.effects import Answer
 from benchd.daemon.verdicts.rows import columns
 
-RESULT_BYTES = 2_000_000  # of a record; with its topic it fits the largest packet that a collector accepts, 2 MiB
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # what a database can hold
+RESULT_BYTES = 2_000_000  # of a record; including its topic it fits the largest packet that a collector accepts, 2 MiB
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # range of a database integer
 
 
 class Status(Struct, frozen=True, kw_only=True):
@@ -201,14 +201,14 @@ class Deployed(Struct, frozen=True, kw_only=True):
 
     @property
     def told(self) -> str:
-        """Return the times, or the reason why there are none."""
+        """Return the times, or why there are none."""
         if self.now_ms is None or self.promised_ms is None or self.change is None:
             return self.reason
         return f"{self.now_ms:.4g} ms, promised {self.promised_ms:.4g} ms, {self.change:+.1%}"
 
 
 def latest(record: Record, judgement: Judgement | None = None) -> Latest:
-    """Return the flat object of a record; energy is gross per inference, its error bar the same share of it."""
+    """Return the flat object for a record; energy is gross per inference, with the same relative error bar."""
     seconds = sum(process.window.seconds for process in record.processes if process.window)
     own = {
         "power_w": record.energy.energy_j / seconds if record.energy and seconds else None,

@@ -1,4 +1,4 @@
-"""The sinks of a command that measures: the log in its output folder, and the broker behind it."""
+"""The sinks of a measuring command: the log in its output folder, and the broker that it is sent to."""
 
 import shlex
 import uuid
@@ -30,7 +30,7 @@ class LogSink(Sink):
 
 
 class MqttSink(Sink):
-    """Sends what the log holds after each record; an unreachable broker causes only a warning."""
+    """Sends pending lines of the log after each record; an unreachable broker only causes a warning."""
 
     def __init__(self, broker: Broker, timeout_s: float, folder: Path, log: Log, err: TextIO) -> None:
         self._broker, self._timeout_s, self._folder, self._err = broker, timeout_s, folder, err
@@ -39,12 +39,12 @@ class MqttSink(Sink):
         self._failure: str | None = None
 
     def publish(self, record: Record, body: bytes) -> None:
-        """Send what is pending; after a failure, sending waits for the end of the run."""
+        """Send what is pending; after a failure, sending waits until the end of the run."""
         if not self._failure:
             self._failure = self._send()
 
     def end(self) -> None:
-        """Try once more, and print the command to type if that fails too or the broker has refused any."""
+        """Try again, and print the command to run if that also fails or the broker has refused anything."""
         if self._failure and (failure := self._send()):
             again = shlex.join(self._again())
             self._err.write(f"warning: not published: {failure}. Nothing is lost; send it later with\n  {again}\n")

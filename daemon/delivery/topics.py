@@ -26,7 +26,7 @@ class Topics:
         return f"{ROOT}/{self.device_id}/"
 
     def of(self, kind: Kind) -> str:
-        """Return the one topic of this kind."""
+        """Return the device's topic of this kind."""
         return self.root + kind
 
     def latest(self, case_id: str) -> str:
@@ -34,7 +34,7 @@ class Topics:
         return f"{self.root}latest/{case_id}"
 
     def shipped(self, name: str) -> str:
-        """Return the topic of what is known of a shipped folder."""
+        """Return the topic for the state of a shipped folder."""
         return f"{self.root}shipped/{name}"
 
     @property
@@ -43,7 +43,7 @@ class Topics:
         return [(self.of("status"), 1), (self.command("+"), 1)]
 
     def may_answer(self, topic: str) -> bool:
-        """Return whether a response topic is the device's own: no message makes it publish anywhere else."""
+        """Return whether a response topic belongs to this device, which never publishes elsewhere."""
         leaf = topic.removeprefix(f"{self.root}resp/")
         return leaf != topic and re.fullmatch(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,3}", leaf) is not None
 
@@ -58,18 +58,18 @@ class Topics:
         return f"{ROOT}/{self.device_id}/cmd/{verb}"
 
     def response(self, client: str) -> str:
-        """Return the topic for answers to a client; its name may have several levels."""
+        """Return the topic for answers to a client, whose name may have several levels."""
         return f"{ROOT}/{self.device_id}/resp/{client}"
 
 
 SHARED_KINDS = ("result", "event", "telemetry")  # each message to one collector of the group
-# to every collector: a shared subscription gets no retained messages
+# sent to every collector, because a shared subscription gets no retained messages
 RETAINED_KINDS = ("status", "info", "health", "latest", "shipped")
-NAMED_KINDS = ("latest", "shipped")  # a topic for each case, or for each folder
+NAMED_KINDS = ("latest", "shipped")  # one topic per case, or per folder
 
 
 def collector_filters(group: str = "") -> list[tuple[str, int]]:
-    """Return the topic filters of a collector, with the QoS to request; those of one `group` split the work."""
+    """Return the topic filters of a collector, with the QoS to request; collectors of one `group` split the work."""
     group = f"$share/{group}/{ROOT}" if group else ROOT
     wanted = [(f"{group}/+/{kind}{'/#' if kind == 'result' else ''}", kind) for kind in SHARED_KINDS]
     wanted += [(f"{ROOT}/+/{kind}{'/+' if kind in NAMED_KINDS else ''}", kind) for kind in RETAINED_KINDS]

@@ -210,7 +210,7 @@ def gives_way_to_another_of_its_id(machine):
     body = json.dumps({"schema": "benchd.status/1", **OTHER, "answers": heard(machine, "status")["nonce"]})
     machine.run("mosquitto_pub", *ACCOUNT, "-t", "benchd/v1/board/status", "-m", body)
     machine.until(lambda: "in use by another machine" in status(machine), SERVICE)
-    assert "give one of them another [device] id" in machine.run(BENCHD, "doctor")
+    assert "change [device] id on one of them" in machine.run(BENCHD, "doctor")
     machine.run("systemctl", "restart", SERVICE)
     machine.until(lambda: status(machine) == "idle; mqtt up", SERVICE)
 

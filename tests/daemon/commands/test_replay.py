@@ -93,7 +93,7 @@ def test_damaged_lines_are_named_and_the_others_sent(folder, broker):
     (folder / "records.jsonl").write_bytes(b"\n".join([first, second[:50], third, third[:40]]))
     code, lines = run(folder, broker.url)
     assert code == 1
-    assert f"{folder}/records.jsonl: a damaged line is left out" in lines[0]
+    assert f"{folder}/records.jsonl: a damaged line is skipped" in lines[0]
     assert lines[1:] == ["2 sent, 0 refused, 0 left"]
     assert subscriber(broker, "-C", "2") == [first, third]
 

@@ -66,7 +66,7 @@ def test_a_command_may_list_every_scenario_but_a_server():
         (arrived("run", b'{"id":"1","onnx":"/etc/benchd/net.onnx"}'), "unknown field `onnx`"),
         (arrived("replay", b'{"id":"1","suite_id":"0123456789abcdef"}'), "unknown field `suite_id`"),
         (arrived("status", b'{"id":"1","models":["square"]}'), "unknown field `models`"),
-        (arrived("run", b'{"id":"1","suite":"s","preset":"quick"}'), "give a suite or these, not both"),
+        (arrived("run", b'{"id":"1","suite":"s","preset":"quick"}'), "give either a suite, or lists and a preset"),
         (arrived("run", b'{"id":"1","scenarios":["server"]}'), "Invalid enum value 'server' - at `$.scenarios"),
         (arrived("run", b'{"id":"1","batch_sizes":[NaN]}'), "not JSON"),
         (arrived("run", b'{"id":"1","batch_sizes":["1; rm"]}'), "Expected `int`"),
@@ -103,7 +103,7 @@ def test_what_the_broker_has_left_of_an_expiry_counts_from_its_arrival(gate):
 def test_a_repetition_is_refused_for_a_day_and_over_a_restart(gate):
     gate.take(arrived("run"), NOW_S, WALL_S)
     repeated = gate.take(arrived("run"), NOW_S + 1, WALL_S)
-    assert reason(repeated) == "a command with this id is waiting or was carried out"
+    assert reason(repeated) == "a command with this id is waiting or was already executed"
     after = Gate(TOPICS, "all")
     after.remember(gate.remembered([]), NOW_S)
     assert after.take(arrived("run"), NOW_S + 80_000, WALL_S).refusal

@@ -244,7 +244,7 @@ def test_a_damaged_line_is_left_out_and_the_cursor_goes_over_it(mosquitto, tmp_p
         assert send(log, mosquitto) == (2, 0, None)
         fill(log, "d", 1)
         assert send(log, mosquitto) == (3, 0, None)
-    assert all("a damaged line is left out" in line for line in told)
+    assert all("a damaged line is skipped" in line for line in told)
 
 
 class Taken:
@@ -304,7 +304,7 @@ def test_a_connection_that_ends_at_one_message_again_and_again_goes_on_behind_it
     with proxying(mosquitto, cut_at_one) as proxy:
         acknowledged, refused, reason = send(log, proxy)
     assert (acknowledged, refused) == (100, 1)
-    assert reason == f"the connection ended {MOST_TRIES} times while it was sent; it may be too large"
+    assert reason == f"the connection ended {MOST_TRIES} times while sending it; it may be too large"
     del wanted[40]
     assert listener.heard_until(wanted[-1], 99) == wanted
 

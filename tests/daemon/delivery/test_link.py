@@ -188,7 +188,7 @@ def test_two_machines_with_one_id_both_say_so_and_both_go_on(mosquitto, device_i
             assert wake.recv(100)
             event, detail = link.state.events.popleft()
             assert event == "identity_conflict"
-            assert f"in use by another machine too (boot {other}," in detail
+            assert f"in use by another machine (boot {other}," in detail
             assert "[device] id" in detail
             assert detail in link.problem()
         add(first, device_id, "r1")

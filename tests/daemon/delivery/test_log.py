@@ -73,7 +73,7 @@ def test_a_line_that_a_crash_has_torn_is_set_aside_and_named_and_what_comes_afte
         assert numbers(log) == [*((n, f"r{n}") for n in range(1, kept + 1)), (kept + 1, "next")]
         aside = cut.with_name("records.jsonl.damaged")
         assert (aside.read_bytes() if aside.exists() else b"") == (torn + b"\n" if torn else b"")
-        wanted = f"{cut}: the last line was torn, as by a power cut, and is now in records.jsonl.damaged"
+        wanted = f"{cut}: the last line was cut off, as by a power cut, and is now in records.jsonl.damaged"
         assert told == [wanted] * bool(torn)
 
 
@@ -86,7 +86,7 @@ def test_a_damaged_line_is_named_once_and_the_others_are_read(tmp_path, damage):
     log = opened(path, told.append)
     assert numbers(log) == numbers(log) == [(1, "r1"), (3, "r3")]
     (line,) = told
-    assert line.startswith(f"{path}: a damaged line is left out")
+    assert line.startswith(f"{path}: a damaged line is skipped")
 
 
 @pytest.mark.parametrize(
