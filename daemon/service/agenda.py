@@ -1,4 +1,4 @@
-"""The configured suites as cases, and what the schedule makes of them: which case the service measures next."""
+"""The configured suites as cases, and which case the service measures next according to the schedule."""
 
 import hashlib
 import math
@@ -19,17 +19,17 @@ from benchd.daemon.trigger import DAY_S
 from benchd.models import catalog
 
 MAX_PASSES = 20
-COMMANDED_S = 7200.0  # of a run by command whose suite has no time limit: no case begins after it
+COMMANDED_S = 7200.0  # of a run by command whose suite has no time limit: no case begins after this
 IMAGES_SHARE, VALUE_BYTES = 0.1, 4
-LARGE_IMAGE = (3, 224, 224)  # of a library's model, which says its size only when it is built
+LARGE_IMAGE = (3, 224, 224)  # for a library's model, whose size is known only once it is built
 MAX_CASES = 500
-MAX_PRODUCT = 1000  # of a suite's lists: a command of 64 KiB could request more cases than fit into memory
+MAX_PRODUCT = 1000  # of a suite's lists: a 64 KiB command could request more cases than fit in memory
 
 
 class Agenda:
     """Suites, the ids of their `cases`, and the current runs, which are in the schedule of `facts`.
 
-    Raises UsageError for a suite that cannot be planned, and for two that give one case other weights or images.
+    Raises UsageError for a suite that cannot be planned, and for two that give a case different weights or images.
     """
 
     def __init__(self, settings: Config, machine: Machine, facts: Facts) -> None:
@@ -40,11 +40,11 @@ class Agenda:
         self._behind_s = self._believed_s = 0.0
         self.cases = {suite.name: self._ids(suite) for suite in self.suites}
         self.planned = {case_id for case_ids in self.cases.values() for case_id in case_ids}
-        if self.suites:  # also together: their results of one case have one name
+        if self.suites:  # all together, because their results for a case share its name
             plan.plan(self.suites, self._limits, machine)
 
     def results_per_month(self, now_s: float) -> dict[str, float]:
-        """Return how many results per month each case gets by its suites' schedules."""
+        """Return how many results per month each case gets from its suites' schedules."""
         return schedule.results_per_month(self.suites, self.cases, now_s)
 
     @property
@@ -55,8 +55,9 @@ class Agenda:
     def look(self, wall_s: float, boottime_s: float, device_id: str) -> bool:
         """Begin the runs that are due; return whether the schedule has changed.
 
-        `boottime_s` is on CLOCK_BOOTTIME, which cannot be set: comparing the two shows whether the wall clock was set.
-        A clock that is behind the last look at its start has yet to be set: for a day, time goes on from that look.
+        `boottime_s` is on CLOCK_BOOTTIME, which cannot be set: comparing it with the wall clock shows whether that was
+        set. At the start, a wall clock that is behind the last look is not set yet: for up to a day, time continues
+        from that look.
         """
         booted_s = wall_s - boottime_s
         if self._booted_s is None:
@@ -71,13 +72,13 @@ class Agenda:
         return msgspec.structs.replace(now, clock_s=before.clock_s) != before
 
     def time_s(self, wall_s: float) -> float:
-        """Return the schedule's time when a wall clock says `wall_s`."""
+        """Return the schedule's time for the wall clock time `wall_s`."""
         return wall_s + self._behind_s
 
     def begin(self, suite: Suite) -> StartedSuite:
-        """Begin a run requested by a command; raise UsageError if it cannot be planned or too many wait.
+        """Begin a run requested by a command; raise UsageError if it cannot be planned or too many runs wait.
 
-        It has a time limit, and its batches must fit into memory.
+        It has a time limit, and its batches must fit in memory.
         """
         if len(self.runs) >= MAX_PASSES:
             raise UsageError(f"{MAX_PASSES} runs are already waiting")
@@ -89,21 +90,21 @@ class Agenda:
         return self.runs[-1]
 
     def named(self, name: str) -> Suite:
-        """Return the suite of that name; raise UsageError if there is none."""
+        """Return the suite with that name; raise UsageError if there is none."""
         suite = next((suite for suite in self.suites if suite.name == name), None)
         if suite is None:
-            raise UsageError("no suite of that name; the command `list` names them")
+            raise UsageError("no suite of that name; the command `list` returns them")
         return suite
 
     def cancel(self, suite_id: str | None) -> list[str]:
-        """Drop the run of that id, or all; return the ids of the dropped runs."""
+        """Drop the run with that id, or all; return the ids of the dropped runs."""
         dropped = [entry.suite_id for entry in self.runs if suite_id in (None, entry.suite_id)]
         for entry in dropped:
             self._facts.schedule = schedule.drop(self._facts.schedule, entry)
         return dropped
 
     def finish(self, record: Record, seconds: float, again_s: float | None = None) -> None:
-        """Take this record in: as a result of the plan, it says when its case is measured once more.
+        """Record the result of a case; for a plan's result, `again_s` is when to repeat the measurement.
 
         An interrupted case stays in its run.
         """
@@ -126,19 +127,19 @@ class Agenda:
         return any(entry.suite_id == suite_id for entry in self.runs)
 
     def is_of_suite(self, suite_id: str) -> bool:
-        """Return whether a run is of a configured suite, however it was started."""
+        """Return whether a run belongs to a configured suite, however it was started."""
         return any(entry.suite_id == suite_id and entry.suite.name for entry in self.runs)
 
     def skip(self, suite_id: str, case_id: str, seconds: float = 0.0) -> None:
-        """Remove a case from its run, which it took `seconds` of."""
+        """Remove a case from its run and add `seconds` to the run's measured time."""
         self._facts.schedule = schedule.finish(self._facts.schedule, suite_id, case_id, seconds)
 
     def next(self, unmet: Callable[[StartedSuite], str | None]) -> tuple[StartedSuite, list[Planned]] | str | None:
-        """Return the remaining cases of the first run that need not wait, else why the first one waits.
+        """Return the remaining cases of the first run that need not wait, or why the first run waits.
 
-        Runs requested by a command come after the others.
+        Runs requested by a command come last.
 
-        A case that this version or machine no longer has is skipped, which is reported as the reason once.
+        A case that no longer exists in this version or machine is skipped and reported once as the reason.
         """
         reasons = []
         for entry in sorted(self.runs, key=lambda entry: entry.by_command):
@@ -152,16 +153,16 @@ class Agenda:
         return next(iter(reasons), None)
 
     def next_due(self, device_id: str) -> tuple[str, float] | None:
-        """Return the next suite to begin, and its time."""
+        """Return the next suite to begin, and when."""
         due = [(suite.name, schedule.due_s(suite, self._facts.schedule, device_id)) for suite in self.suites]
         known = [(name, at_s) for name, at_s in due if at_s is not None]
         return min(known, key=lambda entry: entry[1], default=None)
 
     def _planned(self, entry: StartedSuite) -> list[Planned] | str:
-        """Return the remaining cases, or why the next one cannot be planned any more."""
+        """Return the remaining cases, or why the next one can no longer be planned."""
         try:
             planned = {case.case.case_id: case for case in plan.plan([entry.suite], self._limits, self._machine)}
-        except BenchdError as error:  # stored by another version, or its library or file is gone
+        except BenchdError as error:  # stored by another version, or its library or file no longer exists
             return str(error)
         if entry.left[0] not in planned:
             return "no longer a case of this suite"
@@ -180,7 +181,7 @@ class Agenda:
 
 
 def _refuse_too_large(suite: Suite) -> None:
-    """Raise UsageError if the images of one batch take more than a share of memory: the model needs many times that."""
+    """Raise UsageError if the images of a batch take more than a share of memory: the model needs many times that."""
     for model in suite.models or (() if suite.own else plan.DEFAULT_MODELS):
         values = {name: _largest(given) for name, given in suite.options.items()}
         shape = catalog.entry(model).image_shape(values) or LARGE_IMAGE

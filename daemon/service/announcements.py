@@ -1,4 +1,4 @@
-"""What the service reports about itself: identity, health, status line, and what it retains on the broker."""
+"""What the service reports about itself: identity, health, status line and retained messages."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from benchd.daemon.service import homeassistant, regressions
 from benchd.daemon.service.agenda import Agenda, when
 from benchd.daemon.service.state import State
 
-MAX_GONE = 200  # topics that have left the configuration and are still cleared on the broker
+MAX_GONE = 200  # topics no longer in the configuration that are still cleared on the broker
 
 
 def suites(agenda: Agenda) -> list[SuiteInfo]:
@@ -24,7 +24,7 @@ def suites(agenda: Agenda) -> list[SuiteInfo]:
 
 
 def info(state: State) -> Info:
-    """Return the device's identity and what it measures on."""
+    """Return the device's identity and the hardware it measures on."""
     device = state.settings.device
     return Info(
         device_id=state.topics.device_id,
@@ -41,7 +41,7 @@ def info(state: State) -> Info:
 
 
 def introduce(state: State) -> None:
-    """Retain what the service is and knows of its shipped folders, and clear what has left the configuration."""
+    """Retain the service's identity and the state of its shipped folders, and clear topics no longer configured."""
     if not state.link:
         return
     topics, introduction = state.topics, info(state)
@@ -60,7 +60,7 @@ def introduce(state: State) -> None:
 def clear_gone(link: Link, known: Sequence[str], wanted: Iterable[str]) -> list[str]:
     """Clear the topics in `known` that are no longer wanted; return the topics to pass as `known` next time.
 
-    Those that have left remain known: the broker may be unreachable until the next start, or may crash and lose the
+    Cleared topics remain known, because the broker may be unreachable until the next start, or may crash and lose the
     update.
     """
     now = dict.fromkeys(wanted)
@@ -71,7 +71,7 @@ def clear_gone(link: Link, known: Sequence[str], wanted: Iterable[str]) -> list[
 
 
 def problems(state: State) -> list[str]:
-    """Return what is wrong with the service itself: not with its disk or connection."""
+    """Return what is wrong with the service itself, excluding its disk and connection."""
     return list(filter(None, (state.problem, state.machine.closed_gpu, regressions.problem(state.facts.standings))))
 
 
@@ -124,7 +124,7 @@ def status_line(state: State) -> str:
 
 
 def _free(folder: Path) -> tuple[int, str | None]:
-    """Return how much space the disk of a folder has, and why that cannot be known, if it cannot."""
+    """Return the free space on the disk of a folder, and why that is unknown, if it is."""
     try:
         return shutil.disk_usage(folder).free, None
     except OSError as error:

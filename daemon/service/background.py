@@ -1,6 +1,6 @@
-"""Background work, idle or during a case: commands, events, health, telemetry, the watchdog, the disk.
+"""Background work, while idle or during a case: commands, events, health, telemetry, watchdog, disk.
 
-While a case is timed, only the connection's keep-alive, health and telemetry are written.
+While a case is timed, only the connection's keep-alive, health and telemetry are sent.
 """
 
 import os
@@ -25,12 +25,12 @@ HEALTH_S = 30.0
 TELEMETRY_S = 1.0
 TIDY_S = 3600.0
 PROMETHEUS_S = 60.0
-MANY_CPUS = 3  # with fewer, telemetry would run beside a CPU case on its own cores
+MANY_CPUS = 3  # with fewer, telemetry would run on the same cores as a CPU case
 
 
 def attend(state: State) -> str | None:
-    """Process what arrived; return why the running case must end, else None."""
-    if state.stop_asked:  # a signal that came before the session took them over ends the case too
+    """Process what has arrived; return why the running case must end, or None."""
+    if state.stop_asked:  # a signal that arrived before the session took over signals ends the case too
         return INTERRUPTED
     if state.link:
         remote.listen(state, state.link)
@@ -46,13 +46,13 @@ def attend(state: State) -> str | None:
 
 
 def hear(state: State, link: Link) -> None:
-    """Take in what a connection that has ended had received."""
+    """Process what a connection received before it ended."""
     remote.listen(state, link)
     _publish_events(state, link)
 
 
 def _publish_events(state: State, link: Link | None) -> None:
-    """Publish what the logs and a connection have reported."""
+    """Publish what the logs and the connection have reported."""
     while state.damaged:
         state.event("line_damaged", state.damaged.popleft())
     while link and link.state.events:
@@ -60,7 +60,7 @@ def _publish_events(state: State, link: Link | None) -> None:
 
 
 def _publish_telemetry(state: State) -> None:
-    """Send the sensors' last samples during a case, but never while one that uses all cores of the CPU is timed."""
+    """Send the sensors' last samples during a case, but not while a case that uses all CPU cores is timed."""
     crowded = state.machine.device == "cpu" and (os.cpu_count() or 1) < MANY_CPUS
     if not (state.link and state.case_id) or state.settings.mqtt.telemetry == "off" or (state.is_timed and crowded):
         return
@@ -78,7 +78,7 @@ def feed_watchdog(state: State) -> None:
 
 
 def keep_house(state: State) -> None:
-    """Limit old files and write the file for Prometheus; between two cases."""
+    """Limit old files and write the file for Prometheus; call it between two cases."""
     if state.every.is_due("tidy", TIDY_S):
         limit_what_is_old(state)
         state.attempt_save()
@@ -92,7 +92,7 @@ def keep_house(state: State) -> None:
 
 
 def limit_what_is_old(state: State) -> None:
-    """Rotate full logs, and delete old files but those with lines that no broker has acknowledged."""
+    """Rotate full logs, and delete old files except those with lines that no broker has acknowledged."""
     undelivered: set[Path] = set()
     with _logging_failures():
         for journal in (state.records, state.events):
@@ -105,7 +105,7 @@ def limit_what_is_old(state: State) -> None:
 
 @contextmanager
 def _logging_failures() -> Iterator[None]:
-    """Log a failure and go on: on a full disk the next step may free space."""
+    """Log a failure and continue: on a full disk the next step may free space."""
     try:
         yield
     except (OSError, UsageError) as error:

@@ -1,4 +1,4 @@
-"""The service's next case, what it waits for, and the measurement of one case in its session."""
+"""The service's next case, what it waits for, and the measurement of a case in its session."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def next_step(state: State) -> tuple[StartedSuite, list[Planned]] | None:
         return None
     if state.waiting_for and not state.every.is_due("judge", LOOK_S):
         return None
-    readings = cache(partial(conditions.read, state.machine.gpu_uuid))  # once for all runs: a tool may hang
+    readings = cache(partial(conditions.read, state.machine.gpu_uuid))  # once for all runs, because a tool may hang
     step = disk_problem(state) or state.agenda.next(partial(_unmet, state, readings))
     if isinstance(step, tuple):
         step = _not_free() or step
@@ -58,7 +58,7 @@ def next_step(state: State) -> tuple[StartedSuite, list[Planned]] | None:
 
 
 def _not_free() -> str | None:
-    """Return why the machine cannot be measured now, before a case reads or reports anything."""
+    """Return why the machine cannot be measured now, checked before a case reads or reports anything."""
     try:
         with MachineLock():
             return None
@@ -79,7 +79,7 @@ def _unmet(state: State, readings: Callable[[], Readings], entry: StartedSuite) 
 
 
 def disk_problem(state: State) -> str | None:
-    """Return why nothing new may be measured; a record that a full disk did not take comes first."""
+    """Return why nothing new may be measured, first of all a record that a full disk has not stored."""
     full = disk.lacks(state.folder)
     try:
         results.settle(state)
@@ -90,25 +90,25 @@ def disk_problem(state: State) -> str | None:
 
 
 def measure(state: State, entry: StartedSuite, left: Sequence[Planned]) -> None:
-    """Measure the first remaining case, and in rounds with it those that compete, under the machine's lock."""
+    """Measure the first remaining case, together with those it competes with in rounds, under the machine's lock."""
     session, (planned, *_) = state.session, left
     group = in_rounds(left)[0]
     state.running = (entry, planned)
-    announcements.publish_health(state)  # subscribers need not wait for the next half minute
+    announcements.publish_health(state)  # subscribers need not wait up to half a minute
     supervisor = _supervisor(state, entry, left)
     try:
         with session.measuring():
             session.sampler(supervisor.plan)
-            background.feed_watchdog(state)  # starting the sampler took time, and describing the machine may too
+            background.feed_watchdog(state)  # starting the sampler took time, and so may describing the machine
             supervisor.measure(group, partial(_begin, state, entry, sum(case.seconds for case in group)))
     except Busy as busy:  # another process was faster
         _wait_for(state, str(busy))
-    except Full as full:  # nor does it with an I/O error, whatever the check before it has found
+    except Full as full:  # also after an I/O error, whatever the earlier check has found
         state.problem = f"degraded:disk: {full}"
         _wait_for(state, state.problem)
-    except OSError as error:  # no free process or descriptor, before there was a worker
+    except OSError as error:  # no free process or descriptor, before a worker was started
         _end_unstarted(state, entry, planned, str(error.strerror))
-    except NotAvailable as error:  # the sampler was killed at its start
+    except NotAvailable as error:  # the sampler was killed when it started
         _end_unstarted(state, entry, planned, str(error))
     except BenchdError as error:
         state.problem = str(error)
@@ -125,8 +125,8 @@ def measure(state: State, entry: StartedSuite, left: Sequence[Planned]) -> None:
 def _begin(state: State, entry: StartedSuite, about_s: float, case: MeasuredCase) -> None:
     """Store the case whose process is next, so that a crash can be attributed to it.
 
-    `about_s` is how long it and those measured in rounds with it take. While it runs, a file names it, readable for
-    any user's `bench-once`.
+    `about_s` is about how long it, and the cases measured in rounds with it, take. While it runs, its name is in a file
+    that any user's `bench-once` can read.
     """
     planned, run_id = case.planned, case.run_id
     state.running = (entry, planned)
@@ -156,7 +156,7 @@ def _end_unstarted(state: State, entry: StartedSuite, planned: Planned, reason: 
 
 
 def _supervisor(state: State, entry: StartedSuite, left: Sequence[Planned]) -> Supervisor:
-    """Return the supervisor of the run, which keeps its probed rates; drop those of other runs."""
+    """Return the run's supervisor, which keeps its probed rates; drop those of other runs."""
     supervisor = state.supervisors.get(entry.suite_id)
     supervisor = supervisor or Supervisor(state.session, left, entry.suite_id, needs_all=True)
     state.supervisors = {name: known for name, known in state.supervisors.items() if state.agenda.is_under_way(name)}

@@ -13,12 +13,12 @@ from benchd.daemon.machine.sysfs import number, text
 from benchd.daemon.sampling.sources.devfreq import Devfreq
 
 GPU_QUIET_S = 30.0
-GPU_UNSEEN_S = 10.0  # between two checks; after a longer gap, such as a case, it may have been busy
+GPU_UNSEEN_S = 10.0  # between two checks; after a longer gap, such as a case, the GPU may have been busy
 
 
 @dataclass(frozen=True)
 class Readings:
-    """The machine's current state; None for values that cannot be read here."""
+    """The machine's current state, with None for values that cannot be read here."""
 
     temperature_c: float | None
     gpu_load_percent: float | None
@@ -30,7 +30,7 @@ class Readings:
 def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
     """Return the hottest thermal zone, the GPU's load, the 1-minute load average, the power mode and the supply.
 
-    `gpu_uuid` is the GPU to query by NVML; a Tegra reports its own in sysfs.
+    `gpu_uuid` is the GPU to query with NVML; a Tegra reports its own in sysfs.
     """
     return Readings(
         temperature_c=_hottest_c(root),
@@ -42,15 +42,15 @@ def read(gpu_uuid: str | None, root: Path = Path("/")) -> Readings:
 
 
 class Judge:
-    """Decides what a run waits for; remembers per limit since when the GPU was below it, and the last check."""
+    """Decides what a run waits for; remembers the last check and since when the GPU has been below each limit."""
 
     def __init__(self) -> None:
         self._quiet: dict[float, tuple[float, float]] = {}
 
     def unmet(self, wanted: Conditions, now: Readings, t_s: float) -> str | None:
-        """Return the first unmet condition at the monotonic time `t_s`, None if all are met.
+        """Return the first condition not met at the monotonic time `t_s`, or None if all are met.
 
-        A condition that cannot be read here is unmet.
+        A condition that cannot be read here is not met.
         """
         reasons = [
             _below("temperature", now.temperature_c, wanted.temperature_below_c, "C"),
@@ -62,7 +62,7 @@ class Judge:
         return next((reason for reason in reasons if reason), None)
 
     def _gpu(self, limit: float | None, value: float | None, t_s: float) -> str | None:
-        """Return why the GPU is not quiet; it must stay below, because one reading may fall between two frames."""
+        """Return why the GPU is not quiet; it must stay below, because a reading may fall between two frames."""
         if limit is None:
             return None
         busy = _below("GPU load", value, limit, "%")
@@ -100,7 +100,7 @@ def _hottest_c(root: Path) -> float | None:
 
 
 def _gpu_load_percent(gpu_uuid: str | None, root: Path) -> float | None:
-    """Return the load by NVML, or by devfreq if NVML reports none, as on a Tegra."""
+    """Return the load from NVML, or from devfreq if NVML reports none, as on a Tegra."""
     if gpu_uuid:
         with suppress(NotAvailable):
             return gpu.utilization_percent(gpu_uuid)
@@ -118,7 +118,7 @@ def _system_load(root: Path) -> float | None:
 
 
 def _on_mains(root: Path) -> bool | None:
-    """Return False if a battery discharges; a board without one is on mains; a mouse's battery does not count."""
+    """Return False if a battery is discharging; a board without a battery is on mains; a mouse's does not count."""
     if not (root / "sys/class").is_dir():
         return None
     supplies = (root / "sys/class/power_supply").glob("*")

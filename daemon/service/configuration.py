@@ -1,4 +1,4 @@
-"""The configuration: what `benchd run` refuses at its start and at a reload, and what follows from what it takes."""
+"""The configuration: what `benchd run` rejects at its start and at a reload, and the effects of what it accepts."""
 
 import time
 from pathlib import Path
@@ -21,7 +21,7 @@ from benchd.daemon.verdicts.alarms import Budget
 
 
 def read(path: Path) -> Config:
-    """Return the configuration; raise UsageError also for a name that only a later case or result would miss."""
+    """Return the configuration; raise UsageError even for names that only a later case or result would miss."""
     settings = config.read(path)
     try:
         sources.check(settings.sampling.sources)
@@ -44,7 +44,7 @@ def checked(path: Path, machine: Machine) -> Config:
 
 
 def apply(state: State, settings: Config, machine: Machine) -> None:
-    """Let a configuration take effect: plan its suites for the machine, and connect to its broker."""
+    """Apply a configuration: plan its suites for the machine, and connect to its broker."""
     state.settings, state.machine = settings, machine
     state.agenda = Agenda(settings, machine, state.facts)
     results_per_month = state.agenda.results_per_month(time.time())

@@ -1,4 +1,4 @@
-"""The folders of `[[shipped]]`: when each is verified, what is published of it, and which variant is ahead."""
+"""The folders of `[[shipped]]`: when each is verified, what is published about it, and which variant is faster."""
 
 import errno
 import hashlib
@@ -34,29 +34,29 @@ from benchd.daemon.verdicts import recommend
 from benchd.daemon.verdicts.recommend import Requirements
 
 SHIPPED = "shipped"
-FINGERPRINT_S = 3600.0  # between two looks at whether the machine or its software has changed
-RETRY_S = 60.0  # while another process measures, or the machine lacks what measuring takes
+FINGERPRINT_S = 3600.0  # between two checks of whether the machine or its software has changed
+RETRY_S = 60.0  # while another process measures, or the machine lacks resources for measuring
 LACKS = errno.EAGAIN, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS
 REASON_CHARACTERS = 500
-NEWEST = 5000  # results that tell which variant is ahead
+NEWEST = 5000  # number of newest results used to find a faster variant
 
 
 def fingerprint_of(shipped: Shipped, machine: str) -> str:
-    """Return the hash of what a verdict is of: the machine with its software, what is trusted, and the folder's files.
+    """Return a hash of what a verdict depends on: machine, software, trust settings and the folder's files.
 
-    Files go by size and time, which a copy that is still under way changes too, and by whether the service may read
-    them. They are listed only beside a manifest.
+    Files are compared by size and time, which a copy in progress changes too, and by whether the service may read them.
+    They are listed only if there is a manifest.
     """
     folder = Path(shipped.path)
     parts: list[object] = [machine, shipped.path, shipped.trust_code, shipped.trust_plan]
-    with suppress(OSError):  # it may not be read, or a file is gone by now
+    with suppress(OSError):  # not readable, or already deleted
         files = folders.listed(folder) if (folder / MANIFEST).is_file() else []
         parts += [(*file, os.access(file[0], os.R_OK)) for file in files]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def is_due(shipped: Shipped, before: Verification | None, now_s: float, fingerprint: str) -> bool:
-    """Return whether a folder is to be verified: never yet, its time has come, or it or its machine has changed."""
+    """Return whether a folder must be verified: never verified, due, or changed, including its machine."""
     if before is None or before.fingerprint != fingerprint or before.verified_s > now_s + DAY_S:
         return True
     trigger = shipped.trigger()
@@ -67,7 +67,7 @@ def is_due(shipped: Shipped, before: Verification | None, now_s: float, fingerpr
 def document(
     folder: Shipped, shipped: Manifest | None, verdict: Verified | str, before: Verification | None, better: str
 ) -> Deployed:
-    """Return what to publish of a verification, or of the reason that prevented it."""
+    """Return what to publish about a verification, or about the reason that prevented it."""
     measured = None if isinstance(verdict, str) else verdict
     answer, reason = (measured.answer, measured.reason or measured.rebuilt) if measured else ("broken", str(verdict))
     was, now_wall = before.published if before else None, wall_now()
@@ -91,10 +91,10 @@ def document(
 
 
 def better(shipped: Manifest, records: Iterable[Record]) -> str | None:
-    """Return which variant the plan's results show ahead of the shipped one beyond its interval; empty if none does.
+    """Return which variant, by the plan's results, is faster than the shipped one beyond its interval; empty if none.
 
-    None if they do not have the shipped one. Only results of the same weights count, of a case that differs in nothing
-    else, on the device and in the power mode of the promise, and only variants that meet the limits asked for.
+    None without results for the shipped one. Only results with the same weights count, of a case that differs in
+    nothing else, on the device and in the power mode of the promise, and only variants that meet the requested limits.
     """
     limits = {name: value for name, value in shipped.asked.items() if name in Requirements.__struct_fields__}
     alike = [record for record in records if _is_alike(record, shipped)]
@@ -121,7 +121,7 @@ def _is_alike(record: Record, shipped: Manifest) -> bool:
 
 
 def next_due(state: State) -> Shipped | None:
-    """Return the folder to verify now, None if there is none."""
+    """Return the folder to verify now, or None if there is none."""
     if not state.settings.shipped or time.monotonic() < state.verify_from_s:
         return None
     if not state.environment or state.every.is_due(SHIPPED, FINGERPRINT_S):
@@ -134,13 +134,13 @@ def next_due(state: State) -> Shipped | None:
 
 
 def forget_unconfigured(state: State) -> None:
-    """Drop what is known of folders that have left the configuration."""
+    """Drop the state of folders that are no longer configured."""
     configured = {folder.called for folder in state.settings.shipped}
     state.facts.shipped = {name: known for name, known in state.facts.shipped.items() if name in configured}
 
 
 def verify(state: State, folder: Shipped) -> None:
-    """Verify a folder and publish the verdict; a machine that cannot measure now delays it."""
+    """Verify a folder and publish the verdict; wait if the machine cannot measure now."""
     verdict: Verified | str
     session, path = state.session, Path(folder.path)
     shipped, fingerprint = None, fingerprint_of(folder, state.environment)
@@ -165,7 +165,7 @@ def verify(state: State, folder: Shipped) -> None:
     if not session.interrupted:
         before = state.facts.shipped.get(folder.called)
         ahead = better(shipped, _results(state.records)) if shipped else ""
-        if ahead is None:  # the journal was moved away since: what it said of the same folder stands
+        if ahead is None:  # the journal has been moved away since: keep its earlier answer about the same folder
             ahead = before.published.better if before and before.fingerprint == fingerprint else ""
         publish(state, folder, document(folder, shipped, verdict, before, ahead), fingerprint)
 
@@ -176,7 +176,7 @@ def _wait(state: State, reason: str) -> None:
 
 
 def publish(state: State, folder: Shipped, now: Deployed, fingerprint: str) -> None:
-    """Store and retain a verdict; announce a promise that is broken or kept again, and another variant ahead."""
+    """Store and retain a verdict; announce a promise now broken or kept again, and a different faster variant."""
     before = state.facts.shipped.get(folder.called)
     was_broken = before is not None and before.is_broken
     was_better = before.published.better if before else ""
@@ -189,12 +189,12 @@ def publish(state: State, folder: Shipped, now: Deployed, fingerprint: str) -> N
     if is_broken != was_broken and (is_broken or is_kept):
         name = "promise_broken" if is_broken else "promise_kept"
         state.event(name, f"{now.name}: {now.verdict}: {now.told}")
-    if variant and variant != was_variant:  # its lead is another one after each run
+    if variant and variant != was_variant:  # only a new variant counts, because the lead changes with each run
         state.event("shipped_behind", f"{now.name}: better: {now.better}")
 
 
 def _results(source: Log) -> Iterator[Record]:
-    """Yield the newest results, without those of another version."""
+    """Yield the newest results, except those of another version."""
     for entry in source.entries(source.last_seq - NEWEST):
         with suppress(SchemaError):
             yield records.decode(entry.body)
@@ -208,7 +208,7 @@ def _attend(session: Session) -> None:
 
 @contextmanager
 def _on_its_device(session: Session, shipped: Manifest) -> Iterator[None]:
-    """Let the session leave the GPU out over a `with` block if the folder's promise is of the CPU."""
+    """Let the session leave out the GPU during a `with` block if the folder's promise is for the CPU."""
     machine = session.machine
     try:
         if shipped.environment.device == "cpu" and machine.device != "cpu":
@@ -221,6 +221,6 @@ def _on_its_device(session: Session, shipped: Manifest) -> Iterator[None]:
 
 
 def _is_for_now(error: Exception) -> bool:
-    """Return whether the machine cannot measure now, which says nothing about the folder."""
+    """Return whether the error only means that the machine cannot measure now, not that the folder is wrong."""
     cause = error.__cause__ or error
     return isinstance(error, Busy | NotStarted) or (isinstance(cause, OSError) and cause.errno in LACKS)

@@ -1,6 +1,6 @@
-"""`state.json`: what the service has to know after a restart, replaced as a whole.
+"""`state.json`: what the service must know after a restart, replaced as a whole.
 
-What the log of records holds beyond `applied_seq` is folded in at the next start.
+Records in the log after `applied_seq` are taken in at the next start.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ STATE = "state.json"
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """The state of a case: its last SLOWER runs, each a day after the one before, and when the last of them was.
+    """The state of a case: its last SLOWER runs, each a day after the one before, and the time of the last.
 
     `slower` is a regression, `stale` the fingerprint that no pinned run has.
     """
@@ -43,9 +43,9 @@ class Running(Struct, frozen=True):
 
 
 class Verification(Struct, frozen=True):
-    """What is known of a shipped folder: when it was verified, what was published, and the `fingerprint` it is of.
+    """The state of a shipped folder: when it was verified, what was published, and the `fingerprint` verified.
 
-    Once broken, its promise `is_broken` until a verdict says that it is kept again, or is of something else.
+    Once broken, a promise stays `is_broken` until a verdict says that it is kept again, or the folder changes.
     """
 
     verified_s: float
@@ -57,7 +57,7 @@ class Verification(Struct, frozen=True):
 class Facts(Struct):
     """The facts; `standings` leaves out cases in their default state.
 
-    `retained` lists the topics that the broker holds, and `commands` the ids of those that were taken.
+    `retained` lists the topics retained on the broker, and `commands` the ids of accepted commands.
     """
 
     schedule: Schedule = Schedule()
@@ -71,7 +71,7 @@ class Facts(Struct):
 
 
 class FactsFile:
-    """The file; `now` is what it shall hold, and `lost` says why an earlier content was not taken over."""
+    """The file; `now` is its content when saved, and `lost` says why earlier content could not be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

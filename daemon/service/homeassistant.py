@@ -20,7 +20,7 @@ _OF_HEALTH = {
     "disk_free_bytes": {"name": "Free space", "unit_of_measurement": "B", "device_class": "data_size"},
     "uptime_s": {"name": "Uptime", "unit_of_measurement": "s", "device_class": "duration"},
 }
-"""By field of health: what its sensor is called, and its unit."""
+"""Name and unit of the sensor for each field of health."""
 
 
 def topic(device_id: str) -> str:
@@ -29,7 +29,7 @@ def topic(device_id: str) -> str:
 
 
 def discovery(topics: Topics, info: Info, shipped: Sequence[str] = ()) -> bytes:
-    """Return the message, with a sensor for each `shipped` folder; an empty one in its place removes the device."""
+    """Return the message, with a sensor for each `shipped` folder; an empty message instead removes the device."""
     health = topics.of("health")
     entities = {field: _entity(health, f"value_json.{field}") | named for field, named in _OF_HEALTH.items()}
     for name in shipped:

@@ -1,9 +1,9 @@
-"""Which cases have become slower than their pinned runs: a verdict on each result, and what follows from it.
+"""Which cases have become slower than their pinned runs: a verdict on each result, and its consequences.
 
-SLOWER is doubted, because what slows a machine down for an hour, a day or a week end slows repetitions down too. The
-first result at least a day later counts next, and the service measures the case by then. `alarms.SLOWER_DAYS` in
-succession are a regression, until a verdict differs. Within a boot the monotonic clock counts, because a wall clock
-that is set may pass a day in minutes. The caller stores the standings with the number of the result that changed them.
+A SLOWER verdict is doubted at first, because a cause that lasts for an hour, a day or a weekend also slows repetitions.
+The first result at least a day later counts next, and the service measures the case by then. `alarms.SLOWER_DAYS`
+verdicts in succession are a regression, until a verdict differs. Within a boot the monotonic clock is used, because
+setting the wall clock can skip a day. The caller stores the standings with the number of the result that changed them.
 """
 
 import math
@@ -26,9 +26,9 @@ REASON_CHARACTERS = 500  # keeps latest/<case> small
 
 
 def take_in(state: State, record: Record) -> Judgement | None:
-    """Return the verdict on a result of the plan, and publish what follows; None if it failed or no run is pinned.
+    """Return the verdict on a plan's result, and publish the consequences; None if it failed or no run is pinned.
 
-    The runs are read anew each time, so that they use no memory in between.
+    The runs are read again each time, so that they use no memory in between.
     """
     if record.status != "ok":
         return None
@@ -48,15 +48,15 @@ def take_in(state: State, record: Record) -> Judgement | None:
 
 
 def forget_unplanned(state: State) -> None:
-    """Drop the standings of cases that have left the plan, which get no more verdicts."""
+    """Drop the standings of cases no longer in the plan, which get no more verdicts."""
     standings = state.facts.standings
     for case_id in [case_id for case_id in standings if case_id not in state.agenda.planned]:
         if standings.pop(case_id).slower:
-            state.event("regression_cleared", f"{case_id}: it is no longer planned")
+            state.event("regression_cleared", f"{case_id}: no longer planned")
 
 
 def problem(standings: Mapping[str, Standing]) -> str | None:
-    """Return what is wrong, None while no case is slower."""
+    """Return what is wrong, or None while no case is slower."""
     slower = [(case_id, standing.slower) for case_id, standing in standings.items() if standing.slower]
     if not slower:
         return None
@@ -66,9 +66,9 @@ def problem(standings: Mapping[str, Standing]) -> str | None:
 
 
 def judge(record: Record, pinned: Sequence[Record], budget: Budget) -> Judgement | None:
-    """Return the verdict on a result against the pinned runs of its case; None without any.
+    """Return the verdict on a result against the pinned runs of its case, or None without any.
 
-    Runs of another environment are ignored unless there are no others. A difference within the budget's bound is
+    Runs in a different environment are ignored unless there are no others. A difference within the budget's bound is
     inconclusive.
     """
     if not pinned:
@@ -92,7 +92,7 @@ def judge(record: Record, pinned: Sequence[Record], budget: Budget) -> Judgement
 
 
 def _within_bound(comparison: Comparison, pinned: Sequence[Record], budget: Budget) -> str | None:
-    """Return why a result that differs from the pinned runs may not count as different; else None."""
+    """Return why a result that differs from the pinned runs must not count as different, else None."""
     effect = comparison.verdict.effect
     if comparison.verdict.answer not in ("slower", "faster") or effect is None:
         return None
@@ -131,7 +131,7 @@ def follow(before: Standing, record: Record, pinned: Sequence[Record], judgement
 
 
 def _age_s(standing: Standing, record: Record) -> float | None:
-    """Return the age of a case's doubt at a result; None without a doubt, and if no clock can tell its age."""
+    """Return the age of a case's doubt at a result, or None without a doubt or a clock that can tell its age."""
     if standing.doubted_mono_ns is not None and standing.doubted_boot == record.boot_id:
         return (record.t_mono_ns - standing.doubted_mono_ns) / 1e9
     now_s = unix_s(record.t_wall) or 0.0
@@ -140,9 +140,9 @@ def _age_s(standing: Standing, record: Record) -> float | None:
 
 
 def again_in_s(standing: Standing, record: Record) -> float | None:
-    """Return how long after this result of its plan a doubted case is to be measured once more; None without a doubt.
+    """Return how long after this result of its plan a doubted case must be measured again; None without a doubt.
 
-    A result that could not decide, because it failed or the baseline cannot be read, is followed by another day.
+    If a result gave no verdict, because it failed or the baseline is unreadable, wait another day.
     """
     if not standing.doubted:
         return None
@@ -151,7 +151,7 @@ def again_in_s(standing: Standing, record: Record) -> float | None:
 
 
 def _events(before: Standing, after: Standing, judgement: Judgement | None) -> Iterator[tuple[str, Judgement | None]]:
-    """Yield the events of a change of standing, each with its judgement."""
+    """Yield the events of a change in standing, each with its judgement."""
     if after.slower and not before.slower:
         yield "regression", after.slower
     if before.slower and not after.slower:
@@ -162,7 +162,7 @@ def _events(before: Standing, after: Standing, judgement: Judgement | None) -> I
 
 def _words(judgement: Judgement | None) -> str:
     if judgement is None:
-        return "it has no pinned run any more"
+        return "it no longer has a pinned run"
     if judgement.median_ms is None or judgement.baseline_ms is None or judgement.effect is None:
         return f"{judgement.verdict}, {judgement.reason}"
     return (

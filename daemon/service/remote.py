@@ -1,4 +1,4 @@
-"""Commands to the service over MQTT: each is accepted or refused, carried out at the right time, and answered."""
+"""Commands to the service over MQTT: each is accepted or refused, executed at the right time, and answered."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ MAX_WAITING = 100
 
 
 def listen(state: State, link: Link) -> None:
-    """Read the commands that arrived, and answer refused ones at once."""
+    """Read the commands that have arrived, and answer refused ones at once."""
     while link.state.commands:
         command = state.gate.take(link.state.commands.popleft(), _boottime_s(), time.time())
         if command and not command.refusal and len(state.commands) >= MAX_WAITING:
@@ -34,7 +34,7 @@ def listen(state: State, link: Link) -> None:
 
 
 def carry_out(state: State) -> None:
-    """Carry out waiting commands; while a case is timed, only one that ends it."""
+    """Execute waiting commands; while a case is timed, only one that ends it."""
     for command in list(state.commands):
         if not state.is_timed or command.verb == "cancel":
             state.commands.remove(command)
@@ -78,7 +78,7 @@ def _reload(state: State, _: object) -> dict[str, Any]:
 def _replay(state: State, given: ReplayParameters) -> dict[str, Any]:
     rows = state.link.delivery.replay(given.log, given.first, given.last) if state.link else None
     if rows is None:
-        raise UsageError("this device has no such log; its health names its logs")
+        raise UsageError("this device has no such log; its health lists its logs")
     return {"rows": rows}
 
 

@@ -23,7 +23,7 @@ DIED = "the service died while this case ran"
 
 
 class ResultSink(Sink):
-    """The session's sink: holds the link while a case is timed, and takes its record."""
+    """The session's sink: holds the link while a case is timed, and receives its record."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -33,14 +33,14 @@ class ResultSink(Sink):
         self._state.hold(timed=stage in TIMED)
 
     def publish(self, record: Record, body: bytes) -> None:
-        """Append the record to the log, then take it in."""
+        """Append the record to the log, then take in its consequences."""
         self._state.hold(timed=False)
         self._state.owed.append((record, body))
         settle(self._state)
 
 
 def settle(state: State) -> None:
-    """Append what is owed, in order; raise as the log does if the disk is still full."""
+    """Append unsaved records, in order; raise the log's errors if the disk is still full."""
     while state.owed:
         record, body = state.owed[0]
         seq = state.records.append(body)
@@ -49,7 +49,7 @@ def settle(state: State) -> None:
 
 
 def take_in(state: State, record: Record, seq: int) -> None:
-    """Take in the consequences of a record that is in the log, and store them with its number.
+    """Take in the consequences of a record in the log, and store them with its number.
 
     Cases listed in a command do not count as results of the plan.
     """
@@ -68,9 +68,9 @@ def take_in(state: State, record: Record, seq: int) -> None:
 
 
 def recover(state: State) -> None:
-    """Take in what the log has beyond the facts, and end the case in which the last service died, if any."""
+    """Take in what the log contains beyond the facts, and end the case in which the last service died, if any."""
     facts, source, running = state.facts, state.records, state.facts.running
-    if facts.log != source.id:  # another log, or no facts: what it holds has no consequences any more
+    if facts.log != source.id:  # another log, or no facts: its content no longer has consequences
         facts.log, facts.applied_seq = source.id, source.last_seq
     for seq, body in source.entries(facts.applied_seq):
         try:
@@ -87,7 +87,7 @@ def recover(state: State) -> None:
 
 
 def _is_of(record: Record, running: Running) -> bool:
-    """Return whether the running case had come to this record; an earlier one may be of the same case."""
+    """Return whether this record belongs to the running case, not to an earlier run of the same case."""
     same = (record.suite_id, record.case_id, record.boot_id)
     is_later = record.t_mono_ns >= running.t_mono_ns
     return same == (running.suite_id, running.case.case_id, running.boot_id) and is_later

@@ -1,8 +1,8 @@
 """Due runs and their remaining cases: pure functions of the time, the schedule and the configuration.
 
-The caller stores the Schedule on disk together with each result, so that after a restart a run continues with its next
-unfinished case. Times are seconds since the epoch, because a schedule follows the calendar; the measured time of a run
-is a sum of durations, which setting the clock does not change.
+The caller stores the Schedule on disk with each result, so that after a restart a run continues with its next
+unfinished case. Times are in Unix time, because a schedule follows the calendar; the measured time of a run is a sum of
+durations, which is unaffected by setting the clock.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from benchd.daemon.verdicts.when import EARLIEST_S
 WEEK_S = 7 * DAY_S
 QUARTER_S = 13 * WEEK_S
 STEP_S = 3600.0
-MOST_STARTS = 200  # whose times are worth computing
+MOST_STARTS = 200  # number of start times worth computing
 
 
 class StartedSuite(Struct, frozen=True, kw_only=True):
-    """A run that has begun: its suite as of then, the ids of its remaining cases, and its origin.
+    """A run that has begun: a copy of its suite, the ids of its remaining cases, and its origin.
 
-    A run `again` measures doubted cases once more.
+    A run with `again` repeats doubted cases.
     """
 
     suite: Suite
@@ -39,7 +39,7 @@ class StartedSuite(Struct, frozen=True, kw_only=True):
 class Schedule(Struct, frozen=True, kw_only=True):
     """The time up to which each suite's triggers have been served, and the runs in the order of their start.
 
-    `again_s` has the cases to be measured once more, and when. `clock_s` is when the schedule was last looked at.
+    `again_s` contains the cases to repeat, with their times. `clock_s` is when the schedule was last checked.
     """
 
     served_s: dict[str, float] = {}
@@ -55,7 +55,7 @@ def delay_s(suite: Suite, device_id: str) -> float:
 
 
 def due_s(suite: Suite, schedule: Schedule, device_id: str) -> float | None:
-    """Return the next start of the suite, None if it has no future trigger."""
+    """Return the next start of the suite, or None if it has no future trigger."""
     trigger = suite.trigger()
     served_s = schedule.served_s.get(suite.name)
     if trigger is None or served_s is None:
@@ -65,9 +65,9 @@ def due_s(suite: Suite, schedule: Schedule, device_id: str) -> float | None:
 
 
 def serve(schedule: Schedule, suites: Sequence[Suite], now_s: float) -> Schedule:
-    """Return the schedule for these suites: a new suite is served up to now, a removed one is dropped.
+    """Return the schedule for these suites: a new suite counts as served up to now, a removed one is dropped.
 
-    Under a clock that was never set, or was set back, the times only say how long ago something was: they move along.
+    If the clock was never set, or was set back, the times only say how long ago something was, and are shifted with it.
     """
     was_unset = 0.0 < schedule.clock_s < EARLIEST_S <= now_s
     shift_s = now_s - schedule.clock_s if was_unset or now_s < schedule.clock_s - STEP_S else 0.0
@@ -84,7 +84,7 @@ def serve(schedule: Schedule, suites: Sequence[Suite], now_s: float) -> Schedule
 def begin_due(
     schedule: Schedule, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float, device_id: str
 ) -> Schedule:
-    """Begin every due suite, once for all missed times, unless it is still running."""
+    """Begin every due suite that is not still running, once for all missed times."""
     for suite in suites:
         at_s = due_s(suite, schedule, device_id)
         if at_s is not None and at_s <= now_s:
@@ -97,9 +97,9 @@ def begin_due(
 
 
 def _begin_again(schedule: Schedule, suites: Sequence[Suite], cases: Mapping[str, list[str]], now_s: float) -> Schedule:
-    """Begin a run of the cases whose time to be measured once more has come.
+    """Begin a run of the cases that are due for repetition.
 
-    Those that a run of a suite has yet to measure wait for its result: the run may be cancelled before.
+    Cases that a suite's run has yet to measure wait for its result, because that run may be cancelled first.
     """
     waiting = {case_id for entry in schedule.passes if entry.suite.name for case_id in entry.left}
     due = {case_id for case_id, at_s in schedule.again_s.items() if at_s <= now_s} - waiting
@@ -152,7 +152,7 @@ def _period_s(suite: Suite, now_s: float) -> float:
         return DAY_S
     if isinstance(trigger, Every):
         return min(trigger.period_s, WEEK_S)
-    # a week may miss a start every fourth day, and the first starts of a quarter may be those of a busy weekend
+    # a week may contain no start of every fourth day, and a quarter may begin with a busy weekend
     return min(_gap_s(trigger, now_s, span_s) for span_s in (WEEK_S, QUARTER_S))
 
 
@@ -165,5 +165,5 @@ def _gap_s(cron: Cron, now_s: float, span_s: float) -> float:
 
 
 def drop(schedule: Schedule, suite_id: str) -> Schedule:
-    """End a run, whatever remains of it."""
+    """End a run, whether or not cases remain."""
     return msgspec.structs.replace(schedule, passes=[entry for entry in schedule.passes if entry.suite_id != suite_id])

@@ -40,7 +40,7 @@ def run(path: Path, artifacts: Path | None = None) -> int:
     """
     folder = folders.state()
     with ExitStack() as stack:
-        try:  # two services would write one log
+        try:  # two services would write to the same log
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(MachineLock(folder / SERVICE))
         except OSError as error:
@@ -69,12 +69,12 @@ def serve(state: State, settings: Config) -> None:
         else:
             verify_due(state)
             state.session.rest()
-        rest(state)  # after a case too: a process that waits for the machine gets it now
+        rest(state)  # even after a case: a process waiting for the machine gets it now
     shutdown(state)
 
 
 def startup(state: State, settings: Config) -> None:
-    """Apply the configuration, take in what the last service left behind, and tell systemd."""
+    """Apply the configuration, take in what the last service left behind, and notify systemd."""
     configure(state, settings, plan.inspect("auto"))
     if state.file.lost:
         state.event("state_lost", state.file.lost)
@@ -100,14 +100,14 @@ def configure(state: State, settings: Config, machine: Machine) -> None:
 
 
 def configure_again(state: State, settings: Config, machine: Machine, why: str) -> None:
-    """Apply a configuration in the place of another."""
+    """Replace the current configuration."""
     state.session.rest()
     configure(state, settings, machine)
     state.event("reloaded", why)
 
 
 def reload(state: State) -> None:
-    """Read the configuration again; an invalid one leaves the old one in force."""
+    """Read the configuration again; if it is invalid, the old one stays in effect."""
     state.reload_asked = False
     state.notifier.reloading()
     try:
@@ -120,7 +120,7 @@ def reload(state: State) -> None:
 
 
 def begin_due(state: State) -> None:
-    """Begin the runs whose time has come, with a GPU whose driver started after the service."""
+    """Begin the runs that are due, with a GPU even if its driver started after the service."""
     if not (state.every.is_due("look", cases.LOOK_S) or state.agenda.runs):
         return
     if state.every.is_due("gpu", cases.LOOK_S):
@@ -130,7 +130,7 @@ def begin_due(state: State) -> None:
 
 
 def find_gpu(state: State) -> None:
-    """Plan for a GPU that has appeared; one that disappears shows in its cases."""
+    """Plan for a GPU that has appeared; cases show if one disappears."""
     if not plan.has_missed_gpu(state.machine):
         return
     before, now = state.machine, plan.inspect("auto")
@@ -140,7 +140,7 @@ def find_gpu(state: State) -> None:
 
 
 def verify_due(state: State) -> None:
-    """Verify a shipped folder whose time has come; on a full disk its workers would fail, whatever the folder."""
+    """Verify a shipped folder that is due, unless the disk is full, when workers would fail for any folder."""
     if state.is_stopping or not state.every.is_due("verify", cases.LOOK_S):
         return
     folder = deployed.next_due(state)
@@ -149,7 +149,7 @@ def verify_due(state: State) -> None:
 
 
 def rest(state: State) -> None:
-    """Wait for a signal, a command or a second."""
+    """Wait for a signal or a command, up to a second."""
     if not state.is_stopping:
         select.select([state.woken], [], [], TICK_S)
     with suppress(BlockingIOError):
@@ -158,11 +158,11 @@ def rest(state: State) -> None:
 
 
 def shutdown(state: State) -> None:
-    """Store what is owed, say goodbye to the broker, and tell systemd."""
+    """Store unsaved data, say goodbye to the broker, and notify systemd."""
     state.notifier.stopping()
     state.session.rest()
     state.event("stopped", "by a signal")
-    with suppress(UsageError):  # what a full disk does not take is measured again
+    with suppress(UsageError):  # what a full disk cannot store is measured again
         results.settle(state)
     state.attempt_save()
     if state.link:

@@ -1,4 +1,4 @@
-"""The one state of the service: what it knows, what is configured now, and what it is doing."""
+"""The service's state: what it knows, what is configured now, and what it is doing."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ class RateLimits:
         self._done_s: dict[str, float] = {}
 
     def is_due(self, name: str, period_s: float) -> bool:
-        """Return whether the last time is at least `period_s` ago, and record this one if so."""
+        """Return whether the task last ran at least `period_s` ago, and record this run if so."""
         now_s = time.monotonic()
         if now_s - self._done_s.get(name, -period_s) < period_s:
             return False
@@ -49,16 +49,16 @@ class RateLimits:
 
 
 class State:
-    """The state of a service with the configuration at `path`; `folder` holds its logs and `state.json`.
+    """The state of a service with the configuration at `path`; `folder` contains its logs and `state.json`.
 
     `facts` survive a restart. Signals and commands only set `stop_asked` and `reload_asked`, which the loop acts on.
     """
 
     woken: socket
     wake: socket
-    """A byte sent to it, as by a signal or the link, wakes the loop, which waits for `woken`."""
+    """A byte sent here, by a signal or the link, wakes the loop, which waits on `woken`."""
 
-    # of the configuration; without a broker there is no link
+    # set by the configuration; without a broker there is no link
     settings: Config
     machine: Machine
     agenda: Agenda
@@ -68,7 +68,7 @@ class State:
     session: Session
     link: Link | None = None
     supervisors: dict[str, Supervisor]
-    """By run: they keep its probed rates."""
+    """By run, whose probed rates they keep."""
 
     environment: str = ""
     """The machine's fingerprint, which shipped folders are verified for."""
@@ -79,17 +79,17 @@ class State:
         self.boot_id, self.started_s = identity.boot_id(), time.monotonic()
         self.booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         self.notifier, self.every, self.judge = Notifier(), RateLimits(), Judge()
-        self.damaged = deque[str]()  # what the logs have reported of damaged lines, to be published
+        self.damaged = deque[str]()  # damaged lines reported by the logs, still to be published
         self.records, self.events = (Log(folder / name, self.damaged.append) for name in (JOURNAL, EVENTS))
         self.file = FactsFile(folder / STATE)
         self.facts = self.file.now
-        self.owed: list[tuple[Record, bytes]] = []  # a record that a full disk does not take
+        self.owed: list[tuple[Record, bytes]] = []  # records that a full disk has not stored
         self.commands = deque[Command]()
         self.stop_asked = self.reload_asked = self.is_timed = False
         self.running: tuple[StartedSuite, Planned] | None = None
         self.waiting_for: str | None = None
         self.problem: str | None = None
-        self.since_s: float | None = None  # the first process, or the last record of those measured in rounds
+        self.since_s: float | None = None  # start of the first process, or last record of cases measured in rounds
         self.verify_from_s = 0.0
         self._status = self._unsaved = ""
 
@@ -107,7 +107,7 @@ class State:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether a signal has come, here or to the session."""
+        """Return whether a signal has arrived, here or in the session."""
         return self.stop_asked or self.session.interrupted
 
     @property
@@ -151,7 +151,7 @@ class State:
             self._unsaved = str(error)
 
     def show(self, status: str) -> None:
-        """Have `systemctl status` show this."""
+        """Set the status line of `systemctl status`."""
         if status != self._status:
             self.notifier.status(status)
             self._status = status

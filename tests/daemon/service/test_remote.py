@@ -55,8 +55,8 @@ def test_a_run_names_a_suite_or_lists_and_neither_both_nor_nothing(asked):
     reasons = [answer.get("reason") for answer in asked.answers().values()]
     asked.hear("run", suite="s", models=["square"])
     (both,) = asked.answers().values()
-    assert reasons == ["give a suite or lists; the command `list` names the suites"] * 3 + [None]
-    assert both["reason"].endswith("give a suite or these, not both")
+    assert reasons == ["give a suite or lists; the command `list` returns the suites"] * 3 + [None]
+    assert both["reason"].endswith("give either a suite, or lists and a preset")
     assert len(asked.agenda.runs) == 1
 
 
@@ -77,7 +77,7 @@ def test_a_replay_names_one_of_the_logs_and_no_other(asked):
         asked.hear("replay", log=log_id, **{"from": 1, "to": 2})
     asked.hear("replay")
     other, results, told, unnamed = asked.answers().values()
-    reason = "this device has no such log; its health names its logs"
+    reason = "this device has no such log; its health lists its logs"
     assert (other["accepted"], other["reason"]) == (False, reason)
     assert (results["rows"], told["rows"]) == (2, 1)
     assert unnamed["rows"] == 3
@@ -135,7 +135,7 @@ def test_a_run_that_was_refused_may_be_asked_for_again_with_its_id_and_one_that_
     asked.hear("run", id="r", suite="s")
     assert asked.answers()["r"]["accepted"]
     asked.hear("run", id="r", suite="s")
-    assert asked.answers()["r"]["reason"] == "a command with this id is waiting or was carried out"
+    assert asked.answers()["r"]["reason"] == "a command with this id is waiting or was already executed"
     assert len(asked.agenda.runs) == 1
 
 
