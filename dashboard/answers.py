@@ -1,4 +1,4 @@
-"""What ships on each board, by the rule of `benchd recommend`, from the newest record of each case in each place."""
+"""What ships on each board, by the rule of `benchd recommend`, from the newest record of each case and place."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ Outcome = Literal["ships", "fastest", "inconclusive", "nothing"]
 
 
 class Kind(NamedTuple):
-    """What boards of one kind share: SoC, GPU or CPU, the power mode, and the device that computes."""
+    """What boards of the same kind have in common: SoC, GPU or CPU, power mode, and the device that computes."""
 
     chip: str
     power_mode: str
@@ -24,11 +24,11 @@ class Kind(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The decision on one model on one board.
+    """The decision on a model on a board.
 
-    `variant` ships, comes first if the outcome is inconclusive, or is the fastest of too few processes. `result` is its
-    record, and `doubt` says that they are few and what disturbed it. `words` is the line of `benchd recommend`,
-    `failed` are the variants that fail their check. `change` is since the setup before.
+    `variant` ships, is in the lead if the outcome is inconclusive, or is the fastest despite too few processes.
+    `result` is its record, and `doubt` says that they are too few and what disturbed it. `words` is the line that
+    `benchd recommend` prints, `failed` are the variants that fail their check. `change` is since the previous setup.
     """
 
     subject: str
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """The newest result of a case in a place on a board, whatever became of it; `why` it cannot win, None if it can."""
+    """The newest result of a case and place on a board, even a failed one; `why` it cannot win, or None."""
 
     result: Result
     kind: Kind
@@ -59,14 +59,14 @@ class _Board(NamedTuple):
 
 
 class Answers:
-    """The choices of every board, for all viewers. Thread-safe; the pages call it outside the event loop."""
+    """The choices of every board, for all viewers. Thread-safe; pages call it outside the event loop."""
 
     def __init__(self, store: Store, changes: Changes) -> None:
         self._kept, self._changes = BoardCache(store, _board), changes
-        self.changes: list[Change] = []  # of the last update
+        self.changes: list[Change] = []  # from the last update
 
     def update(self) -> tuple[dict[str, list[Choice]], int]:
-        """Return the choices by board, and how many boards are still to be read for them to be up to date."""
+        """Return the choices by board, and how many boards have still to be read to be up to date."""
         found, left, _ = self._kept.update()
         changes, left_of_changes = self._changes.update("setup")
         known = {(change.device_id, change.case_id, *change.where): change for change in changes}
@@ -78,7 +78,7 @@ class Answers:
         return choices, max(left, left_of_changes)
 
     def newest(self) -> tuple[list[Newest], int]:
-        """Return the newest result of every case in every place, and how many boards are still to be read."""
+        """Return the newest result of every case and place, and how many boards have still to be read."""
         found, left, _ = self._kept.update()
         return [one for of_board in found.values() for one in of_board.newest], left
 
@@ -94,7 +94,7 @@ def _board(board: Runs) -> _Board:
         for where, (newest, *_) in by_place(of_case, reported=False).items():
             keys[where].append(newest.key)
     whole = _Board([], [])
-    for of_where in keys.values():  # one by one, so that memory holds the records of one at a time
+    for of_where in keys.values():  # one at a time, to hold few records in memory
         records = board.records(of_where)
         whole.choices.extend(_choices(records))
         why = unable(records)
@@ -137,7 +137,7 @@ def _kind(environment: Environment) -> Kind:
 
 
 def _agreed(record: Record) -> str:
-    """Return how the answers compare with float64's, or with the labels if there are any."""
+    """Return how the answers agree with float64's, or with the labels if available."""
     if record.accuracy:
         value = record.accuracy.value
         figure = f"{100 * value:.1f} %" if record.accuracy.is_share else f"{value:.4g}"

@@ -1,4 +1,4 @@
-"""`benchd dashboard`: a collector, and the pages that read what it stores."""
+"""`benchd dashboard`: a collector, and the pages that show what it stores."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ from benchd.dashboard.views import (
 )
 
 TOKEN_VARIABLE = "BENCHD_DASHBOARD_TOKEN"  # noqa: S105 - the name of a variable
-END_S = 5.0  # for a collector that is connecting
+END_S = 5.0  # for a collector that is still connecting
 
 
 def serve(
@@ -43,13 +43,13 @@ def serve(
 ) -> None:
     """Serve the pages until a signal; beyond the loopback interface only with a token in BENCHD_DASHBOARD_TOKEN.
 
-    With `collect` a collector runs in a thread beside them, which tells people what `notify` says.
+    With `collect`, a collector runs in a thread and sends the notices configured in `notify`.
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip() or None
     if not is_loopback(host) and token is None:
         raise UsageError(f"--host {host}: access from other machines needs a token; set {TOKEN_VARIABLE}")
     require_free(host, port)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn stops on it and then raises it again
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn stops on the signal and then raises it again
     store, stop = Store(database), threading.Event()
     given = broker, database, identity.checked(name, "collector name"), stop, notify
     collecting = threading.Thread(target=collector.collect, args=given, name="benchd.collector", daemon=True)
@@ -80,7 +80,7 @@ def serve(
 
 
 def _add_errors() -> None:
-    """Answer an unknown address, and a page that could not even be begun, in the frame of all pages."""
+    """Show unknown addresses, and pages that failed before they began, in the frame of all pages."""
 
     @app.exception_handler(404)
     async def unknown(request: Request, error: Exception) -> Response:
@@ -88,7 +88,7 @@ def _add_errors() -> None:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        words = f"{type(error).__name__}: {error}. Report it with the log of benchd dashboard."
+        words = f"{type(error).__name__}: {error}. Report it with the log of `benchd dashboard`."
         return _page(request, 500, "This page failed", short(words))
 
 

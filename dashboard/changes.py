@@ -1,4 +1,4 @@
-"""How each case on each board changed since an update or a date; judged together by the rule of `benchd compare`."""
+"""How each case on each board changed since an update or a date, judged together by the rule of `benchd compare`."""
 
 import threading
 from collections import defaultdict
@@ -17,10 +17,10 @@ from benchd.dashboard.runs import BoardCache, Runs
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import count, percent, short
 
-RUNS = 5  # of each setup that a change is judged by
-DATES = 4  # kept at once; the others are read again
-NAMED = 2  # differences between two setups in a summary
-DIFFERENCES, SEPARATING_CHARS = 200, 1000  # kept of a change
+RUNS = 5  # of each setup that is compared
+DATES = 4  # cached; others are read again
+NAMED = 2  # differences between two setups listed in a summary
+DIFFERENCES, SEPARATING_CHARS = 200, 1000  # limits per change
 
 UPDATES: dict[str, Callable[[Result], object]] = {
     "setup": lambda run: (run.tool_version, run.fingerprint),
@@ -29,18 +29,17 @@ UPDATES: dict[str, Callable[[Result], object]] = {
     "driver": lambda run: run.driver,
     "fingerprint": lambda run: run.fingerprint.partition("-")[0],
 }
-"""What tells two setups apart, by the name of the update: benchd with its sources, the environment without benchd."""
+"""What identifies a setup, by the name of the update: benchd with its sources, or the environment without benchd."""
 
 _Where = tuple[str, str]  # the device that computes, and the power mode
 
 
 class Change(NamedTuple):
-    """The time of a case on a board now against before, each of some runs, of which the newest one's key and time.
+    """A case on a board now and before, each from several runs, with the key and time of the newest.
 
-    `first_s` is when the case was first measured as it is now, and so at the latest when it changed. `mark` says what
-    disturbed the runs.
-    `differences` are those of the setups, in words, and `separating` is what would tell which of them counts; both are
-    empty in one setup. The verdict is corrected for all changes in the fleet.
+    `first_s` is when the case was first measured in its current setup, so that it changed then at the latest. `mark`
+    says what disturbed the runs. `differences` describes how the setups differ, and `separating` how to find out which
+    difference counts; both are empty within a setup. The verdict is corrected for all changes in the fleet.
     """
 
     device_id: str
@@ -74,7 +73,7 @@ class Changes:
         self._judged: dict[str, tuple[object, list[Change]]] = {}
 
     def update(self, since: str) -> tuple[list[Change], int]:
-        """Return the changes since an entry of UPDATES or since a day, and how many boards are still to be read."""
+        """Return the changes since an entry of UPDATES or a day, and how many boards have still to be read."""
         with self._lock:
             kept = self._kept.get(since) or BoardCache(self._store, partial(_of_board, since=since))
             self._kept[since] = kept
@@ -93,7 +92,7 @@ class Changes:
 
 
 def extent(alike: Sequence[Change], of: int) -> str:
-    """Return how many of so many cases became slower, or faster, by how much, and what disturbed any."""
+    """Return how many out of `of` cases became slower, or faster, by how much, and what disturbed any of them."""
     shares = sorted(abs(change.verdict.effect or 0.0) for change in alike)
     low, high = (percent(share, "") for share in (shares[0], shares[-1]))
     between, mark = low if low == high else f"{low} to {high}", next((one.mark for one in alike if one.mark), "")
@@ -111,7 +110,7 @@ def _of_board(board: Runs, since: str) -> list[Change]:
 
 
 def _since_update(board: Runs, part: Callable[[Result], object]) -> Iterator[Change]:
-    """Yield the change of each case from the last setup that differs in `part` to the newest one."""
+    """Yield the change of each case from the last setup with a different `part` to the newest setup."""
     for of_case in board.setups().values():
         for now, *earlier in by_place(of_case).values():
             before = next((was for was in earlier if part(was) != part(now)), None)
@@ -120,7 +119,7 @@ def _since_update(board: Runs, part: Callable[[Result], object]) -> Iterator[Cha
 
 
 def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
-    """Yield the change of each case from the setup at the date to the newest one since."""
+    """Yield the change of each case from the setup at the date to the newest setup since."""
     earlier = board.setups(before_s=date_s)
     for case_id, of_case in board.setups().items():
         at_date = by_place(earlier.get(case_id, []))
@@ -132,7 +131,7 @@ def _since_date(board: Runs, date_s: float) -> Iterator[Change]:
 
 
 def by_place(of_case: Sequence[Result], *, reported: bool = True) -> dict[_Where, list[Result]]:
-    """Return results by device and power mode; `reported` leaves out workers that died before they told their setup."""
+    """Return results by device and power mode; `reported` leaves out workers that died before reporting their setup."""
     places: dict[_Where, list[Result]] = defaultdict(list)
     for run in of_case:
         if run.threads is not None or not reported:
@@ -143,14 +142,14 @@ def by_place(of_case: Sequence[Result], *, reported: bool = True) -> dict[_Where
 def _change(
     board: Runs, of: tuple[Result, Result], before_keys: Sequence[str], since_s: float | None = None
 ) -> Iterator[Change]:
-    """Yield the change between runs of two setups, which may be one; nothing without runs."""
+    """Yield the change between runs of two setups, which may be the same; nothing without runs."""
     now_keys = board.keys(of[1], RUNS, since_s=since_s)
     records = board.records([*before_keys, *now_keys])
     before, now = ([record for record in records if record.key in keys] for keys in (before_keys, now_keys))
     if before and now:
         one, other = before[0], now[0]
         is_across = UPDATES["setup"](of[0]) != UPDATES["setup"](of[1])
-        sides = before[::-1], now[::-1]  # the newest last, as in a file
+        sides = before[::-1], now[::-1]  # newest last, as in a file
         yield Change(
             device_id=board.device_id,
             case_id=other.case_id,
@@ -186,9 +185,9 @@ def _arrow(name: str, was: str, now: str) -> str:
 
 
 def _separating(before: Record, now: Record) -> str:
-    """Return what would tell which difference between two setups changed the time."""
+    """Return how to find out which difference between two setups changed the time."""
     if sameness.environment_difference(before.environment, now.environment) is None:
         return both_here(now)
     named = _differences(before, now)
     undo = f"undo {named[0]}" if len(named) == 1 else f"undo one of the {len(named)} differences at a time"
-    return f"{undo}, run {command(now, ADVISED_PROCESSES)}, and redo it: what changes with it is its effect"
+    return f"{undo}, run {command(now, ADVISED_PROCESSES)}, and redo it: the change in time is its effect"

@@ -1,8 +1,8 @@
-"""A process that stores what devices publish: first the commit, then the acknowledgement to the broker.
+"""A process that stores what devices publish, and acknowledges messages to the broker only after the commit.
 
 Unacknowledged messages come again after a crash of this process, the broker or the database; their keys make that
-harmless. What does not arrive at all is missed by its number, and its device is asked for it. Several collectors of one
-database can share the work: each has its own name.
+harmless. If messages do not arrive at all, their numbers are missing, and the collector requests them from the device.
+Several collectors with different names can share the work for one database.
 """
 
 import math
@@ -34,19 +34,19 @@ from benchd.dashboard.notices import Settings, telling
 from benchd.dashboard.queries import Gap
 from benchd.dashboard.store import Store
 
-SESSION_S = 7 * 86400  # how long a broker queues messages for an absent collector
+SESSION_S = 7 * 86400  # how long a broker queues messages for a disconnected collector
 IDLE_S = 1.0
 TIDY_S = 60.0
 PRESENCE_S = 5.0
 ASK_FIRST_S, ASK_LAST_S = 60.0, 86400.0
-ASKS, ASK_LINES = 10, 5000  # logs at once, and lines of each
+ASKS, ASK_LINES = 10, 5000  # logs requested at once, and lines of each
 ASK_EXPIRY_S = 60
-CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a clock that was set by more is believed after a day
+CLOCK_STEP_S, BELIEVED_S = 3600.0, 86400.0  # a larger change of the clock is trusted after a day
 DATABASE_S = 5.0
 MAX_DELAY_S = 30.0
-DAY_BYTES = 2 * 2**30  # of one device: what is beyond comes again when it is asked for
-AGAIN = 32  # messages of the quarantine that are read again at once
-OUTAGES = (OperationalError, InterfaceError, InternalError)  # of the database; any other error is the message's
+DAY_BYTES = 2 * 2**30  # per device: results beyond that come again when requested
+AGAIN = 32  # quarantined messages read again at once
+OUTAGES = (OperationalError, InterfaceError, InternalError)  # database outages; any other error is due to the message
 
 
 def default_name() -> str:
@@ -64,9 +64,9 @@ def run(broker: Broker, database: str, name: str, notify: Settings | None = None
 
 
 def collect(broker: Broker, database: str, name: str, stop: threading.Event, notify: Settings | None = None) -> None:
-    """Collect until `stop`, and with `notify` tell people what is wrong with a device.
+    """Collect until `stop` and, with `notify`, tell people what is wrong with a device.
 
-    A database that cannot be reached is tried again, as a broker is.
+    Retries if the database or the broker cannot be reached.
     """
     while not stop.is_set():
         try:
@@ -89,17 +89,17 @@ class Collector:
         self._store, self._broker, self._name = store, broker, name
         self._since_s = math.inf
         self._presence_due = self._tidy_due = 0.0
-        self._asks: dict[tuple[str, str, int], tuple[float, float]] = {}  # when to ask for a gap, and the last delay
+        self._asks: dict[tuple[str, str, int], tuple[float, float]] = {}  # when to request a gap, and the last delay
         self._clock_s, self._steady_due = time.time() - time.monotonic(), 0.0
-        self._taken_bytes: Counter[str] = Counter()  # since the beginning of a day
+        self._taken_bytes: Counter[str] = Counter()  # since the start of the day
         self._day_ends = 0.0
 
     def listens_since_s(self) -> float:
-        """Return since when messages can arrive, by the clock as it is set now; infinity while they cannot."""
+        """Return since when messages can arrive, by the current wall clock; infinity while they cannot."""
         return time.time() - time.monotonic() + self._since_s
 
     def run(self, stop: threading.Event) -> None:
-        """Collect until `stop`; whatever fails is tried again at growing intervals."""
+        """Collect until `stop`; retry failures at increasing intervals."""
         delay_s = 1.0
         while not stop.is_set():
             began = time.monotonic()
@@ -110,7 +110,7 @@ class Collector:
                 with closing(Feed(self._broker, client_id, SESSION_S, site)) as feed:
                     self._say(None)
                     self._collect(feed, stop)
-            except Exception as error:  # whatever it is, the next attempt may succeed
+            except Exception as error:  # whatever failed, the next attempt may succeed
                 self._report(error)
                 delay_s = 1.0 if time.monotonic() - began > MAX_DELAY_S else min(2 * delay_s, MAX_DELAY_S)
                 stop.wait(delay_s)
@@ -128,7 +128,7 @@ class Collector:
             self._since_s = math.inf
 
     def _keep(self, arrived: Sequence[Arrived]) -> None:
-        """Commit messages; one that the database refuses goes to quarantine alone."""
+        """Commit messages; if the database rejects one, only that one is quarantined."""
         self._commit([(message, self._beyond_day(message) or rows(message)) for message in arrived])
 
     def _commit(self, messages: Sequence[tuple[Arrived, list[Row]]]) -> None:
@@ -144,7 +144,7 @@ class Collector:
                 self._commit([each])
 
     def _beyond_day(self, message: Arrived) -> list[Row]:
-        """Return what is stored of a message in place of it once its device has filled its share of the database."""
+        """Return what to store instead of a message once its device has used its share of the database."""
         if time.monotonic() >= self._day_ends:
             self._taken_bytes.clear()
             self._day_ends = time.monotonic() + DAY_S
@@ -154,10 +154,10 @@ class Collector:
         if self._taken_bytes[address.device_id] <= DAY_BYTES:
             return []
         short = message._replace(topic=f"{topics.ROOT}/{address.device_id}", body=b"")
-        return [quarantined(short, f"more than {DAY_BYTES >> 30} GiB in a day; what comes after that is not stored")]
+        return [quarantined(short, f"more than {DAY_BYTES >> 30} GiB in a day; further messages are not stored")]
 
     def _read_again(self) -> None:
-        """Read what an earlier version of benchd had to put in quarantine."""
+        """Read messages that an earlier version of benchd could not read and quarantined."""
         while held := self._store.quarantined(but=READER, limit=AGAIN):
             self._keep(list(held.values()))
             self._store.release(held, but=READER)
@@ -173,12 +173,12 @@ class Collector:
             self._ask_for_missing(feed, now_s)
 
     def _ask_for_missing(self, feed: Feed, now_s: float) -> None:
-        """Ask devices for what has not arrived: not at once, as another collector may be storing it.
+        """Request missing messages from devices, with a delay, because another collector may be storing them.
 
-        A device is asked for one range at a time, which spans its missing numbers: what is between them comes twice.
-        Devices that have waited longest come first.
+        A device gets one request at a time for a range that spans its missing numbers, so that those in between come
+        twice. Devices that have waited longest come first.
         """
-        missing = {gap[:3]: gap for gap in queries.gaps(self._store, online=True)}  # its end may grow
+        missing = {gap[:3]: gap for gap in queries.gaps(self._store, online=True)}  # the end of a gap may grow
         asks = {key: self._asks.get(key, (now_s + ASK_FIRST_S, ASK_FIRST_S)) for key in missing}
         due: dict[tuple[str, str], list[Gap]] = defaultdict(list)
         for key in sorted(asks, key=lambda key: asks[key][0]):
@@ -196,7 +196,7 @@ class Collector:
         self._asks = asks
 
     def _is_steady(self, now_s: float) -> bool:
-        """Return whether the wall clock has not been set for a day, or since the start: setting it must age nothing."""
+        """Return whether the wall clock was not set for a day, or since the start: setting it must expire nothing."""
         clock_s = time.time() - now_s
         if abs(clock_s - self._clock_s) > CLOCK_STEP_S:
             self._clock_s, self._steady_due = clock_s, now_s + BELIEVED_S
@@ -204,7 +204,7 @@ class Collector:
 
     def _report(self, error: Exception) -> None:
         sys.stderr.write(f"collector {self._name}: {_reason(error)}; trying again\n")
-        with suppress(Exception):  # the database may be what is wrong
+        with suppress(Exception):  # the error may be the database's
             self._say(_reason(error))
 
     def _say(self, problem: str | None) -> None:
@@ -212,7 +212,7 @@ class Collector:
 
 
 def _reason(error: Exception) -> str:
-    """Return one line; a database's error would otherwise quote its statement and every value."""
+    """Return one line; a database error would otherwise quote its statement and every value."""
     if isinstance(error, DBAPIError):
         return str(error.orig).strip().replace("\n", " ")
     return str(error) if isinstance(error, Ended) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Asks a device to run a suite, and says what became of that: nobody asks twice while it is open."""
+"""Asks a device to run a suite, and reports the outcome: nobody asks again while a request is open."""
 
 import time
 import uuid
@@ -22,7 +22,7 @@ CLIENT = "page"
 
 
 class Answer(NamedTuple):
-    """The device's answer; `reason` if it refuses, or why it did not answer, and `by` whose reason it is."""
+    """The device's answer; `reason` says why it refused or did not answer, and `by` whose reason that is."""
 
     accepted: bool
     reason: str | None = None
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 def run_suite(broker: Broker, device_id: str, suite: str, timeout_s: float = ANSWER_S) -> Answer:
-    """Request one suite and return the device's answer, or an answer that reports a timeout."""
+    """Request a suite and return the device's answer, or an answer that reports a timeout."""
     command_id, topics = uuid.uuid4().hex, Topics(device_id)
     command = {"id": command_id, "client": CLIENT, "suite": suite, "sent_s": time.time()}
     deadline = time.monotonic() + timeout_s
@@ -57,14 +57,14 @@ def _answer(body: bytes) -> Answer:
 
 
 class SuiteRequest(NamedTuple):
-    """A request at a Unix time, and its answer, None before there is one."""
+    """A request at a Unix time and its answer, or None before there is one."""
 
     asked_s: float
     answer: Answer | None = None
 
 
 class Progress(NamedTuple):
-    """What became of a request, in words, and whether the suite may be asked for now."""
+    """The outcome of a request in words, and whether the suite may be requested now."""
 
     words: str
     is_open: bool
@@ -73,7 +73,7 @@ class Progress(NamedTuple):
 def progress(
     request: SuiteRequest | None, suite: SuiteInfo, device: Device, ended: Sequence[Mark], now_s: float
 ) -> Progress:
-    """Return the state of the last request for a suite; `ended` are the ends of cases since it was made."""
+    """Return the progress of the last request for a suite; `ended` are the ends of cases since the request."""
     words, is_done = ("", True) if request is None else _state(request, suite, device, ended, now_s)
     if device.state != "online":
         return Progress("; ".join(filter(None, [words, f"the device is {device.state}"])), is_open=False)
@@ -84,7 +84,7 @@ def _state(
     request: SuiteRequest, suite: SuiteInfo, device: Device, ended: Sequence[Mark], now_s: float
 ) -> tuple[str, bool]:
     age_s, answer = now_s - request.asked_s, request.answer
-    if answer is None or answer.by == "nobody":  # the device may still take it
+    if answer is None or answer.by == "nobody":  # the device may still accept it
         return ("asked", False) if age_s < EXPIRY_S else (f"expired: no answer within {EXPIRY_S} s", True)
     if not answer.accepted:
         return short(f"{'not asked' if answer.by == 'broker' else 'refused'}: {answer.reason}"), True

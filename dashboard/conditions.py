@@ -1,4 +1,4 @@
-"""What is wrong with each board, in one word: the worst comes first on Home and Fleet."""
+"""What is wrong with each board, in a word: the worst comes first on Home and Fleet."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from benchd.dashboard.text import age, figure
 
 Condition = Literal["slower", "silent", "throttled", "failed check", "problem", "no status", "fine"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
-TROUBLES = CONDITIONS[:-2]  # in which a board needs help
+TROUBLES = CONDITIONS[:-2]  # in these a board needs help
 SHAPES: dict[Condition, str] = {
     "slower": "▲",
     "silent": "○",
@@ -33,7 +33,7 @@ SHAPES: dict[Condition, str] = {
 
 
 class BoardCondition(NamedTuple):
-    """A device, the worst that is wrong with it, what exactly, and since when it is slower if that is known."""
+    """A device, the worst thing wrong with it, details, and since when it has been slower, if known."""
 
     device: Device
     condition: Condition
@@ -49,7 +49,7 @@ class BoardCondition(NamedTuple):
 def boards(
     store: Store, choices: Mapping[str, Sequence[Choice]], now_s: float, changes: Iterable[Change] = ()
 ) -> list[BoardCondition]:
-    """Return every known board, those in trouble first; `changes` of all its cases say how much slower one became."""
+    """Return every known board, those in trouble first; `changes` of its cases say how much slower they became."""
     slower, changed = _slower(store), defaultdict[str, list[Change]](list)
     regressed_s = _regressed_s(store, slower)
     for change in changes:
@@ -66,7 +66,7 @@ def boards(
 
 
 def counts(fleet: Sequence[BoardCondition]) -> dict[Condition, int]:
-    """Return how many boards are in each condition, those in none left out, fine ones first."""
+    """Return how many boards are in each condition, from well to worst, without empty conditions."""
     number = Counter(board.condition for board in fleet)
     return {condition: number[condition] for condition in ("fine", *CONDITIONS[:-1]) if number[condition]}
 
@@ -78,7 +78,7 @@ def matches(device: Device, text: str) -> bool:
 
 
 def looks(condition: Condition) -> str:
-    """Return the class of a condition."""
+    """Return the CSS class of a condition."""
     return f"is-{condition.replace(' ', '-')}"
 
 
@@ -116,7 +116,7 @@ def _worst(
     reasons: dict[Condition, list[str]] = {
         "slower": [_than_baseline(one) for one in slower] + _since_setup(choices, changes),
         "silent": [silent] if silent else [],
-        "throttled": ["its clocks are held down"] if device.throttled else [],
+        "throttled": ["its clocks are throttled"] if device.throttled else [],
         "failed check": failed,
         "problem": [device.health.problem] if device.health.problem else [],
         "no status": ["it has sent results, but no status"] if device.state == "unknown" else [],
@@ -130,7 +130,7 @@ def _than_baseline(latest: Latest) -> str:
 
 
 def _since_setup(choices: Sequence[Choice], changes: Sequence[Change]) -> list[str]:
-    """Return how many of the cases became slower if one that ships did, by what they changed with."""
+    """Return how many cases became slower, by what changed, if any of them ships."""
     if not any(choice.change and choice.change.verdict.answer == "slower" for choice in choices):
         return []
     slower: dict[str, list[Change]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Receives what devices publish over one connection; messages are acknowledged explicitly, once they are safe."""
+"""Receives what devices publish over one connection; messages are acknowledged explicitly, once stored safely."""
 
 import time
 
@@ -8,23 +8,23 @@ from benchd.daemon.delivery.connection import Arrived, Terms, Unsendable, connec
 
 BATCH = 256
 BATCH_BYTES = 8 * 2**20
-BATCH_S = 0.1  # longest time that the first message of a batch waits for more
+BATCH_S = 0.1  # maximum time that a batch waits for more messages
 PAUSE_S = 0.02  # a batch ends after this time without a message
 CONNECT_S = 10.0
 MAX_PACKET_BYTES = 2**21  # a broker drops larger messages
 
 
 class Feed:
-    """One connection, for one thread. Raises Ended if it cannot be made, or ends.
+    """A connection, for a single thread. Raises Ended if it cannot be made, or ends.
 
-    With `session_s` the broker queues messages for this client id for that long after the connection has ended. The
-    feeds of one `group` split the work: those of one database, whose group nobody else can guess. MQTT 3.1.1 and a
-    broker without shared subscriptions cannot split it: each feed gets everything. The store recognises duplicate
-    results and events by their keys, but stores telemetry once for each collector.
+    With `session_s` the broker queues messages for this client id for that long after the connection has ended. Feeds
+    in the same `group`, one per database and with an unguessable name, split the work. With MQTT 3.1.1 or a broker
+    without shared subscriptions each feed gets everything. The store recognises duplicate results and events by their
+    keys, but stores telemetry once for each collector.
     """
 
     def __init__(self, broker: Broker, client_id: str, session_s: int = 0, group: str = "") -> None:
-        # one batch in transit while the other is stored
+        # one batch in transit while the other is being stored
         terms = Terms(keep_s=session_s, receive_maximum=2 * BATCH, max_packet_bytes=MAX_PACKET_BYTES)
         deadline = time.monotonic() + CONNECT_S
         self._connection = connect(broker, client_id, deadline, terms)
@@ -34,15 +34,15 @@ class Feed:
         except Ended:
             self.close()
             raise
-        self._last = BATCH  # messages in the last batch that had any
+        self._last = BATCH  # size of the last non-empty batch
 
     def batch(self, wait_s: float) -> list[Arrived]:
         """Return the messages that have arrived, in order; empty if none came within `wait_s`."""
-        self._connection.take_acknowledged()  # what was asked for and did not arrive is asked for again
-        arrived = self._connection.take_received()  # messages that came before the answer to a subscription
+        self._connection.take_acknowledged()  # whatever was requested and did not arrive is requested again
+        arrived = self._connection.take_received()  # including messages from before the subscription's answer
         arrived += self._more(0.0 if arrived else wait_s)
         deadline = time.monotonic() + BATCH_S
-        pause_s = PAUSE_S if self._last > 1 else 0.0  # some brokers send one message and wait for its acknowledgement
+        pause_s = PAUSE_S if self._last > 1 else 0.0  # some brokers wait for each acknowledgement
         while 0 < len(arrived) < BATCH and time.monotonic() < deadline:
             if sum(len(one.body) for one in arrived) > BATCH_BYTES or not (more := self._more(pause_s)):
                 break
@@ -51,7 +51,7 @@ class Feed:
         return arrived
 
     def acknowledge(self, arrived: list[Arrived]) -> None:
-        """Acknowledge these, so that the broker can drop them."""
+        """Acknowledge these messages, so that the broker can drop them."""
         self._connection.acknowledge(arrived)
 
     def publish(self, topic: str, body: bytes, expire_s: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Access to the pages: the right host name, same origin, and beyond loopback a token; strict headers for all.
 
-NiceGUI compiles its templates in the browser, so that scripts need 'unsafe-inline' and 'unsafe-eval'; tests open every
-view under this policy.
+NiceGUI compiles its templates in the browser, so scripts need 'unsafe-inline' and 'unsafe-eval'; tests open every view
+under this policy.
 """
 
 import hmac
@@ -34,7 +34,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or an address is this machine."""
+    """Return whether a name or an address refers to this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -42,7 +42,7 @@ def is_loopback(host: str) -> bool:
 
 
 def require_free(host: str, port: int) -> None:
-    """Raise UsageError if no server can listen there."""
+    """Raise UsageError if no server can listen on this address and port."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
@@ -53,13 +53,13 @@ def require_free(host: str, port: int) -> None:
 
 
 class Guard:
-    """ASGI middleware. Without a `token` it answers only to loopback names, so that no other name leads here."""
+    """ASGI middleware. Without a `token` it answers only loopback names, so that no other name leads here."""
 
     def __init__(self, app: Any, token: str | None) -> None:
         self._app, self._token = app, token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, or reject it."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -90,18 +90,18 @@ class Guard:
             address, ours = urlsplit(f"//{host}"), origin is None or urlsplit(origin).netloc == host
             known = self._token is not None or is_loopback(address.hostname or "")
             return ours and known and (address.port or 0) >= 0
-        except ValueError:  # as of an address in brackets that do not close, or of a port that is no number
+        except ValueError:  # for example an address with an unclosed bracket, or a port that is not a number
             return False
 
 
 def _without_token(request: HTTPConnection) -> str:
-    """Return the address that was asked for, as a path of this site: a browser takes what begins with // for a host."""
+    """Return the requested address as a path on this site: a browser treats a leading // as a host."""
     rest = urlencode([one for one in request.query_params.multi_items() if one[0] != "token"])
     return quote("/" + request.scope["path"].lstrip("/")) + (f"?{rest}" if rest else "")
 
 
 def _bearer(headers: Headers) -> str:
-    """Return the token as sent by programs without cookies, such as Prometheus."""
+    """Return the token sent by programs without cookies, such as Prometheus."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token if scheme.lower() == "bearer" else ""
 

@@ -1,6 +1,6 @@
-"""What all pages share: the frame, the style, and the format of numbers.
+"""What all pages share: the frame, the style and the number formats.
 
-Text from a device is shown as text of bounded length, never as HTML.
+Text from a device is shown as text of limited length, never as HTML.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from benchd.dashboard.limits import SHOWN
 from benchd.dashboard.text import age, clock, more, short
 
 REFRESH_S = 2.0
-PATIENCE_S = 30.0  # of NiceGUI with a page that is being built; it would answer 500 after 3 s on a busy board
+PATIENCE_S = 30.0  # NiceGUI's limit for building a page; after the default of 3 s a busy board would get a 500
 SLOW_S = 5.0
 SLOW = f"The database has not answered for {SLOW_S:.0f} s. This page waits for it."
 UNREACHABLE = "The database does not answer: "
@@ -43,7 +43,7 @@ AWAY = Path(__file__).parent / "templates" / "away.html"
 
 @contextmanager
 def laid_out(title: str) -> Iterator[None]:
-    """Lay out a page: the header with its links, then the content under one heading."""
+    """Lay out a page: the header with its links, then the content under a heading."""
     for style in (LOOK, CSS):
         ui.add_css(style)
     ui.add_body_html(AWAY.read_text())
@@ -54,7 +54,7 @@ def laid_out(title: str) -> Iterator[None]:
         skip = ui.link("Skip to the content", "#").classes("skip")
         ui.link("benchd", "/").classes("brand")
         _links(ui.context.client.request)
-    with ui.column().classes("page").props("tabindex=-1") as content:  # within Quasar's main
+    with ui.column().classes("page").props("tabindex=-1") as content:  # inside Quasar's main element
         skip.props["href"] = f"#{content.html_id}"
         heading(title, 1)
         ui.label().classes("notice server-away").props("role=alert")
@@ -62,7 +62,7 @@ def laid_out(title: str) -> Iterator[None]:
 
 
 def _links(request: Request) -> None:
-    """Show the links to the pages, the current one marked, and a search for boards and cases."""
+    """Show the links to the pages, with the current one marked, and a search for boards and cases."""
     with ui.element("nav").props("aria-label=pages"):
         for name, target in PAGES.items():
             link = ui.link(name, target)
@@ -75,9 +75,9 @@ def _links(request: Request) -> None:
 
 @asynccontextmanager
 async def frame(title: str) -> AsyncIterator[None]:
-    """Lay out a page and send it; what follows is shown as soon as it is read, and so is why it cannot be.
+    """Lay out a page and send it; content is shown as soon as it has been read, and so are errors.
 
-    It ends here for a client that has left, or that never opens a connection, as curl.
+    Ends here for a client that has left, or that never opens a connection, such as curl.
     """
     client = ui.context.client
     with laid_out(title):
@@ -99,12 +99,12 @@ async def frame(title: str) -> AsyncIterator[None]:
 
 
 def _has_left(client: Client, error: Exception) -> bool:
-    """Return whether an error is only NiceGUI's word that the client has left, with all that it was shown."""
+    """Return whether an error only means, according to NiceGUI, that the client has left."""
     return client.is_deleted and isinstance(error, RuntimeError)
 
 
 def _words(error: Exception) -> str:
-    """Return what went wrong and what to do; an error that is not the database's is one of benchd's, for its log."""
+    """Return what went wrong and what to do; any error except the database's is a bug in benchd, for its log."""
     if isinstance(error, DBAPIError):
         return f"{UNREACHABLE}{short(error.orig)}. Check that it is running."
     logging.getLogger(__name__).error("a page failed", exc_info=error)
@@ -112,7 +112,7 @@ def _words(error: Exception) -> str:
 
 
 async def follow(refresh: Callable[[], Awaitable[None]], period_s: float = REFRESH_S) -> None:
-    """Call `refresh` now and every `period_s`; while that fails, the page stays and reports why."""
+    """Call `refresh` now and every `period_s`; while that fails, the page stays and shows the reason."""
     client, trouble = ui.context.client, notice("")
     trouble.move(target_index=1)  # below the heading
 
@@ -143,7 +143,7 @@ def notice(text: str) -> ui.label:
 
 
 def facts(pairs: dict[str, object]) -> None:
-    """Show names and values, except those without a value."""
+    """Show names and values, leaving out empty ones."""
     with ui.element("dl").classes("facts"):
         known = {name: value for name, value in pairs.items() if value not in (None, "", [], {})}
         for name, value in islice(known.items(), SHOWN):
@@ -155,13 +155,13 @@ def facts(pairs: dict[str, object]) -> None:
 
 
 class PagePart:
-    """A part of a page that is built again only if what it shows has changed."""
+    """A part of a page that is rebuilt only if its content has changed."""
 
     def __init__(self, look: str) -> None:
         self.column, self._shown = ui.element("div").classes(look), ""
 
     def renew(self, *shown: object) -> bool:
-        """Return whether this is new; the part is then empty."""
+        """Return whether the content is new; the part is then emptied."""
         now = repr(shown)
         is_new, self._shown = now != self._shown, now
         if is_new:
@@ -171,7 +171,7 @@ class PagePart:
 
 @contextmanager
 def stacked(*headings: str) -> Iterator[None]:
-    """Show a table whose rows are blocks of lines where it is narrow."""
+    """Show a table whose rows become blocks of lines on a narrow page."""
     with ui.element("div").classes("scroll"), ui.element("table").classes("stacked"):
         with ui.element("tr"):
             for words in headings:
@@ -181,14 +181,14 @@ def stacked(*headings: str) -> Iterator[None]:
 
 
 def chip(words: str, target: str, look: str, *, is_chosen: bool) -> None:
-    """Show a link to a part of what is shown, marked if it is what is shown now."""
+    """Show a link to a subset of the page, marked if that is shown now."""
     with ui.link(words, target).classes(f"chip {look}") as link:
         if is_chosen:
             link.props("aria-current=true")
 
 
 def local(unix_s: float) -> str:
-    """Return a time in the browser's zone, in UTC if this machine does not know that."""
+    """Return a time in the browser's zone, or in UTC if this machine does not know that zone."""
     try:
         return clock(unix_s, ZoneInfo(ui.context.client.storage.get("zone", "")))
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -206,17 +206,17 @@ def record_path(key: str) -> str:
 
 
 def result_path(key: str) -> str:
-    """Return the path of the page of a record."""
+    """Return the path of a record's page."""
     return f"/result/{quote(key, safe='')}"
 
 
 def changes_path(**chosen: object) -> str:
-    """Return the path of the changes, with what is chosen there."""
+    """Return the path of the changes page with this selection."""
     return f"/changes{query(chosen)}"
 
 
 def query(words: Mapping[str, object]) -> str:
-    """Return the query of a URL with the words that have a value, "" if none has."""
+    """Return the query of a URL with the words that have a value, or an empty string."""
     known = urlencode({name: value for name, value in words.items() if value})
     return f"?{known}" if known else ""
 

@@ -1,4 +1,4 @@
-"""The most that a message may hold, by kind: a larger one is turned away before anything is built from it."""
+"""Size limits of messages by kind: a larger message is rejected before anything is built from it."""
 
 from datetime import datetime, timezone
 
@@ -15,24 +15,24 @@ BYTES = {
     "event": 64 * 1024,
 }
 OTHER_BYTES = 64 * 1024
-VALUES = 50_000  # a real record has 1,400; each takes far more memory than in JSON
-SHOWN = 50  # a page shows the first so many of anything, and how many more there are
+VALUES = 50_000  # a real record has 1,400; each value takes far more memory than in JSON
+SHOWN = 50  # a page shows at most this many of anything, and how many more there are
 READ = 1_000  # and counts no further
 DAY_S = 86_400.0
-LAST_PAGE = 1_000_000  # its offset fits in the integers of databases and browsers
+LAST_PAGE = 1_000_000  # so that its offset fits in the integers of databases and browsers
 
 
 class TooLarge(Exception):
-    """A message beyond the limits of its kind; the text says which."""
+    """A message beyond the limits of its kind; the text says which limit."""
 
 
 def page(given: int) -> int:
-    """Return the number of a page as an address names it, within what there can be."""
+    """Return a page number from an address, limited to the valid range."""
     return min(max(given, 1), LAST_PAGE)
 
 
 def day_s(text: str) -> float | None:
-    """Return when a day like 2026-11-20 begins in UTC, in Unix time; None if it is no day."""
+    """Return when a day like 2026-11-20 begins in UTC, in Unix time; None if the text is not a day."""
     try:
         return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
@@ -43,5 +43,5 @@ def check(kind: str, body: bytes) -> None:
     """Raise TooLarge for a body beyond the limits of its kind, whether or not it is JSON."""
     if len(body) > (most := BYTES.get(kind, OTHER_BYTES)):
         raise TooLarge(f"more than {most} bytes")
-    if sum(map(body.count, (b"{", b"[", b","))) > VALUES:  # those in texts count too
+    if sum(map(body.count, (b"{", b"[", b","))) > VALUES:  # including those inside strings
         raise TooLarge(f"more than {VALUES} values")

@@ -1,4 +1,4 @@
-"""Parses what devices publish into rows for the store: pure, and never raises whatever the body."""
+"""Parses what devices publish into rows for the store: pure, and never raises, whatever the body."""
 
 import hashlib
 import math
@@ -20,12 +20,12 @@ from benchd.daemon.verdicts.rows import columns
 from benchd.daemon.verdicts.when import measured_s
 from benchd.dashboard import limits
 
-TEXT_LIMIT = 512  # bytes in a searchable column; PostgreSQL indexes no more than 2,704 in up to four of them
-ID_LIMIT = TEXT_LIMIT - 33  # of a device: a key has a run id of 32 characters too
+TEXT_LIMIT = 512  # bytes in a searchable column; PostgreSQL indexes at most 2,704 bytes in up to four of them
+ID_LIMIT = TEXT_LIMIT - 33  # of a device: a key also contains a run id of 32 characters
 NAME_CHARACTERS = 32  # of an event
 INTEGER_LIMIT = 2**63  # the range of both databases
 CLEARED = b"{}"  # the body of a document whose topic its device has cleared
-READER = version("benchd")  # a later one may be able to read what this one puts in quarantine
+READER = version("benchd")  # a later version may be able to read what this one quarantines
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
 _Reader = Callable[[topics.Address, Arrived], _Rows]
@@ -41,8 +41,8 @@ class Row(NamedTuple):
 class Result(NamedTuple):
     """What tables show of a Record; energy is per inference and gross, times are in milliseconds.
 
-    `measured_s` is by the device's clock; it is `arrived_s` if that clock cannot have been right. `computes` is `cpu`
-    or `cuda`, and `threads` None for a worker that did not live to tell its environment.
+    `measured_s` is by the device's clock, or equals `arrived_s` if that clock cannot have been right. `computes` is
+    `cpu` or `cuda`, and `threads` is None for a worker that died before reporting its environment.
     """
 
     key: str
@@ -90,7 +90,7 @@ class _Unreadable(Exception):
 
 
 def rows(message: Arrived) -> list[Row]:
-    """Return the rows of one message; an unreadable one becomes a row in quarantine, with the reason.
+    """Return the rows of a message; an unreadable one becomes a row in quarantine, with the reason.
 
     One beyond the limits of its kind is quarantined without its body, once per topic.
     """
@@ -107,21 +107,21 @@ def rows(message: Arrived) -> list[Row]:
         return [quarantined(message._replace(body=b""), str(error)), *arrived]
     except (_Unreadable, BenchdError, ValueError, OverflowError, RecursionError) as error:
         return [quarantined(message, str(error)), *arrived]
-    except Exception as error:  # a bug here must cost one message, not the collector
+    except Exception as error:  # a bug here must affect only one message, not the collector
         return [quarantined(message, f"{type(error).__name__}: {error}"), *arrived]
-    is_offline = address.kind == "status" and stored[0].values["state"] == "offline"  # perhaps the will of a silent one
+    is_offline = address.kind == "status" and stored[0].values["state"] == "offline"  # perhaps a silent device's will
     seen_s = None if message.retained or is_offline or not message.body else message.arrived_s
     return [*stored, *arrived, Row("device", {"device_id": address.device_id, "seen_s": seen_s})]
 
 
 def _address(topic: str) -> topics.Address | None:
-    """Return what a topic names; None for one of another application, or with an id that no table can hold."""
+    """Parse a topic; None for another application's, or one with an id that no table can store."""
     address = topics.parse(topic)
     return address if address and len(address.device_id) <= ID_LIMIT else None
 
 
 def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
-    """Return the number of a result or an event, if it has one, also of one in quarantine: it need not come again."""
+    """Return the number of a result or event, if any, even of a quarantined one, so that it is not requested again."""
     if address is None or address.kind not in ("result", "event") or not (numbers := HEAD.match(message.body)):
         return []
     seq = int(numbers[2])
@@ -129,7 +129,7 @@ def _arrived(address: topics.Address | None, message: Arrived) -> list[Row]:
 
 
 def _plain(address: topics.Address, message: Arrived) -> bytes:
-    """Return the body with each control or formatting character replaced; that of a result stays as it was made."""
+    """Return the body with control and formatting characters replaced; a result's body is unchanged."""
     if address.kind == "result" or not results.has_special(message.body):
         return message.body
     given = msgspec.json.decode(message.body or b"{}")
@@ -166,14 +166,14 @@ def flat(record: Record, arrived_s: float) -> Result:
 
 
 def _retained(kind: type[Struct], state: str = "") -> _Reader:
-    """Return the reader of a document of a `kind`, whose field `state` is the document's.
+    """Return the reader of a document of a `kind`, whose field `state` becomes the document's state.
 
-    An empty body removes what was retained: it leaves a document without a state.
+    An empty body clears what was retained: the document then has no state.
     """
 
     def read(address: topics.Address, message: Arrived) -> _Rows:
         document = msgspec.json.decode(message.body, type=kind) if message.body else None
-        # a retained one is no late will: it stands on the broker
+        # a retained one is no late will: the broker still has it
         is_over = message.retained and getattr(document, "state", "") == "offline"
         yield (
             "document",
@@ -229,7 +229,7 @@ def _refuse_unstorable(row: Row) -> None:
     """Raise for a value that either SQLite or PostgreSQL would reject, so that both store the same."""
     for column, value in row.values.items():
         if isinstance(value, str) and (len(value.encode()) > TEXT_LIMIT or "\0" in value):
-            raise _Unreadable(f"{column} is longer than {TEXT_LIMIT} bytes or holds a NUL")
+            raise _Unreadable(f"{column} is longer than {TEXT_LIMIT} bytes or contains a NUL")
         if isinstance(value, int) and abs(value) >= INTEGER_LIMIT:
             raise _Unreadable(f"{column} does not fit in 64 bits")
         if isinstance(value, float) and not math.isfinite(value):

@@ -27,11 +27,11 @@ _Thing = TypeVar("_Thing")
 _Gauges = dict[str, tuple[str, Callable[[_Thing], float | None]]]
 
 
-# by name: its help text and its value, None if unknown
+# by name: its help text and its value, or None if unknown
 DEVICE: _Gauges[Device] = {
     "online": ("1 while the device is online.", lambda device: device.state == "online"),
     "problem": ("1 while something is wrong.", lambda device: device.health.problem is not None),
-    "throttled": ("1 while its clocks are held down.", lambda device: device.throttled),
+    "throttled": ("1 while its clocks are throttled.", lambda device: device.throttled),
     "power_watts": ("Power of the whole device, from its sensors.", lambda device: device.power_w),
     "cases_left": ("Cases left in the runs that have begun.", lambda device: device.health.cases_left),
     "pending": ("Results and events that no broker has acknowledged.", lambda device: device.health.pending),
@@ -53,13 +53,13 @@ CASE_LABELS = ("device_id", "case_id", "model", "variant", "batch_size")
 
 
 class Fleet(Collector):
-    """The gauges of every device and of the last result of every living case, at the Unix time `now_s`."""
+    """The gauges of every device, and of the last result of every current case, at the Unix time `now_s`."""
 
     def __init__(self, store: Store, now_s: float) -> None:
         self._store, self._now_s = store, now_s
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each metric with its values, empty if none are known."""
+        """Yield each metric with its values, possibly none."""
         yield _up(queries.collectors(self._store, self._now_s), self._now_s)
         text = f"Known devices; the {READ} heard last are listed."
         yield GaugeMetricFamily("benchd_devices", text, queries.devices(self._store))
@@ -108,7 +108,7 @@ def _families(gauges: _Gauges[_Thing], labels: Sequence[str], things: Sequence[_
 
 
 def _slower(store: Store) -> GaugeMetricFamily:
-    """Return the devices' verdicts on the last results of their cases against the baselines."""
+    """Return the devices' verdicts on the last results of their cases relative to the baselines."""
     text = "1 while the last result is slower than its baseline."
     family = GaugeMetricFamily("benchd_case_slower", text, labels=("device_id", "case_id"))
     mine = (DOCUMENT.c.kind.startswith("latest/"), DOCUMENT.c.state.is_not(None))

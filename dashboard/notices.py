@@ -1,7 +1,7 @@
-"""Tells people about regressions, silent devices and failed checks: webhooks, mail and whatever else apprise reaches.
+"""Notifies people of regressions, silent devices and failed checks by webhook, mail or anything else apprise supports.
 
-Each address of the configuration is a channel: it hears of everything once, whichever collector sends it, and not more
-often than the configuration says. What is new meanwhile waits for its next message.
+Each configured address is a channel: it gets every notice once, whichever collector sends it, and not more often than
+configured. Anything new in between waits for the channel's next message.
 """
 
 import hashlib
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 Subject = Literal["regression", "silent", "failed check"]
 LOOK_S = 15.0
 CLOCK_STEP_S = 10.0  # by which the clock was set, or the machine slept, since the last look
-NEWS_S = 86400.0  # what is older is no news, as on the day that notices are switched on
+NEWS_S = 86400.0  # older events are not news, for example when notices are first enabled
 KEPT = 10 * READ  # found within that time
 TEMPLATE = Path(__file__).with_name("templates") / "notice.txt"
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file of `--notify`. `urls` are apprise's; `silent_s` is how long a device says nothing before it is told.
+    """The file of `--notify`. `urls` are apprise's; `silent_s` is how long a device may be silent without a notice.
 
-    `every_s` is the least time between two messages of a channel. `template` is a Jinja file whose first line is the
+    `every_s` is the minimum time between two messages of a channel. `template` is a Jinja file whose first line is the
     title; it gets `notices`, each with `subject`, `device` and `detail`.
     """
 
@@ -53,7 +53,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Notice(NamedTuple):
-    """One thing to tell; the `key` is that of the occurrence, and the same for all collectors."""
+    """A single notice; the `key` identifies the occurrence, and is the same for all collectors."""
 
     key: str
     subject: Subject
@@ -74,13 +74,13 @@ def read(path: Path) -> Settings:
     for number, url in enumerate(settings.urls, 1):
         if not _sender(url):
             scheme = url.partition(":")[0]
-            raise UsageError(f"--notify {path}: urls, entry {number}: apprise knows no such address ({scheme}:...)")
+            raise UsageError(f"--notify {path}: urls, entry {number}: apprise does not support {scheme}:...")
     return settings
 
 
 @contextmanager
 def telling(store: Store, settings: Settings | None, collector: str, since_s: Callable[[], float]) -> Iterator[None]:
-    """Look for news in a thread of its own while the block runs, if there are settings."""
+    """Look for news in a separate thread while the block runs, if there are settings."""
     if settings is None:
         yield
         return
@@ -96,9 +96,9 @@ def telling(store: Store, settings: Settings | None, collector: str, since_s: Ca
 
 
 class Teller:
-    """Sends what is new in `store` to every channel; `say` hears of what could not be sent, which is tried again.
+    """Sends what is new in `store` to every channel; failures are reported to `say` and retried.
 
-    `since_s` returns since when its collector listens, infinity while it cannot: until then no device could be heard.
+    `since_s` returns since when its collector has been listening, or infinity while it cannot hear any device.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Teller:
     ) -> None:
         self._store, self._settings, self._say, self._since_s = store, settings, say, since_s
         self._clock_s, self._set_s = time.time() - time.monotonic(), 0.0
-        self._found: dict[str, tuple[float, Notice]] = {}  # and when: a channel may be told half a day later
+        self._found: dict[str, tuple[float, Notice]] = {}  # with the time: a channel may be told half a day later
 
     def run(self, stop: threading.Event) -> None:
-        """Tell until `stop`; a database that is away is the collector's to report."""
+        """Send notices until `stop`; an unreachable database is reported by the collector."""
         while not stop.wait(LOOK_S):
             self._look()
 
@@ -117,10 +117,10 @@ class Teller:
         now_s = time.time()
         was_s, self._clock_s = self._clock_s, now_s - time.monotonic()
         if abs(self._clock_s - was_s) > CLOCK_STEP_S:
-            self._set_s = now_s  # what was heard before is dated by another clock
+            self._set_s = now_s  # earlier messages are dated by a different clock
         try:
             self.tell(now_s)
-        except Exception as error:  # whatever it is, the next look may succeed
+        except Exception as error:  # whatever failed, the next look may succeed
             self._say(f"notices: {type(error).__name__}; trying again")
 
     def tell(self, now_s: float) -> None:
@@ -129,7 +129,7 @@ class Teller:
         if not self._found:
             return
         for number, url in enumerate(self._settings.urls, 1):
-            channel = hashlib.sha256(url.encode()).hexdigest()[:16]  # not the address: it may hold a password
+            channel = hashlib.sha256(url.encode()).hexdigest()[:16]  # not the address, which may contain a password
             keys = self._store.claim(channel, list(self._found), now_s, self._settings.every_s)
             if keys and (failure := self._failure(url, [self._found[key][1] for key in keys])):
                 self._store.unclaim(channel, keys)
@@ -143,17 +143,17 @@ class Teller:
         self._found = dict(recent[-KEPT:])
 
     def _failure(self, url: str, notices: Sequence[Notice]) -> str:
-        """Send the notices and return why not; empty if they were taken."""
+        """Send the notices and return why that failed, or an empty string."""
         try:
             title, body = _message(self._settings, notices)
-            taken = _sender(url).notify(body, title, body_format="text")  # or a mail would be HTML, written by devices
-        except Exception as error:  # such as a template that was edited: the claim must not outlive it
+            taken = _sender(url).notify(body, title, body_format="text")  # or mail would be HTML from devices
+        except Exception as error:  # such as an edited template: the claim must be released
             return f"failed with {type(error).__name__}"
         return "" if taken else f"did not take {len(notices)}"
 
 
 def news(store: Store, settings: Settings, now_s: float, since_s: float) -> Iterator[Notice]:
-    """Yield what is new within a day, as long as it lasts; the collector listens since `since_s`."""
+    """Yield what is new within a day, as long as it lasts; the collector has been listening since `since_s`."""
     names = queries.names(store)
     by_subject: dict[Subject, Callable[[], Iterator[tuple[str, str, str]]]] = {
         "regression": lambda: _regressions(store, now_s - NEWS_S),
@@ -174,7 +174,7 @@ def _regressions(store: Store, since_s: float) -> Iterator[tuple[str, str, str]]
 
 
 def _silent(store: Store, now_s: float, since_s: float, silent_s: float) -> Iterator[tuple[str, str, str]]:
-    """Yield each device with a service of which nothing came for so long, though a collector listened."""
+    """Yield each device with a service that has been silent for that long although a collector was listening."""
     if since_s > now_s - silent_s:
         return
     has_service = exists().where(
@@ -202,7 +202,7 @@ def _message(settings: Settings, notices: Sequence[Notice]) -> tuple[str, str]:
 
 
 def _sender(url: str) -> "Apprise":
-    """Return what sends to this address; it is empty, and so false, if apprise knows no such address."""
+    """Return the sender for this address, which is empty and thus false if apprise does not support it."""
     try:
         from apprise import Apprise  # noqa: PLC0415 - most collectors tell nobody
     except ModuleNotFoundError:

@@ -21,24 +21,24 @@ from benchd.dashboard.store import Store, joined
 STALE_S = 75.0  # a service reports its health every 30 s
 LIVE_S = 5.0
 STEP_S = 5  # between two points of a sparkline
-NEWEST = 10_000  # results that can be paged through, and that a text is searched for in
+NEWEST = 10_000  # results that can be paged through and searched
 NEWEST_FIRST = (RESULT.c.measured_s.desc(), RESULT.c.arrived_s.desc())
-PLACES = ("model", "variant", "case_id", "flags")  # the columns in which a text is searched for
+PLACES = ("model", "variant", "case_id", "flags")  # the columns that are searched for a text
 UNCHECKED = "not checked"
 MOST_MISSING = 1_000_000
 NO_COLLECTOR = (
     "no collector stores what arrives: start `benchd dashboard`, or one with --only collector; if one runs, its log "
     "says why it cannot, such as a full disk"
 )
-KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages for as long
+KNOWN_S = 7 * 86400.0  # a broker keeps a collector's messages equally long
 
 State = Literal["online", "silent", "unknown"]
 
 
 class Device(NamedTuple):
-    """One device as the fleet shows it. `age_s` is the time since its last message of its own, None for never.
+    """A device as shown in the fleet. `age_s` is the time since its own last message, or None for never.
 
-    `throttled` is None if no sensor has told it just now.
+    `throttled` is None if no sensor has reported it recently.
     """
 
     device_id: str
@@ -51,7 +51,7 @@ class Device(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An event of a device, or a case, at its start; `at_s` is by the device's clock if that can have been right."""
+    """An event of a device or a case, at its start; `at_s` is by the device's clock if that can have been right."""
 
     at_s: float
     name: str
@@ -59,7 +59,7 @@ class Mark(NamedTuple):
 
 
 class CollectorState(NamedTuple):
-    """A collector, when it last wrote, and what prevents more from arriving."""
+    """A collector, when it last wrote, and what prevents it from storing more."""
 
     name: str
     seen_s: float
@@ -76,7 +76,7 @@ class Gap(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which results to show; an empty field matches all. `text` is searched for in model, variant, case and flags.
+    """Which results to show; an empty field matches all. `text` is searched in model, variant, case and flags.
 
     `device` is an id, `check` the verdict of the numerical check, or UNCHECKED; `since` and `until` are days in UTC.
     """
@@ -92,14 +92,14 @@ class Filter(NamedTuple):
 
 
 class Page(NamedTuple):
-    """One page of results, and how many there are, of which at most NEWEST are counted."""
+    """A page of results, and their total number, which is counted up to NEWEST."""
 
     results: list[Result]
     total: int
 
 
 def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
-    """Return the known devices by id, at most READ that were heard last, or only the one of `device_id`."""
+    """Return the known devices by id, at most the READ last heard, or only the one with `device_id`."""
     page = _known(store)
     if device_id:
         page = select(DEVICE.c.device_id, DEVICE.c.seen_s).where(DEVICE.c.device_id == device_id)
@@ -118,7 +118,7 @@ def fleet(store: Store, now_s: float, *, device_id: str = "") -> list[Device]:
 
 
 def _known(store: Store) -> Select[Any]:
-    """Return the query for the devices on the pages, the last heard first; one whose status was cleared has left."""
+    """Return the query for the devices on the pages, last heard first; devices with a cleared status have left."""
     mine = (DOCUMENT.c.device_id == DEVICE.c.device_id, DOCUMENT.c.kind == "status", DOCUMENT.c.body == CLEARED)
     known = select(DEVICE.c.device_id, DEVICE.c.seen_s).where(~exists().where(*mine))
     return known.order_by(DEVICE.c.seen_s.desc().nulls_last(), DEVICE.c.device_id).limit(READ)
@@ -142,18 +142,18 @@ def _device(
 
 
 def _values(body: bytes) -> dict[str, float]:
-    """Return the values of one message of telemetry by metric."""
+    """Return the values of a telemetry message by metric."""
     return msgspec.json.decode(body, type=dict[str, float])
 
 
 def _highest(values: dict[str, float], ending: str) -> float | None:
-    """Return the highest value of a kind of metric; a total power is larger than its parts, which are never summed."""
+    """Return the highest value of a kind of metric; a total power exceeds its parts, which are never summed."""
     known = (value for metric, value in values.items() if metric.partition("@")[0].endswith(ending))
     return max(known, default=None)
 
 
 def names(store: Store) -> dict[str, str]:
-    """Return how each known device is shown, by id: its name with the id, or the id alone."""
+    """Return how each known device is shown, by id: its name with the id, or only the id."""
     mine = select(_known(store).subquery().c.device_id)
     ids = sorted(row.device_id for row in store.read(mine))
     wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.body)
@@ -184,7 +184,7 @@ class OnBoard(NamedTuple):
 
 
 def deployed(store: Store) -> list[OnBoard]:
-    """Return every shipped folder of the fleet, by its name and then by board."""
+    """Return every shipped folder in the fleet, by name and then by board."""
     wanted = select(DOCUMENT.c.device_id, DOCUMENT.c.body, DOCUMENT.c.arrived_s).where(
         DOCUMENT.c.kind.startswith("shipped/"), DOCUMENT.c.state.is_not(None)
     )
@@ -192,13 +192,13 @@ def deployed(store: Store) -> list[OnBoard]:
 
 
 def _on_board(device_id: str, body: bytes, arrived_s: float) -> OnBoard:
-    """Return what a retained document says, which arrives anew with every connection."""
+    """Return the content of a retained document, which arrives again with every connection."""
     deployed = msgspec.json.decode(body, type=Deployed)
     return OnBoard(device_id, deployed, measured_s(deployed.t_wall, arrived_s) or arrived_s)
 
 
 def presence(said: str | None, age_s: float | None) -> State:
-    """Return the state of a device: its last report, unless that is too old to rely on."""
+    """Return a device's state: its last report, unless that is too old to rely on."""
     if said == "offline":
         return "silent"
     if said is None or age_s is None:
@@ -207,10 +207,10 @@ def presence(said: str | None, age_s: float | None) -> State:
 
 
 def results(store: Store, which: Filter, sort: str, descending: bool, offset: int, limit: int) -> Page:
-    """Return `limit` results from `offset` on, ordered by a column of Result; those without a value come last.
+    """Return `limit` results from `offset` on, ordered by a column of Result; results without a value come last.
 
-    All else than the newest first is an order of the NEWEST that match, and a text is searched for in as many, so that
-    no query reads every result.
+    Any order other than newest first covers only the NEWEST matches, and a text search covers as many, so that no query
+    reads every result.
     """
     name = sort if sort in Result._fields else "measured_s"
     if name == "measured_s" and descending and not which.text:
@@ -220,7 +220,7 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
         source = _newest(which, columns(RESULT))
         shown = _contains(source, which.text)
     column = source.c[name]
-    order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # which no index holds
+    order: list[ColumnElement[Any]] = [column.is_(None)] if column.nullable else []  # NULL order is not in any index
     order += [one.desc() if descending else one.asc() for one in (column, source.c.arrived_s, source.c.id)]
     with store.reading() as connection:
         total: int = connection.execute(_count(which)).scalar_one()
@@ -229,7 +229,7 @@ def results(store: Store, which: Filter, sort: str, descending: bool, offset: in
 
 
 def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result]:
-    """Return results that match by their ids, the first `limit` beyond an id, in order of arrival."""
+    """Return the first `limit` matching results after an id, by id in order of arrival."""
     mine = [*_conditions(which), *_contains(RESULT, which.text)]
     wanted = select(RESULT.c.id, *columns(RESULT)).where(RESULT.c.id > id_, *mine).order_by(RESULT.c.id).limit(limit)
     return {number: Result(*row) for number, *row in store.read(wanted)}
@@ -238,7 +238,7 @@ def after(store: Store, which: Filter, id_: int, limit: int) -> dict[int, Result
 def _newest(which: Filter, held: Sequence[Any]) -> Subquery:
     """Return the newest results that match all but the text, with their ids and these columns.
 
-    They hold what they are searched for and ordered by: to look it up again by id, PostgreSQL reads every result.
+    These include the columns for searching and sorting, because for a second look-up PostgreSQL reads every result.
     """
     order = (*NEWEST_FIRST, RESULT.c.id.desc())
     return select(RESULT.c.id, *held).where(*_conditions(which)).order_by(*order).limit(NEWEST).subquery()
@@ -265,12 +265,12 @@ def _contains(table: Any, text: str) -> list[ColumnElement[bool]]:
 
 
 def columns(table: Any) -> list[Any]:
-    """Return the columns that a Result is made of."""
+    """Return the columns that make up a Result."""
     return [table.c[name] for name in Result._fields]
 
 
 def choices(store: Store, column: str) -> list[str]:
-    """Return the values of an indexed column of the results, sorted: each is looked up from the one before."""
+    """Return the values of an indexed column of the results, sorted; each is looked up from the previous one."""
     value = RESULT.c[column]
     seen = select(func.min(value).label("value")).cte(recursive=True)
     later = select(func.min(value)).where(value > seen.c.value).scalar_subquery()
@@ -280,32 +280,32 @@ def choices(store: Store, column: str) -> list[str]:
 
 
 def result(store: Store, key: str) -> Result | None:
-    """Return one result; None if the key is unknown."""
+    """Return a result, or None if the key is unknown."""
     found = store.read(select(*columns(RESULT)).where(RESULT.c.key == key))
     return Result(*found[0]) if found else None
 
 
 def newest_profile(store: Store, of: Result) -> str | None:
-    """Return the key of the newest profile of the same case on the same device; None for none."""
+    """Return the key of the newest profile of the same case on the same device, or None."""
     mine = (RESULT.c.device_id == of.device_id, RESULT.c.case_id == of.case_id, RESULT.c.flags.contains(PROFILED))
     found = store.read(select(RESULT.c.key).where(*mine).order_by(*NEWEST_FIRST).limit(1))
     return found[0].key if found else None
 
 
 def body(store: Store, key: str) -> bytes | None:
-    """Return the original bytes of a record; None if the key is unknown."""
+    """Return the original bytes of a record, or None if the key is unknown."""
     found = store.read(select(BODY.c.body).where(BODY.c.key == key))
     return bytes(found[0].body) if found else None
 
 
 def record(store: Store, key: str) -> Record | None:
-    """Return one whole record; None if the key is unknown."""
+    """Return a whole record, or None if the key is unknown."""
     stored = body(store, key)
     return None if stored is None else decoded(stored)
 
 
 class _Undisturbed(msgspec.Struct, frozen=True):
-    """What a process of a record says of disturbances: the rest of a record may be large, and is not built."""
+    """The disturbances of a record's processes, without decoding the rest of the record, which may be large."""
 
     timing: Timing | None = None
     interference: Interference | None = None
@@ -317,7 +317,7 @@ class _Processes(msgspec.Struct, frozen=True):
 
 def clean_medians(store: Store, keys: list[str]) -> dict[str, float]:
     """Return the median in ms excluding disturbed blocks, by key, for the records that have any."""
-    bodies = ((key, body(store, key)) for key in keys)  # one at a time: together they may be large
+    bodies = ((key, body(store, key)) for key in keys)  # one at a time, because they may be large
     processes = ((key, msgspec.json.decode(one, type=_Processes)) for key, one in bodies if one)
     return {key: clean_ms for key, one in processes if (clean_ms := _clean_ms(one)) is not None}
 
@@ -331,7 +331,7 @@ def _clean_ms(record: _Processes) -> float | None:
 
 
 def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Result]:
-    """Return the newest measured results of one case on one device, oldest first, by when they were measured."""
+    """Return the newest measured results of a case on a device, oldest first, by time of measurement."""
     measured = (RESULT.c.median_ms > 0, ~RESULT.c.flags.contains(PROFILED))
     mine = (RESULT.c.device_id == device_id, RESULT.c.case_id == case_id, *measured)
     wanted = select(*columns(RESULT)).where(*mine).order_by(*NEWEST_FIRST).limit(limit)
@@ -339,9 +339,9 @@ def history(store: Store, device_id: str, case_id: str, limit: int) -> list[Resu
 
 
 def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
-    """Return the last result, not a profile, of each case on each device, however it ended, the newest first.
+    """Return the last result, even a failed one, of each case on each device, newest first; no profiles.
 
-    Only of cases measured since then that their device has not cleared, as it does once they have left its plan; it
+    Only for cases measured since `since_s` that their device has not cleared, as it does once they leave its plan;
     reads no other results.
     """
     mine = RESULT.alias()
@@ -361,7 +361,7 @@ def last_of_each_case(store: Store, since_s: float, limit: int) -> list[Result]:
 
 
 def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple[float, float]]]:
-    """Return (Unix time, value) by metric, in order; of at most SHOWN metrics."""
+    """Return (Unix time, value) by metric, in order, for at most SHOWN metrics."""
     mine = select(TELEMETRY).where(TELEMETRY.c.device_id == device_id, TELEMETRY.c.t_s >= since_s)
     by_metric: dict[str, list[tuple[float, float]]] = {}
     for row in store.read(mine.order_by(TELEMETRY.c.t_s)):
@@ -372,7 +372,7 @@ def series(store: Store, device_id: str, since_s: float) -> dict[str, list[tuple
 
 
 class Spark(NamedTuple):
-    """The highest power and temperature that a device reported within STEP_S from `t_s` on, None for none."""
+    """The highest power and temperature that a device reported in the STEP_S from `t_s` on, or None."""
 
     t_s: int
     power_w: float | None
@@ -394,7 +394,7 @@ def sparks(store: Store, device_ids: Sequence[str], since_s: float) -> dict[str,
 
 
 def marks(store: Store, device_id: str, since_s: float) -> list[Mark]:
-    """Return the last events of a device and ends of its cases, in order."""
+    """Return the last events of a device and the ends of its cases, in order."""
     mine = (EVENT.c.device_id == device_id, EVENT.c.arrived_s >= since_s)
     newest = (EVENT.c.arrived_s.desc(), EVENT.c.id.desc())
     events = store.read(select(EVENT.c.arrived_s, EVENT.c.body).where(*mine).order_by(*newest).limit(SHOWN))
@@ -417,9 +417,9 @@ def collectors(store: Store, now_s: float) -> list[CollectorState]:
 
 
 def gaps(store: Store, *, online: bool = False) -> list[Gap]:
-    """Return what devices have sent, by the numbers of their last health, and has not arrived; or only of those online.
+    """Return what devices have sent according to their last health but has not arrived, possibly only for those online.
 
-    What a device has still to send is no gap, nor is a range that somebody must have made up.
+    Anything that a device has still to send is not a gap, nor is an implausibly large range.
     """
     status = DOCUMENT.alias()
     is_online = exists().where(
@@ -445,7 +445,7 @@ def gaps(store: Store, *, online: bool = False) -> list[Gap]:
 
 
 def _between(here: Sequence[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges from `first` to `last` that are not among those `here`, which are in order."""
+    """Yield the ranges from `first` to `last` that are not covered by the sorted ranges `here`."""
     for one, other in itertools.pairwise([(0, first - 1), *here, (last + 1, last + 1)]):
         begin, end = max(one[1] + 1, first), min(other[0] - 1, last)
         if begin <= end:

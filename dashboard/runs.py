@@ -1,6 +1,6 @@
-"""What each board has measured, read board by board and kept in memory, so that a page never waits for all.
+"""What each board has measured, read board by board and cached, so that a page never waits for all.
 
-Only a board with a new record is read again.
+Only boards with a new record are read again.
 """
 
 import itertools
@@ -23,35 +23,35 @@ from benchd.dashboard.queries import NEWEST_FIRST, columns
 from benchd.dashboard.schema import BODY, DEVICE, RESULT
 from benchd.dashboard.store import Store
 
-BUDGET_S = 0.4  # of one update; a fleet that is new to this process takes several
-RECORDS_BYTES = 3_000_000  # read together: 50 records of 7 processes on a GPU; made-up ones take ten times the memory
+BUDGET_S = 0.4  # per update; a fleet that is new to this process takes several
+RECORDS_BYTES = 3_000_000  # read at once: 50 records of 7 processes on a GPU; invented ones take ten times the memory
 
 T = TypeVar("T")
 
 
 class _StoredRecord(Record, frozen=True, kw_only=True):
-    """A record from the store: its numbers were found finite when it arrived, which takes longer than reading it."""
+    """A record from the store, without the check for finite numbers, which was made on arrival and is slow."""
 
-    # an empty one takes 40 times as much memory as in JSON
+    # an empty process takes 40 times as much memory as in JSON
     processes: Annotated[list[ProcessResult], msgspec.Meta(max_length=1000)] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check nothing again."""
+        """Skip the repeated check."""
 
 
 class Runs:
-    """Reads what one board has measured, from one state of the database; a profile is never ranked."""
+    """Reads what one board has measured, from a single state of the database, excluding profiles."""
 
     def __init__(self, connection: Connection, device_id: str) -> None:
         self._connection, self.device_id = connection, device_id
 
     def setups(self, before_s: float | None = None) -> dict[str, list[Result]]:
-        """Return the newest result of each setup of the newest cases, the newest first; none newer than `before_s`."""
+        """Return the newest result of each setup of the newest cases, newest first; none newer than `before_s`."""
         group, run = RESULT.alias(), RESULT.alias()
         setup = [group.c[name] for name in ("device_id", "case_id", "tool_version", "fingerprint")]
         runs = [run.c[column.name] == column for column in setup] + [~run.c.flags.contains(PROFILED)]
         runs += [] if before_s is None else [run.c.measured_s < before_s]
-        # max() would look up the flags of every result; a walk along the index ends at the first run
+        # max() would look up the flags of every result; walking the index stops at the first run
         newest = select(run.c.id).where(*runs).order_by(run.c.measured_s.desc()).limit(1)
         ids = select(newest.scalar_subquery().label("id")).where(group.c.device_id == self.device_id).group_by(*setup)
         wanted = select(*columns(RESULT)).where(RESULT.c.id.in_(select(ids.subquery().c.id)))
@@ -61,19 +61,19 @@ class Runs:
         return dict(list(by_case.items())[:SHOWN])
 
     def keys(self, of: Result, limit: int, since_s: float | None = None, before_s: float | None = None) -> list[str]:
-        """Return the newest runs of the case of a result in its setup, the newest first."""
+        """Return the keys of the newest runs of a result's case in its setup, newest first."""
         wanted = _alike(of, RESULT.c.key, since_s)
         wanted = wanted if before_s is None else wanted.where(RESULT.c.measured_s < before_s)
         newest = wanted.order_by(*NEWEST_FIRST).limit(limit)
         return list(self._connection.execute(newest).scalars())
 
     def first_s(self, of: Result, since_s: float | None = None) -> float:
-        """Return when the case of a result was first measured in its setup, at the earliest at `since_s`."""
+        """Return when a result's case was first measured in its setup, not before `since_s`."""
         first = _alike(of, RESULT.c.measured_s, since_s).order_by(RESULT.c.measured_s).limit(1)
         return float(self._connection.execute(first).scalar() or of.measured_s)
 
     def records(self, keys: Iterable[str]) -> list[Record]:
-        """Return records in the order of their keys, as many of the first as RECORDS_BYTES hold."""
+        """Return records in the order of their keys, up to a total of RECORDS_BYTES."""
         order = list(keys)
         sizes = select(BODY.c.key, func.length(BODY.c.body).label("size")).where(BODY.c.key.in_(order))
         bytes_ = {row.key: row.size for row in self._connection.execute(sizes)}
@@ -95,14 +95,14 @@ def _alike(of: Result, wanted: ColumnElement[Any], since_s: float | None) -> Sel
 
 
 def _decoded(body: bytes) -> Record:
-    """Return a stored record, with the characters replaced that `results.decoded` replaces."""
+    """Return a stored record, with the same characters replaced as in `results.decoded`."""
     if results.has_special(body):
         return msgspec.convert(results.printable(msgspec.json.decode(body)), _StoredRecord)
     return msgspec.json.decode(body, type=_StoredRecord)
 
 
 class BoardCache(Generic[T]):
-    """What `read` returns for each board, for all viewers. Thread-safe; the pages call it outside the event loop."""
+    """What `read` returns for each board, for all viewers. Thread-safe; pages call it outside the event loop."""
 
     def __init__(self, store: Store, read: Callable[[Runs], T]) -> None:
         self._store, self._of_board, self._lock = store, read, threading.Lock()
@@ -125,12 +125,12 @@ class BoardCache(Generic[T]):
             return dict(self._found), len(self._changed), self._newest
 
     def _read(self, board: Runs) -> None:
-        """Read one board; records that nothing can be made of cost their board its place, and no other board."""
+        """Read one board; unusable records remove only their own board."""
         try:
             self._found[board.device_id] = self._of_board(board)
         except DBAPIError:
             raise
-        except Exception:  # whatever a device sent: the page would fail for everyone, for ever
+        except Exception:  # whatever a device sent, the page must not keep failing for everyone
             logging.getLogger(__name__).exception("the records of %s cannot be judged", board.device_id)
             self._found.pop(board.device_id, None)
 

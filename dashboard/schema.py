@@ -1,6 +1,6 @@
-"""The tables of a collector's database, the same in SQLite and PostgreSQL; each row has a key of its own.
+"""The tables of a collector's database, the same in SQLite and PostgreSQL; each row has its own key.
 
-Pages find what they show by the indices here: tests/dashboard/test_indices.py holds their plans.
+Pages rely on the indices here: tests/dashboard/test_indices.py checks their query plans.
 """
 
 import secrets
@@ -28,11 +28,11 @@ from benchd.daemon.errors import UsageError
 from benchd.dashboard.messages import Result
 
 VERSION = 6
-"""Changes with the tables; a database of another one is refused."""
+"""Changes with the tables; a database with a different version is rejected."""
 
 METADATA = MetaData()
 _KINDS = {str: Text, int: BigInteger, float: Double}
-_LOCK = 0x62636864  # PostgreSQL's advisory lock of whoever creates the tables
+_LOCK = 0x62636864  # PostgreSQL's advisory lock for creating the tables
 _EXPORT = {
     "sqlite": 'sqlite3 FILE "SELECT CAST(body AS TEXT) FROM body" > records.jsonl',
     "postgresql": "psql URL -Atc \"SELECT convert_from(body, 'UTF8') FROM body\" > records.jsonl",
@@ -52,7 +52,7 @@ def _keys(names: str) -> list[Column[Any]]:
 
 
 def _numbered() -> list[Column[Any]]:
-    """Return a number that counts up in the order of insertion, and a key that a second delivery repeats."""
+    """Return a number that counts up in the order of insertion, and a key that duplicate deliveries repeat."""
     serial = BigInteger().with_variant(Integer, "sqlite")
     return [
         Column("id", serial, Identity(always=True), primary_key=True),
@@ -65,7 +65,7 @@ def _key_number(name: str, kind: type[TypeEngine[Any]] = BigInteger) -> Column[A
 
 
 def _of_fields(row: type[NamedTuple], but: str) -> list[Column[Any]]:
-    """Return the columns that hold the fields of a row."""
+    """Return the columns for the fields of a row."""
     hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(row).items() if name != but}
     return [Column(name, _KINDS[kinds[0]], nullable=type(None) in kinds) for name, kinds in hints.items()]
 
@@ -96,7 +96,7 @@ RESULT = Table(
     sqlite_autoincrement=True,
 )
 
-# apart from the results, because tables never read it
+# separate from the results, because tables never read it
 BODY = Table("body", METADATA, *_keys("key"), *_required("body", LargeBinary))
 
 DEVICE = Table("device", METADATA, *_keys("device_id"), *_optional("seen_s"))
@@ -111,7 +111,7 @@ DOCUMENT = Table(
     *_required("session"),
 )
 
-# a message in each row: its values by metric, as JSON
+# a message per row: its values by metric, as JSON
 TELEMETRY = Table(
     "telemetry",
     METADATA,
@@ -134,7 +134,7 @@ EVENT = Table(
     sqlite_autoincrement=True,
 )
 
-# `reader` is the last version of benchd that could not read it
+# `reader` is the last version of benchd that could not read the message
 QUARANTINE = Table(
     "quarantine",
     METADATA,
@@ -153,7 +153,7 @@ COLLECTOR = Table(
     *_optional("problem", Text),
 )
 
-# the numbers of the results and events that have arrived: one by one, and once a minute joined to ranges
+# numbers of the results and events that have arrived: single ones, joined to ranges once a minute
 SPAN = Table(
     "span",
     METADATA,
@@ -163,14 +163,14 @@ SPAN = Table(
     *_optional("joined_s"),
 )
 
-# what each address of --notify has been told
+# what each address of --notify has been sent
 NOTICE = Table("notice", METADATA, *_keys("channel key"), *_required("told_s", Double))
 
 
 def create(connection: Connection) -> str:
     """Create the tables in an empty database and return its site.
 
-    Raises UsageError for one of another schema or another program.
+    Raises UsageError for a database with a different schema or of another program.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
@@ -180,7 +180,7 @@ def create(connection: Connection) -> str:
         connection.execute(insert(version).values(number=VERSION, site=secrets.token_hex(8)))
         present = ["version", "quarantine"]
     if "version" not in present or "quarantine" not in present:
-        raise UsageError("contains tables of another program; give an empty database")
+        raise UsageError("contains another program's tables; give an empty database")
     number = connection.execute(select(version.c.number)).scalar_one()
     if number == VERSION:
         return str(connection.execute(select(version.c.site)).scalar_one())

@@ -16,7 +16,7 @@ IN_MEMORY = ("sqlite://", "sqlite:///", "sqlite:///:memory:")  # each connection
 
 @contextmanager
 def _extra() -> Iterator[None]:
-    """Report a package of the extra that cannot be imported."""
+    """Report a missing package of the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

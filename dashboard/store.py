@@ -1,8 +1,7 @@
 """The store of the collectors, in SQLite or PostgreSQL: records, devices, telemetry, events, quarantine.
 
-A second delivery changes nothing, because every row has a unique key (`schema`).
-Records stay forever, each with its original bytes; of telemetry one message a minute stays after an hour, and then
-expires.
+Duplicate deliveries have no effect, because every row has a unique key (`schema`). Records stay forever, each with its
+original bytes; telemetry is reduced to one message per minute after an hour, and expires later.
 """
 
 import time
@@ -40,23 +39,23 @@ from benchd.dashboard import schema
 from benchd.dashboard.messages import Row
 from benchd.dashboard.schema import COLLECTOR, EVENT, NOTICE, QUARANTINE, RESULT, SPAN, TELEMETRY
 
-BUSY_S = 30  # how long to wait for another process; its transactions take milliseconds
-RAW_S = 3600.0  # every message of telemetry
-KEEP_S = 90 * 86400.0  # one message of telemetry a minute, and events
-QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # of results, and as many of all else
+BUSY_S = 30  # wait for other processes, whose transactions take milliseconds
+RAW_S = 3600.0  # how long every telemetry message is kept
+KEEP_S = 90 * 86400.0  # for one telemetry message per minute, and events
+QUARANTINE_ROWS, QUARANTINE_BYTES = 10_000, 256 * 2**20  # for results, and as much again for everything else
 SPANS = 1000  # ranges of one log
-LOGS = 64  # of one device, which may make up any number
+LOGS = 64  # per device, which may invent any number
 
-_ORDER_LOCK = 0x62636865  # PostgreSQL's, of whoever inserts into the tables that are read on from the last id
+_ORDER_LOCK = 0x62636865  # PostgreSQL's, for inserting into the tables that are read from the last id on
 _READ_ON = {"result", "event"}
 
-_LATEST = {COLLECTOR: ("seen_s", "problem"), QUARANTINE: ("reason", "reader")}  # columns that a known row changes
+_LATEST = {COLLECTOR: ("seen_s", "problem"), QUARANTINE: ("reason", "reader")}  # columns that change in a known row
 _EXPIRING = ((TELEMETRY, TELEMETRY.c.t_s), (EVENT, EVENT.c.arrived_s))
-_LASTING = "failed check:"  # begins the keys of notices that stay, as what they tell may be true for longer
+_LASTING = "failed check:"  # prefix of the keys of notices that stay, because what they report may stay true for longer
 
 
 def default_url() -> str:
-    """Return the default database URL: a file in the state folder, which is created if absent; or raise UsageError."""
+    """Return the default database URL: a file in the state folder, which is created if missing; or raise UsageError."""
     folder = folders.state()
     with explaining(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,8 +65,8 @@ def default_url() -> str:
 class Store:
     """The database at `url`, `sqlite:///PATH` or `postgresql://[USER@]HOST/NAME`, created if empty.
 
-    Raises UsageError for an invalid URL, a foreign database and one of another schema, NotAvailable if the driver is
-    missing. Later failures of the database raise SQLAlchemy's DBAPIError.
+    Raises UsageError for an invalid URL or a database with a different schema or of another program, NotAvailable if
+    the driver is missing. Later database failures raise SQLAlchemy's DBAPIError.
     """
 
     def __init__(self, url: str) -> None:
@@ -83,7 +82,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Yield a connection that reads one state of the database."""
+        """Yield a connection that reads a single state of the database."""
         with self._engine.connect() as connection:
             yield connection
 
@@ -99,18 +98,18 @@ class Store:
             by_table.setdefault(table, []).append(values)
         with self._writing() as connection:
             if connection.dialect.name == "postgresql" and by_table.keys() & _READ_ON:
-                # PostgreSQL gives ids at the insertion: a lower one could be committed after a higher one was read
+                # PostgreSQL assigns ids on insertion: a lower one could be committed after a higher one was read
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ORDER_LOCK})")
             for name, found in sorted(by_table.items()):
-                # in the order of their keys, so that two collectors cannot deadlock
+                # in key order, so that two collectors cannot deadlock
                 found.sort(key=itemgetter(*_keys(self.tables[name])))
                 connection.execute(_insertion(connection, self.tables[name]), found)
 
     def quarantined(self, but: str, limit: int) -> dict[str, Arrived]:
-        """Return by key the oldest messages in quarantine that the version `but` has not read yet."""
+        """Return, by key, the oldest quarantined messages that the version `but` has not read yet."""
         kept = (QUARANTINE.c.reader != but, func.length(QUARANTINE.c.body) > 0)
         wanted = select(QUARANTINE).where(*kept).order_by(QUARANTINE.c.id).limit(limit)
-        # retained: what it says of its device's presence is over
+        # retained: its information on the device's presence is outdated
         return {row.key: Arrived(row.topic, bytes(row.body), row.arrived_s, retained=True) for row in self.read(wanted)}
 
     def release(self, keys: Iterable[str], but: str) -> None:
@@ -119,9 +118,9 @@ class Store:
             connection.execute(delete(QUARANTINE).where(QUARANTINE.c.key.in_(list(keys)), QUARANTINE.c.reader != but))
 
     def claim(self, channel: str, keys: Sequence[str], now_s: float, every_s: float) -> list[str]:
-        """Return which of these notices the caller shall send now, and no other collector.
+        """Return which of these notices this caller, and no other collector, must send now.
 
-        None if the channel's last message is younger than `every_s`.
+        None if the channel's last message is more recent than `every_s`.
         """
         with self._writing() as connection:
             connection.execute(update(schema.version).values(number=schema.VERSION))  # blocks other collectors
@@ -143,7 +142,7 @@ class Store:
         """Thin out telemetry older than an hour to one message a minute and, if `expire`, delete what has expired."""
         with self._writing() as connection:
             last_s = connection.execute(select(schema.version.c.tidied_s)).scalar() or 0.0
-            # the first to write here blocks other collectors
+            # the first writer here blocks other collectors
             connection.execute(update(schema.version).values(tidied_s=now_s))
             self._thin_out(connection, min(last_s, now_s) - RAW_S - 60, now_s - RAW_S)
             self._join(connection, now_s)
@@ -153,7 +152,7 @@ class Store:
                 old = NOTICE.c.told_s < now_s - KEEP_S
                 connection.execute(delete(NOTICE).where(old, ~NOTICE.c.key.startswith(_LASTING)))
             is_result = QUARANTINE.c.topic.like("%/result/%")
-            for mine in (is_result, ~is_result):  # apart, so that rubbish never displaces a result
+            for mine in (is_result, ~is_result):  # separately, so that rubbish never displaces a result
                 newest = QUARANTINE.c.id.desc()
                 size = func.sum(func.length(QUARANTINE.c.body)).over(order_by=newest).label("bytes")
                 place = func.row_number().over(order_by=newest).label("rows")
@@ -162,7 +161,7 @@ class Store:
                 connection.execute(delete(QUARANTINE).where(QUARANTINE.c.id.in_(select(held.c.id).where(beyond))))
 
     def forget(self, before_s: float, results: int) -> None:
-        """Delete telemetry from before a time, and all but so many of the newest results; their bodies stay."""
+        """Delete telemetry older than `before_s` and all but the newest `results` results, keeping all bodies."""
         order = (RESULT.c.measured_s.desc(), RESULT.c.arrived_s.desc(), RESULT.c.id.desc())
         newest = select(RESULT.c.id).order_by(*order).limit(results)
         with self._writing() as connection:
@@ -179,9 +178,9 @@ class Store:
             yield connection
 
     def _join(self, connection: Connection, now_s: float) -> None:
-        """Join the numbers that have arrived to the ranges of their logs, of which the last SPANS are kept.
+        """Join the numbers that have arrived to the ranges of their logs, keeping the last SPANS ranges.
 
-        Of each device those LOGS are kept that something has arrived for last.
+        For each device, the LOGS with the most recent arrivals are kept.
         """
         for log in connection.execute(
             select(SPAN.c.device_id, SPAN.c.log).where(SPAN.c.joined_s.is_(None)).distinct()
@@ -198,7 +197,7 @@ class Store:
         connection.execute(delete(SPAN).where(tuple_(SPAN.c.device_id, SPAN.c.log).in_(beyond)))
 
     def _thin_out(self, connection: Connection, since_s: float, before_s: float) -> None:
-        """Delete telemetry from between these times, but the first message of a device in each minute."""
+        """Delete telemetry between these times, except the first message of each device in each minute."""
         first, t_s = TELEMETRY.alias(), TELEMETRY.c.t_s
         has_earlier = exists().where(
             first.c.device_id == TELEMETRY.c.device_id, first.c.t_s >= func.floor(t_s / 60) * 60, first.c.t_s < t_s
@@ -220,7 +219,7 @@ def joined(ranges: Iterable[Any]) -> list[tuple[int, int]]:
 def _address(url: str) -> URL:
     try:
         address = make_url(url)
-    except (ArgumentError, ValueError):  # the latter for a port
+    except (ArgumentError, ValueError):  # ValueError for a port
         address = None
     if address is None or address.drivername not in ("sqlite", "postgresql"):
         raise UsageError("database URL: expected sqlite:///PATH or postgresql://[USER[:PASSWORD]@]HOST[:PORT]/NAME")
@@ -234,7 +233,7 @@ def _address(url: str) -> URL:
 def _engine(address: URL) -> Engine:
     try:
         if address.drivername != "sqlite":
-            return create_engine(address, pool_pre_ping=True)  # a server that was started again ended the others
+            return create_engine(address, pool_pre_ping=True)  # a restarted server has closed the other connections
     except ModuleNotFoundError:
         raise NotAvailable(f"psycopg is not installed: {adding('postgres')}") from None
     engine = create_engine(address, connect_args={"timeout": BUSY_S})
@@ -253,19 +252,19 @@ def _engine(address: URL) -> Engine:
 
 
 def _keys(table: Table) -> list[str]:
-    """Return the columns that tell the rows of a table apart, its numbers aside."""
+    """Return the columns that identify a table's rows, without its numbers."""
     return ["key"] if "key" in table.c else [column.name for column in table.primary_key]
 
 
 def _insert(connection: Connection) -> Any:
-    """Return the dialect's INSERT, which knows ON CONFLICT."""
+    """Return the dialect's INSERT, which supports ON CONFLICT."""
     return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
 
 
 def _insertion(connection: Connection, table: Table) -> Any:
-    """Return the INSERT of rows into `table`: the first row of a key stays, in devices and documents the latest.
+    """Return the INSERT for rows of `table`: the first row of a key stays; in devices and documents, the latest.
 
-    A stamp from the future is that of a collector whose clock was ahead: whatever comes next is later.
+    A stamp from the future is from a collector whose clock was ahead: anything that comes next is later.
     """
     insertion, keys = _insert(connection)(table), _keys(table)
     new, kept, future_s = insertion.excluded, table.c, time.time() + AHEAD_S

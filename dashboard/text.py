@@ -17,29 +17,29 @@ SIGNS: dict[State, str] = {"online": "● online", "silent": "○ silent", "unkn
 
 
 def short(value: object) -> str:
-    """Return a value as text of bounded length."""
+    """Return a value as text of limited length."""
     parts = [f"{name} {item}" for name, item in value.items()] if isinstance(value, dict) else value
     text = ", ".join(map(str, parts)) if isinstance(parts, list | tuple) else str(value)
     return text if len(text) <= TEXT else f"{text[:TEXT]}…"
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Return four significant digits and the unit, a dash if not measured."""
+    """Return four significant digits and the unit, or a dash if not measured."""
     return "-" if value is None else f"{results_table.figure(value)} {unit}".rstrip()
 
 
 def plus_minus(value: float | None, error: float | None, unit: str) -> str:
-    """Return a value and its error bar, both to the second digit of the error."""
+    """Return a value and its error bar, both rounded to the second digit of the error."""
     if value is None or not error:
         return figure(value, unit)
-    places = max(1 - math.floor(math.log10(float(f"{error:.1e}"))), 0)  # of the rounded error: 0.0999 is 0.10
+    places = max(1 - math.floor(math.log10(float(f"{error:.1e}"))), 0)  # of the rounded error: 0.0999 becomes 0.10
     if abs(value) >= 1e6 or places > 6:
         return f"{figure(value)} ± {figure(error)} {unit}"
     return f"{value:.{places}f} ± {error:.{places}f} {unit}"
 
 
 def rounded(value: float | None, share: float | None, unit: str) -> str:
-    """Return a value to the second digit of its error, which is given as a share of it."""
+    """Return a value rounded to the second digit of its error, which is given as a share of it."""
     if not value or not share:
         return figure(value, unit)
     number, has_error, _ = plus_minus(value, abs(value) * share, unit).partition(" ± ")
@@ -47,14 +47,14 @@ def rounded(value: float | None, share: float | None, unit: str) -> str:
 
 
 def error_share(result: Result) -> float | None:
-    """Return half the width of a median's interval as a share of it; None without an interval."""
+    """Return half the width of the median's interval as a share of the median, or None without an interval."""
     if not result.median_ms or result.low_ms is None or result.high_ms is None:
         return None
     return (result.high_ms - result.low_ms) / 2 / result.median_ms
 
 
 def time(result: Result) -> str:
-    """Return a median with half the width of its interval, or with its ends if that reaches below 0."""
+    """Return a median with half the width of its interval, or with both ends if it extends below 0."""
     if result.low_ms is None or result.high_ms is None:
         return median(result)
     if result.median_ms is not None and result.high_ms - result.low_ms >= 2 * result.median_ms:
@@ -63,7 +63,7 @@ def time(result: Result) -> str:
 
 
 def board(names: Mapping[str, str], device_id: str) -> str:
-    """Return a board's name alone, of the names with ids."""
+    """Return a board's name without its id, from names with ids."""
     return short(names.get(device_id, device_id).removesuffix(f" ({device_id})"))
 
 
@@ -73,7 +73,7 @@ def count(number: int, noun: str) -> str:
 
 
 def fact(name: str, value: object) -> tuple[str, object]:
-    """Return a fact of an environment in words, in a unit that a person reads."""
+    """Return a fact of an environment in words, in a readable unit."""
     stem, _, ending = name.rpartition("_")
     if ending in UNITS and isinstance(value, int | float):
         size, unit = UNITS[ending]
@@ -82,7 +82,7 @@ def fact(name: str, value: object) -> tuple[str, object]:
 
 
 def more(number: int) -> str:
-    """Return how many things beyond those shown there are, empty for none."""
+    """Return how many more things there are than shown, or an empty string."""
     return f"and {number} more" if number > 0 else ""
 
 
@@ -115,26 +115,26 @@ def doing(device: Device) -> str:
 
 
 def throttling(device: Device) -> str:
-    """Return whether the clocks are held down, as far as a sensor tells."""
+    """Return whether the clocks are throttled, as far as sensors report."""
     if device.throttled is None:
         return "throttling not known"
     return "clocks are throttled" if device.throttled else "not throttled"
 
 
 def median(result: Result) -> str:
-    """Return a median with its interval, or that it has none."""
+    """Return a median with its interval, or that there is none."""
     if result.low_ms is None or result.high_ms is None:
         return figure(result.median_ms, "ms") + (", no interval" if result.median_ms is not None else "")
     return f"{figure(result.median_ms)} [{figure(result.low_ms)}, {figure(result.high_ms)}] ms"
 
 
 def energy(result: Result) -> str:
-    """Return the energy of one inference with its error bar."""
+    """Return the energy per inference with its error bar."""
     return plus_minus(result.energy_mj, result.energy_err_mj, "mJ")
 
 
 def accuracy(result: Result | Latest) -> str:
-    """Return top-1 or the task's metric with its interval, and the drop against plain fp32; top-1 in percent."""
+    """Return top-1 or the task's metric with its interval, and the drop relative to plain fp32; top-1 in percent."""
     if result.accuracy_value is None or result.accuracy_low is None or result.accuracy_high is None:
         return "-"
     if result.accuracy_metric != TOP1:
@@ -147,7 +147,7 @@ def accuracy(result: Result | Latest) -> str:
 
 
 def percent(change: float, sign: str = "+", places: int = 1) -> str:
-    """Return a change in percent, without the unit; a huge one, as boards can send, in four digits."""
+    """Return a change in percent, without the unit; a huge one, which boards can send, in four digits."""
     return f"{100 * change:{sign}.{places}f}" if abs(change) < 1e4 else f"{100 * change:{sign}.4g}"
 
 

@@ -1,4 +1,4 @@
-"""The variants of a model by latency and energy on each kind of board: one point for its boards together; pure."""
+"""The variants of a model by latency and energy on each kind of board, with one point for its boards together."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from benchd.dashboard.messages import Result
 
 
 class Group(NamedTuple):
-    """Results that may be compared: of one kind of board, one scope of energy, one direction, scenario and demand."""
+    """Comparable results: the same kind of board, energy scope, direction, scenario and demand."""
 
     kind: Kind
     scope: str
@@ -22,7 +22,7 @@ class Group(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A value with its error bar: the interval on one board, the least and the greatest on several."""
+    """A value with its error bar: the interval on one board, the minimum and maximum on several."""
 
     value: float
     low: float
@@ -30,7 +30,7 @@ class Figure(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A variant on `boards` boards; the energy is None where no sensor measured it.
+    """A variant on `boards` boards; the energy is None without a sensor.
 
     `why` it cannot win there, empty if it can.
     """
@@ -44,7 +44,7 @@ class Point(NamedTuple):
 
 
 def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
-    """Return the points of each group, those on most boards first; failed results have none."""
+    """Return the points of each group, those on most boards first; failed results have no point."""
     measured: dict[Group, dict[tuple[str, Variant, bool], list[Newest]]] = defaultdict(lambda: defaultdict(list))
     for one in newest:
         result, kind, case, why = one
@@ -60,7 +60,7 @@ def groups(newest: Iterable[Newest]) -> dict[Group, list[Point]]:
 
 
 def _label(case: Case) -> str:
-    """Return what else identifies a case of a model in a group."""
+    """Return the rest of what identifies a model's case in a group."""
     own = msgspec.structs.replace(
         case, direction="inference", scenario="single_stream", streams=1, load=None, beside=None
     )
@@ -102,6 +102,6 @@ def _together(figures: Sequence[Figure]) -> Figure:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Return those that can win and that no other of these beats in both latency and energy, the fastest first."""
+    """Return the points that can win and that no other point beats in both latency and energy, fastest first."""
     able = [(one.latency_ms.value, one.energy_mj.value, one) for one in points if one.energy_mj and not one.why]
     return [point for _, _, point in unbeaten(able)]

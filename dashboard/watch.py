@@ -1,4 +1,4 @@
-"""`benchd watch --mqtt`: the fleet as a live table in the terminal, trouble first, and the newest results below it."""
+"""`benchd watch --mqtt`: the fleet as a live table in the terminal, trouble first, with the newest results below."""
 
 import time
 from collections.abc import Iterable
@@ -24,14 +24,14 @@ from benchd.dashboard.text import SIGNS, age, energy, figure, median
 
 REFRESH_S = 1.0
 RESULTS = 10
-TELEMETRY_S = 60.0  # kept: far more than is shown
-TABLES = ("device", "document", "result", "telemetry")  # what is shown is in these alone
-MORE, ALL = 80, 120  # the least widths of a terminal with more columns, and with all
-AROUND = 5  # lines that are neither devices nor results
+TELEMETRY_S = 60.0  # kept for far longer than shown
+TABLES = ("device", "document", "result", "telemetry")  # the only tables needed here
+MORE, ALL = 80, 120  # minimum terminal widths for more columns, and for all
+AROUND = 5  # lines used for neither devices nor results
 
 
 class Seen(NamedTuple):
-    """What the store holds at one time."""
+    """The store's content at one time."""
 
     devices: list[Device]
     results: list[Result]
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 def watch(broker: Broker, client_id: str, out: TextIO, seconds: float | None) -> None:
     """Show what arrives, for `seconds` or until interrupted; raise NotAvailable if the broker cannot be reached.
 
-    It goes through a store in memory, so that the terminal shows the same as the pages.
+    It uses a store in memory, so that the terminal shows the same as the pages.
     """
     console = console_on(out)
     try:
@@ -63,12 +63,12 @@ def _follow(store: Store, feed: Feed, console: Console, seconds: float | None) -
 
 
 def keep(store: Store, arrived: Iterable[Arrived]) -> None:
-    """Store what is shown of these messages."""
+    """Store the messages that are shown."""
     store.add(row for one in arrived for row in rows(one) if row.table in TABLES)
 
 
 def look(store: Store) -> Seen:
-    """Return what is to be shown, and forget the rest: this may run for weeks."""
+    """Return what to show, and delete the rest, because this may run for weeks."""
     now_s = time.time()
     store.forget(now_s - TELEMETRY_S, RESULTS)
     newest = queries.results(store, Filter(), "measured_s", True, 0, RESULTS).results
@@ -76,12 +76,12 @@ def look(store: Store) -> Seen:
 
 
 def _room(console: Console) -> int:
-    """Return how many devices fit, so that half the results fit too; without a terminal all do."""
+    """Return how many devices fit together with half the results; without a terminal, all of them."""
     return max(3, console.height - AROUND - RESULTS // 2) if console.is_terminal else 10**9
 
 
 def screen(seen: Seen, console: Console) -> Group:
-    """Return the devices that fit, those in trouble first, and the newest results as far as there are lines left."""
+    """Return the devices that fit, those in trouble first, and the newest results in the remaining lines."""
     room, width = _room(console), console.width
     ordered = sorted(seen.devices, key=lambda device: (not trouble(device), device.state == "online", device.device_id))
     parts: list[RenderableType] = [_fleet(ordered[:room], width)]
@@ -93,7 +93,7 @@ def screen(seen: Seen, console: Console) -> Group:
 
 
 def trouble(device: Device) -> str:
-    """Return what is wrong with a device, empty if nothing is known to be."""
+    """Return what is known to be wrong with a device, or an empty string."""
     said = [device.health.problem or "", "THROTTLED" if device.throttled else ""]
     said += [] if device.state == "online" else [device.state]
     return "; ".join(filter(None, said))
@@ -101,7 +101,7 @@ def trouble(device: Device) -> str:
 
 def _fleet(devices: list[Device], width: int) -> Table:
     more, everything = width >= MORE, width >= ALL
-    left = width - 24 - 13 * more - 25 * everything  # for text, beside figures and what separates the columns
+    left = width - 24 - 13 * more - 25 * everything  # for text, after figures and column separators
     names, said = ([_plain(text(device)) for device in devices] for text in (lambda one: one.device_id, trouble))
     name_width = min(max(map(len, names), default=0), left // (3 if everything else 2))
     trouble_width = min(max(map(len, said), default=0), (left - name_width) // (2 if everything else 1))
@@ -141,7 +141,7 @@ def _results(results: list[Result], width: int) -> Table:
 
 
 def _end(device_id: str, width: int) -> str:
-    """Return the end of an id, at which ids differ."""
+    """Return the end of an id, which distinguishes it from similar ids."""
     return cut(_plain(device_id)[::-1], width)[::-1]
 
 

@@ -1,7 +1,7 @@
 """The simulated boards of `benchd demo`: what each would publish, second by second.
 
-First the results of the days before, then telemetry and new results. Within a minute one board is updated and slower,
-one is throttled, and one goes silent.
+First come the results of previous days, then telemetry and new results. Within a minute one board is updated and
+becomes slower, one is throttled, and one goes silent.
 """
 
 import math
@@ -34,17 +34,17 @@ from benchd.dashboard.demo.fleet import (
 
 TICK_S = 1.0
 CASE_TICKS, HEALTH_TICKS = 5, 5
-UPDATE_TICK, HOT_TICK, SILENT_TICK = 12, 20, 25  # of the boards whose trouble it is
-COOL_TICKS = 12  # of each minute, in which a hot board recovers
+UPDATE_TICK, HOT_TICK, SILENT_TICK = 12, 20, 25  # when trouble begins on the boards that have it
+COOL_TICKS = 12  # per minute, in which a hot board recovers
 
 
 def case_at(tick: int) -> Case:
-    """Return what every board measures at a tick: the variants of a model in turn."""
+    """Return what every board measures at a tick, cycling through the variants of a model."""
     return CASES[tick // CASE_TICKS % len(CASES)]
 
 
 def ended_at(tick: int) -> tuple[Case, ...]:
-    """Return the cases of the model whose last variant ends at a tick: none at most ticks."""
+    """Return the cases of the model whose last variant ends at this tick, usually none."""
     passed, rest = divmod(tick, CASE_TICKS * len(VARIANTS))
     first = (passed - 1) * len(VARIANTS) % len(CASES)
     return CASES[first : first + len(VARIANTS)] if passed and not rest else ()
@@ -61,14 +61,14 @@ def is_hot(device: BoardPlan, tick: int) -> bool:
 
 
 def measured(device: BoardPlan, tick: int, chance: random.Random) -> list[Record]:
-    """Return the results of a device that end at a tick; an update is followed by its whole suite."""
+    """Return a device's results that end at a tick; an update is followed by its whole suite."""
     updates = device.trouble == "slower" and tick == UPDATE_TICK
     moment = Moment(time.time(), is_updated(device, tick), is_hot(device, tick))
     return [record(device, case, moment, chance) for case in (CASES if updates else ended_at(tick))]
 
 
 def samples(device: BoardPlan, tick: int, chance: random.Random) -> Iterator[Sample]:
-    """Yield what the sensors of a device would read at a tick."""
+    """Yield what a device's sensors would read at a tick."""
     hot, load = is_hot(device, tick), 0.9 + 0.1 * math.sin(tick / 7)
     values = {
         "power_w": power_w(device, case_at(tick), is_hot=hot),
@@ -84,7 +84,7 @@ def samples(device: BoardPlan, tick: int, chance: random.Random) -> Iterator[Sam
 
 
 def health(tick: int) -> Health:
-    """Return that a device measures."""
+    """Return the health of a device that is measuring."""
     case = case_at(tick)
     return Health(
         t_wall=wall_now(),
@@ -96,13 +96,13 @@ def health(tick: int) -> Health:
 
 
 class Messages:
-    """What a device publishes, as it would arrive."""
+    """The messages that a device publishes, as they would arrive."""
 
     def __init__(self, device_id: str, boot_id: str = SIMULATED) -> None:
         self._topics, self._boot_id = Topics(device_id), boot_id
 
     def introduced(self, name: str, environment: Environment, tags: Iterable[str] = ()) -> list[Arrived]:
-        """Return its identity, and that it is online."""
+        """Return the messages with the device's identity and online status."""
         info = Info(
             device_id=self._topics.device_id,
             boot_id=self._boot_id,
@@ -116,11 +116,11 @@ class Messages:
         return [self.of("info", info), self.status("online")]
 
     def status(self, state: Literal["online", "offline"]) -> Arrived:
-        """Return whether it is connected."""
+        """Return the connection status message."""
         return self.of("status", Status(state=state, session=SIMULATED, boot_id=self._boot_id, t_wall=wall_now()))
 
     def result(self, body: bytes, run_id: str) -> Arrived:
-        """Return a record."""
+        """Return the message with a record."""
         return Arrived(self._topics.result(run_id), body, time.time())
 
     def of(self, kind: Kind, said: Struct) -> Arrived:
@@ -129,14 +129,14 @@ class Messages:
 
 
 class SimulatedBoard:
-    """One simulated device, from its past on."""
+    """A simulated device, including its past."""
 
     def __init__(self, device: BoardPlan) -> None:
         self._device, self._messages = device, Messages(device.device_id)
         self._chance = random.Random(device.device_id)  # noqa: S311 - no secret
 
     def past(self) -> Iterator[Arrived]:
-        """Yield what it has published before the demo began."""
+        """Yield what it published before the demo began."""
         yield from self._introduced(0)
         yield from map(self._result, past(self._device, time.time(), self._chance))
 

@@ -1,7 +1,7 @@
-"""The fleet of `benchd demo`: seven simulated boards of three kinds, what each measures, and what goes wrong; pure.
+"""The fleet of `benchd demo`: seven simulated boards of three kinds, what they measure, and what goes wrong.
 
-Every time and every watt here is invented, and each record says so: in its ids, its flags, its environment and the
-scope of its energy. The energy of an inference times the rate is the power.
+Every time and power value here is invented, and each record says so: in its ids, flags, environment and energy scope.
+Power is the energy of an inference times the rate.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ SIMULATED = "simulated"
 VARIANTS = ("eager", "fp16", "custom", "tensorrt-fp16")
 LOADS = dict(zip(VARIANTS, (0.62, 0.58, 0.86, 0.95), strict=True))  # shares of a chip's power
 DAY_S = 86400.0
-DAYS = 8  # of results from before the demo began, once a day
+DAYS = 8  # of daily results from before the demo
 NOISE, RUN_NOISE = 0.004, 0.001  # between the processes of a run, and between runs
 WINDOW_S, RUNS = 10.0, 700
 
@@ -27,7 +27,7 @@ Trouble = Literal["", "slower", "silent", "throttled", "failed check"]
 
 
 class SystemSoftware(NamedTuple):
-    """The system software of a board; `l4t` and `jetpack` are None where there is a desktop's driver."""
+    """The system software of a board; `l4t` and `jetpack` are None with a desktop driver."""
 
     driver: str
     l4t: str | None = None
@@ -35,7 +35,7 @@ class SystemSoftware(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """A kind of board. `times_ms` are those of VARIANTS by model; an update replaces the setup `old` by `new`."""
+    """A kind of board. `times_ms` contains VARIANTS' times by model; an update replaces the setup `old` by `new`."""
 
     name: str
     machine: str
@@ -49,7 +49,7 @@ class Chip(NamedTuple):
 
 
 class BoardPlan(NamedTuple):
-    """One board. `updated_days` is how long before the demo it was updated, if it was; `trouble` comes during it."""
+    """A board. It was updated `updated_days` before the demo, if at all; `trouble` happens during the demo."""
 
     name: str
     chip: Chip
@@ -63,7 +63,7 @@ class BoardPlan(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """When a board measures, by Unix time, and how it is then."""
+    """When a board measures, in Unix time, and its state then."""
 
     at_s: float
     is_updated: bool = False
@@ -124,11 +124,11 @@ DEVICES = (
     BoardPlan("Desktop GPU 2", DESKTOP, "throttled"),
 )
 CASES = tuple(Case(model=model, variant=Variant.parse(name)) for model in ORIN_NANO.times_ms for name in VARIANTS)
-SLOWER, HOT_TIME, HOT_POWER, HOT_CLOCK = 1.09, 1.3, 0.7, 0.6  # factors of an unlucky update, and of a hot board
+SLOWER, HOT_TIME, HOT_POWER, HOT_CLOCK = 1.09, 1.3, 0.7, 0.6  # factors for a bad update, and for a hot board
 
 
 def past(device: BoardPlan, now_s: float, chance: random.Random) -> Iterator[Record]:
-    """Yield what a device has measured on the days before, the oldest first."""
+    """Yield what a device measured on previous days, oldest first."""
     for days in range(DAYS, 0, -1):
         moment = Moment(now_s - days * DAY_S, is_updated=days <= device.updated_days)
         for number, case in enumerate(CASES):
@@ -166,7 +166,7 @@ def record(device: BoardPlan, case: Case, moment: Moment, chance: random.Random)
 
 
 def power_w(device: BoardPlan, case: Case, *, is_hot: bool) -> float:
-    """Return what a device draws while it measures a case."""
+    """Return the power of a device while it measures a case."""
     return device.chip.power_w * LOADS[case.variant.name] * (HOT_POWER if is_hot else 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Every case before and after an update or a date: a block for each board and update, or the cases of a single one."""
+"""Every case before and after an update or a date: one block per board and update, or the cases of a single block."""
 
 import time
 from asyncio import to_thread
@@ -34,7 +34,7 @@ SINCE = {
     "benchd": "an update of benchd",
     "jetpack": "an update of JetPack",
     "driver": "an update of the driver",
-    "fingerprint": "a change of the environment",
+    "fingerprint": "a change to the environment",
     DATE: "a date",
 }
 CAPTION = "Up to five runs of each setup, by the rule of benchd compare, corrected for all changes in the fleet."
@@ -52,11 +52,11 @@ SHAPES: dict[Sort, tuple[str, str]] = {
     "not compared": ("—", "soft"),
 }
 
-_Block = list[Change]  # of one board and update, the slowest first
+_Block = list[Change]  # of a board and update, slowest first
 
 
 class _Selection(NamedTuple):
-    """What the URL asks for; `since` is an update or a day."""
+    """The selection in the URL; `since` is an update or a day."""
 
     since: str
     verdict: str
@@ -64,7 +64,7 @@ class _Selection(NamedTuple):
     page: int
 
     def path(self, **changed: object) -> str:
-        """Return the path of this page with something else chosen, on its first page."""
+        """Return the path of this page with a different selection, on its first page."""
         return changes_path(**self._replace(page=0)._asdict() | changed)
 
 
@@ -77,7 +77,7 @@ class _State(NamedTuple):
 
 
 def add(store: Store, changes: Changes) -> None:
-    """Serve the view at /changes; `since` is an update or a day, and `verdict`, `q` and `page` show a part."""
+    """Serve the view at /changes; `since` is an update or a day, and `verdict`, `q` and `page` select a part."""
 
     @ui.page("/changes", response_timeout=PATIENCE_S)
     async def show(since: str = "setup", verdict: str = "", q: str = "", page: int = 1) -> None:
@@ -125,7 +125,7 @@ def _is_known(since: str) -> bool:
 
 
 def _choices(asked: list[_Selection]) -> ui.input:
-    """Show what to choose from; a choice of the update opens its page. Return the field of the search."""
+    """Show the selection; choosing an update opens its page. Return the search field."""
     day = asked[0].since if asked[0].since not in SINCE else ""
     with ui.row().style("gap: .75rem; width: 100%; align-items: center"):
         update = ui.select(SINCE, label="since", value=DATE if day else asked[0].since)
@@ -175,7 +175,7 @@ def sort(change: Change) -> Sort:
 
 
 def _by_effect(change: Change) -> tuple[bool, float, str]:
-    """Order what became slower most first, and what was not compared last."""
+    """Sort key: largest slowdown first, cases not compared last."""
     effect = change.verdict.effect
     return effect is None, -(effect or 0.0), change.now_key
 
@@ -245,7 +245,7 @@ def _row(change: Change, since: str) -> None:
 
 
 def verdict(change: Change) -> tuple[str, str]:
-    """Return the verdict on a change in words, and its class."""
+    """Return the verdict on a change in words, and its CSS class."""
     shape, look = SHAPES[sort(change)]
     words = sort(change) if change.verdict.effect is None else f"{text.share(change.verdict)} {change.verdict.answer}"
     return f"{shape} {words}{change.mark}", look

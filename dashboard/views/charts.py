@@ -11,14 +11,14 @@ from benchd.dashboard.queries import Mark
 from benchd.dashboard.trade_off import Point
 
 CHANGED = "setup changed"
-# of text: NiceGUI evaluates what stands under a key with a colon
+# of text: NiceGUI evaluates the value of a key that starts with a colon
 SOFT = {":color": "getComputedStyle(document.documentElement).getPropertyValue('--soft').trim()"}
 STEP_LINE = {"color": SERIES[0], "type": "solid"}
 STEP = {"label": {"show": True, "formatter": "{b}", **SOFT}, "lineStyle": STEP_LINE}
 
-MANY = 60  # runs whose intervals would hide their medians
+MANY = 60  # with more runs, their intervals would hide the medians
 BLOCKS = 600  # per process; a screen shows no more
-GAP_S = 120.0  # between samples: nothing was measured meanwhile; means per minute are 60 s apart
+GAP_S = 120.0  # between samples: a larger gap means no measurement; means per minute are 60 s apart
 CROSS = "path://M1,0L5,4L9,0L10,1L6,5L10,9L9,10L5,6L1,10L0,9L4,5L0,1Z"
 TICKS = {"day": "{d} {MMM}", "hour": "{HH}:{mm}", "minute": "{HH}:{mm}", "second": "{HH}:{mm}:{ss}"}
 
@@ -35,7 +35,7 @@ PANELS = (
 
 
 def base(unit: str) -> dict[str, Any]:
-    """Return a chart over time without lines yet."""
+    """Return a chart over time, without lines."""
     return {
         "aria": {"enabled": True},
         "animation": False,
@@ -55,7 +55,7 @@ def base(unit: str) -> dict[str, Any]:
 
 
 def rounded(unit: str) -> str:
-    """Return the JavaScript that writes a value as `text.figure` does."""
+    """Return the JavaScript that formats a value like `text.figure`."""
     return f"(value) => (value == null ? '-' : `${{+value.toPrecision(4)}} {unit}`)"
 
 
@@ -66,7 +66,7 @@ def _value_axis(name: str) -> dict[str, Any]:
 
 
 def throttled(series: Series) -> list[tuple[float, float]]:
-    """Return the spans, in Unix time, in which a clock was throttled: each until the next sample, if one came soon."""
+    """Return the spans, in Unix time, in which a clock was throttled: each until the next sample, if that came soon."""
     spans: list[tuple[float, float]] = []
     for values in (values for name, values in series.items() if "throttle_reasons" in name):
         for (t_s, value), (next_s, _) in pairwise([*values, *values[-1:]]):
@@ -77,7 +77,7 @@ def throttled(series: Series) -> list[tuple[float, float]]:
 
 
 def boundaries(marks: list[Mark]) -> dict[str, Any]:
-    """Return a line at each mark, with its name on hover."""
+    """Return a line at each mark, with its name shown on hover."""
     lines = [{"xAxis": mark.at_s * 1e3, "name": mark.name} for mark in marks]
     hover = {"label": {"show": True, "formatter": "{b}", "position": "insideEndTop", **SOFT}}
     return {"symbol": "none", "label": {"show": False}, "emphasis": hover, "lineStyle": {"color": GREY}, "data": lines}
@@ -90,7 +90,7 @@ def bands(spans: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def history(results: list[Result], clean: dict[str, float], marks: list[Mark]) -> dict[str, Any]:
-    """Return medians with their intervals over time, those of `clean` blocks beside them, and one line per mark."""
+    """Return medians with their intervals over time, those of `clean` blocks next to them, and one line per mark."""
     options = base("ms")
     points = [[result.measured_s * 1e3, result.median_ms] for result in results]
     bars = [_interval(one, len(results)) for one in results if one.low_ms is not None and one.high_ms is not None]
@@ -128,7 +128,7 @@ def blocks(processes: Sequence[ProcessResult]) -> dict[str, Any]:
 
 
 def _interval(result: Result, runs: int) -> dict[str, Any]:
-    """Return the line of its interval; those of many runs are drawn fainter, so that medians stay to be seen."""
+    """Return the line of a result's interval, fainter if there are many runs, so that the medians remain visible."""
     t_ms = result.measured_s * 1e3
     line = {"color": GREY, "width": 3, "opacity": 0.6 if runs <= MANY else 0.2}
     ends = [[t_ms, end_ms] for end_ms in (result.low_ms, result.high_ms)]
@@ -136,13 +136,13 @@ def _interval(result: Result, runs: int) -> dict[str, Any]:
 
 
 def trade_off(points: Sequence[Point], front: Sequence[Point]) -> dict[str, Any]:
-    """Return energy over latency, a point per variant with its error bars, named where there is room, and the front."""
+    """Return energy over latency, with a point and error bars per variant, named where there is room, and the front."""
     options = _by_variant()
     options["yAxis"] = _value_axis("mJ per inference")
     most_ms = max((point.latency_ms.value for point in points), default=0.0)
     for point in points:
         if point.energy_mj:
-            side = "left" if point.latency_ms.value > most_ms / 2 else "right"  # with more room for the name
+            side = "left" if point.latency_ms.value > most_ms / 2 else "right"  # the side with more room for the name
             options["series"] += _marked(point, point.energy_mj.value, side)
             options["series"].append(_bar([[point.latency_ms.value, end] for end in point.energy_mj[1:]]))
     line = [[point.latency_ms.value, point.energy_mj.value] for point in front if point.energy_mj]
@@ -152,7 +152,7 @@ def trade_off(points: Sequence[Point], front: Sequence[Point]) -> dict[str, Any]
 
 
 def latency(points: Sequence[Point]) -> dict[str, Any]:
-    """Return the latencies of variants without joules, each in a line of its own, the fastest on top."""
+    """Return the latencies of variants without energy, each on its own line, fastest on top."""
     options = _by_variant()
     ordered = sorted(points, key=lambda point: -point.latency_ms.value)
     names = {"data": [_name(point) for point in ordered], "axisLabel": SOFT}
@@ -179,7 +179,7 @@ def _by_variant() -> dict[str, Any]:
 
 
 def _marked(point: Point, height: float, side: str = "right") -> list[dict[str, Any]]:
-    """Return a point in its variant's colour and shape, crossed if it cannot win, and the bar of its latency."""
+    """Return a point in its variant's colour and shape, crossed out if it cannot win, and its latency bar."""
     shown = {
         "type": "scatter",
         "data": [{"value": [point.latency_ms.value, height], "name": _name(point)}],

@@ -1,4 +1,4 @@
-"""Two results side by side, with the verdict that `benchd compare` gives on result files."""
+"""Two results side by side, with the verdict that `benchd compare` gives for result files."""
 
 import shlex
 from asyncio import to_thread
@@ -20,7 +20,7 @@ from benchd.dashboard.views.changes import cause
 
 
 def add(store: Store, changes: Changes) -> None:
-    """Serve the view at /compare?a=KEY&b=KEY; of two sides of a change `since` an update it has the verdict on that."""
+    """Serve the view at /compare?a=KEY&b=KEY; for two sides of a change `since` an update, with the verdict on that."""
 
     @ui.page("/compare", response_timeout=PATIENCE_S)
     async def comparison(a: str = "", b: str = "", since: str = "setup") -> None:
@@ -38,7 +38,7 @@ def add(store: Store, changes: Changes) -> None:
             mark = doubts.mark(filter(None, records))
             ui.label(f"{verdict(answer)}{mark}").classes(f"verdict {answer.answer}").mark("verdict")
             if change:
-                ui.label(f"The newest of {change.runs[0]} and {change.runs[1]} runs, which together decide.")
+                ui.label(f"The newest of {change.runs[0]} and {change.runs[1]} runs, which decide together.")
                 cause(change)
             ui.label(f"{_ratio(pair[0], pair[1])}{mark}").classes("soft")
             _side_by_side(pair[0], pair[1])
@@ -47,13 +47,13 @@ def add(store: Store, changes: Changes) -> None:
 
 
 def _change(changes: Changes, since: str, a: str, b: str) -> Change | None:
-    """Return the change of which these are the newest runs of both sides."""
+    """Return the change in which these are the newest runs of the two sides."""
     known = changes.update(since)[0] if since in UPDATES or day_s(since) is not None else []
     return next((change for change in known if (change.before_key, change.now_key) == (a, b)), None)
 
 
 def judged(a: Record, b: Record) -> Verdict:
-    """Return the verdict on B against A, inconclusive with the reason if they cannot be compared."""
+    """Return the verdict on B relative to A, inconclusive with the reason if they cannot be compared."""
     if a.case_id != b.case_id:
         line = shlex.join(["benchd", "compare", "--live", a.case_id, b.case_id])
         return Verdict(answer="inconclusive", reason=f"two cases; on one device {line} measures them alternately")
@@ -90,5 +90,5 @@ def _side_by_side(a: Result, b: Result) -> None:
 
 def _ratio(a: Result, b: Result) -> str:
     if not a.median_ms or b.median_ms is None:
-        return "One of the two was not measured, so there is no ratio."
+        return "One of them was not measured, so there is no ratio."
     return f"The median of B is {figure(b.median_ms / a.median_ms)} times that of A."

@@ -90,7 +90,7 @@ def add(store: Store, broker: Broker) -> None:
 
 
 def _read(store: Store, device_id: str, sampled_s: float, since_s: float) -> _State:
-    """Return the state with the samples and what has happened since these times."""
+    """Return the state with the samples and events since these times."""
     device = next(iter(queries.fleet(store, time.time(), device_id=device_id)), None)
     series, marks = queries.series(store, device_id, sampled_s), queries.marks(store, device_id, since_s)
     return _State(device, series, marks, queries.latest(store, device_id))
@@ -103,20 +103,20 @@ def _state_line(device: Device) -> str:
 
 
 def _drawn(marks: list[Mark]) -> list[Mark]:
-    """Return what is marked in the charts: all that happened, or if that is much, no case that went well."""
+    """Return the marks to draw in the charts: all or, if there are many, none of cases that went well."""
     odd = [mark for mark in marks if mark.name != CASE_OK]
     shown = marks if len(marks) <= SHOWN else odd[-SHOWN:]
     return [mark._replace(name=short(f"{mark.name} {mark.detail}"), detail="") for mark in shown]
 
 
 def _listed(marks: list[Mark]) -> list[Mark]:
-    """Return what is listed: all that happened, of the cases that went well the last few."""
+    """Return the marks to list: all, but only the last few cases that went well."""
     well = [mark for mark in marks if mark.name == CASE_OK]
     return sorted([*(mark for mark in marks if mark.name != CASE_OK), *well[-WELL:]])
 
 
 class _Suites:
-    """The suites of a device, each with a button that is disabled while its last request is open."""
+    """A device's suites, each with a button that is disabled while its last request is open."""
 
     def __init__(self, broker: Broker, device: Device, requests: dict[_SuiteOfDevice, SuiteRequest]) -> None:
         self._broker, self._device_id, self._requests = broker, device.device_id, requests
@@ -140,7 +140,7 @@ class _Suites:
         return min((request.asked_s for request in mine), default=math.inf)
 
     def show(self, device: Device, ended: list[Mark]) -> None:
-        """Show what became of each request."""
+        """Show the progress of each request."""
         self._device, self._ended = device, ended
         for suite, button, label in self._rows:
             shown = self._progress(suite)
@@ -181,7 +181,7 @@ def _about(device: Device) -> None:
 
 
 class _Lines:
-    """A heading with lines below it, each a text, its class and its link; only changes are sent to the browser."""
+    """A heading with lines below it, each a text with class and link; only changes are sent to the browser."""
 
     def __init__(self, title: str, empty: str) -> None:
         heading(title)

@@ -1,4 +1,4 @@
-"""The fleet, trouble first: a card per device, or a row per device if there are many."""
+"""The fleet, trouble first: one card per device, or one row per device if there are many."""
 
 import time
 from asyncio import to_thread
@@ -17,16 +17,16 @@ from benchd.dashboard.store import Store
 from benchd.dashboard.text import SIGNS, age, count, doing, figure, more, short, throttling
 
 CARDS = 24  # more devices are shown as rows
-FEW = 4  # fill the width
+FEW = 4  # enough to fill the width
 SPARK_S = 300.0
 EMPTY = "No device yet. Start benchd on one (bench-once --mqtt URL, or benchd run) with this broker."
 NONE = "No device matches. Clear the search or choose another state."
 
 
 def add(store: Store, answers: Answers) -> None:
-    """Serve the view at /fleet; `state` and `q` show only the devices in that condition and with that text.
+    """Serve the view at /fleet; `state` and `q` select devices by condition and text.
 
-    And the search from every page at /search, which leads to the devices that match, else to the results.
+    Also serve the search of every page at /search, which leads to the matching devices or else to the results.
     """
 
     @app.get("/search")
@@ -78,12 +78,12 @@ def add(store: Store, answers: Answers) -> None:
 
 
 def condition_named(name: str) -> Condition | None:
-    """Return the condition of that name, None for another name."""
+    """Return the condition with that name, or None."""
     return next((condition for condition in CONDITIONS if condition == name), None)
 
 
 def strip_of(fleet: Sequence[BoardCondition], path: str, chosen: Condition | None, **asked: str) -> None:
-    """Show how many boards are in each condition; each is a link to those alone, on this page."""
+    """Show how many boards are in each condition, each with a link to those boards on this page."""
     chip(count(len(fleet), "board"), f"{path}{query(asked)}", "all", is_chosen=chosen is None)
     for condition, number in counts(fleet).items():
         words, target = f"{SHAPES[condition]} {number} {condition}", f"{path}{query(asked | {'state': condition})}"
@@ -91,10 +91,10 @@ def strip_of(fleet: Sequence[BoardCondition], path: str, chosen: Condition | Non
 
 
 async def _draw(store: Store, entries: "dict[str, _Entry]", drawn_s: list[float]) -> None:
-    """Draw what is new in the sparklines of all cards, and clear those of devices that have long sent nothing."""
+    """Draw new points in the sparklines of all cards, and clear those of devices that have sent nothing for long."""
     now_s = time.time()
     sparks = await to_thread(queries.sparks, store, list(entries), max(drawn_s[0], now_s - SPARK_S))
-    drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step goes on
+    drawn_s[0] = now_s - now_s % queries.STEP_S  # the last step is not complete yet
     for device_id, entry in entries.items():
         entry.draw(sparks.get(device_id, []), now_s)
 
@@ -106,11 +106,11 @@ def _read(store: Store, answers: Answers) -> tuple[list[BoardCondition], list[st
 
 
 class _Sparks(ui.element, component="sparks.js"):
-    """Power and temperature as sparklines, which keep their points and are sent only new ones."""
+    """Power and temperature as sparklines, which keep their points and receive only new ones."""
 
 
 class _Entry:
-    """One device as a card or a row; only changes are sent to the browser."""
+    """A device as a card or a row; only changes are sent to the browser."""
 
     def __init__(self, device_id: str, *, is_card: bool) -> None:
         self._entry = ui.link(target=f"/device/{quote(device_id)}").mark(f"card-{device_id}")

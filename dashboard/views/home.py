@@ -34,7 +34,7 @@ from benchd.dashboard.views.changes import verdict
 from benchd.dashboard.views.fleet import EMPTY, condition_named, strip_of
 from benchd.dashboard.views.shipped import is_stale, word
 
-NAMED = 4  # boards by name in each condition
+NAMED = 4  # boards listed by name in each condition
 SUBJECTS = 24
 NONE = "No results yet. Measure something: bench-once --mqtt URL."
 SHAPE: dict[Outcome, str] = {"ships": "✓", "fastest": "◌", "inconclusive": "≈", "nothing": "—"}
@@ -43,7 +43,7 @@ LEGEND = (
     "and = the same as before its setup last changed"
 )
 
-_Line = tuple[str, str, str]  # a text, its class and its link
+_Line = tuple[str, str, str]  # text, class and link
 _Head = MatrixRow | str  # a board, a kind of board or a model
 _Promise = tuple[str, Deployed, bool]  # a board, what is deployed there, and whether that is stale
 
@@ -98,7 +98,7 @@ def add(store: Store, answers: Answers) -> None:
 
 
 async def _begin(answers: Answers) -> None:
-    """Read all boards, so that the first viewer need not wait; a database that is away is the pages' to report."""
+    """Read all boards, so that the first viewer need not wait; the pages report an unreachable database."""
     with suppress(DBAPIError):
         while (await to_thread(answers.update))[1]:
             pass
@@ -125,7 +125,7 @@ def _read(store: Store, answers: Answers, chosen: Condition | None) -> _State:
 
 
 def _troubles(helpless: list[BoardCondition], changed: frozenset[str]) -> None:
-    """Name the boards in each condition, with what is wrong; of those that `changed`, Changes says more."""
+    """List the boards in each condition with what is wrong; those in `changed` link to Changes."""
     for condition in CONDITIONS:
         alike = [board for board in helpless if board.condition == condition]
         if not alike:
@@ -146,7 +146,7 @@ def _troubles(helpless: list[BoardCondition], changed: frozenset[str]) -> None:
 
 
 def _table(shown: Matrix, names: dict[str, str], deployed: Sequence[_Promise]) -> None:
-    """Show the matrix; the longer side goes down."""
+    """Show the matrix, with the longer side as rows."""
     rows, subjects = shown.rows[:SHOWN], shown.subjects[:SUBJECTS]
     down: Sequence[_Head] = rows
     across: Sequence[_Head] = subjects
@@ -188,7 +188,7 @@ def _head(head: _Head, names: dict[str, str]) -> None:
 
 
 def beside(cell: Cell, deployed: Sequence[_Promise]) -> _Line | None:
-    """Return what is deployed of the cell's model and batch size, on its boards."""
+    """Return what is deployed for the cell's model and batch size on its boards."""
     result = cell.lead.result
     if result is None:
         return None
@@ -227,7 +227,7 @@ def _show(cell: Cell | None, name: str, deployed: _Line | None) -> None:
 
 
 def _lead(cell: Cell) -> None:
-    """Show the variant, and at the other end of the line its time."""
+    """Show the variant, and its time at the other end of the line."""
     lead = cell.lead
     head = f"{SHAPE[lead.outcome]} {lead.variant or 'nothing to ship'}"
     if lead.result and cell.boards == 1:
@@ -239,7 +239,7 @@ def _lead(cell: Cell) -> None:
 
 
 def lines(cell: Cell) -> list[_Line]:
-    """Return what a cell says below its variant and time."""
+    """Return the lines of a cell below its variant and time."""
     lead = cell.lead
     lines: list[_Line] = [("INCONCLUSIVE", "warn", "")] if lead.outcome == "inconclusive" else []
     lines += [(lead.doubt, "soft", "")] if lead.doubt else []

@@ -1,4 +1,4 @@
-"""The charts of a device that follow it: a browser is sent only the points that it does not have yet."""
+"""Live charts of a device: a browser receives only the points that it does not have yet."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ui.echart  # noqa: B018 - makes its library known to the browser
 
 
 class LiveCharts(ui.element, component="live_charts.js"):
-    """A chart for each kind of metric, of the last `span_s`; they share crosshair and zoom."""
+    """A chart for each kind of metric, for the last `span_s`; they share crosshair and zoom."""
 
     def __init__(self, span_s: float) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class LiveCharts(ui.element, component="live_charts.js"):
         self._lines: dict[str, Any] = {}
 
     def since_s(self, now_s: float) -> float:
-        """Return from when on samples are needed."""
+        """Return the time from which samples are needed."""
         return max(max(self._last_s.values(), default=0.0) - LATE_S, now_s - self._span_s)
 
     def extend(self, series: Series, marks: list[Mark], now_s: float) -> bool:
-        """Send what is new, or that a line has left the span; return whether any is left."""
+        """Send what is new, or that a line has left the span; return whether any line is left."""
         fresh = {name: self._fresh(name, values) for name, values in series.items()}
         gone = [name for name, last_s in self._last_s.items() if last_s < now_s - self._span_s]
         for name in gone:
@@ -50,7 +50,7 @@ class LiveCharts(ui.element, component="live_charts.js"):
         return bool(self._last_s)
 
     def _fresh(self, name: str, values: list[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Return the values after the last one that was sent, no closer together than a screen shows."""
+        """Return the values after the last one sent, no closer together than a screen can show."""
         lines = []
         for t_s, value in values:
             if t_s >= self._last_s.get(name, 0.0) + self._span_s / POINTS:
@@ -67,7 +67,7 @@ class LiveCharts(ui.element, component="live_charts.js"):
 
 
 def _of_panel(fresh: Series, factor: float, ending: str) -> dict[str, list[list[float]]]:
-    """Return the new points of one panel by the name of their line, as milliseconds and in the panel's unit."""
+    """Return a panel's new points by the name of their line, with times in milliseconds and in the panel's unit."""
     wanted = {name: values for name, values in fresh.items() if name.partition("@")[0].endswith(ending) and values}
     return {
         name.partition("@")[2] or name: [[round(t_s * 1e3), float(f"{value * factor:.4g}")] for t_s, value in values]

@@ -1,4 +1,4 @@
-"""One record as a person reads it: its result, stages, check, energy, blocks and environment."""
+"""One record in readable form: its result, stages, check, energy, blocks and environment."""
 
 from asyncio import to_thread
 from collections.abc import Iterator, Sequence
@@ -84,7 +84,7 @@ def _links(result: Result, profile: str | None) -> None:
         elif profile:
             ui.link("its newest profile", result_path(profile)).classes("link")
         else:
-            ui.label("not profiled; benchd profile tells where its time goes").classes("soft")
+            ui.label("not profiled; benchd profile shows where its time goes").classes("soft")
 
 
 def _card(title: str, pairs: dict[str, object]) -> None:
@@ -128,14 +128,14 @@ def _means(record: Record, suffix: str, scale: float, unit: str) -> list[str]:
 
 
 def _beside_device(record: Record) -> str | None:
-    """Return the process's own memory, where `memory` is the accelerator's."""
+    """Return the process's own memory if `memory` is the accelerator's."""
     if record.memory is None or record.environment.device == "cpu":
         return None
     return figure(record.memory.rss_peak_bytes / 2**20, "MiB")
 
 
 def _with_check(record: Record) -> str | None:
-    """Return the process's peak from its start."""
+    """Return the process's peak memory since its start."""
     peak = record.memory.worker_peak_bytes if record.memory else None
     return figure(peak / 2**20, "MiB") if peak else None
 
@@ -191,7 +191,7 @@ def _duration(seconds: float) -> str:
 
 
 def _processes(processes: Sequence[ProcessResult]) -> None:
-    """Show a line for each process, and the medians of its blocks."""
+    """Show a line for each process, and its block medians."""
     heading("Processes and blocks")
     with ui.column().style("gap: .1rem"):
         for number, process in enumerate(processes[:SHOWN], 1):

@@ -1,4 +1,4 @@
-"""The results: filtered, sorted and paged on the server; what is chosen is in the URL, and the CSV holds the same."""
+"""The results, filtered, sorted and paged on the server; the URL contains the selection, which the CSV uses too."""
 
 import io
 from asyncio import to_thread
@@ -29,11 +29,11 @@ STATUSES = ["ok", "failed", "timeout", "unsupported", "aborted"]
 CHECKS = ["passed", "failed", "void", queries.UNCHECKED]
 
 _Inputs = dict[str, ui.select | ui.input]
-_Which = Annotated[Filter, Depends()]  # its fields are the words of the URL
+_Which = Annotated[Filter, Depends()]  # its fields are the words in the URL
 
 
 class _Column(NamedTuple):
-    """A column: `look` has the class of the width from which it is shown; an `optional` one needs a value in it."""
+    """A column: `look` is the class of the width from which it is shown; an `optional` one is hidden while empty."""
 
     label: str
     look: str = ""
@@ -66,7 +66,7 @@ class _Query(NamedTuple):
     rows: int
 
     def query(self) -> str:
-        """Return it as the query of a URL, without what is usual."""
+        """Return the selection as the query of a URL, without defaults."""
         paging = {
             "sort": self.sort if self.sort != NEWEST else "",
             "up": "" if self.descending else "1",
@@ -125,7 +125,7 @@ async def _show(store: Store, asked: _Query) -> None:
         compare = ui.button("Compare two", on_click=lambda: _compare(table)).props("no-caps").classes("from-600")
         csv = ui.link("These as CSV", "/results.csv").classes("link")
     compare.bind_enabled_from(table, "selected", backward=lambda chosen: len(chosen) == 2)
-    shown: list[Any] = []  # the newest result and what was chosen when the table was filled
+    shown: list[Any] = []  # the newest result and the selection when the table was filled
     total = [table.pagination["rowsNumber"]]
     chosen = partial(_chosen, table, inputs, search)
 
@@ -136,7 +136,7 @@ async def _show(store: Store, asked: _Query) -> None:
             return
         page = await to_thread(_page, store, wanted)
         names = await to_thread(queries.names, store)
-        if chosen() != wanted:  # what was chosen meanwhile may have been answered first
+        if chosen() != wanted:  # a selection made meanwhile may have been answered first
             return
         total[:] = [page.total]
         table.pagination = {**table.pagination, "rowsNumber": page.total}
@@ -177,7 +177,7 @@ def _chosen(table: _Table, inputs: _Inputs, search: ui.input) -> _Query:
 
 
 def _offered(store: Store) -> dict[str, dict[str, str]]:
-    """Return the values of each filter with their words; a device has its name and its id."""
+    """Return the values of each filter with their labels; a device has its name and its id."""
     words = {name: queries.choices(store, name) for name in ("model", "variant")}
     words |= {"status": STATUSES, "check": CHECKS}
     return {"device": queries.names(store)} | {name: dict(zip(each, each, strict=True)) for name, each in words.items()}
@@ -202,7 +202,7 @@ def _table(asked: _Query) -> _Table:
 
 
 def _columns(results: list[Result]) -> list[dict[str, Any]]:
-    """Return the columns, without the optional ones that are empty."""
+    """Return the columns, without optional ones that are empty."""
     return [
         {
             "name": name,
@@ -223,7 +223,7 @@ def _page(store: Store, asked: _Query) -> queries.Page:
 
 
 def _row(result: Result, names: dict[str, str]) -> dict[str, Any]:
-    """Return what the table shows of a result, each number to the digits that its error leaves."""
+    """Return what the table shows of a result, each number rounded according to its error."""
     share = error_share(result)
     is_ok = result.status == "ok"
     return {

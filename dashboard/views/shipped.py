@@ -1,4 +1,4 @@
-"""What is deployed on the boards of a fleet: promise kept, broken or stale, by how much and since when."""
+"""What is deployed on a fleet's boards: promise kept, broken or stale, by how much and since when."""
 
 import time
 from asyncio import to_thread
@@ -15,15 +15,15 @@ from benchd.dashboard.queries import OnBoard
 from benchd.dashboard.store import Store
 from benchd.dashboard.text import age, figure, more, percent, short
 
-AGES_S = 60.0  # what has not changed is drawn again this often: it grows older
+AGES_S = 60.0  # unchanged content is redrawn this often, because its age grows
 STALE_S = 7 * 86_400.0
-"""A promise that was verified longer ago than this is no longer known to be kept."""
+"""A promise verified longer ago than this is no longer known to be kept."""
 
-NONE = "Nothing is deployed. Name a folder of benchd ship in the configuration of benchd run: [[shipped]] path."
+NONE = "Nothing is deployed. Add a folder written by benchd ship to the configuration of benchd run: [[shipped]] path."
 
 
 def add(store: Store) -> None:
-    """Serve the view at /shipped; `name` shows one folder alone."""
+    """Serve the view at /shipped; `name` shows only one folder."""
 
     @ui.page("/shipped", response_timeout=PATIENCE_S)
     async def shipped(name: str = "") -> None:
@@ -41,7 +41,7 @@ def add(store: Store) -> None:
 
 
 def _folders(on_boards: Sequence[OnBoard]) -> None:
-    """Show one table per folder, the boards that break its promise first."""
+    """Show one table per folder, boards with a broken promise first."""
     now_s = time.time()
     names = list(dict.fromkeys(one.found.name for one in on_boards))
     for name in names[:SHOWN]:
@@ -87,13 +87,13 @@ def _table(boards: Sequence[OnBoard], now_s: float) -> None:
 
 
 def word(deployed: Deployed, *, is_stale: bool) -> str:
-    """Return whether the promise is kept, in a word, and whether that is stale."""
+    """Return in a word whether the promise is kept, and whether that is stale."""
     signs = {"kept": "✓ kept", "faster": "✓ kept, faster", "slower": "▲ broken, slower", "broken": "✕ broken"}
     return short(signs.get(deployed.verdict, deployed.verdict.replace("_", " "))) + (", stale" if is_stale else "")
 
 
 def change(deployed: Deployed) -> str:
-    """Return the change against the promise with its interval."""
+    """Return the change relative to the promise with its interval."""
     if deployed.change is None or deployed.change_low is None or deployed.change_high is None:
         return "-"
     return f"{percent(deployed.change)} [{percent(deployed.change_low)}, {percent(deployed.change_high)}] %"

@@ -1,4 +1,4 @@
-"""The variants of a model by latency and energy: a chart for each kind of board, or for one board."""
+"""The variants of a model by latency and energy: one chart per kind of board, or for one board."""
 
 from asyncio import to_thread
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ CAPTION = (
     "The newest result of each case. Several boards: their median and their range. One board: its value with its "
     "error bar. A dashed line: not beaten in both. ✕ cannot win."
 )
-NO_ENERGY = "No joules here, so latency alone: energy needs a power sensor on the board."
+NO_ENERGY = "No energy here, only latency: energy needs a power sensor on the board."
 
 
 class _State(NamedTuple):
@@ -106,7 +106,7 @@ def _figure(measured: Figure, unit: str) -> str:
 
 
 def _failures(newest: Sequence[Newest], names: dict[str, str]) -> None:
-    """Name the cases whose newest run has no time, with the reason."""
+    """List the cases whose newest run has no time, with the reason."""
     failed = [one.result for one in newest if one.result.status != "ok"]
     if failed:
         heading("Not measured")

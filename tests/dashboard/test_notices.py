@@ -338,7 +338,7 @@ def test_a_collector_looks_by_itself_and_with_the_site_s_template(store, tmp_pat
     ("text", "words"),
     [
         ("urls = []", "Expected `array` of length >= 1 - at `urls`"),
-        ('urls = ["nowhere://secret@x"]', "urls, entry 1: apprise knows no such address (nowhere:...)"),
+        ('urls = ["nowhere://secret@x"]', "urls, entry 1: apprise does not support nowhere:..."),
         ('urls = ["json://x"]\nevery = 3', "unknown field `every`"),
         ('urls = ["json://x"]\nevery_s = 604800', "Expected `float` <= 43200.0 - at `every_s`"),
         ('urls = ["json://x"]\nsilent_s = 86400', "Expected `float` <= 43200.0 - at `silent_s`"),

@@ -275,7 +275,7 @@ def test_the_tables_of_another_program_are_left_alone(tmp_path):
     path = tmp_path / "other.db"
     with closing(sqlite3.connect(path)) as other:
         other.execute("CREATE TABLE photos(id)")
-    with pytest.raises(UsageError, match="contains tables of another program"):
+    with pytest.raises(UsageError, match="contains another program's tables"):
         Store(f"sqlite:///{path}")
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("photos",)]
