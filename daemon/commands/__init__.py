@@ -1,4 +1,4 @@
-"""One file per verb: its options next to the code that uses them; no verb imports another."""
+"""One file per verb, with its options next to the code that uses them; no verb imports another."""
 
 import sys
 from importlib.metadata import version

@@ -1,6 +1,6 @@
-"""Options that several commands share, and parsers that turn a command line's text into typed values.
+"""Options shared by several commands, and parsers that turn command line text into typed values.
 
-Each error names the invalid text and what was expected.
+Each error quotes the invalid text and says what was expected.
 """
 
 import os
@@ -71,12 +71,12 @@ KeyFile = Annotated[str | None, typer.Option(help="Private key, if not in the ce
 
 
 def broker(url: str, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> Broker:
-    """Return the broker of a URL with the files for TLS; raise UsageError for files with a URL without it."""
+    """Return the broker at a URL with these TLS files; raise UsageError for files with a URL without TLS."""
     return configured(url, mqtt_config(url, ca_file, certificate_file, key_file))
 
 
 def mqtt_config(url: str | None, ca_file: str | None, certificate_file: str | None, key_file: str | None) -> MqttConfig:
-    """Return the settings of a broker that may be absent; raise UsageError for files for TLS without one."""
+    """Return the settings of an optional broker; raise UsageError for TLS files without a broker."""
     given = {"--ca-file": ca_file, "--certificate-file": certificate_file, "--key-file": key_file}
     if not url and (option := next((option for option, path in given.items() if path), None)):
         raise UsageError(f"{option}: for a broker only; add --mqtt mqtts://HOST")
@@ -84,24 +84,24 @@ def mqtt_config(url: str | None, ca_file: str | None, certificate_file: str | No
 
 
 def start(wait: bool | None, quiet_for: str | None = None) -> Start:
-    """Return what a session waits for, said on stderr; on a terminal for the machine by default, and for an answer."""
+    """Return what a session waits for, reported on stderr; on a terminal it waits and asks by default."""
     waiting = sys.stderr if wait or (wait is None and sys.stderr.isatty()) else None
     quiet_s = quantity("--quiet-for", quiet_for, {"s": 1, "min": 60}) if quiet_for else 0.0
     return Start(waiting, quiet_s, sys.stderr, sys.stdin if _answers(sys.stdin) and sys.stderr.isatty() else None)
 
 
 def _answers(stdin: TextIO | None) -> bool:
-    """Return whether a person can answer; a job in the background would be stopped if it read its terminal."""
+    """Return whether a person can answer; a background job would be stopped if it read from its terminal."""
     if stdin is None or not stdin.isatty():
         return False
     try:
         return os.tcgetpgrp(stdin.fileno()) == os.getpgrp()
-    except OSError:  # not the terminal that controls this process, which stops nothing
+    except OSError:  # not this process's controlling terminal: reading does not stop it
         return True
 
 
 def names(option: str, text: str | None) -> list[str]:
-    """Return the parts between the commas, each once; raise UsageError that names the option if there are none."""
+    """Return the distinct parts between the commas; raise UsageError with the option's name if there are none."""
     parts = [name.strip() for name in text.split(",")] if text is not None else []
     names = list(dict.fromkeys(name for name in parts if name))
     if text is not None and not names:
@@ -110,7 +110,7 @@ def names(option: str, text: str | None) -> list[str]:
 
 
 def whole_numbers(option: str, text: str | None) -> list[int]:
-    """Return the whole numbers between the commas; raise UsageError that names the option."""
+    """Return the whole numbers between the commas; raise UsageError with the option's name."""
     texts = names(option, text)
     try:
         return [int(one) for one in texts]
@@ -133,7 +133,7 @@ _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def byte_count(option: str, text: str) -> int:
-    """Return the bytes of `512MiB` or `2GiB`."""
+    """Return the number of bytes for `512MiB` or `2GiB`."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]iB)?", text)
     if match is None:
         raise UsageError(f"{option} {text}: expected a size such as 512MiB or 2GiB")
@@ -141,7 +141,7 @@ def byte_count(option: str, text: str) -> int:
 
 
 def batches(option: str, texts: Sequence[str]) -> list[int | None]:
-    """Return batch sizes, None for `dynamic`."""
+    """Return batch sizes, with None for `dynamic`."""
     sizes = [None if text == "dynamic" else whole_numbers(option, text)[0] for text in texts]
     if any(size is not None and size < 1 for size in sizes):
         raise UsageError(f"{option} {','.join(texts)}: at least 1")
@@ -158,7 +158,7 @@ def choices(kind: str, texts: Sequence[str], known: Sequence[T]) -> list[T]:
 
 
 def quantity(option: str, text: str, units: Mapping[str, float]) -> float:
-    """Return `33ms` times what `units` has for ms; raise UsageError that names the option and its units."""
+    """Return a quantity such as `33ms` in terms of `units`; raise UsageError with the option and its units."""
     match = re.fullmatch(r"(\d+|\d*\.\d+) *([A-Za-z%]*)", text)
     if not match or match[2] not in units:
         raise UsageError(f"{option} {text}: expected a number with its unit, one of {', '.join(filter(None, units))}")
@@ -172,7 +172,7 @@ MEMORY_UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 1e9, "MB": 1e6}
 
 
 def limit(option: str, text: str | None, units: Mapping[str, float]) -> float | None:
-    """Return the quantity of a limit above 0, None if it was not given."""
+    """Return the positive quantity of a limit, or None if it was not given."""
     number = quantity(option, text, units) if text is not None else None
     if number == 0.0:
         raise UsageError(f"{option} {text}: must be more than 0")
@@ -196,7 +196,7 @@ def image_count(text: str) -> ImageCount:
 
 
 def calibrated_with(text: str) -> str:
-    """Return the value of `--calibration`, its folder in full; raise UsageError for one that names no images."""
+    """Return the value of `--calibration` with its full path; raise UsageError if it does not give images."""
     if text == demo.RANDOM:
         return text
     if user_inputs.are_samples(text):
@@ -217,7 +217,7 @@ def accuracy_drop(text: str) -> float:
 
 
 def folder_of_files(artifacts: Path | None) -> Path | None:
-    """Return the folder of --artifacts; raise UsageError if it is absent or no worker can be told its path."""
+    """Return the folder of --artifacts; raise UsageError if it is missing or its path cannot be passed to a worker."""
     if artifacts is None:
         return None
     if not artifacts.is_dir():
@@ -228,9 +228,9 @@ def folder_of_files(artifacts: Path | None) -> Path | None:
 
 
 def own_model(given: dict[str, Any], beside: Mapping[str, object]) -> UserModel | None:
-    """Take the options of a user's model out of those given; return the model, None without one.
+    """Remove the options of a user's model from `given`; return the model, or None without one.
 
-    Raises UsageError if it is invalid or conflicts with the options `beside`, which may name a net of the Hub.
+    Raises UsageError if it is invalid or conflicts with the options `beside`, which may select a Hub net.
     """
     named = hub.only(beside.values())
     if named and not any(map(given.get, ("module", "onnx", "nir"))):

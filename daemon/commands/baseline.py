@@ -1,4 +1,4 @@
-"""`benchd baseline`: the stored runs with which later runs are compared."""
+"""`benchd baseline`: the stored runs that later runs are compared with."""
 
 import sys
 import time
@@ -61,7 +61,7 @@ def _stored() -> str:
 
 
 def _budget(kept: Sequence[Record], settings: Config | None) -> Budget:
-    """Return the service's budget; without its configuration the default one, for the baseline's cases once a day."""
+    """Return the service's budget; without its configuration the default one, with the baseline's cases once a day."""
     if settings:
         results = Agenda(settings, plan.inspect("auto"), Facts()).results_per_month(time.time())
         return Budget(settings.baseline.false_alarms_per_month, results)

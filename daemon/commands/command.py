@@ -1,4 +1,4 @@
-"""What all commands have in common: none takes an empty value, and long help stands in groups."""
+"""What all commands have in common: they reject empty values, and long help is grouped."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 
 from benchd.daemon.errors import UsageError
 
-MOST_TOGETHER = 12  # options in one group
+MOST_TOGETHER = 12  # options in a group
 GROUPS = {
     "Cases": "models variants batch-sizes option beside preset processes seed threads direction provider dla",
     "Requests": "scenario streams rate find-rate deadline percentile queue",
@@ -23,7 +23,7 @@ FORMS = {"int": "N", "float": "N", "path": "FILE"}
 
 
 class StrictCommand(TyperCommand):
-    """Refuses an empty value: an unset variable of a script would silently drop the option, or mean this folder."""
+    """Rejects an empty value: a script's unset variable would silently drop the option, or mean the current folder."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, in groups if there are many."""
@@ -40,7 +40,7 @@ class StrictCommand(TyperCommand):
                     formatter.write_dl(of_group)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as usual; raise UsageError that names the empty option or argument."""
+        """Parse as usual; raise UsageError with the name of an empty option or argument."""
         given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         for parameter in self.params:
             value = given.get(parameter.name)

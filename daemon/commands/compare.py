@@ -1,4 +1,4 @@
-"""`benchd compare`: two sets of records, or two cases measured here and now."""
+"""`benchd compare`: two sets of records, or two cases measured now on this machine."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -137,7 +137,7 @@ def _unwritten(path: Path, text: str) -> int:
 
 
 def _refuse_overwriting(written: Mapping[str, Path | None], read: Sequence[Path]) -> None:
-    """Raise UsageError for a file that would be written and is also read, or written twice; a device loses nothing."""
+    """Raise UsageError for an output file that is also an input, or that is written twice; devices are exempt."""
     taken = {path.resolve(): "what is compared" for path in read}
     for option, path in written.items():
         if path is None or (path.exists() and not path.is_file()):
@@ -156,9 +156,9 @@ def _empty(path: Path) -> None:
 
 
 def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request]:
-    """Return a request for each chosen variant and batch size, or the one request if none is chosen.
+    """Return a request for each chosen variant and batch size, or a single request if none is chosen.
 
-    Two modules of the user's are compared in eager unless a case is named.
+    Two modules of the user's are compared in eager unless a case is given.
     """
     cases = request.cases or [""] * any(chosen) or ["eager"] * (len(request.modules) == 2)
     counts = (len(cases), len(request.pythons), len(request.modules))
@@ -178,10 +178,10 @@ def _requests(request: Request, chosen: Sequence[Sequence[str]]) -> list[Request
 def measured(
     requests: Sequence[Request], settings: Config, machine: Machine, output: Path, start: Start
 ) -> tuple[list[Comparison], int]:
-    """Measure one comparison after the other; return them and the first of EXIT_CODES that applies, else 0.
+    """Measure the comparisons in order; return them and the first of EXIT_CODES that applies, else 0.
 
-    They end early if a measurement is interrupted. Raises UsageError or NotAvailable, before any, for a case that is
-    invalid or cannot run here.
+    Stops early if a measurement is interrupted. Raises UsageError or NotAvailable, before any measurement, for a case
+    that is invalid or cannot run here.
     """
     planned = [paired.planned_sides(request, settings.limits, machine) for request in requests]
     folder, comparisons, codes = made_output(output), list[Comparison](), list[int]()
@@ -201,9 +201,9 @@ def measured(
 
 
 def of_files(paths: Sequence[Path], min_effect: float, chosen: Sequence[Sequence[str]]) -> tuple[list[Comparison], int]:
-    """Compare two files or folders of results, or their cases of the chosen variants and batch sizes.
+    """Compare two files or folders of results, or only their cases with the chosen variants and batch sizes.
 
-    The code is 6 if nothing was measured, 1 if the second failed at what the first measured, else 0.
+    The code is 6 if nothing was measured, 1 if the second side failed where the first was measured, else 0.
     """
     if len(paths) != 2:
         raise UsageError(f"compare takes two result files, not {len(paths)}; use --live to compare cases")

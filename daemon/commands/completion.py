@@ -1,4 +1,4 @@
-"""What a shell offers for a word that is being typed; `benchd` prints the script that asks for it."""
+"""Completions for the word being typed; `benchd` prints the shell script that requests them."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchd.models.catalog import MODELS
 
 
 def _listed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return what completes the last name of a list with commas."""
+    """Return a function that completes the last name in a comma-separated list."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -20,7 +20,7 @@ def _listed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def cases(incomplete: str) -> list[str]:
-    """Return the case ids in bench-out that begin so."""
+    """Return the case ids in bench-out that start with this text."""
     try:
         records = results.read(Path("bench-out"))
     except (BenchdError, OSError):

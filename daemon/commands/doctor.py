@@ -19,7 +19,7 @@ from benchd.daemon.measuring.capabilities import Capability, examine, service
 from benchd.daemon.records import Variant, usable_variants
 from benchd.daemon.sampling.sources import SAMPLERS, Metered, load
 
-NAME_WIDTH = len("onnxruntime")  # the longest name but those of devices
+NAME_WIDTH = len("onnxruntime")  # longest name, except for devices
 
 app = application()
 
@@ -41,7 +41,7 @@ def doctor(
 
 
 def run(out: TextIO, root: Path, as_json: bool, need: Sequence[str] = ()) -> int:
-    """Print each finding as it is made, then what can be measured; return 7 for nothing, or an unusable `need`, else 0.
+    """Print each finding as it is made, then what can be measured; return 7 for nothing or an unusable `need`, else 0.
 
     The samplers look under `root`. Raises UsageError if a name in `need` is not one of the checks.
     """
@@ -72,7 +72,7 @@ def _devices(root: Path) -> Iterator[Capability]:
 
 
 def _print(findings: Iterable[Capability], out: TextIO, as_json: bool) -> list[Capability]:
-    """Print the findings, as lines each as soon as it is there; return them."""
+    """Print the findings, each line as soon as it is known; return them."""
     if as_json:
         made = list(findings)
         out.write(msgspec.json.format(msgspec.json.encode(made)).decode() + "\n")
@@ -93,7 +93,7 @@ def _wrapped(line: str, indent: int, out: TextIO) -> str:
 
 
 def _summary(usable: Mapping[str, bool], out: TextIO) -> str:
-    """Return which backends and sensors can measure here and which cannot, in two lines."""
+    """Return two lines: the backends and sensors that can measure here, and those that cannot."""
     try:
         missing = plan.cannot_run(plan.inspect("auto"))
     except NotAvailable as error:
@@ -112,6 +112,6 @@ def _summary(usable: Mapping[str, bool], out: TextIO) -> str:
 
 
 def _backends(variants: Iterable[str]) -> list[str]:
-    """Return the variants' names without their number formats, each once."""
+    """Return the distinct variant names without their number formats."""
     plain = (msgspec.structs.replace(Variant.parse(name), precision="fp32").name for name in variants)
     return list(dict.fromkeys(plain))

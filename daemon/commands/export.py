@@ -1,4 +1,4 @@
-"""`benchd export`: requests exports and shows the results; a child does the work, because it needs torch."""
+"""`benchd export`: requests exports and shows the results; a child process does the work, because it needs torch."""
 
 import math
 import subprocess
@@ -97,10 +97,10 @@ def _unless_auto(kind: str, given: str, known: Sequence[T]) -> T | None:
 
 
 def run(request: ExportRequest, out: TextIO, as_json: bool) -> int:
-    """Export in a child, show the files and return its exit code; raise UsageError first if the request is invalid."""
+    """Export in a child, show the files and return its exit code; first raise UsageError if the request is invalid."""
     _refuse(request)
     require_measure()
-    if request.out:  # before minutes of exporting
+    if request.out:  # before spending minutes on the export
         writable(Path(request.out).parent if request.single else Path(request.out), f"--output {request.out}")
     child = subprocess.run(
         interpreter.of_module("benchd.daemon.worker.exporting"),
@@ -150,7 +150,7 @@ def _refuse_own(request: ExportRequest) -> None:
 
 
 def list_store(out: TextIO, as_json: bool) -> None:
-    """Print the content of this machine's store."""
+    """Print the contents of this machine's store."""
     with ArtifactStore(folders.artifacts()) as store:
         held = list(store.list())
     show(held, out, as_json)
@@ -160,7 +160,7 @@ def list_store(out: TextIO, as_json: bool) -> None:
 
 
 def prune_store(limit_bytes: int, out: TextIO) -> None:
-    """Remove the least recently used files until the rest fits the limit in bytes."""
+    """Remove the least recently used files until the rest is within the limit in bytes."""
     try:
         with ArtifactStore(folders.artifacts()) as store:
             removed = store.prune(limit_bytes)
@@ -206,7 +206,7 @@ def _row(artifact: Artifact) -> list[str]:
 
 
 def _quantised(measured: dict[str, Any]) -> str:
-    """Return how many products are in int8, and the others by reason."""
+    """Return how many products are in int8, and how many are not, by reason."""
     quantisation = measured.get("quantised")
     if quantisation is None:
         return "-"

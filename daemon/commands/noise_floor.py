@@ -1,4 +1,4 @@
-"""`benchd noise-floor`: how different this machine finds identical code."""
+"""`benchd noise-floor`: by how much identical code appears to differ on this machine."""
 
 import sys
 from contextlib import suppress
@@ -27,7 +27,7 @@ def noise_floor_(
     """Print or clear the noise floor of each case."""
     if clear and json:
         raise UsageError("--json and --clear: give only one of them; --clear prints nothing to encode")
-    if clear and case is None:  # also a damaged file, which nothing else reads
+    if clear and case is None:  # even if the file is damaged, without reading it
         sys.stdout.write(f"A/A comparisons forgotten: {noise_floor.clear()}\n")
         return
     every = noise_floor.every()
@@ -45,7 +45,7 @@ def noise_floor_(
 
 
 def _stored_as(case: str) -> str:
-    """Return the id under which `benchd compare --aa` stores this case; the text itself if it names no single one."""
+    """Return the id under which `benchd compare --aa` stores this case, or the text if it is not a single case."""
     with suppress(BenchdError):
         planned = plan.plan([plan.suite_of(case, "quick")], LimitsConfig(), plan.Machine("cpu", has_cxx=True))
         return planned[0].case.case_id if len(planned) == 1 else case

@@ -120,7 +120,7 @@ def once(
 
 
 def _again(case: str, records: Path | None, output: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that measure a case again: of its newest record, else those that its id names."""
+    """Return the fields to repeat a case: from its newest record, else those in its id."""
     where = records or output
     records_of_case = results.of_case(where, case) if records or (where / results.JOURNAL).exists() else []
     if records_of_case:
@@ -134,7 +134,7 @@ def _again(case: str, records: Path | None, output: Path, given: Mapping[str, An
 
 
 def _lacks_accuracy(records: Sequence[Record], err: TextIO) -> bool:
-    """Name each measured case without the accuracy that was asked for; return whether there is any."""
+    """List each measured case that lacks the requested accuracy; return whether there is any."""
     unscored = [record for record in records if record.status == "ok" and record.accuracy is None]
     for record in unscored:
         reason = record.missing["accuracy"]
@@ -149,7 +149,7 @@ def _conclude(comparisons: Sequence[Comparison], page_of: Path | None, out: Text
         show(sys.stderr, "write the page")
         try:
             out.write(f"{report.page(page_of)}\n")
-        except BenchdError as error:  # caused by older lines of the file: the new records are stored
+        except BenchdError as error:  # from older lines in the file: the new records are already stored
             sys.stderr.write(f"warning: no page: {error}\n")
 
 
@@ -171,8 +171,8 @@ def exit_code(
 ) -> int:
     """Return the exit code of a run; if several apply, the first of 130, 2, 7, 6, 1, 5, 3, 4.
 
-    6 means that nothing was measured or, with `lacks_accuracy`, that the requested accuracy was not.
-    `fail_on` selects which of a failed check (5), slower (3) and inconclusive (4) against the baseline fail the run.
+    6 means that nothing was measured or, with `lacks_accuracy`, that the requested accuracy was not. `fail_on` selects
+    which of a failed check (5), slower (3) and inconclusive (4) against the baseline fail the run.
     """
     by_name = {entry.case.case_id for entry in planned if entry.by_name}
     checks_failed = any(record.check is not None and record.check.verdict == "failed" for record in records)

@@ -1,4 +1,4 @@
-"""The options of a case on a command line, from the annotated fields of a Suite: name, type, help, unit and bounds."""
+"""Command line options of a case, from the annotated fields of a Suite: name, type, help, unit and bounds."""
 
 import inspect
 import types
@@ -33,7 +33,7 @@ HOLDS: dict[Any, Holds] = {list: "list", dict: "dict"}
 
 @dataclass(frozen=True)
 class Chosen:
-    """A field that one command asks for: with help of its own if given, and of one value only if `single`."""
+    """A field that a command offers, with its own help if given, and limited to one value if `single`."""
 
     name: str
     help: str = ""
@@ -42,7 +42,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class _Field:
-    """An annotated field of a suite: what it says of itself, and the type of one value."""
+    """An annotated field of a suite: its annotations, and the type of a value."""
 
     name: str
     option: Option
@@ -56,11 +56,11 @@ class _Field:
 
     @property
     def is_number(self) -> bool:
-        """Return whether a value is a plain number, which typer reads."""
+        """Return whether a value is a plain number, which typer parses."""
         return self.item in (int, float) and not self.option.unit and self.name not in PARSERS
 
     def value(self, given: Any) -> Any:
-        """Return the value of a text, or of what typer has read already."""
+        """Return the value for a text, or for what typer has already parsed."""
         if self.name in PARSERS:
             return PARSERS[self.name](given)
         if self.option.unit:
@@ -70,7 +70,7 @@ class _Field:
         return given
 
     def read(self, given: Any, *, single: bool) -> Any:
-        """Return the field's value; raise UsageError that names the option."""
+        """Return the field's value; raise UsageError with the option's name."""
         if self.holds == "dict":
             return arguments.options(given)
         if self.holds == "one":
@@ -84,7 +84,7 @@ class _Field:
 
 @cache
 def fields() -> Mapping[str, _Field]:
-    """Return the fields of a suite that are options, by name: how it is asked first, then what it is fed."""
+    """Return the fields of a suite that are options, by name: workload options first, then inputs."""
     hints = get_type_hints(Suite, include_extras=True)
     names = sorted(hints, key=Inputs.__struct_fields__.__contains__)
     return {name: field for name in names if (field := _field(name, hints[name]))}
@@ -110,13 +110,13 @@ def _plain(hint: Any) -> Any:
 
 
 def _bounds(hint: Any) -> msgspec.Meta | None:
-    """Return the bounds in a type, None without any."""
+    """Return the bounds in a type, or None."""
     known = (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, msgspec.Meta))
     return next(known, None) or next(filter(None, map(_bounds, get_args(hint))), None)
 
 
 def of_suite(*chosen: Chosen | str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these fields as options in place of its parameter `given`, which has those that were given."""
+    """Give a command these fields as options instead of its parameter `given`, which receives those that were set."""
     asked = {one.name: one for one in (Chosen(each) if isinstance(each, str) else each for each in chosen)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -165,13 +165,13 @@ def _parameter(chosen: Chosen) -> inspect.Parameter:
 
 
 def _given(texts: Mapping[str, Any], asked: Mapping[str, Chosen]) -> dict[str, Any]:
-    """Return the fields whose options were given, with their values."""
+    """Return the fields whose options were set, with their values."""
     present = {name: text for name, text in texts.items() if text is not None and text is not False and text != []}
     return {name: fields()[name].read(text, single=asked[name].single) for name, text in present.items()}
 
 
 def suite(given: Mapping[str, object], base: Suite | None = None) -> Suite:
-    """Return a suite of these fields, the others as in `base`; raise UsageError for a value out of its bounds."""
+    """Return a suite with these fields, and the rest as in `base`; raise UsageError for a value out of bounds."""
     others = msgspec.structs.asdict(base) if base else {}
     try:
         return msgspec.convert(others | dict(given), Suite)

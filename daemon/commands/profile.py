@@ -44,7 +44,7 @@ USUAL = ("torch", "memory", "benchmark", "layers")
 
 
 class Depth(NamedTuple):
-    """How much to profile: warm-up and traced steps, passes per layer, pairs per verification; and a deadline."""
+    """How much to profile: warm-up and traced steps, passes per layer, pairs per verification, and a deadline."""
 
     warm_up: int
     steps: int
@@ -183,7 +183,7 @@ def profile(
 
 
 def _methods(asked: Sequence[str], case: Case) -> list[Method]:
-    """Return the methods to run; raise NotAvailable for break-even of a net that has no ANN."""
+    """Return the methods to run; raise NotAvailable for the break-even of a net without an ANN."""
     entry = catalog.find(case.model)
     has_ann = bool(entry and entry.ann)
     if BREAK_EVEN in asked and not has_ann:
@@ -205,7 +205,7 @@ def _compare(sides: Sequence[Path], out: TextIO, *, as_json: bool) -> None:
 
 
 def _user_module(model: str | None, given: dict[str, Any]) -> UserModule | None:
-    """Take the user's module out of the options; raise UsageError unless there is a model or a module."""
+    """Remove the user's module from the options; raise UsageError unless there is a model or a module."""
     own = arguments.own_model(given, beside={"MODEL": model})
     if not model and not own:
         raise UsageError("name a model, as in `benchd profile vim_tiny`, or a --module; `benchd list` shows the models")
@@ -213,7 +213,7 @@ def _user_module(model: str | None, given: dict[str, Any]) -> UserModule | None:
 
 
 def _planned(suite: Suite, machine: Machine, own: UserModule | None) -> Planned:
-    """Return the one case requested; raise UsageError, or NotAvailable if it cannot run here."""
+    """Return the single case requested; raise UsageError, or NotAvailable if it cannot run here."""
     entry, *others = plan.plan([suite], LimitsConfig(), machine, own)
     if others:
         raise UsageError(f"a profile covers one case, not {1 + len(others)}; give each option one value")
@@ -223,7 +223,7 @@ def _planned(suite: Suite, machine: Machine, own: UserModule | None) -> Planned:
 
 
 def _folder(asked: Path | None, case: Case) -> Path:
-    """Create and return the folder to write to; raise UsageError if it is not empty."""
+    """Create and return the output folder; raise UsageError if it is not empty."""
     folder = asked or Path("profiles", f"{case.case_id}-{time.strftime('%Y%m%dT%H%M%S')}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {folder} is not empty; give a new folder, or remove this one")
@@ -232,14 +232,14 @@ def _folder(asked: Path | None, case: Case) -> Path:
 
 @contextmanager
 def _not_left_empty(folder: Path, is_ours: bool) -> Iterator[None]:
-    """Remove the folder if nothing was written to it, as after a refusal, and the one around it if that is ours."""
+    """Remove the folder if nothing was written to it, as after an error, and its parent too if we created it."""
     try:
         yield
     finally:
         if not any(path.is_dir() or path.stat().st_size for path in folder.iterdir()):
             shutil.rmtree(folder)
             if is_ours:
-                with suppress(OSError):  # it holds other profiles
+                with suppress(OSError):  # it contains other profiles
                     folder.parent.rmdir()
 
 

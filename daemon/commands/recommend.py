@@ -65,7 +65,7 @@ def recommend(
 
 
 def _demand(asked: Suite) -> Demand:
-    """Return the demand of a server's options; raise UsageError unless both rate and deadline are given."""
+    """Return the demand from a server's options; raise UsageError unless both rate and deadline are given."""
     if not asked.rates_hz or asked.deadline_ms is None:
         raise UsageError("give both --rate and --deadline, as in --rate 30 --deadline 33ms")
     loads.refuse(asked)

@@ -42,10 +42,10 @@ def replay(
 
 
 def send(folder: Path, to: Broker, timeout_s: float, out: TextIO, *, everything: bool = False) -> int:
-    """Send the results in `folder` that no broker has acknowledged, with `everything` all; report to `out`.
+    """Send the results in `folder` that no broker has acknowledged, or `everything`; report to `out`.
 
-    Returns the exit code: 0 if the broker acknowledged everything, else 1, also for damaged lines. Raises UsageError
-    for a folder without results, and NotAvailable while a service runs on it.
+    Returns the exit code: 0 if the broker acknowledged everything, else 1, including for damaged lines. Raises
+    UsageError for a folder without results, and NotAvailable while a service runs on it.
     """
     with explaining(folder):
         has_results = bool(files(folder, JOURNAL))

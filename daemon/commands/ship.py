@@ -1,4 +1,4 @@
-"""`benchd ship`: from a model and limits to the folder that is deployed, in as few processes as the answer needs."""
+"""`benchd ship`: from a model and limits to the deployed folder, in as few processes as the answer needs."""
 
 import sys
 from collections.abc import Sequence
@@ -107,13 +107,13 @@ def ship(
     settings = configuration.read(config) if config else Config()
     candidates = _candidates(suite, settings.limits, machine, own)
     plan.refuse_absent_images(candidates, asked.max_accuracy_drop)
-    folder = made_output(out.with_name(f"{out.name}.race"))  # holds the race until `out` is whole
+    folder = made_output(out.with_name(f"{out.name}.race"))  # contains the race until `out` is complete
     with Session(settings, machine, folder, [SlowStages(sys.stderr)], start=start) as session:
         raise typer.Exit(_ship(session, candidates, asked, minutes, out, page=page, json=json))
 
 
 def of_each_mode(words: Sequence[str], out: Path) -> list[str]:
-    """Return this command for one power mode: without the option that names them, to a folder beside `out`."""
+    """Return this command for a single power mode, without the option that lists them and with its own output."""
     place = next(i for i, one in enumerate(words) if one.partition("=")[0] == "--power-modes")
     behind = place + (1 if "=" in words[place] else 2)
     return [*words[:place], *words[behind:], "--output", f"{out}-{{mode}}"]
@@ -127,7 +127,7 @@ def _refuse(asked: Asked, minutes: float) -> None:
 
 
 def _candidates(suite: Suite, limits: LimitsConfig, machine: Machine, own: UserModel | None) -> list[Planned]:
-    """Return the cases that can run here, with the limits of a race; raise NotAvailable if there is none."""
+    """Return the cases that can run here, with the limits of a race; raise NotAvailable if there are none."""
     planned = plan.plan([suite], limits, machine, own)
     for entry in planned:
         if reason := _why_not(entry):
@@ -147,13 +147,13 @@ def _why_not(entry: Planned) -> str | None:
 def _ship(
     session: Session, candidates: list[Planned], asked: Asked, minutes: float, out: Path, *, page: bool, json: bool
 ) -> int:
-    """Race, and make the winner's folder; return the exit code.
+    """Race, and create the winner's folder; return the exit code.
 
-    The machine's lock covers all of it: the log of a race that still runs is not ours to read, let alone to replace.
+    Holds the machine's lock throughout: the log of a race that is still running must not be read, let alone replaced.
     """
     supervisor = Supervisor(session, candidates)
     with session.measuring(ending()):
-        shipping.refuse_existing(out)  # the command that this one waited for may have made it
+        shipping.refuse_existing(out)  # another process may have created it while this one waited
         course = Race(supervisor, asked, minutes, sys.stderr)
         result = course.run()
         if session.interrupted:
@@ -180,7 +180,7 @@ def _write(shipped: ShipReport, words: str, *, json: bool) -> None:
 
 
 def _page_of(out: Path) -> Path:
-    """Return the path of the page beside the folder, in which nothing may be written any more."""
+    """Return the path of the page next to the folder, in which nothing more may be written."""
     return out.with_name(f"{out.name}.html")
 
 

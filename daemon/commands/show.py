@@ -1,4 +1,4 @@
-"""`benchd show`: a record as a person reads it, or the command that measures it again."""
+"""`benchd show`: a record in readable form, or the command that repeats its measurement."""
 
 import errno
 import sys
@@ -40,7 +40,7 @@ def show(
 
 
 def _found(name: str, folder: Path) -> list[Record]:
-    """Return the records of a file or folder, the record of a run or the newest one of a case; raise UsageError."""
+    """Return the records in a file or folder, the record of a run or the newest of a case; raise UsageError."""
     if _exists(Path(name)):
         return results.read(Path(name))
     if not _exists(folder):
@@ -52,15 +52,15 @@ def _found(name: str, folder: Path) -> list[Record]:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether something has this path, or may have: to read a closed folder says why it cannot be read."""
+    """Return whether this path exists or may exist: reading an inaccessible folder then reports the reason."""
     try:
         return path.exists()
     except OSError as error:
-        return error.errno != errno.ENAMETOOLONG  # the id of a case may be longer than a file's name
+        return error.errno != errno.ENAMETOOLONG  # a case's id may be longer than a file name
 
 
 def _notes(record: Record) -> Iterator[str]:
-    """Yield what the command alone does not repeat."""
+    """Yield conditions that the command alone does not reproduce."""
     inputs = record.inputs
     named = [record.own.path if record.own else "", inputs.weights, inputs.data, inputs.samples, inputs.labels]
     named += [inputs.metric, inputs.calibration]

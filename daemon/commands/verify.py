@@ -1,4 +1,4 @@
-"""`benchd verify`: whether a shipped folder still is what it was, answers as it did, and keeps its promise."""
+"""`benchd verify`: whether a shipped folder is unchanged, gives the same answers, and keeps its promise."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`benchd watch`: a fleet in the terminal, or without a broker this machine's sensors, once per second."""
+"""`benchd watch`: a fleet in the terminal or, without a broker, this machine's sensors, once per second."""
 
 import select
 import sys
@@ -48,7 +48,7 @@ def watch(
 
 
 def watch_sensors(sources: list[str], seconds: float | None, out: TextIO) -> None:
-    """Show every metric of the last second until Ctrl-C or for `seconds`; plain lines if `out` is not a terminal."""
+    """Show every metric over the last second until Ctrl-C or for `seconds`; plain lines if `out` is not a terminal."""
     console, most = console_on(out), dict[str, float]()
     until = time.monotonic() + seconds if seconds is not None else float("inf")
     screen = Live(console=console, auto_refresh=False)

@@ -80,8 +80,8 @@ def why(
 ) -> None:
     """Find which layers, and which package or setting, make B slower or faster than A.
 
-    Tries the differences of two environments or cases by halves, in mixtures of both. Repeat an interrupted command to
-    resume it. Exits with 4 if noise hides the cause.
+    Repeatedly halves the differences of two environments or cases, in mixtures of both. Repeat an interrupted command
+    to resume it. Exits with 4 if noise hides the cause.
     """
     named = sides or []
     paths = [Path(side) for side in named if Path(side).exists()]
@@ -140,7 +140,7 @@ def _refuse_counts(cases: int, models: int, *, search: bool, theirs: bool) -> No
 
 
 def _settings(request: Request, settings: Config, machine: plan.Machine) -> int:
-    """Return how many settings two cases of one model differ in, 0 for one case or two models."""
+    """Return the number of settings in which two cases of a model differ, or 0 for one case or two models."""
     first, *others = (each.case.case_id for each in paired.planned_sides(request, settings.limits, machine))
     changed = environments.changed_parts(first, others[0]) if others else {}
     return 0 if "model" in changed else len(changed)
@@ -180,7 +180,7 @@ def _of_records(first: Path, second: Path, as_json: bool) -> int:
 
 
 def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_json: bool) -> int:
-    """Measure a shipped folder again, and divide what changed since."""
+    """Measure a shipped folder again, and divide the changes since then."""
     with explaining(folder):
         shipped = manifest.read(folder)
     verifying.refuse_untrusted(folder, shipped, trust_code=False)
@@ -201,7 +201,7 @@ def _of_folder(folder: Path, settings: Config, device: str, start: Start, as_jso
 
 
 def _own(module: Sequence[str] | None, onnx: Sequence[Path] | None, inputs: Sequence[str]) -> list[UserModel]:
-    """Return the user's models; raise UsageError for both kinds at once."""
+    """Return the user's models; raise UsageError if both kinds are given."""
     if module and onnx:
         raise UsageError("--module and --onnx: give only one of them")
     if inputs and not (module or onnx):

@@ -1,4 +1,4 @@
-"""A record as the row of a table that a person reads."""
+"""A record as the row of a readable table."""
 
 from benchd.daemon.records import Record, Requests
 from benchd.daemon.reporting.results_table import energy_and_error, figure, median_and_interval
@@ -34,7 +34,7 @@ COLUMNS = {
 
 
 def cells(record: Record) -> list[str]:
-    """Return a record's cells as a person sees them."""
+    """Return a record's cells in readable form."""
     flat = row(record)
     flat |= {
         "scenario": " ".join([record.case.scenario, *record.case.demand]),

@@ -1,4 +1,4 @@
-"""Comparisons as a terminal's table, as Markdown for a comment and as JUnit XML for a CI system."""
+"""Comparisons as a terminal table, as Markdown for a comment and as JUnit XML for a CI system."""
 
 import re
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
 
 
 def junit(comparisons: Sequence[Comparison], fail_on: Sequence[str]) -> str:
-    """Return one test per comparison: failed for what is in `fail_on`, an error if a process failed or was interrupted.
+    """Return one test per comparison: failed if in `fail_on`, an error if a process failed or was interrupted.
 
-    Else it is skipped if it is undecided. Control characters, which XML cannot hold, are replaced.
+    Undecided comparisons are otherwise skipped. Control characters, which XML cannot contain, are replaced.
     """
     suite = ElementTree.Element("testsuite", name="benchd compare", tests=str(len(comparisons)))
     for comparison in comparisons:
@@ -71,7 +71,7 @@ def _all_remarks(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _remarks(comparison: Comparison, case: str) -> list[str]:
-    """Return why the verdict is what it is, and the differences that do not prevent it."""
+    """Return the reasons for the verdict, and the differences that do not prevent it."""
     verdict, layers = comparison.verdict, comparison.layers
     reasons = [f"{verdict.answer}: {case}{verdict.reason}"] if verdict.reason else []
     reasons += [f"where: {case}{layers.sentence}{comparison.mark}"] if layers else []
@@ -89,7 +89,7 @@ def _case(comparison: Comparison) -> str:
 
 
 def _calm(comparison: Comparison) -> tuple[bool, bool]:
-    """Return a key that sorts failed checks first, then what became slower."""
+    """Return a sort key: failed checks first, then slower cases."""
     return not comparison.check_failed, comparison.verdict.answer != "slower"
 
 

@@ -1,4 +1,4 @@
-"""Terminal output: progress while cases run, then one table; for programs one JSON line per record."""
+"""Terminal output: progress while cases run, then a table; for programs, one JSON line per record."""
 
 import math
 import shutil
@@ -34,14 +34,14 @@ from benchd.daemon.verdicts.timings import disturbed, two_levels
 from benchd.models.catalog import LIBRARIES, MODELS, Model
 
 NO_INTERVAL = "timing.low_ms"  # in `missing`
-COLD_START: tuple[StageName, ...] = ("import", "build", "export", "load")  # the stages that its time consists of
-SILENT_S = 2.0  # without a clock, from which on a line says so
+COLD_START: tuple[StageName, ...] = ("import", "build", "export", "load")  # the stages that make up its time
+SILENT_S = 2.0  # the clock may stop for this long without a note
 SAY_S = 10.0
-PLAIN_WIDTH = 180  # columns if there is no terminal
+PLAIN_WIDTH = 180  # columns without a terminal
 
 
 class Screen(Sink):
-    """On a terminal a line with a clock, else lines of progress; then a table."""
+    """A status line with a clock on a terminal, else progress lines; then a table."""
 
     def __init__(self, out: TextIO, err: TextIO, as_json: bool, requirements: Requirements | None = None) -> None:
         self._out, self._json = console_on(out), as_json
@@ -53,7 +53,7 @@ class Screen(Sink):
         self._running: tuple[str, int] | None = None
 
     def begin(self, plan: Sequence[Planned]) -> None:
-        """Say about how long it takes."""
+        """Report about how long the run takes."""
         groups = in_rounds(plan)
         self._total, self._plan = len(plan), [entry for group in groups for entry in group]
         self._began_s, self._spent_s = time.monotonic(), 0.0
@@ -62,7 +62,7 @@ class Screen(Sink):
             self._err.write(f"{text}\n")
 
     def _left(self) -> str:
-        """Return about how long the remaining processes take, at the pace of those that ended."""
+        """Return about how long the remaining processes take, at the pace of those that have ended."""
         done_s = sum(entry.seconds * self._share_ended(entry) for entry in self._plan)
         left_s = sum(entry.seconds * (1.0 - self._share_ended(entry)) for entry in self._plan[self._place :])
         return duration(left_s * (self._spent_s / done_s if done_s else 1.0))
@@ -97,7 +97,7 @@ class Screen(Sink):
             self._out.file.flush()
 
     def end(self) -> None:
-        """Print the table, then which variants to ship; with JSON only why nothing may ship."""
+        """Print the table, then which variants to ship; with JSON, only why nothing may ship."""
         show(self._err, "")
         decisions = decide(self._records, self._requirements)
         if self._json:
@@ -117,13 +117,13 @@ class Screen(Sink):
 
 
 class _Lines:
-    """Lines of progress where no clock can tick: of how far one stage is, at most one in SAY_S."""
+    """Progress lines where no clock can tick: how far a stage is, at most once in SAY_S."""
 
     def __init__(self, err: TextIO) -> None:
         self._err, self._said_s = err, 0.0
 
     def say(self, text: str, *, is_new: bool) -> None:
-        """Print the line if it is due, in any case if the stage `is_new`."""
+        """Print the line if it is due, or always if the stage `is_new`."""
         if is_new or time.monotonic() - self._said_s >= SAY_S:
             self._said_s = time.monotonic()
             self._err.write(f"{text}\n")
@@ -131,13 +131,13 @@ class _Lines:
 
 
 class SlowStages(Sink):
-    """On a terminal a line with a clock, else lines for what may take minutes before a case's first time is known."""
+    """On a terminal a line with a clock, else lines for stages that may take minutes before a case's first time."""
 
     def __init__(self, err: TextIO) -> None:
         self._err, self._lines = err, _Lines(err)
 
     def stage(self, planned: Planned, process: int, stage: StageName, done: str = "") -> None:
-        """Show the stage, without a terminal an export or a check in the first process."""
+        """Show the stage; without a terminal, only an export or check in the first process."""
         text = f"{_name(planned.case)}: {_stage(stage, done)}"
         if show(self._err, f"{text}{_silence(planned, stage)}", ticks=_ticks(planned.case, stage)):
             return
@@ -155,12 +155,12 @@ def _stage(stage: StageName, done: str) -> str:
 
 
 def _ticks(case: Case, stage: StageName) -> bool:
-    """Return whether the clock may tick in this stage: a thread that draws would disturb what is timed."""
+    """Return whether the clock may tick in this stage: a drawing thread would disturb what is timed."""
     return stage not in COLD_START if case.scenario == "cold_start" else stage != "measure"
 
 
 def _silence(planned: Planned, stage: StageName) -> str:
-    """Return how long a stage lasts in which the clock stands still; empty for a moment, or if it ticks."""
+    """Return how long the clock stops in a stage; empty if briefly or not at all."""
     if _ticks(planned.case, stage):
         return ""
     if planned.case.scenario == "cold_start":
@@ -170,13 +170,13 @@ def _silence(planned: Planned, stage: StageName) -> str:
 
 
 def console_on(file: TextIO) -> Console:
-    """Return rich's console on this file: as wide as the terminal, without line wrapping elsewhere.
+    """Return a rich console on this file: as wide as the terminal, or without line wrapping elsewhere.
 
-    A file name such as net.py:fire: stays what it is, without an emoji.
+    A file name such as net.py:fire: is printed unchanged, without an emoji.
     """
     if not file.isatty():
         return Console(file=file, width=PLAIN_WIDTH, highlight=False, emoji=False, soft_wrap=True)
-    size = shutil.get_terminal_size()  # rich makes a terminal that is called dumb 80 columns wide unless given both
+    size = shutil.get_terminal_size()  # rich assumes 80 columns for a dumb terminal unless both are given
     return Console(file=file, width=size.columns, height=size.lines, highlight=False, emoji=False)
 
 
@@ -224,7 +224,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
 
 
 def _cpu_notes(record: Record) -> Iterator[str]:
-    """Yield what held the case's threads back: a quota, too few CPUs, or its own module."""
+    """Yield what limited the case's threads: a quota, too few CPUs, or its own module."""
     threads, cpus, asked = record.environment.threads, record.environment.cpu_count, record.case.threads
     if "cpu_quota_throttled" in record.flags:
         limit = record.environment.system.get("cpu_limit")
@@ -260,7 +260,7 @@ def _counted(one: Accuracy) -> str:
 
 
 def _accuracy_notes(measured: Sequence[Record]) -> list[str]:
-    """Return each variant's loss against plain fp32, on which images, and why some have no accuracy."""
+    """Return each variant's loss relative to plain fp32, on which images, and why some have no accuracy."""
     with_accuracy = [(record, record.accuracy) for record in measured if record.accuracy]
     notes = sorted({f"{one.metric}: over {one.data}" for _, one in with_accuracy})
     notes += [
@@ -281,7 +281,7 @@ def _check_notes(records: Sequence[Record]) -> list[str]:
 
 
 def _disturbed_note(record: Record) -> str | None:
-    """Return what disturbed the case, None unless that moved its median beyond its interval."""
+    """Return what disturbed the case, or None unless that moved its median outside its interval."""
     disturbance = disturbed(record.processes)
     if disturbance is None or _holds(record.timing, disturbance.clean_ms):
         return None
@@ -293,7 +293,7 @@ def _disturbed_note(record: Record) -> str | None:
 
 
 def levels_note(record: Record) -> str | None:
-    """Return the levels between which the record's processes jump, or else the runs of one; None without any."""
+    """Return the levels between which the processes, or else the runs of one, jump; None if there are none."""
     levels, subject = two_levels(process_medians_ms([record])), "the processes"
     if not levels:
         levels = next((process.blocks.levels for process in record.processes if process.blocks), [])
@@ -321,7 +321,7 @@ def _audit_notes(measured: Sequence[Record]) -> list[str]:
 
 
 def _file_notes(measured: Sequence[Record]) -> list[str]:
-    """Return how many files existed already, and how long the others took to make."""
+    """Return how many files already existed, and how long the others took to make."""
     files = {artifact.key: artifact for record in measured for artifact in record.artifacts}
     if not files:
         return []
@@ -333,7 +333,7 @@ def _file_notes(measured: Sequence[Record]) -> list[str]:
 
 
 def _energy_notes(measured: Sequence[Record]) -> list[str]:
-    """Return the scope of each energy, and why some are missing; energies of different scopes are not comparable."""
+    """Return the scope of each energy, and why some are missing; energies with different scopes are not comparable."""
     reasons = {r.missing.get("energy", "") for r in measured if r.energy is None}
     if reasons and reasons <= {"no_sensor", ""}:
         return ["energy: no power sensor was read; run `benchd doctor` for the reason"]
@@ -382,7 +382,7 @@ def _print_decisions(console: Console, decisions: Sequence[Decision]) -> None:
 
 
 def print_baseline(out: TextIO, kept: Sequence[Record], place: str, budget: Budget) -> None:
-    """Print the runs of each case in a baseline, how much slower an alarm of the service needs, and where it lies."""
+    """Print the runs of each case in a baseline, the slowdown that raises an alarm, and the baseline's path."""
     console, lacking, rows = console_on(out), "", []
     for case_id in dict.fromkeys(record.case_id for record in kept):
         of_case = baseline.newest_environment([record for record in kept if record.case_id == case_id])
@@ -401,7 +401,7 @@ def print_baseline(out: TextIO, kept: Sequence[Record], place: str, budget: Budg
 
 
 def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
-    """Print the noise floor of each case and how many A/A comparisons are behind it."""
+    """Print the noise floor of each case and the number of A/A comparisons it is based on."""
     console = console_on(out)
     rows = []
     for entry in floors:
@@ -419,7 +419,7 @@ def print_noise_floors(out: TextIO, floors: Sequence[NoiseFloor]) -> None:
 
 
 def _extent(plan: Sequence[Planned]) -> Iterator[str]:
-    """Yield how many cases a plan has, about how long they take and what comes on top."""
+    """Yield the number of cases in a plan, about how long they take, and what may be added to that."""
     cases = f"{len(plan)} case{'s' if len(plan) > 1 else ''}"
     yield f"{cases}, about {duration(sum(planned.seconds for planned in plan))}"
     if any(planned.inputs.accuracy for planned in plan):

@@ -1,4 +1,4 @@
-"""The frame of a self-contained page: style, charts and their script, light or dark."""
+"""The frame of a self-contained page: style, charts and their script, in light or dark mode."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).with_name("templates")
 
 
 def render(template: Path, title: str, charts: Sequence[Chart], **values: object) -> str:
-    """Return the page of this template, which extends `page.html`; every value is escaped."""
+    """Return the page for a template that extends `page.html`; every value is escaped."""
     loader = jinja2.FileSystemLoader([template.parent, FOLDER])
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     drawn = [chart for chart in charts if chart["data"]]

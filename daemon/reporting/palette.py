@@ -1,6 +1,6 @@
-"""The colours of every chart: a colour is a runtime, a shape a number format; docs/dashboard.md describes both.
+"""The colours of every chart: the colour is the runtime, the shape the number format; see docs/dashboard.md.
 
-They are readable on light and on dark; look.css has those of text, which differ between the two.
+They are readable in light and dark mode; look.css contains the text colours, which differ between these.
 """
 
 from pathlib import Path
@@ -24,5 +24,5 @@ def colour(variant: Variant) -> str:
 
 
 def shape(variant: Variant) -> str:
-    """Return the shape of a variant's points, by its number format, as Apache ECharts and charts.js name it."""
+    """Return the shape of a variant's points by its number format, named as in Apache ECharts and charts.js."""
     return SHAPES[variant.precision]

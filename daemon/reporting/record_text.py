@@ -16,7 +16,7 @@ WIDTH, INDENT, BAR = 80, 26, 20
 def lines(record: Record, where: str = "") -> Iterator[str]:
     """Yield the lines of a record, at most 80 columns wide except for the command, which is copied whole.
 
-    `where` is its file or folder, for that command.
+    `where` is the file or folder to use in that command.
     """
     environment = msgspec.structs.asdict(record.environment)
     groups = {name: value for name, value in environment.items() if isinstance(value, dict)}
@@ -33,7 +33,7 @@ def lines(record: Record, where: str = "") -> Iterator[str]:
 
 
 def _roofline(floor: Floor, median_ms: float) -> dict[str, str]:
-    """Return how much of each probed rate a run uses: what is nearest to its roof bounds it."""
+    """Return how much of each probed rate a run uses; the highest share is what bounds it."""
     at_least = f", at least: without {', '.join(floor.uncounted)}" if floor.uncounted else ""
     products = floor.matrix_flops if floor.synaptic_flops is None else floor.synaptic_flops
     work = {

@@ -24,9 +24,9 @@ from benchd.daemon.verdicts.spiking import comparisons
 
 
 def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: TextIO) -> None:
-    """Write the newest records of these files as `report.FORMAT` into `output`; print the decisions and the paths.
+    """Write the newest records of these files as `report.FORMAT` in `output`; print the decisions and the paths.
 
-    Raises NotAvailable if the page's packages are absent, and UsageError if the folder cannot be written.
+    Raises NotAvailable if the page's packages are missing, and UsageError if the folder is not writable.
     """
     if "html" in formats:
         require_page()
@@ -42,7 +42,7 @@ def report(paths: Sequence[Path], formats: Sequence[str], output: Path, out: Tex
 
 
 def page(folder: Path, target: Path | None = None) -> Path:
-    """Write the page of a folder's records, into it unless a `target` is given, and return its path."""
+    """Write the page of a folder's records, in the folder unless a `target` is given, and return its path."""
     path = target or folder / "report.html"
     require_page()
     records, left_out = results.newest([folder])
@@ -51,13 +51,13 @@ def page(folder: Path, target: Path | None = None) -> Path:
 
 
 def require_page() -> None:
-    """Raise NotAvailable if the page's package is absent."""
+    """Raise NotAvailable if the page's package is missing."""
     if importlib.util.find_spec("jinja2") is None:
         raise NotAvailable(f"a page needs the package jinja2: {adding('report')}")
 
 
 class _Line:
-    """The file of a csv writer that returns each line in place of keeping it."""
+    """The file of a csv writer that returns each line instead of storing it."""
 
     def write(self, text: str) -> str:
         return text
@@ -99,7 +99,7 @@ def machines(records: Sequence[Record]) -> list[str]:
 
 
 def _clocks(group: Sequence[Record]) -> str:
-    """Return at which clocks these records ran, of which highest one; empty if not known."""
+    """Return the clocks of these records, including the maximum; empty if unknown."""
     known = [clock_hz for record in group if (clock_hz := of_range(record.environment, record.telemetry))]
     if not known:
         return ""
@@ -108,7 +108,7 @@ def _clocks(group: Sequence[Record]) -> str:
 
 
 def caveats(records: Sequence[Record]) -> list[str]:
-    """Return what the figures cannot show: intervals of one process, and what the energies are of."""
+    """Return what the figures cannot show: intervals within one process, and the scope of energies."""
     single = sum(sum(process.timing is not None for process in record.processes) == 1 for record in records)
     notes = []
     if single:

@@ -1,4 +1,4 @@
-"""The page of a report: six charts and a table in one self-contained HTML file, light or dark."""
+"""The page of a report: six charts and a table in a self-contained HTML file, in light or dark mode."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -60,7 +60,7 @@ def page(
 
 
 def _warned(chart: Chart, measured: Sequence[Record]) -> Chart:
-    """Return a chart whose note begins with what disturbed its times."""
+    """Return a chart whose note begins with the disturbances of its times."""
     warning = doubts.warning(measured)
     return chart | {"note": f"{warning}. {chart['note']}"} if warning else chart
 
@@ -79,13 +79,13 @@ def _grouped(records: Iterable[Record], key: Callable[[Record], str]) -> list[tu
 
 
 def _subject(record: Record) -> list[str]:
-    """Return what variants of a case share: model, batch size and any other non-default settings."""
+    """Return what variants of a case have in common: model, batch size and any other non-default settings."""
     model, _, *others = msgspec.structs.replace(record.case, provider=None, dla=None).case_id.split(",")
     return [model, *others]
 
 
 def _named(records: Sequence[Record]) -> Callable[[Record], str]:
-    """Return the name of a record's subject among these, with its place if they have several."""
+    """Return a function that names a record's subject, with its place if these records have several."""
     where = recommend.place_names(map(recommend.place, records))
     return lambda record: " ".join(_subject(record)) + where[recommend.place(record)]
 
@@ -208,7 +208,7 @@ def _variants_by_model(measured: Sequence[Record], why: Unable) -> Chart:
 
 
 def _roofline(measured: Sequence[Record], why: Unable) -> Chart:
-    """Return the rate of each case over its products per byte, below the rates that were probed beside it."""
+    """Return the rate of each case over its products per byte, below the rates probed in the same run."""
     known = [record for record in recommend.newest(measured) if record.floor and _products(record.floor)]
     where = recommend.place_names(map(recommend.place, known))
     able, unable = _by_fitness(known, why)
@@ -237,13 +237,13 @@ def _roofline(measured: Sequence[Record], why: Unable) -> Chart:
 
 
 def _products(floor: Floor) -> float:
-    """Return the FLOP of one run by which it is placed; 0 for one without products or bytes."""
+    """Return the FLOP of one run used for its position; 0 for a run without products or bytes."""
     flops = floor.matrix_flops if floor.synaptic_flops is None else floor.synaptic_flops
     return flops if min(floor.matrix_ms, floor.bytes_ms, floor.bytes) > 0 else 0.0
 
 
 def _roof(floor: Floor) -> tuple[float, float]:
-    """Return the probed GFLOP/s and GB/s that the floor is of."""
+    """Return the probed GFLOP/s and GB/s behind the floor."""
     return 1e-6 * _products(floor) / floor.matrix_ms, 1e-6 * floor.bytes / floor.bytes_ms
 
 
@@ -266,7 +266,7 @@ def _consistency(measured: Sequence[Record]) -> Chart:
     """Return the deviation of each process from the median of its case."""
     traces, where = [], recommend.place_names(map(recommend.place, measured))
     for name, group in _grouped(measured, lambda record: record.case_id + where[recommend.place(record)]):
-        several = [record for record in group if len(record.processes) > 1]  # one process is 0 % from itself
+        several = [record for record in group if len(record.processes) > 1]  # one process has no deviation
         shares = [
             100 * (time_ms / _median_ms(record) - 1) for record in several for time_ms in process_medians_ms([record])
         ]

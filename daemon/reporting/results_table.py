@@ -1,4 +1,4 @@
-"""The table of a run for the width of its terminal: no number is ever cut, and what failed comes first."""
+"""The table of a run, fitted to the terminal's width: numbers are never cut, and failures come first."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the wide forms: its heading on two lines, its cell, and the least width at which it is shown."""
+    """A column of the wide forms: its two-line heading, its cell, and the minimum width at which it is shown."""
 
     heading: str
     cell: Callable[[Record], str]
@@ -40,7 +40,7 @@ class _Column:
 
 
 def print_table(console: Console, records: Sequence[Record]) -> None:
-    """Print the device as each number of threads ran on it, then one row per record; below 80 columns, one block."""
+    """Print the device for each number of threads, then one row per record; below 80 columns, one block per record."""
     measured = [record for record in records if record.timing] or records
     for line in dict.fromkeys(machine(record.environment) for record in measured):
         console.print(line, markup=False)
@@ -160,7 +160,7 @@ def _variant(record: Record) -> str:
 
 
 def median_and_interval(record: Record) -> str:
-    """Return the median in ms with its 95 % interval, or that it has none; a dash if not timed, `busy` if others ran.
+    """Return the median in ms with its 95 % interval, or that there is none; a dash if not timed, `busy` if others ran.
 
     It is `dropped` if the median request was.
     """
@@ -175,9 +175,9 @@ def median_and_interval(record: Record) -> str:
 
 
 def _median_and_error(record: Record) -> str:
-    """Return the median and the half-width of its interval, both to the second digit of the latter; or the status.
+    """Return the median and its interval's half-width, rounded to the second digit of the latter; or the status.
 
-    An interval wider than twice the median has no half-width to show.
+    An interval wider than twice the median is shown without a half-width.
     """
     timing = record.timing
     if timing is None:
@@ -185,7 +185,7 @@ def _median_and_error(record: Record) -> str:
     if dropped_half(record) or timing.low_ms is None or timing.high_ms is None:
         return median_and_interval(record)
     half_ms = (timing.high_ms - timing.low_ms) / 2
-    if not half_ms or half_ms >= timing.median_ms:  # no time is 0 or less
+    if not half_ms or half_ms >= timing.median_ms:  # a time cannot be 0 or less
         return median_and_interval(record)
     digits = max(0, 1 - math.floor(math.log10(half_ms)))
     return f"{timing.median_ms:.{digits}f} ± {half_ms:.{digits}f}{_busy(record)}"
@@ -202,7 +202,7 @@ def _x_of_floor(record: Record) -> str:
 
 
 def energy_and_error(record: Record) -> str:
-    """Return the energy of one inference in mJ with its error bar, a dash if not measured."""
+    """Return the energy per inference in mJ with its error bar, or a dash if not measured."""
     if record.energy is None:
         return "-"
     share = energy_error_share(record.energy) or 0.0
@@ -210,7 +210,7 @@ def energy_and_error(record: Record) -> str:
 
 
 def memory_and_peak(record: Record) -> str:
-    """Return the memory in MiB, and the worker's peak if that is larger: `1431 (1866)`."""
+    """Return the memory in MiB, and the worker's peak if it is larger: `1431 (1866)`."""
     peak = worker_peak_bytes(record)
     return figure(memory_mib(record)) + (f" ({figure(peak, 1 / 2**20)})" if peak else "")
 

@@ -1,4 +1,4 @@
-"""The figures of a scenario that the table's one median does not show, in one line."""
+"""A scenario's figures that the table's single median does not show, in one line."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _STAGES = ("spawn", "import", "build", "load", "first_run", "second_run")
 
 
 def scenario_note(record: Record) -> str | None:
-    """Return the line of a record whose scenario has more than one figure, else None."""
+    """Return the line for a record whose scenario has more than one figure, else None."""
     figures = scenario_figures(record)
     return f"{record.case.scenario}: {record.case_id}: {figures}" if figures else None
 
@@ -67,13 +67,13 @@ def _streams(record: Record) -> str:
 
 
 def _lengths(record: Record) -> str:
-    """Return the percentiles of each class of lengths, if the items differ in length."""
+    """Return the percentiles of each length class, if the items differ in length."""
     named = {int(name.partition("_")[2]): part for name, part in record.parts.items() if name.startswith("length_")}
     return ", ".join(f"length to {length} {_percentiles(part)}" for length, part in sorted(named.items()))
 
 
 def _percentiles(timing: Timing) -> str:
-    """Return the percentiles that enough runs back."""
+    """Return the percentiles that are backed by enough runs."""
     known = {"p50": timing.median_ms, "p90": timing.p90_ms, "p99": timing.p99_ms, "p99.9": timing.p999_ms}
     return f"{' '.join(f'{name} {ms:.4g}' for name, ms in known.items() if ms is not None)} ms"
 
@@ -89,14 +89,14 @@ def _server(record: Record) -> str:
             *_all_percentiles(record, requests, timing),
             f"busy {100 * requests.busy_share:.3g} %",
             *([f"woken after {requests.noticed_ms:.3g} ms"] if requests.noticed_ms is not None else []),
-            # a dropped request has no stream, so those of a stream are of the answered ones alone
+            # a dropped request has no stream, so per-stream figures cover answered requests only
             *([_streams(record)] if record.case.streams > 1 and not requests.dropped else []),
         ]
     )
 
 
 def _all_percentiles(record: Record, requests: Requests, timing: Timing) -> list[str]:
-    """Return the percentiles of all requests that have a latency, and those that are dropped requests."""
+    """Return the percentiles of all requests with a latency, and those that are dropped requests."""
     known = {90.0: timing.p90_ms, 99.0: timing.p99_ms, 99.9: timing.p999_ms}
     hidden = [q for q, ms in known.items() if ms is None and requests.asked >= minimum_samples(q)]
     dropped = [f"p{q:g}" for q in hidden if requests.dropped > (1 - q / 100) * requests.asked]
@@ -106,7 +106,7 @@ def _all_percentiles(record: Record, requests: Requests, timing: Timing) -> list
 
 
 def _rate(requests: Requests, load: Load) -> str:
-    """Return the rate and what became of its deadline."""
+    """Return the rate and how well its deadline was met."""
     rate = f"{requests.rate_hz:.4g} requests per second"
     if load.deadline_ms is None:
         return rate

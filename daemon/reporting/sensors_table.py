@@ -1,4 +1,4 @@
-"""The live table of a machine's sensors: readable units, a bar per metric, and first what holds the clocks down."""
+"""The live table of a machine's sensors: readable units, a bar per metric, and first any clock throttling."""
 
 from collections.abc import Mapping
 
@@ -20,11 +20,11 @@ UNITS = {
 }
 """The displayed unit and the factor to it, by the suffix of a metric's name."""
 
-ALL_COLUMNS = 80  # the least width of a terminal that also shows the extremes and the source
+ALL_COLUMNS = 80  # minimum terminal width that also shows the extremes and the source
 
 
 def sensors(summaries: Mapping[str, Summary], report: SamplerReport, width: int, most: dict[str, float]) -> Table:
-    """Return the table of the last second; `most` holds the highest value of each metric so far and is updated."""
+    """Return the table of the last second; `most` contains each metric's highest value so far and is updated."""
     is_wide = width >= ALL_COLUMNS
     table = light("metric", *figures("mean"), "", *(figures("lowest", "highest") if is_wide else []))
     if is_wide:
@@ -62,7 +62,7 @@ def _state(name: str, summary: Summary) -> str:
 
 
 def _share(name: str, summary: Summary, most: float) -> str:
-    """Return the bar of a mean, relative to 100 % or to the highest value so far."""
+    """Return the bar for a mean, relative to 100 % or to the highest value so far."""
     if "throttle_reasons" in name:
         return ""
     full = 100.0 if name.partition("@")[0].endswith("_percent") else most

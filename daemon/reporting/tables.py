@@ -1,4 +1,4 @@
-"""Tables for the width of their terminal: no figure is cut or broken; rows that do not fit become blocks of lines."""
+"""Tables fitted to the terminal's width: no figure is cut or broken; rows that do not fit become blocks of lines."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +25,9 @@ def figures(*headings: str) -> list[str | Column]:
 def print_rows(
     console: Console, columns: Sequence[str | Column], rows: Sequence[Sequence[Cell]], title: str = ""
 ) -> None:
-    """Print one row per thing if every cell but the first fits unbroken, else one block of lines per thing.
+    """Print one row per item if every cell except the first fits unbroken, else one block of lines per item.
 
-    The first cell of a row names the thing; in a table it may wrap between words.
+    The first cell of a row is the item's name; in a table it may wrap between words.
     """
     table = Table(*columns, title=Text(title) if title else None, title_justify="left", title_style="")
     texts = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
@@ -45,7 +45,7 @@ def print_rows(
 
 
 def _least_width(rows: Sequence[Sequence[Text]]) -> int:
-    """Return the least width of a table of these rows, in which only the first column wraps."""
+    """Return the minimum width of a table with these rows, in which only the first column wraps."""
     names, *others = zip(*([cell.plain for cell in row] for row in rows), strict=True)
     unbroken = [" ".join(names).split(), *others]
     return sum(max(map(cell_len, column)) for column in unbroken) + 3 * len(unbroken) + 1
@@ -62,13 +62,13 @@ def _block(headings: Sequence[str], row: Sequence[Text], width: int) -> Text:
 
 
 def breakable(name: Text, width: int) -> Text:
-    """Return a name that can wrap after its commas if a word of it is longer than a line."""
+    """Return a name that can wrap after its commas if one of its words is longer than a line."""
     is_long = any(len(word) > width for word in name.plain.split())
     return Text(name.plain.replace(",", ", "), name.style) if is_long else name
 
 
 def cut(text: str, width: int) -> str:
-    """Return the text if it fits, else as many whole words as do and an ellipsis: no number in it is ever shortened."""
+    """Return the text if it fits, else as many whole words as fit and an ellipsis; no number is ever shortened."""
     if cell_len(text) <= width:
         return text
     words = re.findall(r"[\s,;/-]*[^\s,;/-]+", text)
@@ -86,7 +86,7 @@ def bar(share: float) -> str:
 
 
 def light(*columns: str | Column) -> Table:
-    """Return a table with no frame, whose cells stay on one line."""
+    """Return a table without a frame, whose cells stay on one line."""
     table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in table.columns:
         column.no_wrap = True
@@ -94,7 +94,7 @@ def light(*columns: str | Column) -> Table:
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int | None = None) -> Iterator[str]:
-    """Yield the lines of a table in Markdown; the columns after the first `words` hold numbers, to the right."""
+    """Yield the lines of a Markdown table; columns after the first `words` contain numbers and are right-aligned."""
     left = len(headings) if words is None else words
     sides = ["---"] * left + ["---:"] * (len(headings) - left)
     return (f"| {' | '.join(map(escaped, row))} |" for row in chain((headings, sides), rows))

@@ -188,7 +188,7 @@ def _strip(counts: dict[Sort, int], asked: _Selection) -> None:
 
 
 def _block(block: _Block, names: dict[str, str], asked: _Selection, *, is_alone: bool) -> None:
-    """Show how a board's cases changed with an update, and how to find the cause; alone, with its cases."""
+    """Show how a board's cases changed with an update, and how to find the cause; if alone, also the cases."""
     first = block[0]
     with ui.element("section").classes("card"):
         with ui.element("h2"):
@@ -206,13 +206,13 @@ def _block(block: _Block, names: dict[str, str], asked: _Selection, *, is_alone:
 
 
 def cause(change: Change) -> None:
-    """Show what changed with a time, since when, and how to find the cause if the time changed too."""
+    """Show what changed in the setup, since when and, if the time changed too, how to find the cause."""
     named, rest = change.differences[:SHOWN], more(len(change.differences) - SHOWN)
     known = ", ".join([*map(short, named), *filter(None, [rest])])
     is_same = sort(change) in ("same", "not compared")
     where = ("other than before" if is_same else ACROSS) if change.is_across else "in the same setup"
     ui.label(since_when(change.first_s))
-    ui.label(f"{known or 'nothing that a record names'}: {where}").classes("soft")
+    ui.label(f"{known or 'nothing that a record lists'}: {where}").classes("soft")
     if change.separating and not is_same:
         ui.label(f"to find the cause: {change.separating}").classes("soft")
 
