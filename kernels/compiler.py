@@ -21,7 +21,7 @@ from torch import Tensor
 from benchd.daemon.machine import folders
 from benchd.kernels.dispatch import Unavailable
 
-# AVX2 and NEON have no masks: gcc makes a loop with conditions of vectors only if no comparison may trap
+# AVX2 and NEON have no masks: gcc vectorises a loop with conditions only if no comparison may trap
 FLAGS = ("-std=c11", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-fno-trapping-math")
 EXACT = ("-ffp-contract=off",)  # a fused multiply-add rounds once where the equation rounds twice
 # ISO C rounds every product; a fused multiply-add is both faster and closer to the equation in real numbers
@@ -31,23 +31,23 @@ COMPILE_TIMEOUT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a compiled function on memory that the tensors hold; it may be repeated."""
+    """A call of a compiled function on the memory of these tensors; it may be repeated."""
 
     function: Callable[[ctypes.Structure], None]
     problem: ctypes.Structure
     tensors: tuple[Any, ...]
 
     def __call__(self) -> None:
-        """Compute what the function computes of what the tensors hold now."""
+        """Run the function on the tensors' current contents."""
         self.function(self.problem)
 
 
 @functools.cache
 def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """Return the compiled C file `source` as a library, compiling it unless an earlier process has.
+    """Return the compiled C file `source` as a library, compiling it unless an earlier process has done so.
 
-    `flags` are further compiler flags, such as EXACT. Raises Unavailable if there is no compiler, if it fails or if
-    its library cannot be loaded.
+    `flags` are further compiler flags, such as EXACT. Raises Unavailable if there is no compiler, if it fails or if its
+    library cannot be loaded.
     """
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -56,13 +56,13 @@ def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     folder = folders.cache() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"{source.parent.name}-{_key(source, command)}.so"
-    with suppress(OSError):  # a rename made it whole, so it needs no lock
+    with suppress(OSError):  # complete thanks to a rename, so it needs no lock
         return ctypes.CDLL(str(library))
     return _compiled(source, command, library)
 
 
 def functions(module: str, flags: tuple[str, ...], **arguments: Sequence[type]) -> ctypes.CDLL:
-    """Return native.c beside the Python file `module`, compiled, with the argument types of its functions by name."""
+    """Return the compiled native.c next to the Python file `module`, with its functions' argument types by name."""
     library = load(Path(module).with_name("native.c"), flags)
     for name, types in arguments.items():
         function = getattr(library, name)
@@ -71,7 +71,7 @@ def functions(module: str, flags: tuple[str, ...], **arguments: Sequence[type]) 
 
 
 def fields(*spelled: str) -> list[tuple[str, type]]:
-    """Return the fields of a struct of C, spelled in order: pointers begin with a star, the others are int64_t."""
+    """Return the fields of a C struct in order: names with a star are pointers, the others are int64_t."""
     names = " ".join(spelled).split()
     return [(name.lstrip("*"), ctypes.c_void_p if name.startswith("*") else ctypes.c_int64) for name in names]
 
@@ -82,17 +82,17 @@ def real(dtype: torch.dtype) -> str:
 
 
 def number(dtype: torch.dtype) -> tuple[str, ...]:
-    """Return the flags of a kernel that reads and writes float32, or bfloat16."""
+    """Return the flags for a kernel that reads and writes float32, or bfloat16."""
     return ("-DBF16",) if dtype == torch.bfloat16 else ()
 
 
 def common(*tensors: Tensor) -> torch.dtype:
-    """Return the number format in which a kernel takes the tensors: bfloat16 if all are, else float32."""
+    """Return the number format in which a kernel reads the tensors: bfloat16 if all of them are, else float32."""
     return torch.bfloat16 if all(tensor.dtype is torch.bfloat16 for tensor in tensors) else torch.float32
 
 
 def description() -> str:
-    """Return the compiler and the flags of all kernels, "none" without a compiler."""
+    """Return the compiler and the flags common to all kernels, "none" without a compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         return "none"
@@ -104,7 +104,7 @@ def description() -> str:
 
 
 def threads() -> int:
-    """Return the number of threads of a kernel: torch's, but one in a forked child.
+    """Return a kernel's number of threads: torch's, but one in a forked child.
 
     OpenMP's pool does not survive a fork; a child that requested threads would wait forever.
     """
@@ -117,7 +117,7 @@ def in_dtype(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def dense(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the tensor in `dtype` without gaps."""
+    """Return the tensor in `dtype`, contiguous."""
     return in_dtype(tensor, dtype).contiguous()
 
 
@@ -142,7 +142,7 @@ def _version(compiler: str) -> str:
 
 
 def cpu() -> str:
-    """Return the CPU that native code is for: a cache folder may be copied to another machine."""
+    """Return the CPU that native code is compiled for, because a cache folder may be copied to another machine."""
     wanted = ("model name", "flags", "Features", "CPU part")
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(wanted))
@@ -150,7 +150,7 @@ def cpu() -> str:
 
 @functools.cache
 def _openmp() -> Path | None:
-    """Return torch's bundled OpenMP runtime, None if it uses the system's.
+    """Return torch's bundled OpenMP runtime, or None if it uses the system's.
 
     A second runtime would have its own threads, which compete with torch's for the cores.
     """
@@ -158,8 +158,8 @@ def _openmp() -> Path | None:
 
 
 def _compiled(source: Path, command: tuple[str, ...], library: Path) -> ctypes.CDLL:
-    """Return the library, compiled by the first process that gets here."""
-    # to read: another member of the folder's group may have made the lock
+    """Return the library, compiled by the first process to get here."""
+    # read-only, because another member of the folder's group may have created the lock
     with os.fdopen(os.open(f"{library}.lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with suppress(OSError):

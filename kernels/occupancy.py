@@ -1,15 +1,15 @@
 """How many warps of a kernel fit on a multiprocessor (SM) at once, and what limits them: arithmetic, no GPU.
 
-The limits of each compute capability are those of the tables "Compute Capabilities" in the CUDA Programming Guide; how
-registers and shared memory are handed out follows NVIDIA's occupancy calculator, against which the tests hold this one.
-Left out: barriers and thread block clusters, which our kernels do not use, and a grid too small to fill the GPU.
+The limits per compute capability are from the tables "Compute Capabilities" in the CUDA Programming Guide; the
+allocation of registers and shared memory follows NVIDIA's occupancy calculator, which the tests compare with. Left out:
+barriers and thread block clusters, which our kernels do not use, and a grid too small to fill the GPU.
 """
 
 from dataclasses import dataclass
 
 WARP_THREADS = 32
 MAX_THREADS = 1024  # per block, on every architecture
-MAX_REGISTERS = 255  # per thread, likewise
+MAX_REGISTERS = 255  # per thread, on every architecture
 KIB = 1024
 
 
@@ -20,10 +20,10 @@ class Architecture:
     warps: int
     blocks: int
     shared_bytes: int
-    reserved_bytes: int = KIB  # the driver's own part of every block's shared memory
+    reserved_bytes: int = KIB  # reserved by the driver in every block's shared memory
     shared_unit: int = 128  # bytes
-    registers: int = 64 * KIB  # for all blocks, and the most that one may have
-    register_unit: int = 256  # for a warp
+    registers: int = 64 * KIB  # for all blocks, and the maximum for one block
+    register_unit: int = 256  # per warp
     partitions: int = 4  # each with its share of the registers
 
 
@@ -44,10 +44,10 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class SmOccupancy:
-    """The blocks and warps that fit on an SM together, the share of its warps, and the resources that allow no more.
+    """The blocks and warps that fit on an SM together, the occupied share of its warps, and the limiting resources.
 
-    `limits` holds one or several of "warps", "blocks", "registers" and "shared memory". A kernel that cannot be
-    launched has no blocks, and `limits` says which resource it asks too much of.
+    `limits` contains one or several of "warps", "blocks", "registers" and "shared memory". A kernel that cannot be
+    launched has no blocks, and `limits` says which resource it exceeds.
     """
 
     blocks: int
@@ -57,7 +57,7 @@ class SmOccupancy:
 
 
 def theoretical(architecture: Architecture, registers: int, shared_bytes: int, threads: int) -> SmOccupancy:
-    """Return the occupancy of a kernel by its registers per thread, and its shared memory and threads per block."""
+    """Return a kernel's occupancy, given its registers per thread, and its shared memory and threads per block."""
     if threads < 1:
         raise ValueError(f"a block has at least one thread, not {threads}")
     warps = -(-threads // WARP_THREADS)
@@ -74,7 +74,7 @@ def theoretical(architecture: Architecture, registers: int, shared_bytes: int, t
 
 def _blocks_by_registers(architecture: Architecture, registers: int, warps: int) -> int:
     a_warp = _rounded_up(max(registers, 1) * WARP_THREADS, architecture.register_unit)
-    # the check at launch counts a block's warps as if they filled every partition evenly
+    # the launch check counts a block's warps as if they filled every partition evenly
     checked = a_warp * _rounded_up(warps, architecture.partitions)
     if registers > MAX_REGISTERS or checked > architecture.registers:
         return 0

@@ -1,7 +1,7 @@
-"""The sum and its norm in C on the CPU, in one pass over rows that are each in the cache.
+"""The sum and its norm in C on the CPU, in one pass over rows that each fit in the cache.
 
-hidden and normed are float32 or, if the weight is too, bfloat16; other half-precision inputs are converted at the
-border. The sum is float32.
+hidden and normed are float32 or, if the weight is too, bfloat16; other half-precision inputs are converted first. The
+sum is float32.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ def _normed(given: Norm) -> tuple[Tensor, Tensor]:
 def call(
     hidden: Tensor, residual: Tensor | None, weight: Tensor, normed: Tensor, total: Tensor, eps: float
 ) -> compiler.Call:
-    """Return the call that writes `normed` and `total`; no tensor has gaps, hidden and normed are of one dtype."""
+    """Return the call that writes `normed` and `total`; tensors are contiguous, hidden and normed of one dtype."""
     problem = _Problem(
         hidden.data_ptr(), None if residual is None else residual.data_ptr(), weight.data_ptr(), normed.data_ptr(),
         total.data_ptr(), hidden.numel() // weight.numel(), weight.numel(), compiler.threads(), eps,

@@ -1,4 +1,4 @@
-"""The sum and its norm as an op of torch; that of kernels is for inference, with sums in float32."""
+"""The sum and its norm as a torch op; the kernels' op is for inference, with sums in float32."""
 
 from typing import NamedTuple
 
@@ -19,6 +19,6 @@ class Norm(NamedTuple):
 
 @op("add_rms_norm", float32=("native", "triton"), summed=2)
 def norm_op(given: Norm) -> tuple[Tensor, Tensor]:
-    """Make normed and residual', both (..., dim)."""
+    """Allocate normed and residual', both (..., dim)."""
     new = given.hidden.new_empty
     return new(given.hidden.shape, dtype=given.weight.dtype), new(given.hidden.shape, dtype=torch.float32)

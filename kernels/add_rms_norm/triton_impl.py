@@ -1,7 +1,7 @@
-"""The sum and its norm on a GPU: a program holds one row in registers, so nothing is read twice.
+"""The sum and its norm on a GPU: each program keeps one row in registers, so that nothing is read twice.
 
-Four neighbours a thread are what a thread can move at once, on every architecture; more rows or more numbers a thread
-go through shared memory to change hands.
+Four neighbours per thread are what a thread can move at once, on every architecture; with more rows or more numbers per
+thread, values would be exchanged through shared memory.
 """
 
 import torch
@@ -13,8 +13,8 @@ from benchd.kernels import launch
 from benchd.kernels.add_rms_norm.ops import Norm, norm_op
 from benchd.kernels.dispatch import Unavailable
 
-_MAX_DIM = 2**13  # 16 numbers a thread; more leave less than half of the warps
-_FP_FUSION = True  # one rounding less a square; no bit is promised
+_MAX_DIM = 2**13  # 16 numbers per thread; more would leave less than half of the warps
+_FP_FUSION = True  # one rounding fewer per square; bitwise results are not guaranteed
 
 
 @norm_op.computes("triton")
@@ -38,14 +38,14 @@ def _normed(given: Norm) -> tuple[Tensor, Tensor]:
 
 
 def _tile(dim: int) -> tuple[int, int]:
-    """Return the numbers of a program, at least dim, and its warps: four numbers a thread while 16 warps suffice."""
+    """Return a program's numbers, at least dim, and its warps: four numbers per thread as long as 16 warps suffice."""
     block = triton.next_power_of_2(dim)
     return block, min(max(block // 128, 1), 16)
 
 
 @triton.jit
 def _kernel(hidden, residual, weight, normed, total, dim, eps, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
-    # all but weight (dim,) are (rows, dim), dense; a program is a row
+    # all except weight (dim,) are (rows, dim), contiguous; one program per row
     column = tl.arange(0, BLOCK)
     inside = column < dim
     at = tl.program_id(0).to(tl.int64) * dim + column

@@ -1,6 +1,6 @@
-"""The short convolution in C on the CPU, with bias and SiLU in one pass over tokens in any strides.
+"""The short convolution in C on the CPU, with bias and SiLU in one pass over tokens with any strides.
 
-It reads and writes float32, and bfloat16 where all taps fit one pass; anything else is converted to float32.
+It reads and writes float32, and bfloat16 if all taps fit in one pass; anything else is converted to float32.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def _convolved(given: Conv) -> Tensor:
 def call(
     x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, silu: bool = True, reverse: bool = False
 ) -> compiler.Call:
-    """Return the call that writes y without gaps; channels of x lie side by side, in the dtype of y."""
+    """Return the call that writes a contiguous y; the channels of x are contiguous, in the dtype of y."""
     image, token, _ = x.stride()
     strides, directions = (weight.stride(), 2) if weight.dim() == 3 else ((0, *weight.stride()), 1)
     problem = _Problem(

@@ -1,4 +1,4 @@
-"""The short convolution as ops of torch; those of kernels are for inference, with sums in float32."""
+"""The short convolution as torch ops; the kernels' ops are for inference, with sums in float32."""
 
 from typing import NamedTuple
 
@@ -19,11 +19,11 @@ class Conv(NamedTuple):
 
 @op("causal_conv1d", float32=("native", "triton"))
 def conv_op(given: Conv) -> Tensor:
-    """Make y (batch, length, channels)."""
+    """Allocate y (batch, length, channels)."""
     return given.x.new_empty(given.x.shape)
 
 
 @op("causal_conv1d_pair", float32=("native", "triton"))
 def pair_op(given: Conv) -> Tensor:
-    """Make y (2, batch, length, channels): [0] looks back, [1] ahead."""
+    """Allocate y (2, batch, length, channels): [0] looks back, [1] ahead."""
     return given.x.new_empty((2, *given.x.shape))

@@ -1,7 +1,7 @@
-"""The short convolution in plain PyTorch: one shifted multiply-add a tap, channels last as the scan wants them.
+"""The short convolution in plain PyTorch: one shifted multiply-add per tap, channels last, as required by the scan.
 
-On a CPU at batch 1 it takes a third of the time of conv1d, which wants channels first. In place, nothing is padded or
-copied; the padded form is for gradients, which in-place writes to slices make slow, and for compilers.
+On a CPU at batch 1 it takes a third of the time of conv1d, which requires channels first. In place, nothing is padded
+or copied; the padded form is for gradients, which in-place writes to slices make slow, and for compilers.
 """
 
 import torch
@@ -58,7 +58,7 @@ def _in_place(y: Tensor, x: Tensor, taps: Tensor, shift: Tensor, reverse: bool) 
 
 
 def _padded(x: Tensor, taps: Tensor, shift: Tensor, reverse: bool) -> Tensor:
-    """Return what `_in_place` writes, summed in the same order."""
+    """Return the result of `_in_place`, summed in the same order."""
     length, width = x.shape[1], len(taps)
     padded = functional.pad(x, (0, 0, 0, width - 1) if reverse else (0, 0, width - 1, 0))
     y = shift

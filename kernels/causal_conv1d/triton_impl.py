@@ -1,6 +1,6 @@
-"""The short convolution on a GPU: a program reads a few tokens and those beside them once, for one direction or both.
+"""The short convolution on a GPU: a program reads a few tokens and their neighbours once, for one direction or both.
 
-All its reads come first, since the compiler moves none above a write; then every output is summed from registers.
+All its reads come first, because the compiler moves no read above a write; then every output is summed from registers.
 """
 
 from typing import NamedTuple
@@ -13,21 +13,21 @@ from benchd.kernels import launch
 from benchd.kernels.causal_conv1d.ops import Conv, conv_op, pair_op
 
 _COUNTS = ("length", "blocks")  # not worth a specialisation
-_FP_FUSION = True  # one rounding less a tap; no bit is promised
+_FP_FUSION = True  # one rounding fewer per tap; bitwise results are not guaranteed
 
 
 class _Tile(NamedTuple):
-    """What a program computes, tokens by channels, and with how many warps."""
+    """What a program computes, tokens by channels, and its number of warps."""
 
     tokens: int
     channels: int
     warps: int
 
 
-# two channels a thread; more tokens share more reads, until their registers leave less than half of the warps
+# two channels per thread; more tokens share more reads, until registers leave less than half of the warps
 _TILE = _Tile(8, 128, 2)
 _SMALL_TILES = {90: _Tile(4, 128, 2)}
-_SMALL_NUMBERS = 2**17  # of x, one image of Vim tiny: up to here a large GPU is not full and takes small tiles
+_SMALL_NUMBERS = 2**17  # of x, one image for Vim tiny: up to this a large GPU is not full and gets small tiles
 
 
 @conv_op.computes("triton")
@@ -68,8 +68,8 @@ def _kernel(
     BACK: tl.constexpr, AHEAD: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
     TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    # x (batch, length, channels) with strides; weight (directions, channels, WIDTH), bias (directions, channels) and
-    # y (directions, batch, length, channels) dense; blocks = cdiv(length, TOKENS)
+    # x (batch, length, channels) with strides; weight (directions, channels, WIDTH), bias (directions, channels) and y
+    # (directions, batch, length, channels) contiguous; blocks = cdiv(length, TOKENS)
     image = (tl.program_id(0) // blocks).to(tl.int64)
     first = tl.program_id(0) % blocks * TOKENS
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

@@ -1,4 +1,4 @@
-"""A layer's convolution of spikes by the kernel that suits them: in integers, or over the nonzeros in float32."""
+"""A layer's convolution of spikes by the most suitable kernel: in integers, or over the nonzeros in float32."""
 
 from collections import Counter
 from functools import cache, partial
@@ -24,40 +24,40 @@ LEAST_DENSITY = {
     3: {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.4, 0.15), "avx_vnni": (0.65, 0.2), "dotprod": (0.65, 0.2)},
     1: {"amx_int8": (0.0, 0.0), "avx512_vnni": (0.17, 0.0), "avx_vnni": (0.2, 0.0), "dotprod": (0.2, 0.0)},
 }
-"""The share of nonzeros from which integers are faster, by digits per weight, by instructions, then with pictures of
-one pixel: there a layer waits for its weights, which have a byte per digit in place of four. Arm's is that of AVX-VNNI,
-as wide for as many bytes."""
+"""The share of nonzeros above which integers are faster, by digits per weight and by instructions, then for one-pixel
+images: there a layer waits for its weights, which take a byte per digit instead of four. Arm's value is that of
+AVX-VNNI, which is equally wide."""
 
 _ran: Counter[str] = Counter()
 
 
 class Grid(NamedTuple):
-    """What a layer reads: `scale`, a tensor of one element, times whole numbers up to `largest`."""
+    """A layer's inputs: `scale`, a tensor with one element, times integers up to `largest`."""
 
     scale: Tensor
     largest: int
 
 
 class SpikeConvolution:
-    """One layer's convolution, which keeps its weight packed; one used in another shape is seen in `shape`.
+    """A layer's convolution, which caches the packed weight; a weight used in another shape is viewed as `shape`.
 
-    With 1 digit `per_weight` weights are int8, whichever kernel computes; with 3 they are as good as float32. `made`
-    says whether this process has such layers.
+    With 1 digit `per_weight`, weights are int8 in every kernel; with 3 they are as precise as float32. `made` is set if
+    this process has such layers.
     """
 
     made = False
 
     def __init__(self, shape: tuple[int, ...] | None = None, per_weight: int = 3) -> None:
         self._shape, self._per_weight = shape, per_weight
-        self._has_bf16 = _has_bf16()  # asked here, because compiled code cannot
+        self._has_bf16 = _has_bf16()  # determined here, because compiled code cannot
         SpikeConvolution.made = True
         self._floats: PackedWeight[Tensor] = PackedWeight(_of_int8 if per_weight == 1 else pack_floats, shape)
         self._digits: PackedWeight[PackedDigits | None] = PackedWeight(partial(_digits, per_weight=per_weight), shape)
 
     def suits(self, x: Tensor, weight: Tensor) -> bool:
-        """Return whether it should convolve `x`; raise Unavailable if it cannot and int8 weights need it to.
+        """Return whether this should convolve `x`; raise Unavailable if it cannot but int8 weights require it.
 
-        oneDNN's bfloat16 is faster, but it packs the weight in each call, which pays for less weight than input.
+        oneDNN's bfloat16 is faster, but packs the weight in each call, which only pays off if the input is larger.
         """
         is_able = skips_zeros_in(x)
         if self._per_weight == 1 and not (is_able and x.dtype == torch.float32):
@@ -77,9 +77,9 @@ class SpikeConvolution:
         padding: int = 0,
         grid: Grid | None = None,
     ) -> Tensor:
-        """Return y (N, O, H', W') for x (N, C, H, W) on a CPU; without a `grid` nothing is taken for whole.
+        """Return y (N, O, H', W') for x (N, C, H, W) on a CPU; without a `grid` no input is assumed to be an integer.
 
-        It is computed in float32, from weights in the dtype they have, and rounded to the dtype of x.
+        Computed in float32, from weights in their own dtype, and rounded to the dtype of x.
         """
         if torch.compiler.is_compiling():
             scale, largest = (None, 0) if grid is None else grid
@@ -90,7 +90,7 @@ class SpikeConvolution:
     def convolved(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, grid: Grid | None
     ) -> Tensor:
-        """Return what a call does, by the kernel that suits these spikes."""
+        """Return the result of a call, using the kernel that suits these spikes."""
         spikes = in_dtype(x)
         y = self._in_integers(spikes, weight, bias, stride, padding, grid)
         if y is None:
@@ -101,9 +101,9 @@ class SpikeConvolution:
     def by_period(
         self, first: Tensor, weight: Tensor, bias: Tensor, *, padding: int, grid: Grid, decay: float, threshold: float
     ) -> Tensor:
-        """Return the pooled spikes of neurons behind the layer, (T, B, O, H'//2, W'//2), for first spikes in float32.
+        """Return the pooled spikes of the neurons after the layer, (T, B, O, H'//2, W'//2), for float32 first spikes.
 
-        first (T, B, C, H, W); `benchd.kernels.lif.native` says what such neurons are.
+        first (T, B, C, H, W); `benchd.kernels.lif.native` describes such neurons.
         """
         if torch.compiler.is_compiling():
             return _periods_op["native"](
@@ -119,13 +119,13 @@ class SpikeConvolution:
     def _in_integers(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, grid: Grid | None
     ) -> Tensor | None:
-        """Return the layer's output if these spikes, in float32, are for a convolution in integers."""
+        """Return the layer's output if these spikes, in float32, suit an integer convolution, else None."""
         if grid is None or grid.largest > LARGEST_CODE or not native.paths():
             return None
         path = native.paths()[0]
         least = LEAST_DENSITY[self._per_weight][path][x.shape[2] * x.shape[3] == 1]
         spikes = x.contiguous(memory_format=torch.channels_last)
-        # before anything is prepared, which takes longer; a fake tensor has no numbers
+        # before preparing anything, which takes longer; a fake tensor has no values
         if least > 0 and type(spikes) is Tensor and native.is_sparse(spikes, least):
             return None
         digits = self._digits(weight)
@@ -158,7 +158,7 @@ def _op(given: _Layer) -> Tensor:
 
 @_op.computes("native")
 def _convolved(given: _Layer) -> Tensor:
-    """Compute a layer in compiled code, which cannot follow the choice of a kernel by what the spikes are."""
+    """Compute a layer in compiled code, which cannot choose a kernel based on the spikes."""
     x, weight, bias, scale, largest, shape, per_weight, stride, padding = given
     grid = None if scale is None else Grid(scale, largest)
     return _layer_of(weight, shape, per_weight).convolved(x, weight, bias, stride, padding, grid)
@@ -184,14 +184,14 @@ def _periods_op(given: _LayerOfPeriods) -> Tensor:
 
 @_periods_op.computes("native")
 def _by_period(given: _LayerOfPeriods) -> Tensor:
-    """Compute a layer and its neurons in compiled code, as `_convolved` a layer."""
+    """Compute a layer and its neurons in compiled code, like `_convolved` for a layer."""
     first, weight, bias, scale, largest, per_weight, padding, decay, threshold = given
     kept, grid = _layer_of(weight, list(weight.shape), per_weight), Grid(scale, largest)
     return kept.by_period(first, weight, bias, padding=padding, grid=grid, decay=decay, threshold=threshold)
 
 
 def _layer_of(weight: Tensor, shape: list[int], per_weight: int) -> SpikeConvolution:
-    """Return a layer that is kept with the weight, because the one that was traced is not known in compiled code."""
+    """Return a layer cached with the weight, because compiled code does not know the traced one."""
     kept, name = vars(weight), f"spike_layer_{per_weight}"
     if name not in kept:
         kept[name] = SpikeConvolution(tuple(shape), per_weight)
@@ -200,7 +200,7 @@ def _layer_of(weight: Tensor, shape: list[int], per_weight: int) -> SpikeConvolu
 
 @cache
 def _has_bf16() -> bool:
-    """Return whether oneDNN convolves in bfloat16 on this CPU; elsewhere torch does, slowly."""
+    """Return whether oneDNN convolves in bfloat16 on this CPU; otherwise torch does, slowly."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
@@ -210,9 +210,9 @@ def calls() -> Counter[str]:
 
 
 def ran() -> str:
-    """Return what has computed the layers of this process: "c", instructions of those in integers, and refusals.
+    """Return what has computed this process's layers: "c", the integer kernels' instructions, and any refusals.
 
-    A process without such layers has run other kernels in C; one whose layers were all left to torch says so.
+    A process without such layers has run other kernels in C; if torch computed all layers, this is reported.
     """
     if SpikeConvolution.made and not _ran:
         return "c, layers by torch"
@@ -223,7 +223,7 @@ def ran() -> str:
 
 
 def require_integers(name: str, kernels: str) -> None:
-    """Raise Unavailable, naming the model, if its `kernels` in integers cannot run on the default device."""
+    """Raise Unavailable with the model's name if its integer `kernels` cannot run on the default device."""
     device = torch.get_default_device().type
     if device != "cpu":
         raise Unavailable(f"{name} has {kernels} kernels for a CPU only, not for {device}")
@@ -232,7 +232,7 @@ def require_integers(name: str, kernels: str) -> None:
 
 
 def _digits(weight: Tensor, per_weight: int) -> PackedDigits | None:
-    """Return `pack` of `weight`, None if it has no exact form."""
+    """Return `pack` of `weight`, or None if it has no exact form."""
     return pack(weight, per_weight) if weight.isfinite().all() else None
 
 

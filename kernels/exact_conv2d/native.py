@@ -1,4 +1,4 @@
-"""The exact convolution in C on a CPU with instructions that multiply bytes: AMX, VNNI or Arm's dot product."""
+"""The exact convolution in C on CPUs with byte multiplication: AMX, VNNI or Arm's dot product."""
 
 import ctypes
 import math
@@ -14,9 +14,9 @@ from benchd.kernels.exact_conv2d.whole import PackedDigits
 from benchd.kernels.op import is_watched, op
 from benchd.kernels.spike_conv2d.native import laid_out
 
-# `path` of native.c by the name of the instructions, the fastest first
+# `path` in native.c by instruction set, fastest first
 _PATHS = {"amx_int8": 1, "avx512_vnni": 2, "avx_vnni": 4, "dotprod": 8}
-# so many bytes of gathered codes, where one image does not need more: they stay in the second-level cache
+# bytes of gathered codes, unless a single image needs more: they fit in the second-level cache
 _GATHERED = 2**19
 _DEPTH, _ROWS = 64, 16
 
@@ -24,11 +24,11 @@ _DEPTH, _ROWS = 64, 16
 def convolved(
     x: Tensor, bias: Tensor | None, packed: PackedDigits, scale: Tensor, largest: int, stride: int, padding: int
 ) -> Tensor | None:
-    """Return y (N, O, H', W') in float32, channels last; None if not all of x are `scale` times whole numbers.
+    """Return y (N, O, H', W') in float32, channels last; None unless all of x are `scale` times integers.
 
     x (N, C, H, W) in float32 is fastest channels last, bias (O,), scale has one element, and `packed` is `pack` of a
-    weight. Numbers count up to `largest`, at most LARGEST_CODE; times the window's size it is at most MOST_PRODUCTS,
-    which is not checked: checks cost as much as a small layer. Inference only, on a CPU that has one of `paths`.
+    weight. Integers are at most `largest`, which is at most LARGEST_CODE and, times the window's size, MOST_PRODUCTS;
+    this is not checked, because checks cost as much as a small layer. Inference only, on a CPU with one of `paths`.
     """
     if x.shape[1] * packed.window[1] * packed.window[2] != packed.depth:
         raise ValueError(f"exact_conv2d: a window of {packed.depth} numbers does not fit x {tuple(x.shape)}")
@@ -40,13 +40,13 @@ def convolved(
 
 @cache
 def paths() -> tuple[str, ...]:
-    """Return the instructions that this CPU has and the system permits, the fastest first."""
+    """Return the instruction sets that this CPU has and the system permits, fastest first."""
     return _named(_by_bits()[0])
 
 
 @cache
 def refused() -> tuple[str, ...]:
-    """Return the instructions that this CPU has and the system refuses to this process."""
+    """Return the instruction sets that this CPU has but the system denies to this process."""
     return _named(_by_bits()[1])
 
 
@@ -139,14 +139,14 @@ def _convolved(given: _Conv) -> Tensor:
         setattr(problem, name, start + offset)
     problem.path, problem.threads = _PATHS[paths()[0]], compiler.threads()
     _library().exact_conv2d(ctypes.byref(problem))
-    # no picture in place of some that were not computed
+    # nothing rather than an incomplete image
     return y[:0] if problem.status else y
 
 
 def is_sparse(x: Tensor, least_density: float) -> bool:
-    """Return whether fewer of x than this share are not 0, by a sample of at most 64 rows.
+    """Return whether a smaller share of x than this is nonzero, judged by at most 64 sampled rows.
 
-    x (N, C, H, W) is in float32, channels last without gaps.
+    x (N, C, H, W) is in float32, contiguous channels last.
     """
     images, channels, height, width = x.shape
     return bool(_library().exact_is_sparse(x.data_ptr(), images * height, width * channels, height, least_density))

@@ -1,4 +1,4 @@
-"""How the kernels read a current and lay out their spikes: one step for all T is read once, channels last stays so."""
+"""How kernels read a current and lay out their spikes: a step shared by all T is read once, channels last is kept."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from benchd.kernels.dispatch import state_dtype
 
 
 def with_bias(current: Tensor, bias: Tensor | None) -> Tensor:
-    """Return `current` (..., C, H, W) as it is, or with `bias` (C,) added in the dtype of the membranes."""
+    """Return `current` (..., C, H, W) unchanged, or with `bias` (C,) added in the dtype of the membranes."""
     if bias is None:
         return current
     dtype = state_dtype(current)
@@ -15,21 +15,21 @@ def with_bias(current: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def one_of_equal_steps(current: Tensor) -> tuple[Tensor, int]:
-    """Return (one step, T) of a current expanded over T, else (current, 0)."""
+    """Return (one step, T) for a current expanded over T, else (current, 0)."""
     if len(current) > 1 and current.stride(0) == 0:
         return current[0], len(current)
     return current, 0
 
 
 def all_steps(current: Tensor, repeats: int) -> Tensor:
-    """Return (T, ...) again of what `one_of_equal_steps` returned."""
+    """Return (T, ...) again from the result of `one_of_equal_steps`."""
     return current.expand(repeats, *current.shape) if repeats else current
 
 
 def spikes_buffer(current: Tensor, repeats: int) -> tuple[Tensor, bool]:
-    """Return a buffer for the spikes (T, ...), and whether its steps lie in memory as those of `current` do."""
+    """Return a buffer for the spikes (T, ...), and whether its steps have the memory layout of `current`'s."""
     step = current if repeats else current[0]
-    # not by the strides of empty_like: of a batch of one, a compiler's tensors have others than real ones
+    # not by the strides of empty_like, which differ between a compiler's tensors and real ones for a batch of one
     dense = step.is_contiguous() or (step.dim() == 4 and step.is_contiguous(memory_format=torch.channels_last))
     same_layout = dense and (repeats > 0 or current.stride(0) == step.numel())
     shape = (repeats or len(current), *step.shape)
@@ -44,14 +44,14 @@ def frames(current: Tensor, repeats: int) -> Tensor:
 
 
 def pooled_buffer(current: Tensor, images: Tensor, repeats: int, dtype: torch.dtype) -> tuple[Tensor, bool]:
-    """Return a buffer for (T, B, C, H//2, W//2) and whether it is, as `images` (N, C, H, W) are, channels last."""
+    """Return a buffer for (T, B, C, H//2, W//2) and whether it is channels last, as `images` (N, C, H, W) are."""
     channels_last = images.is_contiguous(memory_format=torch.channels_last) and not images.is_contiguous()
     steps, batch = (repeats, len(current)) if repeats else current.shape[:2]
     return pooled_memory((steps, batch, *images.shape[1:]), dtype, images.device, channels_last), channels_last
 
 
 def pooled_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, channels_last: bool) -> Tensor:
-    """Return unwritten memory (T, B, C, H//2, W//2) for the pooled spikes of currents of `shape` (T, B, C, H, W)."""
+    """Return uninitialised memory (T, B, C, H//2, W//2) for pooled spikes of currents of `shape` (T, B, C, H, W)."""
     steps, batch, channels, height, width = shape
     pictures = (steps * batch, channels, height // 2, width // 2)
     flat = torch.empty(pictures, dtype=dtype, device=device, memory_format=memory_format(channels_last))

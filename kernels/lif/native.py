@@ -1,12 +1,12 @@
 """LIF in C on the CPU: one pass over the currents, with the membranes in registers.
 
-Float32 and float64 are computed as they are and half currents as float32, so spikes are the equation's bit for bit.
-A current expanded over T is read as one step, never copied out.
+Float32 and float64 are computed as such and half-precision currents as float32, so spikes equal the equation's bit for
+bit. A current expanded over T is read as one step, never copied out.
 
-A neuron that receives one current at all steps and is reset to 0 is then where it began: with d the step of its first
+A neuron that receives the same current at all steps and is reset to 0 then starts over: if d is the step of its first
 spike, counted from 1, it fires at the multiples of d. Spikes of such neurons at step t are the sum, over the divisors d
-of t, of what fires first at d, and so is all that is linear in them. `lif_pool_first` and `lif_pool_periods` are the
-neurons before and behind a layer that convolves only those first spikes.
+of t, of the neurons that first fire at d, and so is anything linear in them. `lif_pool_first` and `lif_pool_periods`
+are the neurons before and after a layer that convolves only those first spikes.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from benchd.kernels.lif import layout
 from benchd.kernels.lif.ops import Lif, LifPool, lif_op, lif_pool_op
 from benchd.kernels.op import op
 
-_SILENCED = 2  # of native.c
+_SILENCED = 2  # same as in native.c
 
 
 @lif_op.computes("native")
@@ -70,7 +70,7 @@ def _first_op(given: _First) -> Tensor:
 
 
 class Periods(ctypes.Structure):
-    """`periods` of native.c, which holds the tensors that it points to."""
+    """`periods` in native.c; keeps alive the tensors that it points to."""
 
     _fields_ = (
         *compiler.fields("*bias *pooled *divisors steps batch height width channels"),
@@ -86,13 +86,13 @@ class Periods(ctypes.Structure):
 
 @lru_cache(maxsize=64)
 def _divisors(steps: int) -> Tensor:
-    """Return the divisors of each step from 1 on, and a 0 after each."""
+    """Return the divisors of each step from 1 on, each list followed by a 0."""
     divisors = [[d for d in range(1, t + 1) if t % d == 0] + [0] for t in range(1, steps + 1)]
     return torch.tensor(list(chain.from_iterable(divisors)))
 
 
 def line_reader() -> int:
-    """Return the address of the function that reads what `spike_conv2d_lines` makes, for `Periods` in float32."""
+    """Return the address of the function that reads the output of `spike_conv2d_lines`, for `Periods` in float32."""
     return ctypes.cast(_library(torch.float32).lif_pool_line, ctypes.c_void_p).value or 0
 
 
@@ -111,7 +111,7 @@ def _periods_op(given: _Received) -> Tensor:
 
 
 def lif_pool_first(current: Tensor, steps: int, *, decay: float, threshold: float, gain: float = 1.0) -> Tensor:
-    """Return the means over 2x2 of first spikes, (T, B, C, H//2, W//2), of neurons that receive `current` T times.
+    """Return 2x2 means of first spikes, (T, B, C, H//2, W//2), for neurons that receive `current` T times.
 
     current (B, C, H, W), in float32 or float64.
     """
@@ -119,10 +119,10 @@ def lif_pool_first(current: Tensor, steps: int, *, decay: float, threshold: floa
 
 
 def lif_pool_periods(current: Tensor, bias: Tensor, *, decay: float, threshold: float, gain: float = 1.0) -> Tensor:
-    """Return the means over 2x2 of spikes, (T, B, C, H//2, W//2), of neurons that are reset to 0, channels last.
+    """Return 2x2 means of spikes, (T, B, C, H//2, W//2), for neurons that are reset to 0, channels last.
 
     At step t they receive bias (C,) plus current[d - 1] for each divisor d of t. current (T, B, C, H, W) is float32 or
-    float64 and has 16 channels or more.
+    float64 and has at least 16 channels.
     """
     return _periods_op["native"](current, bias, decay, gain, threshold)
 

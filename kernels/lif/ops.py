@@ -1,4 +1,4 @@
-"""LIF as ops of torch."""
+"""LIF as torch ops."""
 
 from typing import NamedTuple
 
@@ -35,13 +35,13 @@ class LifPool(NamedTuple):
 
 @op("lif", float32=("triton",))
 def lif_op(given: Lif) -> Tensor:
-    """Make the spikes (T, ...)."""
+    """Allocate the spikes (T, ...)."""
     return layout.spikes_buffer(given.current, given.repeats)[0]
 
 
 @op("lif_pool", float32=("triton",))
 def lif_pool_op(given: LifPool) -> Tensor:
-    """Make (T, B, C, H//2, W//2)."""
+    """Allocate (T, B, C, H//2, W//2)."""
     current, repeats = given.current, given.repeats
     dtype = torch.uint8 if given.counts else current.dtype
     return layout.pooled_buffer(current, layout.frames(current, repeats), repeats, dtype)[0]

@@ -1,7 +1,7 @@
 """LIF in plain PyTorch: four in-place operations per step, and one more to keep the membrane for a gradient.
 
-The loops keep n = -v. Then `threshold_`, which keeps what lies above a bound, is the reset to zero in one pass, and
-`<=` writes the spikes straight into the output; negation is exact, so n rounds as v does.
+The loops keep n = -v. Then `threshold_`, which keeps values above a bound, is the reset to zero in one pass, and `<=`
+writes the spikes directly to the output; negation is exact, so n rounds like v.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def _lif(given: Lif) -> Tensor:
 
 
 def _spikes(current: Tensor, decay: float, gain: float, threshold: float, subtract: bool) -> Tensor:
-    """Return the spikes of `current` (T, ...), differentiable in it through the sigmoid surrogate."""
+    """Return the spikes for `current` (T, ...), differentiable through the sigmoid surrogate."""
     if torch.is_grad_enabled() and current.requires_grad:
         return _Lif.apply(current, decay, gain, threshold, subtract)[0]
     if torch.compiler.is_compiling():
@@ -43,7 +43,7 @@ def _lif_pool(given: LifPool) -> Tensor:
 def _in_place(
     current: Tensor, membranes: Tensor | None, decay: float, gain: float, threshold: float, subtract: bool
 ) -> Tensor:
-    """Return the spikes; n before each reset goes to `membranes` (T, ...)."""
+    """Return the spikes; n before each reset is written to `membranes` (T, ...)."""
     dtype = state_dtype(current)
     n = torch.zeros_like(current[0], dtype=dtype)
     spikes = torch.empty_like(current)
@@ -60,7 +60,7 @@ def _in_place(
 
 
 def _traced(current: Tensor, decay: float, gain: float, threshold: float, subtract: bool) -> tuple[Tensor, Tensor]:
-    """Return the spikes and n before each reset, both (T, ...), by ops that a compiler can fuse."""
+    """Return the spikes and n before each reset, both (T, ...), using ops that a compiler can fuse."""
     x = current.to(state_dtype(current))
     n = torch.zeros_like(x[0])
     membranes, spikes = [], []
@@ -68,7 +68,7 @@ def _traced(current: Tensor, decay: float, gain: float, threshold: float, subtra
         n = decay * n - (charge if gain == 1.0 else gain * charge)
         fired = n <= -threshold
         membranes.append(n)
-        spikes.append(fired.to(current.dtype))  # each here: on a CPU, Inductor stores and loads bools one by one
+        spikes.append(fired.to(current.dtype))  # in the loop: on a CPU Inductor stores and loads bools one by one
         n = torch.where(fired, n + threshold if subtract else 0.0, n)
     return torch.stack(spikes), torch.stack(membranes)
 
@@ -95,7 +95,7 @@ class _Lif(torch.autograd.Function):
 
 
 def _backward(grad: Tensor, membranes: Tensor, decay: float, gain: float, threshold: float, subtract: bool) -> Tensor:
-    """Return the gradient of the current: back through the reset, then the decay, one step at a time."""
+    """Return the gradient of the current: back through the reset, then the decay, step by step."""
     carried = torch.zeros_like(membranes[0])
     result = torch.empty_like(grad)
     for t in range(len(membranes) - 1, -1, -1):

@@ -1,8 +1,8 @@
 """LIF in Triton: a program keeps the membranes of its neurons in registers over all T steps.
 
-The membrane is float32 and nothing is fused into a multiply-add, so spikes are those of the equation bit for bit.
-Loops over T are unrolled, one compilation per T, and read step t + 1 before they store step t: no load may move above a
-store to memory that might be its own. A current expanded over T is read once.
+The membrane is float32 and multiply-adds are not fused, so spikes equal the equation's bit for bit. Loops over T are
+unrolled, with one compilation per T, and read step t + 1 before they store step t, because no load may move above a
+store that might alias it. A current expanded over T is read once.
 """
 
 from collections.abc import Mapping
@@ -55,13 +55,13 @@ def _lif_pool(given: LifPool) -> Tensor:
 
 
 class _Cut(NamedTuple):
-    """The neurons or windows of a program, and its warps: four a thread, which are read in one instruction."""
+    """A program's neurons or windows, and its warps: four per thread, which are read in one instruction."""
 
     block: int
     warps: int
 
 
-# By architecture, 0 being any other: for less than _FEW neurons or windows, to have more programs, and for more
+# By architecture (0: any other): for fewer than _FEW neurons or windows, to have more programs, and for more
 _CUTS: Mapping[int, tuple[_Cut, _Cut]] = {0: (_Cut(256, 2), _Cut(512, 4))}
 _FEW = 2**16
 
@@ -92,7 +92,7 @@ def _lif_kernel(
     current, spikes, neurons, decay, gain, threshold,
     T: tl.constexpr, REPEAT: tl.constexpr, SUBTRACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Walk over T with a block of neurons, which lie in memory in any order that all steps share."""
+    """Loop over T for a block of neurons, in any memory order that all steps share."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < neurons
     x = tl.load(current + i, mask=inside, other=0.0)
@@ -112,12 +112,12 @@ def _pool_kernel(
     T: tl.constexpr, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     REPEAT: tl.constexpr, SUBTRACT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Walk over T with a block of windows of one image, counted as they lie in memory; uint8 `pooled` takes counts."""
+    """Loop over T for a block of windows of one image, in memory order; uint8 `pooled` receives counts."""
     WINDOWS: tl.constexpr = C * (H // 2) * (W // 2)
     BLOCKS: tl.constexpr = (WINDOWS + BLOCK - 1) // BLOCK
     RIGHT: tl.constexpr = C if CHANNELS_LAST else 1
     COUNTS: tl.constexpr = pooled.dtype.element_ty == tl.uint8
-    # an image has less than 2^31 neurons, a batch may have more
+    # an image has fewer than 2^31 neurons, a batch may have more
     image = (tl.program_id(0) // BLOCKS).to(tl.int64)
     i = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     inside = i < WINDOWS
@@ -147,7 +147,7 @@ def _pool_kernel(
 
 @triton.jit
 def _corner(i, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, CHANNELS_LAST: tl.constexpr):
-    """Return where the upper left neuron of window `i` lies in its image."""
+    """Return the position of the upper left neuron of window `i` in its image."""
     if CHANNELS_LAST:
         pixel = i // C
         return (pixel // (W // 2) * (2 * W) + pixel % (W // 2) * 2) * C + i % C

@@ -1,9 +1,9 @@
-"""Products with a weight that stays: it is packed once, in the order in which the kernel reads it.
+"""Products with a constant weight, which is packed once in the order in which the kernel reads it.
 
     y[g,i,n] = sum over k of weight[g,n,k] x[g,i,k]
 
-The native kernel is for float32 and bfloat16. Where a CPU multiplies bfloat16 in tiles (AMX), oneDNN does it, which
-packs a weight as well.
+The native kernel is for float32 and bfloat16. If a CPU multiplies bfloat16 in tiles (AMX), oneDNN is used, which also
+packs the weight.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ __all__ = ["PackedLinear"]
 
 
 class PackedLinear:
-    """y = x W^T of a weight (outer, inner), or of some (groups, outer, inner), whose groups lead x too; for inference.
+    """y = x W^T with a weight (outer, inner), or (groups, outer, inner), whose groups are also x's first axis.
 
-    y is in the dtype of the weight, or in the autocast's.
+    For inference. y is in the dtype of the weight or of autocast.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -30,7 +30,7 @@ class PackedLinear:
         self._tiles: tuple[int, list[Tensor]] = (0, [])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return y (..., outer) of x (..., inner); raise Unavailable if x is not on a CPU."""
+        """Return y (..., outer) for x (..., inner); raise Unavailable if x is not on a CPU."""
         require_device("packed_linear", "native", x)
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else self._weight.dtype
         x = x.to(dtype)
@@ -45,7 +45,7 @@ class PackedLinear:
         return dtype == torch.float32 or (dtype == torch.bfloat16 and self._weight.shape[-1] % 2 == 0)
 
     def call(self, x: Tensor, y: Tensor) -> Callable[[], object]:
-        """Return the call that writes y; x has the dtype of y, which suits, and neither has gaps."""
+        """Return the call that writes y; x has the dtype of y, which must be suitable, and both are contiguous."""
         if _multiplies_in_tiles(x.dtype):
             return lambda: y.copy_(self._in_tiles(x))
         return native.call(x, self._for(x.dtype), y)
@@ -58,7 +58,7 @@ class PackedLinear:
     def _in_tiles(self, x: Tensor) -> Tensor:
         groups = self._groups(x.dtype)
         rows = x.numel() // (len(groups) * x.shape[-1])
-        if self._tiles[0] != rows:  # oneDNN chooses the layout for a size
+        if self._tiles[0] != rows:  # oneDNN chooses the layout by size
             self._tiles = rows, [torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in groups]
         parts = x.reshape(len(groups), rows, -1)
         products = [

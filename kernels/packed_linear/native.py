@@ -1,4 +1,4 @@
-"""The product in C on the CPU, in float32 or in bfloat16 with float32 sums."""
+"""The product in C on the CPU, in float32, or in bfloat16 with float32 sums."""
 
 import ctypes
 from functools import cache
@@ -20,7 +20,7 @@ class _Problem(ctypes.Structure):
 
 
 class Linear(NamedTuple):
-    """x (..., inner); packed (groups, ...) leads x if it has more than one group."""
+    """x (..., inner); packed (groups, ...) shares its first axis with x if it has more than one group."""
 
     x: Tensor
     packed: Tensor
@@ -29,7 +29,7 @@ class Linear(NamedTuple):
 
 @op("packed_linear")
 def linear_op(given: Linear) -> Tensor:
-    """Make y (..., outer)."""
+    """Allocate y (..., outer)."""
     return given.x.new_empty((*given.x.shape[:-1], given.outer))
 
 
@@ -43,7 +43,7 @@ def _multiplied(given: Linear) -> Tensor:
 
 
 def call(x: Tensor, packed: Tensor, y: Tensor) -> compiler.Call:
-    """Return the call that writes y (..., outer) of x (..., inner), both without gaps and in the dtype of `packed`."""
+    """Return the call that writes y (..., outer) for x (..., inner), both contiguous and in the dtype of `packed`."""
     groups, inner, outer = len(packed), x.shape[-1], y.shape[-1]
     rows = x.numel() // (groups * inner)
     problem = _Problem(

@@ -1,7 +1,7 @@
-"""The selective scan in C on the CPU: one pass over tokens in any strides, all states in the cache.
+"""The selective scan in C on the CPU: one pass over tokens with any strides, all states in the cache.
 
-`bidirectional_scan` makes its step sizes where it uses them and adds the directions and the gate as it writes.
-It reads and writes float32 and bfloat16; anything else is converted to float32 at the border.
+`bidirectional_scan` computes step sizes where they are used, and adds the directions and the gate when writing. It
+reads and writes float32 and bfloat16; anything else is converted to float32 first.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from benchd.kernels.selective_scan.ops import (
 
 
 class _Problem(ctypes.Structure):
-    """`problem` of native.c, its `tokens` and `parameter` spelled out."""
+    """`problem` in native.c, with its `tokens` and `parameter` members written out."""
 
     _fields_ = compiler.fields(
         *(f"*{name} {name}_direction {name}_image {name}_token" for name in ("u", "steps", "B", "C", "z")),
@@ -36,7 +36,7 @@ class _Problem(ctypes.Structure):
 
 _Numbers = tuple[int | None, ...]
 _ABSENT: _Numbers = (None, 0, 0, 0)
-_CHANNELS = 64  # of a task: BLOCKS CHANNELS of native.c
+_CHANNELS = 64  # per task: BLOCKS CHANNELS in native.c
 
 
 @scan_op.computes("native")
@@ -50,7 +50,7 @@ def _pair(given: ScanPair) -> Tensor:
 
 
 def _scanned(given: Scan | ScanPair, reverse: bool) -> Tensor:
-    """Return y (directions, batch, length, channels); `reverse` is the direction of the first."""
+    """Return y (directions, batch, length, channels); `reverse` applies to the first direction."""
     u, delta, A, B, C, D, z, bias = directions_of(given)
     dtype = compiler.common(*(tensor for tensor in (u, delta, B, C, z) if tensor is not None))
     rows = [None if tensor is None else _rows(tensor, dtype) for tensor in (u, delta, B, C, z)]
@@ -89,9 +89,9 @@ def _bidirectional_scan(given: Bidirectional) -> Tensor:
 
 
 def call(given: Bidirectional, y: Tensor) -> compiler.Call:
-    """Return the call of the bidirectional scan that writes y without gaps.
+    """Return the call of the bidirectional scan that writes a contiguous y.
 
-    Last dimensions are dense; u, low, B, C and z are in the dtype of y, the rest float32.
+    Last dimensions are contiguous; u, low, B, C and z are in the dtype of y, the rest in float32.
     """
     u, low, weight, bias, A, B, C, D, z, _ = given
     threads = compiler.threads()
@@ -106,20 +106,20 @@ def call(given: Bidirectional, y: Tensor) -> compiler.Call:
 
 
 def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor in `dtype` with its last dimension dense; the others may lie anywhere."""
+    """Return the tensor in `dtype` with a contiguous last dimension; other dimensions may have any strides."""
     tensor = compiler.in_dtype(tensor, dtype)
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _sums(y: Tensor, threads: int) -> Tensor | None:
-    """Return memory for unfinished sums, which bfloat16 would round; None if y itself can hold them."""
+    """Return memory for unfinished sums, which bfloat16 would round; None if y itself can store them."""
     if y.dtype == torch.float32:
         return None
     return y.new_empty(threads * y.shape[-2] * _CHANNELS, dtype=torch.float32)
 
 
 def _tokens(tensor: Tensor | None) -> _Numbers:
-    """Return `tokens` of native.c: where a tensor (directions, batch, length, n) starts, and its strides."""
+    """Return `tokens` in native.c: where a tensor (directions, batch, length, n) starts, and its strides."""
     return _ABSENT if tensor is None else (tensor.data_ptr(), *tensor.stride()[:3])
 
 

@@ -1,4 +1,4 @@
-"""The selective scan as ops of torch; those of kernels are for inference, with state and sums in float32."""
+"""The selective scan as torch ops; the kernels' ops are for inference, with state and sums in float32."""
 
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ class Scan(NamedTuple):
 
 
 class ScanPair(NamedTuple):
-    """Two scans, which lead every tensor; the second runs in reverse."""
+    """Two scans, along the first axis of every tensor; the second runs in reverse."""
 
     u: Tensor
     delta: Tensor
@@ -65,30 +65,30 @@ class Bidirectional(NamedTuple):
 
 @op("selective_scan", float32=("native", "triton"))
 def scan_op(given: Scan) -> Tensor:
-    """Make y (batch, length, channels)."""
+    """Allocate y (batch, length, channels)."""
     return given.u.new_empty(given.u.shape)
 
 
 @op("selective_scan_pair", float32=("native", "triton"))
 def pair_op(given: ScanPair) -> Tensor:
-    """Make y (2, batch, length, channels)."""
+    """Allocate y (2, batch, length, channels)."""
     return given.u.new_empty(given.u.shape)
 
 
 @op("delta_projection", float32=("native", "triton"))
 def delta_op(given: Projection) -> Tensor:
-    """Make delta (2, batch, length, channels)."""
+    """Allocate delta (2, batch, length, channels)."""
     return given.low.new_empty(*given.low.shape[:-1], given.weight.shape[1])
 
 
 @op("bidirectional_scan", float32=("native", "triton"))
 def bidirectional_op(given: Bidirectional) -> Tensor:
-    """Make the gated sum of both directions (batch, length, channels)."""
+    """Allocate the gated sum of both directions (batch, length, channels)."""
     return given.u.new_empty(given.u.shape[1:])
 
 
 def directions_of(given: Scan | ScanPair) -> tuple[Any, ...]:
-    """Return u, delta, A, B, C, D, z and bias, the directions of a scan leading every one."""
+    """Return u, delta, A, B, C, D, z and bias, each with the directions of the scan as its first axis."""
     if isinstance(given, ScanPair):
         return *given[:6], None, given.bias
     return tuple(None if tensor is None else tensor.unsqueeze(0) for tensor in given[:8])

@@ -1,8 +1,8 @@
 """The selective scan in plain PyTorch: blocks of tokens that stay in the cache, or two levels of chunks.
 
-Inside, tokens lead, (length, *batch, channels), and the state is (*batch, N, channels). Running `*batch` = (2, batch)
-through one recurrence is how a pair shares its steps. Only products of decays in (0, 1] are formed: dividing by the
-decay up to a token is shorter, and gives NaN once delta is large.
+Internally, tokens come first, (length, *batch, channels), and the state is (*batch, N, channels). A pair shares its
+steps by running `*batch` = (2, batch) through one recurrence. Only products of decays in (0, 1] are computed: dividing
+by the cumulative decay is shorter, but gives NaN once delta is large.
 
 - Blocks, on a CPU: decays and inputs of a block in two reused buffers, one in-place operation per token, one product
   with C per block. Buffers of the whole length would fault in fresh pages at every call: 3 times slower at batch 4.
@@ -32,9 +32,9 @@ from benchd.kernels.selective_scan.ops import (
     scan_op,
 )
 
-# numbers in one buffer of a block: the two together fill a few MB, about the second-level caches of two cores
+# numbers in one buffer of a block: two buffers fill a few MB, about the second-level caches of two cores
 _BLOCK_NUMBERS = 2**19
-# numbers in the states of the images that run together on a CPU: batch 64 at once takes twice as long
+# numbers in the states of images that run together on a CPU: all of batch 64 at once takes twice as long
 _STATE_NUMBERS = 2**16
 _LOG2_E = 1 / math.log(2)
 ONNX_OPERATOR = "benchd::SelectiveRecurrence"
@@ -100,7 +100,7 @@ def _projected(low: Tensor, weight: Tensor) -> Tensor:
 
 
 def _in_groups(scanned: Callable[..., Tensor], dim: int, numbers: int, *tensors: Tensor) -> Tensor:
-    """Return `scanned` of the tensors, on a CPU a group of images at a time; `numbers` is the state of one image."""
+    """Return `scanned` of the tensors, on a CPU by groups of images; `numbers` is the state size of one image."""
     images = tensors[0].shape[dim]
     if torch.compiler.is_compiling() or tensors[0].device.type != "cpu" or images * numbers <= _STATE_NUMBERS:
         return scanned(*tensors)
@@ -110,7 +110,7 @@ def _in_groups(scanned: Callable[..., Tensor], dim: int, numbers: int, *tensors:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """Return (2, batch, length, ...) as (length, 2, batch, ...) in the order in which each direction meets it."""
+    """Return (2, batch, length, ...) as (length, 2, batch, ...), each direction in the order of its scan."""
     forward, backward = tensor.transpose(1, 2).unbind()
     return torch.stack((forward, backward.flip(0)), dim=1)
 
@@ -126,14 +126,14 @@ def _steps(delta: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 
 
 class _Softplus(torch.autograd.Function):
-    """functional.softplus in a quarter of its time on a CPU, where log1p has no vector form; to 2e-7 relative."""
+    """functional.softplus in a quarter of its time on a CPU, where log1p is not vectorised; relative error 2e-7."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         e = x.clamp(max=20).exp_()
         w = e + 1
-        # w rounds off the low bits of e; w - 1 is exact where that matters, and the slope of log at w is 1 / w
+        # w rounds off the low bits of e; w - 1 is exact where it matters, and the derivative of log at w is 1 / w
         lost = e.sub_(w - 1).div_(w)
         return torch.maximum(x, w.log_().add_(lost))
 
@@ -160,12 +160,12 @@ def _scan(delta: Tensor, x: Tensor, B: Tensor, C: Tensor, *, A: Tensor, reverse:
         return _blocks(*inputs, None) if delta.device.type == "cpu" else _two_levels(*inputs)
     if delta.device.type == "cpu":
         return _Blocks.apply(*inputs)
-    # the states of all tokens are 16 times the activations: a backward pass recomputes them
+    # the states of all tokens are 16 times the activations, so a backward pass recomputes them
     return checkpoint(_two_levels, *inputs, use_reentrant=False)
 
 
 def _exported(delta: Tensor, x: Tensor, B: Tensor, C: Tensor, A: Tensor, reverse: bool) -> Tensor:
-    """Return the recurrence as one node: its form in standard ops is the exporter's choice."""
+    """Return the recurrence as one node: the exporter chooses its form in standard ops."""
     if reverse:
         delta, x, B, C = (tensor.flip(0) for tensor in (delta, x, B, C))
     y = torch.onnx.ops.symbolic(ONNX_OPERATOR, (delta, x, B, C, A), dtype=delta.dtype, shape=delta.shape, version=1)
@@ -185,12 +185,12 @@ def _two_levels(delta: Tensor, x: Tensor, B: Tensor, C: Tensor, A: Tensor, rever
         states[t] = torch.addcmul(charges[t], decays[t], states[before])
     entering = _handed_on(products[order[-1]], states[order[-1]], reverse)
     h = torch.addcmul(torch.stack(states, 1), torch.stack(products, 1), entering.unsqueeze(1))
-    # not a matrix product: autocast would round h, and compilers fuse the sum
+    # not a matrix product, because autocast would round h, and compilers fuse the sum
     return (h * C.unsqueeze(-1)).sum(-2).flatten(0, 1)[:length]
 
 
 def _chunked(tensor: Tensor, chunk: int) -> Tensor:
-    """Return (length, ...) as (chunks, chunk, ...); a token of zeros, at either end, leaves the state as it is."""
+    """Return (length, ...) as (chunks, chunk, ...); zero tokens, at either end, leave the state unchanged."""
     missing = -len(tensor) % chunk
     padded = functional.pad(tensor, (0, 0) * (tensor.dim() - 1) + (0, missing))
     return padded.unflatten(0, (-1, chunk))
@@ -217,7 +217,7 @@ def _spans(length: int, state_numbers: int, reverse: bool) -> Iterator[slice]:
 def _blocks(
     delta: Tensor, x: Tensor, B: Tensor, C: Tensor, A: Tensor, reverse: bool, entering: list[Tensor] | None
 ) -> Tensor:
-    """Return what `_scan` does; the state entering each block is appended to `entering`."""
+    """Return the result of `_scan`; the state entering each block is appended to `entering`."""
     state = delta.new_zeros(*delta.shape[1:-1], *A.shape[-2:])
     y = torch.empty_like(delta, memory_format=torch.contiguous_format).unsqueeze(-2)
     rates = _rates(A)
@@ -231,13 +231,13 @@ def _blocks(
 
 
 class _Scratch(threading.local):
-    """Memory for the blocks that stays between calls: fresh pages cost more than the arithmetic on them."""
+    """Memory for the blocks that is kept between calls: fresh pages cost more than the arithmetic on them."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def buffer(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return unwritten memory of this shape, the same for the same name."""
+        """Return uninitialised memory of this shape, the same for the same name."""
         kept = self._kept.get((name, dtype))
         if kept is None or kept.numel() < math.prod(shape):
             with torch.inference_mode(mode=False):
@@ -261,12 +261,12 @@ def _states(
 
 
 def _rates(A: Tensor) -> Tensor:
-    """Return A for powers of two: exp2 takes a third of the time of exp on a CPU."""
+    """Return A for powers of two: exp2 takes a third of exp's time on a CPU."""
     return (A * _LOG2_E).contiguous()
 
 
 def _accumulate(decays: Tensor, h: Tensor, state: Tensor, reverse: bool) -> None:
-    """Turn the inputs `h` of the tokens into their states, in place."""
+    """Turn the tokens' inputs `h` into their states, in place."""
     steps = list(zip(decays.unbind(), h.unbind(), strict=True))
     for decay, here in reversed(steps) if reverse else steps:
         state = here.addcmul_(decay, state)
@@ -295,7 +295,7 @@ def _backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of delta, x, B, C and A from that of y.
 
-    With g[t] the gradient of h[t]: g[t] = grad[t] C[t] + decay[t+1] g[t+1], the same recurrence the other way round.
+    With g[t] the gradient of h[t]: g[t] = grad[t] C[t] + decay[t+1] g[t+1], the same recurrence in the other direction.
     """
     to_delta, to_x, to_B, to_C = (
         torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (delta, x, B, C)
@@ -316,7 +316,7 @@ def _backward(
         torch.matmul(h, grad[span].unsqueeze(-1), out=to_C[span].unsqueeze(-1))
         torch.matmul(g, x[span].unsqueeze(-1), out=to_B[span].unsqueeze(-1))
         torch.matmul(B[span].unsqueeze(-2), g, out=to_x[span].unsqueeze(-2))
-        # from here g is the gradient of delta * A, and h a buffer for a product
+        # from here on, g is the gradient of delta * A, and h a buffer for a product
         g.mul_(decays)
         g[later].mul_(h[earlier])
         g[first].mul_(state)

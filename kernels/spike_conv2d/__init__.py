@@ -1,11 +1,11 @@
-"""Convolution of spikes, which skips their zeros on a CPU.
+"""Convolution of spikes that skips their zeros on a CPU.
 
     y[n,o,i,j] = bias[o] + sum over c, k, l of weight[o,c,k,l] x[n,c,i*stride+k-padding,j*stride+l-padding]
 
-Images n < N of C channels and H x W pixels become O channels of H' x W'; x is 0 outside a picture. It is conv2d up to
-the order of its float32 sums, for any x. On a CPU the native kernel multiplies only what is not zero, so that its time
-follows the spikes. Its time over that of oneDNN's dense convolution, both with packed weights, by the share of x that
-is not zero:
+N images of C channels and H x W pixels become O channels of H' x W'; x is 0 outside an image. It is conv2d up to the
+order of its float32 sums, for any x. On a CPU the native kernel multiplies only nonzeros, so that its time depends on
+the number of spikes. Its time divided by that of oneDNN's dense convolution, both with packed weights, by the share of
+nonzeros in x:
 
     Zen 4, AVX-512, 2 threads   0 %    5 %   20 %   50 %  100 %
     N 512, 64 -> 128, 16 x 16  0.17   0.28   0.49   0.96    2.3
@@ -17,7 +17,7 @@ is not zero:
     N 8, 64 -> 64, 8 x 8       0.17   0.28   0.45   0.93    1.9
     N 8, 256 -> 256, 2 x 2     0.16   0.27   0.31   0.56    0.84
 
-Above about half a dense convolution is faster.
+Above about half, a dense convolution is faster.
 """
 
 import torch
@@ -47,9 +47,9 @@ def spike_conv2d(
     x (N, C, H, W) is fastest channels last; weight (O, C, kh, kw); bias (O,). `packed` is `pack(weight)`, for callers
     that keep it; without it "native" packs in each call. "native" multiplies nothing by a zero of x, not even an
     infinite weight; a NaN in x is kept. "torch" is differentiable. Raises TypeError for a tensor that is not floating
-    point, ValueError for a wrong shape or a second device, and dispatch.Unavailable where the implementation cannot run
-    here: "native" neither learns nor computes in float64, and on a GPU there is none but "torch", because skipping
-    zeros would leave its matrix units idle.
+    point, ValueError for a wrong shape or a second device, and dispatch.Unavailable if the implementation cannot run
+    here: "native" supports neither gradients nor float64, and a GPU only has "torch", because skipping zeros would
+    leave its matrix units idle.
     """
     require_floats("spike_conv2d", x=x, weight=weight, bias=bias, packed=packed)
     if stride < 1 or padding < 0:

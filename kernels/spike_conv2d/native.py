@@ -1,7 +1,7 @@
-"""The convolution of spikes in C on the CPU: float32 sums over what is not zero; inference only.
+"""The convolution of spikes in C on the CPU: float32 sums over nonzeros; inference only.
 
-Half-precision inputs are converted at the border, and a float64 x is refused: rounding it quietly would answer in a
-precision that was not asked for.
+Half-precision inputs are converted first, and float64 is rejected, because quietly rounding it would return a result in
+a precision that was not requested.
 """
 
 import ctypes
@@ -20,15 +20,15 @@ from benchd.kernels.op import is_watched, op
 
 # BLOCK and LANES of native.c
 BLOCK, _LANES = 64, 16
-# so many places for nonzeros, where an image does not need more: they stay in the second-level cache
+# number of places for nonzeros, unless a single image needs more: they fit in the second-level cache
 PLACES = 2**18
 
 
 def pack(weight: Tensor) -> Tensor:
     """Return `weight` (O, C, kh, kw) or (O, C) in float32 as the native kernel reads it.
 
-    Output channels are filled up with zeros to a multiple of 16 and lie innermost, in blocks of 64 or what is left:
-    (block, kh, kw, C, 64), flattened.
+    Output channels are zero-padded to a multiple of 16 and innermost, in blocks of 64 or the remainder: (block, kh, kw,
+    C, 64), flattened.
     """
     wide = weight.detach().float().reshape(len(weight), weight.shape[1], -1).permute(2, 1, 0)
     padded = functional.pad(wide, (0, -len(weight) % _LANES))
@@ -43,7 +43,7 @@ def packed_shape(weight: Tensor) -> tuple[int]:
 def spike_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, packed: Tensor | None
 ) -> Tensor:
-    """Return y (N, O, H', W') in the dtype of x, channels last; Unavailable for float64, a gradient or a GPU."""
+    """Return y (N, O, H', W') in the dtype of x, channels last; raise Unavailable for float64, a gradient or a GPU."""
     require_device("spike_conv2d", "native", x)
     require_inference("spike_conv2d", "native", x, weight, bias)
     refuse_float64("spike_conv2d", "native", x)
@@ -53,7 +53,7 @@ def spike_conv2d(
 def convolved(
     x: Tensor, shape: Sequence[int], bias: Tensor | None, stride: int, padding: int, packed: Tensor
 ) -> Tensor:
-    """Return what `spike_conv2d` does where it is known that it can run; `shape` is the packed weight's."""
+    """Return the result of `spike_conv2d`, which must be known to run here; `shape` is the packed weight's."""
     given = _Conv(x, packed, bias, list(shape), stride, padding)
     return _op["native"](*given) if is_watched() else _convolved(given)
 
@@ -68,7 +68,7 @@ class Problem(ctypes.Structure):
 
 
 class _Plan(NamedTuple):
-    """What calls of the same sizes share: the sizes in `problem`, the layout of y, and the numbers of scratch."""
+    """What calls of the same sizes share: the sizes in `problem`, the layout of y, and the amount of scratch memory."""
 
     problem: bytes
     shape: tuple[int, int, int, int]
@@ -79,7 +79,7 @@ class _Plan(NamedTuple):
 def laid_out(
     shape: tuple[int, ...], window: Sequence[int], stride: int, padding: int
 ) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
-    """Return the shape (N, O, H', W') and the strides of y, channels last, for x of this shape."""
+    """Return the shape (N, O, H', W') and the channels-last strides of y, for x of this shape."""
     out_channels, *taps = window
     height, width = ((side + 2 * padding - reach) // stride + 1 for side, reach in zip(shape[2:], taps, strict=True))
     strides = height * width * out_channels, 1, width * out_channels, out_channels
@@ -100,7 +100,7 @@ def _plan(x: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int
 
 
 def listed(images: int, channels: int, height: int, width: int) -> tuple[int, int]:
-    """Return how many images have their nonzeros listed at once, and how many numbers of scratch the lists take."""
+    """Return how many images' nonzeros are listed at once, and how many numbers of scratch memory the lists take."""
     group = max(1, min(images, PLACES // (channels * height * width)))
     return group, group * height * (width * (channels + 1) + 1)
 

@@ -1,4 +1,4 @@
-"""Support for layers that use kernels for spikes when possible: whether it is possible, and the weight packed once."""
+"""Support for layers that use spike kernels if possible: whether it is possible, and the weight packed once."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -13,7 +13,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def skips_zeros_in(x: Tensor) -> bool:
-    """Return whether the native kernel suits `x`: float32 or half precision on a CPU, without gradients."""
+    """Return whether the native kernel supports `x`: float32 or half precision on a CPU, without gradients."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or is_exported():
         return False
     return x.device.type == "cpu" and x.dtype in _DTYPES

@@ -1,7 +1,7 @@
-"""A convolution of first spikes and the neurons behind it in C on the CPU: what they receive stays in the cache.
+"""A convolution of first spikes and the neurons after it in C on the CPU: the neurons' inputs stay in the cache.
 
-`benchd.kernels.lif.native` says what such neurons are. Two lines of a picture at all steps go from the convolution to
-them; their spikes are those of the two kernels one after the other, bit for bit.
+`benchd.kernels.lif.native` describes such neurons. The convolution passes on two lines of an image at all steps at a
+time; the resulting spikes equal those of the separate kernels bit for bit.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from benchd.kernels.lif.native import Periods, line_reader
 from benchd.kernels.op import op
 from benchd.kernels.spike_conv2d.native import BLOCK, Problem, laid_out, listed
 
-_PIXEL = 4 * BLOCK + 2 * 24  # bytes: its sums, a corner and a segment of native.c
+_PIXEL = 4 * BLOCK + 2 * 24  # bytes: its sums, and a corner and a segment in native.c
 
 
 def convolved(
@@ -32,11 +32,11 @@ def convolved(
     threshold: float,
     gain: float = 1.0,
 ) -> Tensor:
-    """Return the means over 2x2 of spikes, (T, B, O, H'//2, W'//2), channels last and in float32.
+    """Return 2x2 means of spikes, (T, B, O, H'//2, W'//2), channels last and in float32.
 
-    first (T, B, C, H, W) are first spikes in float32; `packed` is the weight of this shape (O, C, kh, kw), as
-    `benchd.kernels.spike_conv2d.native.pack` makes it; bias (O,). Raises ValueError if O is not a multiple of 64 or the
-    sizes do not fit.
+    first (T, B, C, H, W) are first spikes in float32; `packed` is the weight of this shape (O, C, kh, kw), as returned
+    by `benchd.kernels.spike_conv2d.native.pack`; bias (O,). Raises ValueError if O is not a multiple of 64 or the sizes
+    do not fit.
     """
     if shape[0] % BLOCK or shape[1] != first.shape[2] or packed.numel() != math.prod(shape):
         raise ValueError(f"spike_conv2d: a weight {tuple(shape)} by period does not fit x {tuple(first.shape)}")
@@ -81,7 +81,7 @@ def _computed(given: _Layer) -> Tensor:
 
 
 def received_shape(first: Tensor, shape: list[int], padding: int) -> tuple[int, ...]:
-    """Return the shape (T, B, O, H', W') of what the neurons receive."""
+    """Return the shape (T, B, O, H', W') of the neurons' inputs."""
     steps, batch, *picture = first.shape
     out_channels, _, height, width = shape
     pictures, _ = laid_out((0, *picture), (out_channels, height, width), 1, padding)

@@ -1,4 +1,4 @@
-"""How the kernels lay their tensors out: T outermost, then a step without gaps, channels last or contiguous."""
+"""How the kernels lay out their tensors: T outermost, then contiguous steps, channels last or channels first."""
 
 import math
 
@@ -11,7 +11,7 @@ from benchd.kernels.dispatch import state_dtype
 def threshold_of(threshold: Tensor | float, current: Tensor) -> Tensor:
     """Return the threshold in the dtype of the membranes and on the device of `current`.
 
-    A number is filled in there: a copy from the host would wait for the device, and no CUDA graph may hold one.
+    A number is filled in on the device: a copy from the host would synchronise, which a CUDA graph must not contain.
     """
     if isinstance(threshold, Tensor):
         dtype = state_dtype(current)
@@ -21,11 +21,11 @@ def threshold_of(threshold: Tensor | float, current: Tensor) -> Tensor:
 
 
 def laid_out(current: Tensor, *, by_channel: bool) -> Tensor:
-    """Return `current` with T outermost and no gaps; `by_channel`, channels last or contiguous inside a step."""
+    """Return `current` with T outermost, contiguous; with `by_channel`, steps are channels last or contiguous."""
     if current.is_contiguous() or _is_channels_last(current):
         return current
     step = current[0]
-    # empty_like repeats the strides of a tensor without gaps and chooses others for one with gaps
+    # empty_like repeats the strides of a dense tensor and chooses others for one with gaps
     dense = torch.empty_like(current).stride() == current.stride() and current.stride(0) == step.numel()
     channels_last = step.dim() == 4 and step.is_contiguous(memory_format=torch.channels_last)
     known = not by_channel or channels_last or step.is_contiguous()
@@ -33,20 +33,20 @@ def laid_out(current: Tensor, *, by_channel: bool) -> Tensor:
 
 
 def like(dense: Tensor, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `tensor` in `dtype` and with the strides of `dense`, which has no gaps."""
+    """Return `tensor` in `dtype` and with the strides of `dense`, which must be contiguous in some order."""
     if tensor.dtype == dtype and tensor.stride() == dense.stride():
         return tensor
     return torch.empty_like(dense, dtype=dtype).copy_(tensor)
 
 
 def channels(current: Tensor) -> tuple[int, int]:
-    """Return the number of channels of what `laid_out` returned, and how many neighbours share one."""
+    """Return the number of channels in the result of `laid_out`, and how many neighbours share a channel."""
     width, *size = current.shape[2:]
     return width, 1 if current.stride(2) == 1 else math.prod(size)
 
 
 def _is_channels_last(current: Tensor) -> bool:
-    """Say so at first sight: of a (T, B, C, H, W) with H or W of 1, whose strides are anything, it is not known."""
+    """Decide by the strides alone: for (T, B, C, H, W) with H or W of 1, whose strides are arbitrary, it is unknown."""
     if current.dim() != 5:
         return False
     _, batch, width, *size = current.shape
@@ -57,17 +57,17 @@ def _is_channels_last(current: Tensor) -> bool:
 
 
 def frames(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return `values` (T, B, C, H, W) as (T B, C, H, W), channels last without gaps."""
+    """Return `values` (T, B, C, H, W) as (T B, C, H, W), contiguous channels last."""
     return values.flatten(0, 1).to(dtype).contiguous(memory_format=torch.channels_last)
 
 
 def pictures(values: Tensor) -> Tensor:
-    """Return a buffer for the gradient of `values` (T, B, C, H, W), in the state's dtype, channels last in a step."""
+    """Return a buffer for the gradient of `values` (T, B, C, H, W), in the state's dtype, each step channels last."""
     return torch.empty_like(frames(values, state_dtype(values))).unflatten(0, values.shape[:2])
 
 
 def pooled(values: Tensor, dtype: torch.dtype, kernel_size: int, stride: int, padding: int) -> Tensor:
-    """Return a buffer for the windows of `values` (T, B, C, H, W), channels last inside a step."""
+    """Return a buffer for the windows of `values` (T, B, C, H, W), each step channels last."""
     steps, batch, width, *size = values.shape
     sides = ((side + 2 * padding - kernel_size) // stride + 1 for side in size)
     shape = (steps * batch, width, *sides)

@@ -1,7 +1,7 @@
 """ST-BIF and the max pool of running sums in C on the CPU: one pass, with the state in the cache, and its gradient.
 
-Float32 and float64 are computed as they are and half tensors as float32, so codes are the equation's bit for bit.
-The forward pass keeps nothing for a gradient: backwards, a tile of neurons fires once more while it is in the cache.
+Float32 and float64 are computed as such and half tensors as float32, so codes equal the equation's bit for bit. The
+forward pass stores nothing for a gradient: the backward pass recomputes a tile of neurons while it is in the cache.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _TILE = 64  # TILE of native.c
 
 
 class _Charge:
-    """What a step adds to the membrane, laid out as native.c reads it; it holds the tensors behind `pointers`."""
+    """A step's contribution to the membrane, laid out for native.c; keeps alive the tensors behind `pointers`."""
 
     def __init__(self, current: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
         dtype = state_dtype(current)
@@ -66,9 +66,9 @@ def fire(
     pos_max: int,
     neg_min: int,
 ) -> Tensor:
-    """Return the values of `stbif_block` for float32 CPU tensors that fit each other, in inference, unchecked.
+    """Return the values of `stbif_block` for matching float32 CPU tensors, in inference, unchecked.
 
-    current and residual are (T B, C, ...), the former channels last without gaps; bias is (T, ...) of T C numbers.
+    current and residual are (T B, C, ...), current contiguous channels last; bias is (T, ...) with T C numbers.
     """
     residual = None if residual is None else like(current, residual, torch.float32)
     bias, threshold = None if bias is None else compiler.dense(bias), compiler.in_dtype(threshold)

@@ -1,4 +1,4 @@
-"""ST-BIF and its pool as ops of torch, with the gradients of their kernels in C and in Triton."""
+"""ST-BIF and its pool as torch ops, with the gradients of their kernels in C and in Triton."""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ class StBifInputs(NamedTuple):
 
 
 class StBifBackward(NamedTuple):
-    """The gradient of the values, and what they were made of."""
+    """The gradient of the values, and the inputs of the forward pass."""
 
     grad: Tensor
     current: Tensor
@@ -43,7 +43,7 @@ class Pool(NamedTuple):
 
 
 class PoolBackward(NamedTuple):
-    """The gradient of the pooled deltas, and what they were made of."""
+    """The gradient of the pooled deltas, and the inputs of the forward pass."""
 
     grad: Tensor
     values: Tensor
@@ -54,14 +54,14 @@ class PoolBackward(NamedTuple):
 
 @op("stbif", learns=True)
 def stbif_op(given: StBifInputs) -> Tensor:
-    """Make codes (int8) or values in the dtype of `current` (T, B, C, ...)."""
+    """Allocate codes (int8) or values in the dtype of `current` (T, B, C, ...)."""
     dense = laid_out(given.current, by_channel=given.bias is not None)
     return torch.empty_like(dense, dtype=torch.int8 if given.codes else given.current.dtype)
 
 
 @op("stbif_backward")
 def stbif_backward_op(given: StBifBackward) -> tuple[Tensor, Tensor]:
-    """Make the gradients of current + bias + residual (T, B, C, ...) and of the threshold, in the state's dtype."""
+    """Allocate the gradients of current + bias + residual (T, B, C, ...) and of the threshold, in the state's dtype."""
     dense = laid_out(given.current, by_channel=given.bias is not None)
     to_threshold = torch.empty_like(given.threshold, memory_format=torch.contiguous_format)
     return torch.empty_like(dense, dtype=given.threshold.dtype), to_threshold
@@ -69,13 +69,13 @@ def stbif_backward_op(given: StBifBackward) -> tuple[Tensor, Tensor]:
 
 @op("max_pool_delta", learns=True)
 def max_pool_delta_op(given: Pool) -> Tensor:
-    """Make the pooled running sum of `values`, differenced over T; it lies channels last."""
+    """Allocate the pooled running sum of `values`, differenced over T, channels last."""
     return pooled(given.values, given.values.dtype, *given[1:])
 
 
 @op("max_pool_delta_backward")
 def max_pool_delta_backward_op(given: PoolBackward) -> Tensor:
-    """Make the gradient of `values` in the state's dtype."""
+    """Allocate the gradient of `values` in the state's dtype."""
     return pictures(given.values)
 
 
@@ -88,7 +88,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(backward: Any, ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     current, bias, residual, _ = ctx.saved_tensors
     to_charge, to_threshold = backward(grad, *ctx.saved_tensors, *ctx.bounds)
-    # of a channel, all its neurons add up
+    # summed over all neurons of a channel
     to_bias = None if bias is None else to_charge.sum([1, *range(3, to_charge.dim())]).to(bias.dtype)
     to_residual = None if residual is None else to_charge.to(residual.dtype)
     return to_charge.to(current.dtype), to_bias, to_residual, to_threshold, None, None, None

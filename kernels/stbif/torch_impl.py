@@ -1,8 +1,8 @@
 """ST-BIF in plain PyTorch: seven in-place operations per step, and one more to keep the membrane for a gradient.
 
-With k inside its bounds, the two gated comparisons are one clamp: k[t] = clamp(k[t-1] + clamp(floor(v / s), -1, 1), N,
-P). A correctly rounded v / s reaches 1 exactly where v reaches s. Compilers may divide less carefully, so what they
-trace compares.
+With k within its bounds, the two gated comparisons are one clamp: k[t] = clamp(k[t-1] + clamp(floor(v / s), -1, 1), N,
+P). A correctly rounded v / s reaches 1 exactly when v reaches s. Compilers may divide less precisely, so the traced
+form uses comparisons.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def _stbif(given: StBifInputs) -> Tensor:
 
 
 def _spikes(current: Tensor, s: Tensor, pos_max: int, neg_min: int, codes: bool) -> Tensor:
-    """Return codes (int8) or values of `current` (T, ...); values are differentiable in current and threshold."""
+    """Return codes (int8) or values for `current` (T, ...); values are differentiable in current and threshold."""
     if not codes and torch.is_grad_enabled() and (current.requires_grad or s.requires_grad):
         return _StBif.apply(current, s, pos_max, neg_min)[0]
     if torch.compiler.is_compiling():
@@ -49,15 +49,15 @@ def _max_pool_delta(given: Pool) -> Tensor:
 def running_sums(values: Tensor) -> Tensor:
     """Return the sums of `values` (T, ...) up to each step, summed in float64 and rounded once to at least float32."""
     dtype = torch.promote_types(values.dtype, torch.float32)
-    # a CPU's cumsum carries float64 by itself, a GPU's only the type of its result
+    # cumsum accumulates in float64 on a CPU, but in the type of its result on a GPU
     return values.cumsum(0, dtype=torch.float64).to(dtype) if values.is_cuda else values.cumsum(0, dtype=dtype)
 
 
 @torch.no_grad()
 def _in_place(current: Tensor, membranes: Tensor | None, s: Tensor, pos_max: int, neg_min: int, codes: bool) -> Tensor:
-    """Return codes or values; v before each spike goes to `membranes` (T, ...).
+    """Return codes or values; v before each spike is written to `membranes` (T, ...).
 
-    A NaN in v makes values NaN, where a comparison gives 0: to replace it would be one more operation per step.
+    A NaN in v makes values NaN, where a comparison gives 0: replacing it would take another operation per step.
     """
     v = torch.empty_like(current[0], dtype=s.dtype).copy_(s / 2)
     k, previous = torch.empty_like(v), torch.zeros_like(v)
@@ -75,9 +75,9 @@ def _in_place(current: Tensor, membranes: Tensor | None, s: Tensor, pos_max: int
 
 
 def _traced(current: Tensor, s: Tensor, pos_max: int, neg_min: int) -> tuple[Tensor, Tensor]:
-    """Return the codes and the membrane v before each spike, both (T, ...), by ops that a compiler can fuse.
+    """Return the codes and the membrane v before each spike, both (T, ...), using ops that a compiler can fuse.
 
-    The codes stay in floating point, which every runtime that an exported graph may meet can compute with.
+    The codes stay in floating point, which every runtime for an exported graph supports.
     """
     x = current.to(s.dtype)
     v = s / 2

@@ -113,7 +113,7 @@ def test_a_weight_is_rounded_to_numbers_of_its_channel(per_weight):
         dyadic = torch.randint(-64, 65, (5, 4, 3, 3)) / 16
         numbers, unit = whole(dyadic)
         assert torch.equal((numbers * unit[:, None, None, None]).float(), dyadic)
-    with pytest.raises(ValueError, match="a weight that is not finite"):
+    with pytest.raises(ValueError, match="weights must be finite"):
         pack(torch.full((1, 1, 1, 1), torch.inf), per_weight)
 
 
